@@ -1,0 +1,1 @@
+"""When it is measured and where it goes: observation, snapshots, records, loggers, progress."""

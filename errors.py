@@ -1,0 +1,9 @@
+"""The two errors that a person is meant to read; everything else is a bug and keeps its traceback."""
+
+
+class UsageError(Exception):
+    """What was asked for cannot be done as asked: a config field, a path, a combination. Exit status 2."""
+
+
+class RunError(Exception):
+    """What was asked for failed on the way: a damaged file, a full disk, a loss that is not a number. Exit status 1."""

@@ -1,0 +1,1 @@
+"""How it is started: the birthmark command and its reports."""

@@ -1,0 +1,1 @@
+"""What is measured: one torchmetrics.Metric or pure function per definition; tensors in, numbers out."""
