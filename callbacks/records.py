@@ -1,0 +1,173 @@
+"""What a run leaves on disk: its directory, its snapshots and its metrics, written whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from ..errors import RunError, UsageError
+
+
+@contextmanager
+def atomic_path(path: Path) -> Iterator[Path]:
+    """Yield a temporary sibling (file or folder) of ``path``; on success it takes ``path``'s place in one rename.
+
+    A folder that already stands at ``path`` is replaced. On any error the temporary is removed and ``path`` is as before.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    try:
+        new = scratch / "new"
+        yield new
+        if new.is_file():
+            with new.open("rb") as f:
+                os.fsync(f.fileno())
+        if path.is_dir():
+            path.rename(scratch / "old")
+        new.replace(path)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with atomic_path(path) as new:
+        new.write_text(text, encoding="utf-8")
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write JSON atomically, indented, keys in the order given."""
+    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_json(path: Path) -> Any:
+    """Read JSON; RunError names the file if it is missing or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunError(f"{path}: missing") from None
+    except ValueError as error:
+        raise RunError(f"{path}: damaged JSON ({error})") from None
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One measurement of one model: scalars and ranked tokens (``summary``), arrays by name (``arrays``).
+
+    Names, shapes and units: docs/run-directory.md.
+    """
+
+    summary: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken before this snapshot; 0 is birth."""
+        return int(self.summary["step"])
+
+    @property
+    def bias(self) -> dict[str, float]:
+        """The scalars, by name without the ``bias/`` prefix."""
+        return self.summary["bias"]
+
+    def write(self, folder: Path) -> None:
+        """Write ``summary.json`` and ``arrays.safetensors`` into ``folder``, which appears whole or not at all."""
+        with atomic_path(folder) as new:
+            new.mkdir()
+            save_file({k: np.ascontiguousarray(v) for k, v in self.arrays.items()}, new / "arrays.safetensors")
+            write_json(new / "summary.json", self.summary)
+
+    @classmethod
+    def read(cls, folder: Path) -> Snapshot:
+        """Read a snapshot folder; RunError names the file that is missing or damaged."""
+        summary = read_json(folder / "summary.json")
+        file = folder / "arrays.safetensors"
+        try:
+            arrays = load_file(file)
+        except FileNotFoundError:
+            raise RunError(f"{file}: missing") from None
+        except SafetensorError as error:
+            raise RunError(f"{file}: damaged ({error}); delete the folder to go on without this snapshot") from None
+        return cls(summary, arrays)
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """The files of one run, by name (docs/run-directory.md)."""
+
+    path: Path
+
+    @property
+    def config(self) -> Path:  # noqa: D102
+        return self.path / "config.yaml"
+
+    @property
+    def birth(self) -> Path:  # noqa: D102
+        return self.path / "birth.json"
+
+    @property
+    def metrics(self) -> Path:  # noqa: D102
+        return self.path / "metrics.jsonl"
+
+    @property
+    def report(self) -> Path:  # noqa: D102
+        return self.path / "report.html"
+
+    def checkpoint(self, step: int) -> Path:
+        """Folder of the checkpoint after ``step`` optimizer steps."""
+        return self.path / "checkpoints" / f"step-{step:08d}"
+
+    def snapshot(self, step: int) -> Path:
+        """Folder of the snapshot after ``step`` optimizer steps."""
+        return self.path / "snapshots" / f"step-{step:08d}"
+
+    def checkpoints(self) -> list[Path]:
+        """All checkpoint folders, oldest first."""
+        return sorted((self.path / "checkpoints").glob("step-*"))
+
+    def snapshots(self) -> list[Snapshot]:
+        """All snapshots, birth first."""
+        return [Snapshot.read(folder) for folder in sorted((self.path / "snapshots").glob("step-*"))]
+
+    @classmethod
+    def open(cls, path: Path) -> RunDir:
+        """An existing run; UsageError if ``path`` does not hold one."""
+        if not (path / "config.yaml").is_file() or not (path / "birth.json").is_file():
+            raise UsageError(f"{path}: not a run (no config.yaml and birth.json in it); give the folder that `pretrain` wrote")
+        return cls(path)
+
+
+def read_metrics(path: Path) -> list[dict[str, float]]:
+    """All lines of a ``metrics.jsonl``, in file order; a last line cut short by a crash is left out."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    records: list[dict[str, float]] = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(json.loads(line))
+        except ValueError:
+            if number < len(lines):
+                raise RunError(f"{path}: line {number} is not JSON; remove it to go on") from None
+    return records
+
+
+def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
+    """Append one line ``{"step": …, …}``; lines are written in one call, so that a crash can cut only the last."""
+    with path.open("a", encoding="utf-8") as f:
+        f.write(json.dumps({"step": step, **metrics}) + "\n")
+
+
+def truncate_metrics(path: Path, last_step: int) -> None:
+    """Drop the lines after ``last_step``, so that a resumed run does not tell one step twice."""
+    kept = [r for r in read_metrics(path) if r["step"] <= last_step]
+    write_text(path, "".join(json.dumps(r) + "\n" for r in kept))
