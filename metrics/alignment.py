@@ -1,0 +1,74 @@
+"""Mean direction of hidden states, and how they lie along a reference direction (definitions §3) [BB]."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torchmetrics import Metric
+
+
+class AlignmentResult(NamedTuple):
+    """Float64; ``S`` places, ``R`` reference directions."""
+
+    alignment: Tensor
+    """``[R, S]`` mean cosine of hidden states with each reference."""
+    drift: Tensor
+    """``[R, S]`` cosine between today's mean direction and each reference."""
+    energy_share: Tensor
+    """``[R, S]`` ``E[(h·s)²] / E[‖h‖²]``; its chance level is 1/d."""
+    mean_direction: Tensor
+    """``[S, d]`` normalised mean hidden state; at birth this is the seed direction."""
+
+
+class SeedAlignment(Metric):
+    """Mean direction, and alignment with reference directions, of the last position at several places.
+
+    Args:
+        references: unit vectors ``[R, S, d]``: the seed direction of the model's own birth, any strangers' after it.
+            ``R = 0`` measures the mean direction alone, which is how a seed direction is found in the first place.
+
+    States are sums: additive over batches and ranks.
+    """
+
+    full_state_update = False
+    references: Tensor
+    hidden_sum: Tensor
+    unit_sum: Tensor
+    energy_along: Tensor
+    energy: Tensor
+    n_sequences: Tensor
+
+    def __init__(self, references: Tensor) -> None:
+        super().__init__()
+        n_references, n_places, d_model = references.shape
+        self.register_buffer("references", references.double(), persistent=False)
+        for name, shape in (
+            ("hidden_sum", (n_places, d_model)),
+            ("unit_sum", (n_places, d_model)),
+            ("energy_along", (n_references, n_places)),
+            ("energy", (n_places,)),
+            ("n_sequences", (n_places,)),
+        ):
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, place: int, h_BTD: Tensor) -> None:
+        """Add a batch of hidden states ``[B, T, d]`` seen at one place; the last position is read."""
+        last_BD = h_BTD[:, -1].double()
+        self.hidden_sum[place] += last_BD.sum(0)
+        self.unit_sum[place] += F.normalize(last_BD, dim=-1, eps=0.0).sum(0)
+        self.energy_along[:, place] += (last_BD @ self.references[:, place].T).square().sum(0)
+        self.energy[place] += last_BD.square().sum()
+        self.n_sequences[place] += len(last_BD)
+
+    def compute(self) -> AlignmentResult:
+        """Mean direction, and every reference's alignment, drift and energy share."""
+        direction_SD = F.normalize(self.hidden_sum, dim=-1, eps=0.0)
+        return AlignmentResult(
+            alignment=torch.einsum("rsd,sd->rs", self.references, self.unit_sum / self.n_sequences[:, None]),
+            drift=torch.einsum("rsd,sd->rs", self.references, direction_SD),
+            energy_share=self.energy_along / self.energy,
+            mean_direction=direction_SD,
+        )

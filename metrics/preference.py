@@ -1,0 +1,64 @@
+"""Which tokens a model prefers whatever it reads (definitions §4) [BB, SP]."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+
+class PreferenceResult(NamedTuple):
+    """Float64 ``[V]``."""
+
+    mean_prob: Tensor
+    """p̄: mean over sequences of the next-token distribution at the last position."""
+    argmax_share: Tensor
+    """w: how often each token is the argmax."""
+
+
+class TokenPreference(Metric):
+    """Mean next-token distribution and argmax shares over a probe. States are sums: additive over batches and ranks."""
+
+    full_state_update = False
+    prob_sum: Tensor
+    argmax_count: Tensor
+    n_sequences: Tensor
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.add_state("prob_sum", torch.zeros(vocab_size, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("argmax_count", torch.zeros(vocab_size, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_state("n_sequences", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, logits_BV: Tensor) -> None:
+        """Add a batch of last-position logits ``[B, V]``."""
+        self.prob_sum += logits_BV.float().softmax(-1).sum(0, dtype=torch.float64)
+        self.argmax_count += torch.bincount(logits_BV.argmax(-1), minlength=len(self.argmax_count))
+        self.n_sequences += len(logits_BV)
+
+    def compute(self) -> PreferenceResult:
+        """p̄ and w."""
+        return PreferenceResult(self.prob_sum / self.n_sequences, self.argmax_count / self.n_sequences)
+
+
+def preference_ratio(mean_prob_V: Tensor) -> Tensor:
+    """``V · max p̄``; 1 means no preference."""
+    return mean_prob_V.max() * len(mean_prob_V)
+
+
+def kl_to_uniform(p_V: Tensor) -> Tensor:
+    """``KL(p ‖ uniform)`` in nats."""
+    return torch.special.xlogy(p_V, p_V * len(p_V)).sum()
+
+
+def normalised_entropy(p_V: Tensor) -> Tensor:
+    """Entropy over ``log V``: 1 is uniform, 0 is one token only."""
+    return -torch.special.xlogy(p_V, p_V).sum() / torch.log(torch.tensor(float(len(p_V))))
+
+
+def coverage(argmax_share_V: Tensor, share: float = 0.8) -> Tensor:
+    """Smallest part of the vocabulary that receives ``share`` of the argmax choices, in (0, 1]."""
+    reached = argmax_share_V.sort(descending=True).values.cumsum(0) >= share - 1e-12
+    return (reached.int().argmax() + 1) / len(argmax_share_V)

@@ -1,0 +1,177 @@
+"""The model, as a config: every architecture is a value of these dataclasses and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ..errors import UsageError
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """Variance-calibrated attention [BB] (definitions §9); read where attention.aggregation is ``calibrated``."""
+
+    n_eff: Literal["analytic", "exact"] = "exact"
+    """Effective number of tokens: ``analytic`` takes t+1 (uniform attention), ``exact`` takes 1/Σ a² from the weights."""
+
+    direction: Literal["amplify", "attenuate"] = "amplify"
+    """``amplify`` multiplies head outputs by √n_eff; ``attenuate`` by √(n_eff/t_ref), so that no factor exceeds 1."""
+
+    t_ref: int | None = None
+    """Reference length of ``attenuate``, in tokens; by default model.max_seq_len, the training length."""
+
+    gradient: bool = True
+    """Let gradients flow through the exact factor; else it is a constant to the backward pass."""
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Parts of attention."""
+
+    aggregation: Literal["plain", "headnorm", "calibrated"] = "plain"
+    """What happens to each head's Σ a·v before the output projection: nothing, head-wise RMSNorm [SO], or variance
+    calibration [BB]."""
+
+    aggregation_blocks: list[int] | None = None
+    """Blocks (from 0) that ``aggregation`` applies to, the others staying plain; by default all."""
+
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    """Variance calibration's own settings."""
+
+
+@dataclass(frozen=True)
+class InitConfig:
+    """The distribution at birth of every weight matrix and embedding (gains start at 1, biases at 0)."""
+
+    kind: Literal["fan_in", "normal"] = "fan_in"
+    """``fan_in``: normal with standard deviation 1/√fan-in (1/√d_model for embeddings); ``normal``: normal(0, std)."""
+
+    std: float = 0.02
+    """Standard deviation of ``normal``."""
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """One decoder-only transformer."""
+
+    d_model: int = 256
+    """Width of the residual stream."""
+
+    n_layers: int = 4
+    """Number of blocks."""
+
+    n_heads: int = 4
+    """Query heads per block."""
+
+    n_kv_heads: int | None = None
+    """Key/value heads per block; by default n_heads."""
+
+    d_ff: int | None = None
+    """Hidden width of the MLP; by default 4·d_model, and 8/3·d_model rounded up to a multiple of 32 for gated MLPs."""
+
+    vocab_size: int = 4096
+    """Rows of the embedding table and of the output head."""
+
+    max_seq_len: int = 256
+    """Training length in tokens, and the most positions a learned table holds."""
+
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """Normalisation before attention, before the MLP and before the output head."""
+
+    norm_eps: float = 1e-5
+    """Added to the mean square (rmsnorm, head-wise RMSNorm) or variance (layernorm)."""
+
+    mlp: Literal["relu", "gelu", "silu", "tanh", "identity", "swiglu", "geglu", "reglu"] = "gelu"
+    """Activation of the MLP; the last three are gated forms of SiLU, GELU and ReLU."""
+
+    positions: Literal["rope", "learned", "none"] = "rope"
+    """Positional information: rotary, a learned table added to the embeddings, or none."""
+
+    rope_base: float = 10000.0
+    """Base wavelength of rotary positions."""
+
+    tie_embeddings: bool = False
+    """Use the embedding table as the output head."""
+
+    bias: bool = False
+    """Biases in all linear maps and layer norms."""
+
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    """Parts of attention."""
+
+    init: InitConfig = field(default_factory=InitConfig)
+    """Distribution of the weights at birth."""
+
+    def __post_init__(self) -> None:
+        problems = self.problems()
+        if problems:
+            raise UsageError("; ".join(problems))
+
+    @property
+    def kv_heads(self) -> int:
+        """Key/value heads, resolved."""
+        return self.n_kv_heads if self.n_kv_heads is not None else self.n_heads
+
+    @property
+    def d_head(self) -> int:
+        """Width of one head."""
+        return self.d_model // self.n_heads
+
+    @property
+    def gated(self) -> bool:
+        """Whether the MLP multiplies an activated gate with a linear branch."""
+        return self.mlp in ("swiglu", "geglu", "reglu")
+
+    @property
+    def ff(self) -> int:
+        """Hidden width of the MLP, resolved."""
+        if self.d_ff is not None:
+            return self.d_ff
+        return -(-(8 * self.d_model // 3) // 32) * 32 if self.gated else 4 * self.d_model
+
+    def problems(self) -> list[str]:
+        """Everything that makes this config impossible, one line each, with the mend; empty if it is sound."""
+        found = [
+            f"model.{name} is {value}: give at least 1"
+            for name, value in (
+                ("d_model", self.d_model),
+                ("n_layers", self.n_layers),
+                ("n_heads", self.n_heads),
+                ("n_kv_heads", self.kv_heads),
+                ("d_ff", self.ff),
+                ("max_seq_len", self.max_seq_len),
+            )
+            if value < 1
+        ]
+        if self.vocab_size < 2:
+            found.append(f"model.vocab_size is {self.vocab_size}: give at least 2")
+        if not found:
+            if self.d_model % self.n_heads:
+                found.append(
+                    f"model.d_model {self.d_model} is not divisible by model.n_heads {self.n_heads}: "
+                    f"give a multiple of {self.n_heads}"
+                )
+            elif self.positions == "rope" and self.d_head % 2:
+                found.append(
+                    f"model.d_model/model.n_heads is {self.d_head}: rotary positions need an even head width; "
+                    "change either, or model.positions"
+                )
+            if self.n_heads % self.kv_heads:
+                found.append(
+                    f"model.n_heads {self.n_heads} is not divisible by model.n_kv_heads {self.kv_heads}: "
+                    f"give a divisor of {self.n_heads}"
+                )
+        if self.norm_eps <= 0:
+            found.append(f"model.norm_eps is {self.norm_eps}: give a positive number")
+        if self.rope_base <= 0:
+            found.append(f"model.rope_base is {self.rope_base}: give a positive number")
+        if self.init.std <= 0:
+            found.append(f"model.init.std is {self.init.std}: give a positive number")
+        t_ref = self.attention.calibration.t_ref
+        if t_ref is not None and t_ref < 1:
+            found.append(f"model.attention.calibration.t_ref is {t_ref}: give at least 1")
+        outside = [b for b in self.attention.aggregation_blocks or [] if not 0 <= b < self.n_layers]
+        if outside:
+            found.append(f"model.attention.aggregation_blocks has {outside}: blocks go from 0 to {self.n_layers - 1}")
+        return found

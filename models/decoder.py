@@ -1,0 +1,72 @@
+"""The decoder: embeddings, blocks, output head.
+
+Parameter names are a file format (definitions §1): renaming one changes every birth.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .attention import Attention
+from .config import ModelConfig
+from .init import Embedding, Linear
+from .mlp import MLP
+from .norms import NORMS
+from .observe import Observer
+from .positions import POSITIONS
+
+
+class Block(nn.Module):
+    """Pre-norm residual block: attention, then MLP."""
+
+    def __init__(self, config: ModelConfig, block: int) -> None:
+        super().__init__()
+        self.layer = block + 1
+        self.norm_attn = NORMS[config.norm](config)
+        self.attn = Attention(config, block)
+        self.norm_mlp = NORMS[config.norm](config)
+        self.mlp = MLP(config)
+
+    def forward(self, x_BTD: Tensor, rotation: Tensor | None, observer: Observer | None = None) -> Tensor:
+        """``[B, T, D] → [B, T, D]``."""
+        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), rotation, self.layer, observer)
+        if observer is not None:
+            observer.residual("attention", self.layer, x_BTD)
+        x_BTD = x_BTD + self.mlp(self.norm_mlp(x_BTD))
+        if observer is not None:
+            observer.residual("mlp", self.layer, x_BTD)
+        return x_BTD
+
+
+class Decoder(nn.Module):
+    """One configurable decoder-only transformer."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.embed = Embedding(config.vocab_size, config.d_model)
+        self.positions = POSITIONS[config.positions](config)
+        self.blocks = nn.ModuleList(Block(config, i) for i in range(config.n_layers))
+        self.norm = NORMS[config.norm](config)
+        self.head = None if config.tie_embeddings else Linear(config.d_model, config.vocab_size, bias=False)
+
+    def forward(self, tokens_BT: Tensor, *, last_only: bool = False, observer: Observer | None = None) -> Tensor:
+        """Next-token logits.
+
+        Args:
+            tokens_BT: int64 token ids ``[B, T]``, T at most ``max_seq_len`` where positions are learned.
+            last_only: compute logits at the last position only.
+            observer: is shown the places named in ``models/observe.py`` as the pass runs.
+
+        Returns:
+            Logits ``[B, T, V]``, or ``[B, V]`` with ``last_only``.
+        """
+        x_BTD = self.positions.embed(self.embed(tokens_BT))
+        rotation = self.positions.rotation(tokens_BT.shape[1], tokens_BT.device)
+        if observer is not None:
+            observer.residual("embedding", 0, x_BTD)
+        for block in self.blocks:
+            x_BTD = block(x_BTD, rotation, observer)
+        x = self.norm(x_BTD[:, -1] if last_only else x_BTD)
+        return F.linear(x, self.embed.weight if self.head is None else self.head.weight)

@@ -1,0 +1,41 @@
+"""The feed-forward half of a block, plain or gated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .config import ModelConfig
+from .init import Linear
+
+#: Activations by name; a gated MLP applies it to its gate.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": F.relu,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "tanh": torch.tanh,
+    "identity": lambda x: x,
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+    "reglu": F.relu,
+}
+
+
+class MLP(nn.Module):
+    """``down(act(up(x)))``, or ``down(act(gate(x)) · up(x))`` when gated."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.activation = ACTIVATIONS[config.mlp]
+        self.gate = Linear(config.d_model, config.ff, bias=config.bias) if config.gated else None
+        self.up = Linear(config.d_model, config.ff, bias=config.bias)
+        self.down = Linear(config.ff, config.d_model, bias=config.bias)
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """``[B, T, d] → [B, T, d]``."""
+        if self.gate is None:
+            return self.down(self.activation(self.up(x_BTD)))
+        return self.down(self.activation(self.gate(x_BTD)) * self.up(x_BTD))

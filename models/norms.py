@@ -1,0 +1,54 @@
+"""Normalisation of the residual stream."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .config import InitConfig, ModelConfig
+from .init import Constant, Distribution
+
+
+class RMSNorm(nn.Module):
+    """``x / rms(x) · gain`` over the last axis (arXiv 1910.07467)."""
+
+    def __init__(self, d: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.ones(d))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[…, d] → […, d]``."""
+        return F.rms_norm(x, self.gain.shape, self.gain.to(x.dtype), self.eps)
+
+    def distributions(self, init: InitConfig) -> dict[str, Distribution]:
+        """Gains start at 1."""
+        return {"gain": Constant(1.0)}
+
+
+class LayerNorm(nn.Module):
+    """``(x − mean(x)) / std(x) · gain + bias`` over the last axis (arXiv 1607.06450)."""
+
+    def __init__(self, d: int, eps: float, bias: bool) -> None:
+        super().__init__()
+        self.eps = eps
+        self.gain = nn.Parameter(torch.ones(d))
+        self.bias = nn.Parameter(torch.zeros(d)) if bias else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[…, d] → […, d]``."""
+        return F.layer_norm(x, self.gain.shape, self.gain, self.bias, self.eps)
+
+    def distributions(self, init: InitConfig) -> dict[str, Distribution]:
+        """Gains start at 1, biases at 0."""
+        return {"gain": Constant(1.0), "bias": Constant(0.0)}
+
+
+#: Norms by name.
+NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+    "rmsnorm": lambda config: RMSNorm(config.d_model, config.norm_eps),
+    "layernorm": lambda config: LayerNorm(config.d_model, config.norm_eps, config.bias),
+}
