@@ -23,7 +23,7 @@ from ..errors import RunError, UsageError
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary sibling (file or folder) of ``path``; on success it takes ``path``'s place in one rename.
 
-    A folder that already stands at ``path`` is replaced. On any error the temporary is removed and ``path`` is as before.
+    A folder that already stands at ``path`` is replaced. On any error the temporary is removed, ``path`` as before.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
@@ -80,6 +80,11 @@ class Snapshot:
     def bias(self) -> dict[str, float]:
         """The scalars, by name without the ``bias/`` prefix."""
         return self.summary["bias"]
+
+    def scalars(self) -> dict[str, float]:
+        """The scalars of every probe under the names that loggers use: ``bias/…``, ``bias_text/…``."""
+        groups = {name: value for name, value in self.summary.items() if name == "bias" or name.startswith("bias_")}
+        return {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
 
     def write(self, folder: Path) -> None:
         """Write ``summary.json`` and ``arrays.safetensors`` into ``folder``, which appears whole or not at all."""
@@ -144,7 +149,9 @@ class RunDir:
     def open(cls, path: Path) -> RunDir:
         """An existing run; UsageError if ``path`` does not hold one."""
         if not (path / "config.yaml").is_file() or not (path / "birth.json").is_file():
-            raise UsageError(f"{path}: not a run (no config.yaml and birth.json in it); give the folder that `pretrain` wrote")
+            raise UsageError(
+                f"{path}: not a run (no config.yaml and birth.json in it); give the folder that `pretrain` wrote"
+            )
         return cls(path)
 
 

@@ -1,8 +1,8 @@
 """Birth: every parameter's initial value from one seed and its own name, on any device, in any order (definitions §1).
 
 Values are drawn with numpy's counter-based Philox in blocks of a fixed number of elements. Each block has a key of its
-own, a hash of (``init_seed``, parameter name, block number), so that a shard draws just the blocks that it holds and two
-configs share every parameter that they have in common.
+own, a hash of (``init_seed``, parameter name, block number), so that a shard draws just the blocks that it holds and
+two configs share every parameter that they have in common.
 """
 
 from __future__ import annotations

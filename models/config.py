@@ -13,7 +13,7 @@ class CalibrationConfig:
     """Variance-calibrated attention [BB] (definitions §9); read where attention.aggregation is ``calibrated``."""
 
     n_eff: Literal["analytic", "exact"] = "exact"
-    """Effective number of tokens: ``analytic`` takes t+1 (uniform attention), ``exact`` takes 1/Σ a² from the weights."""
+    """Effective number of tokens: ``analytic`` takes t+1 (uniform attention), ``exact`` 1/Σ a² of the weights."""
 
     direction: Literal["amplify", "attenuate"] = "amplify"
     """``amplify`` multiplies head outputs by √n_eff; ``attenuate`` by √(n_eff/t_ref), so that no factor exceeds 1."""

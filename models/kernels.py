@@ -23,8 +23,8 @@ class _FlashCPU(torch.autograd.Function):
     """The fused CPU kernel behind ``scaled_dot_product_attention``, with a gradient through its log-sum-exp too.
 
     The score gradient of (out, lse) is ``p ∘ (dp − Δ + g)`` with ``Δ = rowsum(dO ∘ O)`` and ``g`` the gradient of lse.
-    The fused backward computes ``p ∘ (dp − Δ)``, so one more channel whose value is 0, output −g and upstream gradient 1
-    turns its Δ into ``Δ − g`` and leaves ``dp`` alone.
+    The fused backward computes ``p ∘ (dp − Δ)``, so one more channel whose value is 0, output −g and upstream
+    gradient 1 turns its Δ into ``Δ − g`` and leaves ``dp`` alone.
     """
 
     @staticmethod

@@ -7,9 +7,9 @@
 | ``residual("mlp", l, h)`` | residual stream after the MLP of block l, l = 1 … L | h ``[B, T, d]`` |
 | ``attention(l, q, k, o, lse, scale)`` | one attention of block l, l = 1 … L | below |
 
-``q [B, H, T, d_head]`` and ``k [B, H, T, d_head]`` as they enter the scores (rotated, keys repeated to the query heads);
-``o [B, H, T, d_head]`` the value aggregation before any calibration; ``lse [B, H, T]`` log-sum-exp of ``scale · q·k``
-over the keys each query sees.
+``q [B, H, T, d_head]`` and ``k [B, H, T, d_head]`` as they enter the scores (rotated, keys repeated to the query
+heads); ``o [B, H, T, d_head]`` the value aggregation before any calibration; ``lse [B, H, T]`` the log-sum-exp of
+``scale · q·k`` over the keys that each query sees.
 """
 
 from __future__ import annotations

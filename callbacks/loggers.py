@@ -1,0 +1,106 @@
+"""Where figures go: metrics.jsonl always, Weights & Biases where the user wants it. Names are the same in both."""
+
+from __future__ import annotations
+
+import importlib.util
+import netrc
+import os
+from argparse import Namespace
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning.pytorch.loggers import Logger
+
+from ..errors import UsageError
+from .config import LogConfig
+from .records import RunDir, Snapshot, append_metrics
+
+
+class JsonLinesLogger(Logger):
+    """Appends every call's metrics as one line to a run's ``metrics.jsonl``."""
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__()
+        self.run = run
+
+    @property
+    def name(self) -> str:
+        """Name of the run."""
+        return self.run.path.name
+
+    @property
+    def version(self) -> str:
+        """Runs are told apart by their name alone."""
+        return ""
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Append one line."""
+        assert step is not None
+        append_metrics(self.run.metrics, step, metrics)
+
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Config stands in ``config.yaml``."""
+
+
+def _logged_in_to_wandb() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    file = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    return file.is_file() and netrc.netrc(file).authenticators("api.wandb.ai") is not None
+
+
+def wandb_mode(config: LogConfig) -> str:
+    """``online``, ``offline`` or ``off``, with ``auto`` resolved.
+
+    Raises:
+        UsageError: W&B was asked for and is not installed.
+    """
+    installed = importlib.util.find_spec("wandb") is not None
+    if config.wandb == "auto":
+        return ("online" if _logged_in_to_wandb() else "offline") if installed else "off"
+    if config.wandb != "off" and not installed:
+        raise UsageError(f"log.wandb is {config.wandb} but wandb is missing: pip install 'birthmark[wandb]'")
+    return config.wandb
+
+
+def wandb_logger(config: LogConfig, run: RunDir, run_id: str, record: dict[str, Any]) -> Logger | None:
+    """A Lightning W&B logger for the run, or None where W&B is off. ``record`` goes into the W&B run's config."""
+    mode = wandb_mode(config)
+    if mode == "off":
+        return None
+    from lightning.pytorch.loggers import WandbLogger
+
+    os.environ.setdefault("WANDB_SILENT", "true")
+    return WandbLogger(
+        project=config.project,
+        name=run.path.name,
+        id=run_id,
+        resume="allow",
+        save_dir=run.path,
+        offline=mode == "offline",
+        config=record,
+    )
+
+
+def log_snapshot(loggers: Iterable[Logger], snapshot: Snapshot) -> None:
+    """Show a snapshot's ranked tokens and layer × head sink mass as W&B objects, where W&B is among the loggers."""
+    from lightning.pytorch.loggers import WandbLogger
+
+    for logger in loggers:
+        if not isinstance(logger, WandbLogger):
+            continue
+        import wandb
+
+        top = snapshot.summary["top_tokens"]
+        mass_LH = snapshot.arrays["sink_mass"]
+        heads = [[layer + 1, head, float(m)] for layer, row in enumerate(mass_LH) for head, m in enumerate(row)]
+        objects: dict[str, Any] = {
+            "bias/preferred_tokens": wandb.Table(columns=list(top[0]), data=[list(t.values()) for t in top]),
+            "bias/sink_mass_by_head": wandb.Table(columns=["layer", "head", "sink_mass"], data=heads),
+            "bias/sink_heatmap": wandb.Image(
+                (mass_LH.clip(0, 1) * 255).astype("uint8").repeat(24, axis=0).repeat(24, axis=1),
+                caption=f"step {snapshot.step}: rows are layers from 1, columns heads; white is 1",
+            ),
+        }
+        logger.experiment.log(objects | {"trainer/global_step": snapshot.step})

@@ -1,0 +1,88 @@
+"""What a person sees while a run goes on: a bar with the time left, and a line at every milestone."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import lightning as L
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn as Remaining
+
+from .schedule import MilestoneCallback
+from .snapshot import BiasSnapshot
+from .training import TrainingLog, Validation
+
+
+class RunProgress(MilestoneCallback):
+    """A progress bar on a terminal, and one line per milestone anywhere. Stands last.
+
+    Args:
+        every: optimizer steps between milestones.
+        console: where to print.
+        training: whose rates are shown.
+        validation: whose loss is shown.
+        snapshot: whose figures are shown, if any is taken.
+    """
+
+    def __init__(
+        self, every: int, console: Console, training: TrainingLog, validation: Validation, snapshot: BiasSnapshot | None
+    ) -> None:
+        super().__init__(every)
+        self.console, self.training, self.validation, self.snapshot = console, training, validation, snapshot
+        self.bar = Progress(
+            TextColumn("[bold]step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.fields[figures]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            Remaining(),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+        self.task: TaskID | None = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Show the bar."""
+        self.bar.start()
+        self.task = self.bar.add_task("", total=trainer.max_steps, completed=trainer.global_step, figures="")
+        super().on_train_start(trainer, pl_module)
+
+    def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
+        """Move the bar."""
+        assert self.task is not None
+        last = self.training.last
+        figures = f"loss {last['train/loss']:.3f}  {last['train/tokens_per_s']:,.0f} tokens/s" if last else ""
+        self.bar.update(self.task, completed=step, figures=figures)
+        super().on_step_end(trainer, module, step)
+
+    def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
+        """Print the line."""
+        parts = [f"step {step:>6}", f"val {self.validation.last['val/loss']:.4f}"]
+        if "val/bits_per_byte" in self.validation.last:
+            parts.append(f"{self.validation.last['val/bits_per_byte']:.3f} bits/byte")
+        if self.snapshot is not None and self.snapshot.last is not None:
+            bias = self.snapshot.last.bias
+            parts += [
+                f"alignment {bias['alignment']:.3f}",
+                f"preference {bias['preference_ratio']:.1f}×",
+                f"persistence {bias['rank_persistence']:.3f}",
+                f"sink {bias['sink_mass']:.3f}",
+            ]
+        if self.training.last and step:
+            rate = self.training.last["train/tokens_per_s"]
+            left = (trainer.max_steps - step) * self.training.tokens_per_step / rate
+            parts.append(f"{rate:,.0f} tokens/s, {math.ceil(left / 60)} min left")
+        # The line is a record, not part of the bar: it must not be folded to the terminal's width.
+        self.console.print("  ".join(parts), soft_wrap=True, highlight=False)
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Take the bar away."""
+        self.bar.stop()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> Any:
+        """Take the bar away."""
+        self.bar.stop()

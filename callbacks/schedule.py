@@ -1,0 +1,53 @@
+"""When callbacks act: at optimizer steps, not micro-batches, and together at milestones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+
+
+class StepCallback(L.Callback):
+    """Calls :meth:`on_step_end` after every optimizer step (once per global batch)."""
+
+    def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
+        """``step`` optimizer steps have been taken."""
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        """Lightning's hook; see :meth:`on_step_end`."""
+        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0:
+            self.on_step_end(trainer, pl_module, trainer.global_step)
+
+
+class MilestoneCallback(StepCallback):
+    """Calls :meth:`on_milestone` at birth, every ``every`` steps, at the last step, and when the run is being stopped.
+
+    Args:
+        every: optimizer steps between milestones.
+        at_birth: whether step 0, before any training, is one.
+    """
+
+    def __init__(self, every: int, *, at_birth: bool = True) -> None:
+        self.every, self.at_birth = every, at_birth
+
+    def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
+        """Act; ``step`` optimizer steps have been taken."""
+        raise NotImplementedError
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Lightning's hook; birth is a milestone."""
+        if self.at_birth and trainer.global_step == 0:
+            self.on_milestone(trainer, pl_module, 0)
+
+    def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
+        """Act where a milestone is due."""
+        if step % self.every == 0 or step == trainer.max_steps or trainer.should_stop:
+            self.on_milestone(trainer, module, step)
+
+
+def log_metrics(trainer: L.Trainer, metrics: dict[str, float], step: int) -> None:
+    """Tell every logger; ``step`` is the number of optimizer steps taken, in all of them."""
+    for logger in trainer.loggers:
+        logger.log_metrics(metrics, step)

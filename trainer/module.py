@@ -1,0 +1,112 @@
+"""The LightningModule: one decoder, its loss, its optimizer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import lightning as L
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..errors import RunError
+from ..models.decoder import Decoder
+from .config import OptimConfig, TrainerConfig
+from .schedule import lr_share
+from .throughput import Stopwatch
+
+
+def next_token_losses(model: Decoder, batch_BT: Tensor) -> Tensor:
+    """Cross-entropy in nats of every next token of ``[B, T+1]`` ids: float32 ``[B, T]``."""
+    logits_BTV = model(batch_BT[:, :-1])
+    return F.cross_entropy(logits_BTV.float().transpose(1, 2), batch_BT[:, 1:], reduction="none")
+
+
+class PretrainModule(L.LightningModule):
+    """Trains a decoder on batches ``[B, T+1]`` of token ids.
+
+    Args:
+        model: the decoder, already born.
+        optim: optimizer and learning rate.
+        trainer: for ``max_steps`` (the schedule's length) and ``compile``.
+    """
+
+    def __init__(self, model: Decoder, optim: OptimConfig, trainer: TrainerConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.optim, self.max_steps = optim, trainer.max_steps
+        self.stopwatch = Stopwatch()
+        # A compiled function beside the module, not in its place: snapshots go on calling the module as it is.
+        self._losses = torch.compile(next_token_losses) if trainer.compile else next_token_losses
+        self.loss_sum: Tensor | None = None
+        self.grad_norm: Tensor | None = None
+
+    def training_step(self, batch_BT: Tensor, batch_idx: int) -> Tensor:
+        """Mean loss of one micro-batch; the losses of an optimizer step's micro-batches are averaged."""
+        loss = self._losses(self.model, batch_BT).mean()
+        share = loss.detach() / self.trainer.accumulate_grad_batches
+        self.loss_sum = share if self.loss_sum is None else self.loss_sum + share
+        return loss
+
+    def take_loss(self) -> Tensor:
+        """Loss of the optimizer step just taken: the mean over its global batch."""
+        assert self.loss_sum is not None
+        loss, self.loss_sum = self.loss_sum, None
+        return loss
+
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of optimizer step ``step``, counted from 1."""
+        return self.optim.lr * lr_share(self.optim, self.max_steps, step - 1)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Measure the whole gradient's norm, refuse a step that would ruin the weights, clip."""
+        parameters = [p for p in self.model.parameters() if p.grad is not None]
+        self.grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        # On an accelerator the check would wait for the device at every step; there it is made when metrics are logged.
+        if self.device.type == "cpu":
+            self.check_finite(self.global_step + 1)
+        if self.optim.grad_clip > 0:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.optim.grad_clip, self.grad_norm)
+
+    def check_finite(self, step: int) -> None:
+        """Raise RunError if the loss or the gradient of step ``step`` is not a finite number."""
+        for name, value in (("loss", self.loss_sum), ("gradient norm", self.grad_norm)):
+            if value is not None and not torch.isfinite(value):
+                lr = self.learning_rate(step)
+                raise RunError(
+                    f"{name} is {value.item()} at step {step} (learning rate {lr:.3g}): lower optim.lr, raise "
+                    "optim.warmup_steps or set optim.grad_clip; the checkpoints before it are intact"
+                )
+
+    def on_train_start(self) -> None:
+        """Runs after all callbacks' hooks: from here on it is training."""
+        self.stopwatch.resume()
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Runs after all callbacks' hooks: what they did is over."""
+        self.stopwatch.resume()
+
+    def configure_optimizers(self) -> Any:
+        """AdamW; decay on matrices and embeddings only; the learning rate changes at every step."""
+        matrices = [p for p in self.model.parameters() if p.ndim >= 2]
+        vectors = [p for p in self.model.parameters() if p.ndim < 2]
+        groups = [
+            {"params": matrices, "weight_decay": self.optim.weight_decay},
+            {"params": vectors, "weight_decay": 0.0},
+        ]
+        optimizer = torch.optim.AdamW(
+            [g for g in groups if g["params"]],
+            lr=self.optim.lr,
+            betas=(self.optim.beta1, self.optim.beta2),
+            eps=self.optim.eps,
+            fused=True,
+        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, lambda step: lr_share(self.optim, self.max_steps, step)
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -1,0 +1,286 @@
+"""One pretraining run from config to the last checkpoint: config → birth → data → steps, each in one place."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import platform
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+import numpy as np
+import torch
+import yaml
+from filelock import FileLock, Timeout
+from lightning.pytorch.loggers import Logger
+from rich.console import Console
+from torch.utils.data import DataLoader
+
+from .. import __version__
+from ..callbacks.checkpoint import Checkpoint
+from ..callbacks.loggers import JsonLinesLogger, wandb_logger
+from ..callbacks.progress import RunProgress
+from ..callbacks.records import RunDir, read_json, truncate_metrics, write_json, write_text
+from ..callbacks.snapshot import BiasSnapshot
+from ..callbacks.stop import StopOnSignal
+from ..callbacks.training import TrainingLog, Validation
+from ..data.batches import MicroBatches
+from ..data.prepare import PreparedData, prepare
+from ..data.probes import random_probe, text_probe
+from ..errors import RunError, UsageError
+from ..models.birth import born, certificate
+from ..models.decoder import Decoder
+from .checkpoint import FolderCheckpointIO
+from .config import RunConfig
+from .module import PretrainModule, next_token_losses
+from .throughput import flops_per_token, peak_flops
+
+#: Fields that a resumed run must leave as they are: with others it would be another run under the same name.
+_FIXED = ("init_seed", "model", "data", "snapshot")
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended."""
+
+    run: RunDir
+    step: int
+    stopped_by: str | None
+    """Name of the signal that stopped it before max_steps."""
+
+
+def _device(config: RunConfig) -> torch.device:
+    wanted = config.trainer.device
+    if wanted == "cuda" and not torch.cuda.is_available():
+        raise UsageError("trainer.device is cuda, but torch sees no GPU: give cpu or auto")
+    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+
+
+def check_resumable(config: RunConfig, run: RunDir) -> None:
+    """UsageError if ``config`` differs from the run's own in what must stay."""
+    stored = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    now = asdict(config)
+    changed = [name for name in _FIXED if stored[name] != now[name]]
+    if changed:
+        raise UsageError(f"{run.path}: a resumed run keeps its {', '.join(changed)}; start a new run to change them")
+
+
+@contextmanager
+def _claimed(run: RunDir) -> Iterator[None]:
+    """Hold the run's lock, so that no two processes write one run."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(run.path / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(f"{run.path}: another process is writing this run; give another --run_dir") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _versions() -> dict[str, str]:
+    return {
+        "birthmark": __version__,
+        "torch": torch.__version__,
+        "lightning": L.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _write_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedData) -> dict[str, Any]:
+    """Write ``config.yaml`` and the birth certificate; the certificate is returned."""
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    birth = certificate(model, config.model, config.init_seed)
+    record = {
+        "digest": birth["digest"],
+        "init_seed": config.init_seed,
+        "data_seed": config.data.data_seed,
+        "probe_seed": config.snapshot.probe_seed,
+        "n_params": birth["n_params"],
+        "run_id": hashlib.sha256(f"{birth['digest']}{created}{run.path.absolute()}".encode()).hexdigest()[:12],
+        "created": created,
+        "data": data.record,
+        "versions": _versions(),
+        "model": asdict(config.model),
+        "parameters": birth["parameters"],
+    }
+    write_text(run.config, yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True))
+    write_json(run.birth, record)
+    return record
+
+
+def _read_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedData) -> dict[str, Any]:
+    """The certificate of a run that goes on; the newborn model and the corpus must be the ones that it names."""
+    record = read_json(run.birth)
+    digest = certificate(model, config.model, config.init_seed)["digest"]
+    if digest != record["digest"]:
+        raise RunError(
+            f"{run.birth}: init_seed {config.init_seed} now gives birth {digest[:12]}…, the certificate says "
+            f"{record['digest'][:12]}…; the config or the certificate was changed by hand"
+        )
+    if data.record != record["data"]:
+        now, then = data.record.get("content_hash"), record["data"].get("content_hash")
+        raise RunError(f"data.path: the corpus is not the one this run began with (content hash {now}, was {then})")
+    write_text(run.config, yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True))
+    return record
+
+
+def _last_checkpoint(run: RunDir) -> tuple[Path | None, int]:
+    checkpoints = run.checkpoints()
+    return (checkpoints[-1], int(checkpoints[-1].name.removeprefix("step-"))) if checkpoints else (None, 0)
+
+
+def _probes(config: RunConfig, data: PreparedData) -> dict[str, np.ndarray]:
+    n, length = config.snapshot.n_sequences, config.snapshot.seq_len
+    makers = {
+        "random": lambda: random_probe(config.model.vocab_size, n, length, config.snapshot.probe_seed),
+        "text": lambda: text_probe(data.val, n, length),
+    }
+    return {name: makers[name]() for name in config.snapshot.probes}
+
+
+class _Steps(L.LightningDataModule):
+    """Training batches from the step that the trainer has reached: data are a function of the step."""
+
+    def __init__(self, config: RunConfig, data: PreparedData) -> None:
+        super().__init__()
+        self.config, self.data = config, data
+
+    def train_dataloader(self) -> DataLoader[torch.Tensor]:
+        """Micro-batches ``[micro_batch_size, T+1]`` of the steps to come, without end."""
+        assert self.trainer is not None
+        batches = MicroBatches(
+            self.data.train,
+            first_step=self.trainer.global_step,
+            global_batch_size=self.config.trainer.global_batch_size,
+            micro_batch_size=self.config.trainer.micro_batch_size,
+            rank=self.trainer.global_rank,
+            world_size=self.trainer.world_size,
+        )
+        return DataLoader(batches, batch_size=None, pin_memory=torch.cuda.is_available())
+
+
+def _callbacks(
+    config: RunConfig, run: RunDir, data: PreparedData, model: Decoder, device: torch.device, console: Console
+) -> tuple[list[L.Callback], StopOnSignal]:
+    """In the order in which they act at a step: stop, clock, validate, measure, save, tell."""
+    settings, seq_len = config.trainer, config.model.max_seq_len
+    every, tokens_per_step = settings.checkpoint_every, settings.global_batch_size * seq_len
+    n_params = sum(p.numel() for p in model.parameters())
+    stop = StopOnSignal()
+    training = TrainingLog(
+        settings.log_every,
+        tokens_per_step,
+        flops_per_token(config.model, n_params, seq_len),
+        peak_flops(device, settings.precision),
+    )
+    n_val = min(settings.val_sequences, data.val.n_samples or settings.val_sequences)
+    validation = Validation(
+        every,
+        data.val.batch(0, n_val),
+        settings.micro_batch_size,
+        next_token_losses,
+        data.bytes_per_token,
+        data.groups,
+    )
+    snapshot = (
+        BiasSnapshot(
+            config.snapshot,
+            every=every,
+            run=run,
+            probes=_probes(config, data),
+            newborn=partial(born, config.model),
+            init_seed=config.init_seed,
+            token_texts=data.token_texts,
+            tokens_per_step=tokens_per_step,
+        )
+        if config.snapshot.enabled
+        else None
+    )
+    milestones: list[L.Callback] = [stop, training, validation]
+    milestones += [snapshot] if snapshot is not None else []
+    milestones += [Checkpoint(every, run), RunProgress(every, console, training, validation, snapshot)]
+    return milestones, stop
+
+
+def _quiet() -> None:
+    """Silence what Lightning says about choices that are made on purpose here."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
+    for message in (
+        r".*does not have many workers",  # batches are a memory map's slice: a worker would only copy them
+        r".*LightningModule.*`validation_step`",
+        r".*`training_step` returned.*",
+        r".*treespec.*LeafSpec.*",
+    ):
+        warnings.filterwarnings("ignore", message)
+
+
+def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: Console | None = None) -> Outcome:
+    """Train ``config`` in ``run``'s directory until its last step, a signal, or an error.
+
+    Args:
+        config: the whole run.
+        run: an unused directory, or with ``resume`` one that holds this run.
+        resume: go on from the last checkpoint, or from birth where there is none yet.
+        console: where to tell; by default the terminal.
+
+    Raises:
+        UsageError: what the config asks cannot be done.
+        RunError: it failed on the way; all checkpoints so far are intact.
+    """
+    console = console or Console()
+    _quiet()
+    device = _device(config)
+    if not resume and run.path.exists() and any(run.path.iterdir()):
+        raise UsageError(f"--run_dir {run.path}: already in use; give another, or go on with --resume {run.path}")
+    if resume:
+        check_resumable(config, run)
+    data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
+    model = born(config.model, config.init_seed)
+    with _claimed(run):
+        checkpoint, step = _last_checkpoint(run) if resume else (None, 0)
+        record = (_read_birth if resume else _write_birth)(config, run, model, data)
+        truncate_metrics(run.metrics, step)
+        console.print(
+            f"[bold]{run.path}[/bold]  {record['n_params']:,} parameters  birth {record['digest'][:12]}…  "
+            + (f"resumed at step {step}" if resume else f"init_seed {config.init_seed}"),
+            highlight=False,
+            soft_wrap=True,
+        )
+        if step >= config.trainer.max_steps:
+            return Outcome(run, step, None)
+        callbacks, stop = _callbacks(config, run, data, model, device, console)
+        loggers: list[Logger] = [JsonLinesLogger(run)]
+        wandb = wandb_logger(config.log, run, record["run_id"], {**asdict(config), "birth": record["digest"]})
+        loggers += [wandb] if wandb is not None else []
+        trainer = L.Trainer(
+            accelerator="gpu" if device.type == "cuda" else "cpu",
+            devices=1,
+            precision="bf16-mixed" if config.trainer.precision == "bf16" else "32-true",
+            max_steps=config.trainer.max_steps,
+            max_epochs=-1,
+            accumulate_grad_batches=config.trainer.global_batch_size // config.trainer.micro_batch_size,
+            callbacks=callbacks,
+            logger=loggers,
+            plugins=[FolderCheckpointIO()],
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            use_distributed_sampler=False,
+            default_root_dir=run.path,
+        )
+        trainer.fit(
+            PretrainModule(model, config.optim, config.trainer), datamodule=_Steps(config, data), ckpt_path=checkpoint
+        )
+        return Outcome(run, trainer.global_step, stop.received.name if stop.received else None)

@@ -1,0 +1,62 @@
+"""How fast a run is: floating-point operations per token, and the peak of the device that it runs on."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from ..models.config import ModelConfig
+
+#: Dense bf16 tensor-core peaks in FLOP/s by a part of the device's name (vendors' data sheets, without sparsity).
+PEAK_BF16_FLOPS = {
+    "H200": 989e12,
+    "H100 PCIe": 756e12,
+    "H100": 989e12,
+    "A100": 312e12,
+    "B200": 2250e12,
+    "L40S": 362e12,
+    "RTX 4090": 165e12,
+}
+
+
+def flops_per_token(config: ModelConfig, n_params: int, seq_len: int) -> float:
+    """Model FLOPs of one trained token, forward and backward: ``6·N + 12·L·H·d_head·T`` (arXiv 2204.02311, appendix B).
+
+    ``N`` counts the parameters that take part in matrix products: the embedding table only where it is the head too.
+    """
+    tables = 0 if config.tie_embeddings else config.vocab_size * config.d_model
+    if config.positions == "learned":
+        tables += config.max_seq_len * config.d_model
+    return 6.0 * (n_params - tables) + 12.0 * config.n_layers * config.n_heads * config.d_head * seq_len
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Peak FLOP/s of a device at a precision; None where it is not known."""
+    if device.type != "cuda" or precision != "bf16":
+        return None
+    name = torch.cuda.get_device_name(device)
+    return next((peak for part, peak in PEAK_BF16_FLOPS.items() if part in name), None)
+
+
+class Stopwatch:
+    """Seconds of training, without what happens between steps (snapshots, validation, checkpoints)."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._since: float | None = None
+
+    def resume(self) -> None:
+        """Training goes on from now."""
+        self._since = time.perf_counter()
+
+    def pause(self) -> None:
+        """What follows is not training."""
+        if self._since is not None:
+            self.seconds += time.perf_counter() - self._since
+            self._since = None
+
+    def take(self) -> float:
+        """Seconds since the last take."""
+        seconds, self.seconds = self.seconds, 0.0
+        return seconds
