@@ -1,0 +1,202 @@
+"""The ``birthmark`` command: parse, run, and tell people in one line what went wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
+
+from .. import __version__
+from ..callbacks.records import RunDir
+from ..errors import RunError, UsageError
+from ..trainer.config import RunConfig
+
+# The dataclasses' attribute docstrings are the help.
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+def _fields(config: type, prefix: str = "") -> list[str]:
+    """Dotted names of all fields of a tree of dataclasses."""
+    names = []
+    for name, value in ((f.name, f.default_factory) for f in dataclasses.fields(config)):
+        names.append(prefix + name)
+        if isinstance(value, type) and dataclasses.is_dataclass(value):
+            names += _fields(value, f"{prefix}{name}.")
+    return names
+
+
+def _unknown(name: str) -> str:
+    """A line about a field that does not exist, with the one that was probably meant."""
+    known = _fields(RunConfig)
+    last = name.rpartition(".")[2]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75) or [
+        k for k in known if difflib.SequenceMatcher(None, k.rpartition(".")[2], last).ratio() > 0.8
+    ]
+    return f"{name}: no such field" + (f"; did you mean {close[0]}?" if close else "; see birthmark pretrain --help")
+
+
+def _kind(annotation: str) -> str:
+    """A type as people say it."""
+    choices = re.fullmatch(r"(?:typing\.)?Literal\[(.*)\]", annotation)
+    if choices:
+        return f"one of {choices[1]}"
+    simple = re.fullmatch(r"<class '(\w+)'>", annotation)
+    return {"int": "a whole number", "float": "a number", "bool": "true or false"}.get(
+        simple[1] if simple else annotation, annotation
+    )
+
+
+def explain(message: str) -> str:
+    """One line for a person, from a message of the argument parser."""
+    line = " ".join(message.split())
+    for pattern, rewrite in (
+        (r"Group '([^']+)' does not accept option '([^']+)'", lambda m: _unknown(f"{m[1]}.{m[2]}")),
+        (r"Group '([^']+)' does not accept nested key '([^']+)'", lambda m: _unknown(f"{m[1]}.{m[2]}")),
+        (r"Subcommand '[^']+' does not accept option '([^']+)'", lambda m: _unknown(m[1])),
+        (r"unrecognized arguments: --?([^ =]+)", lambda m: _unknown(m[1])),
+        (
+            r"Parser key \"([^\"]+)\": Expected a (?:typing\.)?(.+?)\. Got value: (.*)",
+            lambda m: f"{m[1]}: {m[3]!r} is not {_kind(m[2])}",
+        ),
+        (
+            r"Parser key \"([^\"]+)\": Does not validate against any of the Union subtypes .*Given value: (.*)",
+            lambda m: f"{m[1]}: {m[2]!r} is not a value of this field; see its type in birthmark pretrain --help",
+        ),
+        (r"Parser key \"([^\"]+)\": (.*)", lambda m: f"{m[1]}: {m[2]}"),
+    ):
+        found = re.search(pattern, line)
+        if found:
+            return rewrite(found)
+    return line
+
+
+class _Parser(ArgumentParser):
+    """Raises UsageError in place of printing a usage text and leaving."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        raise UsageError(explain(message))
+
+
+def _parsers() -> _Parser:
+    parser = _Parser(prog="birthmark", description="Pretrain transformers and see the mark they were born with.")
+    parser.add_argument("--version", action="version", version=f"birthmark {__version__}")
+    commands = parser.add_subcommands(dest="command")
+
+    pretrain = _Parser(
+        usage="birthmark pretrain [--config YAML | --resume RUN] [--FIELD VALUE ...]",
+        description="Train a model and snapshot its biases at birth and at every checkpoint.",
+    )
+    pretrain.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the fields below.")
+    pretrain.add_argument("--resume", type=str | None, metavar="RUN", help="Go on with the run in this folder.")
+    pretrain.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    pretrain.add_class_arguments(RunConfig, None, as_group=False)
+    commands.add_subcommand("pretrain", pretrain, help=pretrain.description)
+
+    report = _Parser(description="Rebuild report.html of a run, or lay several runs side by side.")
+    report.add_argument("runs", type=str, nargs="+", metavar="RUN", help="Folders that `pretrain` wrote.")
+    report.add_argument(
+        "--out", type=str | None, help="HTML file; by default RUN/report.html, ./report.html for several runs."
+    )
+    report.add_argument("--json", action="store_true", help="Print the figures as JSON; no page is written.")
+    report.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    commands.add_subcommand("report", report, help=report.description)
+    return parser
+
+
+def _run_config(parser: ArgumentParser, parsed: Namespace) -> RunConfig:
+    built = parser.instantiate(parsed)
+    return RunConfig(**{f.name: built[f.name] for f in dataclasses.fields(RunConfig)})
+
+
+def _pretrain(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from rich.console import Console
+
+    from ..trainer.run import pretrain
+    from .report import build_report
+    from .table import print_table
+
+    if parsed.resume is not None:
+        if parsed.config:
+            raise UsageError("--resume takes the config of the run itself: leave --config out, override single fields")
+        run = RunDir.open(Path(parsed.resume))
+        # The run's own config first, so that fields on the command line override it.
+        parsed = parser.parse_args([f"--config={run.config}", *arguments])
+        config = dataclasses.replace(_run_config(parser, parsed), run_dir=str(run.path))
+    else:
+        config = _run_config(parser, parsed)
+        name = config.name or (Path(str(parsed.config[-1])).stem if parsed.config else "run")
+        run = RunDir(Path(config.run_dir or f"runs/{name}"))
+        config = dataclasses.replace(config, name=name, run_dir=str(run.path))
+
+    console = Console()
+    outcome = pretrain(config, run, resume=parsed.resume is not None, console=console)
+    if config.snapshot.enabled:
+        print_table(run, console)
+        build_report([run], run.report)
+        console.print(f"report: {run.report}", highlight=False, soft_wrap=True)
+    if outcome.stopped_by:
+        console.print(
+            f"stopped by {outcome.stopped_by} at step {outcome.step} of {config.trainer.max_steps}; "
+            f"go on with: birthmark pretrain --resume {run.path}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return 0
+
+
+def _report(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from .report import build_report, summarise
+
+    runs = [RunDir.open(Path(path)) for path in parsed.runs]
+    if parsed.json:
+        print(json.dumps(summarise(runs), indent=2, ensure_ascii=False))
+        return 0
+    out = Path(parsed.out) if parsed.out else runs[0].report if len(runs) == 1 else Path("report.html")
+    build_report(runs, out)
+    print(out)
+    return 0
+
+
+_COMMANDS: dict[str, Callable[[ArgumentParser, Sequence[str], Namespace], int]] = {
+    "pretrain": _pretrain,
+    "report": _report,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit status: 0, 1 (it failed), 2 (it was asked wrongly), 130 (interrupted)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in arguments
+    try:
+        parser = _parsers()
+        parsed = parser.parse_args(arguments or ["--help"])
+        subparser: Any = parser._subcommands_action._name_parser_map[parsed.command]
+        return _COMMANDS[parsed.command](subparser, arguments[1:], parsed[parsed.command])
+    except (UsageError, RunError) as error:
+        if debug:
+            raise
+        print(f"birthmark: error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except KeyboardInterrupt:
+        if debug:
+            raise
+        print("birthmark: interrupted", file=sys.stderr)
+        return 130
+    except Exception as error:
+        if debug:
+            raise
+        print(
+            f"birthmark: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)", file=sys.stderr
+        )
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
