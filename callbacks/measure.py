@@ -44,7 +44,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 class BirthReference:
     """What later checkpoints are compared with: the mean directions and the preference of a newborn model."""
 
-    direction: Tensor
+    direction: np.ndarray
     """``[L+1, d]`` float64 unit vectors: the seed direction."""
     mean_prob: np.ndarray
     """``[V]`` float64: p̄."""
@@ -106,7 +106,7 @@ def birth_reference(model: Decoder, probe_NT: np.ndarray, batch_size: int) -> Bi
     with undisturbed(model):
         for tokens_BT in _Batches(model, probe_NT, batch_size):
             preference.update(model(tokens_BT, last_only=True, observer=observer))
-    return BirthReference(observer.alignment.compute().mean_direction, preference.compute().mean_prob.cpu().numpy())
+    return BirthReference(observer.alignment.compute().mean_direction, preference.compute().mean_prob)
 
 
 @dataclass(frozen=True)
@@ -139,7 +139,7 @@ def measure(
         sink_epsilon: ε of the sink rate.
     """
     device = next(model.parameters()).device
-    references = torch.stack([r.direction for r in [birth, *strangers]]).to(device)
+    references = torch.from_numpy(np.stack([r.direction for r in [birth, *strangers]]))
     observer = BiasObserver(model.config, references, probe_NT.shape[1], sink_epsilon, device)
     preference = TokenPreference(model.config.vocab_size).to(device)
     with undisturbed(model):
@@ -154,9 +154,9 @@ def _summarise(
     alignment, sinks = observer.alignment.compute(), observer.sinks.compute()
     mlp, attention = observer.after_mlp.compute(), observer.after_attention.compute()
     p, w = preference.compute()
-    p_V, birth_V = p.cpu().numpy(), birth.mean_prob
+    birth_V = birth.mean_prob
     strange_alignment = alignment.alignment[1:]
-    strange_persistence = np.array([spearman(p_V, s.mean_prob) for s in strangers])
+    strange_persistence = np.array([spearman(p, s.mean_prob) for s in strangers])
 
     arrays = {
         "mean_prob": p,
@@ -166,6 +166,7 @@ def _summarise(
         "energy_share": alignment.energy_share[0],
         "mean_direction": alignment.mean_direction,
         "alignment_stranger": strange_alignment,
+        "rank_persistence_stranger": strange_persistence,
         "inter_mlp": mlp.inter,
         "intra_mlp": mlp.intra,
         "inter_attention": attention.inter,
@@ -188,10 +189,10 @@ def _summarise(
         "coverage_80": coverage(w),
         "entropy": normalised_entropy(p),
         "entropy_argmax": normalised_entropy(w),
-        "rank_persistence": spearman(p_V, birth_V),
-        "kendall_tau": kendall_tau(p_V, birth_V),
-        **{f"overlap_{k}": top_overlap(p_V, birth_V, k) for k in (10, 100, 1000) if k <= len(p_V)},
-        "rbo": rank_biased_overlap(p_V, birth_V),
+        "rank_persistence": spearman(p, birth_V),
+        "kendall_tau": kendall_tau(p, birth_V),
+        **{f"overlap_{k}": top_overlap(p, birth_V, k) for k in (10, 100, 1000) if k <= len(p)},
+        "rbo": rank_biased_overlap(p, birth_V),
         "sink_mass": sinks.mass.mean(),
         "sink_mass_max": sinks.mass.max(),
         "sink_uniform": sinks.uniform,
@@ -199,10 +200,9 @@ def _summarise(
         "sink_epsilon": observer.sinks.epsilon,
     }
     if strangers:
-        scalars["alignment_stranger"] = strange_alignment[:, -1].abs().max()
+        scalars["alignment_stranger"] = np.abs(strange_alignment[:, -1]).max()
         scalars["rank_persistence_stranger"] = np.abs(strange_persistence).max()
     return Measurement(
         scalars={name: float(value) for name, value in scalars.items()},
-        arrays={name: value.cpu().numpy() for name, value in arrays.items()}
-        | {"rank_persistence_stranger": strange_persistence},
+        arrays=arrays,
     )

@@ -8,7 +8,6 @@ from dataclasses import asdict
 
 import lightning as L
 import numpy as np
-import torch
 
 from ..errors import RunError
 from ..metrics.ranks import ranking
@@ -65,9 +64,9 @@ class BiasSnapshot(MilestoneCallback):
         folder = self.run.snapshot(0)
         if step > 0 and folder.is_dir():
             arrays = Snapshot.read(folder).arrays
-            self.birth = BirthReference(torch.from_numpy(arrays["mean_direction"]), arrays["mean_prob"])
+            self.birth = BirthReference(arrays["mean_direction"], arrays["mean_prob"])
             strange = zip(arrays["stranger_direction"], arrays["stranger_mean_prob"], strict=True)
-            self.strangers = [BirthReference(torch.from_numpy(d), p) for d, p in strange]
+            self.strangers = [BirthReference(d, p) for d, p in strange]
         else:
             device = next(model.parameters()).device
             self.birth = self._reference(model if step == 0 else self.newborn(self.init_seed).to(device))
@@ -107,7 +106,7 @@ class BiasSnapshot(MilestoneCallback):
         random = by_probe["random"]
         arrays = dict(random.arrays)
         if step == 0:
-            arrays["stranger_direction"] = np.array([s.direction.cpu().numpy() for s in self.strangers])
+            arrays["stranger_direction"] = np.array([s.direction for s in self.strangers])
             arrays["stranger_mean_prob"] = np.array([s.mean_prob for s in self.strangers])
         summary = {
             "step": step,

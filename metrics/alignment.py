@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,13 +14,13 @@ from torchmetrics import Metric
 class AlignmentResult(NamedTuple):
     """Float64; ``S`` places, ``R`` reference directions."""
 
-    alignment: Tensor
+    alignment: np.ndarray
     """``[R, S]`` mean cosine of hidden states with each reference."""
-    drift: Tensor
+    drift: np.ndarray
     """``[R, S]`` cosine between today's mean direction and each reference."""
-    energy_share: Tensor
+    energy_share: np.ndarray
     """``[R, S]`` ``E[(h·s)²] / E[‖h‖²]``; its chance level is 1/d."""
-    mean_direction: Tensor
+    mean_direction: np.ndarray
     """``[S, d]`` normalised mean hidden state; at birth this is the seed direction."""
 
 
@@ -66,9 +67,10 @@ class SeedAlignment(Metric):
     def compute(self) -> AlignmentResult:
         """Mean direction, and every reference's alignment, drift and energy share."""
         direction_SD = F.normalize(self.hidden_sum, dim=-1, eps=0.0)
-        return AlignmentResult(
-            alignment=torch.einsum("rsd,sd->rs", self.references, self.unit_sum / self.n_sequences[:, None]),
-            drift=torch.einsum("rsd,sd->rs", self.references, direction_SD),
-            energy_share=self.energy_along / self.energy,
-            mean_direction=direction_SD,
+        result = (
+            torch.einsum("rsd,sd->rs", self.references, self.unit_sum / self.n_sequences[:, None]),
+            torch.einsum("rsd,sd->rs", self.references, direction_SD),
+            self.energy_along / self.energy,
+            direction_SD,
         )
+        return AlignmentResult(*(value.cpu().numpy() for value in result))

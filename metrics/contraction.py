@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -12,8 +13,8 @@ from torchmetrics import Metric
 class ContractionResult(NamedTuple):
     """Mean cosines per place, float64 ``[S]``."""
 
-    inter: Tensor
-    intra: Tensor
+    inter: np.ndarray
+    intra: np.ndarray
 
 
 def mean_pair_cosine(unit_sum_D: Tensor, n: Tensor | int) -> Tensor:
@@ -59,4 +60,4 @@ class Contraction(Metric):
         """Both contractions at every place."""
         n = self.n_sequences
         inter = (self.inter_sum.square().sum(-1) - n) / (n * (n - 1))
-        return ContractionResult(inter, self.intra_sum / n)
+        return ContractionResult(inter.cpu().numpy(), (self.intra_sum / n).cpu().numpy())

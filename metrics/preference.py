@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
+from scipy import special
 from torch import Tensor
 from torchmetrics import Metric
 
@@ -12,9 +14,9 @@ from torchmetrics import Metric
 class PreferenceResult(NamedTuple):
     """Float64 ``[V]``."""
 
-    mean_prob: Tensor
+    mean_prob: np.ndarray
     """p̄: mean over sequences of the next-token distribution at the last position."""
-    argmax_share: Tensor
+    argmax_share: np.ndarray
     """w: how often each token is the argmax."""
 
 
@@ -40,25 +42,27 @@ class TokenPreference(Metric):
 
     def compute(self) -> PreferenceResult:
         """p̄ and w."""
-        return PreferenceResult(self.prob_sum / self.n_sequences, self.argmax_count / self.n_sequences)
+        mean = (self.prob_sum / self.n_sequences, self.argmax_count / self.n_sequences)
+        return PreferenceResult(*(value.cpu().numpy() for value in mean))
 
 
-def preference_ratio(mean_prob_V: Tensor) -> Tensor:
+def preference_ratio(mean_prob_V: np.ndarray) -> float:
     """``V · max p̄``; 1 means no preference."""
-    return mean_prob_V.max() * len(mean_prob_V)
+    return float(mean_prob_V.max() * len(mean_prob_V))
 
 
-def kl_to_uniform(p_V: Tensor) -> Tensor:
+def kl_to_uniform(p_V: np.ndarray) -> float:
     """``KL(p ‖ uniform)`` in nats."""
-    return torch.special.xlogy(p_V, p_V * len(p_V)).sum()
+    return float(special.rel_entr(p_V, 1 / len(p_V)).sum())
 
 
-def normalised_entropy(p_V: Tensor) -> Tensor:
+def normalised_entropy(p_V: np.ndarray) -> float:
     """Entropy over ``log V``: 1 is uniform, 0 is one token only."""
-    return -torch.special.xlogy(p_V, p_V).sum() / torch.log(torch.tensor(float(len(p_V))))
+    return float(special.entr(p_V).sum() / np.log(len(p_V)))
 
 
-def coverage(argmax_share_V: Tensor, share: float = 0.8) -> Tensor:
+def coverage(argmax_share_V: np.ndarray, share: float = 0.8) -> float:
     """Smallest part of the vocabulary that receives ``share`` of the argmax choices, in (0, 1]."""
-    reached = argmax_share_V.sort(descending=True).values.cumsum(0) >= share - 1e-12
-    return (reached.int().argmax() + 1) / len(argmax_share_V)
+    # The shares are multiples of 1/N that need not add up exactly.
+    reached = np.cumsum(np.sort(argmax_share_V)[::-1]) >= share - 1e-12
+    return float((reached.argmax() + 1) / len(argmax_share_V))

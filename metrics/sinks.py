@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torchmetrics import Metric
@@ -46,15 +47,15 @@ def key_importance(q_BHTK: Tensor, k_BHTK: Tensor, lse_BHT: Tensor, scale: float
 class SinkResult(NamedTuple):
     """Float64; ``L`` layers, ``H`` heads, ``T`` positions."""
 
-    mass: Tensor
+    mass: np.ndarray
     """``[L, H]`` mean weight on key 0 over the queries t ≥ 1."""
     uniform: float
     """The mass that uniform attention would give, ``mean 1/(t+1)`` over t ≥ 1."""
-    importance: Tensor
+    importance: np.ndarray
     """``[L, H, T]`` mean importance of every key."""
-    rate: Tensor
+    rate: np.ndarray
     """``[L, H, T]`` percentage of samples whose importance of the key exceeds ε."""
-    position: Tensor
+    position: np.ndarray
     """``[L, H]`` the key of largest mean importance (int64)."""
 
 
@@ -97,11 +98,11 @@ class AttentionSinks(Metric):
     def compute(self) -> SinkResult:
         """All sink quantities per layer and head."""
         n = self.n_sequences[:, None]
-        importance = self.importance_sum / n[..., None]
+        importance = (self.importance_sum / n[..., None]).cpu().numpy()
         return SinkResult(
-            mass=self.mass_sum / n,
-            uniform=float((1 / torch.arange(2, self.seq_len + 1, dtype=torch.float64)).mean()),
+            mass=(self.mass_sum / n).cpu().numpy(),
+            uniform=float(np.mean(1 / np.arange(2, self.seq_len + 1))),
             importance=importance,
-            rate=100 * self.sink_count / n[..., None],
+            rate=(100 * self.sink_count / n[..., None]).cpu().numpy(),
             position=importance.argmax(-1),
         )
