@@ -1,0 +1,151 @@
+"""One self-contained HTML page of one run, or of several side by side; and the same rows as JSON."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import jinja2
+
+from ..callbacks.records import RunDir, write_text
+from .canvas import RUN_COLOURS, THEME
+from .pictures import short
+from .sections import FAVOURITES, sections
+from .story import Story, number, printable, ranks, read_stories
+from .table import COLUMNS, format_value
+
+
+def build_report(runs: Sequence[RunDir], out: Path) -> None:
+    """Write the report of ``runs`` to ``out``: one HTML page that fetches nothing; the same input gives the same bytes.
+
+    Raises:
+        RunError: a file of a run is damaged; the message names it.
+        UsageError: no run was given, or matplotlib is missing.
+    """
+    stories = read_stories(runs)
+    environment = jinja2.Environment(
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters |= {"printable": printable, "value": format_value, "colour": colour_variable}
+    template = environment.from_string(
+        resources.files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
+    )
+    page = template.render(
+        stories=stories,
+        strips=[_key_figures(story) for story in stories],
+        columns=COLUMNS,
+        sections={section.id: section for section in sections(stories)},
+        favourites=[favourites(story) for story in stories],
+        certificates=[_certificate(story) for story in stories],
+        theme=THEME,
+    )
+    write_text(out, page)
+
+
+def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
+    """What the report says, as JSON: per run its identity and its rows; a value that is not finite becomes None."""
+    return {
+        "runs": [
+            {
+                "path": str(story.run.path),
+                "name": story.name,
+                "digest": story.birth.get("digest"),
+                "init_seed": story.birth.get("init_seed"),
+                "data_seed": story.birth.get("data_seed"),
+                "probe_seed": story.birth.get("probe_seed"),
+                "n_params": story.birth.get("n_params"),
+                "corpus": story.birth.get("data"),
+                "final_step": max([*story.metrics, *(s.step for s in story.snapshots)], default=0),
+                "rows": [{key: _strict(value) for key, value in row.items()} for row in story.rows],
+            }
+            for story in read_stories(runs)
+        ]
+    }
+
+
+def _strict(value: Any) -> Any:
+    """JSON has no NaN and no infinity."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def colour_variable(run: int) -> str:
+    """CSS variable of a run's colour."""
+    return f"var(--run-{run % len(RUN_COLOURS)})"
+
+
+def _key_figures(story: Story) -> list[tuple[str, str, str]]:
+    """(name, value, what to judge it by) of the strip below the title."""
+    bias = [snapshot.bias for snapshot in story.snapshots]
+    now: Mapping[str, float] = bias[-1] if bias else {}
+
+    def show(key: str, spec: str = ".3f") -> str:
+        return format_value(now.get(key), spec)
+
+    steps, losses = story.series("val/loss")
+    unigram = (story.birth.get("data") or {}).get("unigram_entropy")
+    ratio = show("preference_ratio", "ratio")
+    if len(bias) > 1:
+        ratio = f"{format_value(bias[0].get('preference_ratio'), 'ratio')} → {ratio}"
+    return [
+        (
+            "Validation loss",
+            format_value(losses[-1] if losses else None, ".3f"),
+            f"unigram entropy {format_value(unigram, '.3f')}, nats per token"
+            + (f"; step {steps[-1]:,}" if steps else ""),
+        ),
+        ("Alignment", show("alignment"), f"with the seed direction; stranger {show('alignment_stranger')}"),
+        ("Rank persistence", show("rank_persistence"), f"ρ to birth; stranger {show('rank_persistence_stranger')}"),
+        ("Preference ratio", ratio, "V · max p̄, birth → now; 1 is none"),
+        ("Sink mass", show("sink_mass"), f"on position 0; uniform {show('sink_uniform')}"),
+    ]
+
+
+def _certificate(story: Story) -> list[tuple[str, str]]:
+    """(name, value) of the birth certificate, flat; what it does not hold is left out."""
+    birth = story.birth
+    lines = {key: birth.get(key) for key in ("digest", "init_seed", "data_seed", "probe_seed", "created")}
+    lines["parameters"] = birth.get("n_params")
+    lines |= {group: birth.get(group) for group in ("model", "data", "versions")}
+    return [(name, printable(_flat(value))) for name, value in lines.items() if value is not None]
+
+
+def _flat(value: Any) -> str:
+    """A value of a certificate in one line."""
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_flat(item)}" for key, item in value.items())
+    if isinstance(value, list):
+        return " ".join(map(_flat, value))
+    large = isinstance(value, int) and abs(value) >= 100_000
+    return f"{value:,}" if large else str(value)
+
+
+def favourites(story: Story) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """(title, heading of the last column, rows) of the ranked lists: birth's favourites and today's."""
+    lists = []
+    by_time = dict(story.moments)
+    for now, snapshot in story.moments:
+        size = snapshot.summary.get("vocab_size", math.nan)
+        other = by_time.get(not now)
+        prob = other.arrays.get("mean_prob") if other else None
+        elsewhere = None if prob is None else ranks(prob)
+        rows = [
+            {
+                "rank": token["rank"],
+                "text": short(printable(token["text"]), 32),
+                "id": token["id"],
+                "ratio": number(token.get("p")) * size,
+                "share": number(token.get("argmax_share")),
+                "other": math.nan if elsewhere is None else float(elsewhere[token["id"]]),
+            }
+            for token in snapshot.summary.get("top_tokens", [])[:FAVOURITES]
+        ]
+        title = f"Now, step {snapshot.step:,}" if now else "At birth"
+        lists.append((title, "" if elsewhere is None else "rank at birth" if now else "rank now", rows))
+    return lists

@@ -1,0 +1,99 @@
+"""What a report tells about one run, read once and checked, before anything is drawn."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..callbacks.records import RunDir, Snapshot, read_json
+from ..errors import RunError, UsageError
+from .table import join_rows, metrics_by_step, read_snapshots
+
+
+@dataclass(frozen=True)
+class Story:
+    """Everything a page says about one run, read once."""
+
+    index: int
+    """Place among the runs of the page: decides the colour."""
+    name: str
+    run: RunDir
+    birth: dict[str, Any]
+    config: str
+    metrics: dict[int, dict[str, float]]
+    snapshots: list[Snapshot]
+    rows: list[dict[str, Any]]
+
+    @property
+    def first(self) -> Snapshot | None:
+        """The snapshot at birth."""
+        return self.snapshots[0] if self.snapshots and self.snapshots[0].step == 0 else None
+
+    @property
+    def last(self) -> Snapshot | None:
+        """The latest snapshot after birth."""
+        return self.snapshots[-1] if self.snapshots and self.snapshots[-1].step > 0 else None
+
+    @property
+    def moments(self) -> list[tuple[bool, Snapshot]]:
+        """(now?, snapshot) of birth and of now, as far as they exist."""
+        return [(now, s) for now, s in ((False, self.first), (True, self.last)) if s is not None]
+
+    def series(self, key: str) -> tuple[list[int], list[float]]:
+        """Steps and values of a metrics.jsonl key, where it was logged; what is not a number is NaN."""
+        told = [(step, number(record[key])) for step, record in self.metrics.items() if key in record]
+        return [step for step, _ in told], [value for _, value in told]
+
+
+def read_stories(runs: Sequence[RunDir]) -> list[Story]:
+    """Read every run; RunError names the file that is damaged."""
+    if not runs:
+        raise UsageError("a report needs at least one run")
+    stories = []
+    for index, (run, name) in enumerate(zip(runs, _names(runs), strict=True)):
+        birth = read_json(run.birth)
+        if not isinstance(birth, dict):
+            raise RunError(f"{run.birth}: damaged (not an object)")
+        metrics, snapshots = metrics_by_step(run), read_snapshots(run)
+        rows = join_rows(snapshots, metrics)
+        config = run.config.read_text(encoding="utf-8", errors="backslashreplace")
+        stories.append(Story(index, name, run, birth, config, metrics, snapshots, rows))
+    return stories
+
+
+def _names(runs: Sequence[RunDir]) -> list[str]:
+    """The shortest ends of the runs' paths that tell them apart; a run given twice is numbered."""
+    parts = [run.path.resolve().parts for run in runs]
+    for depth in range(1, max(map(len, parts)) + 1):
+        names = ["/".join(p[-depth:]) for p in parts]
+        if len(set(names)) == len(set(parts)):
+            break
+    seen: dict[str, int] = {}
+    for i, name in enumerate(names):
+        seen[name] = seen.get(name, 0) + 1
+        names[i] = printable(name if seen[name] == 1 else f"{name} ({seen[name]})")
+    return names
+
+
+def number(value: Any) -> float:
+    """A logged value as a finite float, or NaN."""
+    finite = isinstance(value, (int, float)) and math.isfinite(value)
+    return float(value) if finite else math.nan
+
+
+def printable(text: Any) -> str:
+    """Text with everything that does not print written out: token texts and file names may hold anything."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def ranks(mean_prob: np.ndarray) -> np.ndarray:
+    """Rank of every token in p̄, from 1; NaN everywhere if p̄ is not finite."""
+    if not np.isfinite(mean_prob).all():
+        return np.full(len(mean_prob), np.nan)
+    result = np.empty(len(mean_prob))
+    result[np.argsort(-mean_prob, kind="stable")] = np.arange(1, len(mean_prob) + 1)
+    return result
