@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import math
 import os
 import shutil
 import tempfile
@@ -17,6 +19,14 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ..errors import RunError, UsageError
+
+
+def _disk_full(path: Path, error: Exception) -> Exception:
+    """``error`` as a RunError that names ``path`` if the disk is full, else as it is."""
+    # safetensors hands on what the system said as text.
+    if getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC}" in str(error):
+        return RunError(f"{path}: no space left on the device; free some, then go on")
+    return error
 
 
 @contextmanager
@@ -36,6 +46,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
         if path.is_dir():
             path.rename(scratch / "old")
         new.replace(path)
+    except (OSError, SafetensorError) as error:
+        raise _disk_full(path, error) from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -46,9 +58,18 @@ def write_text(path: Path, text: str) -> None:
         new.write_text(text, encoding="utf-8")
 
 
+def strict(value: Any) -> Any:
+    """``value`` as JSON can say it: numbers that are not finite become None."""
+    if isinstance(value, Mapping):
+        return {k: strict(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [strict(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically, indented, keys in the order given."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
+    write_text(path, json.dumps(strict(value), indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path) -> Any:
@@ -97,6 +118,8 @@ class Snapshot:
     def read(cls, folder: Path) -> Snapshot:
         """Read a snapshot folder; RunError names the file that is missing or damaged."""
         summary = read_json(folder / "summary.json")
+        if not isinstance(summary, dict) or not isinstance(summary.get("bias"), dict) or "step" not in summary:
+            raise RunError(f"{folder / 'summary.json'}: damaged (no step or no bias in it)")
         file = folder / "arrays.safetensors"
         try:
             arrays = load_file(file)
@@ -170,8 +193,11 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Append one line ``{"step": …, …}``; lines are written in one call, so that a crash can cut only the last."""
-    with path.open("a", encoding="utf-8") as f:
-        f.write(json.dumps({"step": step, **metrics}) + "\n")
+    try:
+        with path.open("a", encoding="utf-8") as f:
+            f.write(json.dumps(strict({"step": step, **metrics})) + "\n")
+    except OSError as error:
+        raise _disk_full(path, error) from None
 
 
 def truncate_metrics(path: Path, last_step: int) -> None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import jinja2
 
-from ..callbacks.records import RunDir, write_text
+from ..callbacks.records import RunDir, strict, write_text
 from .canvas import RUN_COLOURS, THEME
 from .pictures import short
 from .sections import FAVOURITES, sections
 from .story import Story, number, printable, ranks, read_stories
-from .table import COLUMNS, format_value
+from .table import format_value, shown_columns
 
 
 def build_report(runs: Sequence[RunDir], out: Path) -> None:
@@ -40,7 +40,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
     page = template.render(
         stories=stories,
         strips=[_key_figures(story) for story in stories],
-        columns=COLUMNS,
+        columns=shown_columns([row for story in stories for row in story.rows]),
         sections={section.id: section for section in sections(stories)},
         favourites=[favourites(story) for story in stories],
         certificates=[_certificate(story) for story in stories],
@@ -63,16 +63,11 @@ def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
                 "n_params": story.birth.get("n_params"),
                 "corpus": story.birth.get("data"),
                 "final_step": max([*story.metrics, *(s.step for s in story.snapshots)], default=0),
-                "rows": [{key: _strict(value) for key, value in row.items()} for row in story.rows],
+                "rows": strict(story.rows),
             }
             for story in read_stories(runs)
         ]
     }
-
-
-def _strict(value: Any) -> Any:
-    """JSON has no NaN and no infinity."""
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def colour_variable(run: int) -> str:

@@ -88,13 +88,15 @@ def _logged(stories: Sequence[Story], roles: Mapping[str, tuple[str, Mapping[str
     return curves
 
 
-def _measured(stories: Sequence[Story], roles: Mapping[str, tuple[str, Mapping[str, Any]]]) -> list[pictures.Curve]:
-    """Curves of snapshot scalars over training: name → (role, line style)."""
+def _measured(
+    stories: Sequence[Story], roles: Mapping[str, tuple[str, Mapping[str, Any]]], group: str = "bias"
+) -> list[pictures.Curve]:
+    """Curves of snapshot scalars over training: name → (role, line style); ``group`` names the probe's scalars."""
     curves = []
     for story in stories:
         steps = [snapshot.step for snapshot in story.snapshots]
         for key, (role, style) in roles.items():
-            values = [number(snapshot.bias.get(key)) for snapshot in story.snapshots]
+            values = [number(snapshot.summary.get(group, {}).get(key)) for snapshot in story.snapshots]
             if np.isfinite(values).any():
                 curves.append(pictures.Curve(story.index, _legend_name(story, stories), steps, values, role, style))
     return curves
@@ -290,24 +292,30 @@ def _sink(stories: Sequence[Story], linear: float | None) -> Section:
         "a key receives. Grey: what uniform attention would give.",
     )
     curves = _measured(stories, {"sink_mass": ("mean over heads", _SOLID), "sink_mass_max": ("largest head", _DOTTED)})
+    curves += _measured(stories, {"sink_mass": ("mean over heads, text probe", _DASHED)}, "bias_text")
     level = _control(stories, "sink_uniform", "uniform", band=False)
     _over_training(section, "mass", "Sink mass over training.", curves, "sink mass", linear, level)
     rate = _measured(stories, {"sink_rate": ("", _SOLID)})
+    rate += _measured(stories, {"sink_rate": ("text probe", _DASHED)}, "bias_text")
     epsilons = {format_value(s.bias.get("sink_epsilon"), "g") for story in stories for s in story.snapshots}
     threshold = " or ".join(sorted(epsilons))
     caption = f"Share of (sequence, layer, head) whose importance of key 0 exceeds ε = {threshold}."
     _over_training(section, "rate", caption, rate, "sink rate (%)", linear)
 
-    def heatmap(story: Story) -> Figure | None:
-        panels = _panels(story, "sink_mass")
-        return pictures.sink_heatmap(panels) if panels else None
+    for prefix, probe in (("", ""), ("text.", ", text probe")):
 
-    def keys(story: Story) -> Figure | None:
-        panels = _panels(story, "importance")
-        return pictures.importance(panels) if panels else None
+        def heatmap(story: Story, prefix: str = prefix) -> Figure | None:
+            panels = _panels(story, f"{prefix}sink_mass")
+            return pictures.sink_heatmap(panels) if panels else None
 
-    _per_run(section, stories, "heads", "Sink mass by block and head.", heatmap)
-    _per_run(section, stories, "keys", "Importance over key position, mean over the heads of a block.", keys)
+        def keys(story: Story, prefix: str = prefix) -> Figure | None:
+            panels = _panels(story, f"{prefix}importance")
+            return pictures.importance(panels) if panels else None
+
+        key = prefix.rstrip(".")
+        _per_run(section, stories, f"heads{key}", f"Sink mass by block and head{probe}.", heatmap)
+        caption = f"Importance over key position, mean over the heads of a block{probe}."
+        _per_run(section, stories, f"keys{key}", caption, keys)
     return section
 
 

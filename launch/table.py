@@ -54,6 +54,8 @@ class Column:
     """Name of the control that stands in brackets behind it."""
     control_title: str = ""
     """What the control is."""
+    optional: bool = False
+    """Shown only where it was measured."""
 
     def cell(self, row: Mapping[str, Any]) -> str:
         """The value of ``row``, without its control."""
@@ -68,6 +70,7 @@ COLUMNS = (
     Column("step", "step", ",d"),
     Column("val_loss", "val loss", ".3f"),
     Column("train_loss", "train loss", ".3f"),
+    Column("val_loss_trigger", "trigger loss", ".3f", optional=True),
     Column("alignment", "alignment", ".3f", "alignment_stranger", "stranger"),
     Column("drift", "drift", ".3f"),
     Column("preference_ratio", "preference ratio", "ratio"),
@@ -77,7 +80,15 @@ COLUMNS = (
     Column("overlap_100", "overlap@100", ".2f"),
     Column("sink_mass", "sink mass", ".3f", "sink_uniform", "uniform"),
     Column("sink_rate", "sink rate %", ".1f"),
+    Column("text_sink_mass", "sink mass on text", ".3f", optional=True),
 )
+
+
+def shown_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+    """The columns that ``rows`` have something for, and those that every table has."""
+    return [c for c in COLUMNS if not c.optional or any(row.get(c.key) is not None for row in rows)]
+
+
 _BY_KEY = {column.key: column for column in COLUMNS}
 
 
@@ -102,8 +113,6 @@ def read_snapshots(run: RunDir) -> list[Snapshot]:
     for folder, snapshot in zip(folders, snapshots, strict=True):
         file = folder / "summary.json"
         summary = snapshot.summary
-        if not isinstance(summary, dict) or not isinstance(summary.get("bias"), dict) or "step" not in summary:
-            raise RunError(f"{file}: damaged (no step or no bias in it)")
         for name, value in summary["bias"].items():
             if value is not None and not isinstance(value, (int, float)):
                 raise RunError(f"{file}: damaged (bias.{name} is {value!r}, not a number)")
@@ -141,6 +150,8 @@ def join_rows(snapshots: Iterable[Snapshot], metrics: Mapping[int, Mapping[str, 
         }
         row |= {name: metrics.get(step, {}).get(key) for name, key in _LOSSES.items()}
         row |= snapshot.bias if snapshot else {}
+        text = snapshot.summary.get("bias_text", {}) if snapshot else {}
+        row |= {f"text_{name}": value for name, value in text.items()}
         rows.append(row)
     return rows
 
@@ -150,8 +161,8 @@ def snapshot_rows(run: RunDir) -> list[dict[str, Any]]:
 
     A row holds ``step``, ``label`` (``birth``, ``step``, ``end``), ``tokens``, the losses of metrics.jsonl at exactly
     that step (``val_loss``, ``train_loss``, ``val_bits_per_byte``, ``val_loss_trigger``; None where that step has
-    none) and every scalar of the snapshot under its own name. If training went on after the last snapshot, a last row
-    tells the losses of the end.
+    none) and every scalar of the snapshot under its own name, those of the text probe with ``text_`` before it.
+    If training went on after the last snapshot, a last row tells the losses of the end.
     """
     return join_rows(read_snapshots(run), metrics_by_step(run))
 
@@ -164,6 +175,7 @@ def print_table(run: RunDir, console: Console) -> None:
         return
     loss = "val_loss" if any(row["val_loss"] is not None for row in rows) else "train_loss"
     full = ["step", loss, "alignment", "preference_ratio", "rank_persistence", "sink_mass"]
+    full += [column.key for column in shown_columns(rows) if column.optional]
     table = _table(rows, full, console, controls=True)
     for columns in (full, ["step", loss, "alignment", "sink_mass"], ["step", loss]):
         if Measurement.get(console, console.options, table).maximum < console.width:
