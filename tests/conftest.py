@@ -1,0 +1,45 @@
+"""What several folders' tests share: a run that trains in a second."""
+
+from dataclasses import replace
+from functools import reduce
+
+import pytest
+
+from birthmark.callbacks.config import LogConfig, SnapshotConfig
+from birthmark.data.config import DataConfig
+from birthmark.models.config import ModelConfig
+from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
+
+_TINY = RunConfig(
+    name="tiny",
+    init_seed=3,
+    model=ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=24, max_seq_len=12),
+    data=DataConfig(path="backcopy", data_seed=5),
+    optim=OptimConfig(lr=0.01, warmup_steps=2, grad_clip=0.5),
+    trainer=TrainerConfig(
+        max_steps=6,
+        micro_batch_size=2,
+        global_batch_size=4,
+        checkpoint_every=2,
+        log_every=1,
+        val_sequences=6,
+        device="cpu",
+    ),
+    snapshot=SnapshotConfig(n_sequences=10, seq_len=8, batch_size=4, top_k=5),
+    log=LogConfig(wandb="off"),
+)
+
+
+def _set(config, path, value):
+    head, _, rest = path.partition(".")
+    return replace(config, **{head: _set(getattr(config, head), rest, value) if rest else value})
+
+
+@pytest.fixture
+def tiny():
+    """A tiny run's config; dotted fields can be overridden: ``tiny({"trainer.max_steps": 2})``."""
+
+    def build(overrides=None):
+        return reduce(lambda config, item: _set(config, *item), (overrides or {}).items(), _TINY)
+
+    return build

@@ -1,0 +1,56 @@
+import pytest
+import torch
+
+from birthmark.models.birth import born
+from birthmark.models.config import ModelConfig
+from birthmark.trainer.config import OptimConfig, TrainerConfig
+from birthmark.trainer.module import PretrainModule, next_token_losses
+from birthmark.trainer.throughput import Stopwatch, flops_per_token
+
+CONFIG = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=24, max_seq_len=12, bias=True, norm="layernorm")
+
+
+def test_losses_are_minus_the_log_probability_of_the_next_token():
+    model = born(CONFIG, 0)
+    batch = torch.randint(0, 24, (3, 9), generator=torch.Generator().manual_seed(1))
+    probabilities = model(batch[:, :-1]).double().softmax(-1)
+    slow = [[-probabilities[b, t, batch[b, t + 1]].log().item() for t in range(8)] for b in range(3)]
+    torch.testing.assert_close(next_token_losses(model, batch).double(), torch.tensor(slow).double(), atol=1e-5, rtol=0)
+
+
+def test_decay_is_on_matrices_and_embeddings_only():
+    module = PretrainModule(born(CONFIG, 0), OptimConfig(weight_decay=0.3), TrainerConfig())
+    optimizer = module.configure_optimizers()["optimizer"]
+    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
+    for name, parameter in module.model.named_parameters():
+        is_matrix = name.endswith("weight")
+        assert decay[id(parameter)] == (0.3 if is_matrix else 0.0), name
+    assert len(decay) == len(list(module.model.parameters()))
+
+
+def test_flops_per_token_count_matrix_products_forward_and_twice_backward():
+    """Against FLOPs counted while the products run (attention's full T×T, as the published formula has it)."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    config = ModelConfig(d_model=32, n_layers=3, n_heads=4, n_kv_heads=2, vocab_size=50, max_seq_len=16, mlp="swiglu")
+    model = born(config, 0)
+    tokens = torch.randint(0, 50, (1, 16))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+        model(tokens)
+    counted = 3 * counter.get_total_flops() / 16
+    vectors = sum(p.numel() for p in model.parameters() if p.ndim == 1)
+    n_params = sum(p.numel() for p in model.parameters())
+    assert flops_per_token(config, n_params, 16) - 6 * vectors == pytest.approx(counted, rel=1e-6)
+
+
+def test_the_stopwatch_leaves_pauses_out(monkeypatch):
+    now = iter([10.0, 12.0, 100.0, 101.5])
+    monkeypatch.setattr("birthmark.trainer.throughput.time.perf_counter", lambda: next(now))
+    watch = Stopwatch()
+    watch.resume()
+    watch.pause()
+    watch.resume()
+    watch.pause()
+    watch.pause()
+    assert watch.take() == 3.5
+    assert watch.take() == 0.0

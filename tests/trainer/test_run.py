@@ -1,0 +1,269 @@
+"""Whole runs, in process, against a training loop written out by hand."""
+
+import json
+import signal
+import subprocess
+import sys
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from filelock import FileLock
+from rich.console import Console
+
+from birthmark.callbacks.records import RunDir, Snapshot, read_metrics
+from birthmark.data.prepare import prepare
+from birthmark.errors import RunError, UsageError
+from birthmark.models.birth import born, digest
+from birthmark.trainer.checkpoint import FolderCheckpointIO
+from birthmark.trainer.run import pretrain
+
+
+def run(config, path, **more):
+    return pretrain(config, RunDir(path), console=Console(quiet=True), **more).run
+
+
+def logged(run, key):
+    return {r["step"]: r[key] for r in read_metrics(run.metrics) if key in r}
+
+
+def weights(run, step):
+    return FolderCheckpointIO().load_checkpoint(run.checkpoint(step))["state_dict"]
+
+
+def test_a_run_is_the_plain_loop_that_one_would_write_by_hand(tiny, tmp_path):
+    config = tiny()
+    done = run(config, tmp_path / "run")
+
+    model = born(config.model, config.init_seed)
+    source = prepare(config.data, vocab_size=24, seq_len=12).train
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    optimizer = torch.optim.AdamW(
+        [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}],
+        betas=(0.9, 0.95),
+    )
+    losses, norms = {}, {}
+    for step in range(6):
+        progress = (step - 2) / 3
+        share = (step + 1) / 2 if step < 2 else 0.1 + 0.45 * (1 + np.cos(np.pi * progress))
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * share
+        optimizer.zero_grad()
+        total = 0.0
+        for micro in range(2):
+            batch = torch.from_numpy(source.batch(step * 4 + micro * 2, 2))
+            logits = model(batch[:, :-1])
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()) / 2
+            loss.backward()
+            total += loss.item()
+        norms[step + 1] = torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5).item()
+        optimizer.step()
+        losses[step + 1] = total
+
+    assert logged(done, "train/loss") == pytest.approx(losses, rel=1e-6)
+    assert logged(done, "train/grad_norm") == pytest.approx(norms, rel=1e-5)
+    after = weights(done, 6)
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(after[f"model.{name}"], parameter.data, atol=1e-6, rtol=1e-5)
+
+
+def test_snapshots_leave_training_bit_for_bit_alone(tiny, tmp_path):
+    torch.manual_seed(0)
+    with_them = run(tiny(), tmp_path / "with")
+    state_with = torch.get_rng_state()
+    torch.manual_seed(0)
+    without = run(tiny({"snapshot.enabled": False}), tmp_path / "without")
+    assert torch.equal(state_with, torch.get_rng_state())
+    for key in ("train/loss", "train/grad_norm", "val/loss"):
+        assert logged(with_them, key) == logged(without, key)
+    a, b = (FolderCheckpointIO().load_checkpoint(r.checkpoint(6)) for r in (with_them, without))
+    assert all(torch.equal(a["state_dict"][k], b["state_dict"][k]) for k in a["state_dict"])
+    assert not (without.path / "snapshots").exists()
+
+
+@pytest.mark.parametrize("stop_at", [2, 4])
+def test_k_steps_and_the_rest_are_all_steps_bit_for_bit(tiny, tmp_path, stop_at):
+    whole = run(tiny(), tmp_path / "whole")
+    for step in (2, 4, 6):
+        folder = tmp_path / "parts" / "checkpoints" / f"step-{step:08d}"
+        if step <= stop_at:
+            folder.mkdir(parents=True)
+            for file in whole.checkpoint(step).iterdir():
+                (folder / file.name).write_bytes(file.read_bytes())
+    parts = RunDir(tmp_path / "parts")
+    for file in (whole.config, whole.birth, whole.metrics):
+        (parts.path / file.name).write_bytes(file.read_bytes())
+    run(tiny(), parts.path, resume=True)
+    a, b = (FolderCheckpointIO().load_checkpoint(r.checkpoint(6)) for r in (whole, parts))
+    assert all(torch.equal(a["state_dict"][k], b["state_dict"][k]) for k in a["state_dict"])
+    moments = [c["optimizer_states"][0]["state"] for c in (a, b)]
+    assert all(torch.equal(moments[0][i][k], moments[1][i][k]) for i in moments[0] for k in moments[0][i])
+    for key in ("train/loss", "train/lr", "val/loss", "bias/alignment", "bias/rank_persistence"):
+        assert logged(parts, key) == logged(whole, key)
+    assert [r["step"] for r in read_metrics(parts.metrics)] == sorted(r["step"] for r in read_metrics(parts.metrics))
+
+
+def test_a_run_leaves_its_records(tiny, tmp_path):
+    config = tiny({"snapshot.probes": ["random", "text"]})
+    done = run(config, tmp_path / "run")
+    assert yaml.safe_load(done.config.read_text()) == asdict(config)
+    birth = json.loads(done.birth.read_text())
+    assert birth["digest"] == digest(born(config.model, 3))
+    assert (birth["init_seed"], birth["data_seed"], birth["probe_seed"]) == (3, 5, 0)
+    assert birth["data"]["path"] == "backcopy"
+    assert [s.step for s in done.snapshots()] == [0, 2, 4, 6]
+    assert [c.name for c in done.checkpoints()] == ["step-00000002", "step-00000004", "step-00000006"]
+    keys = set().union(*map(set, read_metrics(done.metrics)))
+    assert keys >= {
+        *("train/loss", "train/lr", "train/grad_norm", "train/tokens", "train/tokens_per_s", "train/flops_per_s"),
+        *("val/loss", "val/loss_trigger", "bias/alignment", "bias/preference_ratio", "bias/rank_persistence"),
+        *("bias/sink_mass", "bias/alignment_stranger", "bias/rank_persistence_stranger", "bias_text/sink_mass"),
+    }
+    assert logged(done, "train/tokens") == {step: step * 4 * 12 for step in range(1, 7)}
+
+
+def test_validation_is_the_mean_over_the_first_windows(tiny, tmp_path):
+    config = tiny()
+    done = run(config, tmp_path / "run")
+    data = prepare(config.data, vocab_size=24, seq_len=12)
+    batch = torch.from_numpy(data.val.batch(0, 6))
+    log_p = born(config.model, 3)(batch[:, :-1]).double().log_softmax(-1)
+    losses = -log_p.gather(-1, batch[:, 1:, None])[..., 0]
+    assert logged(done, "val/loss")[0] == pytest.approx(losses.mean().item(), rel=1e-6)
+    triggers = (batch[:, :-1] >= 1) & (batch[:, :-1] <= 3)
+    assert logged(done, "val/loss_trigger")[0] == pytest.approx(losses[triggers].mean().item(), rel=1e-6)
+
+
+def test_birth_is_the_measure_and_strangers_are_the_control(tiny, tmp_path):
+    done = run(tiny(), tmp_path / "run")
+    birth = Snapshot.read(done.snapshot(0))
+    assert birth.bias["drift"] == pytest.approx(1)
+    assert birth.bias["rank_persistence"] == pytest.approx(1)
+    assert abs(birth.bias["rank_persistence_stranger"]) < 0.9
+    assert birth.arrays["stranger_mean_prob"].shape == (2, 24)
+    # The strangers are births of their own seeds.
+    other = run(tiny({"init_seed": 4, "snapshot.n_strangers": 0}), tmp_path / "other")
+    strange = Snapshot.read(other.snapshot(0))
+    np.testing.assert_allclose(birth.arrays["stranger_mean_prob"][0], strange.arrays["mean_prob"], rtol=1e-12)
+    np.testing.assert_allclose(birth.arrays["stranger_direction"][0], strange.arrays["mean_direction"], rtol=1e-9)
+    assert "alignment_stranger" not in strange.bias
+    again = run(tiny({"data.data_seed": 99}), tmp_path / "again")
+    favourites = [t["id"] for t in birth.summary["top_tokens"]]
+    assert [t["id"] for t in Snapshot.read(again.snapshot(0)).summary["top_tokens"]] == favourites
+    assert [t["id"] for t in strange.summary["top_tokens"]] != favourites
+
+
+def test_resuming_without_a_birth_snapshot_measures_birth_again(tiny, tmp_path):
+    whole = run(tiny(), tmp_path / "whole")
+    for folder in (whole.snapshot(0), whole.snapshot(6), whole.checkpoint(6)):
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+    before = logged(whole, "bias/alignment")[6]
+    run(tiny(), whole.path, resume=True)
+    assert logged(whole, "bias/alignment")[6] == pytest.approx(before, rel=1e-12)
+
+
+def test_a_used_directory_is_refused_and_nothing_in_it_changes(tiny, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="already in use"):
+        run(tiny(), tmp_path)
+    assert [f.name for f in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_resumed_run_keeps_what_makes_it_itself(tiny, tmp_path):
+    done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
+    for change in ({"init_seed": 4}, {"model.n_layers": 3}, {"data.data_seed": 6}, {"snapshot.probe_seed": 1}):
+        with pytest.raises(UsageError, match=next(iter(change)).partition(".")[0]):
+            run(tiny(change), done.path, resume=True)
+    run(tiny({"trainer.max_steps": 4}), done.path, resume=True)
+    assert max(logged(done, "train/loss")) == 4
+
+
+def test_a_certificate_that_does_not_match_is_refused(tiny, tmp_path):
+    done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
+    record = json.loads(done.birth.read_text())
+    done.birth.write_text(json.dumps({**record, "digest": "0" * 64}))
+    with pytest.raises(RunError, match=r"birth\.json"):
+        run(tiny({"trainer.max_steps": 4}), done.path, resume=True)
+
+
+def test_a_damaged_checkpoint_is_named_and_kept(tiny, tmp_path):
+    done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
+    file = done.checkpoint(2) / "tensors.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(RunError, match=r"step-00000002/tensors\.safetensors: damaged"):
+        run(tiny({"trainer.max_steps": 4}), done.path, resume=True)
+    assert file.exists()
+
+
+def test_a_loss_that_is_not_a_number_ends_the_run_and_spares_the_checkpoints(tiny, tmp_path):
+    with pytest.raises(RunError, match=r"(loss|gradient norm) is (nan|inf) at step \d.*optim\.lr"):
+        run(tiny({"optim.lr": 1e30, "optim.grad_clip": 0.0, "trainer.max_steps": 40}), tmp_path / "run")
+    done = RunDir(tmp_path / "run")
+    for folder in done.checkpoints():
+        state = FolderCheckpointIO().load_checkpoint(folder)["state_dict"]
+        assert all(value.isfinite().all() for value in state.values()), folder
+    assert all(np.isfinite(s.arrays["mean_prob"]).all() for s in done.snapshots())
+
+
+def test_two_processes_cannot_write_one_run(tiny, tmp_path):
+    done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
+    command = [sys.executable, "-m", "birthmark.launch.cli", "pretrain", f"--resume={done.path}"]
+    with FileLock(done.path / ".lock"):
+        second = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert second.returncode == 2
+    assert "another process is writing this run" in second.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(tiny, tmp_path, number):
+    config = tiny({"trainer.max_steps": 400, "trainer.checkpoint_every": 400})
+    file = tmp_path / "config.yaml"
+    stored = {k: v for k, v in asdict(config).items() if k not in ("name", "run_dir")}
+    file.write_text(yaml.safe_dump(stored))
+    parts = RunDir(tmp_path / "parts")
+    command = [sys.executable, "-m", "birthmark.launch.cli", "pretrain"]
+    process = subprocess.Popen(
+        [*command, "--config", str(file), "--run_dir", str(parts.path)], stdout=subprocess.PIPE, text=True
+    )
+    while process.poll() is None and len(read_metrics(parts.metrics)) < 20:
+        pass
+    process.send_signal(number)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert f"stopped by {number.name}" in told
+    assert "--resume" in told
+    (stopped,) = parts.checkpoints()
+    step = int(stopped.name[5:])
+    assert 0 < step < 400
+    assert parts.report.is_file()
+    assert parts.snapshot(step).is_dir()
+    subprocess.run([*command, "--resume", str(parts.path)], check=True, capture_output=True)
+    whole = run(config, tmp_path / "whole")
+    assert logged(parts, "train/loss") == logged(whole, "train/loss")
+    a, b = weights(parts, 400), weights(whole, 400)
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_bf16_trains_near_fp32_with_float32_weights(tiny, tmp_path):
+    fp32, bf16 = (run(tiny({"trainer.precision": p}), tmp_path / p) for p in ("fp32", "bf16"))
+    a, b = logged(fp32, "train/loss"), logged(bf16, "train/loss")
+    assert a != b
+    assert list(a.values()) == pytest.approx(list(b.values()), rel=0.02)
+    assert {v.dtype for v in weights(bf16, 6).values()} == {torch.float32}
+    assert bf16.snapshots()[0].summary["probe"]["dtype"] == "float32"
+    assert bf16.snapshots()[0].bias == fp32.snapshots()[0].bias
+
+
+def test_a_compiled_run_trains_alike_and_snapshots_do_not_recompile_it(tiny, tmp_path):
+    eager = run(tiny(), tmp_path / "eager")
+    torch._dynamo.utils.counters.clear()
+    compiled = run(tiny({"trainer.compile": True}), tmp_path / "compiled")
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    assert graphs == 1
+    assert logged(compiled, "train/loss") == pytest.approx(logged(eager, "train/loss"), rel=1e-4)
+    assert logged(compiled, "bias/alignment")[0] == logged(eager, "bias/alignment")[0]
