@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal
+
+TEXT_SUFFIXES = (".txt", ".md", ".py")
+"""Files that are one document each."""
+
+TABLE_SUFFIXES = (".parquet", ".arrow", ".json", ".jsonl", ".csv")
+"""Files whose rows are documents; read through ``datasets``."""
 
 
 @dataclass(frozen=True)
@@ -12,8 +19,8 @@ class DataConfig:
 
     path: str | list[str] = "stdlib"
     """Corpus: ``stdlib`` (source text of the running Python's standard library), ``backcopy`` (the bigram-backcopy
-    task), one or more .txt/.md/.py files or folders, ``hf:NAME[:CONFIG]`` (anything that ``datasets`` loads), or a
-    local .parquet/.arrow/.json/.jsonl/.csv file."""
+    task), one or more .txt/.md/.py files or folders, ``hf:NAME[:CONFIG]`` (anything that ``datasets`` loads), or
+    one or more local .parquet/.arrow/.json/.jsonl/.csv files of one kind."""
 
     tokenizer: str = "bpe"
     """``bpe`` trains a byte-level BPE of model.vocab_size tokens on the corpus; else the path of a ``tokenizers``
@@ -24,7 +31,7 @@ class DataConfig:
 
     val_fraction: float = 0.02
     """Share of the corpus's documents kept for validation, in (0, 1); the split depends on each document's name or
-    content, not on its place."""
+    content, not on its place. A corpus of one document gives its end. Not used by ``backcopy``."""
 
     text_field: str = "text"
     """Column that holds the text, for ``hf:`` and tabular corpora."""
@@ -40,3 +47,55 @@ class DataConfig:
 
     verify: Literal["checksum", "size"] = "checksum"
     """How shards are verified when reused: SHA-256 of every byte, or file sizes only (for corpora of terabytes)."""
+
+    @property
+    def entries(self) -> list[str]:
+        """``path`` as a list, whichever way it was written."""
+        return [self.path] if isinstance(self.path, str) else list(self.path)
+
+    def problems(self) -> list[str]:
+        """Everything about this config that can be seen to be wrong without reading a corpus; one line each."""
+        found = self._path_problems()
+        if self.tokenizer != "bpe" and self.path != "backcopy" and not Path(self.tokenizer).expanduser().is_file():
+            found.append(
+                f"data.tokenizer: no file {self.tokenizer!r}; give 'bpe' or the path of a tokenizers JSON file"
+            )
+        if not 0.0 < self.val_fraction < 1.0:
+            found.append(f"data.val_fraction: {self.val_fraction} is not between 0 and 1, both excluded")
+        if not self.text_field:
+            found.append("data.text_field: empty; name the column that holds the text")
+        if not self.cache_dir:
+            found.append("data.cache_dir: empty; name a folder that can be written to")
+        if self.n_workers < 0:
+            found.append(f"data.n_workers: {self.n_workers} is negative; 0 takes one per core")
+        if self.verify not in ("checksum", "size"):
+            found.append(f"data.verify: {self.verify!r} is neither 'checksum' nor 'size'")
+        return found
+
+    def _path_problems(self) -> list[str]:
+        if not self.entries:
+            return ["data.path: empty; name a corpus, for example 'stdlib'"]
+        found = []
+        for entry in self.entries:
+            named = entry in ("stdlib", "backcopy") or entry.startswith("hf:")
+            if named and not isinstance(self.path, str):
+                found.append(f"data.path: {entry!r} in a list; it stands alone, only files and folders are listed")
+            elif entry.startswith("hf:") and not entry.split(":")[1]:
+                found.append(f"data.path: {entry!r} names no dataset; write hf:NAME or hf:NAME:CONFIG")
+            elif not named:
+                found += self._file_problems(entry)
+        suffixes = {Path(entry).suffix.lower() for entry in self.entries}
+        if len(suffixes) > 1 and suffixes & set(TABLE_SUFFIXES):
+            kinds = ", ".join(suffix or "a folder" for suffix in sorted(suffixes))
+            found.append(f"data.path: lists {kinds}; tabular files go with files of the same kind only")
+        return found
+
+    @staticmethod
+    def _file_problems(entry: str) -> list[str]:
+        path = Path(entry).expanduser()
+        if not entry or not path.exists():
+            known = "a file or folder, 'stdlib', 'backcopy' or 'hf:NAME'"
+            return [f"data.path: {entry!r} does not exist; give {known}"]
+        if path.is_file() and path.suffix.lower() not in TEXT_SUFFIXES + TABLE_SUFFIXES:
+            return [f"data.path: {entry!r} is of no known kind; known are {' '.join(TEXT_SUFFIXES + TABLE_SUFFIXES)}"]
+        return []

@@ -1,0 +1,183 @@
+"""Samples as a pure function of (data_seed, sample index), so that a resumed run needs no loader state.
+
+The global sample index is ``step * global_batch_size + position in the global batch``. Whoever asks for an index gets
+the same tokens: at any step, on any rank, under any micro-batch size and any number of workers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from ..errors import UsageError
+from .permutation import permuted
+
+
+class BatchSource(Protocol):
+    """Where samples come from; see the module for what an index is."""
+
+    seq_len: int
+    vocab_size: int
+
+    @property
+    def n_tokens(self) -> int | None:
+        """Tokens in the source; None: endless."""
+
+    @property
+    def n_samples(self) -> int | None:
+        """Different samples in the source (per epoch); None: endless."""
+
+    def batch(self, first_sample: int, n: int) -> np.ndarray:
+        """Samples ``first_sample`` to ``first_sample + n``: int64 ``[n, seq_len + 1]``; inputs and targets overlap."""
+
+
+class ShardedTokens:
+    """Token shards on disk, read as one array. Pickles as file names, so workers map the files themselves."""
+
+    def __init__(self, paths: Sequence[Path], dtype: str) -> None:
+        self.paths = list(paths)
+        self.dtype = dtype
+        self._map()
+
+    def _map(self) -> None:
+        # numpy refuses to map an empty file.
+        self._shards = [
+            np.asarray(np.memmap(path, dtype=self.dtype, mode="r")) for path in self.paths if path.stat().st_size
+        ]
+        self._ends = np.cumsum([len(shard) for shard in self._shards], dtype=np.int64)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"paths": self.paths, "dtype": self.dtype}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """``length`` tokens from each of ``starts``, across shard borders where need be; int64 ``[n, length]``."""
+        out = np.empty((len(starts), length), dtype=np.int64)
+        for row, start in zip(out, starts.tolist(), strict=True):
+            done = 0
+            while done < length:
+                index = int(np.searchsorted(self._ends, start + done, side="right"))
+                shard = self._shards[index]
+                offset = start + done - (int(self._ends[index]) - len(shard))
+                piece = shard[offset : offset + length - done]
+                row[done : done + len(piece)] = piece
+                done += len(piece)
+        return out
+
+
+class FixedWindows:
+    """Windows of ``seq_len + 1`` tokens, ``seq_len`` apart, in corpus order: for validation.
+
+    Past the last window the first follows again.
+
+    Raises:
+        UsageError: the tokens do not fill one window.
+    """
+
+    def __init__(self, tokens: ShardedTokens, seq_len: int, vocab_size: int, split: str = "val") -> None:
+        self.tokens = tokens
+        self.seq_len = seq_len
+        self.vocab_size = vocab_size
+        self.n_tokens = len(tokens)
+        self.n_samples = (self.n_tokens - 1) // seq_len if self.n_tokens else 0
+        if self.n_samples < 1:
+            mend = "a larger data.val_fraction, " if split == "val" else ""
+            raise UsageError(
+                f"data.path: {self.n_tokens} {split} tokens do not fill one window of model.max_seq_len + 1 = "
+                f"{seq_len + 1}; give a larger corpus, {mend}or a smaller model.max_seq_len"
+            )
+
+    def windows(self, samples: np.ndarray) -> np.ndarray:
+        """Window number of each global sample index; int64 ``[n]``."""
+        return samples % self.n_samples
+
+    def batch(self, first_sample: int, n: int) -> np.ndarray:
+        """See `BatchSource.batch`."""
+        windows = self.windows(np.arange(first_sample, first_sample + n, dtype=np.int64))
+        return self.tokens.read(windows * self.seq_len, self.seq_len + 1)
+
+
+class TokenWindows(FixedWindows):
+    """The same windows, each once per epoch, in an order that ``data_seed`` and the epoch decide: for training."""
+
+    def __init__(
+        self, tokens: ShardedTokens, seq_len: int, vocab_size: int, data_seed: int, split: str = "train"
+    ) -> None:
+        super().__init__(tokens, seq_len, vocab_size, split)
+        self.data_seed = data_seed
+
+    def windows(self, samples: np.ndarray) -> np.ndarray:
+        """Window number of each global sample index; int64 ``[n]``."""
+        epochs, positions = np.divmod(samples, self.n_samples)
+        out = np.empty_like(samples)
+        for epoch in np.unique(epochs).tolist():
+            here = epochs == epoch
+            out[here] = permuted(positions[here], self.n_samples, "order", self.data_seed, epoch)
+        return out
+
+
+class MicroBatches(IterableDataset[torch.Tensor]):
+    """One rank's micro-batches of steps ``first_step`` to ``last_step`` (excluded; None: without end).
+
+    Yields int64 tensors ``[micro_batch_size, seq_len + 1]``. In every step rank ``r`` takes the ``r``-th contiguous
+    part of the global batch. For a ``DataLoader`` with ``batch_size=None``; its workers take turns, so the order is
+    that of a single process.
+
+    Raises:
+        UsageError: the global batch does not divide into micro-batches of all ranks.
+    """
+
+    def __init__(
+        self,
+        source: BatchSource,
+        *,
+        first_step: int = 0,
+        last_step: int | None = None,
+        global_batch_size: int,
+        micro_batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        super().__init__()
+        if min(global_batch_size, micro_batch_size) < 1 or global_batch_size % (world_size * micro_batch_size):
+            raise UsageError(
+                f"trainer.global_batch_size: {global_batch_size} is not a multiple of trainer.micro_batch_size × "
+                f"processes = {micro_batch_size} × {world_size}; change one of them"
+            )
+        if not 0 <= rank < world_size:
+            raise ValueError(f"rank {rank} of {world_size} processes")
+        self.source = source
+        self.first_step = first_step
+        self.last_step = last_step
+        self.global_batch_size = global_batch_size
+        self.micro_batch_size = micro_batch_size
+        self.rank = rank
+        self.world_size = world_size
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of one rank in one step."""
+        return self.global_batch_size // (self.world_size * self.micro_batch_size)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        worker = get_worker_info()
+        turn, turns = (worker.id, worker.num_workers) if worker else (0, 1)
+        first = self.first_step * self.accumulation
+        number = first + turn
+        while self.last_step is None or number < self.last_step * self.accumulation:
+            step, micro = divmod(number, self.accumulation)
+            rank_start = self.rank * self.accumulation * self.micro_batch_size
+            sample = step * self.global_batch_size + rank_start + micro * self.micro_batch_size
+            yield torch.from_numpy(self.source.batch(sample, self.micro_batch_size))
+            number += turns

@@ -1,0 +1,137 @@
+"""Folders that are built once, by one process, whole or not at all, and verified whenever they are used again."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ..errors import RunError, UsageError
+
+META = "meta.json"
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NOT_WRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.EEXIST, errno.ENOTDIR)
+_SCRATCH = ".tmp-"
+_SCRATCH_NAME = re.compile(r"([a-z]+-[0-9a-f]{16})\.tmp-[0-9a-f]{8}")  # nothing else is ours to remove
+
+
+def fingerprint(**parts: Any) -> str:
+    """SHA-256, in hex, of named JSON-able values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def build_once(folder: Path, build: Callable[[Path], dict[str, Any]], verify: str = "checksum") -> dict[str, Any]:
+    """What ``build`` returned, now or when the folder was built.
+
+    Args:
+        folder: the finished folder, named ``word-`` and 16 hex digits that hash everything its content depends on.
+        build: fills the empty folder it is given and returns JSON-able facts about it, with a ``files`` entry:
+            name → ``{"bytes": size, "sha256": hex, ...}``.
+        verify: ``checksum`` reads every byte of a folder that is reused, ``size`` only looks at file sizes.
+
+    Processes that want one folder wait for the first of them. The build happens in a temporary sibling, which is
+    renamed at the end, so a folder of this name is complete; siblings that dead builds left behind are removed.
+
+    Raises:
+        UsageError: the cache directory cannot be written to.
+        RunError: the disk is full, or a reused folder is damaged.
+    """
+    # What exists is complete, and a cache that is shared read-only has no room for a lock.
+    built = folder.is_dir()
+    if not built:
+        with _explained(folder):
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(_lock_path(folder)):
+                built = folder.is_dir()
+                if not built:
+                    _remove_dead_builds(folder)
+                    _build(folder, build)
+    return _verified(folder, verify if built else "size")
+
+
+@contextlib.contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    """Turn the ways in which a cache directory fails into one line; other errors pass."""
+    try:
+        yield
+    except OSError as error:
+        reason = os.strerror(error.errno or 0)
+        if error.errno in _NO_ROOM:
+            raise RunError(
+                f"{folder}: no room left to write ({reason}); free some, or set data.cache_dir elsewhere"
+            ) from error
+        if error.errno in _NOT_WRITABLE:
+            raise UsageError(
+                f"data.cache_dir: cannot write to {str(folder.parent)!r} ({reason}); name another folder"
+            ) from error
+        raise
+
+
+def _build(folder: Path, build: Callable[[Path], dict[str, Any]]) -> None:
+    scratch = folder.with_name(f"{folder.name}{_SCRATCH}{secrets.token_hex(4)}")
+    scratch.mkdir()
+    try:
+        meta = build(scratch)
+        meta["checksum"] = fingerprint(meta=meta)
+        with (scratch / META).open("w", encoding="utf-8") as file:
+            json.dump(meta, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())
+        scratch.rename(folder)
+    except BaseException:
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+
+
+def _verified(folder: Path, verify: str) -> dict[str, Any]:
+    mend = "delete this folder and start again, it will be rebuilt"
+    try:
+        meta = json.loads((folder / META).read_text(encoding="utf-8"))
+        checksum = meta.pop("checksum")
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise RunError(f"{folder / META}: unreadable ({error}); {mend}") from error
+    if checksum != fingerprint(meta=meta):
+        raise RunError(f"{folder / META}: damaged (its checksum differs); {mend}")
+    for name, facts in meta["files"].items():
+        path = folder / name
+        if not path.is_file():
+            raise RunError(f"{path}: missing; {mend}")
+        if path.stat().st_size != facts["bytes"]:
+            raise RunError(f"{path}: damaged ({path.stat().st_size} bytes, not {facts['bytes']}); {mend}")
+        if verify == "checksum" and file_sha256(path) != facts["sha256"]:
+            raise RunError(f"{path}: damaged (its SHA-256 differs from {META}); {mend}")
+    return meta
+
+
+def _lock_path(folder: Path) -> Path:
+    return folder.with_name(folder.name + ".lock")
+
+
+def _remove_dead_builds(folder: Path) -> None:
+    """Remove temporary siblings whose builder is gone: whose lock is free, or is the one held here."""
+    for scratch in folder.parent.glob(f"*{_SCRATCH}*"):
+        named = _SCRATCH_NAME.fullmatch(scratch.name)
+        if named is None:
+            continue
+        owner = folder.with_name(named[1])
+        if owner == folder:
+            shutil.rmtree(scratch, ignore_errors=True)
+            continue
+        with contextlib.suppress(Timeout), FileLock(_lock_path(owner), timeout=0):
+            shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,93 @@
+"""Corpora: documents in a fixed order, each with a key that decides its split (`birthmark.data.splits`).
+
+The key of a file is its path below the folder that was named (its own name, if the file itself was named); the key of a
+table's row is its content.
+"""
+
+from __future__ import annotations
+
+import sysconfig
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from ..errors import UsageError
+from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, DataConfig
+from .encode import Document, Encoded
+from .files import FileCorpus, KeyedPath, walk
+from .tables import HubCorpus, TableCorpus
+from .tokenizer import TextTokenizer
+
+_NOT_STDLIB = ("site-packages", "dist-packages", "__pycache__")
+_COLUMNAR = (".parquet", ".arrow")
+
+
+class Corpus(Protocol):
+    """Where documents come from."""
+
+    kind: str
+    """``stdlib``, ``files``, ``table`` or ``hub``."""
+
+    def content_hash(self) -> str:
+        """SHA-256, in hex, over keys and contents in order; another byte anywhere gives another hash."""
+
+    @property
+    def n_bytes(self) -> int:
+        """UTF-8 bytes of all documents."""
+
+    @property
+    def skipped(self) -> dict[str, int]:
+        """What was found and left out: reason → number of files or rows."""
+
+    def documents(self) -> Iterator[Document]:
+        """All documents with their splits."""
+
+    def encoded(self, tokenizer: TextTokenizer, scratch: Path) -> Iterator[Encoded]:
+        """All documents as token ids; ``scratch`` is an empty folder for intermediate files."""
+
+
+def open_corpus(config: DataConfig) -> Corpus:
+    """The corpus that ``data.path`` names (all but ``backcopy``, which has no documents).
+
+    A folder gives its text files; if it holds none, but tabular files of one kind, it gives those.
+
+    Raises:
+        UsageError: nothing there, or kinds of files that do not mix.
+    """
+    if problems := [problem for problem in config.problems() if problem.startswith("data.path")]:
+        raise UsageError("; ".join(problems))
+    if config.path == "stdlib":
+        root = Path(sysconfig.get_paths()["stdlib"])
+        return FileCorpus("stdlib", walk(root, _NOT_STDLIB).get(".py", []), config.val_fraction)
+    if isinstance(config.path, str) and config.path.startswith("hf:"):
+        return HubCorpus(config)
+
+    by_suffix = _files_by_suffix(config.entries)
+    texts = [suffix for suffix in by_suffix if suffix in TEXT_SUFFIXES]
+    tables = [suffix for suffix in by_suffix if suffix in TABLE_SUFFIXES]
+    census = ", ".join(f"{len(files)} {suffix or 'nameless'}" for suffix, files in sorted(by_suffix.items()))
+    if texts and any(suffix in _COLUMNAR for suffix in tables):
+        raise UsageError(f"data.path: {config.path!r} holds both text and tables ({census}); name the files meant")
+    if texts:
+        return FileCorpus("files", [file for suffix in texts for file in by_suffix[suffix]], config.val_fraction)
+    if len(tables) == 1:
+        return TableCorpus(config, [path for _, path in by_suffix[tables[0]]])
+    raise UsageError(
+        f"data.path: {config.path!r} holds no {'/'.join(TEXT_SUFFIXES)} files and no one kind of tabular files "
+        f"({'/'.join(TABLE_SUFFIXES)}); found {census or 'no files'}"
+    )
+
+
+def _files_by_suffix(entries: list[str]) -> dict[str, list[KeyedPath]]:
+    """All files that ``data.path`` names, each once although a folder and a file in it may both be named."""
+    by_suffix: dict[str, list[KeyedPath]] = {}
+    seen: set[Path] = set()
+    for entry in entries:
+        named = Path(entry).expanduser()
+        found = walk(named) if named.is_dir() else {named.suffix.lower(): [KeyedPath(named.name, named)]}
+        for suffix, files in found.items():
+            for file in files:
+                if (resolved := file.path.resolve()) not in seen:
+                    seen.add(resolved)
+                    by_suffix.setdefault(suffix, []).append(file)
+    return by_suffix

@@ -1,0 +1,182 @@
+"""Text to token ids and back: a byte-level BPE trained here, or any ``tokenizers`` JSON file."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from ..errors import UsageError
+
+END_OF_TEXT = "<|endoftext|>"
+_END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<｜end▁of▁sentence｜>")
+_MIN_VOCAB_SIZE = 257  # 256 bytes and the end of text
+_MIN_FREQUENCY = 2  # a pair seen once says nothing about the language
+TRAINING_BYTES = 1 << 26
+
+
+class TextTokenizer:
+    """One ``tokenizers`` JSON, with what a corpus needs: ids by batch, the end-of-text id, readable tokens.
+
+    Text is encoded as text: the name of a special token that occurs in a document is spelled out and never becomes
+    that token, nothing is added around a document, and no padding or truncation that the file asks for is applied.
+
+    Raises:
+        UsageError: ``content`` is not a tokenizer.
+    """
+
+    def __init__(self, content: bytes, name: str = "tokenizer.json") -> None:
+        self.content = content
+        self.name = name
+        try:
+            self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
+        except Exception as error:  # the library raises nothing narrower
+            reason = " ".join(str(error).split())[:200]
+            raise UsageError(f"data.tokenizer: {name!r} is not a tokenizers JSON file ({reason})") from error
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._tokenizer.encode_special_tokens = True
+
+    @classmethod
+    def load(cls, path: str | Path) -> TextTokenizer:
+        """Read a ``tokenizers`` JSON file."""
+        path = Path(path).expanduser()
+        try:
+            return cls(path.read_bytes(), str(path))
+        except OSError as error:
+            raise UsageError(
+                f"data.tokenizer: cannot read {str(path)!r} ({error.strerror}); give 'bpe' or a tokenizers JSON file"
+            ) from error
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"content": self.content, "name": self.name}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # The library's own pickling forgets encode_special_tokens.
+        self.__init__(state["content"], state["name"])  # type: ignore[misc]
+
+    @cached_property
+    def sha256(self) -> str:
+        """SHA-256 of the JSON file's bytes, in hex."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    @cached_property
+    def vocab_size(self) -> int:
+        """Largest id + 1, which is what an embedding table needs; a vocabulary may have holes."""
+        return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+
+    @cached_property
+    def end_of_text(self) -> int | None:
+        """Id of the token that ends a document, looked up by its usual names; None: the tokenizer has none."""
+        ids = (self._tokenizer.token_to_id(name) for name in _END_OF_TEXT_NAMES)
+        return next((i for i in ids if i is not None), None)
+
+    def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """Ids of each text, uint32, in parallel over the texts."""
+        encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(one.ids, dtype=np.uint32) for one in encoded]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of a sequence of ids; bytes that are no UTF-8 become U+FFFD."""
+        return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        r"""One readable line per token: ``␣the``, ``\n``, ``\xe2`` for a byte that is no UTF-8 alone.
+
+        An id without a token (padded vocabularies) reads ``[id]``.
+        """
+        return [self._token_text(int(i)) for i in ids]
+
+    def _token_text(self, token_id: int) -> str:
+        piece = self._tokenizer.id_to_token(token_id)
+        if piece is None:
+            return f"[{token_id}]"
+        if token_id not in self._added and self._is_byte_level and all(ch in _BYTE_OF for ch in piece):
+            return _visible(bytes(_BYTE_OF[ch] for ch in piece))
+        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):  # byte fallback of other families
+            return _visible(bytes([int(piece[3:5], 16)]))
+        return _visible(piece.replace("▁", " ").encode("utf-8"))
+
+    @cached_property
+    def _added(self) -> frozenset[int]:
+        return frozenset(self._tokenizer.get_added_tokens_decoder())
+
+    @cached_property
+    def _is_byte_level(self) -> bool:
+        parts = json.loads(self._tokenizer.to_str())
+        return '"ByteLevel"' in json.dumps([parts.get("pre_tokenizer"), parts.get("decoder")])
+
+
+def train_bpe(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
+    """A byte-level BPE of exactly ``vocab_size`` tokens: end of text, the 256 bytes, then merges by frequency.
+
+    The same texts in the same order give the same tokenizer, byte for byte.
+
+    Raises:
+        UsageError: ``vocab_size`` is below 257, or the texts hold too few different pairs.
+    """
+    if vocab_size < _MIN_VOCAB_SIZE:
+        raise UsageError(
+            f"model.vocab_size: {vocab_size} is too small for data.tokenizer 'bpe'; give at least {_MIN_VOCAB_SIZE} "
+            "(256 bytes and the end of text)"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        min_frequency=_MIN_FREQUENCY,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    trained = TextTokenizer(tokenizer.to_str(pretty=True).encode("utf-8"))
+    if trained.vocab_size != vocab_size:
+        raise UsageError(
+            f"model.vocab_size: the corpus of data.path gives only {trained.vocab_size} BPE tokens, not {vocab_size}; "
+            f"set model.vocab_size to at most {trained.vocab_size}, or give a larger corpus"
+        )
+    return trained
+
+
+def evenly(texts: Iterable[str], total_bytes: int, limit: int = TRAINING_BYTES) -> Iterator[str]:
+    """About ``limit`` bytes of texts, spread evenly over all ``total_bytes`` of them; all of them if they fit."""
+    share = min(1.0, limit / max(1, total_bytes))
+    seen = taken = 0
+    for text in texts:
+        size = len(text.encode("utf-8"))
+        if share == 1.0 or taken <= seen * share:
+            taken += size
+            yield text
+        seen += size
+
+
+def _byte_of_character() -> dict[str, int]:
+    """Byte-level BPE spells bytes as characters: printable Latin-1 as itself, the rest from U+0100 on, in order."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    rest = [byte for byte in range(256) if byte not in set(printable)]
+    return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
+
+
+_BYTE_OF = _byte_of_character()
+_ESCAPES = {"\n": r"\n", "\t": r"\t", "\r": r"\r", "\\": "\\\\", " ": "␣"}
+
+
+def _visible(raw: bytes) -> str:
+    out = []
+    for char in raw.decode("utf-8", errors="surrogateescape"):
+        code = ord(char)
+        if 0xDC80 <= code <= 0xDCFF:  # where surrogateescape keeps a byte that did not decode
+            out.append(f"\\x{code - 0xDC00:02x}")
+        elif char in _ESCAPES or char.isprintable():
+            out.append(_ESCAPES.get(char, char))
+        else:
+            out.append(f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}")
+    return "".join(out)

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from birthmark.data.backcopy import BackCopy
+from birthmark.data.batches import FixedWindows, MicroBatches, ShardedTokens, TokenWindows
+from birthmark.errors import UsageError
+
+Make = Callable[..., ShardedTokens]
+
+
+def test_tokens_are_read_across_shards(make_tokens: Make) -> None:
+    tokens = make_tokens(7, 0, 1, 20, 3)
+    assert len(tokens) == 31
+    starts = np.array([0, 5, 6, 7, 8, 20, 27, 3])
+    assert np.array_equal(tokens.read(starts, 4), starts[:, None] + np.arange(4))
+    assert np.array_equal(tokens.read(np.array([0]), 31)[0], np.arange(31))
+
+
+def test_pickled_tokens_are_file_names(make_tokens: Make) -> None:
+    tokens = make_tokens(100_000)
+    data = pickle.dumps(tokens)
+    assert len(data) < 2000
+    assert np.array_equal(pickle.loads(data).read(np.array([5]), 3), [[5, 6, 7]])
+
+
+def test_fixed_windows_follow_the_corpus_and_wrap(make_tokens: Make) -> None:
+    windows = FixedWindows(make_tokens(50, 51), seq_len=9, vocab_size=101)
+    assert windows.n_samples == 11  # (101 - 1) // 9
+    batch = windows.batch(0, 11)
+    assert batch.dtype == np.int64
+    assert np.array_equal(batch, np.arange(11)[:, None] * 9 + np.arange(10))
+    assert np.array_equal(windows.batch(10, 2), batch[[10, 0]])
+
+
+@pytest.mark.parametrize("sizes", [(101,), (30, 71), (12, 1, 88)])
+@pytest.mark.parametrize("seq_len", [1, 7, 50, 100])
+def test_an_epoch_is_every_window_once(make_tokens: Make, sizes: tuple[int, ...], seq_len: int) -> None:
+    source = TokenWindows(make_tokens(*sizes), seq_len, vocab_size=101, data_seed=3)
+    n_windows = 100 // seq_len
+    assert source.n_samples == n_windows
+    for epoch in range(3):
+        batch = source.batch(epoch * n_windows, n_windows)
+        assert sorted(batch[:, 0].tolist()) == [seq_len * i for i in range(n_windows)]
+        assert np.array_equal(batch - batch[:, :1], np.broadcast_to(np.arange(seq_len + 1), batch.shape))
+
+
+def test_order_belongs_to_seed_and_epoch(make_tokens: Make) -> None:
+    tokens = make_tokens(1001)
+
+    def order(seed: int, epoch: int) -> list[int]:
+        return TokenWindows(tokens, 10, 1001, seed).batch(epoch * 100, 100)[:, 0].tolist()
+
+    assert order(0, 0) == order(0, 0)
+    assert len({tuple(order(seed, epoch)) for seed in range(3) for epoch in range(3)}) == 9
+    assert order(0, 0) != sorted(order(0, 0))
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(0, 200))
+def test_a_batch_does_not_depend_on_how_it_was_asked_for(lengths: list[int], first: int) -> None:
+    # Epochs of 12 windows: the pieces straddle them.
+    source = TokenWindows(_IN_MEMORY, 5, 64, data_seed=1)
+    whole = source.batch(first, sum(lengths))
+    starts = np.cumsum([0, *lengths[:-1]]) + first
+    parts = [source.batch(int(start), length) for start, length in zip(starts, lengths, strict=True)]
+    assert np.array_equal(np.concatenate(parts), whole)
+
+
+class _Memory(ShardedTokens):
+    def __init__(self, tokens: np.ndarray) -> None:
+        super().__init__([], "<i8")
+        self._shards, self._ends = [tokens], np.array([len(tokens)])
+
+
+_IN_MEMORY = _Memory(np.arange(64))
+
+
+@pytest.mark.parametrize(("world_size", "micro_batch_size"), [(1, 24), (1, 1), (2, 3), (3, 4), (4, 6), (24, 1)])
+def test_ranks_and_micro_batches_make_the_global_batch(world_size: int, micro_batch_size: int) -> None:
+    source = TokenWindows(_IN_MEMORY, 5, 64, data_seed=1)
+    ranks = [
+        list(
+            MicroBatches(
+                source,
+                first_step=2,
+                last_step=5,
+                global_batch_size=24,
+                micro_batch_size=micro_batch_size,
+                rank=rank,
+                world_size=world_size,
+            )
+        )
+        for rank in range(world_size)
+    ]
+    per_step = 24 // world_size // micro_batch_size
+    for step in range(3):
+        parts = [batch for rank in ranks for batch in rank[step * per_step : (step + 1) * per_step]]
+        assert all(part.shape == (micro_batch_size, 6) and part.dtype == torch.int64 for part in parts)
+        assert np.array_equal(torch.cat(parts).numpy(), source.batch((2 + step) * 24, 24))
+    assert all(len(rank) == 3 * per_step for rank in ranks)
+
+
+@pytest.mark.parametrize("step", [0, 1, 4])
+def test_resuming_is_continuing(step: int) -> None:
+    def batches(first_step: int) -> list[torch.Tensor]:
+        source = BackCopy(32, 8, data_seed=0)
+        return list(MicroBatches(source, first_step=first_step, last_step=6, global_batch_size=8, micro_batch_size=4))
+
+    whole, resumed = batches(0), batches(step)
+    assert len(resumed) == len(whole) - 2 * step
+    assert all(torch.equal(a, b) for a, b in zip(whole[2 * step :], resumed, strict=True))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2])
+def test_loader_workers_keep_the_order(make_tokens: Make, num_workers: int) -> None:
+    source = TokenWindows(make_tokens(40, 61), 5, 101, data_seed=0)
+    dataset = MicroBatches(
+        source, first_step=1, last_step=6, global_batch_size=8, micro_batch_size=4, rank=1, world_size=2
+    )
+    loaded = list(DataLoader(dataset, batch_size=None, num_workers=num_workers))
+    assert len(loaded) == 5
+    assert all(torch.equal(a, b) for a, b in zip(loaded, dataset, strict=True))
+
+
+def test_training_has_no_end() -> None:
+    batches = iter(MicroBatches(_source(), global_batch_size=4, micro_batch_size=4))
+    assert [next(batches).shape for _ in range(100)] == [(4, 6)] * 100
+
+
+def _source() -> TokenWindows:
+    return TokenWindows(_IN_MEMORY, 5, 64, data_seed=1)
+
+
+@pytest.mark.parametrize(("global_batch_size", "micro_batch_size", "world_size"), [(8, 3, 1), (8, 4, 3), (4, 8, 1)])
+def test_batches_that_do_not_divide(global_batch_size: int, micro_batch_size: int, world_size: int) -> None:
+    with pytest.raises(UsageError, match=r"trainer\.global_batch_size: \d+ .* trainer\.micro_batch_size"):
+        MicroBatches(
+            _source(),
+            global_batch_size=global_batch_size,
+            micro_batch_size=micro_batch_size,
+            world_size=world_size,
+        )
+
+
+@pytest.mark.parametrize("n_tokens", [0, 1, 10])
+def test_too_few_tokens(make_tokens: Make, n_tokens: int) -> None:
+    with pytest.raises(UsageError, match=rf"data\.path: {n_tokens} train tokens .*model\.max_seq_len"):
+        TokenWindows(make_tokens(n_tokens), 10, 64, data_seed=0)
+    with pytest.raises(UsageError, match=r"data\.val_fraction"):
+        FixedWindows(make_tokens(n_tokens), 10, 64)
+    assert TokenWindows(make_tokens(11), 10, 64, data_seed=0).n_samples == 1

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from birthmark.data.config import DataConfig
+
+
+def test_defaults_have_no_problems() -> None:
+    assert DataConfig().problems() == []
+
+
+def test_all_problems_are_listed_at_once(tmp_path: Path) -> None:
+    fields: dict[str, Any] = {
+        "path": str(tmp_path / "nowhere"),
+        "tokenizer": "missing.json",
+        "val_fraction": 1.0,
+        "text_field": "",
+        "cache_dir": "",
+        "n_workers": -1,
+        "verify": "maybe",
+    }
+    problems = DataConfig(**fields).problems()
+    assert [problem.split(":")[0] for problem in problems] == [f"data.{name}" for name in fields]
+    assert all("\n" not in problem for problem in problems)
+
+
+def test_paths(tmp_path: Path) -> None:
+    text, table, odd = tmp_path / "a.txt", tmp_path / "b.parquet", tmp_path / "c.exe"
+    for path in (text, table, odd):
+        path.write_text("x")
+
+    def problems(*entries: str) -> list[str]:
+        return DataConfig(path=list(entries)).problems()
+
+    assert problems(str(text), str(tmp_path)) == []
+    assert problems(str(table)) == []
+    assert "c.exe" in problems(str(odd))[0]
+    assert ".parquet, .txt" in problems(str(text), str(table))[0]
+    assert "'stdlib' in a list" in problems("stdlib", str(text))[0]
+    assert "empty" in problems()[0]
+    assert "names no dataset" in DataConfig(path="hf:").problems()[0]
+    assert DataConfig(path="hf:some/name:config").problems() == []
+
+
+def test_backcopy_needs_no_tokenizer() -> None:
+    assert DataConfig(path="backcopy", tokenizer="missing.json").problems() == []
+
+
+def test_config_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, birthmark.data.config as c; c.DataConfig().problems(); "
+        "print([m for m in ('torch', 'datasets', 'tokenizers', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

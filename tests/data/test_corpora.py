@@ -1,0 +1,173 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from birthmark.data.config import DataConfig
+from birthmark.data.corpora import open_corpus
+from birthmark.data.files import FileCorpus
+from birthmark.data.splits import cut_single, key_hash, validation_mask
+from birthmark.errors import RunError, UsageError
+
+
+def config(*paths: Path, val_fraction: float = 0.2) -> DataConfig:
+    return DataConfig(path=[str(path) for path in paths], val_fraction=val_fraction)
+
+
+def test_every_file_once_in_key_order(folder: Path) -> None:
+    documents = list(open_corpus(config(folder)).documents())
+    keys = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    assert [document.text for document in documents] == [(folder / key).read_bytes().decode() for key in keys]
+    assert {document.split for document in documents} == {"train", "val"}
+
+
+def test_n_bytes_and_order_of_naming(folder: Path) -> None:
+    corpus = open_corpus(config(folder, folder / "part0" / "file00.txt"))
+    assert corpus.n_bytes == sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_the_split_belongs_to_the_name(folder: Path, tmp_path: Path) -> None:
+    def val_texts() -> set[str]:
+        return {d.text for d in open_corpus(config(folder)).documents() if d.split == "val"}
+
+    before = val_texts()
+    moved = tmp_path / "moved"
+    folder.rename(moved)
+    assert {d.text for d in open_corpus(config(moved)).documents() if d.split == "val"} == before
+    moved.rename(folder)
+    (folder / "aaa.txt").write_text("a new first document")
+    assert val_texts() - {"a new first document"} == before
+
+
+def test_val_fraction_is_met_in_expectation() -> None:
+    hashes = np.array([key_hash(f"file{i}.txt".encode()) for i in range(10_000)], dtype=np.uint64)
+    for fraction in (0.02, 0.5, 0.9):
+        n_val = validation_mask(hashes, fraction).sum()
+        assert abs(n_val - 10_000 * fraction) < 5 * np.sqrt(10_000 * fraction * (1 - fraction))
+
+
+@given(st.lists(st.integers(0, 2**64 - 1), min_size=2, max_size=20), st.floats(1e-9, 1 - 1e-9))
+def test_two_documents_give_two_splits(hashes: list[int], fraction: float) -> None:
+    mask = validation_mask(np.array(hashes, dtype=np.uint64), fraction)
+    assert mask.any()
+    assert not mask.all()
+
+
+@given(st.text(st.sampled_from("ab\n "), min_size=2, max_size=300), st.floats(0.001, 0.999))
+def test_a_single_text_is_cut_in_two(text: str, fraction: float) -> None:
+    train, val = cut_single(text, fraction)
+    assert (train.split, val.split) == ("train", "val")
+    assert train.text
+    assert val.text
+    assert train.text + val.text == text
+
+
+def test_a_single_text_is_cut_at_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text("".join(f"line {i}\n" for i in range(100)))
+    train, val = open_corpus(config(path, val_fraction=0.1)).documents()
+    assert train.text.endswith("\n")
+    assert train.text.count("\n") + val.text.count("\n") == 100
+    assert 8 <= val.text.count("\n") <= 12
+
+
+def test_one_character_is_no_corpus(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("x")
+    with pytest.raises(UsageError, match="give more text"):
+        list(open_corpus(config(tmp_path)).documents())
+
+
+def test_content_hash_sees_every_change(folder: Path) -> None:
+    def content_hash() -> str:
+        return open_corpus(config(folder)).content_hash()
+
+    seen = [content_hash()]
+    assert content_hash() == seen[0]
+    victim = folder / "part1" / "file01.md"
+    before = victim.stat()
+    content = bytearray(victim.read_bytes())
+    content[10] ^= 1
+    victim.write_bytes(content)
+    os.utime(victim, ns=(before.st_atime_ns, before.st_mtime_ns))
+    seen.append(content_hash())
+    victim.rename(victim.with_name("file01b.md"))  # its place among the others stays
+    seen.append(content_hash())
+    (folder / "new.txt").write_text("new")
+    seen.append(content_hash())
+    (folder / "new.txt").unlink()
+    assert content_hash() == seen[2]
+    assert len(set(seen)) == 4
+
+
+def test_names_and_contents_cannot_run_into_each_other(tmp_path: Path) -> None:
+    hashes = []
+    for name, text in [("ab.txt", "c"), ("a.txt", "bc")]:
+        root = tmp_path / name
+        root.mkdir()
+        (root / name).write_text(text)
+        (root / "z.txt").write_text("z")
+        hashes.append(open_corpus(config(root)).content_hash())
+    assert hashes[0] != hashes[1]
+
+
+def test_what_is_left_out_is_counted(folder: Path) -> None:
+    (folder / "nul.txt").write_bytes(b"a\0b")
+    (folder / "latin.txt").write_bytes("é".encode("latin-1"))
+    (folder / "empty.md").write_bytes(b"")
+    (folder / "picture.png").write_bytes(b"png")
+    (folder / ".hidden").mkdir()
+    (folder / ".hidden" / "secret.txt").write_text("secret")
+    (folder / ".dotfile.txt").write_text("dot")
+    corpus = open_corpus(config(folder))
+    assert corpus.skipped == {"binary": 1, "not UTF-8": 1, "empty": 1}
+    assert len(list(corpus.documents())) == 40
+    assert not any("secret" in document.text or document.text == "dot" for document in corpus.documents())
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({}, "no files"),
+        ({"a.txt": b"\0\0", "b.md": b"\xff"}, "1 binary, 1 not UTF-8|1 not UTF-8, 1 binary"),
+        ({"a.txt": b""}, "1 empty"),
+        ({"a.png": b"x", "b.png": b"x", "c": b"x"}, "1 nameless, 2 .png"),
+        ({"a.txt": b"x", "b.parquet": b"x"}, "both text and tables"),
+        ({"a.csv": b"x", "b.json": b"x"}, "no one kind of tabular"),
+    ],
+)
+def test_folders_without_text(tmp_path: Path, files: dict[str, bytes], message: str) -> None:
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(UsageError, match=message) as error:
+        open_corpus(config(tmp_path)).content_hash()
+    assert str(error.value).startswith("data.path: ")
+    assert "\n" not in str(error.value)
+
+
+def test_a_file_that_changes_while_it_is_read(folder: Path) -> None:
+    corpus = open_corpus(config(folder))
+    corpus.content_hash()
+    (folder / "part0" / "file00.txt").write_text("changed")
+    with pytest.raises(RunError, match=r"file00\.txt: changed"):
+        list(corpus.documents())
+
+
+def test_links_in_circles_end(folder: Path) -> None:
+    (folder / "part0" / "loop").symlink_to(folder)
+    assert len(list(open_corpus(config(folder)).documents())) == 40
+
+
+def test_stdlib_is_this_interpreters_source() -> None:
+    """No document is read: the census of the folder is what is looked at."""
+    corpus = open_corpus(DataConfig())
+    assert corpus.kind == "stdlib"
+    assert isinstance(corpus, FileCorpus)
+    files = dict(corpus._files)
+    assert files["os.py"].samefile(os.__file__)
+    assert "json/decoder.py" in files
+    assert not any("site-packages" in key or "__pycache__" in key for key in files)

@@ -1,0 +1,133 @@
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+
+from birthmark.data.config import DataConfig
+from birthmark.data.corpora import open_corpus
+from birthmark.data.prepare import prepare
+from birthmark.data.tokenizer import TextTokenizer
+from birthmark.errors import UsageError
+
+
+@pytest.fixture
+def config(folder: Path, tmp_path: Path) -> DataConfig:
+    return DataConfig(path=str(folder), val_fraction=0.2, cache_dir=str(tmp_path / "cache"))
+
+
+def test_from_corpus_to_batches(config: DataConfig) -> None:
+    """An epoch is the windows of the slowly encoded documents, each once; validation is theirs in order."""
+    data = prepare(config, vocab_size=300, seq_len=16)
+    assert data.vocab_size == data.train.vocab_size == data.val.vocab_size == 300
+    raw = Tokenizer.from_file(str(data.tokenizer_path))
+    for split, source in (("train", data.train), ("val", data.val)):
+        stream: list[int] = []
+        for document in open_corpus(config).documents():
+            if document.split == split:
+                stream += [*raw.encode(document.text).ids, 0]
+        expected = [stream[i : i + 17] for i in range(0, len(stream) - 16, 16)]
+        assert source.n_tokens == len(stream)
+        assert source.n_samples == len(expected)
+        samples = source.batch(0, len(expected)).tolist()
+        assert (sorted(samples) == sorted(expected)) if split == "train" else (samples == expected)
+
+
+def test_record_is_json_and_adds_up(config: DataConfig, folder: Path) -> None:
+    data = prepare(config, vocab_size=300, seq_len=16)
+    record = json.loads(json.dumps(data.record))
+    assert record["kind"] == "files"
+    assert record["documents"]["train"] + record["documents"]["val"] == 40
+    assert record["bytes"]["train"] + record["bytes"]["val"] == sum(
+        path.stat().st_size for path in folder.rglob("*") if path.is_file()
+    )
+    assert record["tokens"]["train"] == data.train.n_tokens
+    assert data.bytes_per_token == record["bytes"]["val"] / record["tokens"]["val"]
+    assert 0 < record["unigram_entropy"] < np.log(300) + 1
+    assert data.groups == {}
+    assert data.token_texts([0, 1000]) == ["<|endoftext|>", "[1000]"]
+
+
+def test_preparing_twice_is_preparing_once(config: DataConfig) -> None:
+    first = prepare(config, vocab_size=300, seq_len=16)
+    before = {path: path.stat().st_mtime_ns for path in Path(config.cache_dir).rglob("*")}
+    second = prepare(config, vocab_size=300, seq_len=16)
+    assert second.record == first.record
+    assert {path: path.stat().st_mtime_ns for path in Path(config.cache_dir).rglob("*")} == before
+
+
+def test_validation_text_is_unseen_by_the_tokenizer(config: DataConfig, folder: Path) -> None:
+    """Words that only validation documents hold never become tokens."""
+    probe = prepare(config, vocab_size=300, seq_len=16)
+    corpus = open_corpus(config)
+    val_texts = {document.text for document in corpus.documents() if document.split == "val"}
+    for path in folder.rglob("*"):
+        if path.is_file() and path.read_bytes().decode() in val_texts:
+            path.write_bytes(path.read_bytes() + b" zqzqzq" * 500)
+    data = prepare(config, vocab_size=300, seq_len=16)
+    assert data.record["tokenizer_hash"] == probe.record["tokenizer_hash"]
+    assert data.record["content_hash"] != probe.record["content_hash"]
+
+
+def test_data_seed_changes_the_order_and_nothing_else(config: DataConfig) -> None:
+    one, other = (prepare(replace(config, data_seed=seed), vocab_size=300, seq_len=16) for seed in (0, 1))
+    n = one.train.n_samples
+    assert n is not None
+    assert not np.array_equal(one.train.batch(0, n), other.train.batch(0, n))
+    assert sorted(one.train.batch(0, n).tolist()) == sorted(other.train.batch(0, n).tolist())
+    assert np.array_equal(one.val.batch(0, 8), other.val.batch(0, 8))
+
+
+def test_tokenizer_from_a_file(config: DataConfig, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "own.json"
+    path.write_bytes(tokenizer.content)
+    config = replace(config, tokenizer=str(path))
+    data = prepare(config, vocab_size=512, seq_len=16)
+    assert data.vocab_size == 320
+    assert data.tokenizer_path == path
+    assert data.record["tokenizer_hash"] == tokenizer.sha256
+    with pytest.raises(UsageError, match=r"model\.vocab_size: 319 is smaller than the 320 tokens of data\.tokenizer"):
+        prepare(config, vocab_size=319, seq_len=16)
+
+
+def test_backcopy() -> None:
+    config = DataConfig(path="backcopy", data_seed=3)
+    data = prepare(config, vocab_size=64, seq_len=64)
+    assert data.bytes_per_token is None
+    assert data.tokenizer_path is None
+    assert data.train.n_samples is None
+    assert data.val.n_tokens is None
+    inputs = torch.from_numpy(data.train.batch(0, 32))[:, :-1]
+    assert 0.05 < data.groups["trigger"](inputs).float().mean() < 0.2
+    assert not np.array_equal(data.train.batch(0, 32), data.val.batch(0, 32))
+    assert data.token_texts([0, 4]) == ["BOS", "a1"]
+    record = json.loads(json.dumps(data.record))
+    assert record["optimal_loss"] < record["unigram_entropy"] < np.log(64) + 0.1
+    assert (data.val.batch(0, 4)[:, 0] == 0).all()
+    assert (prepare(replace(config, bos=False), vocab_size=64, seq_len=64).val.batch(0, 4) != 0).all()
+
+
+def test_problems_are_reported_together() -> None:
+    with pytest.raises(UsageError) as error:
+        prepare(DataConfig(path="/nowhere/at/all", val_fraction=2.0), vocab_size=300, seq_len=16)
+    assert "data.path" in str(error.value)
+    assert "data.val_fraction" in str(error.value)
+
+
+def test_the_whole_standard_library(tmp_path: Path) -> None:
+    config = DataConfig(cache_dir=str(tmp_path))
+    data = prepare(config, vocab_size=300, seq_len=128)
+    assert data.record["bytes"]["train"] > 10e6
+    assert data.record["documents"]["val"] > 1
+    start = time.perf_counter()
+    again = prepare(config, vocab_size=300, seq_len=128)
+    assert time.perf_counter() - start < 5
+    assert again.record == data.record
+    assert str(Path(os.__file__).parent) not in json.dumps(data.record)

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from birthmark.data.backcopy import BackCopy
+from birthmark.data.batches import FixedWindows, ShardedTokens
+from birthmark.data.probes import random_probe, text_probe
+from birthmark.data.streams import uniforms
+from birthmark.errors import UsageError
+
+
+def test_first_rows_of_a_larger_probe_are_the_smaller_probe() -> None:
+    large = random_probe(1000, 64, 33, probe_seed=5)
+    assert large.shape == (64, 33)
+    assert large.dtype == np.int64
+    for n in (1, 7, 63):
+        assert np.array_equal(random_probe(1000, n, 33, probe_seed=5), large[:n])
+
+
+def test_seeds_differ() -> None:
+    assert not np.array_equal(random_probe(1000, 4, 32, 0), random_probe(1000, 4, 32, 1))
+
+
+@pytest.mark.parametrize("vocab_size", [2, 7, 1000])
+def test_uniform_over_the_whole_vocabulary(vocab_size: int) -> None:
+    probe = random_probe(vocab_size, 500, 128, probe_seed=1)
+    counts = np.bincount(probe.ravel(), minlength=vocab_size)
+    assert len(counts) == vocab_size
+    expected = probe.size / vocab_size
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert chi_square < vocab_size - 1 + 5 * np.sqrt(2 * (vocab_size - 1))
+
+
+def test_rows_and_positions_are_independent() -> None:
+    u = random_probe(1 << 20, 256, 64, probe_seed=0) / 2**20 - 0.5
+    correlation = (u @ u.T) / (u**2).sum(1).mean()
+    off_diagonal = correlation[~np.eye(256, dtype=bool)]
+    assert np.abs(off_diagonal).max() < 6 / np.sqrt(64)
+    assert abs(off_diagonal.mean()) < 0.01
+
+
+def test_shares_nothing_with_data_of_the_same_seed() -> None:
+    data = uniforms("backcopy", "train", 0, first=0, shape=(64, 65))
+    assert not np.isin(uniforms("probe", 0, first=0, shape=(64, 64)), data).any()
+
+
+def test_known_values() -> None:
+    """A probe is part of what a stored measurement means; its tokens may not change unnoticed."""
+    assert random_probe(50_000, 1, 4, probe_seed=0).tolist() == [[36361, 4950, 43803, 25680]]
+
+
+def test_text_probe(make_tokens: Callable[..., ShardedTokens]) -> None:
+    val = FixedWindows(make_tokens(101), seq_len=10, vocab_size=101)
+    assert val.n_samples == 10
+    assert np.array_equal(text_probe(val, 3, 4), [[0, 1, 2, 3], [10, 11, 12, 13], [20, 21, 22, 23]])
+    with pytest.raises(UsageError, match=r"holds 10; raise data\.val_fraction"):
+        text_probe(val, 11, 4)
+    with pytest.raises(UsageError, match=r"model\.max_seq_len"):
+        text_probe(val, 3, 11)
+    assert text_probe(BackCopy(16, 8, 0, "val"), 1000, 8).shape == (1000, 8)

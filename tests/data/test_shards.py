@@ -1,0 +1,191 @@
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from birthmark.data.config import DataConfig
+from birthmark.data.corpora import open_corpus
+from birthmark.data.encode import SPLITS, Document, Encoded
+from birthmark.data.shards import SHARD_TOKENS, Shards, build_shards, unigram_cross_entropy
+from birthmark.data.tokenizer import TextTokenizer
+from birthmark.errors import RunError
+
+
+def build(folder: Path, tokenizer: TextTokenizer, cache: Path, shard_tokens: int = SHARD_TOKENS) -> Shards:
+    corpus = open_corpus(DataConfig(path=str(folder), val_fraction=0.2))
+    return build_shards(corpus, tokenizer, cache, val_fraction=0.2, shard_tokens=shard_tokens)
+
+
+def read_all(shards: Shards, split: str) -> list[int]:
+    return [
+        token
+        for path in sorted(shards.folder.glob(f"{split}-*.bin"))
+        for token in np.fromfile(path, dtype=shards.meta["dtype"]).tolist()
+    ]
+
+
+@pytest.mark.parametrize("shard_tokens", [1 << 28, 1000, 333])
+def test_tokens_are_those_of_the_documents(
+    folder: Path, tokenizer: TextTokenizer, tmp_path: Path, shard_tokens: int
+) -> None:
+    shards = build(folder, tokenizer, tmp_path / "cache", shard_tokens=shard_tokens)
+    raw = Tokenizer.from_str(tokenizer.content.decode())
+    for split in SPLITS:
+        documents = [
+            d for d in open_corpus(DataConfig(path=str(folder), val_fraction=0.2)).documents() if d.split == split
+        ]
+        expected = [token for document in documents for token in [*raw.encode(document.text).ids, 0]]
+        assert read_all(shards, split) == expected
+        tokens = shards.tokens(split)
+        assert tokens.read(np.array([0]), len(tokens))[0].tolist() == expected
+        facts = shards.meta["splits"][split]
+        assert facts == {
+            "documents": len(documents),
+            "tokens": len(expected),
+            "bytes": sum(len(document.text.encode()) for document in documents),
+        }
+        sizes = [f["tokens"] for name, f in shards.meta["files"].items() if name.startswith(split)]
+        assert sum(sizes) == len(expected)
+        assert all(size == shard_tokens for size in sizes[:-1])
+    assert shards.meta["dtype"] == "<u2"
+
+
+def test_wide_vocabulary_takes_four_bytes(folder: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    narrow = build(folder, tokenizer, tmp_path / "cache")
+    wide_tokenizer = TextTokenizer(tokenizer.content)
+    wide_tokenizer.__dict__["vocab_size"] = (1 << 16) + 1
+    wide = build(folder, wide_tokenizer, tmp_path / "cache")
+    assert wide.meta["dtype"] == "<u4"
+    assert wide.folder != narrow.folder
+    assert read_all(wide, "val") == read_all(narrow, "val")
+
+
+def test_reused_until_a_byte_changes(folder: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    first = build(folder, tokenizer, tmp_path / "cache")
+    times = {path: path.stat().st_mtime_ns for path in first.folder.iterdir()}
+    again = build(folder, tokenizer, tmp_path / "cache")
+    assert again.folder == first.folder
+    assert {path: path.stat().st_mtime_ns for path in again.folder.iterdir()} == times
+    victim = folder / "part0" / "file00.txt"
+    victim.write_bytes(victim.read_bytes()[:-1] + b"!")
+    changed = build(folder, tokenizer, tmp_path / "cache")
+    assert changed.folder != first.folder
+    assert read_all(changed, "train") + read_all(changed, "val") != read_all(first, "train") + read_all(first, "val")
+
+
+def test_flipped_byte_is_found_and_named(folder: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    shards = build(folder, tokenizer, tmp_path / "cache")
+    victim = shards.folder / "val-00000.bin"
+    content = bytearray(victim.read_bytes())
+    content[-3] ^= 4
+    victim.write_bytes(content)
+    with pytest.raises(RunError, match=r"val-00000\.bin: damaged .* delete this folder"):
+        build(folder, tokenizer, tmp_path / "cache")
+
+
+def test_unigram_entropy(folder: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    shards = build(folder, tokenizer, tmp_path / "cache")
+    train, val = read_all(shards, "train"), read_all(shards, "val")
+    p = [(train.count(token) + 1) / (len(train) + tokenizer.vocab_size) for token in range(tokenizer.vocab_size)]
+    slow = -sum(np.log(p[token]) for token in val) / len(val)
+    assert shards.meta["unigram_entropy"] == pytest.approx(slow, rel=1e-12)
+    assert unigram_cross_entropy(np.zeros(8), np.ones(8)) == pytest.approx(np.log(8))
+
+
+class _Foreign:
+    """A corpus whose tokeniser breaks its word, or which stops half-way."""
+
+    kind = "files"
+    n_bytes = 100
+    skipped: ClassVar[dict[str, int]] = {}
+
+    def content_hash(self) -> str:
+        return "0" * 64
+
+    def documents(self) -> Iterator[Document]:
+        yield Document("train", "x")
+
+    def encoded(self, tokenizer: TextTokenizer, scratch: Path) -> Iterator[Encoded]:
+        yield Encoded("train", np.array([1, 320, 2], dtype=np.uint32), 10)
+
+
+def test_ids_outside_the_vocabulary(tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    with pytest.raises(RunError, match=r"data\.tokenizer: gave id 320, its vocabulary has 320"):
+        build_shards(_Foreign(), tokenizer, tmp_path, val_fraction=0.1)
+    assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == []
+
+
+_SCRIPT = """
+import sys, time
+from pathlib import Path
+from typing import ClassVar
+from birthmark.data import shards, tokenizer
+from birthmark.data.config import DataConfig
+from birthmark.data.corpora import open_corpus
+
+folder, tokenizer_path, cache, mode = sys.argv[1:]
+corpus = open_corpus(DataConfig(path=folder, val_fraction=0.2))
+if mode == "stop":
+    whole = corpus.encoded
+    def stop(*args):
+        shards._BUFFER_TOKENS = 1
+        for i, document in enumerate(whole(*args)):
+            if i == 20:
+                print("half", flush=True)
+                time.sleep(60)
+            yield document
+    corpus.encoded = stop
+else:
+    print("ready", flush=True)
+    while not Path(mode).exists():
+        time.sleep(0.002)
+built = shards.build_shards(corpus, tokenizer.TextTokenizer.load(tokenizer_path), Path(cache), val_fraction=0.2)
+print(built.folder, (built.folder / "train-00000.bin").stat().st_ino, flush=True)
+"""
+
+
+def start(folder: Path, tokenizer: TextTokenizer, tmp_path: Path, mode: str) -> subprocess.Popen[str]:
+    path = tmp_path / "tokenizer.json"
+    path.write_bytes(tokenizer.content)
+    arguments = [sys.executable, "-c", _SCRIPT, str(folder), str(path), str(tmp_path / "cache"), mode]
+    return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
+
+
+def test_a_killed_build_is_never_taken_for_good(folder: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    process = start(folder, tokenizer, tmp_path, "stop")
+    assert process.stdout is not None
+    assert process.stdout.readline().strip() == "half"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    left = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
+    assert len(left) == 1
+    assert ".tmp-" in left[0].name
+    assert (left[0] / "train-00000.bin").is_file()
+    shards = build(folder, tokenizer, tmp_path / "cache")
+    assert [path for path in (tmp_path / "cache").iterdir() if path.is_dir()] == [shards.folder]
+    reference = build(folder, tokenizer, tmp_path / "other")
+    assert reference.meta == shards.meta
+
+
+def test_two_processes_build_one_result(folder: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    processes = [start(folder, tokenizer, tmp_path, str(go)) for _ in range(2)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline().strip() == "ready"
+    go.touch()
+    results = [process.communicate()[0].split() for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    assert results[0] == results[1]
+    assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == 1
+    assert (Path(results[0][0]) / "train-00000.bin").stat().st_ino == int(results[0][1])
+    assert build(folder, tokenizer, tmp_path / "cache").meta == build(folder, tokenizer, tmp_path / "other").meta

@@ -1,0 +1,213 @@
+"""Real files through the real library; nothing leaves the machine."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from birthmark.data.config import DataConfig
+from birthmark.data.corpora import Corpus, open_corpus
+from birthmark.data.encode import encode_documents
+from birthmark.data.shards import build_shards
+from birthmark.data.tokenizer import TextTokenizer
+from birthmark.errors import UsageError
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+datasets = pytest.importorskip("datasets")
+
+TEXTS = [
+    'first, with "quotes"\nand a line',
+    "NA",
+    "λ 数据 🎈",
+    "",
+    "null",
+    *(f"row {i} of the table" for i in range(40)),
+]
+SUFFIXES = ["parquet", "arrow", "json", "jsonl", "csv"]
+
+
+def write(path: Path, texts: Sequence[str | None], column: str = "text") -> Path:
+    table = datasets.Dataset.from_dict({"id": list(range(len(texts))), column: list(texts)})
+    if path.suffix == ".parquet":
+        table.to_parquet(path)
+    elif path.suffix == ".csv":
+        table.to_csv(path)
+    elif path.suffix == ".arrow":
+        table.save_to_disk(path.with_suffix(""))
+        next(path.with_suffix("").glob("*.arrow")).rename(path)
+    else:
+        table.to_json(path, lines=path.suffix == ".jsonl", orient="records")
+    return path
+
+
+@pytest.fixture
+def open_table(tmp_path: Path) -> Callable[..., Corpus]:
+    def open_(*paths: Path, **options: Any) -> Corpus:
+        fields: dict[str, Any] = {"val_fraction": 0.2, "cache_dir": str(tmp_path / "cache"), **options}
+        return open_corpus(DataConfig(path=[str(path) for path in paths], **fields))
+
+    return open_
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_rows_are_documents(tmp_path: Path, open_table: Callable[..., Corpus], suffix: str) -> None:
+    corpus = open_table(write(tmp_path / f"table.{suffix}", TEXTS))
+    documents = list(corpus.documents())
+    assert [document.text for document in documents] == [text for text in TEXTS if text]
+    assert {document.split for document in documents} == {"train", "val"}
+    assert corpus.skipped == {"empty": 1}
+    assert corpus.n_bytes == sum(len(text.encode()) for text in TEXTS)
+
+
+def test_equal_rows_share_a_split_wherever_they_stand(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
+    def splits(texts: list[str]) -> dict[str, set[str]]:
+        found: dict[str, set[str]] = {}
+        path = write(tmp_path / "table.jsonl", texts)
+        for document in open_table(path).documents():
+            found.setdefault(document.text, set()).add(document.split)
+        return found
+
+    once = splits(TEXTS)
+    twice = splits(TEXTS[::-1] + TEXTS)
+    assert all(len(split) == 1 for split in twice.values())
+    assert once == twice
+
+
+def test_several_files(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
+    paths = [write(tmp_path / f"{i}.parquet", [f"file {i} row {j}" for j in range(3)]) for i in (1, 0)]
+    expected = [f"file {i} row {j}" for i in (1, 0) for j in range(3)]
+    assert [document.text for document in open_table(*paths).documents()] == expected
+
+
+def test_folder_of_tables(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
+    (tmp_path / "tables").mkdir()
+    for i in range(2):
+        write(tmp_path / "tables" / f"{i}.parquet", [f"file {i}"])
+    assert [document.text for document in open_table(tmp_path / "tables").documents()] == ["file 0", "file 1"]
+
+
+def test_one_row_is_cut(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
+    train, val = open_table(write(tmp_path / "one.parquet", ["x" * 100, None])).documents()
+    assert (train.split, val.split) == ("train", "val")
+    assert len(train.text) + len(val.text) == 100
+
+
+def test_content_hash_sees_a_changed_byte_that_the_clock_does_not(
+    tmp_path: Path, open_table: Callable[..., Corpus]
+) -> None:
+    path = write(tmp_path / "table.jsonl", TEXTS)
+    corpus = open_table(path)
+    first, texts = corpus.content_hash(), [document.text for document in corpus.documents()]
+    before = path.stat()
+    path.write_bytes(path.read_bytes().replace(b"row 7 of", b"ROW 7 of"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    changed = open_table(path)
+    assert changed.content_hash() != first
+    assert [document.text for document in changed.documents()] == [text.replace("row 7 ", "ROW 7 ") for text in texts]
+
+
+def test_many_processes_encode_as_one_does(
+    tmp_path: Path, open_table: Callable[..., Corpus], tokenizer: TextTokenizer
+) -> None:
+    texts: list[str | None] = [f"row {i} " * (i % 7) for i in range(700)]
+    texts[3] = None
+    path = write(tmp_path / "table.parquet", texts)
+    corpus = open_table(path, n_workers=2)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    parallel = list(corpus.encoded(tokenizer, scratch))
+    assert list(scratch.iterdir()), "this table is large enough for two processes"
+    serial = list(encode_documents(corpus.documents(), tokenizer))
+    assert len(parallel) == len(serial) == 600 - 1
+    for a, b in zip(parallel, serial, strict=True):
+        assert (a.split, a.n_bytes) == (b.split, b.n_bytes)
+        assert np.array_equal(a.ids, b.ids)
+
+
+def test_shards_are_reused_without_the_library(
+    tmp_path: Path, open_table: Callable[..., Corpus], tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "table.jsonl", TEXTS)
+    first = build_shards(open_table(path), tokenizer, tmp_path / "cache", val_fraction=0.2)
+    assert first.meta["splits"]["train"]["documents"] + first.meta["splits"]["val"]["documents"] == len(TEXTS) - 1
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    again = build_shards(open_table(path), tokenizer, tmp_path / "cache", val_fraction=0.2)
+    assert again.meta == first.meta
+    with pytest.raises(UsageError, match=r"pip install birthmark\[datasets\]"):
+        list(open_table(write_text(tmp_path / "other.jsonl")).documents())
+
+
+def write_text(path: Path) -> Path:
+    path.write_text('{"text": "a"}\n{"text": "b"}\n')
+    return path
+
+
+def test_wrong_column_lists_the_columns(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
+    path = write(tmp_path / "table.csv", TEXTS, column="body")
+    with pytest.raises(UsageError, match=r"data\.text_field: no column 'text' in .*'id', 'body'"):
+        list(open_table(path).documents())
+    with pytest.raises(UsageError, match=r"data\.text_field: column 'id' holds int64"):
+        list(open_table(path, text_field="id").documents())
+    assert next(iter(open_table(path, text_field="body").documents())).text == TEXTS[0]
+
+
+def test_tables_without_text(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
+    with pytest.raises(UsageError, match="holds no text in its 3 rows"):
+        list(open_table(write(tmp_path / "table.jsonl", ["", "", ""])).documents())
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_damaged_files(tmp_path: Path, open_table: Callable[..., Corpus], suffix: str) -> None:
+    path = tmp_path / f"damaged.{suffix}"
+    path.write_bytes(b'\x00\x01{"text": \xff\xfe')
+    with pytest.raises(UsageError, match=r"data\.path: cannot load .*damaged") as error:
+        list(open_table(path).documents())
+    assert "\n" not in str(error.value)
+
+
+def test_pickles_are_not_read(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
+    path = tmp_path / "evil.pkl"
+    path.write_bytes(b"cos\nsystem\n(S'touch evil'\ntR.")
+    with pytest.raises(UsageError, match="no known kind"):
+        open_table(path)
+
+
+def hub(path: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    code = f"""
+import tempfile
+from birthmark.data.config import DataConfig
+from birthmark.data.corpora import open_corpus
+from birthmark.errors import UsageError
+try:
+    with tempfile.TemporaryDirectory() as cache:
+        corpus = open_corpus(DataConfig(path={path!r}, cache_dir=cache))
+        print(corpus.content_hash(), [d.text for d in corpus.documents()])
+except UsageError as error:
+    print("USAGE", error)
+"""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, **environment}
+    )
+
+
+def test_unreachable_hub_is_one_line(tmp_path: Path) -> None:
+    done = hub("hf:nobody/nothing:config", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path))
+    assert done.stdout.startswith("USAGE data.path: cannot load 'hf:nobody/nothing:config'")
+    assert done.stdout.count("\n") == 1
+
+
+def test_dataset_of_the_hubs_layout(tmp_path: Path) -> None:
+    """A local repository in the hub's layout goes through the very same call."""
+    root = tmp_path / "data"
+    root.mkdir()
+    write(root / "train-00000.parquet", ["alpha", "beta", "gamma"])
+    done = hub(f"hf:{root}", HF_HUB_OFFLINE="1", HF_HOME=str(tmp_path / "home"))
+    assert "['alpha', 'beta', 'gamma']" in done.stdout
+    assert done.stderr == ""

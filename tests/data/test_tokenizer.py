@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+
+from birthmark.data.encode import Document, encode_documents, pieces
+from birthmark.data.tokenizer import END_OF_TEXT, TextTokenizer, evenly, train_bpe
+from birthmark.errors import UsageError
+
+_WORDS = """the quick brown fox λ = σ 数据 🎈 def return self.value Wörterbuch interpretability initialisation
+attention sink embedding"""
+
+
+def words(seed: int, n: int) -> str:
+    rng = random.Random(seed)
+    vocabulary = _WORDS.split()
+    return "".join(rng.choice(vocabulary) + rng.choice([" ", " ", "\n", "  ", "\n    "]) for _ in range(n))
+
+
+TEXTS = [words(i, 400) for i in range(5)]
+BPE = train_bpe(TEXTS, 320)
+
+unicode_text = st.text(st.characters(exclude_categories=["Cs"]), max_size=200)
+
+
+@given(unicode_text)
+def test_any_text_comes_back(text: str) -> None:
+    (ids,) = BPE.encode([text])
+    assert BPE.decode(ids.tolist()) == text
+
+
+@pytest.mark.parametrize("vocab_size", [257, 258, 300, 320])
+def test_exactly_as_many_tokens_as_asked(vocab_size: int) -> None:
+    assert train_bpe(TEXTS, vocab_size).vocab_size == vocab_size
+
+
+def test_training_is_deterministic() -> None:
+    assert train_bpe(TEXTS, 320).content == BPE.content
+    assert train_bpe(TEXTS, 320).sha256 == BPE.sha256
+
+
+def test_merges_are_made_by_frequency() -> None:
+    tokenizer = train_bpe(["ab ab ab ab ab cd cd"], 259)
+    assert tokenizer.encode(["ab"])[0].tolist() == [257]
+    assert tokenizer.token_texts([257, 258]) == ["ab", "␣ab"]
+
+
+def test_corpus_too_small_for_the_vocabulary() -> None:
+    with pytest.raises(UsageError, match=r"model\.vocab_size: the corpus of data\.path gives only (\d+) BPE") as error:
+        train_bpe(["ab ab ab"], 1000)
+    given_tokens = int(str(error.value).split("at most ")[1].split(",")[0])
+    assert train_bpe(["ab ab ab"], given_tokens).vocab_size == given_tokens
+
+
+def test_vocabulary_below_the_bytes() -> None:
+    with pytest.raises(UsageError, match="at least 257"):
+        train_bpe(TEXTS, 256)
+
+
+def test_names_of_special_tokens_in_text_are_text() -> None:
+    text = f"a {END_OF_TEXT} b"
+    (ids,) = BPE.encode([text])
+    assert BPE.end_of_text not in ids
+    assert BPE.decode(ids.tolist()) == text
+    (ids,) = pickle.loads(pickle.dumps(BPE)).encode([text])
+    assert BPE.end_of_text not in ids
+
+
+def test_readable_tokens() -> None:
+    def texts(text: str) -> list[str]:
+        return BPE.token_texts(BPE.encode([text])[0].tolist())
+
+    assert texts("\n") == ["\\n"]
+    assert texts("\t") == ["\\t"]
+    assert texts("\\") == ["\\\\"]
+    assert texts("\u0007") == ["\\u0007"]
+    assert texts("🦖") == ["\\xf0", "\\x9f", "\\xa6", "\\x96"] or texts("🦖")[-1] == "\\x96"
+    assert BPE.token_texts([0]) == [END_OF_TEXT]
+    assert BPE.token_texts([320, 9999]) == ["[320]", "[9999]"]
+    everything = BPE.token_texts(range(320))
+    assert len(everything) == 320
+    assert all(text and text.isprintable() and " " not in text for text in everything)
+
+
+def test_unigram_tokenizer_of_another_family(tmp_path: Path) -> None:
+    other = Tokenizer(models.Unigram([("<unk>", 0.0), ("</s>", 0.0), ("▁the", -1.0), ("▁", -2.0), ("<0x0A>", -3.0)], 0))
+    other.pre_tokenizer = pre_tokenizers.Metaspace()
+    other.decoder = decoders.Metaspace()
+    other.add_special_tokens(["</s>"])
+    path = tmp_path / "other.json"
+    other.save(str(path))
+    tokenizer = TextTokenizer.load(path)
+    assert tokenizer.vocab_size == 5
+    assert tokenizer.end_of_text == 1
+    assert tokenizer.token_texts([2, 3, 4, 1]) == ["␣the", "␣", "\\n", "</s>"]
+
+
+def test_padding_truncation_and_templates_of_the_file_are_not_applied(tmp_path: Path) -> None:
+    raw = Tokenizer.from_str(BPE.content.decode())
+    raw.enable_truncation(4)
+    raw.enable_padding(length=64)
+    raw.post_processor = processors.TemplateProcessing(f"{END_OF_TEXT} $A", None, [(END_OF_TEXT, 0)])
+    path = tmp_path / "padded.json"
+    raw.save(str(path))
+    texts = ["short", TEXTS[0]]
+    plain = TextTokenizer(BPE.content).encode(texts)
+    assert all(np.array_equal(a, b) for a, b in zip(TextTokenizer.load(path).encode(texts), plain, strict=True))
+
+
+def test_vocabulary_with_holes(tmp_path: Path) -> None:
+    content = json.loads(BPE.content)
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 500, "content": "<far>"})
+    path = tmp_path / "holes.json"
+    path.write_text(json.dumps(content))
+    tokenizer = TextTokenizer.load(path)
+    assert tokenizer.vocab_size >= 321
+    assert tokenizer.token_texts([tokenizer.vocab_size - 1]) == ["<far>"]
+
+
+def test_no_end_of_text() -> None:
+    plain = Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer = TextTokenizer(plain.to_str().encode())
+    assert tokenizer.end_of_text is None
+    (encoded,) = encode_documents([Document("train", "a b b")], tokenizer)
+    assert encoded.ids.tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"{}", b'{"version": "1.0"}', b"\xff\xfe", BPE.content[:500]])
+def test_damaged_json(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "damaged.json"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=r"data\.tokenizer: .*damaged\.json' is not a tokenizers JSON file") as error:
+        TextTokenizer.load(path)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"data\.tokenizer: cannot read"):
+        TextTokenizer.load(tmp_path / "missing.json")
+
+
+@settings(max_examples=30)
+@given(st.integers(2, 400), st.text(st.sampled_from("ab \n\tλ."), max_size=400))
+def test_pieces_make_the_text(limit: int, text: str) -> None:
+    parts = pieces(text, limit)
+    assert "".join(parts) == text
+    assert all(len(part) <= limit for part in parts)
+
+
+@pytest.mark.parametrize("limit", [300, 1000, 5000])
+def test_cutting_at_lines_does_not_change_the_ids(limit: int) -> None:
+    text = "\n".join(TEXTS) + "\n\n\n  x\n\ny\n" * 50
+    parts = pieces(text, limit)
+    assert len(parts) > 2
+    assert np.array_equal(np.concatenate(BPE.encode(parts)), BPE.encode([text])[0])
+
+
+def test_documents_end_with_end_of_text() -> None:
+    documents = [Document("train", "aλ"), Document("val", "b"), Document("train", words(1, 50))]
+    encoded = list(encode_documents(documents, BPE))
+    raw = Tokenizer.from_str(BPE.content.decode())
+    for document, one in zip(documents, encoded, strict=True):
+        assert one.split == document.split
+        assert one.ids.tolist() == [*raw.encode(document.text).ids, 0]
+        assert one.n_bytes == len(document.text.encode())
+
+
+def test_training_subset_is_even_and_deterministic() -> None:
+    texts = [f"{i:04d}" for i in range(1000)]
+    assert list(evenly(texts, 4000, limit=4000)) == texts
+    some = list(evenly(texts, 4000, limit=1000))
+    assert some == list(evenly(texts, 4000, limit=1000))
+    assert len(some) == pytest.approx(250, abs=1)
+    assert np.diff([int(text) for text in some]).max() <= 5
+
+
+def test_wordpiece_trained_elsewhere(tmp_path: Path) -> None:
+    other = Tokenizer(models.WordPiece({}, unk_token="[UNK]"))
+    other.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    other.train_from_iterator(TEXTS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]", "[EOS]"]))
+    other.save(str(tmp_path / "wordpiece.json"))
+    tokenizer = TextTokenizer.load(tmp_path / "wordpiece.json")
+    assert tokenizer.vocab_size == other.get_vocab_size()
+    assert tokenizer.end_of_text == 1
+    assert tokenizer.encode(["the quick fox"])[0].tolist() == other.encode("the quick fox").ids
