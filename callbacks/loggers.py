@@ -69,18 +69,20 @@ def wandb_logger(config: LogConfig, run: RunDir, run_id: str, record: dict[str, 
     mode = wandb_mode(config)
     if mode == "off":
         return None
+    import wandb
     from lightning.pytorch.loggers import WandbLogger
 
-    os.environ.setdefault("WANDB_SILENT", "true")
-    return WandbLogger(
+    experiment = wandb.init(
         project=config.project,
         name=run.path.name,
         id=run_id,
         resume="allow",
-        save_dir=run.path,
-        offline=mode == "offline",
+        dir=run.path,
+        mode="online" if mode == "online" else "offline",
         config=record,
+        settings=wandb.Settings(silent=True, console="off"),
     )
+    return WandbLogger(experiment=experiment)
 
 
 def log_snapshot(loggers: Iterable[Logger], snapshot: Snapshot) -> None:

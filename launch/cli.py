@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
 
 from .. import __version__
@@ -60,6 +63,10 @@ def explain(message: str) -> str:
         (r"Group '([^']+)' does not accept option '([^']+)'", lambda m: _unknown(f"{m[1]}.{m[2]}")),
         (r"Group '([^']+)' does not accept nested key '([^']+)'", lambda m: _unknown(f"{m[1]}.{m[2]}")),
         (r"Subcommand '[^']+' does not accept option '([^']+)'", lambda m: _unknown(m[1])),
+        (
+            r"the following arguments are required: \w+\.(\w+)",
+            lambda m: f"{m[1]}: missing; see the command with --help",
+        ),
         (r"unrecognized arguments: --?([^ =]+)", lambda m: _unknown(m[1])),
         (
             r"Parser key \"([^\"]+)\": Expected a (?:typing\.)?(.+?)\. Got value: (.*)",
@@ -84,7 +91,8 @@ class _Parser(ArgumentParser):
         raise UsageError(explain(message))
 
 
-def _parsers() -> _Parser:
+def build_parser() -> tuple[_Parser, dict[str, _Parser]]:
+    """The whole command line's parser, and its commands' by name."""
     parser = _Parser(prog="birthmark", description="Pretrain transformers and see the mark they were born with.")
     parser.add_argument("--version", action="version", version=f"birthmark {__version__}")
     commands = parser.add_subcommands(dest="command")
@@ -107,7 +115,32 @@ def _parsers() -> _Parser:
     report.add_argument("--json", action="store_true", help="Print the figures as JSON; no page is written.")
     report.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     commands.add_subcommand("report", report, help=report.description)
-    return parser
+    return parser, {"pretrain": pretrain, "report": report}
+
+
+def _check_config_files(arguments: Sequence[str]) -> None:
+    """Refuse config files that the parser would misread: it takes a list or a word in place of a group for nothing."""
+    names = [b for a, b in pairwise(arguments) if a == "--config"]
+    names += [a.partition("=")[2] for a in arguments if a.startswith("--config=")]
+    for name in names:
+        try:
+            content = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"--config {name}: cannot be read ({error.strerror})") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UsageError(f"--config {name}: not YAML ({' '.join(str(error).split())})") from None
+        _check_groups(name, content, RunConfig, "")
+
+
+def _check_groups(file: str, content: Any, config: type, group: str) -> None:
+    if not isinstance(content, dict):
+        raise UsageError(
+            f"--config {file}: {group or 'the file'} is {content!r}; write fields as `name: value` under it"
+        )
+    for field in dataclasses.fields(config):
+        kind = field.default_factory
+        if field.name in content and isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            _check_groups(file, content[field.name], kind, f"{group}.{field.name}".lstrip("."))
 
 
 def _run_config(parser: ArgumentParser, parsed: Namespace) -> RunConfig:
@@ -156,7 +189,7 @@ def _report(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace)
 
     runs = [RunDir.open(Path(path)) for path in parsed.runs]
     if parsed.json:
-        print(json.dumps(summarise(runs), indent=2, ensure_ascii=False))
+        print(json.dumps(summarise(runs), indent=2, ensure_ascii=False), flush=True)
         return 0
     out = Path(parsed.out) if parsed.out else runs[0].report if len(runs) == 1 else Path("report.html")
     build_report(runs, out)
@@ -175,15 +208,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
-        parser = _parsers()
+        _check_config_files(arguments)
+        parser, commands = build_parser()
         parsed = parser.parse_args(arguments or ["--help"])
-        subparser: Any = parser._subcommands_action._name_parser_map[parsed.command]
-        return _COMMANDS[parsed.command](subparser, arguments[1:], parsed[parsed.command])
+        return _COMMANDS[parsed.command](commands[parsed.command], arguments[1:], parsed[parsed.command])
     except (UsageError, RunError) as error:
         if debug:
             raise
         print(f"birthmark: error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
+    except BrokenPipeError:
+        # Whoever read our output has seen enough; what is left must not fail again when Python flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except KeyboardInterrupt:
         if debug:
             raise

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,11 +99,11 @@ def digest(model: nn.Module) -> str:
     for name, parameter in sorted(model.named_parameters()):
         sha.update(f"{name}\0{','.join(map(str, parameter.shape))}\0".encode())
         values: Tensor = parameter.detach().to("cpu", torch.float32).contiguous()
-        sha.update(np.ascontiguousarray(values.numpy(), dtype="<f4"))
+        sha.update(values.numpy().astype("<f4", copy=False).tobytes())
     return sha.hexdigest()
 
 
-def certificate(model: nn.Module, config: ModelConfig, init_seed: int) -> dict[str, object]:
+def certificate(model: nn.Module, config: ModelConfig, init_seed: int) -> dict[str, Any]:
     """What identifies a birth: digest, seed, size and the distribution of every parameter."""
     plan = birth_plan(model, config.init)
     return {

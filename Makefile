@@ -1,0 +1,44 @@
+# Everything people do every day. `make` alone lists it.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The package is the repository's root: type checkers see it under its name through this link.
+TYPING := $(VENV)/typing
+
+.PHONY: help setup pretrain test check format types clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+
+setup: $(VENV)/.installed  ## make .venv with the tested versions
+
+$(VENV)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt setuptools
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	mkdir -p $(TYPING) && ln -sfn ../.. $(TYPING)/birthmark
+	touch $@
+
+# A run's directory is never reused: the first name that is free is taken.
+pretrain: setup  ## train the demo model, a few minutes on two cores, into runs/demo
+	@run=runs/demo; n=2; while [ -e "$$run" ]; do run=runs/demo-$$n; n=$$((n + 1)); done; \
+	exec $(BIN)/birthmark pretrain --config configs/demo.yaml --run_dir "$$run"
+
+test: setup  ## run the whole test suite
+	$(BIN)/python -m pytest
+
+check: setup types  ## lint, format check and types, as CI does
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: setup
+	cd $(TYPING) && MYPYPATH=. ../bin/mypy --config-file birthmark/pyproject.toml -p birthmark
+
+format: setup  ## put the code into its one format
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## remove what tools leave behind; .venv, runs and caches of data stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

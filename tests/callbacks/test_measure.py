@@ -1,0 +1,192 @@
+"""The one pass against the same quantities computed the slow way, from tensors kept whole."""
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from birthmark.callbacks.measure import BirthReference, birth_reference, measure
+from birthmark.data.probes import random_probe
+from birthmark.models.birth import born
+from birthmark.models.config import AttentionConfig, ModelConfig
+
+CONFIG = ModelConfig(d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=32, max_seq_len=12)
+PROBE = random_probe(32, 9, 12, 0)
+
+
+class Keep:
+    """An observer that keeps everything."""
+
+    def __init__(self):
+        self.hidden, self.weights = {}, {}
+
+    def residual(self, site, layer, h):
+        self.hidden[site, layer] = h.double()
+
+    def attention(self, layer, q, k, o, lse, scale):
+        scores = q.double() @ k.double().transpose(-1, -2) * scale
+        seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+        self.weights[layer] = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+
+
+def trained(config=CONFIG):
+    """A model that is no longer newborn."""
+    model = born(config, 0)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.1 * torch.randn(p.shape, generator=generator)
+    return model
+
+
+def cosines(vectors):
+    unit = vectors / vectors.norm(dim=-1, keepdim=True)
+    return unit @ unit.T
+
+
+def off_diagonal_mean(matrix):
+    n = len(matrix)
+    return ((matrix.sum() - matrix.diagonal().sum()) / (n * (n - 1))).item()
+
+
+@pytest.fixture(scope="module")
+def slow():
+    """Every quantity of the snapshot, from whole tensors in float64."""
+    keep, newborn = Keep(), Keep()
+    with torch.no_grad():
+        logits = trained()(torch.from_numpy(PROBE), observer=keep)[:, -1].double()
+        logits_at_birth = born(CONFIG, 0)(torch.from_numpy(PROBE), observer=newborn)[:, -1].double()
+    found = {"p": logits.softmax(-1).mean(0).numpy(), "birth_p": logits_at_birth.softmax(-1).mean(0).numpy()}
+    sites = [("embedding", 0), ("mlp", 1), ("mlp", 2)]
+    last = [keep.hidden[site][:, -1] for site in sites]
+    seed = [newborn.hidden[site][:, -1].mean(0) for site in sites]
+    seed = [s / s.norm() for s in seed]
+    found["alignment"] = [torch.stack([h @ s / h.norm() for h in hs]).mean() for hs, s in zip(last, seed, strict=True)]
+    found["drift"] = [hs.mean(0) @ s / hs.mean(0).norm() for hs, s in zip(last, seed, strict=True)]
+    energies = [((hs @ s).square().mean(), hs.square().sum(-1).mean()) for hs, s in zip(last, seed, strict=True)]
+    found["energy_share"] = [along / total for along, total in energies]
+    for name, places in (("mlp", sites), ("attention", [("attention", 1), ("attention", 2)])):
+        found[f"inter_{name}"] = [off_diagonal_mean(cosines(keep.hidden[p][:, -1])) for p in places]
+        found[f"intra_{name}"] = [
+            np.mean([off_diagonal_mean(cosines(sequence)) for sequence in keep.hidden[p]]) for p in places
+        ]
+    weights = torch.stack([keep.weights[1], keep.weights[2]])
+    found["sink_mass"] = weights[..., 1:, 0].mean((1, 3))
+    importance = torch.stack([weights[..., j:, j].mean(-1) for j in range(12)], dim=-1)
+    found["importance"] = importance.mean(1)
+    found["sink_rate"] = 100 * (importance[..., 0] > 0.2).double().mean(1)
+    return found
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 9, 64])
+def test_every_quantity_equals_the_slow_way_however_the_probe_is_split(slow, batch_size):
+    birth = birth_reference(born(CONFIG, 0), PROBE, batch_size)
+    found = measure(trained(), PROBE, birth, [], batch_size=batch_size, sink_epsilon=0.2)
+    np.testing.assert_allclose(found.arrays["mean_prob"], slow["p"], rtol=1e-5)
+    np.testing.assert_allclose(birth.mean_prob, slow["birth_p"], rtol=1e-5)
+    for name in ("alignment", "drift", "energy_share", "inter_mlp", "intra_mlp", "inter_attention", "intra_attention"):
+        np.testing.assert_allclose(found.arrays[name], np.array(slow[name]), atol=1e-6, err_msg=name)
+    for name in ("sink_mass", "importance", "sink_rate"):
+        np.testing.assert_allclose(found.arrays[name], slow[name].numpy(), atol=1e-6, err_msg=name)
+    p, q = slow["p"], slow["birth_p"]
+    expected = {
+        "alignment": slow["alignment"][-1],
+        "inter": slow["inter_mlp"][-1],
+        "intra": slow["intra_mlp"][-1],
+        "kl_uniform": stats.entropy(p, np.full(32, 1 / 32)),
+        "preference_ratio": 32 * p.max(),
+        "entropy": stats.entropy(p) / np.log(32),
+        "rank_persistence": stats.spearmanr(p, q).statistic,
+        "kendall_tau": stats.kendalltau(p, q).statistic,
+        "overlap_10": len(set(np.argsort(-p)[:10]) & set(np.argsort(-q)[:10])) / 10,
+        "sink_mass": slow["sink_mass"].mean(),
+        "sink_mass_max": slow["sink_mass"].max(),
+        "sink_uniform": np.mean([1 / (t + 1) for t in range(1, 12)]),
+        "energy_share_chance": 1 / 16,
+    }
+    for name, value in expected.items():
+        assert found.scalars[name] == pytest.approx(float(value), abs=1e-6), name
+
+
+def test_a_newborn_is_aligned_with_itself_and_not_with_strangers():
+    birth, stranger = (birth_reference(born(CONFIG, seed), PROBE, 4) for seed in (0, 1))
+    found = measure(born(CONFIG, 0), PROBE, birth, [stranger])
+    assert found.scalars["drift"] == pytest.approx(1, abs=1e-9)
+    assert found.scalars["rank_persistence"] == pytest.approx(1)
+    assert found.arrays["alignment_stranger"].shape == (1, 3)
+    swapped = measure(born(CONFIG, 0), PROBE, stranger, [])
+    assert swapped.scalars["alignment"] == pytest.approx(found.arrays["alignment_stranger"][0, -1])
+    assert swapped.scalars["rank_persistence"] == pytest.approx(found.arrays["rank_persistence_stranger"][0])
+
+
+def test_a_measurement_leaves_no_trace():
+    model = trained()
+    model.train()
+    model.blocks[0].eval()
+    model(torch.from_numpy(PROBE)).logsumexp(-1).mean().backward()
+    before = [(p.detach().clone(), p.grad.clone(), p._version) for p in model.parameters()]
+    modes = [m.training for m in model.modules()]
+    torch.manual_seed(1)
+    states = torch.get_rng_state(), np.random.get_state()[1].copy()
+    with torch.enable_grad():
+        measure(model, PROBE, birth_reference(model, PROBE, 4), [])
+        assert torch.is_grad_enabled()
+    assert [m.training for m in model.modules()] == modes
+    assert torch.equal(states[0], torch.get_rng_state())
+    assert (states[1] == np.random.get_state()[1]).all()
+    for (value, grad, version), p in zip(before, model.parameters(), strict=True):
+        assert torch.equal(value, p)
+        assert torch.equal(grad, p.grad)
+        assert version == p._version
+
+
+def test_a_measurement_is_one_forward_pass(monkeypatch):
+    model, seen = trained(), []
+    birth = birth_reference(model, PROBE, 4)
+    model.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[0]))
+    measure(model, PROBE, birth, [birth], batch_size=4)
+    assert seen == [4, 4, 1]
+
+
+def test_nothing_of_the_size_of_all_attention_weights_is_allocated():
+    """The largest tensor made in a pass stays far below B·H·T·T."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    config = ModelConfig(d_model=16, n_layers=1, n_heads=4, vocab_size=32, max_seq_len=1024)
+    model, probe = born(config, 0), random_probe(32, 2, 1024, 0)
+    birth = birth_reference(model, probe, 2)
+    largest = 0
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for tensor in torch.utils._pytree.tree_leaves(out):
+                if isinstance(tensor, torch.Tensor):
+                    largest = max(largest, tensor.untyped_storage().nbytes())
+            return out
+
+    with Watch():
+        measure(model, probe, birth, [], batch_size=2)
+    assert 0 < largest < 2 * 4 * 1024 * 1024 * 4 / 4
+
+
+def test_an_autocast_around_it_does_not_change_the_figures():
+    birth = BirthReference(*vars(birth_reference(born(CONFIG, 0), PROBE, 4)).values())
+    plain = measure(trained(), PROBE, birth, [])
+    with torch.autocast("cpu", torch.bfloat16):
+        assert measure(trained(), PROBE, birth, []).scalars == plain.scalars
+
+
+@pytest.mark.parametrize("aggregation", ["headnorm", "calibrated"])
+def test_sinks_are_those_of_the_weights_whatever_follows_the_aggregation(aggregation):
+    from dataclasses import replace
+
+    config = replace(CONFIG, attention=AttentionConfig(aggregation=aggregation))
+    keep = Keep()
+    model = trained(config)
+    with torch.no_grad():
+        model(torch.from_numpy(PROBE), observer=keep)
+    found = measure(model, PROBE, birth_reference(model, PROBE, 4), [])
+    expected = torch.stack([keep.weights[i][..., 1:, 0].mean((0, 2)) for i in (1, 2)])
+    np.testing.assert_allclose(found.arrays["sink_mass"], expected.numpy(), atol=1e-6)

@@ -1,0 +1,208 @@
+"""The command as a person meets it: its help, its errors, its exit statuses."""
+
+import ast
+import dataclasses
+import inspect
+import json
+import subprocess
+import sys
+import typing
+
+import pytest
+import yaml
+
+from birthmark.callbacks.records import RunDir
+from birthmark.launch.cli import main
+from birthmark.trainer.config import RunConfig
+
+
+@pytest.fixture
+def tiny_file(tiny, tmp_path):
+    """The tiny run as a YAML file."""
+    stored = dataclasses.asdict(tiny({"trainer.max_steps": 2}))
+    del stored["name"], stored["run_dir"]
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(stored))
+    return file
+
+
+def said(capsys, *arguments):
+    """Exit status and the lines on standard error."""
+    try:
+        status = main(list(arguments))
+    except SystemExit as left:
+        status = left.code
+    return status, capsys.readouterr().err.splitlines()
+
+
+BAD = {
+    "a misspelt key": (["--model.d_modle=8"], "model.d_modle: no such field; did you mean model.d_model?"),
+    "a misspelt group": (["--trainr.max_steps=8"], "did you mean trainer.max_steps"),
+    "a misspelt nested key": (["--model.attention.agregation=plain"], "did you mean model.attention.aggregation"),
+    "a key that means nothing": (["--frobnicate=1"], "frobnicate: no such field"),
+    "a word for a number": (["--model.d_model=wide"], "model.d_model: 'wide' is not a whole number"),
+    "a fraction for a count": (["--trainer.max_steps=1.5"], "trainer.max_steps"),
+    "an unknown choice": (["--trainer.precision=fp8"], "trainer.precision: 'fp8' is not one of 'fp32', 'bf16'"),
+    "a width that heads do not divide": (["--model.d_model=15"], "model.d_model 15 is not divisible by model.n_heads"),
+    "heads that groups do not divide": (["--model.n_heads=4", "--model.n_kv_heads=3"], "model.n_kv_heads 3"),
+    "an odd rotary width": (["--model.d_model=6"], "rotary"),
+    "a batch that does not divide": (["--trainer.global_batch_size=5"], "trainer.global_batch_size 5"),
+    "a probe longer than the model": (["--snapshot.seq_len=99"], "snapshot.seq_len 99 is longer than model."),
+    "no such corpus": (["--data.path=/no/such"], "data.path: '/no/such' does not exist"),
+    "no such tokenizer": (["--data.path=stdlib", "--data.tokenizer=/no/such"], "data.tokenizer"),
+    "a vocabulary too small for the task": (["--model.vocab_size=3"], "model.vocab_size"),
+    "no GPU": (["--trainer.device=cuda"], "trainer.device is cuda"),
+    "config and resume at once": (["--resume=/no/such"], "--config"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_wrong_request_is_one_line_and_status_2_and_nothing_is_written(case, tiny_file, tmp_path, capsys):
+    if case == "no GPU":
+        import torch
+
+        if torch.cuda.is_available():
+            pytest.skip("this machine has a GPU")
+    arguments, expected = BAD[case]
+    target = tmp_path / "run"
+    status, lines = said(capsys, "pretrain", f"--config={tiny_file}", f"--run_dir={target}", *arguments)
+    assert status == 2
+    assert len(lines) == 1
+    assert lines[0].startswith("birthmark: error: ")
+    assert expected in lines[0]
+    assert not target.exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model: {d_modle: 8}", "model.d_modle: no such field; did you mean model.d_model"),
+        ("modle: {d_model: 8}", "modle"),
+        ("trainer: {precision: fp8}", "trainer.precision"),
+        ("model: [1, 2]", "bad.yaml: model is [1, 2]"),
+        ("model: {attention: headnorm}", "bad.yaml: model.attention is 'headnorm'"),
+        ("model: {d_model: 8", "bad.yaml: not YAML"),
+        ("model:", "bad.yaml: model is None"),
+        ("", "bad.yaml: the file is None"),
+        ("init_seed: one", "init_seed: 'one' is not a whole number"),
+    ],
+)
+def test_a_wrong_config_file_is_one_line_and_status_2(text, expected, tmp_path, capsys):
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    status, lines = said(capsys, "pretrain", f"--config={file}", f"--run_dir={tmp_path / 'run'}")
+    assert (status, len(lines)) == (2, 1)
+    assert expected in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["frobnicate"], "frobnicate"),
+        (["pretrain", "--config=/no/such.yaml"], "/no/such.yaml"),
+        (["pretrain", "--resume=/no/such"], "/no/such: not a run"),
+        (["report"], "runs: missing"),
+        (["report", "/no/such"], "/no/such: not a run"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_status_2(arguments, expected, capsys):
+    status, lines = said(capsys, *arguments)
+    assert (status, len(lines)) == (2, 1)
+    assert expected in lines[0]
+
+
+def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["pretrain", f"--config={tiny_file}", "--trainer.checkpoint_every=1"]) == 0
+    run = RunDir(tmp_path / "runs" / "tiny")
+    told = capsys.readouterr().out
+    assert "report: runs/tiny/report.html" in told
+    assert [s.step for s in run.snapshots()] == [0, 1, 2]
+    assert main(["report", "runs/tiny", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["runs"][0]["rows"]
+    assert [row["step"] for row in rows] == [0, 1, 2]
+    run.report.unlink()
+    assert main(["report", "runs/tiny"]) == 0
+    assert "<html" in run.report.read_text()
+    assert main(["report", "runs/tiny", "runs/tiny", "--out", "both.html"]) == 0
+    assert (tmp_path / "both.html").is_file()
+
+    before = {f: f.read_bytes() for f in run.path.rglob("*") if f.is_file()}
+    status, lines = said(capsys, "pretrain", f"--config={tiny_file}")
+    assert (status, len(lines)) == (2, 1)
+    assert "already in use" in lines[0]
+    assert {f: f.read_bytes() for f in run.path.rglob("*") if f.is_file()} == before
+
+
+def test_the_stored_config_is_the_run(tiny_file, tmp_path, capsys):
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={first}", "--optim.lr=0.003"]) == 0
+    assert main(["pretrain", f"--config={first / 'config.yaml'}", f"--run_dir={second}"]) == 0
+    records = [json.loads((run / "birth.json").read_text())["digest"] for run in (first, second)]
+    assert records[0] == records[1]
+    finals = [RunDir(run).snapshots()[-1].bias for run in (first, second)]
+    assert finals[0] == finals[1]
+
+
+def test_a_failure_on_the_way_is_status_1(tiny_file, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={run}"]) == 0
+    capsys.readouterr()
+    (run / "checkpoints/step-00000002/tensors.safetensors").write_bytes(b"short")
+    status, lines = said(capsys, "pretrain", f"--resume={run}", "--trainer.max_steps=4")
+    assert (status, len(lines)) == (1, 1)
+    assert "step-00000002/tensors.safetensors: damaged" in lines[0]
+    (run / "snapshots/step-00000000/arrays.safetensors").write_bytes(b"short")
+    status, lines = said(capsys, "report", str(run))
+    assert (status, len(lines)) == (1, 1)
+    assert "step-00000000/arrays.safetensors: damaged" in lines[0]
+
+
+def test_a_bug_is_one_line_too_and_debug_shows_where(tiny_file, tmp_path, capsys, monkeypatch):
+    def broken(*_, **__):
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("birthmark.trainer.run.pretrain", broken)
+    status, lines = said(capsys, "pretrain", f"--config={tiny_file}")
+    assert (status, len(lines)) == (1, 1)
+    assert "ZeroDivisionError" in lines[0]
+    with pytest.raises(ZeroDivisionError):
+        main(["pretrain", f"--config={tiny_file}", "--debug"])
+
+
+def leaves(config, prefix=""):
+    """(dotted name, attribute docstring, default) of every field, read from the source text."""
+    tree = ast.parse(inspect.getsource(config)).body[0]
+    docs = {
+        a.target.id: inspect.cleandoc(b.value.value)
+        for a, b in zip(tree.body, tree.body[1:], strict=False)
+        if isinstance(a, ast.AnnAssign) and isinstance(b, ast.Expr)
+    }
+    types = typing.get_type_hints(config)
+    for field in dataclasses.fields(config):
+        if dataclasses.is_dataclass(types[field.name]):
+            yield from leaves(types[field.name], f"{prefix}{field.name}.")
+        else:
+            yield prefix + field.name, docs[field.name], field
+
+
+def test_help_lists_every_field_with_its_meaning_and_default(capsys):
+    with pytest.raises(SystemExit) as left:
+        main(["pretrain", "--help"])
+    assert left.value.code == 0
+    told = " ".join(capsys.readouterr().out.split())
+    fields = list(leaves(RunConfig))
+    assert len(fields) > 50
+    for name, meaning, field in fields:
+        assert f"--{name} " in told, name
+        assert " ".join(meaning.split()) in told, name
+        if isinstance(field.default, (int, float)):
+            assert f"default: {field.default!s}" in told, name
+
+
+def test_a_closed_pipe_is_no_error(tiny_file, tmp_path):
+    run = tmp_path / "run"
+    assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={run}"]) == 0
+    command = f"{sys.executable} -m birthmark.launch.cli report {run} --json | head -c 1"
+    done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
+    assert done.stderr == ""

@@ -1,0 +1,71 @@
+"""The rules of the house, held by a machine."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import birthmark
+from birthmark.launch.cli import build_parser
+
+ROOT = Path(birthmark.__file__).parent
+
+#: What each folder may import of ours; `errors` and the package's version are everybody's.
+MAY_IMPORT = {
+    "models": set(),
+    "metrics": set(),
+    "data": set(),
+    "callbacks": {"models", "metrics", "data"},
+    "trainer": {"models", "data", "callbacks"},
+    "launch": {"models", "metrics", "data", "callbacks", "trainer"},
+}
+
+
+def imports(file):
+    """Top-level names of ours that a module imports, and whether each is relative."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level == 2:
+            yield from [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("birthmark"):
+            pytest.fail(f"{file}: imports inside the package are relative")
+
+
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_no_import_runs_upward(folder):
+    files = sorted((ROOT / folder).glob("*.py"))
+    assert files
+    for file in files:
+        ours = set(imports(file)) - {"errors", "__version__", folder}
+        assert ours <= MAY_IMPORT[folder], file
+
+
+def loaded_by(code):
+    listing = f"import sys; {code}; print('\\n'.join(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+def test_the_command_line_loads_no_framework_before_it_is_needed():
+    modules = loaded_by("import birthmark.launch.cli as c; c.build_parser()")
+    assert not modules & {"torch", "lightning", "datasets", "wandb", "transformers", "matplotlib", "scipy"}
+
+
+def test_optional_libraries_are_loaded_only_where_they_are_used():
+    modules = loaded_by("import birthmark.trainer.run, birthmark.launch.report")
+    assert not modules & {"datasets", "wandb", "transformers", "matplotlib"}
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name)
+def test_every_config_file_is_a_run(file):
+    parser, _ = build_parser()
+    parsed = parser.parse_args(["pretrain", f"--config={file}"])
+    assert parsed.pretrain.model.d_model > 0
+
+
+def test_the_readme_begins_with_the_two_commands():
+    lines = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("make ")]
+    assert [line.split()[1] for line in lines[:2]] == ["pretrain", "test"]
+    makefile = (ROOT / "Makefile").read_text()
+    assert all(f"\n{target}:" in makefile for target in ("pretrain", "test", "check", "format", "clean"))
