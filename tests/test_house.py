@@ -52,9 +52,14 @@ def test_the_command_line_loads_no_framework_before_it_is_needed():
     assert not modules & {"torch", "lightning", "datasets", "wandb", "transformers", "matplotlib", "scipy"}
 
 
-def test_optional_libraries_are_loaded_only_where_they_are_used():
-    modules = loaded_by("import birthmark.trainer.run, birthmark.launch.report")
-    assert not modules & {"datasets", "wandb", "transformers", "matplotlib"}
+@pytest.mark.parametrize("folder", MAY_IMPORT)
+def test_optional_libraries_are_loaded_only_where_they_are_used(folder):
+    optional = {"datasets", "wandb", "transformers", "matplotlib", "deepspeed"}
+    for file in sorted((ROOT / folder).glob("*.py")):
+        for node in ast.parse(file.read_text()).body:
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            assert not {name.split(".")[0] for name in names} & optional, file
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name)
