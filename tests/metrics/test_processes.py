@@ -1,0 +1,63 @@
+"""Every metric over a real process group: each rank sees a part of the probe, and both know the whole."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import numpy as np
+
+SCRIPT = """
+import sys
+import numpy as np
+import torch
+import torch.distributed as dist
+from birthmark.metrics.alignment import SeedAlignment
+from birthmark.metrics.contraction import Contraction
+from birthmark.metrics.preference import TokenPreference
+from birthmark.metrics.sinks import AttentionSinks
+
+rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+generator = torch.Generator().manual_seed(0)
+h, logits = torch.randn(10, 6, 8, generator=generator) + 0.5, torch.randn(10, 30, generator=generator)
+q, k = torch.randn(2, 10, 1, 6, 4, generator=generator)
+lse = (q @ k.mT).masked_fill(torch.ones(6, 6).triu(1) > 0, -torch.inf).logsumexp(-1)
+references = torch.nn.functional.normalize(torch.randn(2, 1, 8, generator=generator), dim=-1)
+results = {}
+# The whole probe while there is no group, then this rank's part, reduced over the group.
+for kind, mine in (("whole", slice(0, 10)), ("reduced", (slice(0, 7), slice(7, 10))[rank])):
+    if kind == "reduced":
+        dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+    contraction, alignment = Contraction(1, 8), SeedAlignment(references)
+    preference, sinks = TokenPreference(30), AttentionSinks(1, 1, 6)
+    contraction.update(0, h[mine])
+    alignment.update(0, h[mine])
+    preference.update(logits[mine])
+    sinks.update(0, q[mine], k[mine], lse[mine], 1.0)
+    for metric in (contraction, alignment, preference, sinks):
+        for name, value in metric.compute()._asdict().items():
+            results[f"{kind}.{type(metric).__name__}.{name}"] = value
+np.savez(out, **results)
+dist.destroy_process_group()
+"""
+
+
+def test_two_processes_with_a_part_each_compute_the_whole(tmp_path):
+    results = [tmp_path / "0.npz", tmp_path / "1.npz"]
+    runs = [
+        subprocess.Popen([sys.executable, "-W", "ignore", "-c", SCRIPT, str(rank), tmp_path / "store", result])
+        for rank, result in enumerate(results)
+    ]
+    try:
+        assert [run.wait(timeout=60) for run in runs] == [0, 0]
+    finally:
+        for run in runs:
+            run.kill()
+    for result in map(np.load, results):
+        names = [name.removeprefix("whole.") for name in result.files if name.startswith("whole.")]
+        assert len(names) == 2 + 4 + 2 + 5
+        for name in names:
+            reduced, whole = result[f"reduced.{name}"], result[f"whole.{name}"]
+            assert reduced.shape == whole.shape, name
+            np.testing.assert_allclose(reduced, whole, rtol=1e-6, atol=1e-7, err_msg=name)
+        assert result["reduced.AttentionSinks.mass"].shape == (1, 1)

@@ -1,0 +1,211 @@
+"""Attention sinks against the explicit matrix of weights (definitions §5)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from birthmark.metrics import sinks
+from birthmark.metrics.sinks import AttentionSinks, key_importance, key_weights
+
+
+def make(shape, seed=0, dtype=torch.float64, pull=2.0):
+    """Queries and keys ``[B, H, T, K]`` with a key in each head that many queries like."""
+    rng = np.random.default_rng(seed)
+    q, k = rng.normal(size=(2, *shape)) + rng.normal(size=shape[-1]) * 0.5
+    for b, h in np.ndindex(*shape[:2]):
+        k[b, h, rng.integers(0, min(3, shape[2]))] += pull * rng.random() * q[b, h].mean(0)
+    return torch.from_numpy(q).to(dtype), torch.from_numpy(k).to(dtype)
+
+
+def weights(q, k, scale):
+    """The matrix ``[B, H, T, T]`` and its log-sum-exps, in float64, a row at a time."""
+    q, k = q.double().numpy(), k.double().numpy()
+    n_batch, n_heads, length, _ = q.shape
+    a, lse = np.zeros((n_batch, n_heads, length, length)), np.zeros((n_batch, n_heads, length))
+    for t in range(length):
+        scores = np.einsum("bhk,bhjk->bhj", q[:, :, t], k[:, :, : t + 1]) * scale
+        top = scores.max(-1, keepdims=True)
+        e = np.exp(scores - top)
+        a[:, :, t, : t + 1] = e / e.sum(-1, keepdims=True)
+        lse[:, :, t] = top[..., 0] + np.log(e.sum(-1))
+    return a, torch.from_numpy(lse)
+
+
+def explicit_importance(a):
+    """Mean over the queries that see the key."""
+    return np.stack([a[:, :, j:, j].mean(-1) for j in range(a.shape[-1])], axis=-1)
+
+
+def measured(layers, seq_len, scale, splits=(), epsilon=0.3):
+    metric = AttentionSinks(len(layers), layers[0][0].shape[1], seq_len, epsilon)
+    for layer, (q, k) in enumerate(layers):
+        lse = weights(q, k, scale)[1].to(torch.promote_types(q.dtype, torch.float32))
+        parts = (torch.tensor_split(x, list(splits)) for x in (q, k, lse))
+        for part in zip(*parts, strict=True):
+            metric.update(layer, *part, scale)
+    return metric.compute()
+
+
+def explicit(layers, scale, epsilon=0.3):
+    mass, importance, rate = [], [], []
+    for q, k in layers:
+        a, _ = weights(q, k, scale)
+        each = explicit_importance(a)
+        mass.append(a[:, :, 1:, 0].mean((0, 2)))
+        importance.append(each.mean(0))
+        rate.append(100 * (each > epsilon).mean(0))
+    return np.stack(mass), np.stack(importance), np.stack(rate)
+
+
+@pytest.mark.parametrize("key", [0, 1, 5, 11])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_weights_on_a_key_are_a_column_of_the_matrix(key, dtype, tolerance):
+    q, k = make((2, 3, 12, 8), dtype=dtype)
+    a, lse = weights(q, k, 0.4)
+    column = key_weights(q, k, lse.to(dtype), 0.4, key)
+    assert column.dtype == dtype
+    np.testing.assert_allclose(column, a[..., key], atol=tolerance, rtol=tolerance)
+    assert (column[..., :key] == 0).all()
+    assert (column[..., key:] > 0).all()
+
+
+@pytest.mark.parametrize("length", [1, 2, 127, 128, 129, 255, 256, 257])
+def test_importance_of_every_key_around_the_block(length):
+    q, k = make((1, 2, length, 8), seed=length)
+    a, lse = weights(q, k, 0.4)
+    importance = key_importance(q, k, lse, 0.4)
+    assert importance.dtype == torch.float64
+    np.testing.assert_allclose(importance, explicit_importance(a), rtol=1e-11)
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 8, 100])
+def test_importance_does_not_depend_on_the_block(monkeypatch, block):
+    monkeypatch.setattr(sinks, "_QUERY_BLOCK", block)
+    for length in (1, 6, 7, 8, 9, 14):
+        q, k = make((2, 2, length, 4), seed=length)
+        a, lse = weights(q, k, 0.5)
+        np.testing.assert_allclose(key_importance(q, k, lse, 0.5), explicit_importance(a), rtol=1e-11)
+
+
+def test_bf16_queries_and_keys_are_read_in_float32():
+    """bf16 scores would be wrong by a relative 4e-3 of up to ten nats."""
+    q, k = make((2, 3, 150, 16), dtype=torch.bfloat16)
+    a, lse = weights(q, k, 0.4)
+    importance = key_importance(q, k, lse.float(), 0.4)
+    column = key_weights(q, k, lse.float(), 0.4, 0)
+    assert importance.dtype == column.dtype == torch.float32
+    np.testing.assert_allclose(importance, explicit_importance(a), rtol=2e-5)
+    np.testing.assert_allclose(column, a[..., 0], rtol=2e-5)
+
+
+def test_autocast_around_the_measurement_changes_nothing():
+    q, k = make((2, 3, 40, 16), dtype=torch.float32)
+    a, lse = weights(q, k, 0.4)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        importance = key_importance(q, k, lse.float(), 0.4)
+        column = key_weights(q, k, lse.float(), 0.4, 0)
+    np.testing.assert_allclose(importance, explicit_importance(a), rtol=2e-5)
+    np.testing.assert_allclose(column, a[..., 0], rtol=2e-5)
+
+
+def test_the_tensors_given_are_left_as_they_are():
+    q, k = make((1, 2, 9, 4))
+    lse = weights(q, k, 0.5)[1]
+    before = [x.clone() for x in (q, k, lse)]
+    AttentionSinks(1, 2, 9).update(0, q, k, lse, 0.5)
+    assert all(torch.equal(a, b) for a, b in zip(before, (q, k, lse), strict=True))
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 6), st.integers(1, 3), st.integers(2, 20), st.integers(0, 99),
+    st.sampled_from([0.05, 0.3, 0.6]),
+)  # fmt: skip
+def test_every_quantity_is_that_of_the_explicit_matrix(n_layers, n, n_heads, length, seed, epsilon):
+    layers = [make((n, n_heads, length, 4), seed=seed + 100 * i) for i in range(n_layers)]
+    result = measured(layers, length, 0.7, epsilon=epsilon)
+    mass, importance, rate = explicit(layers, 0.7, epsilon)
+    assert result.mass.shape == result.position.shape == (n_layers, n_heads)
+    assert result.importance.shape == result.rate.shape == (n_layers, n_heads, length)
+    np.testing.assert_allclose(result.mass, mass, rtol=1e-11)
+    np.testing.assert_allclose(result.importance, importance, rtol=1e-11)
+    np.testing.assert_allclose(result.rate, rate, rtol=1e-11)
+    assert np.array_equal(result.position, importance.argmax(-1))
+    assert result.uniform == pytest.approx(sum(1 / (t + 1) for t in range(1, length)) / (length - 1))
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_one_layer_of_one_head_keeps_its_axes(n):
+    result = measured([make((n, 1, 5, 4))], 5, 0.5)
+    assert result.mass.shape == result.position.shape == (1, 1)
+    assert result.importance.shape == result.rate.shape == (1, 1, 5)
+    assert result.position.dtype == np.int64
+    assert {result.mass.dtype, result.importance.dtype, result.rate.dtype} == {np.dtype(np.float64)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(0, 8), max_size=3), st.integers(0, 9))
+def test_the_split_of_the_probe_into_batches_does_not_matter(splits, seed):
+    layers = [make((8, 2, 10, 4), seed=seed + 100 * i) for i in range(2)]
+    part, whole = measured(layers, 10, 0.5, sorted(splits)), measured(layers, 10, 0.5)
+    for name in ("mass", "importance", "rate", "position"):
+        np.testing.assert_allclose(getattr(part, name), getattr(whole, name), rtol=1e-12)
+
+
+def test_merged_states_are_one_probe():
+    q, k = make((7, 2, 10, 4))
+    lse = weights(q, k, 0.5)[1]
+    metrics = [AttentionSinks(1, 2, 10) for _ in range(2)]
+    metrics[0].update(0, q[:3], k[:3], lse[:3], 0.5)
+    metrics[1].update(0, q[3:], k[3:], lse[3:], 0.5)
+    metrics[0].merge_state(metrics[1])
+    merged, whole = metrics[0].compute(), measured([(q, k)], 10, 0.5)
+    for name in ("mass", "importance", "rate", "position"):
+        np.testing.assert_allclose(getattr(merged, name), getattr(whole, name), rtol=1e-12)
+
+
+def test_uniform_attention_has_the_uniform_mass():
+    q, k = torch.zeros(2, 1, 64, 8), torch.randn(2, 1, 64, 8, generator=torch.Generator().manual_seed(0))
+    result = measured([(q, k)], 64, 0.3)
+    assert result.mass.item() == pytest.approx(result.uniform, rel=1e-6)
+    # Key j is seen by the queries t ≥ j, with 1/(t+1) each; the last key by the last query alone.
+    expected = [np.mean([1 / (t + 1) for t in range(j, 64)]) for j in range(64)]
+    np.testing.assert_allclose(result.importance[0, 0], expected, rtol=1e-5)
+    assert (result.rate == 0).all()
+    assert result.position.item() == 0
+
+
+@pytest.mark.parametrize("place", [0, 3, 30])
+def test_a_sink_is_seen_where_it_is(place):
+    """Half of the sequences have one: every query gives it nearly all of its weight."""
+    q, k = torch.ones(4, 1, 64, 8), torch.zeros(4, 1, 64, 8)
+    k[:2, :, place] = 2.0
+    result = measured([(q, k)], 64, 1.0)
+    assert result.position.item() == place
+    assert result.rate[0, 0, place] == 50
+    assert np.delete(result.rate[0, 0], [place, 63]).max() == 0
+    assert result.importance[0, 0, place] > 0.5
+    if place == 0:
+        assert result.mass.item() > 0.5
+    else:
+        assert result.mass.item() < 0.2
+
+
+def test_the_certain_weight_of_the_first_token_on_itself_is_no_sink():
+    """Every later query avoids key 0: its mass is 0, though query 0 gives it 1."""
+    q, k = torch.ones(1, 1, 16, 8), torch.zeros(1, 1, 16, 8)
+    k[:, :, 0] = -10.0
+    result = measured([(q, k)], 16, 1.0)
+    assert result.mass.item() < 1e-20
+    assert result.importance[0, 0, 0] == pytest.approx(1 / 16)
+
+
+def test_the_rate_counts_importance_strictly_above_epsilon():
+    """Two tokens of equal weights: key 0 has importance (1 + ½)/2 = .75, key 1 has .5."""
+    layers = [(torch.zeros(3, 1, 2, 4, dtype=torch.float64), torch.zeros(3, 1, 2, 4, dtype=torch.float64))]
+    for epsilon, expected in ((0.4, [100, 100]), (0.6, [100, 0]), (0.8, [0, 0])):
+        assert measured(layers, 2, 1.0, epsilon=epsilon).rate[0, 0].tolist() == expected

@@ -1,0 +1,324 @@
+"""Birth: names and draws are a file format, the same everywhere and whatever else is built beside them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import random
+import struct
+import subprocess
+import sys
+from dataclasses import replace
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import nn
+
+from birthmark.models.birth import BLOCK, born, certificate, digest, draw, give_birth
+from birthmark.models.config import AttentionConfig, InitConfig, ModelConfig
+from birthmark.models.decoder import Decoder
+from birthmark.models.init import Constant, Linear, Normal, birth_plan
+
+TINY = ModelConfig(
+    d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, d_ff=24, vocab_size=50, max_seq_len=8,
+    norm="layernorm", mlp="swiglu", positions="learned", bias=True, attention=AttentionConfig("headnorm"),
+)  # fmt: skip
+TINY_DIGEST = "223b3480a2246dfcf21f71c403a11ae22f7137b373bc2adc306d7df29c8ffeeb"
+#: One parameter of more than four blocks of draws, so that threads take part.
+WIDE = ModelConfig(d_model=64, n_layers=1, n_heads=2, vocab_size=5000, max_seq_len=8)
+WIDE_DIGEST = "0dab4e315f5a426d052e6febf62e348096faf9fcbd95657467077ea79db06c60"
+BROKEN = (
+    "a parameter's name, or what is drawn for it, has changed. Both are a file format (definitions §1): no birth "
+    "certificate written before this change can be re-created any more. Undo the change, or make it a new format."
+)
+
+
+def test_the_births_of_two_configs_never_change():
+    assert digest(born(TINY, 0)) == TINY_DIGEST, BROKEN
+    assert digest(born(WIDE, 0)) == WIDE_DIGEST, BROKEN
+
+
+def slow_draw(init_seed: int, name: str, n: int, std: float) -> np.ndarray:
+    """Definitions §1 written out: each block of 2^16 numbers from a Philox keyed by a hash of seed, name and block."""
+    parts = []
+    for block in range(-(-n // 65536)):
+        key = hashlib.sha256(b"\0".join([b"birthmark/1", b"%d" % init_seed, name.encode(), b"%d" % block])).digest()
+        words = [int.from_bytes(key[:8], "little"), int.from_bytes(key[8:16], "little")]
+        generator = np.random.Generator(np.random.Philox(key=np.array(words, dtype=np.uint64)))
+        parts.append(generator.standard_normal(65536, dtype=np.float32))
+    return np.concatenate(parts)[:n] * np.float32(std)
+
+
+def test_the_digest_is_the_hash_of_names_shapes_and_values_by_definition():
+    """Names, shapes and distributions by hand, values and bytes by the slow formula."""
+    gains = {"norm.gain": 16}
+    biases = {"norm.bias": 16}
+    matrices = {"embed.weight": (50, 16, 16), "positions.table.weight": (8, 16, 16), "head.weight": (50, 16, 16)}
+    for i in range(2):
+        for x, n_out, n_in in (
+            ("attn.q", 16, 16), ("attn.k", 8, 16), ("attn.v", 8, 16), ("attn.o", 16, 16),
+            ("mlp.gate", 24, 16), ("mlp.up", 24, 16), ("mlp.down", 16, 24),
+        ):  # fmt: skip
+            matrices[f"blocks.{i}.{x}.weight"] = (n_out, n_in, n_in)
+            biases[f"blocks.{i}.{x}.bias"] = n_out
+        for norm in ("norm_attn", "norm_mlp"):
+            gains[f"blocks.{i}.{norm}.gain"] = biases[f"blocks.{i}.{norm}.bias"] = 16
+        gains[f"blocks.{i}.attn.aggregate.gain"] = 8
+    values = {name: ((n,), [1.0] * n) for name, n in gains.items()}
+    values |= {name: ((n,), [0.0] * n) for name, n in biases.items()}
+    for name, (n_out, n_in, fan_in) in matrices.items():
+        values[name] = ((n_out, n_in), slow_draw(5, name, n_out * n_in, fan_in**-0.5).tolist())
+    sha = hashlib.sha256()
+    for name in sorted(values):
+        shape, numbers = values[name]
+        sha.update(name.encode() + b"\0" + ",".join(str(n) for n in shape).encode() + b"\0")
+        sha.update(struct.pack(f"<{len(numbers)}f", *numbers))
+    assert digest(born(TINY, 5)) == sha.hexdigest()
+
+
+def reverse_modules(module: nn.Module) -> None:
+    """As if every part had been built in the opposite order."""
+    for tree in list(module.modules()):
+        tree._modules = dict(reversed(tree._modules.items()))
+        tree._parameters = dict(reversed(tree._parameters.items()))
+
+
+def test_a_birth_does_not_depend_on_how_the_modules_came_about():
+    for prepare in ("built", "reversed", "meta", "used before", "bf16 and back", "frozen"):
+        with torch.device("meta" if prepare == "meta" else "cpu"):
+            model = Decoder(TINY)
+        if prepare == "meta":
+            model = model.to_empty(device="cpu")
+        if prepare == "reversed":
+            reverse_modules(model)
+            assert next(iter(model.named_parameters()))[0] != next(iter(Decoder(TINY).named_parameters()))[0]
+        if prepare == "used before":
+            give_birth(model, TINY, 9)
+            model(torch.arange(8)[None]).sum().backward()
+        if prepare == "bf16 and back":
+            model = model.bfloat16().float()
+        if prepare == "frozen":
+            model.requires_grad_(False)
+        give_birth(model, TINY, 0)
+        assert digest(model) == TINY_DIGEST, prepare
+
+
+@pytest.mark.parametrize("n_cpus", [1, 4, None])
+def test_a_birth_does_not_depend_on_the_number_of_cpus(monkeypatch, n_cpus):
+    monkeypatch.setattr(os, "cpu_count", lambda: n_cpus)
+    assert digest(born(WIDE, 0)) == WIDE_DIGEST
+
+
+def test_a_birth_is_the_same_in_another_process_on_another_instruction_set():
+    code = (
+        "import torch; torch.set_num_threads(3)\n"
+        "from birthmark.models.birth import *; from birthmark.models.config import *\n"
+        "torch.manual_seed(7); np.random.seed(7)\n"
+        f"print(torch.backends.cpu.get_cpu_capability(), digest(born({TINY!r}, 0)), digest(born({WIDE!r}, 0)))"
+    )
+    environment = os.environ | {"ATEN_CPU_CAPABILITY": "default", "PYTHONHASHSEED": "1"}
+    run = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], env=environment, capture_output=True, text=True, check=True
+    )
+    capability, *digests = run.stdout.split()
+    assert capability in ("DEFAULT", "NO")  # the variable was heard
+    assert digests == [TINY_DIGEST, WIDE_DIGEST]
+
+
+SIZE = 5 * BLOCK + 17
+
+
+@cache
+def whole(n: int = SIZE) -> np.ndarray:
+    return draw(3, "x.weight", n, Normal(0.5))
+
+
+BORDERS = st.builds(lambda block, offset: block * BLOCK + offset, st.integers(0, 5), st.integers(-3, 17))
+
+
+@settings(max_examples=40, deadline=None)
+@given(BORDERS, BORDERS)
+@example(0, SIZE)
+@example(SIZE, SIZE)
+@example(0, 0)
+@example(BLOCK, 2 * BLOCK)
+@example(BLOCK - 1, 5 * BLOCK + 1)
+def test_a_slice_is_the_slice_of_the_whole(a, b):
+    start, stop = sorted(np.clip([a, b], 0, SIZE).tolist())
+    part = draw(3, "x.weight", SIZE, Normal(0.5), start, stop)
+    assert part.dtype == np.float32
+    assert np.array_equal(part, whole()[start:stop])
+
+
+def test_the_whole_is_the_slow_formula_whatever_its_size():
+    slow = slow_draw(3, "x.weight", SIZE, 0.5)
+    assert np.array_equal(whole(), slow)
+    for n in (1, BLOCK - 1, BLOCK, BLOCK + 1, 3 * BLOCK):
+        assert np.array_equal(draw(3, "x.weight", n, Normal(0.5)), slow[:n])
+    assert np.array_equal(draw(3, "x.weight", 9, Constant(0.25), 2, 7), np.full(5, 0.25, np.float32))
+
+
+def test_tied_models_count_the_table_once():
+    config = replace(TINY, tie_embeddings=True)
+    tied, untied = born(config, 0), born(TINY, 0)
+    names = {name for name, _ in tied.named_parameters()}
+    assert {name for name, _ in untied.named_parameters()} - names == {"head.weight"}
+    assert certificate(tied, config, 0)["n_params"] == certificate(untied, TINY, 0)["n_params"] - 50 * 16
+    assert digest(tied) != digest(untied)
+    # Tied by hand, as other code does it: one tensor under two names counts under the first.
+    assert untied.head is not None
+    untied.head.weight = untied.embed.weight
+    assert digest(untied) == digest(tied)
+    give_birth(untied, TINY, 1)
+    assert digest(untied) == digest(born(config, 1))
+
+
+def test_a_certificate_tells_what_was_drawn():
+    papers = certificate(born(TINY, 4), TINY, 4)
+    assert papers["digest"] == digest(born(TINY, 4))
+    assert papers["init_seed"] == 4
+    assert papers["n_params"] == sum(int(np.prod(p["shape"])) for p in papers["parameters"].values())
+    assert papers["parameters"]["blocks.1.mlp.down.weight"]["shape"] == [16, 24]
+    assert str(24**-0.5) in papers["parameters"]["blocks.1.mlp.down.weight"]["distribution"]
+
+
+@pytest.mark.parametrize(
+    ("change", "only_there"),
+    [
+        ({"attention": AttentionConfig("headnorm")}, {"attn.aggregate.gain"}),
+        ({"attention": AttentionConfig("calibrated")}, set()),
+        ({"bias": True}, {"attn.q.bias", "mlp.up.bias"}),
+        ({"n_layers": 5}, set()),
+        ({"mlp": "swiglu"}, {"mlp.gate.weight"}),
+        ({"mlp": "tanh"}, set()),
+        ({"positions": "learned"}, set()),
+        ({"norm": "layernorm"}, set()),
+        ({"tie_embeddings": True}, set()),
+        ({"max_seq_len": 99}, set()),
+        ({"n_kv_heads": 1}, set()),
+        ({"vocab_size": 70}, set()),
+    ],
+    ids=str,
+)
+def test_two_arms_share_every_parameter_they_have_in_common(change, only_there):
+    config = ModelConfig(d_model=16, n_layers=2, n_heads=2, d_ff=24, vocab_size=50, max_seq_len=8)
+    a, b = (dict(born(c, 0).named_parameters()) for c in (config, replace(config, **change)))
+    common = {name for name in a.keys() & b.keys() if a[name].shape == b[name].shape}
+    for name in common:
+        assert torch.equal(a[name], b[name]), name
+    assert {"blocks.0.attn.q.weight", "blocks.1.mlp.up.weight", "blocks.1.mlp.down.weight"} <= common
+    assert {f"blocks.0.{name}" for name in only_there} <= b.keys() - a.keys()
+    if "vocab_size" in change:  # rows come first, so a longer table begins with the shorter one
+        assert torch.equal(a["embed.weight"], b["embed.weight"][:50])
+
+
+@pytest.mark.parametrize("seeds", [(0, 1), (1, 2), (1, 11), (0, 2**63)])
+def test_another_seed_changes_every_random_parameter(seeds):
+    a, b = (dict(born(TINY, seed).named_parameters()) for seed in seeds)
+    for name in a:
+        different = (a[name] != b[name]).double().mean()
+        assert different > 0.999 if name.endswith("weight") else different == 0, name
+
+
+def test_seed_name_and_block_cannot_be_mistaken_for_one_another():
+    n = BLOCK + 10
+    streams = [
+        draw(seed, name, n, Normal(1.0))[low : low + 10]
+        for seed, name in ((1, "1.w"), (11, ".w"), (1, ".w"), (1, "1.w1"), (11, "1.w"))
+        for low in (0, BLOCK)
+    ]
+    assert len(np.unique(np.stack(streams))) == len(streams) * 10
+
+
+@pytest.mark.parametrize("init", [InitConfig(), InitConfig("normal", 0.05)])
+def test_draws_are_normal_with_the_stated_deviation(init):
+    config = ModelConfig(
+        d_model=64, n_layers=2, n_heads=4, d_ff=144, vocab_size=400, max_seq_len=100, mlp="swiglu",
+        positions="learned", init=init,
+    )  # fmt: skip
+    fan_in = {"down": 144}
+    p_values = []
+    for name, parameter in born(config, 0).named_parameters():
+        values = parameter.detach().numpy().ravel()
+        if name.endswith("gain"):
+            assert (values == 1).all()
+            continue
+        std = 0.05 if init.kind == "normal" else fan_in.get(name.split(".")[-2], 64) ** -0.5
+        n = len(values)
+        assert abs(values.mean()) < 5 * std / n**0.5, name
+        assert abs(values.std() / std - 1) < 5 / (2 * n) ** 0.5, name
+        p_values.append(stats.kstest(values / std, "norm").pvalue)
+    assert min(p_values) > 1e-3 / len(p_values)
+    # And the p-values themselves are not too good either.
+    assert stats.kstest(p_values, "uniform").pvalue > 1e-3
+
+
+def test_blocks_and_parameters_of_one_shape_are_unrelated():
+    values = [draw(0, "x", 4 * BLOCK, Normal(1.0)).reshape(4, BLOCK)]
+    model = born(ModelConfig(d_model=64, n_layers=3, n_heads=4, vocab_size=64, max_seq_len=64, d_ff=64), 0)
+    values.append(np.stack([p.detach().numpy().ravel() for p in model.parameters() if p.shape == (64, 64)]))
+    values.append(np.stack([draw(seed, "x", BLOCK, Normal(1.0)) for seed in range(12)]))
+    assert [len(v) for v in values] == [4, 20, 12]
+    for rows in values:
+        correlation = np.corrcoef(rows) - np.eye(len(rows))
+        assert np.abs(correlation).max() < 5 / rows.shape[1] ** 0.5
+
+
+class Silent(nn.Module):
+    """Owns a parameter and says nothing about it."""
+
+    def __init__(self):
+        super().__init__()
+        self.secret = nn.Parameter(torch.zeros(3))
+
+
+class Forgetful(Linear):
+    """States two parameters of three."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.secret = nn.Parameter(torch.zeros(3))
+
+
+@pytest.mark.parametrize("owner", [Silent, Forgetful])
+def test_a_module_that_does_not_state_its_parameters_is_refused(owner):
+    model = Decoder(TINY)
+    model.blocks[1].extra = owner()
+    before = [p.clone() for p in model.parameters()]
+    with pytest.raises(TypeError, match="secret"):
+        give_birth(model, TINY, 0)
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_the_plan_names_exactly_the_parameters():
+    for config in (TINY, WIDE, replace(TINY, tie_embeddings=True)):
+        model = Decoder(config)
+        assert birth_plan(model, config.init).keys() == {name for name, _ in model.named_parameters()}
+
+
+def test_no_random_state_of_others_is_read_or_changed():
+    def states():
+        python, numpy = random.getstate(), np.random.get_state()
+        return torch.get_rng_state().tolist(), numpy[1].tolist(), numpy[2:], python
+
+    digests = set()
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+        before = states()
+        digests.add(digest(born(TINY, 0)))
+        assert states() == before
+    assert digests == {TINY_DIGEST}
+
+
+def test_a_birth_in_bf16_is_the_rounded_one():
+    model = Decoder(TINY).bfloat16()
+    give_birth(model, TINY, 0)
+    for (name, rounded), exact in zip(model.named_parameters(), born(TINY, 0).parameters(), strict=True):
+        assert torch.equal(rounded, exact.bfloat16()), name

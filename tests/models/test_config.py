@@ -1,0 +1,109 @@
+"""Impossible models are refused before anything is built, all problems at once, with the field's name."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from birthmark.errors import UsageError
+from birthmark.models.config import AttentionConfig, CalibrationConfig, InitConfig, ModelConfig
+
+IMPOSSIBLE = [
+    *(({name: value}, f"model.{name} ") for name in (
+        "d_model", "n_layers", "n_heads", "n_kv_heads", "d_ff", "max_seq_len", "vocab_size"
+    ) for value in (0, -3)),
+    ({"vocab_size": 1}, "model.vocab_size "),
+    ({"d_model": 30, "n_heads": 4}, "model.d_model 30"),
+    ({"d_model": 2, "n_heads": 4}, "model.d_model 2"),
+    ({"d_model": 12, "n_heads": 4}, "model.positions"),
+    ({"n_heads": 4, "n_kv_heads": 3}, "model.n_kv_heads 3"),
+    ({"n_heads": 4, "n_kv_heads": 8}, "model.n_kv_heads 8"),
+    ({"norm_eps": 0.0}, "model.norm_eps "),
+    ({"norm_eps": -1e-5}, "model.norm_eps "),
+    ({"rope_base": 0.0}, "model.rope_base "),
+    ({"init": InitConfig("normal", 0.0)}, "model.init.std "),
+    ({"init": InitConfig("normal", -1.0)}, "model.init.std "),
+    ({"attention": AttentionConfig(calibration=CalibrationConfig(t_ref=0))}, "model.attention.calibration.t_ref "),
+    ({"attention": AttentionConfig("headnorm", [0, 4])}, "model.attention.aggregation_blocks "),
+    ({"attention": AttentionConfig("headnorm", [-1])}, "model.attention.aggregation_blocks "),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("fields", "told"), IMPOSSIBLE, ids=[f"{f}" for f, _ in IMPOSSIBLE])
+def test_an_impossible_model_is_refused_by_the_name_of_its_field(fields, told):
+    with pytest.raises(UsageError, match=re.escape(told)) as caught:
+        ModelConfig(**fields)
+    # This problem and no other, but for widths that follow from an impossible one.
+    others = {"d_model": "d_ff", "n_heads": "n_kv_heads"}
+    problems = str(caught.value).replace("even head width;", "").split("; ")
+    name = told.removeprefix("model.").strip()
+    assert [p for p in problems[1:] if not p.startswith(f"model.{others.get(name)} ")] == []
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(
+    ("told", "build"),
+    [
+        ("norm_eps", lambda x: ModelConfig(norm_eps=x)),
+        ("rope_base", lambda x: ModelConfig(rope_base=x)),
+        ("init.std", lambda x: ModelConfig(init=InitConfig("normal", x))),
+    ],
+)
+def test_numbers_that_are_none_are_refused(told, build, value):
+    with pytest.raises(UsageError, match=re.escape(told)):
+        build(value)
+
+
+def test_all_problems_are_told_at_once():
+    with pytest.raises(UsageError) as caught:
+        ModelConfig(
+            d_model=30,
+            n_heads=4,
+            n_kv_heads=3,
+            norm_eps=0,
+            rope_base=-1,
+            init=InitConfig(std=0),
+            attention=AttentionConfig("headnorm", [9, 1], CalibrationConfig(t_ref=0)),
+        )
+    message = str(caught.value)
+    told = ["d_model 30", "n_kv_heads 3", "norm_eps", "rope_base", "init.std", "t_ref", "[9]"]
+    assert [name for name in told if name not in message] == []
+    assert len(message.split("; ")) == len(told)
+    with pytest.raises(UsageError) as caught:
+        ModelConfig(d_model=0, n_layers=-1, vocab_size=0, max_seq_len=0, norm_eps=-1)
+    message = str(caught.value)
+    assert all(f"model.{n} " in message for n in ("d_model", "n_layers", "vocab_size", "max_seq_len", "norm_eps"))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"d_model": 12, "n_heads": 4, "positions": "learned"},  # odd heads are fine where nothing turns
+        {"d_model": 12, "n_heads": 4, "positions": "none"},
+        {"d_model": 1, "n_heads": 1, "positions": "none", "vocab_size": 2, "n_layers": 1, "max_seq_len": 1},
+        {"n_heads": 4, "n_kv_heads": 1},
+        {"attention": AttentionConfig("headnorm", [0, 3])},
+        {"attention": AttentionConfig("headnorm", [])},
+        {"attention": AttentionConfig("calibrated", calibration=CalibrationConfig(t_ref=1))},
+    ],
+    ids=str,
+)
+def test_unusual_but_possible_models_are_accepted(fields):
+    assert ModelConfig(**fields).problems() == []
+
+
+@pytest.mark.parametrize(
+    ("d_model", "mlp", "width"),
+    [(256, "gelu", 1024), (256, "swiglu", 704), (96, "swiglu", 256), (768, "geglu", 2048), (4096, "reglu", 10944)],
+)
+def test_the_default_mlp_width(d_model, mlp, width):
+    """4·d, and for gated ones the next multiple of 32 from 8/3·d up."""
+    assert ModelConfig(d_model=d_model, mlp=mlp).ff == width
+    assert ModelConfig(d_model=d_model, mlp=mlp, d_ff=17).ff == 17
+
+
+def test_key_value_heads_follow_the_query_heads():
+    assert ModelConfig(n_heads=8).kv_heads == 8
+    assert ModelConfig(n_heads=8, n_kv_heads=2).kv_heads == 2
+    assert ModelConfig(d_model=256, n_heads=8, n_kv_heads=2).d_head == 32
