@@ -23,7 +23,8 @@ def mean_pair_cosine(unit_sum_D: Tensor, n: Tensor | int) -> Tensor:
     ``(‖Σu‖² − n) / (n(n−1))``; NaN for fewer than two vectors.
     """
     n = torch.as_tensor(n, dtype=torch.float64, device=unit_sum_D.device)
-    return (unit_sum_D.double().square().sum(-1) - n) / (n * (n - 1))
+    cosine = (unit_sum_D.double().square().sum(-1) - n) / (n * (n - 1))
+    return cosine.masked_fill(n < 2, torch.nan)
 
 
 class Contraction(Metric):
@@ -47,10 +48,11 @@ class Contraction(Metric):
 
     def update(self, place: int, h_BTD: Tensor) -> None:
         """Add a batch of hidden states ``[B, T, d]`` seen at one place."""
-        h_BTD = h_BTD.float()
+        h_BTD = h_BTD.to(torch.promote_types(h_BTD.dtype, torch.float32))
         n_sequences, n_positions, _ = h_BTD.shape
-        inverse_norm_BT = torch.linalg.vector_norm(h_BTD, dim=-1).clamp_min(torch.finfo(h_BTD.dtype).tiny).reciprocal()
-        unit_sum_BD = torch.matmul(inverse_norm_BT[:, None], h_BTD)[:, 0]
+        inverse_norm_BT = torch.linalg.vector_norm(h_BTD, dim=-1).reciprocal()
+        with torch.autocast(h_BTD.device.type, enabled=False):
+            unit_sum_BD = torch.matmul(inverse_norm_BT[:, None], h_BTD)[:, 0]
         last_BD = h_BTD[:, -1] * inverse_norm_BT[:, -1:]
         self.inter_sum[place] += last_BD.sum(0, dtype=torch.float64)
         self.intra_sum[place] += mean_pair_cosine(unit_sum_BD, n_positions).sum()
@@ -59,5 +61,4 @@ class Contraction(Metric):
     def compute(self) -> ContractionResult:
         """Both contractions at every place."""
         n = self.n_sequences
-        inter = (self.inter_sum.square().sum(-1) - n) / (n * (n - 1))
-        return ContractionResult(inter.cpu().numpy(), (self.intra_sum / n).cpu().numpy())
+        return ContractionResult(mean_pair_cosine(self.inter_sum, n).cpu().numpy(), (self.intra_sum / n).cpu().numpy())

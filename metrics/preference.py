@@ -36,7 +36,8 @@ class TokenPreference(Metric):
 
     def update(self, logits_BV: Tensor) -> None:
         """Add a batch of last-position logits ``[B, V]``."""
-        self.prob_sum += logits_BV.float().softmax(-1).sum(0, dtype=torch.float64)
+        wide_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
+        self.prob_sum += wide_BV.softmax(-1).sum(0, dtype=torch.float64)
         self.argmax_count += torch.bincount(logits_BV.argmax(-1), minlength=len(self.argmax_count))
         self.n_sequences += len(logits_BV)
 

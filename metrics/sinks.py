@@ -18,7 +18,8 @@ def key_weights(q_BHTK: Tensor, k_BHTK: Tensor, lse_BHT: Tensor, scale: float, k
     Queries before the key do not see it: their weight is 0.
     """
     wide = torch.promote_types(q_BHTK.dtype, torch.float32)
-    scores_BHT = torch.einsum("bhtk,bhk->bht", q_BHTK.to(wide), k_BHTK[:, :, key].to(wide)) * scale
+    with torch.autocast(q_BHTK.device.type, enabled=False):
+        scores_BHT = torch.einsum("bhtk,bhk->bht", q_BHTK.to(wide), k_BHTK[:, :, key].to(wide)) * scale
     weights_BHT = (scores_BHT - lse_BHT).exp()
     weights_BHT[..., :key] = 0
     return weights_BHT
@@ -37,7 +38,8 @@ def key_importance(q_BHTK: Tensor, k_BHTK: Tensor, lse_BHT: Tensor, scale: float
     total_BHT = torch.zeros_like(lse_BHT, dtype=wide)
     for start in range(0, n_positions, _QUERY_BLOCK):
         stop = min(start + _QUERY_BLOCK, n_positions)
-        log_weights = q_BHTK[:, :, start:stop] @ k_BHTK[:, :, :stop].transpose(-1, -2)
+        with torch.autocast(q_BHTK.device.type, enabled=False):
+            log_weights = q_BHTK[:, :, start:stop] @ k_BHTK[:, :, :stop].transpose(-1, -2)
         unseen = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q_BHTK.device).triu(1)
         log_weights[..., start:].masked_fill_(unseen, -torch.inf)
         total_BHT[..., :stop] += log_weights.exp_().sum(-2)
@@ -77,6 +79,8 @@ class AttentionSinks(Metric):
 
     def __init__(self, n_layers: int, n_heads: int, seq_len: int, epsilon: float = 0.3) -> None:
         super().__init__()
+        if seq_len < 2:
+            raise ValueError(f"seq_len is {seq_len}: a sink needs at least one query after position 0")
         self.epsilon, self.seq_len = epsilon, seq_len
         for name, shape in (
             ("mass_sum", (n_layers, n_heads)),

@@ -162,11 +162,11 @@ class ModelConfig:
                     f"model.n_heads {self.n_heads} is not divisible by model.n_kv_heads {self.kv_heads}: "
                     f"give a divisor of {self.n_heads}"
                 )
-        if self.norm_eps <= 0:
+        if not 0 < self.norm_eps < float("inf"):
             found.append(f"model.norm_eps is {self.norm_eps}: give a positive number")
-        if self.rope_base <= 0:
+        if not 0 < self.rope_base < float("inf"):
             found.append(f"model.rope_base is {self.rope_base}: give a positive number")
-        if self.init.std <= 0:
+        if not 0 < self.init.std < float("inf"):
             found.append(f"model.init.std is {self.init.std}: give a positive number")
         t_ref = self.attention.calibration.t_ref
         if t_ref is not None and t_ref < 1:
@@ -174,4 +174,42 @@ class ModelConfig:
         outside = [b for b in self.attention.aggregation_blocks or [] if not 0 <= b < self.n_layers]
         if outside:
             found.append(f"model.attention.aggregation_blocks has {outside}: blocks go from 0 to {self.n_layers - 1}")
-        return found
+        return found + self._unread()
+
+    def _unread(self) -> list[str]:
+        """Fields that were set although nothing reads them under the others: a key is never ignored."""
+        attention, calibration = self.attention, self.attention.calibration
+        aggregation = "model.attention.aggregation"
+        settings = (
+            (
+                "attention.aggregation_blocks",
+                attention.aggregation_blocks is not None,
+                attention.aggregation != "plain",
+                f"{aggregation} headnorm or calibrated",
+            ),
+            (
+                "attention.calibration",
+                calibration != CalibrationConfig(),
+                attention.aggregation == "calibrated",
+                f"{aggregation} calibrated",
+            ),
+            (
+                "attention.calibration.t_ref",
+                calibration.t_ref is not None,
+                calibration.direction == "attenuate",
+                "model.attention.calibration.direction attenuate",
+            ),
+            (
+                "attention.calibration.gradient",
+                not calibration.gradient,
+                calibration.n_eff == "exact",
+                "model.attention.calibration.n_eff exact",
+            ),
+            ("init.std", self.init.std != InitConfig.std, self.init.kind == "normal", "model.init.kind normal"),
+            ("rope_base", self.rope_base != ModelConfig.rope_base, self.positions == "rope", "model.positions rope"),
+        )
+        return [
+            f"model.{name} is set, but only {reader} reads it: leave it out or change that"
+            for name, is_set, is_read, reader in settings
+            if is_set and not is_read
+        ]

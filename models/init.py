@@ -73,6 +73,8 @@ def birth_plan(model: nn.Module, init: InitConfig) -> dict[str, Distribution]:
         if not isinstance(module, StatesBirth):
             raise TypeError(f"{type(module).__name__} owns parameters {own} but does not state their distributions")
         stated = module.distributions(init)
+        if missing := [name for name in own if name not in stated]:
+            raise TypeError(f"{type(module).__name__} owns parameters {missing} but does not state their distributions")
         full = {name: f"{prefix}.{name}" if prefix else name for name in own}
         plan |= {full[name]: stated[name] for name in own if full[name] in names}
     return plan

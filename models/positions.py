@@ -33,7 +33,10 @@ class LearnedPositions(NoPositions):
 
     def embed(self, x_BTD: Tensor) -> Tensor:
         """Token embeddings plus the first T rows of the table."""
-        return x_BTD + self.table.weight[: x_BTD.shape[1]]
+        n_positions, longest = x_BTD.shape[1], self.table.num_embeddings
+        if n_positions > longest:
+            raise ValueError(f"{n_positions} positions: the learned table holds {longest} (model.max_seq_len)")
+        return x_BTD + self.table.weight[:n_positions]
 
 
 class RotaryPositions(NoPositions):

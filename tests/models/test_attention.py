@@ -26,6 +26,8 @@ AGGREGATIONS = {
     for n_eff, direction, t_ref, gradient in product(
         ("analytic", "exact"), ("amplify", "attenuate"), (None, 7), (True, False)
     )
+    # The others set what nothing reads, and are refused.
+    if (t_ref is None or direction == "attenuate") and (gradient or n_eff == "exact")
 }
 
 

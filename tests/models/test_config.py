@@ -24,7 +24,23 @@ IMPOSSIBLE = [
     ({"rope_base": 0.0}, "model.rope_base "),
     ({"init": InitConfig("normal", 0.0)}, "model.init.std "),
     ({"init": InitConfig("normal", -1.0)}, "model.init.std "),
-    ({"attention": AttentionConfig(calibration=CalibrationConfig(t_ref=0))}, "model.attention.calibration.t_ref "),
+    (
+        {"attention": AttentionConfig("calibrated", calibration=CalibrationConfig(direction="attenuate", t_ref=0))},
+        "model.attention.calibration.t_ref ",
+    ),
+    # Keys that nothing would read.
+    ({"attention": AttentionConfig(aggregation_blocks=[0])}, "model.attention.aggregation_blocks "),
+    ({"attention": AttentionConfig("headnorm", None, CalibrationConfig("analytic"))}, "model.attention.calibration "),
+    (
+        {"attention": AttentionConfig("calibrated", None, CalibrationConfig(t_ref=9))},
+        "model.attention.calibration.t_ref ",
+    ),
+    (
+        {"attention": AttentionConfig("calibrated", None, CalibrationConfig("analytic", gradient=False))},
+        "model.attention.calibration.gradient ",
+    ),
+    ({"init": InitConfig("fan_in", 0.5)}, "model.init.std "),
+    ({"rope_base": 5.0, "positions": "learned"}, "model.rope_base "),
     ({"attention": AttentionConfig("headnorm", [0, 4])}, "model.attention.aggregation_blocks "),
     ({"attention": AttentionConfig("headnorm", [-1])}, "model.attention.aggregation_blocks "),
 ]  # fmt: skip
@@ -63,8 +79,8 @@ def test_all_problems_are_told_at_once():
             n_kv_heads=3,
             norm_eps=0,
             rope_base=-1,
-            init=InitConfig(std=0),
-            attention=AttentionConfig("headnorm", [9, 1], CalibrationConfig(t_ref=0)),
+            init=InitConfig("normal", std=0),
+            attention=AttentionConfig("calibrated", [9, 1], CalibrationConfig(direction="attenuate", t_ref=0)),
         )
     message = str(caught.value)
     told = ["d_model 30", "n_kv_heads 3", "norm_eps", "rope_base", "init.std", "t_ref", "[9]"]
@@ -85,7 +101,7 @@ def test_all_problems_are_told_at_once():
         {"n_heads": 4, "n_kv_heads": 1},
         {"attention": AttentionConfig("headnorm", [0, 3])},
         {"attention": AttentionConfig("headnorm", [])},
-        {"attention": AttentionConfig("calibrated", calibration=CalibrationConfig(t_ref=1))},
+        {"attention": AttentionConfig("calibrated", calibration=CalibrationConfig(direction="attenuate", t_ref=1))},
     ],
     ids=str,
 )
