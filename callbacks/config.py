@@ -28,7 +28,7 @@ class SnapshotConfig:
     probe_seed: int = 0
     """Decides the random probe, and nothing else."""
 
-    batch_size: int = 32
+    batch_size: int = 64
     """Probe sequences in one forward pass; the figures do not depend on it."""
 
     n_strangers: int = 2

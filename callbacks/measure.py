@@ -123,7 +123,7 @@ def measure(
     birth: BirthReference,
     strangers: list[BirthReference],
     *,
-    batch_size: int = 32,
+    batch_size: int = 64,
     sink_epsilon: float = 0.3,
 ) -> Measurement:
     """Every quantity of definitions §3–5 from one forward pass over a probe.

@@ -58,11 +58,12 @@ class SeedAlignment(Metric):
     def update(self, place: int, h_BTD: Tensor) -> None:
         """Add a batch of hidden states ``[B, T, d]`` seen at one place; the last position is read."""
         last_BD = h_BTD[:, -1].double()
-        self.hidden_sum[place] += last_BD.sum(0)
-        self.unit_sum[place] += F.normalize(last_BD, dim=-1, eps=0.0).sum(0)
-        self.energy_along[:, place] += (last_BD @ self.references[:, place].T).square().sum(0)
-        self.energy[place] += last_BD.square().sum()
-        self.n_sequences[place] += len(last_BD)
+        squared_norm_B = last_BD.square().sum(-1)
+        self.hidden_sum[place].add_(last_BD.sum(0))
+        self.unit_sum[place].add_(squared_norm_B.rsqrt() @ last_BD)
+        self.energy_along[:, place].add_((last_BD @ self.references[:, place].T).square().sum(0))
+        self.energy[place].add_(squared_norm_B.sum())
+        self.n_sequences[place].add_(len(last_BD))
 
     def compute(self) -> AlignmentResult:
         """Mean direction, and every reference's alignment, drift and energy share."""

@@ -22,9 +22,10 @@ def mean_pair_cosine(unit_sum_D: Tensor, n: Tensor | int) -> Tensor:
 
     ``(‖Σu‖² − n) / (n(n−1))``; NaN for fewer than two vectors.
     """
-    n = torch.as_tensor(n, dtype=torch.float64, device=unit_sum_D.device)
-    cosine = (unit_sum_D.double().square().sum(-1) - n) / (n * (n - 1))
-    return cosine.masked_fill(n < 2, torch.nan)
+    squared_norm = unit_sum_D.double().square().sum(-1)
+    if isinstance(n, int):
+        return (squared_norm - n) / (n * (n - 1)) if n > 1 else torch.full_like(squared_norm, torch.nan)
+    return ((squared_norm - n) / (n * (n - 1))).masked_fill(n < 2, torch.nan)
 
 
 class Contraction(Metric):
@@ -54,9 +55,9 @@ class Contraction(Metric):
         with torch.autocast(h_BTD.device.type, enabled=False):
             unit_sum_BD = torch.matmul(inverse_norm_BT[:, None], h_BTD)[:, 0]
         last_BD = h_BTD[:, -1] * inverse_norm_BT[:, -1:]
-        self.inter_sum[place] += last_BD.sum(0, dtype=torch.float64)
-        self.intra_sum[place] += mean_pair_cosine(unit_sum_BD, n_positions).sum()
-        self.n_sequences[place] += n_sequences
+        self.inter_sum[place].add_(last_BD.sum(0, dtype=torch.float64))
+        self.intra_sum[place].add_(mean_pair_cosine(unit_sum_BD, n_positions).sum())
+        self.n_sequences[place].add_(n_sequences)
 
     def compute(self) -> ContractionResult:
         """Both contractions at every place."""

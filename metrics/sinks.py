@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-_QUERY_BLOCK = 128
+_QUERY_BLOCK = 32  # small enough that a block of weights stays in cache while it is summed
 
 
 def key_weights(q_BHTK: Tensor, k_BHTK: Tensor, lse_BHT: Tensor, scale: float, key: int) -> Tensor:
@@ -30,20 +30,24 @@ def key_importance(q_BHTK: Tensor, k_BHTK: Tensor, lse_BHT: Tensor, scale: float
 
     Works a block of queries at a time against the keys that the block sees: O(T·block) memory.
     """
-    n_positions = q_BHTK.shape[2]
+    n_sequences, n_heads, n_positions, d_head = q_BHTK.shape
     wide = torch.promote_types(q_BHTK.dtype, torch.float32)
-    # One more channel carries −lse, so that the product is the log weight at once.
-    q_BHTK = torch.cat([q_BHTK.to(wide) * scale, -lse_BHT[..., None].to(wide)], dim=-1)
-    k_BHTK = torch.cat([k_BHTK.to(wide), torch.ones_like(lse_BHT, dtype=wide)[..., None]], dim=-1)
-    total_BHT = torch.zeros_like(lse_BHT, dtype=wide)
+    # N = B·H: the batched product takes three axes, and adds −lse on the way.
+    q_NTK, k_NTK = (x.to(wide).reshape(n_sequences * n_heads, n_positions, d_head) for x in (q_BHTK, k_BHTK))
+    minus_lse_NT1 = -lse_BHT.to(wide).reshape(n_sequences * n_heads, n_positions, 1)
+    total_NT = torch.zeros_like(minus_lse_NT1[..., 0])
+    unseen = torch.ones(_QUERY_BLOCK, _QUERY_BLOCK, dtype=torch.bool, device=q_BHTK.device).triu(1)
     for start in range(0, n_positions, _QUERY_BLOCK):
         stop = min(start + _QUERY_BLOCK, n_positions)
+        rows = slice(start, stop)
         with torch.autocast(q_BHTK.device.type, enabled=False):
-            log_weights = q_BHTK[:, :, start:stop] @ k_BHTK[:, :, :stop].transpose(-1, -2)
-        unseen = torch.ones(stop - start, stop - start, dtype=torch.bool, device=q_BHTK.device).triu(1)
-        log_weights[..., start:].masked_fill_(unseen, -torch.inf)
-        total_BHT[..., :stop] += log_weights.exp_().sum(-2)
-    return total_BHT / torch.arange(n_positions, 0, -1, device=total_BHT.device)
+            weights = torch.baddbmm(
+                minus_lse_NT1[:, rows], q_NTK[:, rows], k_NTK[:, :stop].transpose(1, 2), alpha=scale
+            )
+        weights[..., start:].masked_fill_(unseen[: stop - start, : stop - start], -torch.inf)
+        total_NT[:, :stop] += weights.exp_().sum(1)
+    n_queries_T = torch.arange(n_positions, 0, -1, device=total_NT.device)
+    return (total_NT / n_queries_T).view(n_sequences, n_heads, n_positions)
 
 
 class SinkResult(NamedTuple):
@@ -94,10 +98,10 @@ class AttentionSinks(Metric):
         """Add a batch: queries and keys as they enter the scores, and the log-sum-exp of each query's scores."""
         importance_BHT = key_importance(q_BHTK, k_BHTK, lse_BHT, scale)
         weights_BHT = key_weights(q_BHTK, k_BHTK, lse_BHT, scale, key=0)
-        self.mass_sum[layer] += weights_BHT[..., 1:].mean(-1).sum(0, dtype=torch.float64)
-        self.importance_sum[layer] += importance_BHT.sum(0, dtype=torch.float64)
-        self.sink_count[layer] += (importance_BHT > self.epsilon).sum(0)
-        self.n_sequences[layer] += len(importance_BHT)
+        self.mass_sum[layer].add_(weights_BHT[..., 1:].mean(-1).sum(0, dtype=torch.float64))
+        self.importance_sum[layer].add_(importance_BHT.sum(0, dtype=torch.float64))
+        self.sink_count[layer].add_((importance_BHT > self.epsilon).sum(0))
+        self.n_sequences[layer].add_(len(importance_BHT))
 
     def compute(self) -> SinkResult:
         """All sink quantities per layer and head."""
