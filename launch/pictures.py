@@ -114,7 +114,7 @@ def over_training(
             axes.plot(control.steps, values, zorder=1, **REFERENCE)
             entries[control.label] = line(**REFERENCE)
     if from_zero:
-        low, high = axes.get_ylim()
+        low, high = axes.get_ylim() if any(np.any(curve.values) for curve in curves) else (0.0, 1.0)
         axes.set_ylim(min(low, -0.03 * high), high)
     axes.set_ylabel(ylabel)
     step_axis(axes, max((max(curve.steps) for curve in curves), default=0), linear_until)

@@ -88,6 +88,8 @@ def _key_figures(story: Story) -> list[tuple[str, str, str]]:
     ratio = show("preference_ratio", "ratio")
     if len(bias) > 1:
         ratio = f"{format_value(bias[0].get('preference_ratio'), 'ratio')} → {ratio}"
+    text = story.snapshots[-1].summary.get("bias_text", {}) if story.snapshots else {}
+    on_text = f"; text probe {format_value(text['sink_mass'], '.3f')}" if "sink_mass" in text else ""
     return [
         (
             "Validation loss",
@@ -98,7 +100,7 @@ def _key_figures(story: Story) -> list[tuple[str, str, str]]:
         ("Alignment", show("alignment"), f"with the seed direction; stranger {show('alignment_stranger')}"),
         ("Rank persistence", show("rank_persistence"), f"ρ to birth; stranger {show('rank_persistence_stranger')}"),
         ("Preference ratio", ratio, "V · max p̄, birth → now; 1 is none"),
-        ("Sink mass", show("sink_mass"), f"on position 0; uniform {show('sink_uniform')}"),
+        ("Sink mass", show("sink_mass"), f"on position 0; uniform {show('sink_uniform')}{on_text}"),
     ]
 
 

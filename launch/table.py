@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -103,7 +104,8 @@ def format_value(value: float | None, spec: str) -> str:
     if spec == "ratio":
         decimals = 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
         return f"{value:,.{decimals}f}"
-    return format(int(value) if spec.endswith("d") else value, spec)
+    # A small negative number rounds to -0.000, which says nothing that 0.000 does not.
+    return re.sub(r"^-(0\.?0*)$", r"\1", format(int(value) if spec.endswith("d") else value, spec))
 
 
 def read_snapshots(run: RunDir) -> list[Snapshot]:
@@ -175,9 +177,10 @@ def print_table(run: RunDir, console: Console) -> None:
         return
     loss = "val_loss" if any(row["val_loss"] is not None for row in rows) else "train_loss"
     full = ["step", loss, "alignment", "preference_ratio", "rank_persistence", "sink_mass"]
-    full += [column.key for column in shown_columns(rows) if column.optional]
+    measured = [column.key for column in shown_columns(rows) if column.optional]
+    full += measured
     table = _table(rows, full, console, controls=True)
-    for columns in (full, ["step", loss, "alignment", "sink_mass"], ["step", loss]):
+    for columns in (full, ["step", loss, "alignment", "sink_mass", *measured], ["step", loss]):
         if Measurement.get(console, console.options, table).maximum < console.width:
             break
         table = _table(rows, columns, console, controls=False)
