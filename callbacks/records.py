@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import json
 import math
@@ -198,6 +199,18 @@ def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
             f.write(json.dumps(strict({"step": step, **metrics})) + "\n")
     except OSError as error:
         raise _disk_full(path, error) from None
+
+
+def write_metrics_csv(run: RunDir) -> None:
+    """Write ``metrics.csv``: the lines of ``metrics.jsonl`` as one row per step and one column per name."""
+    rows: dict[int, dict[str, float]] = {}
+    for record in read_metrics(run.metrics):
+        rows.setdefault(int(record["step"]), {}).update(record)
+    names = sorted({name for row in rows.values() for name in row} - {"step"})
+    with atomic_path(run.path / "metrics.csv") as new, new.open("w", newline="", encoding="utf-8") as f:
+        table = csv.DictWriter(f, ["step", *names])
+        table.writeheader()
+        table.writerows(rows[step] for step in sorted(rows))
 
 
 def truncate_metrics(path: Path, last_step: int) -> None:

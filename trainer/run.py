@@ -27,7 +27,7 @@ from .. import __version__
 from ..callbacks.checkpoint import Checkpoint
 from ..callbacks.loggers import JsonLinesLogger, wandb_logger
 from ..callbacks.progress import RunProgress
-from ..callbacks.records import RunDir, read_json, truncate_metrics, write_json, write_text
+from ..callbacks.records import RunDir, read_json, truncate_metrics, write_json, write_metrics_csv, write_text
 from ..callbacks.snapshot import BiasSnapshot
 from ..callbacks.stop import StopOnSignal
 from ..callbacks.training import TrainingLog, Validation
@@ -283,4 +283,5 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         trainer.fit(
             PretrainModule(model, config.optim, config.trainer), datamodule=_Steps(config, data), ckpt_path=checkpoint
         )
+        write_metrics_csv(run)
         return Outcome(run, trainer.global_step, stop.received.name if stop.received else None)

@@ -1,3 +1,4 @@
+import csv
 import errno
 import json
 
@@ -14,6 +15,7 @@ from birthmark.callbacks.records import (
     read_metrics,
     truncate_metrics,
     write_json,
+    write_metrics_csv,
     write_text,
 )
 from birthmark.errors import RunError, UsageError
@@ -125,6 +127,19 @@ def test_a_log_cut_short_by_a_crash_is_read_to_its_last_whole_line(tmp_path):
     path.write_text('{"step": 1}\n{"st\n{"step": 2}\n')
     with pytest.raises(RunError, match="line 2"):
         read_metrics(path)
+
+
+def test_the_csv_has_a_row_per_step(tmp_path):
+    run = RunDir(tmp_path)
+    append_metrics(run.metrics, 0, {"val/loss": 3.0})
+    append_metrics(run.metrics, 2, {"train/loss": 2.5, "train/lr": 0.1})
+    append_metrics(run.metrics, 2, {"val/loss": 2.0, "bias/kendall_tau": float("nan")})
+    write_metrics_csv(run)
+    with (tmp_path / "metrics.csv").open(newline="") as f:
+        rows = list(csv.DictReader(f))
+    assert [row["step"] for row in rows] == ["0", "2"]
+    assert rows[0] == {"step": "0", "val/loss": "3.0", "train/loss": "", "train/lr": "", "bias/kendall_tau": ""}
+    assert (rows[1]["train/loss"], rows[1]["val/loss"], rows[1]["bias/kendall_tau"]) == ("2.5", "2.0", "")
 
 
 def test_truncation_drops_later_steps_and_the_cut_line(tmp_path):
