@@ -1,9 +1,15 @@
 """What several folders' tests share: a run that trains in a second."""
 
+import os
+
+# Nothing in the tests leaves the machine. The hub's library reads this when it is first imported.
+os.environ["HF_HUB_OFFLINE"] = "1"
+
 from dataclasses import replace
 from functools import reduce
 
 import pytest
+import torch
 
 from birthmark.callbacks.config import LogConfig, SnapshotConfig
 from birthmark.data.config import DataConfig
@@ -33,6 +39,19 @@ _TINY = RunConfig(
 def _set(config, path, value):
     head, _, rest = path.partition(".")
     return replace(config, **{head: _set(getattr(config, head), rest, value) if rest else value})
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread(request):
+    """Tiny tensors gain nothing from more threads, and lose tenfold to a busy neighbour on the same cores.
+
+    Whole runs keep their threads: they are compared bit for bit with runs of other processes.
+    """
+    before = torch.get_num_threads()
+    if request.path.parent.name in ("models", "metrics"):
+        torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import pytest
 
@@ -18,9 +19,6 @@ from birthmark.data.encode import encode_documents
 from birthmark.data.shards import build_shards
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import UsageError
-
-os.environ.setdefault("HF_HUB_OFFLINE", "1")
-datasets = pytest.importorskip("datasets")
 
 TEXTS = [
     'first, with "quotes"\nand a line',

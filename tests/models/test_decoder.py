@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+import transformers
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -87,7 +88,6 @@ def to_gpt2(ours: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def llama_pair():
-    transformers = pytest.importorskip("transformers")
     config = ModelConfig(**SMALL, n_kv_heads=2, mlp="swiglu", rope_base=500.0, norm_eps=1e-4)
     theirs = transformers.LlamaForCausalLM(
         transformers.LlamaConfig(
@@ -108,7 +108,6 @@ def llama_pair():
 
 
 def gpt2_pair():
-    transformers = pytest.importorskip("transformers")
     config = ModelConfig(
         **SMALL, mlp="gelu", norm="layernorm", norm_eps=1e-4, positions="learned", tie_embeddings=True, bias=True
     )
