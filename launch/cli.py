@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib.util
 import json
 import os
 import re
@@ -172,8 +173,11 @@ def _pretrain(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespac
     outcome = pretrain(config, run, resume=parsed.resume is not None, console=console)
     if config.snapshot.enabled:
         print_table(run, console)
+    if importlib.util.find_spec("matplotlib"):
         build_report([run], run.report)
         console.print(f"report: {run.report}", highlight=False, soft_wrap=True)
+    else:
+        console.print(f"no report: pip install 'birthmark[plots]', then birthmark report {run.path}", soft_wrap=True)
     if outcome.stopped_by:
         console.print(
             f"stopped by {outcome.stopped_by} at step {outcome.step} of {config.trainer.max_steps}; "

@@ -91,6 +91,15 @@ class PretrainModule(L.LightningModule):
         """Runs after all callbacks' hooks: what they did is over."""
         self.stopwatch.resume()
 
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """The config decides learning rate, decay and betas, not the checkpoint: a resumed run may change them."""
+        fresh = self.configure_optimizers()
+        stored = checkpoint["optimizer_states"][0]["param_groups"]
+        for group, ours in zip(stored, fresh["optimizer"].param_groups, strict=True):
+            group.update({name: value for name, value in ours.items() if name != "params"})
+            group["lr"] = self.learning_rate(checkpoint["global_step"] + 1)
+        checkpoint["lr_schedulers"][0]["base_lrs"] = fresh["lr_scheduler"]["scheduler"].base_lrs
+
     def configure_optimizers(self) -> Any:
         """AdamW; decay on matrices and embeddings only; the learning rate changes at every step."""
         matrices = [p for p in self.model.parameters() if p.ndim >= 2]

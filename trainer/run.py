@@ -43,7 +43,9 @@ from .module import PretrainModule, next_token_losses
 from .throughput import flops_per_token, peak_flops
 
 #: Fields that a resumed run must leave as they are: with others it would be another run under the same name.
-_FIXED = ("init_seed", "model", "data", "snapshot")
+_FIXED = ("init_seed", "model", "data", "snapshot", "trainer.global_batch_size")
+
+_LOCK = ".lock"
 
 
 @dataclass(frozen=True)
@@ -63,20 +65,33 @@ def _device(config: RunConfig) -> torch.device:
     return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
 
 
+def _field(config: dict[str, Any], name: str) -> Any:
+    """A field by its dotted name; None if the config has none of that name."""
+    value: Any = config
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else None
+    return value
+
+
 def check_resumable(config: RunConfig, run: RunDir) -> None:
     """UsageError if ``config`` differs from the run's own in what must stay."""
     stored = yaml.safe_load(run.config.read_text(encoding="utf-8"))
     now = asdict(config)
-    changed = [name for name in _FIXED if stored[name] != now[name]]
+    changed = [name for name in _FIXED if _field(stored, name) != _field(now, name)]
     if changed:
         raise UsageError(f"{run.path}: a resumed run keeps its {', '.join(changed)}; start a new run to change them")
+
+
+def _check_unused(run: RunDir) -> None:
+    if run.path.exists() and any(file.name != _LOCK for file in run.path.iterdir()):
+        raise UsageError(f"--run_dir {run.path}: already in use; give another, or go on with --resume {run.path}")
 
 
 @contextmanager
 def _claimed(run: RunDir) -> Iterator[None]:
     """Hold the run's lock, so that no two processes write one run."""
     run.path.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(run.path / ".lock")
+    lock = FileLock(run.path / _LOCK)
     try:
         lock.acquire(timeout=0)
     except Timeout:
@@ -242,16 +257,19 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
     console = console or Console()
     _quiet()
     device = _device(config)
-    if not resume and run.path.exists() and any(run.path.iterdir()):
-        raise UsageError(f"--run_dir {run.path}: already in use; give another, or go on with --resume {run.path}")
+    # Asked here so that a mistake is told at once, and again below, where no other process can come between.
     if resume:
         check_resumable(config, run)
+    else:
+        _check_unused(run)
     data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
     model = born(config.model, config.init_seed)
     with _claimed(run):
+        if not resume:
+            _check_unused(run)
         checkpoint, step = _last_checkpoint(run) if resume else (None, 0)
         record = (_read_birth if resume else _write_birth)(config, run, model, data)
-        truncate_metrics(run.metrics, step)
+        truncate_metrics(run.metrics, step if checkpoint else -1)
         console.print(
             f"[bold]{run.path}[/bold]  {record['n_params']:,} parameters  birth {record['digest'][:12]}…  "
             + (f"resumed at step {step}" if resume else f"init_seed {config.init_seed}"),

@@ -1,6 +1,7 @@
 """Whole runs, in process, against a training loop written out by hand."""
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -176,11 +177,36 @@ def test_a_used_directory_is_refused_and_nothing_in_it_changes(tiny, tmp_path):
 
 def test_a_resumed_run_keeps_what_makes_it_itself(tiny, tmp_path):
     done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
-    for change in ({"init_seed": 4}, {"model.n_layers": 3}, {"data.data_seed": 6}, {"snapshot.probe_seed": 1}):
+    for change in (
+        {"init_seed": 4},
+        {"model.n_layers": 3},
+        {"data.data_seed": 6},
+        {"snapshot.probe_seed": 1},
+        {"trainer.global_batch_size": 8},
+    ):
         with pytest.raises(UsageError, match=next(iter(change)).partition(".")[0]):
             run(tiny(change), done.path, resume=True)
     run(tiny({"trainer.max_steps": 4}), done.path, resume=True)
     assert max(logged(done, "train/loss")) == 4
+
+
+def test_a_resumed_run_takes_its_optimizer_settings_from_the_config(tiny, tmp_path):
+    """At learning rate 0 nothing moves, whatever the checkpoint's optimizer says."""
+    done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
+    run(tiny({"trainer.max_steps": 4, "optim.lr": 0.0}), done.path, resume=True)
+    before, after = weights(done, 2), weights(done, 4)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert logged(done, "train/lr")[3] == 0
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_again_from_birth(tiny, tmp_path):
+    done = run(tiny(), tmp_path / "run")
+    losses = logged(done, "train/loss")
+    shutil.rmtree(done.path / "checkpoints")
+    shutil.rmtree(done.path / "snapshots")
+    run(tiny(), done.path, resume=True)
+    assert logged(done, "train/loss") == losses
+    assert [r["step"] for r in read_metrics(done.metrics) if "val/loss" in r] == [0, 2, 4, 6]
 
 
 def test_a_certificate_that_does_not_match_is_refused(tiny, tmp_path):
