@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from .config import InitConfig, ModelConfig
 from .init import Constant, Distribution, Linear
 from .kernels import attention_with_lse, effective_tokens
+from .norms import RMSNorm
 from .observe import Observer
 from .positions import rotate
 
@@ -96,6 +97,61 @@ def build_aggregation(config: ModelConfig, block: int) -> PlainAggregation:
     return AGGREGATIONS[f"{kind}-{attention.calibration.n_eff}" if kind == "calibrated" else kind](config)
 
 
+class PlainOutput(nn.Module):
+    """Head outputs are not gated; also the base of the gates."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+    def forward(self, o_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
+        """Head outputs ``[B, H, T, d_head]`` → the same shape, given the input of the attention."""
+        return o_BHTK
+
+
+class OutputGate(PlainOutput):
+    """Head outputs times a sigmoid of a linear map of the input: one number per head, or one per channel."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.n_heads = config.n_heads
+        per_head = config.d_head if config.attention.gate == "channel" else 1
+        self.map = Linear(config.d_model, config.n_heads * per_head, bias=config.bias)
+
+    def forward(self, o_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
+        """``o · σ(W x)``."""
+        return o_BHTK * self.map(x_BTD).sigmoid().unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+
+#: Output gates by name.
+GATES: dict[str, type[PlainOutput]] = {"none": PlainOutput, "head": OutputGate, "channel": OutputGate}
+
+
+class Projection(Linear):
+    """Queries, keys or values: a linear map, cut into heads, normalised if config says so.
+
+    Args:
+        config: the model.
+        n_heads: heads of this projection.
+        norm: ``none``; ``head``, RMSNorm over each head's channels; ``width``, over all heads' channels together.
+    """
+
+    def __init__(self, config: ModelConfig, n_heads: int, norm: str) -> None:
+        super().__init__(config.d_model, n_heads * config.d_head, bias=config.bias)
+        self.d_head, self.over_width = config.d_head, norm == "width"
+        width = self.out_features if self.over_width else config.d_head
+        self.norm = RMSNorm(width, config.norm_eps) if norm != "none" else None
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """``[B, T, D] → [B, heads, T, d_head]``."""
+        x = super().forward(x_BTD)
+        if self.norm is not None and self.over_width:
+            x = self.norm(x)
+        x = x.unflatten(-1, (-1, self.d_head))
+        if self.norm is not None and not self.over_width:
+            x = self.norm(x)
+        return x.transpose(1, 2)
+
+
 class Attention(nn.Module):
     """Causal multi-head attention with grouped keys and values.
 
@@ -106,19 +162,16 @@ class Attention(nn.Module):
         super().__init__()
         self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.d_head
         self.scale = config.d_head**-0.5
-        d_query, d_key = self.n_heads * self.d_head, self.n_kv_heads * self.d_head
-        self.q = Linear(config.d_model, d_query, bias=config.bias)
-        self.k = Linear(config.d_model, d_key, bias=config.bias)
-        self.v = Linear(config.d_model, d_key, bias=config.bias)
-        self.o = Linear(d_query, config.d_model, bias=config.bias)
+        self.q = Projection(config, self.n_heads, config.attention.qk_norm)
+        self.k = Projection(config, self.n_kv_heads, config.attention.qk_norm)
+        self.v = Projection(config, self.n_kv_heads, "none")
+        self.o = Linear(self.n_heads * self.d_head, config.d_model, config.bias, residual_writers=2 * config.n_layers)
         self.aggregate = build_aggregation(config, block)
+        self.gate = GATES[config.attention.gate](config)
 
     def forward(self, x_BTD: Tensor, rotation: Tensor | None, layer: int, observer: Observer | None = None) -> Tensor:
         """``[B, T, D] → [B, T, D]``; ``layer`` is the name that the observer is told."""
-        B, T, _ = x_BTD.shape
-        q = rotate(self.q(x_BTD).view(B, T, self.n_heads, self.d_head).transpose(1, 2), rotation)
-        k = rotate(self.k(x_BTD).view(B, T, self.n_kv_heads, self.d_head).transpose(1, 2), rotation)
-        v = self.v(x_BTD).view(B, T, self.n_kv_heads, self.d_head).transpose(1, 2)
+        q, k, v = rotate(self.q(x_BTD), rotation), rotate(self.k(x_BTD), rotation), self.v(x_BTD)
         if self.n_kv_heads != self.n_heads:
             k, v = (x.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1) for x in (k, v))
 
@@ -130,5 +183,5 @@ class Attention(nn.Module):
         if observer is not None:
             assert lse is not None
             observer.attention(layer, q, k, o, lse, self.scale)
-        o = self.aggregate(o, q, k, lse, self.scale)
-        return self.o(o.transpose(1, 2).reshape(B, T, -1))
+        o = self.gate(self.aggregate(o, q, k, lse, self.scale), x_BTD)
+        return self.o(o.transpose(1, 2).flatten(2))

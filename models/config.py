@@ -7,6 +7,16 @@ from typing import Literal
 
 from ..errors import UsageError
 
+#: Gated MLPs, and the activation of their gate.
+GATED = {
+    "reglu": "relu",
+    "geglu": "gelu",
+    "swiglu": "silu",
+    "tanhglu": "tanh",
+    "bilinear": "identity",
+    "relu2glu": "relu2",
+}
+
 
 @dataclass(frozen=True)
 class CalibrationConfig:
@@ -39,16 +49,26 @@ class AttentionConfig:
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     """Variance calibration's own settings."""
 
+    gate: Literal["none", "head", "channel"] = "none"
+    """Multiply head outputs, after ``aggregation``, with a sigmoid of a linear map of the block's input: one number per
+    head, or one per channel."""
+
+    qk_norm: Literal["none", "head", "width"] = "none"
+    """RMSNorm of queries and keys before they turn: over each head's channels with one gain shared by the heads
+    (Qwen3), or over all heads' channels together (OLMo-2)."""
+
 
 @dataclass(frozen=True)
 class InitConfig:
     """The distribution at birth of every weight matrix and embedding (gains start at 1, biases at 0)."""
 
-    kind: Literal["fan_in", "normal"] = "fan_in"
-    """``fan_in``: normal with standard deviation 1/√fan-in (1/√d_model for embeddings); ``normal``: normal(0, std)."""
+    kind: Literal["fan_in", "normal", "gpt2", "xavier", "kaiming"] = "fan_in"
+    """Normal distributions with mean 0 and standard deviation 1/√fan-in (``fan_in``; 1/√d_model for embeddings), std
+    (``normal``), std and, for the two maps of each block that write to the residual stream, std/√(2·n_layers)
+    (``gpt2``), √(2/(fan-in + fan-out)) (``xavier``), √(2/fan-in) (``kaiming``)."""
 
     std: float = 0.02
-    """Standard deviation of ``normal``."""
+    """Standard deviation of ``normal`` and ``gpt2``."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +102,21 @@ class ModelConfig:
     norm_eps: float = 1e-5
     """Added to the mean square (rmsnorm, head-wise RMSNorm) or variance (layernorm)."""
 
-    mlp: Literal["relu", "gelu", "silu", "tanh", "identity", "swiglu", "geglu", "reglu"] = "gelu"
-    """Activation of the MLP; the last three are gated forms of SiLU, GELU and ReLU."""
+    mlp: Literal[
+        "relu",
+        "gelu",
+        "silu",
+        "tanh",
+        "identity",
+        "relu2",
+        "reglu",
+        "geglu",
+        "swiglu",
+        "tanhglu",
+        "bilinear",
+        "relu2glu",
+    ] = "gelu"
+    """Activation of the MLP (relu2: squared ReLU); the last six are the gated forms of the first six, in that order."""
 
     positions: Literal["rope", "learned", "none"] = "rope"
     """Positional information: rotary, a learned table added to the embeddings, or none."""
@@ -121,7 +154,7 @@ class ModelConfig:
     @property
     def gated(self) -> bool:
         """Whether the MLP multiplies an activated gate with a linear branch."""
-        return self.mlp in ("swiglu", "geglu", "reglu")
+        return self.mlp in GATED
 
     @property
     def ff(self) -> int:
@@ -205,7 +238,12 @@ class ModelConfig:
                 calibration.n_eff == "exact",
                 "model.attention.calibration.n_eff exact",
             ),
-            ("init.std", self.init.std != InitConfig.std, self.init.kind == "normal", "model.init.kind normal"),
+            (
+                "init.std",
+                self.init.std != InitConfig.std,
+                self.init.kind in ("normal", "gpt2"),
+                "model.init.kind normal or gpt2",
+            ),
             ("rope_base", self.rope_base != ModelConfig.rope_base, self.positions == "rope", "model.positions rope"),
         )
         return [

@@ -27,10 +27,24 @@ class Constant:
 
 Distribution = Normal | Constant
 
-#: Initialisers by name: (config, fan-in of the matrix) → distribution.
-INITIALISERS: dict[str, Callable[[InitConfig, int], Distribution]] = {
-    "fan_in": lambda config, fan_in: Normal(fan_in**-0.5),
-    "normal": lambda config, fan_in: Normal(config.std),
+
+@dataclass(frozen=True)
+class Role:
+    """What an initialiser may ask about a matrix."""
+
+    fan_in: int
+    fan_out: int
+    residual_writers: int | None = None
+    """How many maps write to the residual stream, for one of them; None for all other matrices."""
+
+
+#: Initialisers by name: (config, role of the matrix) → distribution.
+INITIALISERS: dict[str, Callable[[InitConfig, Role], Distribution]] = {
+    "fan_in": lambda config, role: Normal(role.fan_in**-0.5),
+    "normal": lambda config, role: Normal(config.std),
+    "gpt2": lambda config, role: Normal(config.std * (role.residual_writers or 1) ** -0.5),
+    "xavier": lambda config, role: Normal((2 / (role.fan_in + role.fan_out)) ** 0.5),
+    "kaiming": lambda config, role: Normal((2 / role.fan_in) ** 0.5),
 }
 
 
@@ -43,11 +57,20 @@ class StatesBirth(Protocol):
 
 
 class Linear(nn.Linear):
-    """A linear map ``[…, in_features] → […, out_features]``; its bias starts at 0."""
+    """A linear map ``[…, in_features] → […, out_features]``; its bias starts at 0.
+
+    ``residual_writers`` marks a map that writes to the residual stream: see :class:`Role`.
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = True, residual_writers: int | None = None
+    ) -> None:
+        super().__init__(in_features, out_features, bias)
+        self.role = Role(in_features, out_features, residual_writers)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`StatesBirth`."""
-        return {"weight": INITIALISERS[init.kind](init, self.in_features), "bias": Constant(0.0)}
+        return {"weight": INITIALISERS[init.kind](init, self.role), "bias": Constant(0.0)}
 
 
 class Embedding(nn.Embedding):
@@ -55,7 +78,7 @@ class Embedding(nn.Embedding):
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`StatesBirth`."""
-        return {"weight": INITIALISERS[init.kind](init, self.embedding_dim)}
+        return {"weight": INITIALISERS[init.kind](init, Role(self.embedding_dim, self.num_embeddings))}
 
 
 def birth_plan(model: nn.Module, init: InitConfig) -> dict[str, Distribution]:

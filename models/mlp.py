@@ -8,19 +8,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .config import ModelConfig
+from .config import GATED, ModelConfig
 from .init import Linear
 
-#: Activations by name; a gated MLP applies it to its gate.
+#: Activations by name; a gated MLP applies its own to the gate.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
     "gelu": F.gelu,
     "silu": F.silu,
     "tanh": torch.tanh,
     "identity": lambda x: x,
-    "swiglu": F.silu,
-    "geglu": F.gelu,
-    "reglu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
 }
 
 
@@ -29,10 +27,10 @@ class MLP(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.activation = ACTIVATIONS[config.mlp]
+        self.activation = ACTIVATIONS[GATED.get(config.mlp, config.mlp)]
         self.gate = Linear(config.d_model, config.ff, bias=config.bias) if config.gated else None
         self.up = Linear(config.d_model, config.ff, bias=config.bias)
-        self.down = Linear(config.ff, config.d_model, bias=config.bias)
+        self.down = Linear(config.ff, config.d_model, bias=config.bias, residual_writers=2 * config.n_layers)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``[B, T, d] → [B, T, d]``."""

@@ -29,6 +29,14 @@ AGGREGATIONS = {
     # The others set what nothing reads, and are refused.
     if (t_ref is None or direction == "attenuate") and (gradient or n_eff == "exact")
 }
+AROUND = {
+    "gate per head": AttentionConfig(gate="head"),
+    "gate per channel": AttentionConfig(gate="channel"),
+    "norm of each head's queries and keys": AttentionConfig(qk_norm="head"),
+    "norm of all queries and keys": AttentionConfig(qk_norm="width"),
+    "all at once": AttentionConfig("headnorm", gate="channel", qk_norm="head"),
+    "all at once, exact": AttentionConfig("calibrated", gate="head", qk_norm="width"),
+}
 
 
 class Deaf:
@@ -71,7 +79,13 @@ def slow_attention(
         y = x @ p[f"{name}.weight"].T
         if f"{name}.bias" in p:
             y = y + p[f"{name}.bias"]
-        return y.view(B, T, n, width)
+        normed = kind.qk_norm if name in "qk" else "none"
+        if normed == "width":
+            y = y / (y.square().mean(-1, keepdim=True) + 1e-3).sqrt() * p[f"{name}.norm.gain"]
+        y = y.view(B, T, n, width)
+        if normed == "head":
+            y = y / (y.square().mean(-1, keepdim=True) + 1e-3).sqrt() * p[f"{name}.norm.gain"]
+        return y
 
     q, k, v = project("q", H), project("k", kv_heads), project("v", kv_heads)
     sequences = []
@@ -94,6 +108,10 @@ def slow_attention(
                     reference = (c.t_ref or 32) if c.direction == "attenuate" else 1
                     factor = (n_eff / reference).sqrt()
                     o = o * (factor if c.gradient else factor.detach())
+                if kind.gate != "none":
+                    bias = p.get("gate.map.bias", torch.zeros(1))
+                    opening = 1 / (1 + torch.exp(-(p["gate.map.weight"] @ x[b, t] + bias)))
+                    o = o * (opening[h] if kind.gate == "head" else opening[h * width : (h + 1) * width])
                 rows.append(o)
             heads.append(torch.stack(rows))
         sequences.append(torch.cat(heads, dim=-1))
@@ -105,9 +123,9 @@ def slow_attention(
     ("kv_heads", "bias", "rope", "observed"),
     [(4, False, False, False), (2, True, True, False), (1, False, True, True)],
 )
-@pytest.mark.parametrize("name", AGGREGATIONS)
+@pytest.mark.parametrize("name", AGGREGATIONS | AROUND)
 def test_outputs_and_all_gradients_equal_the_explicit_matrix(name, kv_heads, bias, rope, observed):
-    kind = AGGREGATIONS[name]
+    kind = (AGGREGATIONS | AROUND)[name]
     module = build(kind, n_kv_heads=kv_heads, bias=bias)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(B, T, D, generator=generator, dtype=torch.float64).requires_grad_()

@@ -200,6 +200,8 @@ def test_a_certificate_tells_what_was_drawn():
         ({"norm": "layernorm"}, set()),
         ({"tie_embeddings": True}, set()),
         ({"max_seq_len": 99}, set()),
+        ({"attention": AttentionConfig(gate="head")}, {"attn.gate.map.weight"}),
+        ({"attention": AttentionConfig(qk_norm="width")}, {"attn.q.norm.gain", "attn.k.norm.gain"}),
         ({"n_kv_heads": 1}, set()),
         ({"vocab_size": 70}, set()),
     ],
@@ -235,20 +237,36 @@ def test_seed_name_and_block_cannot_be_mistaken_for_one_another():
     assert len(np.unique(np.stack(streams))) == len(streams) * 10
 
 
-@pytest.mark.parametrize("init", [InitConfig(), InitConfig("normal", 0.05)])
+@pytest.mark.parametrize(
+    "init",
+    [InitConfig(), InitConfig("normal", 0.05), InitConfig("gpt2", 0.05), InitConfig("xavier"), InitConfig("kaiming")],
+    ids=lambda init: init.kind,
+)
 def test_draws_are_normal_with_the_stated_deviation(init):
     config = ModelConfig(
         d_model=64, n_layers=2, n_heads=4, d_ff=144, vocab_size=400, max_seq_len=100, mlp="swiglu",
         positions="learned", init=init,
     )  # fmt: skip
-    fan_in = {"down": 144}
+    fans = {
+        **dict.fromkeys(("q", "k", "v", "o"), (64, 64)),
+        **{"gate": (64, 144), "up": (64, 144), "down": (144, 64)},
+        **{"embed": (64, 400), "head": (64, 400), "table": (64, 100)},
+    }
+    deviation = {
+        "fan_in": lambda fan_in, fan_out, name: fan_in**-0.5,
+        "normal": lambda fan_in, fan_out, name: 0.05,
+        "gpt2": lambda fan_in, fan_out, name: 0.05 / 2 if name in ("o", "down") else 0.05,  # √(2·2 blocks)
+        "xavier": lambda fan_in, fan_out, name: (2 / (fan_in + fan_out)) ** 0.5,
+        "kaiming": lambda fan_in, fan_out, name: (2 / fan_in) ** 0.5,
+    }[init.kind]
     p_values = []
     for name, parameter in born(config, 0).named_parameters():
         values = parameter.detach().numpy().ravel()
         if name.endswith("gain"):
             assert (values == 1).all()
             continue
-        std = 0.05 if init.kind == "normal" else fan_in.get(name.split(".")[-2], 64) ** -0.5
+        owner = name.split(".")[-2]
+        std = deviation(*fans[owner], owner)
         n = len(values)
         assert abs(values.mean()) < 5 * std / n**0.5, name
         assert abs(values.std() / std - 1) < 5 / (2 * n) ** 0.5, name

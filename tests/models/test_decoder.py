@@ -21,6 +21,7 @@ KINDS = {
     "analytic attenuate": AttentionConfig("calibrated", calibration=CalibrationConfig("analytic", "attenuate")),
     "exact amplify": AttentionConfig("calibrated", calibration=CalibrationConfig("exact", "amplify")),
     "exact attenuate": AttentionConfig("calibrated", calibration=CalibrationConfig("exact", "attenuate")),
+    "gated, normed queries and keys": AttentionConfig("headnorm", gate="channel", qk_norm="head"),
 }
 
 
@@ -244,7 +245,7 @@ def test_what_an_observer_sees_is_what_its_name_says(kind):
             q, k, o, lse, scale = (v.double() if isinstance(v, Tensor) else v for v in seen["scores", layer])
             scores = (q @ k.mT * scale).masked_fill(torch.ones(24, 24).triu(1) > 0, -torch.inf)
             # The values' own heads, each shared by two query heads.
-            v = block.attn.v(block.norm_attn(before)).double().view(3, 24, 2, 8).transpose(1, 2)
+            v = F.linear(block.norm_attn(before), block.attn.v.weight).double().view(3, 24, 2, 8).transpose(1, 2)
             v = torch.stack([v[:, 0], v[:, 0], v[:, 1], v[:, 1]], dim=1)
             torch.testing.assert_close(lse, scores.logsumexp(-1), atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(o, scores.softmax(-1) @ v, atol=1e-5, rtol=1e-5)
