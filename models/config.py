@@ -96,8 +96,15 @@ class ModelConfig:
     max_seq_len: int = 256
     """Training length in tokens, and the most positions a learned table holds."""
 
-    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
-    """Normalisation before attention, before the MLP and before the output head."""
+    norm: Literal["rmsnorm", "layernorm", "none"] = "rmsnorm"
+    """Normalisation around attention and the MLP (see norm_placement) and before the output head."""
+
+    norm_placement: Literal["pre", "post", "both"] = "pre"
+    """Normalise the input of attention and of the MLP (GPT-2, LLaMA), their output before it is added to the residual
+    stream (OLMo-2), or both."""
+
+    parallel_residual: bool = False
+    """Attention and MLP read the same residual stream, and their outputs are added together (GPT-NeoX)."""
 
     norm_eps: float = 1e-5
     """Added to the mean square (rmsnorm, head-wise RMSNorm) or variance (layernorm)."""
@@ -118,11 +125,14 @@ class ModelConfig:
     ] = "gelu"
     """Activation of the MLP (relu2: squared ReLU); the last six are the gated forms of the first six, in that order."""
 
-    positions: Literal["rope", "learned", "none"] = "rope"
-    """Positional information: rotary, a learned table added to the embeddings, or none."""
+    positions: Literal["rope", "learned", "sinusoidal", "none"] = "rope"
+    """Positional information: rotary, a learned or a sinusoidal table added to the embeddings, or none."""
 
     rope_base: float = 10000.0
     """Base wavelength of rotary positions."""
+
+    rope_fraction: float = 1.0
+    """Share of each head's channels that turn, from the first on, in (0, 1]."""
 
     tie_embeddings: bool = False
     """Use the embedding table as the output head."""
@@ -150,6 +160,11 @@ class ModelConfig:
     def d_head(self) -> int:
         """Width of one head."""
         return self.d_model // self.n_heads
+
+    @property
+    def d_rope(self) -> int:
+        """Channels of a head that turn."""
+        return int(self.d_head * self.rope_fraction)
 
     @property
     def gated(self) -> bool:
@@ -185,11 +200,15 @@ class ModelConfig:
                     f"model.d_model {self.d_model} is not divisible by model.n_heads {self.n_heads}: "
                     f"give a multiple of {self.n_heads}"
                 )
-            elif self.positions == "rope" and self.d_head % 2:
+            elif not 0 < self.rope_fraction <= 1:
+                found.append(f"model.rope_fraction is {self.rope_fraction}: give a number above 0 and at most 1")
+            elif self.positions == "rope" and (self.d_rope < 2 or self.d_rope % 2):
                 found.append(
-                    f"model.d_model/model.n_heads is {self.d_head}: rotary positions need an even head width; "
-                    "change either, or model.positions"
+                    f"model.rope_fraction of model.d_model/model.n_heads is {self.d_rope}: rotary positions need an "
+                    "even number of channels, change one of these or model.positions"
                 )
+            if self.positions == "sinusoidal" and self.d_model % 2:
+                found.append(f"model.d_model {self.d_model} is odd: model.positions sinusoidal needs pairs of channels")
             if self.n_heads % self.kv_heads:
                 found.append(
                     f"model.n_heads {self.n_heads} is not divisible by model.n_kv_heads {self.kv_heads}: "
@@ -245,6 +264,8 @@ class ModelConfig:
                 "model.init.kind normal or gpt2",
             ),
             ("rope_base", self.rope_base != ModelConfig.rope_base, self.positions == "rope", "model.positions rope"),
+            ("rope_fraction", self.rope_fraction != 1, self.positions == "rope", "model.positions rope"),
+            ("norm_placement", self.norm_placement != "pre", self.norm != "none", "model.norm rmsnorm or layernorm"),
         )
         return [
             f"model.{name} is set, but only {reader} reads it: leave it out or change that"

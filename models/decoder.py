@@ -12,28 +12,30 @@ from .attention import Attention
 from .config import ModelConfig
 from .init import Embedding, Linear
 from .mlp import MLP
-from .norms import NORMS
+from .norms import NORMS, around
 from .observe import Observer
 from .positions import POSITIONS
 
 
 class Block(nn.Module):
-    """Pre-norm residual block: attention, then MLP."""
+    """Residual block: attention, then MLP, or both side by side."""
 
     def __init__(self, config: ModelConfig, block: int) -> None:
         super().__init__()
         self.layer = block + 1
-        self.norm_attn = NORMS[config.norm](config)
+        self.parallel = config.parallel_residual
+        self.norm_attn, self.norm_attn_out = around(config)
         self.attn = Attention(config, block)
-        self.norm_mlp = NORMS[config.norm](config)
+        self.norm_mlp, self.norm_mlp_out = around(config)
         self.mlp = MLP(config)
 
     def forward(self, x_BTD: Tensor, rotation: Tensor | None, observer: Observer | None = None) -> Tensor:
         """``[B, T, D] → [B, T, D]``."""
-        x_BTD = x_BTD + self.attn(self.norm_attn(x_BTD), rotation, self.layer, observer)
+        attended_BTD = x_BTD + self.norm_attn_out(self.attn(self.norm_attn(x_BTD), rotation, self.layer, observer))
         if observer is not None:
-            observer.residual("attention", self.layer, x_BTD)
-        x_BTD = x_BTD + self.mlp(self.norm_mlp(x_BTD))
+            observer.residual("attention", self.layer, attended_BTD)
+        read_BTD = x_BTD if self.parallel else attended_BTD
+        x_BTD = attended_BTD + self.norm_mlp_out(self.mlp(self.norm_mlp(read_BTD)))
         if observer is not None:
             observer.residual("mlp", self.layer, x_BTD)
         return x_BTD

@@ -49,6 +49,14 @@ class LayerNorm(nn.Module):
 
 #: Norms by name.
 NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
+    "none": lambda config: nn.Identity(),
     "rmsnorm": lambda config: RMSNorm(config.d_model, config.norm_eps),
     "layernorm": lambda config: LayerNorm(config.d_model, config.norm_eps, config.bias),
 }
+
+
+def around(config: ModelConfig) -> tuple[nn.Module, nn.Module]:
+    """Norms of a sublayer's input and of its output, where ``norm_placement`` puts them."""
+    pre = NORMS[config.norm](config) if config.norm_placement != "post" else nn.Identity()
+    post = NORMS[config.norm](config) if config.norm_placement != "pre" else nn.Identity()
+    return pre, post

@@ -41,6 +41,12 @@ IMPOSSIBLE = [
     ),
     ({"init": InitConfig("fan_in", 0.5)}, "model.init.std "),
     ({"rope_base": 5.0, "positions": "learned"}, "model.rope_base "),
+    ({"rope_fraction": 0.5, "positions": "learned"}, "model.rope_fraction "),
+    ({"rope_fraction": 0.0}, "model.rope_fraction is 0.0"),
+    ({"rope_fraction": 1.5}, "model.rope_fraction is 1.5"),
+    ({"d_model": 24, "n_heads": 4, "rope_fraction": 0.5}, "model.rope_fraction of"),
+    ({"d_model": 15, "n_heads": 5, "positions": "sinusoidal"}, "model.d_model 15 is odd"),
+    ({"norm": "none", "norm_placement": "post"}, "model.norm_placement "),
     ({"attention": AttentionConfig("headnorm", [0, 4])}, "model.attention.aggregation_blocks "),
     ({"attention": AttentionConfig("headnorm", [-1])}, "model.attention.aggregation_blocks "),
 ]  # fmt: skip

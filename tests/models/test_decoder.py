@@ -131,7 +131,92 @@ def gpt2_pair():
     return lively(config), theirs, to_gpt2
 
 
-@pytest.mark.parametrize("pair", [llama_pair, gpt2_pair])
+def rotary_shape(**more):
+    """What the configs of the rotary families have in common."""
+    return {
+        "vocab_size": 61,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 24,
+        "tie_word_embeddings": False,
+        "attn_implementation": "eager",
+        "eos_token_id": 0,
+        "pad_token_id": None,
+        **more,
+    }
+
+
+def qwen3_pair():
+    """Each head's queries and keys are normalised."""
+    config = ModelConfig(**SMALL, n_kv_heads=2, mlp="swiglu", norm_eps=1e-4, attention=AttentionConfig(qk_norm="head"))
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    shape = rotary_shape(num_key_value_heads=2, head_dim=8, rms_norm_eps=1e-4, rope_parameters=rope)
+    theirs = transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**shape))
+
+    def rename(ours):
+        norms = {f"attn.{x}.norm.gain": f"self_attn.{x}_norm.weight" for x in "qk"}
+        inner = {n: v for n, v in ours.items() if not n.endswith(tuple(norms))}
+        blocks = {(i, a): b for i in range(3) for a, b in norms.items()}
+        return to_llama(inner) | {f"model.layers.{i}.{b}": ours[f"blocks.{i}.{a}"] for (i, a), b in blocks.items()}
+
+    return lively(config), theirs, rename
+
+
+def olmo2_pair():
+    """All queries and keys are normalised together; blocks normalise their outputs, not their inputs."""
+    attention = AttentionConfig(qk_norm="width")
+    config = ModelConfig(**SMALL, n_kv_heads=2, mlp="swiglu", norm_eps=1e-4, norm_placement="post", attention=attention)
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    shape = rotary_shape(num_key_value_heads=2, rms_norm_eps=1e-4, rope_parameters=rope)
+    theirs = transformers.Olmo2ForCausalLM(transformers.Olmo2Config(**shape))
+    parts = {
+        "norm_attn_out.gain": "post_attention_layernorm.weight",
+        "norm_mlp_out.gain": "post_feedforward_layernorm.weight",
+        **{f"attn.{x}.norm.gain": f"self_attn.{x}_norm.weight" for x in "qk"},
+        **{f"attn.{x}.weight": f"self_attn.{x}_proj.weight" for x in "qkvo"},
+        **{f"mlp.{x}.weight": f"mlp.{x}_proj.weight" for x in ("gate", "up", "down")},
+    }
+    names = {"embed.weight": "model.embed_tokens.weight", "norm.gain": "model.norm.weight"}
+    names |= {"head.weight": "lm_head.weight"}
+    names |= {f"blocks.{i}.{a}": f"model.layers.{i}.{b}" for i in range(3) for a, b in parts.items()}
+    return lively(config), theirs, lambda ours: {names[name]: value for name, value in ours.items()}
+
+
+def neox_pair():
+    """Attention and MLP side by side; half of each head's channels turn."""
+    config = ModelConfig(**SMALL, norm="layernorm", norm_eps=1e-4, bias=True, parallel_residual=True, rope_fraction=0.5)
+    rope = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+    shape = rotary_shape(layer_norm_eps=1e-4, rope_parameters=rope, hidden_act="gelu", use_parallel_residual=True)
+    theirs = transformers.GPTNeoXForCausalLM(transformers.GPTNeoXConfig(**shape))
+    parts = {
+        "norm_attn": "input_layernorm",
+        "norm_mlp": "post_attention_layernorm",
+        "attn.o": "attention.dense",
+        "mlp.up": "mlp.dense_h_to_4h",
+        "mlp.down": "mlp.dense_4h_to_h",
+    }
+
+    def rename(ours):
+        names = {"embed.weight": "gpt_neox.embed_in.weight", "head.weight": "lm_head.weight"}
+        names |= {f"norm.{a}": f"gpt_neox.final_layer_norm.{b}" for a, b in (("gain", "weight"), ("bias", "bias"))}
+        theirs = {b: ours[a] for a, b in names.items()}
+        for i in range(3):
+            for a, b in parts.items():
+                for ours_end, their_end in (("weight", "weight"), ("gain", "weight"), ("bias", "bias")):
+                    if f"blocks.{i}.{a}.{ours_end}" in ours:
+                        theirs[f"gpt_neox.layers.{i}.{b}.{their_end}"] = ours[f"blocks.{i}.{a}.{ours_end}"]
+            for end in ("weight", "bias"):
+                # Theirs lie head by head: a head's queries, its keys, its values.
+                heads = [ours[f"blocks.{i}.attn.{x}.{end}"].unflatten(0, (4, 8)) for x in "qkv"]
+                theirs[f"gpt_neox.layers.{i}.attention.query_key_value.{end}"] = torch.stack(heads, 1).flatten(0, 2)
+        return theirs
+
+    return lively(config), theirs, rename
+
+
+@pytest.mark.parametrize("pair", [llama_pair, gpt2_pair, qwen3_pair, olmo2_pair, neox_pair])
 def test_logits_and_gradients_equal_those_of_transformers(pair):
     ours, theirs, rename = pair()
     state = rename({name: p.detach() for name, p in ours.named_parameters()})
@@ -152,7 +237,9 @@ def test_logits_and_gradients_equal_those_of_transformers(pair):
     assert gradients.keys() == their_parameters.keys()
     for name, gradient in gradients.items():
         reference = their_parameters[name].grad
-        assert reference.abs().max() > 1e-3 or name.endswith("c_attn.bias")  # the key's bias has none: shift of a row
+        assert reference.abs().max() > 1e-3 or name.endswith(
+            ("c_attn.bias", "value.bias")
+        )  # the key's bias has none: shift of a row
         torch.testing.assert_close(gradient, reference, atol=2e-5, rtol=1e-4, msg=lambda m, n=name: f"{n}: {m}")
 
 
@@ -167,6 +254,10 @@ def test_logits_and_gradients_equal_those_of_transformers(pair):
         ("reglu", lambda u, g: np.maximum(g, 0) * u),
         ("gelu", lambda u, g: u * gaussian_cdf(u)),
         ("geglu", lambda u, g: g * gaussian_cdf(g) * u),
+        ("relu2", lambda u, g: np.maximum(u, 0) ** 2),
+        ("relu2glu", lambda u, g: np.maximum(g, 0) ** 2 * u),
+        ("tanhglu", lambda u, g: np.tanh(g) * u),
+        ("bilinear", lambda u, g: g * u),
     ],
 )
 def test_every_mlp_is_the_formula_of_its_name(mlp, reference):
@@ -257,7 +348,7 @@ def test_what_an_observer_sees_is_what_its_name_says(kind):
         torch.testing.assert_close(F.linear(model.norm(before), model.head.weight), logits)
 
 
-@pytest.mark.parametrize("positions", ["rope", "learned", "none"])
+@pytest.mark.parametrize("positions", ["rope", "learned", "sinusoidal", "none"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_observer_changes_no_bit_of_the_logits(kind, positions):
     config = ModelConfig(**SMALL, positions=positions, attention=KINDS[kind])
@@ -267,7 +358,7 @@ def test_an_observer_changes_no_bit_of_the_logits(kind, positions):
         assert torch.equal(model(tokens, last_only=True), model(tokens, last_only=True, observer=Recorder()))
 
 
-@pytest.mark.parametrize("positions", ["rope", "learned", "none"])
+@pytest.mark.parametrize("positions", ["rope", "learned", "sinusoidal", "none"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_logit_depends_on_a_later_token(kind, positions):
     config = ModelConfig(**SMALL, positions=positions, attention=KINDS[kind])
@@ -285,7 +376,7 @@ def test_no_logit_depends_on_a_later_token(kind, positions):
             torch.testing.assert_close(model(tokens[:, :t]), logits[:, :t], atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("positions", ["rope", "learned", "none"])
+@pytest.mark.parametrize("positions", ["rope", "learned", "sinusoidal", "none"])
 def test_positions_matter_only_where_there_are_any(positions):
     """Without positions, the last logits do not depend on the order of the tokens before; with them they do."""
     config = ModelConfig(**SMALL, positions=positions)
@@ -325,3 +416,41 @@ def test_more_tokens_than_learned_positions_are_refused_and_not_wrapped():
         config = ModelConfig(**SMALL | {"max_seq_len": max_seq_len}, positions="learned")
         with pytest.raises((RuntimeError, IndexError, ValueError)):
             born(config, 0)(random_tokens(config, length=max_seq_len + 4))
+
+
+def test_sinusoidal_positions_are_the_published_waves():
+    config = ModelConfig(**SMALL, positions="sinusoidal")
+    model, tokens, recorder = lively(config), random_tokens(config), Recorder()
+    model(tokens, observer=recorder)
+    waves = np.empty((24, 32))
+    for t in range(24):
+        for i in range(16):
+            angle = t / 10000 ** (2 * i / 32)
+            waves[t, 2 * i], waves[t, 2 * i + 1] = np.sin(angle), np.cos(angle)
+    ((_, _, (embedding, *_)),) = [call for call in recorder.calls if call[0] == "embedding"]
+    np.testing.assert_allclose((embedding - model.embed.weight[tokens]).detach(), np.stack([waves] * 3), atol=1e-6)
+
+
+@pytest.mark.parametrize("parallel", [False, True])
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm", "none"])
+def test_norms_on_both_sides_and_side_by_side(norm, parallel):
+    """By hand, from the block's own attention and MLP and a norm written out."""
+    placement = "both" if norm != "none" else "pre"
+    config = ModelConfig(**SMALL, norm=norm, norm_placement=placement, parallel_residual=parallel, bias=True)
+    block = lively(config).blocks[1].double()
+    x = torch.randn(2, 24, 32, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gains = {name: p for name, p in block.named_parameters() if name.startswith("norm")}
+    assert len(gains) == {"rmsnorm": 4, "layernorm": 8, "none": 0}[norm]
+
+    def normed(name, y):
+        if norm == "none":
+            return y
+        if norm == "layernorm":
+            y = y - y.mean(-1, keepdim=True)
+        y = y / (y.square().mean(-1, keepdim=True) + config.norm_eps).sqrt() * gains[f"{name}.gain"]
+        return y + gains[f"{name}.bias"] if norm == "layernorm" else y
+
+    attended = x + normed("norm_attn_out", block.attn(normed("norm_attn", x), None, 2))
+    read = x if parallel else attended
+    expected = attended + normed("norm_mlp_out", block.mlp(normed("norm_mlp", read)))
+    torch.testing.assert_close(block(x, None), expected, atol=1e-12, rtol=1e-12)
