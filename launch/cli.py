@@ -116,7 +116,20 @@ def build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     report.add_argument("--json", action="store_true", help="Print the figures as JSON; no page is written.")
     report.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     commands.add_subcommand("report", report, help=report.description)
-    return parser, {"pretrain": pretrain, "report": report}
+    describe = _Parser(description="Tell what a model is made of, without allocating it.")
+    describe.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run or of a model.")
+    describe.add_argument("--json", action="store_true", help="Print it as JSON.")
+    describe.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    commands.add_subcommand("describe", describe, help=describe.description)
+
+    birth = _Parser(description="Re-create a birth from config and seed: its certificate and, if wanted, its weights.")
+    birth.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run or of a model.")
+    birth.add_argument("--seed", type=int | None, help="init_seed; by default the config's own.")
+    birth.add_argument("--out", type=str | None, metavar="DIR", help="Folder for model.safetensors and birth.json.")
+    birth.add_argument("--json", action="store_true", help="Print the certificate as JSON.")
+    birth.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    commands.add_subcommand("birth", birth, help=birth.description)
+    return parser, {"pretrain": pretrain, "report": report, "describe": describe, "birth": birth}
 
 
 def _check_config_files(arguments: Sequence[str]) -> None:
@@ -201,9 +214,56 @@ def _report(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace)
     return 0
 
 
+def _read_config(file: str) -> RunConfig:
+    """The run that a YAML file describes; what it leaves out has its default."""
+    _check_config_files(["--config", file])
+    parser = build_parser()[1]["pretrain"]
+    return _run_config(parser, parser.parse_args([f"--config={file}"]))
+
+
+def _birth(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from safetensors.torch import save_file
+
+    from ..callbacks.records import atomic_path, write_json
+    from ..models.birth import born, certificate
+
+    config = _read_config(parsed.config)
+    seed = config.init_seed if parsed.seed is None else parsed.seed
+    out = Path(parsed.out) if parsed.out else None
+    if out is not None and out.exists():
+        raise UsageError(f"--out {out}: exists already; give a new folder")
+    model = born(config.model, seed)
+    told = certificate(model, config.model, seed) | {"model": dataclasses.asdict(config.model)}
+    if out is not None:
+        with atomic_path(out) as new:
+            new.mkdir()
+            save_file({name: p.detach() for name, p in model.named_parameters()}, new / "model.safetensors")
+            write_json(new / "birth.json", told)
+    if parsed.json:
+        print(json.dumps(told, indent=2), flush=True)
+    else:
+        print(f"digest    {told['digest']}\ninit_seed {seed}\nn_params  {told['n_params']:,}", flush=True)
+    return 0
+
+
+def _describe(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from rich.console import Console
+
+    from .describe import describe, print_description
+
+    told = describe(_read_config(parsed.config).model)
+    if parsed.json:
+        print(json.dumps(told, indent=2), flush=True)
+    else:
+        print_description(told, Console())
+    return 0
+
+
 _COMMANDS: dict[str, Callable[[ArgumentParser, Sequence[str], Namespace], int]] = {
     "pretrain": _pretrain,
     "report": _report,
+    "describe": _describe,
+    "birth": _birth,
 }
 
 

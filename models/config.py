@@ -87,6 +87,9 @@ class ModelConfig:
     n_kv_heads: int | None = None
     """Key/value heads per block; by default n_heads."""
 
+    head_dim: int | None = None
+    """Width of one head; by default d_model/n_heads."""
+
     d_ff: int | None = None
     """Hidden width of the MLP; by default 4·d_model, and 8/3·d_model rounded up to a multiple of 32 for gated MLPs."""
 
@@ -116,6 +119,7 @@ class ModelConfig:
         "tanh",
         "identity",
         "relu2",
+        "gelu_tanh",
         "reglu",
         "geglu",
         "swiglu",
@@ -123,7 +127,8 @@ class ModelConfig:
         "bilinear",
         "relu2glu",
     ] = "gelu"
-    """Activation of the MLP (relu2: squared ReLU); the last six are the gated forms of the first six, in that order."""
+    """Activation of the MLP (relu2: squared ReLU; gelu_tanh: GPT-2's approximation of GELU); the last six are the gated
+    forms of the first six, in that order."""
 
     positions: Literal["rope", "learned", "sinusoidal", "none"] = "rope"
     """Positional information: rotary, a learned or a sinusoidal table added to the embeddings, or none."""
@@ -159,7 +164,7 @@ class ModelConfig:
     @property
     def d_head(self) -> int:
         """Width of one head."""
-        return self.d_model // self.n_heads
+        return self.head_dim if self.head_dim is not None else self.d_model // self.n_heads
 
     @property
     def d_rope(self) -> int:
@@ -187,6 +192,7 @@ class ModelConfig:
                 ("n_layers", self.n_layers),
                 ("n_heads", self.n_heads),
                 ("n_kv_heads", self.kv_heads),
+                ("head_dim", 1 if self.head_dim is None else self.head_dim),
                 ("d_ff", self.ff),
                 ("max_seq_len", self.max_seq_len),
             )
@@ -195,10 +201,10 @@ class ModelConfig:
         if self.vocab_size < 2:
             found.append(f"model.vocab_size is {self.vocab_size}: give at least 2")
         if not found:
-            if self.d_model % self.n_heads:
+            if self.head_dim is None and self.d_model % self.n_heads:
                 found.append(
                     f"model.d_model {self.d_model} is not divisible by model.n_heads {self.n_heads}: "
-                    f"give a multiple of {self.n_heads}"
+                    f"give a multiple of {self.n_heads}, or model.head_dim"
                 )
             elif not 0 < self.rope_fraction <= 1:
                 found.append(f"model.rope_fraction is {self.rope_fraction}: give a number above 0 and at most 1")

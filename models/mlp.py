@@ -19,6 +19,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "identity": lambda x: x,
     "relu2": lambda x: F.relu(x).square(),
+    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
 
 

@@ -62,7 +62,7 @@ def test_optional_libraries_are_loaded_only_where_they_are_used(folder):
             assert not {name.split(".")[0] for name in names} & optional, file
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "configs").glob("*.yaml")), ids=lambda file: file.name)
+@pytest.mark.parametrize("file", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda file: file.name)
 def test_every_config_file_is_a_run(file):
     parser, _ = build_parser()
     parsed = parser.parse_args(["pretrain", f"--config={file}"])

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import hashlib
 import inspect
 import json
 import subprocess
@@ -10,6 +11,7 @@ import typing
 
 import pytest
 import yaml
+from safetensors.numpy import load_file
 
 from birthmark.callbacks.records import RunDir
 from birthmark.launch.cli import main
@@ -142,6 +144,27 @@ def test_the_stored_config_is_the_run(tiny_file, tmp_path, capsys):
     assert records[0] == records[1]
     finals = [RunDir(run).snapshots()[-1].bias for run in (first, second)]
     assert finals[0] == finals[1]
+
+
+def test_a_birth_is_re_created_from_config_and_seed(tiny_file, tmp_path, capsys):
+    run, out = tmp_path / "run", tmp_path / "born"
+    assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={run}"]) == 0
+    digest = json.loads((run / "birth.json").read_text())["digest"]
+    capsys.readouterr()
+    assert main(["birth", str(run / "config.yaml"), "--json", f"--out={out}"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["digest"] == digest
+    assert json.loads((out / "birth.json").read_text()) == told
+    # The digest of what was written, by the definition.
+    sha = hashlib.sha256()
+    for name, values in sorted(load_file(out / "model.safetensors").items()):
+        sha.update(f"{name}\0{','.join(map(str, values.shape))}\0".encode() + values.astype("<f4").tobytes())
+    assert sha.hexdigest() == digest
+    assert main(["birth", str(tiny_file), "--seed=4"]) == 0
+    assert digest not in capsys.readouterr().out
+    status, lines = said(capsys, "birth", str(tiny_file), f"--out={out}")
+    assert (status, len(lines)) == (2, 1)
+    assert "exists already" in lines[0]
 
 
 def test_a_failure_on_the_way_is_status_1(tiny_file, tmp_path, capsys):

@@ -255,6 +255,7 @@ def test_logits_and_gradients_equal_those_of_transformers(pair):
         ("gelu", lambda u, g: u * gaussian_cdf(u)),
         ("geglu", lambda u, g: g * gaussian_cdf(g) * u),
         ("relu2", lambda u, g: np.maximum(u, 0) ** 2),
+        ("gelu_tanh", lambda u, g: 0.5 * u * (1 + np.tanh((2 / np.pi) ** 0.5 * (u + 0.044715 * u**3)))),
         ("relu2glu", lambda u, g: np.maximum(g, 0) ** 2 * u),
         ("tanhglu", lambda u, g: np.tanh(g) * u),
         ("bilinear", lambda u, g: g * u),
