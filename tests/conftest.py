@@ -10,11 +10,16 @@ from functools import reduce
 
 import pytest
 import torch
+from hypothesis import settings
 
 from birthmark.callbacks.config import LogConfig, SnapshotConfig
 from birthmark.data.config import DataConfig
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
+
+# Busy machines are slow, which is no fault of the code; and what decides whether a change lands decides it twice alike.
+settings.register_profile("birthmark", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("birthmark")
 
 _TINY = RunConfig(
     name="tiny",
