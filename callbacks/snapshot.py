@@ -10,7 +10,7 @@ import lightning as L
 import numpy as np
 
 from ..errors import RunError
-from ..metrics.ranks import ranking
+from ..metrics.ranks import places, ranking
 from ..models.decoder import Decoder
 from .config import SnapshotConfig
 from .loggers import log_snapshot
@@ -136,8 +136,7 @@ class BiasSnapshot(MilestoneCallback):
     def _top_tokens(self, mean_prob_V: np.ndarray, argmax_share_V: np.ndarray) -> list[dict[str, object]]:
         assert self.birth is not None
         top = ranking(mean_prob_V)[: self.config.top_k]
-        rank_at_birth = np.empty(len(mean_prob_V), dtype=np.int64)
-        rank_at_birth[ranking(self.birth.mean_prob)] = np.arange(1, len(mean_prob_V) + 1)
+        rank_at_birth = places(self.birth.mean_prob) + 1
         return [
             {
                 "rank": rank,

@@ -46,7 +46,6 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "kv_cache": 2 * config.n_layers * config.kv_heads * config.d_head * 2,
         "kernel": "fused scaled_dot_product_attention"
         + (", and a second fused log-sum-exp for n_eff (blockwise off the CPU)" if reads_weights else ""),
-        "explicit_matrix": False,
     }
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from ..callbacks.records import RunDir, Snapshot, read_json
 from ..errors import RunError, UsageError
+from ..metrics.ranks import places
 from .table import join_rows, metrics_by_step, read_snapshots
 
 
@@ -94,6 +95,4 @@ def ranks(mean_prob: np.ndarray) -> np.ndarray:
     """Rank of every token in p̄, from 1; NaN everywhere if p̄ is not finite."""
     if not np.isfinite(mean_prob).all():
         return np.full(len(mean_prob), np.nan)
-    result = np.empty(len(mean_prob))
-    result[np.argsort(-mean_prob, kind="stable")] = np.arange(1, len(mean_prob) + 1)
-    return result
+    return places(mean_prob) + 1.0

@@ -23,6 +23,13 @@ def ranking(p_V: np.ndarray) -> np.ndarray:
     return np.argsort(-p_V, kind="stable")
 
 
+def places(p_V: np.ndarray) -> np.ndarray:
+    """Rank of every token id, from 0 for the most preferred; int64 ``[V]``, the inverse of :func:`ranking`."""
+    place_V = np.empty(len(p_V), dtype=np.int64)
+    place_V[ranking(p_V)] = np.arange(len(p_V))
+    return place_V
+
+
 def top_overlap(p_V: np.ndarray, q_V: np.ndarray, k: int) -> float:
     """Share of the ``k`` most preferred tokens that two preferences have in common; NaN where ``k`` exceeds V."""
     if k > len(p_V):
@@ -37,10 +44,7 @@ def rank_biased_overlap(p_V: np.ndarray, q_V: np.ndarray, persistence: float = 0
     50 ranks carry most of the weight. 1 is the same ranking; two random ones give about their chance overlap.
     """
     n = len(p_V)
-    place = np.empty((2, n), dtype=np.int64)
-    for row, preference in zip(place, (p_V, q_V), strict=True):
-        row[ranking(preference)] = np.arange(n)
     # A token is shared by the first d of both rankings from the depth on at which the later of the two has it.
-    agreement = np.cumsum(np.bincount(place.max(0), minlength=n)) / np.arange(1, n + 1)
+    agreement = np.cumsum(np.bincount(np.maximum(places(p_V), places(q_V)), minlength=n)) / np.arange(1, n + 1)
     weights = (1 - persistence) * persistence ** np.arange(n)
     return float(weights @ agreement + agreement[-1] * persistence**n)

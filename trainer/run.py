@@ -35,7 +35,7 @@ from ..data.batches import MicroBatches
 from ..data.prepare import PreparedData, prepare
 from ..data.probes import random_probe, text_probe
 from ..errors import RunError, UsageError
-from ..models.birth import born, certificate
+from ..models.birth import born, certificate, digest
 from ..models.decoder import Decoder
 from .checkpoint import FolderCheckpointIO
 from .config import RunConfig
@@ -112,6 +112,10 @@ def _versions() -> dict[str, str]:
     }
 
 
+def _write_config(config: RunConfig, run: RunDir) -> None:
+    write_text(run.config, yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True))
+
+
 def _write_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedData) -> dict[str, Any]:
     """Write ``config.yaml`` and the birth certificate; the certificate is returned."""
     created = datetime.now(UTC).isoformat(timespec="seconds")
@@ -129,7 +133,7 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedD
         "model": asdict(config.model),
         "parameters": birth["parameters"],
     }
-    write_text(run.config, yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True))
+    _write_config(config, run)
     write_json(run.birth, record)
     return record
 
@@ -137,16 +141,18 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedD
 def _read_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedData) -> dict[str, Any]:
     """The certificate of a run that goes on; the newborn model and the corpus must be the ones that it names."""
     record = read_json(run.birth)
-    digest = certificate(model, config.model, config.init_seed)["digest"]
-    if digest != record["digest"]:
+    now = digest(model)
+    if now != record["digest"]:
         raise RunError(
-            f"{run.birth}: init_seed {config.init_seed} now gives birth {digest[:12]}…, the certificate says "
+            f"{run.birth}: init_seed {config.init_seed} now gives birth {now[:12]}…, the certificate says "
             f"{record['digest'][:12]}…; the config or the certificate was changed by hand"
         )
     if data.record != record["data"]:
-        now, then = data.record.get("content_hash"), record["data"].get("content_hash")
-        raise RunError(f"data.path: the corpus is not the one this run began with (content hash {now}, was {then})")
-    write_text(run.config, yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True))
+        hashes = [facts.get("content_hash") for facts in (data.record, record["data"])]
+        raise RunError(
+            "data.path: the corpus is not the one this run began with (content hash {}, was {})".format(*hashes)
+        )
+    _write_config(config, run)
     return record
 
 
