@@ -21,9 +21,10 @@ from ..metrics.preference import (
 )
 from ..metrics.ranks import kendall_tau, rank_biased_overlap, spearman, top_overlap
 from ..metrics.sinks import AttentionSinks
+from ..metrics.variance import PositionalVariance
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
-from ..models.observe import Site
+from ..models.observe import Attended, Site
 
 
 @contextmanager
@@ -71,12 +72,12 @@ class _ReferenceObserver:
         if site != "attention":
             self.alignment.update(layer, h_BTD)
 
-    def attention(self, layer: int, q: Tensor, k: Tensor, o: Tensor, lse: Tensor, scale: float) -> None:
+    def attention(self, layer: int, attended: Attended) -> None:
         """Not read."""
 
 
 class BiasObserver(_ReferenceObserver):
-    """Feeds every metric of definitions §3 and §5 as a pass runs."""
+    """Feeds every metric of definitions §3, §5 and positional variance (§6) as a pass runs."""
 
     def __init__(
         self, config: ModelConfig, references_RSD: Tensor, seq_len: int, epsilon: float, device: torch.device
@@ -85,6 +86,10 @@ class BiasObserver(_ReferenceObserver):
         self.after_mlp = Contraction(config.n_layers + 1, config.d_model).to(device)
         self.after_attention = Contraction(config.n_layers, config.d_model).to(device)
         self.sinks = AttentionSinks(config.n_layers, config.n_heads, seq_len, epsilon).to(device)
+        self.rows_sum_to_one = config.attention.rows_sum_to_one
+        # Of the value aggregation, and of what norm, calibration and gate make of it.
+        shape = config.n_layers, config.n_heads, seq_len, config.d_head
+        self.variance, self.variance_out = (PositionalVariance(*shape).to(device) for _ in range(2))
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
         """See models/observe.py."""
@@ -94,9 +99,11 @@ class BiasObserver(_ReferenceObserver):
         else:
             self.after_mlp.update(layer, h_BTD)
 
-    def attention(self, layer: int, q: Tensor, k: Tensor, o: Tensor, lse: Tensor, scale: float) -> None:
+    def attention(self, layer: int, attended: Attended) -> None:
         """See models/observe.py."""
-        self.sinks.update(layer - 1, q, k, lse, scale)
+        self.sinks.update(layer - 1, attended.weights)
+        self.variance.update(layer - 1, attended.o_BHTK)
+        self.variance_out.update(layer - 1, attended.out_BHTK)
 
 
 def birth_reference(model: Decoder, probe_NT: np.ndarray, batch_size: int) -> BirthReference:
@@ -126,7 +133,7 @@ def measure(
     batch_size: int = 64,
     sink_epsilon: float = 0.3,
 ) -> Measurement:
-    """Every quantity of definitions §3–5 from one forward pass over a probe.
+    """Every quantity of definitions §3–5, and positional variance (§6), from one forward pass over a probe.
 
     The pass runs in the parameters' own precision; statistics are float32 inside a batch and float64 across batches.
 
@@ -153,6 +160,7 @@ def _summarise(
 ) -> Measurement:
     alignment, sinks = observer.alignment.compute(), observer.sinks.compute()
     mlp, attention = observer.after_mlp.compute(), observer.after_attention.compute()
+    variance, variance_out = observer.variance.compute(), observer.variance_out.compute()
     p, w = preference.compute()
     birth_V = birth.mean_prob
     strange_alignment = alignment.alignment[1:]
@@ -175,6 +183,10 @@ def _summarise(
         "sink_rate": sinks.rate[..., 0],
         "sink_position": sinks.position,
         "importance": sinks.importance,
+        "positional_variance": variance.variance,
+        "positional_variance_out": variance_out.variance,
+        "variance_discrepancy": variance.discrepancy,
+        "variance_discrepancy_out": variance_out.discrepancy,
     }
     scalars = {
         "alignment": alignment.alignment[0, -1],
@@ -199,6 +211,18 @@ def _summarise(
         "sink_rate": sinks.rate[..., 0].mean(),
         "sink_epsilon": observer.sinks.epsilon,
     }
+    if not observer.rows_sum_to_one:
+        arrays |= {
+            "sink_mass_normalised": sinks.mass_normalised,
+            "sink_rate_normalised": sinks.rate_normalised[..., 0],
+            "sink_position_normalised": sinks.position_normalised,
+            "importance_normalised": sinks.importance_normalised,
+        }
+        scalars |= {
+            "sink_mass_normalised": sinks.mass_normalised.mean(),
+            "sink_mass_normalised_max": sinks.mass_normalised.max(),
+            "sink_rate_normalised": sinks.rate_normalised[..., 0].mean(),
+        }
     if strangers:
         scalars["alignment_stranger"] = np.abs(strange_alignment[:, -1]).max()
         scalars["rank_persistence_stranger"] = np.abs(strange_persistence).max()

@@ -68,7 +68,7 @@ class Validation(MilestoneCallback):
         every: optimizer steps between validations.
         sequences_NT: token ids ``[N, T+1]``.
         batch_size: sequences in one pass.
-        losses: per-token losses ``[B, T]`` of (model, batch ``[B, T+1]``).
+        losses: per-token losses of (model, batch ``[B, T+1]``), ``[B, T]`` or of the last positions only.
         bytes_per_token: of the validation text, for bits per byte.
         groups: masks ``[B, T]`` of positions by name, from the inputs; each gets a loss of its own.
     """
@@ -95,6 +95,7 @@ class Validation(MilestoneCallback):
                 losses_BT = self.losses(module.model, batch_BT.to(module.device)).double().cpu()
                 for name, total in totals.items():
                     mask = self.groups[name](batch_BT[:, :-1]) if name else torch.ones_like(losses_BT)
+                    mask = mask[:, -losses_BT.shape[1] :]
                     total += torch.stack([(losses_BT * mask).sum(), mask.sum()])
         means = {f"val/loss{'_' if name else ''}{name}": float(s / n) for name, (s, n) in totals.items()}
         if self.bytes_per_token is not None:

@@ -9,9 +9,9 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..models.attention import PlainAggregation
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
+from ..models.kernel_choice import kernel
 from ..trainer.throughput import flops_per_token
 
 #: Bytes per parameter of a training run in float32 or bf16-mixed: weights, gradients and two AdamW moments in float32.
@@ -37,15 +37,13 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     for name, parameter in model.named_parameters():
         parts[_part(name)] += parameter.numel()
     n_params = sum(parts.values())
-    reads_weights = any(part.needs_lse for part in model.modules() if isinstance(part, PlainAggregation))
     return {
         "n_params": n_params,
         "parameters": dict(parts),
         "flops_per_token": flops_per_token(config, n_params, config.max_seq_len),
         "memory": {part: size * n_params for part, size in BYTES.items()},
         "kv_cache": 2 * config.n_layers * config.kv_heads * config.d_head * 2,
-        "kernel": "fused scaled_dot_product_attention"
-        + (", and a second fused log-sum-exp for n_eff (blockwise off the CPU)" if reads_weights else ""),
+        "kernel": kernel(config),
     }
 
 

@@ -1,8 +1,8 @@
-"""Attention sinks, from queries, keys and log-sum-exps: never from a T×T matrix (definitions §5) [AS, SO]."""
+"""Attention sinks, from rows of weights a block at a time: never from a T×T matrix (definitions §5) [AS, SO]."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -12,46 +12,55 @@ from torchmetrics import Metric
 _QUERY_BLOCK = 32  # small enough that a block of weights stays in cache while it is summed
 
 
-def key_weights(q_BHTK: Tensor, k_BHTK: Tensor, lse_BHT: Tensor, scale: float, key: int) -> Tensor:
-    """Weight of every query on one key, ``a[t, key] = exp(scale · q_t·k − lse_t)``, float32 or wider ``[B, H, T]``.
+class Weights(Protocol):
+    """The attention weights of one layer, rows on demand."""
 
-    Queries before the key do not see it: their weight is 0.
-    """
-    wide = torch.promote_types(q_BHTK.dtype, torch.float32)
-    with torch.autocast(q_BHTK.device.type, enabled=False):
-        scores_BHT = torch.einsum("bhtk,bhk->bht", q_BHTK.to(wide), k_BHTK[:, :, key].to(wide)) * scale
-    weights_BHT = (scores_BHT - lse_BHT).exp()
-    weights_BHT[..., :key] = 0
-    return weights_BHT
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Weights of the queries ``start … stop − 1`` on keys 0, 1, …: float32 or wider ``[B, H, stop − start, keys]``,
+        at least ``stop`` keys; the caller may write into it."""
+
+    def row_sum(self) -> Tensor | None:
+        """Each query's sum of absolute weights ``[B, H, T]``; None where it is 1 by construction."""
 
 
-def key_importance(q_BHTK: Tensor, k_BHTK: Tensor, lse_BHT: Tensor, scale: float) -> Tensor:
-    """Importance of every key: mean of ``a[t, j]`` over the queries ``t ≥ j`` [AS], ``[B, H, T]``.
+class KeySums(NamedTuple):
+    """What queries give to keys, of weights as they are (0) and divided by their row's sum (1)."""
 
-    Works a block of queries at a time against the keys that the block sees: O(T·block) memory.
-    """
-    n_sequences, n_heads, n_positions, d_head = q_BHTK.shape
-    wide = torch.promote_types(q_BHTK.dtype, torch.float32)
-    # N = B·H: the batched product takes three axes, and adds −lse on the way.
-    q_NTK, k_NTK = (x.to(wide).reshape(n_sequences * n_heads, n_positions, d_head) for x in (q_BHTK, k_BHTK))
-    minus_lse_NT1 = -lse_BHT.to(wide).reshape(n_sequences * n_heads, n_positions, 1)
-    total_NT = torch.zeros_like(minus_lse_NT1[..., 0])
-    unseen = torch.ones(_QUERY_BLOCK, _QUERY_BLOCK, dtype=torch.bool, device=q_BHTK.device).triu(1)
+    importance_2BHT: Tensor
+    """Mean of ``a[t, j]`` over the queries ``t ≥ j`` [AS]."""
+    mass_2BH: Tensor
+    """Mean of ``a[t, 0]`` over the queries ``t ≥ 1``."""
+
+
+def key_sums(weights: Weights, n_positions: int) -> KeySums:
+    """Importance of every key and mass on the first, a block of queries at a time: O(T·block) memory."""
+    sum_BHT = weights.row_sum()
+    totals: list[Tensor] = []
+    firsts: list[Tensor] = []
     for start in range(0, n_positions, _QUERY_BLOCK):
         stop = min(start + _QUERY_BLOCK, n_positions)
-        rows = slice(start, stop)
-        with torch.autocast(q_BHTK.device.type, enabled=False):
-            weights = torch.baddbmm(
-                minus_lse_NT1[:, rows], q_NTK[:, rows], k_NTK[:, :stop].transpose(1, 2), alpha=scale
-            )
-        weights[..., start:].masked_fill_(unseen[: stop - start, : stop - start], -torch.inf)
-        total_NT[:, :stop] += weights.exp_().sum(1)
-    n_queries_T = torch.arange(n_positions, 0, -1, device=total_NT.device)
-    return (total_NT / n_queries_T).view(n_sequences, n_heads, n_positions)
+        raw = weights.rows(start, stop)
+        kinds = [raw]
+        if sum_BHT is not None:
+            # A row without any weight has none to share out.
+            level = sum_BHT[:, :, start:stop, None].to(raw.dtype)
+            kinds.append((raw.abs() / level).masked_fill_(level == 0, 0.0))
+        for kind, block in enumerate(kinds):
+            block[..., start:].tril_()  # in a prefix, queries also see keys after them
+            if start == 0:
+                totals.append(block.new_zeros(*block.shape[:2], n_positions))
+                firsts.append(block[:, :, 0, 0].clone())
+            totals[kind][..., :stop] += block[..., :stop].sum(2)
+    n_queries_T = torch.arange(n_positions, 0, -1, device=totals[0].device)
+    importance = torch.stack([total / n_queries_T for total in totals])
+    mass = torch.stack(
+        [(total[..., 0] - first) / max(n_positions - 1, 1) for total, first in zip(totals, firsts, strict=True)]
+    )
+    return KeySums(importance.expand(2, *importance.shape[1:]), mass.expand(2, *mass.shape[1:]))
 
 
 class SinkResult(NamedTuple):
-    """Float64; ``L`` layers, ``H`` heads, ``T`` positions."""
+    """Float64; ``L`` layers, ``H`` heads, ``T`` positions. The normalised ones are of ``|a|`` over its row's sum."""
 
     mass: np.ndarray
     """``[L, H]`` mean weight on key 0 over the queries t ≥ 1."""
@@ -63,6 +72,10 @@ class SinkResult(NamedTuple):
     """``[L, H, T]`` percentage of samples whose importance of the key exceeds ε."""
     position: np.ndarray
     """``[L, H]`` the key of largest mean importance (int64)."""
+    mass_normalised: np.ndarray
+    importance_normalised: np.ndarray
+    rate_normalised: np.ndarray
+    position_normalised: np.ndarray
 
 
 class AttentionSinks(Metric):
@@ -87,30 +100,36 @@ class AttentionSinks(Metric):
             raise ValueError(f"seq_len is {seq_len}: a sink needs at least one query after position 0")
         self.epsilon, self.seq_len = epsilon, seq_len
         for name, shape in (
-            ("mass_sum", (n_layers, n_heads)),
-            ("importance_sum", (n_layers, n_heads, seq_len)),
-            ("sink_count", (n_layers, n_heads, seq_len)),
+            ("mass_sum", (n_layers, 2, n_heads)),
+            ("importance_sum", (n_layers, 2, n_heads, seq_len)),
+            ("sink_count", (n_layers, 2, n_heads, seq_len)),
             ("n_sequences", (n_layers,)),
         ):
             self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
 
-    def update(self, layer: int, q_BHTK: Tensor, k_BHTK: Tensor, lse_BHT: Tensor, scale: float) -> None:
-        """Add a batch: queries and keys as they enter the scores, and the log-sum-exp of each query's scores."""
-        importance_BHT = key_importance(q_BHTK, k_BHTK, lse_BHT, scale)
-        weights_BHT = key_weights(q_BHTK, k_BHTK, lse_BHT, scale, key=0)
-        self.mass_sum[layer].add_(weights_BHT[..., 1:].mean(-1).sum(0, dtype=torch.float64))
-        self.importance_sum[layer].add_(importance_BHT.sum(0, dtype=torch.float64))
-        self.sink_count[layer].add_((importance_BHT > self.epsilon).sum(0))
-        self.n_sequences[layer].add_(len(importance_BHT))
+    def update(self, layer: int, weights: Weights) -> None:
+        """Add a batch of sequences of ``seq_len`` tokens."""
+        importance_2BHT, mass_2BH = key_sums(weights, self.seq_len)
+        self.mass_sum[layer].add_(mass_2BH.sum(1, dtype=torch.float64))
+        self.importance_sum[layer].add_(importance_2BHT.sum(1, dtype=torch.float64))
+        self.sink_count[layer].add_((importance_2BHT > self.epsilon).sum(1))
+        self.n_sequences[layer].add_(importance_2BHT.shape[1])
 
     def compute(self) -> SinkResult:
         """All sink quantities per layer and head."""
-        n = self.n_sequences[:, None]
+        n = self.n_sequences[:, None, None]
+        mass = (self.mass_sum / n).cpu().numpy()
         importance = (self.importance_sum / n[..., None]).cpu().numpy()
+        rate = (100 * self.sink_count / n[..., None]).cpu().numpy()
+        position = importance.argmax(-1)
         return SinkResult(
-            mass=(self.mass_sum / n).cpu().numpy(),
-            uniform=float(np.mean(1 / np.arange(2, self.seq_len + 1))),
-            importance=importance,
-            rate=(100 * self.sink_count / n[..., None]).cpu().numpy(),
-            position=importance.argmax(-1),
+            mass[:, 0],
+            float(np.mean(1 / np.arange(2, self.seq_len + 1))),
+            importance[:, 0],
+            rate[:, 0],
+            position[:, 0],
+            mass[:, 1],
+            importance[:, 1],
+            rate[:, 1],
+            position[:, 1],
         )

@@ -1,100 +1,19 @@
-"""One attention. What a head's value aggregation goes through before the output projection is a part, by config."""
+"""One attention, put together from parts that config chooses: projections, scores, normaliser, aggregation, gate."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from .aggregation import build_aggregation
+from .cache import LayerCache
 from .config import InitConfig, ModelConfig
-from .init import Constant, Distribution, Linear
-from .kernels import attention_with_lse, effective_tokens
+from .init import INITIALISERS, Distribution, Linear, Role
+from .mixing import NORMALISERS, ExtraKey
 from .norms import RMSNorm
-from .observe import Observer
-from .positions import rotate
-
-
-class PlainAggregation(nn.Module):
-    """Head outputs go on as they are; also the base of the other kinds."""
-
-    #: Whether :meth:`forward` reads the log-sum-exp of the scores.
-    needs_lse = False
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
-
-    def forward(self, o_BHTK: Tensor, q_BHTK: Tensor, k_BHTK: Tensor, lse_BHT: Tensor | None, scale: float) -> Tensor:
-        """Head outputs ``[B, H, T, d_head]`` → the same shape."""
-        return o_BHTK
-
-
-class HeadNorm(PlainAggregation):
-    """Head-wise RMSNorm: each head's output over its RMS, times one gain ``[d_head]`` shared by the heads [SO]."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        self.eps = config.norm_eps
-        self.gain = nn.Parameter(torch.ones(config.d_head))
-
-    def forward(self, o_BHTK: Tensor, q_BHTK: Tensor, k_BHTK: Tensor, lse_BHT: Tensor | None, scale: float) -> Tensor:
-        """Every head at every position leaves with RMS 1 (before the gain)."""
-        return F.rms_norm(o_BHTK, self.gain.shape, self.gain.to(o_BHTK.dtype), self.eps)
-
-    def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """The gain starts at 1."""
-        return {"gain": Constant(1.0)}
-
-
-class AnalyticCalibration(PlainAggregation):
-    """Head outputs times √(t+1), or √((t+1)/t_ref): the variance of uniform attention is made equal [BB]."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        super().__init__(config)
-        calibration = config.attention.calibration
-        t_ref = calibration.t_ref or config.max_seq_len
-        self.gradient = calibration.gradient
-        self.divisor = 1.0 if calibration.direction == "amplify" else float(t_ref)
-
-    def n_eff(self, q_BHTK: Tensor, k_BHTK: Tensor, lse_BHT: Tensor | None, scale: float) -> Tensor:
-        """Effective number of tokens, broadcastable to ``[B, H, T]``."""
-        return torch.arange(1, q_BHTK.shape[2] + 1, device=q_BHTK.device, dtype=torch.float32)
-
-    def forward(self, o_BHTK: Tensor, q_BHTK: Tensor, k_BHTK: Tensor, lse_BHT: Tensor | None, scale: float) -> Tensor:
-        """``o · √(n_eff / divisor)``."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and self.gradient):
-            factor = (self.n_eff(q_BHTK, k_BHTK, lse_BHT, scale) / self.divisor).sqrt()
-        return o_BHTK * factor[..., None].to(o_BHTK.dtype)
-
-
-class ExactCalibration(AnalyticCalibration):
-    """The same with ``n_eff(t) = 1/Σ a²`` of the actual weights."""
-
-    needs_lse = True
-
-    def n_eff(self, q_BHTK: Tensor, k_BHTK: Tensor, lse_BHT: Tensor | None, scale: float) -> Tensor:
-        """``[B, H, T]``, from two log-sum-exps."""
-        assert lse_BHT is not None
-        return effective_tokens(q_BHTK, k_BHTK, lse_BHT, scale)
-
-
-#: Value aggregations by name; ``calibrated`` has two forms.
-AGGREGATIONS: dict[str, type[PlainAggregation]] = {
-    "plain": PlainAggregation,
-    "headnorm": HeadNorm,
-    "calibrated-analytic": AnalyticCalibration,
-    "calibrated-exact": ExactCalibration,
-}
-
-
-def build_aggregation(config: ModelConfig, block: int) -> PlainAggregation:
-    """The value aggregation of one block (from 0)."""
-    attention = config.attention
-    if attention.aggregation_blocks is not None and block not in attention.aggregation_blocks:
-        attention = replace(attention, aggregation="plain")
-    kind = attention.aggregation
-    return AGGREGATIONS[f"{kind}-{attention.calibration.n_eff}" if kind == "calibrated" else kind](config)
+from .observe import Attended, Observer
+from .positions import Placement, rotate
+from .scores import Scores
 
 
 class PlainOutput(nn.Module):
@@ -126,6 +45,45 @@ class OutputGate(PlainOutput):
 GATES: dict[str, type[PlainOutput]] = {"none": PlainOutput, "head": OutputGate, "channel": OutputGate}
 
 
+class KeyValueBias(nn.Module):
+    """Learned biases [AS]: a key that every query sees, without position; its value; or a vector added to outputs.
+
+    One per key/value head, or one for all heads of the block. Drawn like a row of the key and value maps.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        kind, self.d_model = config.attention.kv_bias, config.d_model
+        rows = 1 if config.attention.kv_bias_shared else config.kv_heads
+        self.repeats = config.n_heads // rows
+        shape = (rows, config.d_head)
+        self.key = nn.Parameter(torch.zeros(shape)) if kind in ("key", "key_value") else None
+        self.value = nn.Parameter(torch.zeros(shape)) if kind in ("value", "key_value") else None
+
+    def distributions(self, init: InitConfig) -> dict[str, Distribution]:
+        """Both as the initialiser draws a map from the residual stream."""
+        drawn = INITIALISERS[init.kind](init, Role(self.d_model, self.d_model))
+        return {"key": drawn, "value": drawn}
+
+    def extra_keys(self, scores: Scores) -> list[ExtraKey]:
+        """The learned key with its value, if there is one."""
+        if self.key is None:
+            return []
+        q_BHTK, key_HK = scores.q_BHTK, self.key.repeat_interleave(self.repeats, dim=0)
+        wide = torch.promote_types(q_BHTK.dtype, torch.float32)
+        with torch.autocast(q_BHTK.device.type, enabled=False):
+            score_BHT = torch.einsum("bhtk,hk->bht", q_BHTK.to(wide), key_HK.to(wide)) * scores.scale
+        return [ExtraKey(score_BHT, self._value())]
+
+    def add(self, o_BHTK: Tensor) -> Tensor:
+        """Head outputs plus the value, where it belongs to no key."""
+        value_HK = self._value()
+        return o_BHTK if value_HK is None or self.key is not None else o_BHTK + value_HK[:, None].to(o_BHTK.dtype)
+
+    def _value(self) -> Tensor | None:
+        return None if self.value is None else self.value.repeat_interleave(self.repeats, dim=0)
+
+
 class Projection(Linear):
     """Queries, keys or values: a linear map, cut into heads, normalised if config says so.
 
@@ -136,7 +94,8 @@ class Projection(Linear):
     """
 
     def __init__(self, config: ModelConfig, n_heads: int, norm: str) -> None:
-        super().__init__(config.d_model, n_heads * config.d_head, bias=config.bias)
+        bias = config.bias if config.attention.qkv_bias is None else config.attention.qkv_bias
+        super().__init__(config.d_model, n_heads * config.d_head, bias=bias)
         self.d_head, self.over_width = config.d_head, norm == "width"
         width = self.out_features if self.over_width else config.d_head
         self.norm = RMSNorm(width, config.norm_eps) if norm != "none" else None
@@ -155,33 +114,44 @@ class Projection(Linear):
 class Attention(nn.Module):
     """Causal multi-head attention with grouped keys and values.
 
-    Legend: B sequences, T positions, D width, H query heads, G key/value heads, K head width.
+    Legend: B sequences, T queries, S keys, D width, H query heads, G key/value heads, K head width.
     """
 
     def __init__(self, config: ModelConfig, block: int) -> None:
         super().__init__()
+        attention = config.attention
         self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.d_head
-        self.scale = config.d_head**-0.5
-        self.q = Projection(config, self.n_heads, config.attention.qk_norm)
-        self.k = Projection(config, self.n_kv_heads, config.attention.qk_norm)
+        self.scale, self.window, self.prefix = config.d_head**-0.5, attention.window, attention.prefix
+        self.q = Projection(config, self.n_heads, attention.qk_norm)
+        self.k = Projection(config, self.n_kv_heads, attention.qk_norm)
         self.v = Projection(config, self.n_kv_heads, "none")
         self.o = Linear(self.n_heads * self.d_head, config.d_model, config.bias, residual_writers=2 * config.n_layers)
+        self.normaliser = NORMALISERS[attention.normaliser](config)
+        self.bias = KeyValueBias(config) if attention.kv_bias != "none" else None
         self.aggregate = build_aggregation(config, block)
-        self.gate = GATES[config.attention.gate](config)
+        self.gate = GATES[attention.gate](config)
 
-    def forward(self, x_BTD: Tensor, rotation: Tensor | None, layer: int, observer: Observer | None = None) -> Tensor:
-        """``[B, T, D] → [B, T, D]``; ``layer`` is the name that the observer is told."""
-        q, k, v = rotate(self.q(x_BTD), rotation), rotate(self.k(x_BTD), rotation), self.v(x_BTD)
+    def forward(
+        self,
+        x_BTD: Tensor,
+        place: Placement,
+        layer: int,
+        observer: Observer | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """``[B, T, D] → [B, T, D]``; ``layer`` is the name that the observer is told; the cache holds earlier keys."""
+        q, k, v = rotate(self.q(x_BTD), place.rotation), rotate(self.k(x_BTD), place.rotation), self.v(x_BTD)
+        if cache is not None:
+            k, v = cache.extend(k, v)
         if self.n_kv_heads != self.n_heads:
             k, v = (x.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1) for x in (k, v))
 
-        lse: Tensor | None = None
-        if self.aggregate.needs_lse or observer is not None:
-            o, lse = attention_with_lse(q, k, v, self.scale)
-        else:
-            o = F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=self.scale)
+        scores = Scores(q, k, self.scale, place, self.window, self.prefix)
+        extra = [] if self.bias is None else self.bias.extra_keys(scores)
+        mixed = self.normaliser.mix(scores, v, extra, self.aggregate.needs_weights or observer is not None)
+        if self.bias is not None:
+            mixed.o_BHTK = self.bias.add(mixed.o_BHTK)
+        out_BHTK = self.gate(self.aggregate(mixed, v), x_BTD)
         if observer is not None:
-            assert lse is not None
-            observer.attention(layer, q, k, o, lse, self.scale)
-        o = self.gate(self.aggregate(o, q, k, lse, self.scale), x_BTD)
-        return self.o(o.transpose(1, 2).flatten(2))
+            observer.attention(layer, Attended(q, k, v, mixed.o_BHTK, out_BHTK, mixed))
+        return self.o(out_BHTK.transpose(1, 2).flatten(2))

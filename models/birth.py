@@ -9,26 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from .config import ModelConfig
+from .correlation import settle
 from .decoder import Decoder
-from .init import Constant, Distribution, Normal, birth_plan
+from .init import Distribution, birth_plan
 
 #: Elements per key. Part of the file format: another number is another birth.
 BLOCK = 1 << 16
 
 
-def _block_normals(init_seed: int, name: str, block: int, n: int) -> np.ndarray:
-    """The first ``n`` standard normals of one block, float32."""
-    digest = hashlib.sha256(f"birthmark/1\0{init_seed}\0{name}\0{block}".encode()).digest()
-    key = np.frombuffer(digest[:16], dtype="<u8")
-    return np.random.Generator(np.random.Philox(key=key)).standard_normal(n, dtype=np.float32)
+def _block_normals(init_seed: int, name: str, block: int, n: int, again: int = 0) -> np.ndarray:
+    """The first ``n`` standard normals of one block, or of the ``again``-th further stream of it, float32."""
+    key = f"birthmark/1\0{init_seed}\0{name}\0{block}" + (f"\0{again}" if again else "")
+    words = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], dtype="<u8")
+    return np.random.Generator(np.random.Philox(key=words)).standard_normal(n, dtype=np.float32)
 
 
 def draw(
@@ -53,18 +56,15 @@ def draw(
         Float32 ``[stop − start]``.
     """
     stop = n_elements if stop is None else stop
-    if isinstance(distribution, Constant):
-        return np.full(stop - start, distribution.value, dtype=np.float32)
-    assert isinstance(distribution, Normal)
-    out = np.empty(stop - start, dtype=np.float32)
-    std = np.float32(distribution.std)
+    first, last = (0, n_elements) if distribution.whole else (start, stop)
+    out = np.empty(last - first, dtype=np.float32)
 
     def fill(block: int) -> None:
-        low, high = max(start, block * BLOCK), min(stop, (block + 1) * BLOCK)
-        values = _block_normals(init_seed, name, block, high - block * BLOCK)
-        np.multiply(values[low - block * BLOCK :], std, out=out[low - start : high - start])
+        low, high = max(first, block * BLOCK), min(last, (block + 1) * BLOCK)
+        values = distribution.block(partial(_block_normals, init_seed, name, block), high - block * BLOCK)
+        out[low - first : high - first] = values[low - block * BLOCK :]
 
-    blocks = range(start // BLOCK, -(-stop // BLOCK))
+    blocks = range(first // BLOCK, -(-last // BLOCK))
     if len(blocks) < 4:
         for block in blocks:
             fill(block)
@@ -72,7 +72,7 @@ def draw(
         # numpy releases the interpreter's lock while it draws; keys make the order irrelevant.
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(fill, blocks))
-    return out
+    return distribution.finish(out)[start - first : stop - first]
 
 
 @torch.no_grad()
@@ -90,24 +90,38 @@ def born(config: ModelConfig, init_seed: int, device: torch.device | str = "cpu"
         model = Decoder(config)
     model.to_empty(device=device)
     give_birth(model, config, init_seed)
+    settle(model, config.vocab_size, config.max_seq_len, init_seed)
     return model
 
 
+class Digest:
+    """SHA-256 over parameters in name order: name, shape, float32 little-endian bytes. Tied tensors count once."""
+
+    def __init__(self) -> None:
+        self._sha = hashlib.sha256()
+
+    def add(self, name: str, values: np.ndarray) -> None:
+        """The next parameter, whole."""
+        self._sha.update(f"{name}\0{','.join(map(str, values.shape))}\0".encode())
+        self._sha.update(np.ascontiguousarray(values, dtype="<f4").data)
+
+    def hexdigest(self) -> str:
+        """The digest of what was added."""
+        return self._sha.hexdigest()
+
+
 def digest(model: nn.Module) -> str:
-    """SHA-256 over the parameters in name order: name, shape, float32 little-endian bytes. Tied tensors count once."""
-    sha = hashlib.sha256()
+    """The birth digest (:class:`Digest`) of the parameters that a model has now."""
+    sha = Digest()
     for name, parameter in sorted(model.named_parameters()):
-        sha.update(f"{name}\0{','.join(map(str, parameter.shape))}\0".encode())
-        values: Tensor = parameter.detach().to("cpu", torch.float32).contiguous()
-        sha.update(values.numpy().astype("<f4", copy=False).tobytes())
+        sha.add(name, parameter.detach().to("cpu", torch.float32).numpy())
     return sha.hexdigest()
 
 
-def certificate(model: nn.Module, config: ModelConfig, init_seed: int) -> dict[str, Any]:
-    """What identifies a birth: digest, seed, size and the distribution of every parameter."""
+def _papers(model: nn.Module, config: ModelConfig, init_seed: int, digest: str) -> dict[str, Any]:
     plan = birth_plan(model, config.init)
     return {
-        "digest": digest(model),
+        "digest": digest,
         "init_seed": init_seed,
         "n_params": sum(p.numel() for p in model.parameters()),
         "parameters": {
@@ -115,3 +129,32 @@ def certificate(model: nn.Module, config: ModelConfig, init_seed: int) -> dict[s
             for name, parameter in model.named_parameters()
         },
     }
+
+
+def certificate(model: nn.Module, config: ModelConfig, init_seed: int) -> dict[str, Any]:
+    """What identifies a birth: digest, seed, size and the distribution of every parameter."""
+    return _papers(model, config, init_seed, digest(model))
+
+
+def certificate_of(
+    config: ModelConfig, init_seed: int, each: Callable[[str, np.ndarray], object] = lambda name, values: None
+) -> dict[str, Any]:
+    """The certificate of a birth, drawn parameter by parameter: no model is allocated.
+
+    Args:
+        config: the model.
+        init_seed: the seed of the birth.
+        each: is shown every parameter's name and initial values ``[its shape]``, float32, in name order.
+
+    Returns:
+        What :func:`certificate` says of ``born(config, init_seed)``.
+    """
+    with torch.device("meta"):
+        model = Decoder(config)
+    plan, sha = birth_plan(model, config.init), Digest()
+    for name, parameter in sorted(model.named_parameters()):
+        values = draw(init_seed, name, parameter.numel(), plan[name]).reshape(parameter.shape)
+        sha.add(name, values)
+        each(name, values)
+        del values  # what `each` did not keep goes before the next is drawn
+    return _papers(model, config, init_seed, sha.hexdigest())

@@ -17,6 +17,9 @@ GATED = {
     "relu2glu": "relu2",
 }
 
+#: Normalisers that weigh each score on its own.
+SIMILARITIES = ("sigmoid", "relu", "elu", "identity")
+
 
 @dataclass(frozen=True)
 class CalibrationConfig:
@@ -32,7 +35,15 @@ class CalibrationConfig:
     """Reference length of ``attenuate``, in tokens; by default model.max_seq_len, the training length."""
 
     gradient: bool = True
-    """Let gradients flow through the exact factor; else it is a constant to the backward pass."""
+    """Let gradients flow through the factor; else it is a constant to the backward pass."""
+
+    correlation: Literal["none", "estimated", "learned"] = "none"
+    """Correlated form: the factor becomes 1/√(ρ + (1−ρ)/n_eff), ρ the correlation of a head's values across positions.
+    ``none`` takes ρ = 0, ``estimated`` running moments of the values (frozen in evaluation), ``learned`` the sigmoid of
+    one scalar per head. ``attenuate`` divides by the factor's own value at n_eff = t_ref."""
+
+    rho: float = 0.5
+    """Where a learned ρ starts, between 0 and 1."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +60,34 @@ class AttentionConfig:
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     """Variance calibration's own settings."""
 
+    normaliser: Literal["softmax", "softmax_off_by_one", "softmax_sink", "sigmoid", "relu", "elu", "identity"] = (
+        "softmax"
+    )
+    """How scores become weights. ``softmax``; ``softmax_off_by_one``, exp(s)/(1 + Σ exp(s)); ``softmax_sink``, the same
+    with a learned logit per head in place of 0 (exp(b) for 1); or a similarity of its own for each score: its sigmoid,
+    its ReLU, ELU + 1, or the score itself [AS]."""
+
+    normalise_rows: bool = False
+    """Divide the similarities ``sigmoid``, ``relu`` and ``elu`` by their sum over the row; ``identity``, whose sum has
+    either sign, by the larger of its size and 1 [AS]."""
+
+    sigmoid_bias: Literal["none", "log_length"] = "none"
+    """Add −log max_seq_len to the scores of ``sigmoid``, so that a newborn row sums to about 1 (arXiv 2409.04431)."""
+
+    window: int | None = None
+    """Sliding window: a query sees itself and the window − 1 positions before it; by default all before it."""
+
+    prefix: int | None = None
+    """Prefix language modelling: the first ``prefix`` positions see one another; losses count from the last of them
+    on."""
+
+    kv_bias: Literal["none", "key", "value", "key_value"] = "none"
+    """Learned biases [AS]: ``key``, one more key that every query sees, with value 0; ``key_value``, with a learned
+    value; ``value``, a learned vector added to every head output. The key has no position."""
+
+    kv_bias_shared: bool = False
+    """One bias for all heads of a block in place of one for each key/value head."""
+
     gate: Literal["none", "head", "channel"] = "none"
     """Multiply head outputs, after ``aggregation``, with a sigmoid of a linear map of the block's input: one number per
     head, or one per channel."""
@@ -57,18 +96,82 @@ class AttentionConfig:
     """RMSNorm of queries and keys before they turn: over each head's channels with one gain shared by the heads
     (Qwen3), or over all heads' channels together (OLMo-2)."""
 
+    qkv_bias: bool | None = None
+    """Biases of the query, key and value maps (Qwen2 has these alone); by default what model.bias says."""
+
+    @property
+    def rows_sum_to_one(self) -> bool:
+        """Whether each query's weights on tokens sum to 1 by construction."""
+        own = self.normaliser == "softmax" or (self.normalise_rows and self.normaliser != "identity")
+        return own and self.kv_bias not in ("key", "key_value")
+
+    def problems(self, max_seq_len: int) -> list[str]:
+        """Everything that makes these parts impossible by themselves or together."""
+        calibration, found = self.calibration, []
+        if calibration.t_ref is not None and calibration.t_ref < 1:
+            found.append(f"model.attention.calibration.t_ref is {calibration.t_ref}: give at least 1")
+        if not 0 < calibration.rho < 1:
+            found.append(f"model.attention.calibration.rho is {calibration.rho}: give a number between 0 and 1")
+        if self.window is not None and self.window < 1:
+            found.append(f"model.attention.window is {self.window}: give at least 1")
+        if self.prefix is not None and not 1 <= self.prefix <= max_seq_len:
+            found.append(
+                f"model.attention.prefix is {self.prefix}: give at least 1 and at most model.max_seq_len {max_seq_len}"
+            )
+        if self.normaliser in SIMILARITIES and not self.normalise_rows and self.kv_bias == "key":
+            found.append(
+                f"model.attention.kv_bias key changes nothing under model.attention.normaliser {self.normaliser} "
+                "without normalise_rows: a key of value 0 takes no weight from the others, give key_value"
+            )
+        if self.aggregation == "calibrated":
+            if self.normaliser in SIMILARITIES and (not self.normalise_rows or self.normaliser == "identity"):
+                found.append(
+                    f"model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, and those of "
+                    f"model.attention.normaliser {self.normaliser} do not: set normalise_rows (not with identity), or "
+                    "take aggregation headnorm"
+                )
+            if calibration.correlation == "learned" and not calibration.gradient:
+                found.append(
+                    "model.attention.calibration.correlation learned is never learned with gradient false: "
+                    "give correlation estimated, or gradient true"
+                )
+        return found
+
 
 @dataclass(frozen=True)
 class InitConfig:
     """The distribution at birth of every weight matrix and embedding (gains start at 1, biases at 0)."""
 
-    kind: Literal["fan_in", "normal", "gpt2", "xavier", "kaiming"] = "fan_in"
+    kind: Literal["fan_in", "normal", "truncated_normal", "gpt2", "xavier", "kaiming", "orthogonal"] = "fan_in"
     """Normal distributions with mean 0 and standard deviation 1/√fan-in (``fan_in``; 1/√d_model for embeddings), std
-    (``normal``), std and, for the two maps of each block that write to the residual stream, std/√(2·n_layers)
-    (``gpt2``), √(2/(fan-in + fan-out)) (``xavier``), √(2/fan-in) (``kaiming``)."""
+    (``normal``; ``truncated_normal`` draws anew what lies further than ``truncate``·std from 0), std and, for the two
+    maps of each block that write to the residual stream, std/√(2·n_layers) (``gpt2``), √(2/(fan-in + fan-out))
+    (``xavier``), √(2/fan-in) (``kaiming``). ``orthogonal`` (arXiv 1312.6120) takes matrices with orthonormal rows or
+    columns for all linear maps; embedding tables and the output head, which are tables of vectors, stay normal with
+    1/√width."""
 
     std: float = 0.02
-    """Standard deviation of ``normal`` and ``gpt2``."""
+    """Standard deviation of ``normal``, ``truncated_normal`` (before the cut) and ``gpt2``."""
+
+    truncate: float = 2.0
+    """Where ``truncated_normal`` is cut, in standard deviations."""
+
+    zero: list[
+        Literal[
+            "embed",
+            "positions.table",
+            "attn.q",
+            "attn.k",
+            "attn.v",
+            "attn.o",
+            "attn.gate.map",
+            "mlp.gate",
+            "mlp.up",
+            "mlp.down",
+            "head",
+        ]
+    ] = field(default_factory=list)
+    """Parts whose matrix starts at 0 in every block, whatever the kind; a part is a module's name, block left out."""
 
 
 @dataclass(frozen=True)
@@ -130,14 +233,22 @@ class ModelConfig:
     """Activation of the MLP (relu2: squared ReLU; gelu_tanh: GPT-2's approximation of GELU); the last six are the gated
     forms of the first six, in that order."""
 
-    positions: Literal["rope", "learned", "sinusoidal", "none"] = "rope"
-    """Positional information: rotary, a learned or a sinusoidal table added to the embeddings, or none."""
+    positions: Literal["rope", "learned", "sinusoidal", "alibi", "t5", "none"] = "rope"
+    """Positional information: rotary; a learned or a sinusoidal table added to the embeddings; a penalty on scores that
+    grows with distance, linear with a fixed slope per head (``alibi``, arXiv 2108.12409) or learned per head and
+    bucket of distances, shared by all blocks (``t5``, arXiv 1910.10683); or none."""
 
     rope_base: float = 10000.0
     """Base wavelength of rotary positions."""
 
     rope_fraction: float = 1.0
     """Share of each head's channels that turn, from the first on, in (0, 1]."""
+
+    t5_buckets: int = 32
+    """Buckets of distances of ``t5``: the first half one distance each, the others growing ones."""
+
+    t5_max_distance: int = 128
+    """Distance from which on all share the last bucket of ``t5``."""
 
     tie_embeddings: bool = False
     """Use the embedding table as the output head."""
@@ -215,6 +326,11 @@ class ModelConfig:
                 )
             if self.positions == "sinusoidal" and self.d_model % 2:
                 found.append(f"model.d_model {self.d_model} is odd: model.positions sinusoidal needs pairs of channels")
+            if self.positions == "t5" and not 2 <= self.t5_buckets < 2 * self.t5_max_distance:
+                found.append(
+                    f"model.t5_buckets is {self.t5_buckets}: give at least 2, and fewer than twice "
+                    f"model.t5_max_distance {self.t5_max_distance}"
+                )
             if self.n_heads % self.kv_heads:
                 found.append(
                     f"model.n_heads {self.n_heads} is not divisible by model.n_kv_heads {self.kv_heads}: "
@@ -226,9 +342,12 @@ class ModelConfig:
             found.append(f"model.rope_base is {self.rope_base}: give a positive number")
         if not 0 < self.init.std < float("inf"):
             found.append(f"model.init.std is {self.init.std}: give a positive number")
-        t_ref = self.attention.calibration.t_ref
-        if t_ref is not None and t_ref < 1:
-            found.append(f"model.attention.calibration.t_ref is {t_ref}: give at least 1")
+        if not 0.1 <= self.init.truncate < float("inf"):
+            found.append(f"model.init.truncate is {self.init.truncate}: give a number from 0.1 on")
+        twice = sorted({part for part in self.init.zero if self.init.zero.count(part) > 1})
+        if twice:
+            found.append(f"model.init.zero names {', '.join(twice)} twice: name each part once")
+        found += self.attention.problems(self.max_seq_len)
         outside = [b for b in self.attention.aggregation_blocks or [] if not 0 <= b < self.n_layers]
         if outside:
             found.append(f"model.attention.aggregation_blocks has {outside}: blocks go from 0 to {self.n_layers - 1}")
@@ -264,10 +383,56 @@ class ModelConfig:
                 "model.attention.calibration.n_eff exact",
             ),
             (
+                "attention.calibration.rho",
+                calibration.rho != CalibrationConfig.rho,
+                calibration.correlation == "learned",
+                "model.attention.calibration.correlation learned",
+            ),
+            (
+                "attention.normalise_rows",
+                attention.normalise_rows,
+                attention.normaliser in SIMILARITIES,
+                f"model.attention.normaliser {', '.join(SIMILARITIES[:-1])} or {SIMILARITIES[-1]}",
+            ),
+            (
+                "attention.sigmoid_bias",
+                attention.sigmoid_bias != "none",
+                attention.normaliser == "sigmoid",
+                "model.attention.normaliser sigmoid",
+            ),
+            (
+                "attention.kv_bias_shared",
+                attention.kv_bias_shared,
+                attention.kv_bias != "none",
+                "model.attention.kv_bias key, value or key_value",
+            ),
+            ("t5_buckets", self.t5_buckets != ModelConfig.t5_buckets, self.positions == "t5", "model.positions t5"),
+            (
+                "t5_max_distance",
+                self.t5_max_distance != ModelConfig.t5_max_distance,
+                self.positions == "t5",
+                "model.positions t5",
+            ),
+            (
                 "init.std",
                 self.init.std != InitConfig.std,
-                self.init.kind in ("normal", "gpt2"),
-                "model.init.kind normal or gpt2",
+                self.init.kind in ("normal", "truncated_normal", "gpt2"),
+                "model.init.kind normal, truncated_normal or gpt2",
+            ),
+            (
+                "init.truncate",
+                self.init.truncate != InitConfig.truncate,
+                self.init.kind == "truncated_normal",
+                "model.init.kind truncated_normal",
+            ),
+            *(
+                (f"init.zero {part}", part in self.init.zero, exists, where)
+                for part, exists, where in (
+                    ("positions.table", self.positions in ("learned", "t5"), "model.positions learned or t5"),
+                    ("attn.gate.map", attention.gate != "none", "model.attention.gate head or channel"),
+                    ("mlp.gate", self.gated, "a gated model.mlp"),
+                    ("head", not self.tie_embeddings, "model.tie_embeddings false"),
+                )
             ),
             ("rope_base", self.rope_base != ModelConfig.rope_base, self.positions == "rope", "model.positions rope"),
             ("rope_fraction", self.rope_fraction != 1, self.positions == "rope", "model.positions rope"),

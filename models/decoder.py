@@ -9,12 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .attention import Attention
+from .cache import KeyValueCache, LayerCache
 from .config import ModelConfig
 from .init import Embedding, Linear
 from .mlp import MLP
 from .norms import NORMS, around
 from .observe import Observer
-from .positions import POSITIONS
+from .positions import POSITIONS, Placement
 
 
 class Block(nn.Module):
@@ -29,9 +30,12 @@ class Block(nn.Module):
         self.norm_mlp, self.norm_mlp_out = around(config)
         self.mlp = MLP(config)
 
-    def forward(self, x_BTD: Tensor, rotation: Tensor | None, observer: Observer | None = None) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, place: Placement, observer: Observer | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
         """``[B, T, D] → [B, T, D]``."""
-        attended_BTD = x_BTD + self.norm_attn_out(self.attn(self.norm_attn(x_BTD), rotation, self.layer, observer))
+        attention_BTD = self.attn(self.norm_attn(x_BTD), place, self.layer, observer, cache)
+        attended_BTD = x_BTD + self.norm_attn_out(attention_BTD)
         if observer is not None:
             observer.residual("attention", self.layer, attended_BTD)
         read_BTD = x_BTD if self.parallel else attended_BTD
@@ -53,22 +57,31 @@ class Decoder(nn.Module):
         self.norm = NORMS[config.norm](config)
         self.head = None if config.tie_embeddings else Linear(config.d_model, config.vocab_size, bias=False)
 
-    def forward(self, tokens_BT: Tensor, *, last_only: bool = False, observer: Observer | None = None) -> Tensor:
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        *,
+        last_only: bool = False,
+        observer: Observer | None = None,
+        cache: KeyValueCache | None = None,
+    ) -> Tensor:
         """Next-token logits.
 
         Args:
             tokens_BT: int64 token ids ``[B, T]``, T at most ``max_seq_len`` where positions are learned.
             last_only: compute logits at the last position only.
             observer: is shown the places named in ``models/observe.py`` as the pass runs.
+            cache: holds the positions before these tokens, and these from now on.
 
         Returns:
             Logits ``[B, T, V]``, or ``[B, V]`` with ``last_only``.
         """
-        x_BTD = self.positions.embed(self.embed(tokens_BT))
-        rotation = self.positions.rotation(tokens_BT.shape[1], tokens_BT.device)
+        first = 0 if cache is None else cache.length
+        x_BTD = self.positions.embed(self.embed(tokens_BT), first)
+        place = self.positions.place(tokens_BT.shape[1], tokens_BT.device, first)
         if observer is not None:
             observer.residual("embedding", 0, x_BTD)
-        for block in self.blocks:
-            x_BTD = block(x_BTD, rotation, observer)
+        for i, block in enumerate(self.blocks):
+            x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i])
         x = self.norm(x_BTD[:, -1] if last_only else x_BTD)
         return F.linear(x, self.embed.weight if self.head is None else self.head.weight)

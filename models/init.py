@@ -2,30 +2,125 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
+import numpy as np
+import torch
 from torch import nn
 
 from .config import InitConfig
 
+# ------------------------------------------------------------------------------------------------------------------
+# Distributions
+
+
+class Normals(Protocol):
+    """The standard normals that one block of a parameter is made of."""
+
+    def __call__(self, n: int, again: int = 0) -> np.ndarray:
+        """The first ``n`` of the block's own stream, or of its ``again``-th further one, float32."""
+
+
+class Distribution:
+    """What a parameter is drawn from; knows how to draw one block."""
+
+    #: Whether an element depends on all the others, so that a slice needs the whole parameter.
+    whole = False
+
+    def block(self, normals: Normals, n: int) -> np.ndarray:
+        """The first ``n`` elements of a block, float32; they do not depend on how many follow."""
+        raise NotImplementedError
+
+    def finish(self, values: np.ndarray) -> np.ndarray:
+        """The elements of all blocks together → what the parameter gets."""
+        return values
+
 
 @dataclass(frozen=True)
-class Normal:
-    """Normal distribution with mean 0."""
-
-    std: float
-
-
-@dataclass(frozen=True)
-class Constant:
+class Constant(Distribution):
     """One value everywhere."""
 
     value: float
 
+    def block(self, normals: Normals, n: int) -> np.ndarray:
+        """See :class:`Distribution`."""
+        return np.full(n, self.value, dtype=np.float32)
 
-Distribution = Normal | Constant
+
+@dataclass(frozen=True)
+class Normal(Distribution):
+    """Normal distribution with mean 0."""
+
+    std: float
+
+    def block(self, normals: Normals, n: int) -> np.ndarray:
+        """See :class:`Distribution`."""
+        values = normals(n)
+        values *= np.float32(self.std)
+        return values
+
+
+@dataclass(frozen=True)
+class TruncatedNormal(Distribution):
+    """Normal distribution with mean 0 and, before the cut, standard deviation ``std``, cut at ± ``truncate`` · std.
+
+    Elements beyond the cut are drawn anew, in their order, from further streams of their block; all others are those
+    of :class:`Normal` under the same seed and name.
+    """
+
+    std: float
+    truncate: float
+
+    def block(self, normals: Normals, n: int) -> np.ndarray:
+        """See :class:`Distribution`."""
+        values, cut = normals(n), np.float32(self.truncate)
+        again, beyond = 0, np.flatnonzero(np.abs(values) > cut)
+        while beyond.size:
+            again += 1
+            fresh = normals(beyond.size, again)
+            values[beyond] = fresh
+            beyond = beyond[np.abs(fresh) > cut]
+        values *= np.float32(self.std)
+        return values
+
+
+@dataclass(frozen=True)
+class Orthogonal(Distribution):
+    """Matrix ``[rows, columns]`` with orthonormal rows (if it is wide) or columns, uniform over all such matrices.
+
+    It is Q of the QR decomposition of a matrix of keyed normals, in float64 and with the diagonal of R positive
+    (arXiv math-ph/0609050), rounded to float32. One thread computes it, so that it is bit for bit the same on one
+    machine whatever the thread count; another machine's LAPACK may differ in the last bit of some elements. A slice
+    costs the whole matrix.
+    """
+
+    rows: int
+    columns: int
+    whole = True
+
+    def block(self, normals: Normals, n: int) -> np.ndarray:
+        """See :class:`Distribution`."""
+        return normals(n)
+
+    def finish(self, values: np.ndarray) -> np.ndarray:
+        """See :class:`Distribution`."""
+        matrix = torch.from_numpy(values).view(self.rows, self.columns).double()
+        wide = self.rows < self.columns
+        n_threads = torch.get_num_threads()
+        torch.set_num_threads(1)
+        try:
+            q, r = torch.linalg.qr(matrix.T if wide else matrix)
+        finally:
+            torch.set_num_threads(n_threads)
+        q *= r.diagonal().sign()
+        return (q.T if wide else q).float().contiguous().view(-1).numpy()
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# Initialisers
 
 
 @dataclass(frozen=True)
@@ -42,10 +137,17 @@ class Role:
 INITIALISERS: dict[str, Callable[[InitConfig, Role], Distribution]] = {
     "fan_in": lambda config, role: Normal(role.fan_in**-0.5),
     "normal": lambda config, role: Normal(config.std),
+    "truncated_normal": lambda config, role: TruncatedNormal(config.std, config.truncate),
     "gpt2": lambda config, role: Normal(config.std * (role.residual_writers or 1) ** -0.5),
     "xavier": lambda config, role: Normal((2 / (role.fan_in + role.fan_out)) ** 0.5),
     "kaiming": lambda config, role: Normal((2 / role.fan_in) ** 0.5),
+    "orthogonal": lambda config, role: Orthogonal(role.fan_out, role.fan_in),
 }
+
+
+def _for_tables(init: InitConfig) -> InitConfig:
+    """The same for tables of vectors, which map nothing: what is orthogonal elsewhere is normal with 1/√width there."""
+    return replace(init, kind="fan_in") if init.kind == "orthogonal" else init
 
 
 @runtime_checkable
@@ -54,6 +156,10 @@ class StatesBirth(Protocol):
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """Distribution of each parameter owned directly, by its name inside the module."""
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# Layers
 
 
 class Linear(nn.Linear):
@@ -78,7 +184,12 @@ class Embedding(nn.Embedding):
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`StatesBirth`."""
+        init = _for_tables(init)
         return {"weight": INITIALISERS[init.kind](init, Role(self.embedding_dim, self.num_embeddings))}
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# The plan of a whole model
 
 
 def birth_plan(model: nn.Module, init: InitConfig) -> dict[str, Distribution]:
@@ -95,9 +206,13 @@ def birth_plan(model: nn.Module, init: InitConfig) -> dict[str, Distribution]:
             continue
         if not isinstance(module, StatesBirth):
             raise TypeError(f"{type(module).__name__} owns parameters {own} but does not state their distributions")
-        stated = module.distributions(init)
+        part = re.sub(r"^blocks\.\d+\.", "", prefix)
+        # The output head is a linear map by form, but a table of vectors by role.
+        stated = module.distributions(_for_tables(init) if part == "head" else init)
         if missing := [name for name in own if name not in stated]:
             raise TypeError(f"{type(module).__name__} owns parameters {missing} but does not state their distributions")
+        if part in init.zero:
+            stated["weight"] = Constant(0.0)
         full = {name: f"{prefix}.{name}" if prefix else name for name in own}
         plan |= {full[name]: stated[name] for name in own if full[name] in names}
     return plan

@@ -5,20 +5,37 @@
 | ``residual("embedding", 0, h)`` | input of the first block | h ``[B, T, d]`` |
 | ``residual("attention", l, h)`` | residual stream after the attention of block l, l = 1 … L | h ``[B, T, d]`` |
 | ``residual("mlp", l, h)`` | residual stream after the MLP of block l, l = 1 … L | h ``[B, T, d]`` |
-| ``attention(l, q, k, o, lse, scale)`` | one attention of block l, l = 1 … L | below |
-
-``q [B, H, T, d_head]`` and ``k [B, H, T, d_head]`` as they enter the scores (rotated, keys repeated to the query
-heads); ``o [B, H, T, d_head]`` the value aggregation before any calibration; ``lse [B, H, T]`` the log-sum-exp of
-``scale · q·k`` over the keys that each query sees.
+| ``attention(l, attended)`` | one attention of block l, l = 1 … L | :class:`Attended` |
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from torch import Tensor
 
+from .mixing import Mixed
+
 Site = Literal["embedding", "attention", "mlp"]
+
+
+@dataclass(frozen=True)
+class Attended:
+    """One attention from queries, keys and values to what the output projection reads, all ``[B, H, T, d_head]``."""
+
+    q_BHTK: Tensor
+    """Queries as they enter the scores (rotated)."""
+    k_BHTK: Tensor
+    """Keys as they enter the scores (rotated, repeated to the query heads)."""
+    v_BHTK: Tensor
+    """Values, repeated to the query heads."""
+    o_BHTK: Tensor
+    """The value aggregation ``Σ a·v`` before norm, calibration and gate."""
+    out_BHTK: Tensor
+    """The same after them: what enters the output projection."""
+    weights: Mixed
+    """Rows of weights on demand, and their sums."""
 
 
 class Observer(Protocol):
@@ -27,7 +44,5 @@ class Observer(Protocol):
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
         """The residual stream at a named place."""
 
-    def attention(
-        self, layer: int, q_BHTK: Tensor, k_BHTK: Tensor, o_BHTK: Tensor, lse_BHT: Tensor, scale: float
-    ) -> None:
+    def attention(self, layer: int, attended: Attended) -> None:
         """One block's attention."""

@@ -17,9 +17,13 @@ from .throughput import Stopwatch
 
 
 def next_token_losses(model: Decoder, batch_BT: Tensor) -> Tensor:
-    """Cross-entropy in nats of every next token of ``[B, T+1]`` ids: float32 ``[B, T]``."""
-    logits_BTV = model(batch_BT[:, :-1])
-    return F.cross_entropy(logits_BTV.float().transpose(1, 2), batch_BT[:, 1:], reduction="none")
+    """Cross-entropy in nats of every next token of ``[B, T+1]`` ids: float32 ``[B, T − skipped]``.
+
+    The positions of a prefix see one another, so all but the last would predict what they see: they are skipped.
+    """
+    skipped = (model.config.attention.prefix or 1) - 1
+    logits_BTV = model(batch_BT[:, :-1])[:, skipped:]
+    return F.cross_entropy(logits_BTV.float().transpose(1, 2), batch_BT[:, 1 + skipped :], reduction="none")
 
 
 class PretrainModule(L.LightningModule):

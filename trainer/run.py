@@ -37,6 +37,7 @@ from ..data.probes import random_probe, text_probe
 from ..errors import RunError, UsageError
 from ..models.birth import born, certificate, digest
 from ..models.decoder import Decoder
+from ..models.kernel_choice import falls_back, kernel
 from .checkpoint import FolderCheckpointIO
 from .config import RunConfig
 from .module import PretrainModule, next_token_losses
@@ -280,6 +281,8 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
             highlight=False,
             soft_wrap=True,
         )
+        if falls_back(config.model) is not None:
+            console.print(f"attention: {kernel(config.model)}", highlight=False, soft_wrap=True)
         if step >= config.trainer.max_steps:
             return Outcome(run, step, None)
         callbacks, stop = _callbacks(config, run, data, model, device, console)

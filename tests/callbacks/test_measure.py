@@ -1,5 +1,7 @@
 """The one pass against the same quantities computed the slow way, from tensors kept whole."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -18,15 +20,17 @@ class Keep:
     """An observer that keeps everything."""
 
     def __init__(self):
-        self.hidden, self.weights = {}, {}
+        self.hidden, self.weights, self.heads = {}, {}, {}
 
     def residual(self, site, layer, h):
         self.hidden[site, layer] = h.double()
 
-    def attention(self, layer, q, k, o, lse, scale):
-        scores = q.double() @ k.double().transpose(-1, -2) * scale
+    def attention(self, layer, attended):
+        q, k = attended.q_BHTK.double(), attended.k_BHTK.double()
+        scores = q @ k.mT * q.shape[-1] ** -0.5
         seen = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
         self.weights[layer] = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+        self.heads[layer] = attended.o_BHTK.double(), attended.out_BHTK.double()
 
 
 def trained(config=CONFIG):
@@ -75,6 +79,10 @@ def slow():
     importance = torch.stack([weights[..., j:, j].mean(-1) for j in range(12)], dim=-1)
     found["importance"] = importance.mean(1)
     found["sink_rate"] = 100 * (importance[..., 0] > 0.2).double().mean(1)
+    for i, suffix in enumerate(("", "_out")):
+        variance = torch.stack([keep.heads[layer][i].var(0).mean(-1) for layer in (1, 2)])
+        found[f"positional_variance{suffix}"] = variance
+        found[f"variance_discrepancy{suffix}"] = variance.mean(1)[:, 0] / variance.mean(1)[:, 6:].mean(-1)
     return found
 
 
@@ -88,6 +96,9 @@ def test_every_quantity_equals_the_slow_way_however_the_probe_is_split(slow, bat
         np.testing.assert_allclose(found.arrays[name], np.array(slow[name]), atol=1e-6, err_msg=name)
     for name in ("sink_mass", "importance", "sink_rate"):
         np.testing.assert_allclose(found.arrays[name], slow[name].numpy(), atol=1e-6, err_msg=name)
+    for name in ("positional_variance", "variance_discrepancy"):
+        for suffix in ("", "_out"):
+            np.testing.assert_allclose(found.arrays[name + suffix], slow[name + suffix].numpy(), rtol=1e-4)
     p, q = slow["p"], slow["birth_p"]
     expected = {
         "alignment": slow["alignment"][-1],
@@ -180,8 +191,6 @@ def test_an_autocast_around_it_does_not_change_the_figures():
 
 @pytest.mark.parametrize("aggregation", ["headnorm", "calibrated"])
 def test_sinks_are_those_of_the_weights_whatever_follows_the_aggregation(aggregation):
-    from dataclasses import replace
-
     config = replace(CONFIG, attention=AttentionConfig(aggregation=aggregation))
     keep = Keep()
     model = trained(config)
@@ -190,3 +199,38 @@ def test_sinks_are_those_of_the_weights_whatever_follows_the_aggregation(aggrega
     found = measure(model, PROBE, birth_reference(model, PROBE, 4), [])
     expected = torch.stack([keep.weights[i][..., 1:, 0].mean((0, 2)) for i in (1, 2)])
     np.testing.assert_allclose(found.arrays["sink_mass"], expected.numpy(), atol=1e-6)
+    # What enters the output projection has another variance than Σ a·v had.
+    assert (found.arrays["variance_discrepancy_out"] < 0.7 * found.arrays["variance_discrepancy"]).all()
+
+
+@pytest.mark.parametrize(
+    ("normaliser", "weigh"),
+    [
+        ("sigmoid", lambda s: 1 / (1 + torch.exp(-s))),
+        ("softmax_off_by_one", lambda s: s.exp() / (1 + s.exp().sum(-1, keepdim=True))),
+        ("identity", lambda s: torch.where(s > -torch.inf, s, 0.0)),
+    ],
+)
+def test_sinks_of_rows_that_do_not_sum_to_one_are_told_raw_and_normalised(normaliser, weigh):
+    kept = {}
+
+    class KeepScores(Keep):
+        def attention(self, layer, attended):
+            q, k = attended.q_BHTK.double(), attended.k_BHTK.double()
+            unseen = torch.ones(12, 12, dtype=torch.bool).triu(1)
+            kept[layer] = weigh((q @ k.mT * q.shape[-1] ** -0.5).masked_fill(unseen, -torch.inf))
+
+    model = trained(replace(CONFIG, attention=AttentionConfig(normaliser=normaliser)))
+    with torch.no_grad():
+        model(torch.from_numpy(PROBE), observer=KeepScores())
+    found = measure(model, PROBE, birth_reference(model, PROBE, 4), [], batch_size=4)
+    raw = torch.stack([kept[1], kept[2]])
+    shares = raw.abs() / raw.abs().sum(-1, keepdim=True)
+    for weights, suffix in ((raw, ""), (shares, "_normalised")):
+        mass = weights[..., 1:, 0].mean((1, 3))
+        np.testing.assert_allclose(found.arrays[f"sink_mass{suffix}"], mass.numpy(), atol=1e-5)
+        assert found.scalars[f"sink_mass{suffix}"] == pytest.approx(float(mass.mean()), abs=1e-5)
+        importance = torch.stack([weights[..., j:, j].mean(-1) for j in range(12)], dim=-1).mean(1)
+        np.testing.assert_allclose(found.arrays[f"importance{suffix}"], importance.numpy(), atol=1e-5)
+    plain = measure(trained(), PROBE, birth_reference(trained(), PROBE, 4), [])
+    assert not [name for name in (*plain.scalars, *plain.arrays) if "normalised" in name]

@@ -16,8 +16,11 @@ from birthmark.models.config import AttentionConfig, ModelConfig
 
 MODELS = Path(birthmark.__file__).parent / "configs" / "models"
 
-#: Parameters as their authors and model cards count them (tied tables once).
+#: Parameters as their authors and model cards count them (tied tables once); the two of papers on this subject as
+#: their published shapes count.
 PUBLISHED = {
+    "llama-60m": 136_462_080,
+    "llama-160m": 134_105_856,
     "gpt2-124m": 124_439_808,
     "gpt2-355m": 354_823_168,
     "gpt2-774m": 774_030_080,
@@ -67,6 +70,12 @@ def counterpart(name, config):
         )
     family = {"pythia": "GPTNeoX", "qwen3": "Qwen3", "olmo2": "Olmo2"}.get(name.split("-")[0], "Llama")
     return getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**shape))
+
+
+def test_sixty_million_are_counted_without_the_tables():
+    parts = describe(preset("llama-60m"))["parameters"]
+    assert parts.pop("embed") == parts.pop("head") == 50_432 * 768
+    assert sum(parts.values()) == 58_998_528  # "60M" (arXiv 2410.10781)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -17,11 +17,22 @@ from birthmark.metrics.contraction import Contraction
 from birthmark.metrics.preference import TokenPreference
 from birthmark.metrics.sinks import AttentionSinks
 
+
+class Matrix:
+    def __init__(self, a):
+        self.a = a
+
+    def rows(self, start, stop):
+        return self.a[:, :, start:stop].clone()
+
+    def row_sum(self):
+        return self.a.sum(-1)
+
 rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 generator = torch.Generator().manual_seed(0)
 h, logits = torch.randn(10, 6, 8, generator=generator) + 0.5, torch.randn(10, 30, generator=generator)
 q, k = torch.randn(2, 10, 1, 6, 4, generator=generator)
-lse = (q @ k.mT).masked_fill(torch.ones(6, 6).triu(1) > 0, -torch.inf).logsumexp(-1)
+a = (q @ k.mT).masked_fill(torch.ones(6, 6).triu(1) > 0, -torch.inf).softmax(-1)
 references = torch.nn.functional.normalize(torch.randn(2, 1, 8, generator=generator), dim=-1)
 results = {}
 # The whole probe while there is no group, then this rank's part, reduced over the group.
@@ -33,7 +44,7 @@ for kind, mine in (("whole", slice(0, 10)), ("reduced", (slice(0, 7), slice(7, 1
     contraction.update(0, h[mine])
     alignment.update(0, h[mine])
     preference.update(logits[mine])
-    sinks.update(0, q[mine], k[mine], lse[mine], 1.0)
+    sinks.update(0, Matrix(a[mine]))
     for metric in (contraction, alignment, preference, sinks):
         for name, value in metric.compute()._asdict().items():
             results[f"{kind}.{type(metric).__name__}.{name}"] = value
@@ -55,7 +66,7 @@ def test_two_processes_with_a_part_each_compute_the_whole(tmp_path):
             run.kill()
     for result in map(np.load, results):
         names = [name.removeprefix("whole.") for name in result.files if name.startswith("whole.")]
-        assert len(names) == 2 + 4 + 2 + 5
+        assert len(names) == 2 + 4 + 2 + 9
         for name in names:
             reduced, whole = result[f"reduced.{name}"], result[f"whole.{name}"]
             assert reduced.shape == whole.shape, name

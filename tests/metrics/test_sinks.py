@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birthmark.metrics import sinks
-from birthmark.metrics.sinks import AttentionSinks, key_importance, key_weights
+from birthmark.metrics.sinks import AttentionSinks, key_sums
 
 
 def make(shape, seed=0, dtype=torch.float64, pull=2.0):
@@ -40,13 +40,25 @@ def explicit_importance(a):
     return np.stack([a[:, :, j:, j].mean(-1) for j in range(a.shape[-1])], axis=-1)
 
 
+class Matrix:
+    """The weights ``[B, H, T, T]`` of a layer as a metric is given them."""
+
+    def __init__(self, a, sums=False):
+        self.a = torch.as_tensor(a)
+        self.sums = self.a.abs().sum(-1) if sums else None
+
+    def rows(self, start, stop):
+        return self.a[:, :, start:stop].clone()
+
+    def row_sum(self):
+        return self.sums
+
+
 def measured(layers, seq_len, scale, splits=(), epsilon=0.3):
     metric = AttentionSinks(len(layers), layers[0][0].shape[1], seq_len, epsilon)
     for layer, (q, k) in enumerate(layers):
-        lse = weights(q, k, scale)[1].to(torch.promote_types(q.dtype, torch.float32))
-        parts = (torch.tensor_split(x, list(splits)) for x in (q, k, lse))
-        for part in zip(*parts, strict=True):
-            metric.update(layer, *part, scale)
+        for part in torch.tensor_split(torch.from_numpy(weights(q, k, scale)[0]), list(splits)):
+            metric.update(layer, Matrix(part))
     return metric.compute()
 
 
@@ -61,63 +73,45 @@ def explicit(layers, scale, epsilon=0.3):
     return np.stack(mass), np.stack(importance), np.stack(rate)
 
 
-@pytest.mark.parametrize("key", [0, 1, 5, 11])
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
-def test_weights_on_a_key_are_a_column_of_the_matrix(key, dtype, tolerance):
-    q, k = make((2, 3, 12, 8), dtype=dtype)
-    a, lse = weights(q, k, 0.4)
-    column = key_weights(q, k, lse.to(dtype), 0.4, key)
-    assert column.dtype == dtype
-    np.testing.assert_allclose(column, a[..., key], atol=tolerance, rtol=tolerance)
-    assert (column[..., :key] == 0).all()
-    assert (column[..., key:] > 0).all()
-
-
 @pytest.mark.parametrize("length", [1, 2, 31, 32, 33, 63, 64, 65, 257])
 def test_importance_of_every_key_around_the_block(length):
-    q, k = make((1, 2, length, 8), seed=length)
-    a, lse = weights(q, k, 0.4)
-    importance = key_importance(q, k, lse, 0.4)
-    assert importance.dtype == torch.float64
-    np.testing.assert_allclose(importance, explicit_importance(a), rtol=1e-11)
+    a, _ = weights(*make((1, 2, length, 8), seed=length), 0.4)
+    sums = key_sums(Matrix(a), length)
+    assert sums.importance_2BHT.dtype == torch.float64
+    np.testing.assert_allclose(sums.importance_2BHT, np.stack([explicit_importance(a)] * 2), rtol=1e-11)
 
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 8, 100])
 def test_importance_does_not_depend_on_the_block(monkeypatch, block):
     monkeypatch.setattr(sinks, "_QUERY_BLOCK", block)
     for length in (1, 6, 7, 8, 9, 14):
-        q, k = make((2, 2, length, 4), seed=length)
-        a, lse = weights(q, k, 0.5)
-        np.testing.assert_allclose(key_importance(q, k, lse, 0.5), explicit_importance(a), rtol=1e-11)
+        a, _ = weights(*make((2, 2, length, 4), seed=length), 0.5)
+        np.testing.assert_allclose(key_sums(Matrix(a), length).importance_2BHT[0], explicit_importance(a), rtol=1e-11)
 
 
-def test_bf16_queries_and_keys_are_read_in_float32():
-    """bf16 scores would be wrong by a relative 4e-3 of up to ten nats."""
-    q, k = make((2, 3, 150, 16), dtype=torch.bfloat16)
-    a, lse = weights(q, k, 0.4)
-    importance = key_importance(q, k, lse.float(), 0.4)
-    column = key_weights(q, k, lse.float(), 0.4, 0)
-    assert importance.dtype == column.dtype == torch.float32
-    np.testing.assert_allclose(importance, explicit_importance(a), rtol=2e-5)
-    np.testing.assert_allclose(column, a[..., 0], rtol=2e-5)
+@pytest.mark.parametrize("block", [3, 100])
+def test_rows_that_do_not_sum_to_one_are_told_raw_and_normalised(monkeypatch, block):
+    """Signed weights too: then shares are of absolute weight, and a row without any weight has none to share."""
+    monkeypatch.setattr(sinks, "_QUERY_BLOCK", block)
+    a = np.tril(np.random.default_rng(0).normal(size=(5, 2, 9, 9)))
+    a[0, 0, 4] = 0
+    metric = AttentionSinks(1, 2, 9, 0.2)
+    metric.update(0, Matrix(a, sums=True))
+    result = metric.compute()
+    total = np.abs(a).sum(-1, keepdims=True)
+    shares = np.divide(np.abs(a), total, out=np.zeros_like(a), where=total > 0)
+    for raw, suffix in ((a, ""), (shares, "_normalised")):
+        each = explicit_importance(raw)
+        np.testing.assert_allclose(getattr(result, f"mass{suffix}")[0], raw[:, :, 1:, 0].mean((0, 2)))
+        np.testing.assert_allclose(getattr(result, f"importance{suffix}")[0], each.mean(0))
+        np.testing.assert_allclose(getattr(result, f"rate{suffix}")[0], 100 * (each > 0.2).mean(0))
+        assert np.array_equal(getattr(result, f"position{suffix}")[0], each.mean(0).argmax(-1))
 
 
-def test_autocast_around_the_measurement_changes_nothing():
-    q, k = make((2, 3, 40, 16), dtype=torch.float32)
-    a, lse = weights(q, k, 0.4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        importance = key_importance(q, k, lse.float(), 0.4)
-        column = key_weights(q, k, lse.float(), 0.4, 0)
-    np.testing.assert_allclose(importance, explicit_importance(a), rtol=2e-5)
-    np.testing.assert_allclose(column, a[..., 0], rtol=2e-5)
-
-
-def test_the_tensors_given_are_left_as_they_are():
-    q, k = make((1, 2, 9, 4))
-    lse = weights(q, k, 0.5)[1]
-    before = [x.clone() for x in (q, k, lse)]
-    AttentionSinks(1, 2, 9).update(0, q, k, lse, 0.5)
-    assert all(torch.equal(a, b) for a, b in zip(before, (q, k, lse), strict=True))
+def test_queries_before_the_key_do_not_count_where_a_prefix_sees_both_ways():
+    a = np.tril(np.random.default_rng(0).random((2, 1, 40, 40)))
+    a[..., :35, :35] = np.random.default_rng(1).random((2, 1, 35, 35))
+    np.testing.assert_allclose(key_sums(Matrix(a), 40).importance_2BHT[0], explicit_importance(a))
 
 
 @settings(max_examples=30, deadline=None)
@@ -158,10 +152,10 @@ def test_the_split_of_the_probe_into_batches_does_not_matter(splits, seed):
 
 def test_merged_states_are_one_probe():
     q, k = make((7, 2, 10, 4))
-    lse = weights(q, k, 0.5)[1]
+    a = weights(q, k, 0.5)[0]
     metrics = [AttentionSinks(1, 2, 10) for _ in range(2)]
-    metrics[0].update(0, q[:3], k[:3], lse[:3], 0.5)
-    metrics[1].update(0, q[3:], k[3:], lse[3:], 0.5)
+    metrics[0].update(0, Matrix(a[:3]))
+    metrics[1].update(0, Matrix(a[3:]))
     metrics[0].merge_state(metrics[1])
     merged, whole = metrics[0].compute(), measured([(q, k)], 10, 0.5)
     for name in ("mass", "importance", "rate", "position"):

@@ -40,6 +40,15 @@ IMPOSSIBLE = [
         "model.attention.calibration.gradient ",
     ),
     ({"init": InitConfig("fan_in", 0.5)}, "model.init.std "),
+    ({"init": InitConfig("orthogonal", 0.5)}, "model.init.std "),
+    *(({"init": InitConfig("truncated_normal", truncate=cut)}, "model.init.truncate ") for cut in (0.0, 0.09, -2.0)),
+    ({"init": InitConfig("normal", truncate=3.0)}, "model.init.truncate "),
+    ({"init": InitConfig(zero=["attn.o", "embed", "attn.o"])}, "model.init.zero names attn.o twice"),
+    # Parts that the model does not have.
+    ({"init": InitConfig(zero=["positions.table"])}, "model.init.zero positions.table "),
+    ({"init": InitConfig(zero=["mlp.down", "mlp.gate"])}, "model.init.zero mlp.gate "),
+    ({"init": InitConfig(zero=["attn.gate.map"])}, "model.init.zero attn.gate.map "),
+    ({"init": InitConfig(zero=["head"]), "tie_embeddings": True}, "model.init.zero head "),
     ({"rope_base": 5.0, "positions": "learned"}, "model.rope_base "),
     ({"rope_fraction": 0.5, "positions": "learned"}, "model.rope_fraction "),
     ({"rope_fraction": 0.0}, "model.rope_fraction is 0.0"),
@@ -48,6 +57,38 @@ IMPOSSIBLE = [
     ({"d_model": 15, "n_heads": 5, "positions": "sinusoidal"}, "model.d_model 15 is odd"),
     ({"norm": "none", "norm_placement": "post"}, "model.norm_placement "),
     ({"attention": AttentionConfig("headnorm", [0, 4])}, "model.attention.aggregation_blocks "),
+    ({"attention": AttentionConfig(normalise_rows=True)}, "model.attention.normalise_rows "),
+    ({"attention": AttentionConfig(normaliser="relu", sigmoid_bias="log_length")}, "model.attention.sigmoid_bias "),
+    ({"attention": AttentionConfig(kv_bias_shared=True)}, "model.attention.kv_bias_shared "),
+    ({"attention": AttentionConfig(normaliser="sigmoid", kv_bias="key")}, "model.attention.kv_bias "),
+    ({"attention": AttentionConfig("calibrated", normaliser="sigmoid")}, "model.attention.aggregation "),
+    (
+        {"attention": AttentionConfig("calibrated", normaliser="identity", normalise_rows=True)},
+        "model.attention.aggregation ",
+    ),
+    ({"attention": AttentionConfig(window=0)}, "model.attention.window "),
+    ({"attention": AttentionConfig(prefix=0)}, "model.attention.prefix "),
+    ({"attention": AttentionConfig(prefix=999)}, "model.attention.prefix "),
+    (
+        {"attention": AttentionConfig("calibrated", calibration=CalibrationConfig(rho=0.2))},
+        "model.attention.calibration.rho ",
+    ),
+    (
+        {"attention": AttentionConfig("calibrated", calibration=CalibrationConfig(rho=1.0, correlation="learned"))},
+        "model.attention.calibration.rho ",
+    ),
+    (
+        {
+            "attention": AttentionConfig(
+                "calibrated", calibration=CalibrationConfig(gradient=False, correlation="learned")
+            )
+        },
+        "model.attention.calibration.correlation ",
+    ),
+    ({"t5_buckets": 16}, "model.t5_buckets "),
+    ({"t5_max_distance": 16}, "model.t5_max_distance "),
+    ({"positions": "t5", "t5_buckets": 1}, "model.t5_buckets "),
+    ({"positions": "t5", "t5_buckets": 300}, "model.t5_buckets "),
     ({"attention": AttentionConfig("headnorm", [-1])}, "model.attention.aggregation_blocks "),
 ]  # fmt: skip
 
@@ -70,6 +111,7 @@ def test_an_impossible_model_is_refused_by_the_name_of_its_field(fields, told):
         ("norm_eps", lambda x: ModelConfig(norm_eps=x)),
         ("rope_base", lambda x: ModelConfig(rope_base=x)),
         ("init.std", lambda x: ModelConfig(init=InitConfig("normal", x))),
+        ("init.truncate", lambda x: ModelConfig(init=InitConfig("truncated_normal", truncate=x))),
     ],
 )
 def test_numbers_that_are_none_are_refused(told, build, value):
@@ -108,6 +150,11 @@ def test_all_problems_are_told_at_once():
         {"attention": AttentionConfig("headnorm", [0, 3])},
         {"attention": AttentionConfig("headnorm", [])},
         {"attention": AttentionConfig("calibrated", calibration=CalibrationConfig(direction="attenuate", t_ref=1))},
+        {"init": InitConfig("truncated_normal", 0.05, 0.1)},
+        {"init": InitConfig("orthogonal", zero=["embed", "attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "head"])},
+        {"init": InitConfig(zero=["positions.table"]), "positions": "learned"},
+        {"init": InitConfig(zero=["positions.table"]), "positions": "t5"},
+        {"init": InitConfig(zero=["mlp.gate"]), "mlp": "swiglu"},
     ],
     ids=str,
 )

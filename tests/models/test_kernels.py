@@ -8,6 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birthmark.models import kernels
+from birthmark.models.mixing import FusedSoftmax
+from birthmark.models.positions import Placement
+from birthmark.models.scores import Scores
 
 # Both paths: fused CPU kernels, and what other devices take.
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
@@ -31,6 +34,11 @@ def explicit(q, k, v, scale):
     lse = scores.exp().sum(-1).log()
     weights = torch.where(seen, (scores - lse[..., None]).exp(), 0.0)
     return weights @ v, lse, weights
+
+
+def effective_tokens(q, k, scale):
+    """As calibration asks for them."""
+    return 1 / FusedSoftmax(Scores(q, k, scale, Placement()), torch.zeros_like(k), [], needs_weights=True).sum_squares()
 
 
 def leaves(*tensors):
@@ -84,7 +92,7 @@ def test_outputs_and_gradients_equal_the_explicit_matrix(shape, dtype, tolerance
 def test_lse_alone_equals_that_of_the_explicit_matrix(length, device):
     q, k, v, _, d_lse = make((2, 2, length, 8), seed=length, device=device)
     ours, reference = leaves(q, k), leaves(q, k)
-    lse, expected = kernels.causal_lse(*ours, 0.7), explicit(*reference, v, 0.7)[1]
+    lse, expected = kernels.visible_lse(*ours, 0.7), explicit(*reference, v, 0.7)[1]
     assert relative(lse, expected) < 1e-10
     got = torch.autograd.grad((lse * d_lse).sum(), ours)
     for g, w in zip(got, torch.autograd.grad((expected * d_lse).sum(), reference), strict=True):
@@ -97,7 +105,7 @@ def test_blockwise_lse_does_not_depend_on_its_blocks(monkeypatch, length, block)
     monkeypatch.setattr(kernels, "_QUERY_BLOCK", block)
     q, k, v, _, d_lse = make((2, 3, length, 6), seed=length)
     ours, reference = leaves(q, k), leaves(q, k)
-    lse, expected = kernels._BlockwiseLSE.apply(*ours, 0.6), explicit(*reference, v, 0.6)[1]
+    lse, expected = kernels._BlockwiseLSE.apply(*ours, 0.6, True), explicit(*reference, v, 0.6)[1]
     assert relative(lse, expected) < 1e-10
     got = torch.autograd.grad((lse * d_lse).sum(), ours)
     wanted = torch.autograd.grad((expected * d_lse).sum(), reference)
@@ -118,7 +126,7 @@ def test_blockwise_lse_does_not_depend_on_its_blocks(monkeypatch, length, block)
 def test_blockwise_lse_at_its_own_block(length, dtype, tolerance, gradient_tolerance):
     q, k, v, _, d_lse = make((1, 1, length, 16), seed=length, dtype=dtype)
     ours, reference = leaves(q, k), leaves(q.double(), k.double())
-    lse, expected = kernels._BlockwiseLSE.apply(*ours, 0.25), explicit(*reference, v, 0.25)[1]
+    lse, expected = kernels._BlockwiseLSE.apply(*ours, 0.25, True), explicit(*reference, v, 0.25)[1]
     assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
     assert relative(lse, expected) < tolerance
     got = torch.autograd.grad((lse * d_lse.to(lse.dtype)).sum(), ours)
@@ -132,8 +140,7 @@ def test_effective_tokens_are_one_over_the_sum_of_squared_weights(length, dtype,
     q, k, v, _, d_lse = make((2, 2, length, 8), seed=length, dtype=dtype)
     scale = 8**-0.5
     ours, reference = leaves(q, k), leaves(q.double(), k.double())
-    lse = kernels.causal_lse(*ours, scale)
-    n_eff = kernels.effective_tokens(*ours, lse, scale)
+    n_eff = effective_tokens(*ours, scale)
     expected = 1 / explicit(*reference, v, scale)[2].square().sum(-1)
     # n_eff of the first token is 1 whatever happens, so errors are taken row by row.
     assert float(((n_eff.double() - expected) / expected).detach().abs().max()) < tolerance
@@ -148,11 +155,10 @@ def test_effective_tokens_of_bf16_are_computed_in_float32():
     q, k, v, _, d_lse = make((2, 4, 128, 32), dtype=torch.bfloat16)
     scale = 32**-0.5
     ours, reference = leaves(q, k), leaves(q.double(), k.double())
-    _, lse = kernels.attention_with_lse(*ours, v, scale)
     expected = 1 / explicit(*reference, v, scale)[2].square().sum(-1)
     for autocast in (False, True):
         with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
-            n_eff = kernels.effective_tokens(*ours, lse, scale)
+            n_eff = effective_tokens(*ours, scale)
         assert n_eff.dtype == torch.float32
         assert float(((n_eff.double() - expected) / expected).detach().abs().max()) < 1e-5
     got = torch.autograd.grad((n_eff * d_lse.float()).sum(), ours)
@@ -184,7 +190,7 @@ def test_effective_tokens_lie_between_one_and_the_tokens_seen(length, spread, se
     q, k, *_ = make((1, 2, length, 4), seed=seed, spread=spread)
     for dtype, slack in ((torch.float64, 1e-9), (torch.float32, 1e-2 if spread == 30.0 else 1e-4)):
         q_, k_ = q.to(dtype), k.to(dtype)
-        n_eff = kernels.effective_tokens(q_, k_, kernels.causal_lse(q_, k_, 0.5), 0.5)
+        n_eff = effective_tokens(q_, k_, 0.5)
         seen = torch.arange(1, length + 1, dtype=torch.float64)
         assert bool((n_eff >= 1 - slack).all())
         assert bool((n_eff <= seen * (1 + slack)).all())
@@ -201,7 +207,7 @@ def test_scores_of_hundreds_overflow_nothing():
         torch.ones(20, 20).triu(1) > 0, -torch.inf), -1) @ v.double()) < 1e-3  # fmt: skip
     for g in torch.autograd.grad((out * d_out).sum() + (lse * d_lse.float()).sum(), ours):
         assert bool(g.isfinite().all())
-    blockwise = kernels._BlockwiseLSE.apply(*ours[:2], 1.0)
+    blockwise = kernels._BlockwiseLSE.apply(*ours[:2], 1.0, True)
     torch.testing.assert_close(blockwise, lse)
 
 
@@ -209,13 +215,10 @@ def test_gradcheck_of_all_paths(monkeypatch):
     monkeypatch.setattr(kernels, "_QUERY_BLOCK", 3)
     q, k, v = leaves(*make((1, 2, 5, 4))[:3])
     assert torch.autograd.gradcheck(lambda *x: kernels.attention_with_lse(*x, 0.5), (q, k, v))
-    assert torch.autograd.gradcheck(lambda *x: kernels.causal_lse(*x, 0.5), (q, k))
-    assert torch.autograd.gradcheck(lambda *x: kernels._BlockwiseLSE.apply(*x, 0.5), (q, k))
+    assert torch.autograd.gradcheck(lambda *x: kernels.visible_lse(*x, 0.5), (q, k))
+    assert torch.autograd.gradcheck(lambda *x: kernels._BlockwiseLSE.apply(*x, 0.5, True), (q, k))
 
-    def n_eff(q, k):
-        return kernels.effective_tokens(q, k, kernels.causal_lse(q, k, 0.5), 0.5)
-
-    assert torch.autograd.gradcheck(n_eff, (q, k))
+    assert torch.autograd.gradcheck(lambda *x: effective_tokens(*x, 0.5), (q, k))
 
 
 def test_views_of_other_strides_give_the_same_numbers():
@@ -233,3 +236,35 @@ def test_views_of_other_strides_give_the_same_numbers():
     (got,) = torch.autograd.grad(results[0][0], base)
     wanted = torch.cat(torch.autograd.grad(results[1][0], fresh), dim=-1).transpose(1, 2)
     torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("length", [1, 7, 12, 61])
+@pytest.mark.parametrize("prefix", [None, 1, 5, 61])
+@pytest.mark.parametrize("window", [None, 1, 2, 6, 12, 13, 100])
+def test_windows_and_prefixes_equal_the_explicit_matrix(window, prefix, length, device):
+    q, k, v, d_out, d_lse = make((2, 3, length, 5), seed=length, device=device)
+    ours, reference = leaves(q, k, v), leaves(q, k, v)
+    query, key = torch.arange(length)[:, None], torch.arange(length)
+    seen = (key <= query) & (key > query - (window or length)) | (torch.maximum(query, key) < (prefix or 0))
+    scores = torch.einsum("bhtk,bhsk->bhts", *reference[:2]) * 0.4
+    weights = scores.masked_fill(~seen.to(device), -torch.inf).softmax(-1)
+    expected_out = weights @ reference[2]
+    expected_lse = scores.masked_fill(~seen.to(device), -torch.inf).logsumexp(-1)
+    out, lse = kernels.visible_attention(*ours, 0.4, window, prefix)
+    torch.testing.assert_close(out, expected_out)
+    torch.testing.assert_close(lse, expected_lse)
+    torch.testing.assert_close(kernels.visible_lse(*ours[:2], 0.4, window, prefix), expected_lse)
+    got = torch.autograd.grad((out * d_out).sum() + (lse * d_lse).sum(), ours)
+    wanted = torch.autograd.grad((expected_out * d_out).sum() + (expected_lse * d_lse).sum(), reference)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_a_long_window_reads_no_more_memory_than_chunks(monkeypatch):
+    """Windows are made of causal attentions over chunks, so nothing longer than the window is ever attended to."""
+    lengths = []
+    whole = kernels.attention_with_lse
+    monkeypatch.setattr(kernels, "attention_with_lse", lambda q, *rest: lengths.append(q.shape[2]) or whole(q, *rest))
+    q, k, v = make((1, 1, 100, 4))[:3]
+    kernels.visible_attention(q, k, v, 0.5, window=16)
+    assert lengths == [16, 15]

@@ -1,0 +1,80 @@
+"""A birth straight into files, one shard at a time: no machine needs to hold the whole model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+from .birth import certificate_of
+from .config import ModelConfig
+from .decoder import Decoder
+
+#: Largest shard by default, in bytes: what `transformers` and the hubs expect.
+SHARD_BYTES = 5 * 10**9
+
+
+def shards(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
+    """Cut names, in their order, into runs of at most ``max_bytes``; a larger parameter gets a shard of its own."""
+    found: list[list[str]] = []
+    room = 0
+    for name, size in sizes.items():
+        if size > room:
+            found.append([])
+            room = max_bytes
+        found[-1].append(name)
+        room -= size
+    return found
+
+
+def write_birth(
+    config: ModelConfig,
+    init_seed: int,
+    folder: Path,
+    max_shard_bytes: int = SHARD_BYTES,
+    each: Callable[[str, np.ndarray], object] = lambda name, values: None,
+) -> dict[str, Any]:
+    """Write the weights of a birth as float32 safetensors; one shard is held at a time.
+
+    ``model.safetensors`` if they fit into one shard, else ``model-00001-of-0000N.safetensors`` … and
+    ``model.safetensors.index.json``, which says where each parameter lies.
+
+    Args:
+        config: the model.
+        init_seed: the seed of the birth.
+        folder: where the files go; it exists and holds none of them.
+        max_shard_bytes: largest sum of the parameters of one shard, in bytes.
+        each: is shown every parameter's name and initial values, in name order, before it is written.
+
+    Returns:
+        The birth's certificate, as :func:`~birthmark.models.birth.certificate_of` gives it.
+    """
+    with torch.device("meta"):
+        sizes = {name: 4 * parameter.numel() for name, parameter in sorted(Decoder(config).named_parameters())}
+    parts = shards(sizes, max_shard_bytes)
+    files = (
+        ["model.safetensors"]
+        if len(parts) == 1
+        else [f"model-{i:05d}-of-{len(parts):05d}.safetensors" for i in range(1, len(parts) + 1)]
+    )
+    file_of = {name: file for file, part in zip(files, parts, strict=True) for name in part}
+    last = {part[-1] for part in parts}
+    shard: dict[str, np.ndarray] = {}
+
+    def keep(name: str, values: np.ndarray) -> None:
+        each(name, values)
+        shard[name] = values
+        if name in last:
+            save_file(shard, folder / file_of[name], metadata={"format": "pt"})
+            shard.clear()
+
+    told = certificate_of(config, init_seed, keep)
+    if len(parts) > 1:
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": file_of}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    return told

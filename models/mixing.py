@@ -1,0 +1,264 @@
+"""Normalisers: how scores become weights, and weights and values a head's output (definitions §9).
+
+Each attention of a forward pass makes one :class:`Mixed`: the output, and the weights for whoever asks for rows of
+them. Softmax and its relatives run fused; similarities of their own are explicit, a block of queries at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from .config import InitConfig, ModelConfig
+from .init import Constant, Distribution
+from .scores import Scores
+
+_QUERY_BLOCK = 256
+_SMALLEST_SUM = 1e-6
+
+
+class ExtraKey(NamedTuple):
+    """A key that every query sees and that is no token's: its scores, and its values or None for zero."""
+
+    score_BHT: Tensor
+    value_HK: Tensor | None = None
+
+
+class Mixed:
+    """A head's output ``o [B, H, T, K]`` and the weights on tokens that it is made of."""
+
+    scores: Scores
+    o_BHTK: Tensor
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Weights of the queries ``start … stop − 1`` on keys 0, 1, …, as many as these queries see between them:
+        ``[B, H, stop − start, keys]``, float32 or wider."""
+        raise NotImplementedError
+
+    def row_sum(self) -> Tensor | None:
+        """Each query's sum of absolute weights on tokens ``[B, H, T]``; None where the softmax makes it 1."""
+        raise NotImplementedError
+
+    def sum_squares(self) -> Tensor:
+        """``Σ_j a[t,j]²`` over tokens, ``[B, H, T]``, float32 or wider, differentiable."""
+        raise NotImplementedError
+
+
+class FusedSoftmax(Mixed):
+    """Weights ``exp(s)/(Σ exp(s) + Σ exp(extra))``: never as a matrix, all from log-sum-exps."""
+
+    def __init__(self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool) -> None:
+        self.scores, self.extra = scores, extra
+        self.plain = scores.window is None and scores.prefix is None and scores.place.slopes_H is None
+        if self.plain and not extra and not needs_weights:
+            self.o_BHTK = F.scaled_dot_product_attention(
+                scores.q_BHTK, scores.k_BHSK, v_BHSK, is_causal=True, scale=scores.scale
+            )
+            return
+        o, self.lse_BHT = scores.softmax(v_BHSK)
+        self.total_BHT = _total(self.lse_BHT, extra)
+        if extra:
+            o = o * (self.lse_BHT - self.total_BHT).exp()[..., None].to(o.dtype)
+            for key in extra:
+                if key.value_HK is not None:
+                    share_BHT = (key.score_BHT - self.total_BHT).exp().to(o.dtype)
+                    o = o + share_BHT[..., None] * key.value_HK[:, None].to(o.dtype)
+        self.o_BHTK = o
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """See :class:`Mixed`."""
+        scores, seen = self.scores.block(start, stop, self.total_BHT)
+        if self.plain:  # only the last square has keys that are not seen; the rest stays in cache untouched
+            scores[..., start:].masked_fill_(~seen[:, start:], -torch.inf)
+        else:
+            scores = scores.masked_fill(~seen, -torch.inf)
+        return scores.exp_()
+
+    def row_sum(self) -> Tensor | None:
+        """See :class:`Mixed`."""
+        return (self.lse_BHT - self.total_BHT).exp() if self.extra else None
+
+    def sum_squares(self) -> Tensor:
+        """``exp(lse(2·s) − 2·lse(s))``, in float32."""
+        scores, total_BHT = self.scores, self.total_BHT
+        if scores.q_BHTK.dtype != (wide := scores.wide()).q_BHTK.dtype:
+            scores, total_BHT = wide, _total(wide.lse(), self.extra)
+        return (scores.lse(sharpness=2.0) - 2 * total_BHT).exp()
+
+
+class Explicit(Mixed):
+    """Weights from an explicit matrix, a block of queries at a time; the backward pass computes each block again."""
+
+    def __init__(self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], weigh: Weigh) -> None:
+        self.scores, self.extra, self.weigh = scores, extra, weigh
+        n_queries = scores.q_BHTK.shape[2]
+        again = n_queries > _QUERY_BLOCK and torch.is_grad_enabled()
+
+        def mix(start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+            weights, shares = self._weights(start, stop)
+            o = weights.to(v_BHSK.dtype) @ v_BHSK[:, :, : weights.shape[-1]]
+            for key, share in zip(extra, shares, strict=True):
+                if key.value_HK is not None:
+                    o = o + share.to(o.dtype) * key.value_HK[:, None].to(o.dtype)
+            return o, weights.square().sum(-1), weights.abs().sum(-1)
+
+        blocks = [(start, min(start + _QUERY_BLOCK, n_queries)) for start in range(0, n_queries, _QUERY_BLOCK)]
+        mixed = [checkpoint(mix, *block, use_reentrant=False) if again else mix(*block) for block in blocks]
+        self.o_BHTK, self._squares, self._sums = (torch.cat(parts, dim=2) for parts in zip(*mixed, strict=True))
+
+    def _weights(self, start: int, stop: int) -> tuple[Tensor, list[Tensor]]:
+        scores, seen = self.scores.block(start, stop)
+        return self.weigh(scores, seen, [key.score_BHT[:, :, start:stop, None].to(scores.dtype) for key in self.extra])
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """See :class:`Mixed`."""
+        return self._weights(start, stop)[0]
+
+    def row_sum(self) -> Tensor | None:
+        """See :class:`Mixed`."""
+        return self._sums
+
+    def sum_squares(self) -> Tensor:
+        """Of the weights as they are."""
+        return self._squares
+
+
+#: (scores, which keys are seen, scores of extra keys ``[B, H, rows, 1]``) → weights, 0 where unseen, and extra shares.
+Weigh = Callable[[Tensor, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
+
+
+def _total(lse: Tensor, extra: list[ExtraKey]) -> Tensor:
+    """Log-sum-exp with the extra keys."""
+    for key in extra:
+        lse = torch.logaddexp(lse, key.score_BHT.to(lse.dtype))
+    return lse
+
+
+def _softmax_rows(scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Softmax over seen and extra keys."""
+    scores = torch.cat([scores.masked_fill(~seen, -torch.inf), *extra], dim=-1)
+    n_keys = scores.shape[-1] - len(extra)
+    weights = scores.softmax(-1)
+    return weights[..., :n_keys], [weights[..., [n_keys + i]] for i in range(len(extra))]
+
+
+class Softmax(nn.Module):
+    """``exp(s) / Σ exp(s)``; also the base of the other normalisers."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+    def extra_keys(self, scores: Scores) -> list[ExtraKey]:
+        """Keys beside the tokens' that the normaliser itself brings."""
+        return []
+
+    def mix(self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool) -> Mixed:
+        """Aggregate the values; ``needs_weights`` says whether anyone will ask for weights or their squares."""
+        extra = self.extra_keys(scores) + extra
+        if scores.fusable:
+            return FusedSoftmax(scores, v_BHSK, extra, needs_weights)
+        return Explicit(scores, v_BHSK, extra, _softmax_rows)
+
+
+class OffByOne(Softmax):
+    """``exp(s) / (1 + Σ exp(s))``: a head may attend to nothing."""
+
+    def extra_keys(self, scores: Scores) -> list[ExtraKey]:
+        """One key of score 0 and value 0."""
+        return [ExtraKey(scores.q_BHTK.new_zeros(scores.q_BHTK.shape[:3], dtype=torch.float32))]
+
+
+class LearnedSink(Softmax):
+    """``exp(s) / (exp(b) + Σ exp(s))`` with one learned logit b per head."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.logit = nn.Parameter(torch.zeros(config.n_heads))
+
+    def distributions(self, init: InitConfig) -> dict[str, Distribution]:
+        """Starts as softmax-off-by-one."""
+        return {"logit": Constant(0.0)}
+
+    def extra_keys(self, scores: Scores) -> list[ExtraKey]:
+        """One key of score b and value 0."""
+        return [ExtraKey(self.logit[:, None].expand(scores.q_BHTK.shape[:3]))]
+
+
+class Similarity(Softmax):
+    """Each score weighed on its own, ``a = φ(s)``, and rows divided by their sum if config says so [AS]."""
+
+    signed = False
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.normalise = config.attention.normalise_rows
+
+    def phi(self, scores: Tensor) -> Tensor:
+        """Similarity of each score."""
+        return scores
+
+    def mix(self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool) -> Mixed:
+        """See :class:`Softmax`."""
+        return Explicit(scores, v_BHSK, extra, self._rows)
+
+    def _rows(self, scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        weights = self.phi(scores).masked_fill(~seen, 0.0)
+        shares = [self.phi(score) for score in extra]
+        if self.normalise:
+            total = weights.sum(-1, keepdim=True) + sum(shares)
+            # A row of ReLUs may sum to 0; a signed sum may be anything, and is kept from dividing by less than 1.
+            total = total.abs().clamp_min(1.0) if self.signed else total.clamp_min(_SMALLEST_SUM)
+            weights, shares = weights / total, [share / total for share in shares]
+        return weights, shares
+
+
+class IdentitySimilarity(Similarity):
+    """The score itself, of either sign."""
+
+    signed = True
+
+
+class SigmoidSimilarity(Similarity):
+    """``σ(s)``, or ``σ(s − log max_seq_len)`` (arXiv 2409.04431)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.bias = -math.log(config.max_seq_len) if config.attention.sigmoid_bias == "log_length" else 0.0
+
+    def phi(self, scores: Tensor) -> Tensor:
+        """See :class:`Similarity`."""
+        return (scores + self.bias).sigmoid()
+
+
+class ReluSimilarity(Similarity):
+    """``max(s, 0)``."""
+
+    def phi(self, scores: Tensor) -> Tensor:
+        """See :class:`Similarity`."""
+        return F.relu(scores)
+
+
+class EluSimilarity(Similarity):
+    """``ELU(s) + 1``."""
+
+    def phi(self, scores: Tensor) -> Tensor:
+        """See :class:`Similarity`."""
+        return F.elu(scores) + 1
+
+
+#: Normalisers by name.
+NORMALISERS: dict[str, type[Softmax]] = {
+    "softmax": Softmax,
+    "softmax_off_by_one": OffByOne,
+    "softmax_sink": LearnedSink,
+    "sigmoid": SigmoidSimilarity,
+    "relu": ReluSimilarity,
+    "elu": EluSimilarity,
+    "identity": IdentitySimilarity,
+}

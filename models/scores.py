@@ -1,0 +1,121 @@
+"""The scores of one attention: which keys a query sees, and what is added to q·k. Never held as a whole matrix.
+
+Legend: B sequences, H heads, T queries, S keys (those in the cache first), K head width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .kernels import visible_attention, visible_lse
+from .positions import Placement
+
+
+@dataclass(frozen=True)
+class Scores:
+    """``scale · q·k`` plus what positions add, over the keys that each query sees."""
+
+    q_BHTK: Tensor
+    k_BHSK: Tensor
+    scale: float
+    place: Placement
+    window: int | None = None
+    """A query sees itself and the ``window − 1`` keys before it."""
+    prefix: int | None = None
+    """The first ``prefix`` positions see one another."""
+
+    @property
+    def fusable(self) -> bool:
+        """Whether a softmax of these scores runs on the fused kernels."""
+        at_start, symmetric = self.place.first == 0, self.prefix is not None and self.place.slopes_H is not None
+        return at_start and self.place.bias_HS is None and not symmetric
+
+    def wide(self) -> Scores:
+        """The same in float32 or wider: sums of squared weights need it (5–73 % off in bf16)."""
+        dtype = torch.promote_types(self.q_BHTK.dtype, torch.float32)
+        return replace(self, q_BHTK=self.q_BHTK.to(dtype), k_BHSK=self.k_BHSK.to(dtype))
+
+    def softmax(self, v_BHSK: Tensor) -> tuple[Tensor, Tensor]:
+        """Fused: value aggregation ``[B, H, T, K]`` and log-sum-exp of the scores ``[B, H, T]``, differentiable."""
+        if self.place.slopes_H is None:
+            return visible_attention(self.q_BHTK, self.k_BHSK, v_BHSK, self.scale, self.window, self.prefix)
+        q, k, level_HT = self._sloped()
+        out, lse = visible_attention(q, k, F.pad(v_BHSK, (0, _SLOPE_CHANNELS)), self.scale, self.window)
+        return out[..., : v_BHSK.shape[-1]], lse - level_HT
+
+    def lse(self, sharpness: float = 1.0) -> Tensor:
+        """Fused log-sum-exp of ``sharpness`` times the scores, ``[B, H, T]``, float32 or wider, differentiable."""
+        if self.place.slopes_H is None:
+            return visible_lse(self.q_BHTK, self.k_BHSK, sharpness * self.scale, self.window, self.prefix)
+        q, k, level_HT = self._sloped()
+        return visible_lse(q, k, sharpness * self.scale, self.window) - sharpness * level_HT
+
+    def _sloped(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Linear distance penalties as channels: queries, keys, and what all scores of a query are too high by.
+
+        ``−m·(t − j) = m·j − m·t``: the first part is a product of a query channel m and a key channel j, the second the
+        same for all keys of a query. j goes in as 256·high + low, whole numbers that every dtype holds exactly.
+        """
+        slopes_H = self.place.slopes_H
+        assert slopes_H is not None
+        n_sequences, n_heads, n_queries, _ = self.q_BHTK.shape
+        slopes_H = (slopes_H / self.scale).to(self.q_BHTK.dtype)
+        channels_HK = F.pad(torch.stack([256 * slopes_H, slopes_H], dim=-1), (0, _SLOPE_CHANNELS - 2))
+        q = torch.cat([self.q_BHTK, channels_HK[None, :, None].expand(n_sequences, -1, n_queries, -1)], dim=-1)
+        position = torch.arange(self.k_BHSK.shape[2], device=q.device)
+        places = F.pad(torch.stack([position // 256, position % 256], dim=-1), (0, _SLOPE_CHANNELS - 2)).to(q.dtype)
+        k = torch.cat([self.k_BHSK, places.expand(n_sequences, n_heads, -1, -1)], dim=-1)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        return q, k, slopes_H.to(wide)[:, None] * self.scale * position[-n_queries:].to(wide)
+
+    def seen_keys(self, stop: int) -> int:
+        """How many keys, from the first, the queries before the ``stop``-th see between them."""
+        seen = self.place.first + stop
+        return seen if self.prefix is None else min(max(seen, self.prefix), self.k_BHSK.shape[2])
+
+    def block(self, start: int, stop: int, minus_BHT: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Scores of the queries ``start … stop − 1`` over the keys that they see between them, as an explicit matrix.
+
+        Args:
+            start: first query, counted from the first that is here.
+            stop: one past the last.
+            minus_BHT: taken off all scores of each query.
+
+        Returns:
+            Scores ``[B, H, stop − start, keys]``, float32 or wider, also where a query does not see the key; and which
+            it sees, broadcastable to the last two axes.
+        """
+        n_sequences, n_heads, _, width = self.q_BHTK.shape
+        n_keys = self.seen_keys(stop)
+        wide = torch.promote_types(self.q_BHTK.dtype, torch.float32)
+        # N = B·H: the batched product takes three axes, and adds on the way.
+        q_NTK = self.q_BHTK[:, :, start:stop].to(wide).reshape(-1, stop - start, width)
+        k_NSK = self.k_BHSK[:, :, :n_keys].to(wide).reshape(-1, n_keys, width)
+        with torch.autocast(q_NTK.device.type, enabled=False):
+            if minus_BHT is None:
+                scores = torch.bmm(q_NTK * self.scale, k_NSK.transpose(1, 2))
+            else:
+                level_NT1 = -minus_BHT[:, :, start:stop].to(wide).reshape(-1, stop - start, 1)
+                scores = torch.baddbmm(level_NT1, q_NTK, k_NSK.transpose(1, 2), alpha=self.scale)
+        scores = scores.view(n_sequences, n_heads, stop - start, n_keys)
+        query = torch.arange(self.place.first + start, self.place.first + stop, device=scores.device)[:, None]
+        key = torch.arange(n_keys, device=scores.device)
+        seen = key <= query
+        if self.window is not None:
+            seen &= key > query - self.window
+        if self.prefix is not None:
+            seen |= (key < self.prefix) & (query < self.prefix)
+        distance = (query - key).abs()
+        if self.place.slopes_H is not None:
+            scores = scores - self.place.slopes_H.to(wide)[:, None, None] * distance
+        if self.place.bias_HS is not None:
+            scores = scores + self.place.bias_HS[:, distance]
+        return scores, seen
+
+
+#: The fused kernels like head widths in eights.
+_SLOPE_CHANNELS = 8

@@ -1,0 +1,132 @@
+"""Births written shard by shard are the births that stand in memory, and hold one shard at a time."""
+
+from __future__ import annotations
+
+import json
+import os
+import tracemalloc
+import weakref
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.numpy import load_file
+
+from birthmark.models.birth import BLOCK, born, certificate, certificate_of
+from birthmark.models.birth_files import SHARD_BYTES, shards, write_birth
+from birthmark.models.config import AttentionConfig, InitConfig, ModelConfig
+
+TINY = ModelConfig(
+    d_model=16, n_layers=11, n_heads=2, n_kv_heads=1, d_ff=24, vocab_size=50, max_seq_len=8,
+    norm="layernorm", mlp="swiglu", positions="learned", bias=True, attention=AttentionConfig("headnorm"),
+)  # fmt: skip
+CONFIGS = [
+    TINY,
+    replace(TINY, tie_embeddings=True),
+    replace(TINY, init=InitConfig("truncated_normal", zero=["head"])),
+    replace(TINY, init=InitConfig("orthogonal")),
+]
+IDS = ["plain", "tied", "cut", "orthogonal"]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=IDS)
+def test_the_certificate_needs_no_model(config):
+    seen = []
+    told = certificate_of(config, 3, lambda name, values: seen.append((name, values.copy())))
+    model = born(config, 3)
+    assert told == certificate(model, config, 3)
+    assert list(told["parameters"]) == [name for name, _ in model.named_parameters()]
+    assert [name for name, _ in seen] == sorted(name for name, _ in model.named_parameters())
+    for name, values in seen:
+        assert np.array_equal(values, model.get_parameter(name).detach().numpy()), name
+
+
+@pytest.mark.parametrize("max_bytes", [1, 5000, 40_000, SHARD_BYTES])
+@pytest.mark.parametrize("config", CONFIGS, ids=IDS)
+def test_the_files_together_are_the_birth(config, max_bytes, tmp_path):
+    told = write_birth(config, 3, tmp_path, max_bytes)
+    model = born(config, 3)
+    assert told == certificate(model, config, 3)
+    expected = {name: p.detach().numpy() for name, p in model.named_parameters()}
+    files = sorted(tmp_path.glob("*.safetensors"))
+    total = sum(values.nbytes for values in expected.values())
+    index = tmp_path / "model.safetensors.index.json"
+    if max_bytes >= total:
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["model.safetensors"]
+    else:
+        n = len(files)
+        assert n == (len(expected) if max_bytes == 1 else n)
+        assert n >= total / max_bytes or max_bytes == 1
+        assert [file.name for file in files] == [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]
+        said = json.loads(index.read_text())
+        assert said["metadata"] == {"total_size": total}
+        assert said["weight_map"] == {name: file.name for file in files for name in load_file(file)}
+    found: dict[str, np.ndarray] = {}
+    for file in files:
+        part = load_file(file)
+        assert not found.keys() & part.keys()
+        assert len(part) == 1 or sum(values.nbytes for values in part.values()) <= max_bytes
+        found |= part
+        with safe_open(file, "np") as opened:
+            assert opened.metadata() == {"format": "pt"}  # without it `transformers` refuses the file
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        assert values.dtype == found[name].dtype == np.float32
+        assert np.array_equal(found[name], values), name
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 80))
+def test_shards_cut_the_names_in_order_and_as_late_as_they_can(sizes, limit):
+    named = {str(i): size for i, size in enumerate(sizes)}
+    cut = shards(named, limit)
+    assert [name for part in cut for name in part] == list(named)
+    weights = [sum(named[name] for name in part) for part in cut]
+    assert all(weight <= limit or len(part) == 1 for part, weight in zip(cut, weights, strict=True))
+    # Nothing that begins a shard would have fitted into the one before.
+    assert all(before + named[part[0]] > limit for before, part in zip(weights, cut[1:], strict=False))
+
+
+def test_no_more_than_one_shard_is_held(tmp_path):
+    config = ModelConfig(d_model=128, n_layers=6, n_heads=4, vocab_size=2000, max_seq_len=8)
+    total = 4 * sum(p.numel() for p in born(config, 0).parameters())
+    limit = 1_200_000
+    largest = 4 * 2000 * 128
+    assert largest < limit < total / 4
+    alive: list[weakref.ref] = []
+    most = 0
+
+    def watch(name: str, values: np.ndarray) -> None:
+        nonlocal most
+        owner = values if values.base is None else values.base
+        alive.append(weakref.ref(owner))
+        most = max(most, sum(a.nbytes for a in (ref() for ref in alive) if a is not None))
+
+    write_birth(config, 0, tmp_path, limit, watch)
+    assert most <= limit
+    assert not any(ref() is not None for ref in alive)
+
+
+@pytest.mark.parametrize("limit", [1, 5_000_000])
+def test_nothing_large_lives_beside_the_shard(limit, tmp_path):
+    """numpy's memory is traced; two parameters that follow one another hold 4 MB each."""
+    config = ModelConfig(d_model=128, n_layers=6, n_heads=4, vocab_size=8000, max_seq_len=8)
+    for folder in ("first", "second"):  # what is imported or cached on the way is there the second time
+        (tmp_path / folder).mkdir()
+        tracemalloc.start()
+        write_birth(config, 0, tmp_path / folder, limit)
+        _, peak = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+    blocks_being_drawn = 2 * 4 * BLOCK * (os.cpu_count() or 1)
+    assert peak < max(limit, 4 * 8000 * 128) + blocks_being_drawn + 500_000
+
+
+def test_a_birth_in_files_reads_and_changes_no_random_state(tmp_path):
+    torch.manual_seed(1)
+    np.random.seed(1)
+    before = torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()
+    write_birth(TINY, 0, tmp_path)
+    assert (torch.get_rng_state().tolist(), np.random.get_state()[1].tolist()) == before

@@ -1,0 +1,261 @@
+"""Initialisers beyond the plain normal ones: cut normals, orthogonal matrices, parts that start at zero."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from birthmark.models.birth import BLOCK, born, certificate, digest, draw
+from birthmark.models.config import AttentionConfig, InitConfig, ModelConfig
+from birthmark.models.decoder import Decoder
+from birthmark.models.init import Constant, Embedding, Linear, Normal, Orthogonal, TruncatedNormal, birth_plan
+
+#: Every part that can start at zero.
+MODEL = ModelConfig(
+    d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, d_ff=24, vocab_size=50, max_seq_len=8,
+    mlp="swiglu", positions="learned", bias=True, attention=AttentionConfig(gate="channel"),
+)  # fmt: skip
+PARTS = get_args(get_args(get_type_hints(InitConfig)["zero"])[0])
+SIZE = 4 * BLOCK + 17
+
+
+def with_init(**fields) -> ModelConfig:
+    return replace(MODEL, init=InitConfig(**fields))
+
+
+def values(config: ModelConfig, seed: int = 0) -> dict[str, torch.Tensor]:
+    return {name: parameter.detach() for name, parameter in born(config, seed).named_parameters()}
+
+
+def part(name: str) -> str:
+    """The part that a parameter ``….weight`` belongs to."""
+    return ".".join(piece for piece in name.split(".")[:-1] if piece != "blocks" and not piece.isdigit())
+
+
+@pytest.mark.parametrize(
+    ("init", "told"),
+    [
+        (InitConfig("truncated_normal", 0.05, 1.5), "e32d902260fd5358a098763ed343b99137753c56f47cf411da7fe013735241bf"),
+        (InitConfig(zero=["attn.o", "mlp.down", "head"]),
+         "cfcc99eae69bd63552d5838b2de80967ff87c94602c75721632f8df6cb8bc7c1"),
+    ],
+    ids=["truncated_normal", "zero"],
+)  # fmt: skip
+def test_the_births_of_two_configs_never_change(init, told):
+    """Initial values are a file format (definitions §1): no certificate outlives another digest here."""
+    assert digest(born(replace(MODEL, init=init), 0)) == told
+
+
+# Cut normals
+
+
+def slow_truncated(seed: int, name: str, n: int, cut: float) -> np.ndarray:
+    """The definition, element by element: what is too large takes the next number of the block's next stream."""
+    out: list[float] = []
+    for block in range(-(-n // 65536)):
+        streams: list = []
+
+        def stream(again: int, block: int = block) -> np.random.Generator:
+            key = b"\0".join([b"birthmark/1", b"%d" % seed, name.encode(), b"%d" % block])
+            key += b"\0%d" % again if again else b""
+            words = np.frombuffer(hashlib.sha256(key).digest()[:16], dtype="<u8")
+            return np.random.Generator(np.random.Philox(key=words))
+
+        for _ in range(min(65536, n - 65536 * block)):
+            again = 0
+            while True:
+                if again == len(streams):
+                    streams.append(stream(again))
+                number = streams[again].standard_normal(dtype=np.float32)
+                if abs(number) <= cut:
+                    break
+                again += 1
+            out.append(number)
+    return np.array(out, dtype=np.float32)
+
+
+@pytest.mark.parametrize("cut", [0.5, 2.0])
+def test_cut_normals_are_the_slow_formula(cut):
+    n = BLOCK + 1000
+    assert np.array_equal(
+        draw(3, "x.weight", n, TruncatedNormal(0.5, cut)), slow_truncated(3, "x.weight", n, cut) * np.float32(0.5)
+    )
+
+
+@pytest.mark.parametrize("cut", [0.1, 1.0, 2.0, 3.0])
+def test_cut_normals_follow_the_truncated_distribution_and_pair_with_the_plain_ones(cut):
+    drawn, plain = (draw(0, "x", SIZE, distribution) for distribution in (TruncatedNormal(0.02, cut), Normal(0.02)))
+    assert np.abs(drawn).max() <= np.float32(0.02) * np.float32(cut)
+    assert stats.kstest(drawn / 0.02, stats.truncnorm(-cut, cut).cdf).pvalue > 1e-3
+    inside = np.abs(plain) < 0.02 * cut * (1 - 1e-6)
+    assert np.array_equal(drawn[inside], plain[inside])
+    assert (drawn[~inside] != plain[~inside]).mean() > 0.99
+    # What was drawn anew follows the same distribution.
+    assert stats.kstest(drawn[~inside] / 0.02, stats.truncnorm(-cut, cut).cdf).pvalue > 1e-3
+
+
+BORDERS = st.builds(lambda block, offset: block * BLOCK + offset, st.integers(0, 4), st.integers(-3, 17))
+
+
+@settings(max_examples=20)
+@given(BORDERS, BORDERS)
+@example(0, SIZE)
+@example(BLOCK - 1, 4 * BLOCK + 1)
+def test_a_slice_of_cut_normals_is_the_slice_of_the_whole(a, b):
+    start, stop = sorted(np.clip([a, b], 0, SIZE).tolist())
+    distribution = TruncatedNormal(0.5, 0.7)
+    whole = draw(3, "x", SIZE, distribution)
+    assert np.array_equal(draw(3, "x", SIZE, distribution, start, stop), whole[start:stop])
+    assert np.array_equal(draw(3, "x", stop, distribution), whole[:stop])
+
+
+def test_a_cut_model_pairs_with_the_plain_one():
+    cut, plain = values(with_init(kind="truncated_normal")), values(with_init(kind="normal"))
+    for name, tensor in plain.items():
+        inside = tensor.abs() < 0.04
+        assert torch.equal(
+            cut[name][inside] if tensor.ndim == 2 else cut[name], tensor[inside] if tensor.ndim == 2 else tensor
+        )
+        assert tensor.ndim == 1 or cut[name].abs().max() <= 0.04
+
+
+# Orthogonal matrices
+
+SHAPES = [(600, 450), (450, 600), (64, 64), (1, 7), (7, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_rows_or_columns_are_orthonormal(shape):
+    matrix = draw(0, "x", shape[0] * shape[1], Orthogonal(*shape)).astype(np.float64).reshape(shape)
+    short = min(shape)
+    gram = matrix @ matrix.T if shape[0] < shape[1] else matrix.T @ matrix
+    assert np.abs(gram - np.eye(short)).max() < 1e-6
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_it_is_the_q_of_the_keyed_normals(shape):
+    """With numpy's own LAPACK, in float64; columns of a tall matrix, rows of a wide one, R's diagonal positive."""
+    n = shape[0] * shape[1]
+    normals = draw(5, "x", n, Normal(1.0)).astype(np.float64).reshape(shape)
+    q, r = np.linalg.qr(normals if shape[0] >= shape[1] else normals.T)
+    q = q * np.sign(np.diagonal(r))
+    ours = draw(5, "x", n, Orthogonal(*shape)).reshape(shape)
+    np.testing.assert_allclose(ours, q if shape[0] >= shape[1] else q.T, atol=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(6, 4), (4, 6), (5, 5)], ids=str)
+def test_matrices_are_uniform(shape):
+    """Each element of a unit vector that is uniform in n dimensions has (x + 1)/2 ~ Beta((n−1)/2, (n−1)/2)."""
+    n = max(shape)
+    matrices = np.stack([draw(seed, "x", 24 + (n == 5), Orthogonal(*shape)).reshape(shape) for seed in range(1500)])
+    expected = stats.beta((n - 1) / 2, (n - 1) / 2).cdf
+    p_values = [stats.kstest((matrices[:, i, j] + 1) / 2, expected).pvalue for i, j in np.ndindex(shape)]
+    assert min(p_values) > 1e-3 / len(p_values)
+    assert stats.kstest(matrices[:, 0, 0] ** 2, stats.beta(0.5, (n - 1) / 2).cdf).pvalue > 1e-3
+
+
+@pytest.mark.parametrize("shape", [(600, 450), (450, 600), (3, 5)], ids=str)
+def test_a_slice_of_an_orthogonal_matrix_is_the_slice_of_the_whole(shape):
+    n = shape[0] * shape[1]
+    whole = draw(1, "x", n, Orthogonal(*shape))
+    assert whole.dtype == np.float32
+    for start, stop in ((0, n), (1, n - 1), (n // 3, n // 2), (0, 0), (n, n)):
+        assert np.array_equal(draw(1, "x", n, Orthogonal(*shape), start, stop), whole[start:stop])
+
+
+def test_orthogonal_matrices_do_not_depend_on_the_thread_count():
+    code = (
+        "import hashlib, sys, torch; torch.set_num_threads(int(sys.argv[1]))\n"
+        "from birthmark.models.birth import draw; from birthmark.models.init import Orthogonal\n"
+        "for shape in ((1500, 1200), (2048, 2048)):\n"
+        "    print(hashlib.sha256(draw(0, 'x', shape[0] * shape[1], Orthogonal(*shape)).tobytes()).hexdigest())\n"
+        "assert torch.get_num_threads() == int(sys.argv[1])"
+    )
+    environment = {k: v for k, v in os.environ.items() if not k.endswith("_NUM_THREADS")}
+    digests = [
+        subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", code, n], env=environment, capture_output=True, text=True, check=True
+        ).stdout.split()
+        for n in ("1", "2")
+    ]
+    assert len(digests[0]) == 2
+    assert digests[0] == digests[1]
+
+
+def test_an_orthogonal_model_keeps_its_tables_normal():
+    orthogonal, normal = values(with_init(kind="orthogonal")), values(MODEL)
+    for name, tensor in orthogonal.items():
+        if tensor.ndim == 1 or part(name) in ("embed", "positions.table", "head"):
+            assert torch.equal(tensor, normal[name]), name
+        else:
+            gram = tensor @ tensor.T if tensor.shape[0] < tensor.shape[1] else tensor.T @ tensor
+            torch.testing.assert_close(gram, torch.eye(len(gram)), atol=1e-6, rtol=0)
+    # Statistics of one larger map: mean 0 and variance 1/64, and another seed gives another matrix.
+    config = ModelConfig(d_model=64, n_layers=1, d_ff=48, vocab_size=9, max_seq_len=4, init=InitConfig("orthogonal"))
+    up = [values(config, seed)["blocks.0.mlp.up.weight"] for seed in (0, 1)]
+    assert up[0].shape == (48, 64)
+    assert up[0].square().mean() == pytest.approx(1 / 64, rel=1e-5)
+    assert abs(up[0].mean()) < 5 / 64 / 48**0.5
+    assert (up[0] * up[1]).sum(1).abs().max() < 5 / 8
+
+
+# Parts that start at zero
+
+
+def test_the_parts_are_all_the_matrices_of_a_model():
+    matrices = {
+        part(f"{name}.weight") for name, m in Decoder(MODEL).named_modules() if isinstance(m, (Linear, Embedding))
+    }
+    assert set(PARTS) == matrices
+
+
+@pytest.mark.parametrize("kind", ["fan_in", "gpt2", "truncated_normal", "orthogonal"])
+@pytest.mark.parametrize(
+    "zero", [[], ["attn.o", "mlp.down"], ["attn.gate.map", "positions.table"], list(PARTS)], ids=str
+)
+def test_a_part_starts_at_zero_and_all_else_as_without(kind, zero):
+    config = with_init(kind=kind, zero=zero)
+    ours, others = values(config), values(with_init(kind=kind))
+    for name, tensor in ours.items():
+        if tensor.ndim == 2 and part(name) in zero:
+            assert not tensor.any(), name
+            assert others[name].any(), name
+        else:
+            assert torch.equal(tensor, others[name]), name
+    zeros = {name for name, tensor in ours.items() if tensor.ndim == 2 and not tensor.any()}
+    assert {part(name) for name in zeros} == set(zero)
+    assert {name for name, d in birth_plan(Decoder(config), config.init).items() if d == Constant(0.0)} >= zeros
+
+
+def test_zero_leaves_the_norms_of_a_part_alone():
+    config = replace(with_init(zero=["attn.q"]), attention=AttentionConfig(qk_norm="head"))
+    born_values = values(config)
+    assert not born_values["blocks.1.attn.q.weight"].any()
+    assert (born_values["blocks.1.attn.q.norm.gain"] == 1).all()
+
+
+def test_a_tied_table_may_start_at_zero():
+    tied = replace(with_init(zero=["embed"]), tie_embeddings=True)
+    assert not values(tied)["embed.weight"].any()
+    assert values(tied)["positions.table.weight"].any()
+
+
+def test_a_certificate_tells_the_initialiser():
+    for init, name, told in (
+        (InitConfig("truncated_normal", 0.05, 1.5), "head", "TruncatedNormal(std=0.05, truncate=1.5)"),
+        (InitConfig("orthogonal"), "blocks.0.mlp.up", "Orthogonal(rows=24, columns=16)"),
+        (InitConfig(zero=["mlp.up"]), "blocks.1.mlp.up", "Constant(value=0.0)"),
+    ):
+        config = replace(MODEL, init=init)
+        assert certificate(born(config, 0), config, 0)["parameters"][f"{name}.weight"]["distribution"] == told
