@@ -150,6 +150,11 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def tokenizer(self) -> Path:
+        """The tokenizer's JSON; there is none where the data is no text."""
+        return self.path / "tokenizer.json"
+
+    @property
     def report(self) -> Path:  # noqa: D102
         return self.path / "report.html"
 

@@ -129,7 +129,20 @@ def build_parser() -> tuple[_Parser, dict[str, _Parser]]:
     birth.add_argument("--json", action="store_true", help="Print the certificate as JSON.")
     birth.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     commands.add_subcommand("birth", birth, help=birth.description)
-    return parser, {"pretrain": pretrain, "report": report, "describe": describe, "birth": birth}
+
+    ablate = _Parser(description="Run a study: every arm from every seed, then one table and one figure.")
+    ablate.add_argument("study", type=str, metavar="STUDY", help="YAML file of a study (docs/studies.md).")
+    ablate.add_argument("--scale", type=str | None, metavar="NAME", help="One of the file's scales: another base.")
+    ablate.add_argument("--out", type=str | None, metavar="DIR", help="By default studies/NAME or studies/NAME-SCALE.")
+    ablate.add_argument("--arms", type=str | None, metavar="A,B", help="These arms alone; by default all.")
+    ablate.add_argument(
+        "--set", type=str, nargs="+", default=[], metavar="FIELD=VALUE", help="Change the base of every arm."
+    )
+    ablate.add_argument("--jobs", type=int, default=1, metavar="N", help="Runs at a time; they share the cores.")
+    ablate.add_argument("--summary", action="store_true", help="Run nothing: table and figure of what is there.")
+    ablate.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    commands.add_subcommand("ablate", ablate, help=ablate.description)
+    return parser, {"pretrain": pretrain, "report": report, "describe": describe, "birth": birth, "ablate": ablate}
 
 
 def _check_config_files(arguments: Sequence[str]) -> None:
@@ -214,31 +227,76 @@ def _report(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace)
     return 0
 
 
-def _read_config(file: str) -> RunConfig:
-    """The run that a YAML file describes; what it leaves out has its default."""
-    _check_config_files(["--config", file])
+def resolve(file: Path, flags: Sequence[str] = ()) -> RunConfig:
+    """The run that a YAML file and flags ``--field=value`` describe; what they leave out has its default."""
+    _check_config_files(["--config", str(file)])
     parser = build_parser()[1]["pretrain"]
-    return _run_config(parser, parser.parse_args([f"--config={file}"]))
+    return _run_config(parser, parser.parse_args([f"--config={file}", *flags]))
+
+
+def _read_config(file: str) -> RunConfig:
+    return resolve(Path(file))
+
+
+def _ablate(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from rich.console import Console
+
+    from .study import check_buildable, check_stored, common_flags, read_study, trials
+    from .study_runs import run_trials
+    from .study_table import read_results, report_study
+
+    if parsed.jobs < 1:
+        raise UsageError(f"--jobs {parsed.jobs}: give at least 1")
+    study = read_study(Path(parsed.study)).at(parsed.scale)
+    if parsed.arms is not None:
+        study = study.only([arm.strip() for arm in parsed.arms.split(",")])
+    out = Path(parsed.out or f"studies/{study.name}")
+    planned = trials(study, out, resolve, common_flags(parsed["set"]))
+    for trial in planned:
+        check_stored(trial)
+    console, failures = Console(), []
+    if not parsed.summary:
+        check_buildable(planned)
+        failures = run_trials(planned, parsed.jobs, console)
+    results = read_results(study, planned)
+    if results:
+        report_study(study, results, out, console)
+    elif parsed.summary:
+        raise UsageError(f"{out}: no run of {study.file} in it yet")
+    for failure in failures:
+        print(f"birthmark: error: {failure.trial.label}: {failure.reason} ({failure.trial.log})", file=sys.stderr)
+    return 1 if failures else 0
 
 
 def _birth(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
-    from safetensors.torch import save_file
+    from rich.console import Console
+    from rich.progress import Progress
 
     from ..callbacks.records import atomic_path, write_json
-    from ..models.birth import born, certificate
+    from ..models.birth import certificate_of
+    from ..models.birth_files import write_birth
+    from .describe import describe
 
     config = _read_config(parsed.config)
     seed = config.init_seed if parsed.seed is None else parsed.seed
     out = Path(parsed.out) if parsed.out else None
     if out is not None and out.exists():
         raise UsageError(f"--out {out}: exists already; give a new folder")
-    model = born(config.model, seed)
-    told = certificate(model, config.model, seed) | {"model": dataclasses.asdict(config.model)}
-    if out is not None:
-        with atomic_path(out) as new:
-            new.mkdir()
-            save_file({name: p.detach() for name, p in model.named_parameters()}, new / "model.safetensors")
-            write_json(new / "birth.json", told)
+    model = {"model": dataclasses.asdict(config.model)}
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=parsed.json or not console.is_terminal) as progress:
+        bar = progress.add_task("birth", total=describe(config.model)["n_params"])
+
+        def advance(name: str, values: Any) -> None:
+            progress.advance(bar, values.size)
+
+        if out is None:
+            told = certificate_of(config.model, seed, advance) | model
+        else:
+            with atomic_path(out) as new:
+                new.mkdir()
+                told = write_birth(config.model, seed, new, each=advance) | model
+                write_json(new / "birth.json", told)
     if parsed.json:
         print(json.dumps(told, indent=2), flush=True)
     else:
@@ -264,6 +322,7 @@ _COMMANDS: dict[str, Callable[[ArgumentParser, Sequence[str], Namespace], int]] 
     "report": _report,
     "describe": _describe,
     "birth": _birth,
+    "ablate": _ablate,
 }
 
 

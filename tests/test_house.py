@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 import birthmark
-from birthmark.launch.cli import build_parser
+from birthmark.launch.cli import build_parser, resolve
+from birthmark.launch.study import check_buildable, read_study, trials
 
 ROOT = Path(birthmark.__file__).parent
 
@@ -62,11 +63,24 @@ def test_optional_libraries_are_loaded_only_where_they_are_used(folder):
             assert not {name.split(".")[0] for name in names} & optional, file
 
 
-@pytest.mark.parametrize("file", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda file: file.name)
+STUDIES = sorted((ROOT / "configs" / "studies").glob("*.yaml"))
+RUNS = sorted(set((ROOT / "configs").rglob("*.yaml")) - set(STUDIES))
+
+
+@pytest.mark.parametrize("file", RUNS, ids=lambda file: file.name)
 def test_every_config_file_is_a_run(file):
     parser, _ = build_parser()
     parsed = parser.parse_args(["pretrain", f"--config={file}"])
     assert parsed.pretrain.model.d_model > 0
+
+
+@pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.name)
+def test_every_study_is_possible_with_all_arms_at_every_scale(file, tmp_path):
+    study = read_study(file)
+    for scale in (None, *study.scales):
+        planned = trials(study.at(scale), tmp_path, resolve)
+        check_buildable(planned)
+        assert {trial.arm for trial in planned} == set(study.arms)
 
 
 def test_the_readme_begins_with_the_two_commands():

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from ..callbacks.records import atomic_path, read_json, write_json
 from ..errors import RunError
+from ..models.config import ModelConfig
+from ..models.decoder import Decoder
 
 _FORMAT = 1
 _TENSORS, _STATE = "tensors.safetensors", "state.json"
+_MEND = "delete the folder to go on from the checkpoint before it"
+_MODEL = "state_dict/model."
 
 
 def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -52,6 +56,59 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(f, "sha256").hexdigest()
 
 
+def _checked_state(folder: Path) -> dict[str, Any]:
+    """The JSON of a checkpoint whose tensors are the ones that it was written with."""
+    state = read_json(folder / _STATE)
+    if state.get("format") != _FORMAT:
+        raise RunError(f"{folder / _STATE}: format {state.get('format')!r}, this version reads {_FORMAT}")
+    file = folder / _TENSORS
+    if not file.is_file():
+        raise RunError(f"{file}: missing; {_MEND}")
+    if _sha256(file) != state["sha256"]:
+        raise RunError(f"{file}: damaged (its SHA-256 is not the one in {_STATE}); {_MEND}")
+    return state
+
+
+class CheckpointWeights(Mapping[str, torch.Tensor]):
+    """Parameters and buffers of a checkpoint's model by name, each read when it is asked for, on the CPU.
+
+    Raises:
+        RunError: a file is missing or damaged; it is named.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        _checked_state(folder)
+        self._file = folder / _TENSORS
+        with safe_open(self._file, "pt") as tensors:
+            self._names = [name.removeprefix(_MODEL) for name in tensors.keys() if name.startswith(_MODEL)]  # noqa: SIM118
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        if name not in self._names:
+            raise KeyError(name)
+        with safe_open(self._file, "pt") as tensors:
+            return tensors.get_tensor(_MODEL + name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+def load_model(config: ModelConfig, folder: Path, device: torch.device | str = "cpu") -> Decoder:
+    """The model of a checkpoint, allocated once, without the optimizer's state."""
+    weights = CheckpointWeights(folder)
+    with torch.device("meta"):
+        model = Decoder(config)
+    model.to_empty(device=device)
+    with torch.no_grad():
+        for name, tensor in model.state_dict(keep_vars=True).items():
+            if name not in weights:
+                raise RunError(f"{folder / _TENSORS}: has no {name}; the run's config.yaml is another model's")
+            tensor.copy_(weights[name])
+    return model.eval()
+
+
 class FolderCheckpointIO(CheckpointIO):
     """Lightning's checkpoint dictionary in a folder: tensors in safetensors, the rest in JSON with their checksum."""
 
@@ -81,19 +138,12 @@ class FolderCheckpointIO(CheckpointIO):
             RunError: a file is missing or damaged; it is named.
         """
         folder = Path(path)
-        mend = "delete the folder to go on from the checkpoint before it"
-        state = read_json(folder / _STATE)
-        if state.get("format") != _FORMAT:
-            raise RunError(f"{folder / _STATE}: format {state.get('format')!r}, this version reads {_FORMAT}")
+        state = _checked_state(folder)
         file = folder / _TENSORS
-        if not file.is_file():
-            raise RunError(f"{file}: missing; {mend}")
-        if _sha256(file) != state["sha256"]:
-            raise RunError(f"{file}: damaged (its SHA-256 is not the one in {_STATE}); {mend}")
         try:
             return _unpack(state["state"], load_file(file))
         except SafetensorError as error:
-            raise RunError(f"{file}: damaged ({error}); {mend}") from None
+            raise RunError(f"{file}: damaged ({error}); {_MEND}") from None
 
     def remove_checkpoint(self, path: Any) -> None:
         """Checkpoints are the user's; nothing here deletes them."""

@@ -135,6 +135,10 @@ class RunConfig:
     init_seed: int = 0
     """Decides every parameter at birth, and nothing else."""
 
+    init_from: str = ""
+    """Start from a checkpoint of transformers in place of a birth: a folder, or a hub id (docs/exchange.md). It decides
+    the model, but for max_seq_len, and for text the tokenizer; init_seed then decides the strangers alone."""
+
     model: ModelConfig = field(default_factory=ModelConfig)
     """The decoder."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import platform
+import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +28,15 @@ from .. import __version__
 from ..callbacks.checkpoint import Checkpoint
 from ..callbacks.loggers import JsonLinesLogger, wandb_logger
 from ..callbacks.progress import RunProgress
-from ..callbacks.records import RunDir, read_json, truncate_metrics, write_json, write_metrics_csv, write_text
+from ..callbacks.records import (
+    RunDir,
+    atomic_path,
+    read_json,
+    truncate_metrics,
+    write_json,
+    write_metrics_csv,
+    write_text,
+)
 from ..callbacks.snapshot import BiasSnapshot
 from ..callbacks.stop import StopOnSignal
 from ..callbacks.training import TrainingLog, Validation
@@ -35,16 +44,17 @@ from ..data.batches import MicroBatches
 from ..data.prepare import PreparedData, prepare
 from ..data.probes import random_probe, text_probe
 from ..errors import RunError, UsageError
-from ..models.birth import born, certificate, digest
+from ..models.birth import certificate, digest
 from ..models.decoder import Decoder
 from ..models.kernel_choice import falls_back, kernel
 from .checkpoint import FolderCheckpointIO
 from .config import RunConfig
 from .module import PretrainModule, next_token_losses
+from .start import newborn
 from .throughput import flops_per_token, peak_flops
 
 #: Fields that a resumed run must leave as they are: with others it would be another run under the same name.
-_FIXED = ("init_seed", "model", "data", "snapshot", "trainer.global_batch_size")
+_FIXED = ("init_seed", "init_from", "model", "data", "snapshot", "trainer.global_batch_size")
 
 _LOCK = ".lock"
 
@@ -124,6 +134,7 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedD
     record = {
         "digest": birth["digest"],
         "init_seed": config.init_seed,
+        "init_from": config.init_from or None,
         "data_seed": config.data.data_seed,
         "probe_seed": config.snapshot.probe_seed,
         "n_params": birth["n_params"],
@@ -132,9 +143,16 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedD
         "data": data.record,
         "versions": _versions(),
         "model": asdict(config.model),
-        "parameters": birth["parameters"],
+        # Weights that were loaded were drawn from nothing that is known here.
+        "parameters": {
+            name: {"shape": facts["shape"]} if config.init_from else facts
+            for name, facts in birth["parameters"].items()
+        },
     }
     _write_config(config, run)
+    if data.tokenizer_path is not None:
+        with atomic_path(run.tokenizer) as new:
+            shutil.copyfile(data.tokenizer_path, new)
     write_json(run.birth, record)
     return record
 
@@ -145,8 +163,8 @@ def _read_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedDa
     now = digest(model)
     if now != record["digest"]:
         raise RunError(
-            f"{run.birth}: init_seed {config.init_seed} now gives birth {now[:12]}…, the certificate says "
-            f"{record['digest'][:12]}…; the config or the certificate was changed by hand"
+            f"{run.birth}: {config.init_from or f'init_seed {config.init_seed}'} now gives {now[:12]}…, the "
+            f"certificate says {record['digest'][:12]}…; it, the config or the certificate was changed"
         )
     if data.record != record["data"]:
         hashes = [facts.get("content_hash") for facts in (data.record, record["data"])]
@@ -221,7 +239,7 @@ def _callbacks(
             every=every,
             run=run,
             probes=_probes(config, data),
-            newborn=partial(born, config.model),
+            newborn=partial(newborn, config),
             init_seed=config.init_seed,
             token_texts=data.token_texts,
             tokens_per_step=tokens_per_step,
@@ -268,7 +286,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
     else:
         _check_unused(run)
     data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
-    model = born(config.model, config.init_seed)
+    model = newborn(config, config.init_seed)
     with _claimed(run):
         if not resume:
             _check_unused(run)
@@ -277,7 +295,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         truncate_metrics(run.metrics, step if checkpoint else -1)
         console.print(
             f"[bold]{run.path}[/bold]  {record['n_params']:,} parameters  birth {record['digest'][:12]}…  "
-            + (f"resumed at step {step}" if resume else f"init_seed {config.init_seed}"),
+            + (f"resumed at step {step}" if resume else config.init_from or f"init_seed {config.init_seed}"),
             highlight=False,
             soft_wrap=True,
         )
