@@ -51,8 +51,8 @@ class AttentionConfig:
     """Parts of attention."""
 
     aggregation: Literal["plain", "headnorm", "calibrated"] = "plain"
-    """What happens to each head's Σ a·v before the output projection: nothing, head-wise RMSNorm [SO], or variance
-    calibration [BB]."""
+    """What happens to each head's Σ a·v before the output projection: nothing (``plain``); ``headnorm``, head-wise
+    RMSNorm [SO]; or ``calibrated``, variance calibration [BB]."""
 
     aggregation_blocks: list[int] | None = None
     """Blocks (from 0) that ``aggregation`` applies to, the others staying plain; by default all."""
@@ -63,9 +63,10 @@ class AttentionConfig:
     normaliser: Literal["softmax", "softmax_off_by_one", "softmax_sink", "sigmoid", "relu", "elu", "identity"] = (
         "softmax"
     )
-    """How scores become weights. ``softmax``; ``softmax_off_by_one``, exp(s)/(1 + Σ exp(s)); ``softmax_sink``, the same
-    with a learned logit per head in place of 0 (exp(b) for 1); or a similarity of its own for each score: its sigmoid,
-    its ReLU, ELU + 1, or the score itself [AS]."""
+    """How scores become weights. ``softmax`` (arXiv 1706.03762); ``softmax_off_by_one``, exp(s)/(1 + Σ exp(s)) (Miller
+    2023, Attention Is Off By One); ``softmax_sink``, the same with a learned logit per head in place of 0, exp(b) for 1
+    (gpt-oss, arXiv 2508.10925); or a similarity of its own for each score: its ``sigmoid`` (arXiv 2409.04431), its
+    ``relu``, its ``elu`` + 1, or the score itself, ``identity`` [AS]."""
 
     normalise_rows: bool = False
     """Divide the similarities ``sigmoid``, ``relu`` and ``elu`` by their sum over the row; ``identity``, whose sum has
@@ -75,11 +76,12 @@ class AttentionConfig:
     """Add −log max_seq_len to the scores of ``sigmoid``, so that a newborn row sums to about 1 (arXiv 2409.04431)."""
 
     window: int | None = None
-    """Sliding window: a query sees itself and the window − 1 positions before it; by default all before it."""
+    """Sliding window (Longformer, arXiv 2004.05150; Mistral, arXiv 2310.06825): a query sees itself and the
+    window − 1 positions before it; by default all before it."""
 
     prefix: int | None = None
-    """Prefix language modelling: the first ``prefix`` positions see one another; losses count from the last of them
-    on."""
+    """Prefix language modelling (arXiv 1910.10683): the first ``prefix`` positions see one another; losses count from
+    the last of them on."""
 
     kv_bias: Literal["none", "key", "value", "key_value"] = "none"
     """Learned biases [AS]: ``key``, one more key that every query sees, with value 0; ``key_value``, with a learned
@@ -89,15 +91,15 @@ class AttentionConfig:
     """One bias for all heads of a block in place of one for each key/value head."""
 
     gate: Literal["none", "head", "channel"] = "none"
-    """Multiply head outputs, after ``aggregation``, with a sigmoid of a linear map of the block's input: one number per
-    head, or one per channel."""
+    """Multiply head outputs, after ``aggregation``, with a sigmoid of a linear map of the block's input
+    (arXiv 2505.06708): one number per ``head``, or one per ``channel``."""
 
     qk_norm: Literal["none", "head", "width"] = "none"
-    """RMSNorm of queries and keys before they turn: over each head's channels with one gain shared by the heads
-    (Qwen3), or over all heads' channels together (OLMo-2)."""
+    """RMSNorm of queries and keys before they turn: ``head``, over each head's channels with one gain shared by the
+    heads (Qwen3, arXiv 2505.09388); ``width``, over all heads' channels together (OLMo-2, arXiv 2501.00656)."""
 
     qkv_bias: bool | None = None
-    """Biases of the query, key and value maps (Qwen2 has these alone); by default what model.bias says."""
+    """Biases of the query, key and value maps, Qwen2's only ones (arXiv 2407.10671); by default model.bias."""
 
     @property
     def rows_sum_to_one(self) -> bool:
@@ -143,12 +145,12 @@ class InitConfig:
     """The distribution at birth of every weight matrix and embedding (gains start at 1, biases at 0)."""
 
     kind: Literal["fan_in", "normal", "truncated_normal", "gpt2", "xavier", "kaiming", "orthogonal"] = "fan_in"
-    """Normal distributions with mean 0 and standard deviation 1/√fan-in (``fan_in``; 1/√d_model for embeddings), std
-    (``normal``; ``truncated_normal`` draws anew what lies further than ``truncate``·std from 0), std and, for the two
-    maps of each block that write to the residual stream, std/√(2·n_layers) (``gpt2``), √(2/(fan-in + fan-out))
-    (``xavier``), √(2/fan-in) (``kaiming``). ``orthogonal`` (arXiv 1312.6120) takes matrices with orthonormal rows or
-    columns for all linear maps; embedding tables and the output head, which are tables of vectors, stay normal with
-    1/√width."""
+    """Normal distributions with mean 0, and as standard deviation: ``fan_in``, 1/√fan-in (1/√d_model for embeddings);
+    ``normal``, std; ``truncated_normal``, std, what lies further than ``truncate``·std from 0 drawn anew; ``gpt2``, std
+    and, for the two maps of each block that write to the residual stream, std/√(2·n_layers) (Radford et al. 2019);
+    ``xavier``, √(2/(fan-in + fan-out)) (Glorot & Bengio 2010); ``kaiming``, √(2/fan-in) (arXiv 1502.01852).
+    ``orthogonal`` takes matrices with orthonormal rows or columns for all linear maps (arXiv 1312.6120); embedding
+    tables and the output head, which are tables of vectors, stay normal with 1/√width."""
 
     std: float = 0.02
     """Standard deviation of ``normal``, ``truncated_normal`` (before the cut) and ``gpt2``."""
@@ -188,7 +190,8 @@ class ModelConfig:
     """Query heads per block."""
 
     n_kv_heads: int | None = None
-    """Key/value heads per block; by default n_heads."""
+    """Key/value heads per block, fewer than n_heads in grouped-query attention (arXiv 2305.13245), 1 in multi-query
+    attention (arXiv 1911.02150); by default n_heads."""
 
     head_dim: int | None = None
     """Width of one head; by default d_model/n_heads."""
@@ -203,14 +206,17 @@ class ModelConfig:
     """Training length in tokens, and the most positions a learned table holds."""
 
     norm: Literal["rmsnorm", "layernorm", "none"] = "rmsnorm"
-    """Normalisation around attention and the MLP (see norm_placement) and before the output head."""
+    """Normalisation around attention and the MLP (see norm_placement) and before the output head: ``rmsnorm``
+    (arXiv 1910.07467); ``layernorm`` (arXiv 1607.06450); or none."""
 
     norm_placement: Literal["pre", "post", "both"] = "pre"
-    """Normalise the input of attention and of the MLP (GPT-2, LLaMA), their output before it is added to the residual
-    stream (OLMo-2), or both."""
+    """What is normalised: ``pre``, the input of attention and of the MLP (arXiv 2002.04745), as in GPT-2 and LLaMA;
+    ``post``, their output before it is added to the residual stream (OLMo-2, arXiv 2501.00656); or ``both`` (Gemma 2,
+    arXiv 2408.00118)."""
 
     parallel_residual: bool = False
-    """Attention and MLP read the same residual stream, and their outputs are added together (GPT-NeoX)."""
+    """Attention and MLP read the same residual stream, and their outputs are added together (GPT-NeoX,
+    arXiv 2204.06745)."""
 
     norm_eps: float = 1e-5
     """Added to the mean square (rmsnorm, head-wise RMSNorm) or variance (layernorm)."""
@@ -230,28 +236,31 @@ class ModelConfig:
         "bilinear",
         "relu2glu",
     ] = "gelu"
-    """Activation of the MLP (relu2: squared ReLU; gelu_tanh: GPT-2's approximation of GELU); the last six are the gated
-    forms of the first six, in that order."""
+    """Activation of the MLP: ``relu``; ``gelu`` (arXiv 1606.08415); ``silu`` (arXiv 1702.03118); ``tanh``;
+    ``identity``; ``relu2``, squared ReLU (Primer, arXiv 2109.08668); ``gelu_tanh``, GPT-2's approximation of GELU
+    (arXiv 1606.08415). The last six are the gated forms of the first six, in that order; ``reglu``, ``geglu``,
+    ``swiglu`` and ``bilinear`` are known as variants of GLU (arXiv 2002.05202)."""
 
     positions: Literal["rope", "learned", "sinusoidal", "alibi", "t5", "none"] = "rope"
-    """Positional information: rotary; a learned or a sinusoidal table added to the embeddings; a penalty on scores that
-    grows with distance, linear with a fixed slope per head (``alibi``, arXiv 2108.12409) or learned per head and
-    bucket of distances, shared by all blocks (``t5``, arXiv 1910.10683); or none."""
+    """Positional information: ``rope``, rotary (arXiv 2104.09864); a ``learned`` or a ``sinusoidal`` table added to the
+    embeddings (arXiv 1706.03762); ``alibi``, a penalty on scores that grows linearly with distance, its slope fixed for
+    each head (arXiv 2108.12409); ``t5``, a learned number per head and bucket of distances, shared by all blocks, added
+    to scores (arXiv 1910.10683); or none."""
 
     rope_base: float = 10000.0
-    """Base wavelength of rotary positions."""
+    """Base wavelength of rotary positions (arXiv 2104.09864)."""
 
     rope_fraction: float = 1.0
-    """Share of each head's channels that turn, from the first on, in (0, 1]."""
+    """Share of each head's channels that turn, from the first on, in (0, 1] (GPT-NeoX, arXiv 2204.06745)."""
 
     t5_buckets: int = 32
-    """Buckets of distances of ``t5``: the first half one distance each, the others growing ones."""
+    """Buckets of distances of ``t5``: the first half one distance each, the others growing ones (arXiv 1910.10683)."""
 
     t5_max_distance: int = 128
-    """Distance from which on all share the last bucket of ``t5``."""
+    """Distance from which on all share the last bucket of ``t5`` (arXiv 1910.10683)."""
 
     tie_embeddings: bool = False
-    """Use the embedding table as the output head."""
+    """Use the embedding table as the output head (arXiv 1608.05859)."""
 
     bias: bool = False
     """Biases in all linear maps and layer norms."""

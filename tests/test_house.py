@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import birthmark
-from birthmark.launch.cli import build_parser, resolve
+from birthmark.launch.parsing import build_parser, resolve
 from birthmark.launch.study import check_buildable, read_study, trials
 
 ROOT = Path(birthmark.__file__).parent
@@ -49,7 +49,7 @@ def loaded_by(code):
 
 
 def test_the_command_line_loads_no_framework_before_it_is_needed():
-    modules = loaded_by("import birthmark.launch.cli as c; c.build_parser()")
+    modules = loaded_by("import birthmark.launch.cli, birthmark.launch.parsing as p; p.build_parser()")
     assert not modules & {"torch", "lightning", "datasets", "wandb", "transformers", "matplotlib", "scipy"}
 
 

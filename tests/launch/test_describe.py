@@ -9,8 +9,9 @@ import torch
 import transformers
 
 import birthmark
-from birthmark.launch.cli import build_parser, main
+from birthmark.launch.cli import main
 from birthmark.launch.describe import describe
+from birthmark.launch.parsing import build_parser
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 

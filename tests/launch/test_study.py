@@ -18,8 +18,9 @@ from birthmark.callbacks.config import LogConfig, SnapshotConfig
 from birthmark.callbacks.records import RunDir, Snapshot, append_metrics, read_json, write_json, write_text
 from birthmark.data.config import DataConfig
 from birthmark.errors import RunError, UsageError
-from birthmark.launch.cli import main, resolve
+from birthmark.launch.cli import main
 from birthmark.launch.labels import place_labels
+from birthmark.launch.parsing import resolve
 from birthmark.launch.study import check_stored, next_move, read_study, trials
 from birthmark.launch.study_pictures import families, study_figure
 from birthmark.launch.study_runs import _environment, _last_line, _step

@@ -9,7 +9,7 @@ from rich.console import Console
 import birthmark
 from birthmark.callbacks.config import LogConfig
 from birthmark.callbacks.records import RunDir, read_metrics
-from birthmark.launch.cli import build_parser
+from birthmark.launch.parsing import build_parser
 from birthmark.trainer.config import RunConfig
 from birthmark.trainer.run import pretrain
 

@@ -1,0 +1,199 @@
+"""What each command does. Frameworks are imported where they are used, so that --help is quick."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import ArgumentParser, Namespace
+
+from ..callbacks.records import RunDir
+from ..errors import UsageError
+from .parsing import resolve, run_config
+
+
+def _pretrain(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from rich.console import Console
+
+    from ..trainer import start
+    from ..trainer.run import pretrain
+    from .report import build_report
+    from .table import print_table
+
+    if parsed.resume is not None:
+        if parsed.config:
+            raise UsageError("--resume takes the config of the run itself: leave --config out, override single fields")
+        run = RunDir.open(Path(parsed.resume))
+        # The run's own config first, so that fields on the command line override it.
+        parsed = parser.parse_args([f"--config={run.config}", *arguments])
+        config = dataclasses.replace(run_config(parser, parsed), run_dir=str(run.path))
+    else:
+        config = run_config(parser, parsed)
+        name = config.name or (Path(str(parsed.config[-1])).stem if parsed.config else "run")
+        run = RunDir(Path(config.run_dir or f"runs/{name}"))
+        config = dataclasses.replace(config, name=name, run_dir=str(run.path))
+
+    config = start.resolve(config)
+    console = Console()
+    outcome = pretrain(config, run, resume=parsed.resume is not None, console=console)
+    if config.snapshot.enabled:
+        print_table(run, console)
+    if importlib.util.find_spec("matplotlib"):
+        build_report([run], run.report)
+        console.print(f"report: {run.report}", highlight=False, soft_wrap=True)
+    else:
+        console.print(f"no report: pip install 'birthmark[plots]', then birthmark report {run.path}", soft_wrap=True)
+    if outcome.stopped_by:
+        console.print(
+            f"stopped by {outcome.stopped_by} at step {outcome.step} of {config.trainer.max_steps}; "
+            f"go on with: birthmark pretrain --resume {run.path}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return 0
+
+
+def _report(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from .report import build_report, summarise
+
+    runs = [RunDir.open(Path(path)) for path in parsed.runs]
+    if parsed.json:
+        print(json.dumps(summarise(runs), indent=2, ensure_ascii=False), flush=True)
+        return 0
+    out = Path(parsed.out) if parsed.out else runs[0].report if len(runs) == 1 else Path("report.html")
+    build_report(runs, out)
+    print(out)
+    return 0
+
+
+def _ablate(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from rich.console import Console
+
+    from .study import check_buildable, check_stored, common_flags, read_study, trials
+    from .study_runs import run_trials
+    from .study_table import read_results, report_study
+
+    if parsed.jobs < 1:
+        raise UsageError(f"--jobs {parsed.jobs}: give at least 1")
+    study = read_study(Path(parsed.study)).at(parsed.scale)
+    if parsed.arms is not None:
+        study = study.only([arm.strip() for arm in parsed.arms.split(",")])
+    out = Path(parsed.out or f"studies/{study.name}")
+    planned = trials(study, out, resolve, common_flags(parsed["set"]))
+    for trial in planned:
+        check_stored(trial)
+    console, failures = Console(), []
+    if not parsed.summary:
+        check_buildable(planned)
+        failures = run_trials(planned, parsed.jobs, console)
+    results = read_results(study, planned)
+    if results:
+        report_study(study, results, out, console)
+    elif parsed.summary:
+        raise UsageError(f"{out}: no run of {study.file} in it yet")
+    for failure in failures:
+        print(f"birthmark: error: {failure.trial.label}: {failure.reason} ({failure.trial.log})", file=sys.stderr)
+    return 1 if failures else 0
+
+
+def _birth(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ..callbacks.records import atomic_path, write_json
+    from ..models.birth import certificate_of
+    from ..models.birth_files import write_birth
+    from .describe import describe
+
+    config = resolve(Path(parsed.config))
+    seed = config.init_seed if parsed.seed is None else parsed.seed
+    out = Path(parsed.out) if parsed.out else None
+    if out is not None and out.exists():
+        raise UsageError(f"--out {out}: exists already; give a new folder")
+    model = {"model": dataclasses.asdict(config.model)}
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=parsed.json or not console.is_terminal) as progress:
+        bar = progress.add_task("birth", total=describe(config.model)["n_params"])
+
+        def advance(name: str, values: Any) -> None:
+            progress.advance(bar, values.size)
+
+        if out is None:
+            told = certificate_of(config.model, seed, advance) | model
+        else:
+            with atomic_path(out) as new:
+                new.mkdir()
+                told = write_birth(config.model, seed, new, each=advance) | model
+                write_json(new / "birth.json", told)
+    if parsed.json:
+        print(json.dumps(told, indent=2), flush=True)
+    else:
+        print(f"digest    {told['digest']}\ninit_seed {seed}\nn_params  {told['n_params']:,}", flush=True)
+    return 0
+
+
+def _sample(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from .weights import sample
+
+    for name, least in (("max_tokens", 1), ("temperature", 0), ("top_k", 1)):
+        if parsed[name] is not None and not parsed[name] >= least:
+            raise UsageError(f"--{name} {parsed[name]}: give at least {least}")
+    run = RunDir.open(Path(parsed.run))
+    pieces = sample(
+        run,
+        resolve(run.config).model,
+        parsed.prompt,
+        n_tokens=parsed.max_tokens,
+        temperature=parsed.temperature,
+        top_k=parsed.top_k,
+        seed=parsed.seed,
+        step=parsed.step,
+    )
+    first = next(pieces, "")  # nothing is told of a command that fails
+    print(parsed.prompt + first, end="", flush=True)
+    for piece in pieces:
+        print(piece, end="", flush=True)
+    print(flush=True)
+    return 0
+
+
+def _export(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    import torch
+
+    from .weights import export
+
+    run = RunDir.open(Path(parsed.run))
+    dtype = None if parsed.dtype is None else getattr(torch, parsed.dtype)
+    notes = export(run, resolve(run.config).model, Path(parsed.out), step=parsed.step, dtype=dtype)
+    print("\n".join([parsed.out, *notes]))
+    return 0
+
+
+def _describe(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from rich.console import Console
+
+    from .describe import describe, print_description
+
+    told = describe(resolve(Path(parsed.config)).model)
+    if parsed.json:
+        print(json.dumps(told, indent=2), flush=True)
+    else:
+        print_description(told, Console())
+    return 0
+
+
+#: Commands by name: (their parser, the arguments after the name, those parsed) → exit status.
+COMMANDS: dict[str, Callable[[ArgumentParser, Sequence[str], Namespace], int]] = {
+    "pretrain": _pretrain,
+    "report": _report,
+    "describe": _describe,
+    "birth": _birth,
+    "ablate": _ablate,
+    "sample": _sample,
+    "export": _export,
+}

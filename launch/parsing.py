@@ -1,0 +1,158 @@
+"""The command line's grammar: every command with its options, and config files read through it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import yaml
+from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
+
+from .. import __version__
+from ..errors import UsageError
+from ..trainer.config import RunConfig
+from .explain import explain
+
+# The dataclasses' attribute docstrings are the help.
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+class Parser(ArgumentParser):
+    """Raises UsageError in place of printing a usage text and leaving."""
+
+    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+        """One line, and no usage text."""
+        raise UsageError(explain(message))
+
+
+def build_parser() -> tuple[Parser, dict[str, Parser]]:
+    """The whole command line's parser, and its commands' by name."""
+    parser = Parser(prog="birthmark", description="Pretrain transformers and see the mark they were born with.")
+    parser.add_argument("--version", action="version", version=f"birthmark {__version__}")
+    commands = parser.add_subcommands(dest="command")
+
+    pretrain = Parser(
+        usage="birthmark pretrain [--config YAML | --resume RUN] [--FIELD VALUE ...]",
+        description="Train a model and snapshot its biases at birth and at every checkpoint.",
+    )
+    pretrain.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the fields below.")
+    pretrain.add_argument("--resume", type=str | None, metavar="RUN", help="Go on with the run in this folder.")
+    pretrain.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    pretrain.add_class_arguments(RunConfig, None, as_group=False)
+    commands.add_subcommand("pretrain", pretrain, help=pretrain.description)
+
+    report = Parser(description="Rebuild report.html of a run, or lay several runs side by side.")
+    report.add_argument("runs", type=str, nargs="+", metavar="RUN", help="Folders that `pretrain` wrote.")
+    report.add_argument(
+        "--out", type=str | None, help="HTML file; by default RUN/report.html, ./report.html for several runs."
+    )
+    report.add_argument("--json", action="store_true", help="Print the figures as JSON; no page is written.")
+    report.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    commands.add_subcommand("report", report, help=report.description)
+    describe = Parser(description="Tell what a model is made of, without allocating it.")
+    describe.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run or of a model.")
+    describe.add_argument("--json", action="store_true", help="Print it as JSON.")
+    describe.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    commands.add_subcommand("describe", describe, help=describe.description)
+
+    birth = Parser(description="Re-create a birth from config and seed: its certificate and, if wanted, its weights.")
+    birth.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run or of a model.")
+    birth.add_argument("--seed", type=int | None, help="init_seed; by default the config's own.")
+    birth.add_argument("--out", type=str | None, metavar="DIR", help="Folder for the weights and birth.json.")
+    birth.add_argument("--json", action="store_true", help="Print the certificate as JSON.")
+    birth.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    commands.add_subcommand("birth", birth, help=birth.description)
+
+    sample = Parser(description="Let a run's model go on with a text.")
+    sample.add_argument("run", type=str, metavar="RUN", help="Folder that `pretrain` wrote.")
+    sample.add_argument("--prompt", type=str, default="", help="Text to go on with; none begins a new one.")
+    sample.add_argument("--max_tokens", type=int, default=100, metavar="N", help="Tokens to write at most.")
+    sample.add_argument("--temperature", type=float, default=0.8, help="0 always takes the likeliest token.")
+    sample.add_argument("--top_k", type=int | None, metavar="K", help="Draw from the K likeliest tokens only.")
+    sample.add_argument("--seed", type=int, default=0, help="Decides the draws.")
+    sample.add_argument("--step", type=int | None, metavar="N", help="Checkpoint after N steps; by default the last.")
+    sample.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    commands.add_subcommand("sample", sample, help=sample.description)
+
+    export = Parser(description="Write a run's checkpoint as transformers reads it (docs/exchange.md).")
+    export.add_argument("run", type=str, metavar="RUN", help="Folder that `pretrain` wrote.")
+    export.add_argument("out", type=str, metavar="DIR", help="New folder.")
+    export.add_argument("--step", type=int | None, metavar="N", help="Checkpoint after N steps; by default the last.")
+    export.add_argument(
+        "--dtype",
+        type=Literal["float32", "bfloat16", "float16"] | None,
+        help="Of the weights; by default as trained, float32.",
+    )
+    export.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    commands.add_subcommand("export", export, help=export.description)
+
+    ablate = Parser(description="Run a study: every arm from every seed, then one table and one figure.")
+    ablate.add_argument("study", type=str, metavar="STUDY", help="YAML file of a study (docs/studies.md).")
+    ablate.add_argument("--scale", type=str | None, metavar="NAME", help="One of the file's scales: another base.")
+    ablate.add_argument("--out", type=str | None, metavar="DIR", help="By default studies/NAME or studies/NAME-SCALE.")
+    ablate.add_argument("--arms", type=str | None, metavar="A,B", help="These arms alone; by default all.")
+    ablate.add_argument(
+        "--set", type=str, nargs="+", default=[], metavar="FIELD=VALUE", help="Change the base of every arm."
+    )
+    ablate.add_argument("--jobs", type=int, default=1, metavar="N", help="Runs at a time; they share the cores.")
+    ablate.add_argument("--summary", action="store_true", help="Run nothing: table and figure of what is there.")
+    ablate.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    commands.add_subcommand("ablate", ablate, help=ablate.description)
+    return parser, {
+        "pretrain": pretrain,
+        "report": report,
+        "describe": describe,
+        "birth": birth,
+        "ablate": ablate,
+        "sample": sample,
+        "export": export,
+    }
+
+
+def check_config_files(arguments: Sequence[str]) -> None:
+    """Refuse config files that the parser would misread: it takes a list or a word in place of a group for nothing."""
+    names = [b for a, b in pairwise(arguments) if a == "--config"]
+    names += [a.partition("=")[2] for a in arguments if a.startswith("--config=")]
+    for name in names:
+        try:
+            content = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UsageError(f"--config {name}: cannot be read ({error.strerror})") from None
+        except (yaml.YAMLError, UnicodeDecodeError) as error:
+            raise UsageError(f"--config {name}: not YAML ({' '.join(str(error).split())})") from None
+        _check_groups(name, content, RunConfig, "")
+
+
+def _check_groups(file: str, content: Any, config: type, group: str) -> None:
+    if not isinstance(content, dict):
+        raise UsageError(
+            f"--config {file}: {group or 'the file'} is {content!r}; write fields as `name: value` under it"
+        )
+    for field in dataclasses.fields(config):
+        kind = field.default_factory
+        if field.name in content and isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            _check_groups(file, content[field.name], kind, f"{group}.{field.name}".lstrip("."))
+
+
+def normal_dashes(arguments: Sequence[str]) -> list[str]:
+    """Options with their words joined by underscores, as fields are: ``--init-from X`` is ``--init_from X``."""
+    return [
+        "--" + a[2:].partition("=")[0].replace("-", "_") + "".join(a[2:].partition("=")[1:]) if a[:2] == "--" else a
+        for a in arguments
+    ]
+
+
+def run_config(parser: ArgumentParser, parsed: Namespace) -> RunConfig:
+    """The run that was parsed."""
+    built = parser.instantiate(parsed)
+    return RunConfig(**{f.name: built[f.name] for f in dataclasses.fields(RunConfig)})
+
+
+def resolve(file: Path, flags: Sequence[str] = ()) -> RunConfig:
+    """The run that a YAML file and flags ``--field=value`` describe; what they leave out has its default."""
+    check_config_files(["--config", str(file)])
+    parser = build_parser()[1]["pretrain"]
+    return run_config(parser, parser.parse_args([f"--config={file}", *flags]))
