@@ -1,0 +1,291 @@
+"""SeedPrint: whether two models share a birth, told from how they rank the same inputs (definitions §10) [SP]."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import log, log10, nan
+from typing import Literal
+
+import numpy as np
+from scipy import stats
+
+from .nulls import (
+    analytic_sd,
+    column_taus,
+    common_dimensions,
+    gaussian_moments,
+    pairing_moments,
+    permuted_inputs_moments,
+    pipeline_moments,
+    sampled_pairings,
+    softened,
+)
+
+Null = Literal["dimensions", "dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"]
+Verdict = Literal["kin", "stranger", "undefined"]
+
+#: p below which two models are kin.
+LEVEL = 0.01
+#: Fewer inputs give no test.
+FEWEST_INPUTS = 10
+#: Fewer columns, and the normal form of a null is a rough one.
+_FEW_COLUMNS = 30
+#: Smaller vocabularies, and births share more by chance than the published nulls allow.
+_SMALL_VOCABULARY = 32_000
+# Columns ranked at a time: the sort's own indices would take as much room as the matrix.
+_BLOCK = 256
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How two models are compared."""
+
+    null: Null = "dimensions"
+    """What the statistic is held against. ``dimensions``: random pairings of the columns, exact moments (and so
+    calibrated); ``dimensions_sampled``: the same by ``draws`` random pairings. As published [SP], on identity
+    dimensions: ``analytic``; ``empirical``, independent Gaussian matrices of the selected size; ``empirical_full``,
+    independent Gaussian matrices through the whole procedure; ``inputs``, shuffled inputs."""
+
+    correlation: Literal["spearman", "kendall"] = "spearman"
+    """Of the null ``dimensions``; ``kendall`` takes D² calls of scipy's τ-b. The published statistic is always τ-b."""
+
+    choice: Literal["coset", "base"] = "coset"
+    """Identity dimensions: those that both models have, or the first model's [SP]."""
+
+    k: float = 0.1
+    """Identity dimensions of each model: a share of the width below 1, else a number."""
+
+    temperature: float = 10.0
+    """Of the softmax over identity dimensions."""
+
+    draws: int | None = None
+    """Random draws of a null that has any; by default 100, and 9999 for ``dimensions_sampled``."""
+
+    seed: int = 0
+    """Decides the draws, and nothing else."""
+
+    def n_dimensions(self, width: int) -> int:
+        """Identity dimensions that are looked for in each model."""
+        return min(width, int(self.k * width + 1e-9) if self.k < 1 else int(self.k))
+
+    def problems(self) -> list[str]:
+        """Everything that makes this impossible, one line each, with the mend."""
+        found = []
+        if not (0 < self.k < 1 or (self.k >= 1 and self.k == int(self.k))):
+            found.append(f"k is {self.k}: give a share between 0 and 1, or a whole number")
+        if not self.temperature > 0:
+            found.append(f"temperature is {self.temperature}: give a positive number")
+        if self.draws is not None and self.draws < 20:
+            found.append(f"draws is {self.draws}: give at least 20")
+        return found
+
+
+@dataclass(frozen=True)
+class Fingerprint:
+    """What a test of two models found."""
+
+    null: str
+    """The null that it was held against."""
+    verdict: Verdict
+    """``kin``: p < 0.01 with z > 0; ``undefined``: there was no test, see ``reason``."""
+    statistic: float
+    """Mean rank correlation over columns: Spearman's ρ or Kendall's τ-b."""
+    z: float
+    """Its distance from the null's mean, in the null's standard deviations."""
+    log10_p: float
+    """Base-10 logarithm of p, which itself would underflow."""
+    k: int
+    """Columns compared."""
+    n_inputs: int
+    """N."""
+    reason: str = ""
+    """Why it is undefined."""
+    warnings: tuple[str, ...] = ()
+    """Where the null that was chosen is known to be off."""
+
+    @property
+    def p(self) -> float:
+        """p; 0 where it underflows."""
+        return float(10.0**self.log10_p)
+
+
+class HiddenStates:
+    """Last-position final hidden states of one model over N inputs, with what all tests of it share.
+
+    Args:
+        x_ND: floats ``[N, D]``.
+    """
+
+    def __init__(self, x_ND: np.ndarray) -> None:
+        self.x_ND = np.asarray(x_ND)
+
+    @cached_property
+    def fault(self) -> str:
+        """Why nothing can be told from them; empty if it can."""
+        if len(self.x_ND) < FEWEST_INPUTS:
+            return f"{len(self.x_ND)} inputs: at least {FEWEST_INPUTS} are needed"
+        if not np.isfinite(self.x_ND).all():
+            return "hidden states with NaN or inf"
+        n_constant = int((np.ptp(self.x_ND, axis=0) == 0).sum())
+        if n_constant:
+            return f"{n_constant} of {self.x_ND.shape[1]} dimensions are the same for all inputs"
+        return ""
+
+    @cached_property
+    def ranks_ND(self) -> np.ndarray:
+        """Ranks of the inputs in every column, ties at their mean, centred; float32, in which they are exact."""
+        n, width = self.x_ND.shape
+        ranks_ND = np.empty((n, width), dtype=np.float32)
+        for first in range(0, width, _BLOCK):
+            block_KN = np.ascontiguousarray(self.x_ND[:, first : first + _BLOCK].T)
+            ranks_ND[:, first : first + _BLOCK] = (stats.rankdata(block_KN, axis=1) - (n + 1) / 2).T
+        return ranks_ND
+
+
+def _unit(ranks_ND: np.ndarray) -> np.ndarray:
+    unit_ND = ranks_ND.astype(np.float64)
+    unit_ND /= np.sqrt(np.einsum("nd,nd->d", unit_ND, unit_ND))
+    return unit_ND
+
+
+def spearman_matrix(a: HiddenStates, b: HiddenStates) -> np.ndarray:
+    """Spearman's ρ of every column of one with every column of the other: float64 ``[D, D]``."""
+    return _unit(a.ranks_ND).T @ _unit(b.ranks_ND)
+
+
+def kendall_matrix(a: HiddenStates, b: HiddenStates) -> np.ndarray:
+    """Kendall's τ-b of every column of one with every column of the other: float64 ``[D, D]``."""
+    columns = np.arange(b.x_ND.shape[1])
+    return np.array([column_taus(x_N[:, None].repeat(len(columns), 1), b.x_ND) for x_N in a.x_ND.T])
+
+
+def compare(
+    x: np.ndarray | HiddenStates,
+    y: np.ndarray | HiddenStates,
+    recipe: Recipe = Recipe(),  # noqa: B008, it is immutable
+    *,
+    probe: Literal["token", "embedding"] = "token",
+    vocab_size: int | None = None,
+) -> Fingerprint:
+    """Test two models on their hidden states ``[N, D]`` over the same N inputs.
+
+    Args:
+        x: the first model's; ``base`` takes its identity dimensions.
+        y: the second model's.
+        recipe: how.
+        probe: what kind of inputs they were, for the warnings.
+        vocab_size: the models' vocabulary, for the warnings.
+
+    Raises:
+        ValueError: they are not of one shape.
+    """
+    a, b = (z if isinstance(z, HiddenStates) else HiddenStates(z) for z in (x, y))
+    if a.x_ND.shape != b.x_ND.shape:
+        raise ValueError(f"hidden states of different shapes: {a.x_ND.shape} and {b.x_ND.shape}")
+    n, width = a.x_ND.shape
+    fault = a.fault or b.fault or (f"{width} dimension: at least 2 are needed" if width < 2 else "")
+    if fault:
+        found = _undefined(recipe, 0, n, fault)
+    else:
+        found = (_by_pairings if recipe.null.startswith("dimensions") else _as_published)(a, b, recipe)
+    return replace(found, warnings=_warnings(found, probe, vocab_size))
+
+
+def _by_pairings(a: HiddenStates, b: HiddenStates, recipe: Recipe) -> Fingerprint:
+    """The diagonal of the correlation matrix against random pairings of columns.
+
+    One-sided, so that strangers are called kin as often as the level says. Where pairings are sampled, p is their share
+    that does as well.
+    """
+    n, width = a.x_ND.shape
+    m_DD = (spearman_matrix if recipe.correlation == "spearman" else kendall_matrix)(a, b)
+    statistic = float(m_DD.diagonal().mean())
+    mean, sd = pairing_moments(m_DD)
+    if not sd > 1e-12:
+        return _undefined(recipe, width, n, "all pairings of dimensions correlate alike")
+    log10_p = float(stats.norm.logsf((statistic - mean) / sd)) / log(10)
+    if recipe.null == "dimensions_sampled":
+        sampled = sampled_pairings(m_DD, recipe.draws or 9999, recipe.seed)
+        mean, sd = float(sampled.mean()), float(sampled.std(ddof=1))
+        log10_p = log10((1 + (sampled >= statistic).sum()) / (1 + len(sampled)))
+    return _judged(recipe.null, statistic, (statistic - mean) / sd, log10_p, width, n)
+
+
+def _as_published(a: HiddenStates, b: HiddenStates, recipe: Recipe) -> Fingerprint:
+    """Mean τ-b over identity dimensions; ``p = 2·sf(z)`` [SP], which is at most 1 here."""
+    n, width = a.x_ND.shape
+    wanted, draws = recipe.n_dimensions(width), recipe.draws or 100
+    columns = common_dimensions(a.x_ND, b.x_ND, wanted, recipe.choice)
+    k = len(columns)
+    if k < 2:
+        return _undefined(recipe, k, n, f"{k} identity dimensions in common (of {wanted}): at least 2 are needed")
+    p_NK, q_NK = (softened(z.x_ND, columns, recipe.temperature) for z in (a, b))
+    statistic = float(column_taus(p_NK, q_NK).mean())
+    if recipe.null == "analytic":
+        mean, sd = 0.0, analytic_sd(n, k)
+    elif recipe.null == "empirical":
+        mean, sd = gaussian_moments(n, k, recipe.temperature, draws, recipe.seed)
+    elif recipe.null == "empirical_full":
+        mean, sd = pipeline_moments(n, width, wanted, recipe.choice, recipe.temperature, draws, recipe.seed)
+    else:
+        mean, sd = permuted_inputs_moments(p_NK, q_NK, draws, recipe.seed)
+    if not sd > 0:
+        return _undefined(recipe, k, n, "too few Gaussian pairs have two identity dimensions in common: raise k")
+    if not np.isfinite(statistic):
+        return _undefined(recipe, k, n, "an identity dimension is the same for all inputs after the softmax")
+    z = (statistic - mean) / sd
+    log10_p = min(0.0, (log(2) + float(stats.norm.logsf(z))) / log(10))
+    return _judged(recipe.null, statistic, z, log10_p, k, n)
+
+
+def _judged(null: str, statistic: float, z: float, log10_p: float, k: int, n: int) -> Fingerprint:
+    verdict: Verdict = "kin" if z > 0 and log10_p < log10(LEVEL) else "stranger"
+    return Fingerprint(null, verdict, float(statistic), float(z), float(log10_p), k, n)
+
+
+def _undefined(recipe: Recipe, k: int, n: int, reason: str) -> Fingerprint:
+    return Fingerprint(recipe.null, "undefined", nan, nan, nan, k, n, reason)
+
+
+def _warnings(found: Fingerprint, probe: str, vocab_size: int | None) -> tuple[str, ...]:
+    told, ours = [], found.null.startswith("dimensions")
+    if probe == "embedding":
+        told.append(
+            "embedding probe: what goes in leaks along the residual stream to the same dimensions of every model of "
+            "this width, so that strangers may pass for kin; use the token probe where vocabularies agree"
+        )
+    if not ours:
+        small = vocab_size is not None and vocab_size < _SMALL_VOCABULARY
+        told.append(
+            f"null {found.null}: takes columns for independent, which calls strangers kin more often than p says"
+            + (f", the more so with a small vocabulary ({vocab_size})" if small else "")
+            + "; the null dimensions is calibrated"
+        )
+    if 2 <= found.k < _FEW_COLUMNS:
+        told.append(f"{found.k} dimensions: the normal form of the null is rough below {_FEW_COLUMNS}")
+    return tuple(told)
+
+
+def aggregate(results: Sequence[Fingerprint]) -> Fingerprint:
+    """The strongest signal of several tests of one pair (probes, blocks), p times their number (Bonferroni) [SP].
+
+    Undefined tests count among the number; all undefined give an undefined one.
+
+    Raises:
+        ValueError: no tests.
+    """
+    if not results:
+        raise ValueError("no tests to aggregate")
+    defined = [r for r in results if r.verdict != "undefined"]
+    if not defined:
+        return results[0]
+    best = min(defined, key=lambda r: r.log10_p)
+    judged = _judged(best.null, best.statistic, best.z, bonferroni(best.log10_p, len(results)), best.k, best.n_inputs)
+    return replace(judged, warnings=tuple(dict.fromkeys(w for r in results for w in r.warnings)))
+
+
+def bonferroni(log10_p: float, n_tests: int) -> float:
+    """``log10 min(1, n·p)``."""
+    return min(0.0, log10_p + log10(n_tests))

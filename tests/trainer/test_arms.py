@@ -1,0 +1,198 @@
+"""Every arm trains, snapshots, checkpoints, resumes and reports: one run for each value that the config offers."""
+
+import json
+import shutil
+from itertools import zip_longest
+
+import numpy as np
+import pytest
+import torch
+from rich.console import Console
+
+from birthmark.callbacks.records import RunDir, read_metrics
+from birthmark.launch.fields import build, companions, model_fields
+from birthmark.launch.report import build_report, summarise
+from birthmark.trainer.checkpoint import FolderCheckpointIO
+from birthmark.trainer.run import pretrain
+
+FIELDS = {field.path: field for field in model_fields()}
+#: Fields that touch no attention and fail apart: their values share runs.
+SHARED = ("model.mlp", "model.init.kind", "model.init.zero")
+
+
+def arms():
+    """Name → dotted fields: every value of every field with names, every switch, every setting of attention."""
+    found = {}
+    for path, field in FIELDS.items():
+        if path not in SHARED and (field.choices or field.hint is bool or path.startswith("model.attention.")):
+            for value in field.others():
+                found[f"{path.removeprefix('model.')}={value}"] = companions({path: value})[0]
+    for values in zip_longest(*(FIELDS[path].others() for path in SHARED)):
+        together = {path: value for path, value in zip(SHARED, values, strict=True) if value is not None}
+        found[", ".join(f"{path.rpartition('.')[2]}={v}" for path, v in together.items())] = companions(together)[0]
+    return found
+
+
+def attention(**fields):
+    return {f"model.attention.{name.replace('__', '.')}": value for name, value in fields.items()}
+
+
+#: Sizes of their own, and what meets in one row of weights.
+TOGETHER = {
+    "plain": {},
+    "one key/value head": {"model.n_kv_heads": 1},
+    "wide heads": {"model.head_dim": 12},
+    "half of each head turns": {"model.rope_fraction": 0.5},
+    "few buckets": {"model.positions": "t5", "model.t5_buckets": 4, "model.t5_max_distance": 6},
+    "one block calibrated, estimated ρ": attention(
+        aggregation="calibrated", aggregation_blocks=[1], calibration__correlation="estimated"
+    ),
+    "sink, key and value, window, exact, learned ρ": attention(
+        aggregation="calibrated",
+        normaliser="softmax_sink",
+        kv_bias="key_value",
+        window=4,
+        calibration__correlation="learned",
+    ),
+    "normalised elu, prefix, window, estimated ρ, one key/value head": attention(
+        aggregation="calibrated",
+        normaliser="elu",
+        normalise_rows=True,
+        prefix=5,
+        window=3,
+        calibration__direction="attenuate",
+        calibration__correlation="estimated",
+    )
+    | {"model.n_kv_heads": 1},
+    "alibi, prefix, off by one, head norm, gate": attention(
+        normaliser="softmax_off_by_one", prefix=4, aggregation="headnorm", gate="channel"
+    )
+    | {"model.positions": "alibi"},
+    "alibi, window, normalised identity": attention(normaliser="identity", normalise_rows=True, window=4)
+    | {"model.positions": "alibi"},
+    "t5, relu, value": attention(normaliser="relu", kv_bias="value") | {"model.positions": "t5"},
+    "parallel, both norms, tied, biases": {
+        "model.parallel_residual": True,
+        "model.norm": "layernorm",
+        "model.norm_placement": "both",
+        "model.tie_embeddings": True,
+        "model.bias": True,
+    },
+}
+ARMS = arms() | TOGETHER
+SIZES = ("d_model", "n_layers", "n_heads", "vocab_size", "max_seq_len")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Runs are compared with runs of this process, and are too small to share."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def configured(tiny):
+    """A tiny run's config with the model of an arm."""
+
+    def of(arm, overrides):
+        small = tiny().model
+        sizes = {f"model.{name}": getattr(small, name) for name in SIZES}
+        return tiny({"model": build(sizes | ARMS[arm]), **overrides})
+
+    return of
+
+
+def run(config, path, **more):
+    return pretrain(config, RunDir(path), console=Console(quiet=True), **more).run
+
+
+def logged(done, key):
+    return [record[key] for record in read_metrics(done.metrics) if key in record]
+
+
+#: Scalars that have no value, and are null in JSON: a cosine with a stream of zeros, ranks of equal probabilities.
+NO_RANKS = {"bias/rank_persistence", "bias/kendall_tau", "bias/rank_persistence_stranger"}
+NO_DIRECTION = {
+    "bias/alignment",
+    "bias/alignment_stranger",
+    "bias/drift",
+    "bias/energy_share",
+    "bias/inter",
+    "bias/intra",
+}
+
+
+def undefined(config):
+    zero = config.model.init.zero
+    return (NO_RANKS if {"embed", "head"} & set(zero) else set()) | (NO_DIRECTION if "embed" in zero else set())
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_an_arm_trains_snapshots_and_goes_on_bit_for_bit(configured, tmp_path, arm):
+    config = configured(arm, {"trainer.checkpoint_every": 3, "snapshot.n_strangers": 1})
+    whole = run(config, tmp_path / "whole")
+    parts = RunDir(tmp_path / "parts")
+    shutil.copytree(whole.path, parts.path)
+    shutil.rmtree(parts.checkpoint(6))
+    shutil.rmtree(parts.snapshot(6))
+    run(config, parts.path, resume=True)
+
+    # Parameters, buffers, moments and all.
+    a, b = ((done.checkpoint(6) / "tensors.safetensors").read_bytes() for done in (whole, parts))
+    assert a == b
+    a, b = (done.snapshots()[-1] for done in (whole, parts))
+    assert (a.step, b.step) == (6, 6)
+    assert a.scalars() == b.scalars()
+    assert all(np.array_equal(a.arrays[name], b.arrays[name], equal_nan=True) for name in a.arrays)
+    for key in ("train/loss", "val/loss", "val/loss_trigger"):
+        assert logged(whole, key) == logged(parts, key), key
+
+    assert [snapshot.step for snapshot in whole.snapshots()] == [0, 3, 6]
+    birth = whole.snapshots()[0].scalars()
+    assert {name for name, value in birth.items() if value is None} == undefined(config)
+    for snapshot in whole.snapshots():
+        missing = {name for name, value in snapshot.scalars().items() if value is None or not np.isfinite(value)}
+        assert missing <= undefined(config), snapshot.step
+    losses = logged(whole, "val/loss")
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("arm", TOGETHER)
+def test_an_arm_learns(configured, tmp_path, arm):
+    """A tenth of what there is to learn at the least, whatever meets in it."""
+    longer = {"trainer.max_steps": 30, "trainer.checkpoint_every": 30, "trainer.log_every": 30}
+    done = run(configured(arm, longer | {"snapshot.enabled": False}), tmp_path / "run")
+    first, last = logged(done, "val/loss")
+    assert last < 0.9 * first
+
+
+@pytest.mark.parametrize("arm", [arm for arm, fields in ARMS.items() if "estimated" in fields.values()])
+def test_running_moments_count_training_alone(configured, tmp_path, arm):
+    """Neither validation nor snapshots are batches; the newborn's probe is one."""
+    config = configured(arm, {})
+    state = FolderCheckpointIO().load_checkpoint(run(config, tmp_path / "run").checkpoint(6))["state_dict"]
+    blocks = config.model.attention.aggregation_blocks
+    counts = {name: value.item() for name, value in state.items() if name.endswith("aggregate.rho.n_batches")}
+    assert counts == {
+        f"model.blocks.{block}.attn.aggregate.rho.n_batches": 1 + 6 * 2
+        for block in (range(2) if blocks is None else blocks)
+    }
+
+
+def test_arms_have_one_report(configured, tmp_path):
+    """Also those whose figures are null."""
+    names = ["plain", "attention.normaliser=sigmoid", "positions=t5"]
+    names += [arm for arm in ARMS if "zero=['embed']" in arm or "zero=['head']" in arm]
+    assert len(names) == 5
+    short = {"trainer.max_steps": 2, "snapshot.n_strangers": 1}
+    runs = [run(configured(arm, short), tmp_path / f"arm-{i}") for i, arm in enumerate(names)]
+    page = tmp_path / "report.html"
+    build_report(runs, page)
+    text = page.read_text(encoding="utf-8")
+    assert text.endswith("</html>\n")
+    assert all(done.path.name in text for done in runs)
+    told = json.loads(json.dumps(summarise(runs), allow_nan=False))["runs"]
+    assert [entry["name"] for entry in told] == [done.path.name for done in runs]
+    assert told[-1]["rows"][0]["rank_persistence"] is None
