@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import UsageError
+from .checks import problems
 
 #: Gated MLPs, and the activation of their gate.
 GATED = {
@@ -102,42 +103,15 @@ class AttentionConfig:
     """Biases of the query, key and value maps, Qwen2's only ones (arXiv 2407.10671); by default model.bias."""
 
     @property
+    def weighs_scores_alone(self) -> bool:
+        """Whether the normaliser weighs each score on its own, in place of a softmax over the row."""
+        return self.normaliser in SIMILARITIES
+
+    @property
     def rows_sum_to_one(self) -> bool:
         """Whether each query's weights on tokens sum to 1 by construction."""
         own = self.normaliser == "softmax" or (self.normalise_rows and self.normaliser != "identity")
         return own and self.kv_bias not in ("key", "key_value")
-
-    def problems(self, max_seq_len: int) -> list[str]:
-        """Everything that makes these parts impossible by themselves or together."""
-        calibration, found = self.calibration, []
-        if calibration.t_ref is not None and calibration.t_ref < 1:
-            found.append(f"model.attention.calibration.t_ref is {calibration.t_ref}: give at least 1")
-        if not 0 < calibration.rho < 1:
-            found.append(f"model.attention.calibration.rho is {calibration.rho}: give a number between 0 and 1")
-        if self.window is not None and self.window < 1:
-            found.append(f"model.attention.window is {self.window}: give at least 1")
-        if self.prefix is not None and not 1 <= self.prefix <= max_seq_len:
-            found.append(
-                f"model.attention.prefix is {self.prefix}: give at least 1 and at most model.max_seq_len {max_seq_len}"
-            )
-        if self.normaliser in SIMILARITIES and not self.normalise_rows and self.kv_bias == "key":
-            found.append(
-                f"model.attention.kv_bias key changes nothing under model.attention.normaliser {self.normaliser} "
-                "without normalise_rows: a key of value 0 takes no weight from the others, give key_value"
-            )
-        if self.aggregation == "calibrated":
-            if self.normaliser in SIMILARITIES and (not self.normalise_rows or self.normaliser == "identity"):
-                found.append(
-                    f"model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, and those of "
-                    f"model.attention.normaliser {self.normaliser} do not: set normalise_rows (not with identity), or "
-                    "take aggregation headnorm"
-                )
-            if calibration.correlation == "learned" and not calibration.gradient:
-                found.append(
-                    "model.attention.calibration.correlation learned is never learned with gradient false: "
-                    "give correlation estimated, or gradient true"
-                )
-        return found
 
 
 @dataclass(frozen=True)
@@ -272,9 +246,8 @@ class ModelConfig:
     """Distribution of the weights at birth."""
 
     def __post_init__(self) -> None:
-        problems = self.problems()
-        if problems:
-            raise UsageError("; ".join(problems))
+        if found := self.problems():
+            raise UsageError("; ".join(found))
 
     @property
     def kv_heads(self) -> int:
@@ -305,150 +278,4 @@ class ModelConfig:
 
     def problems(self) -> list[str]:
         """Everything that makes this config impossible, one line each, with the mend; empty if it is sound."""
-        found = [
-            f"model.{name} is {value}: give at least 1"
-            for name, value in (
-                ("d_model", self.d_model),
-                ("n_layers", self.n_layers),
-                ("n_heads", self.n_heads),
-                ("n_kv_heads", self.kv_heads),
-                ("head_dim", 1 if self.head_dim is None else self.head_dim),
-                ("d_ff", self.ff),
-                ("max_seq_len", self.max_seq_len),
-            )
-            if value < 1
-        ]
-        if self.vocab_size < 2:
-            found.append(f"model.vocab_size is {self.vocab_size}: give at least 2")
-        if not found:
-            if self.head_dim is None and self.d_model % self.n_heads:
-                found.append(
-                    f"model.d_model {self.d_model} is not divisible by model.n_heads {self.n_heads}: "
-                    f"give a multiple of {self.n_heads}, or model.head_dim"
-                )
-            elif not 0 < self.rope_fraction <= 1:
-                found.append(f"model.rope_fraction is {self.rope_fraction}: give a number above 0 and at most 1")
-            elif self.positions == "rope" and (self.d_rope < 2 or self.d_rope % 2):
-                found.append(
-                    f"model.rope_fraction of model.d_model/model.n_heads is {self.d_rope}: rotary positions need an "
-                    "even number of channels, change one of these or model.positions"
-                )
-            if self.positions == "sinusoidal" and self.d_model % 2:
-                found.append(f"model.d_model {self.d_model} is odd: model.positions sinusoidal needs pairs of channels")
-            if self.positions == "t5" and not 2 <= self.t5_buckets < 2 * self.t5_max_distance:
-                found.append(
-                    f"model.t5_buckets is {self.t5_buckets}: give at least 2, and fewer than twice "
-                    f"model.t5_max_distance {self.t5_max_distance}"
-                )
-            if self.n_heads % self.kv_heads:
-                found.append(
-                    f"model.n_heads {self.n_heads} is not divisible by model.n_kv_heads {self.kv_heads}: "
-                    f"give a divisor of {self.n_heads}"
-                )
-        if not 0 < self.norm_eps < float("inf"):
-            found.append(f"model.norm_eps is {self.norm_eps}: give a positive number")
-        if not 0 < self.rope_base < float("inf"):
-            found.append(f"model.rope_base is {self.rope_base}: give a positive number")
-        if not 0 < self.init.std < float("inf"):
-            found.append(f"model.init.std is {self.init.std}: give a positive number")
-        if not 0.1 <= self.init.truncate < float("inf"):
-            found.append(f"model.init.truncate is {self.init.truncate}: give a number from 0.1 on")
-        twice = sorted({part for part in self.init.zero if self.init.zero.count(part) > 1})
-        if twice:
-            found.append(f"model.init.zero names {', '.join(twice)} twice: name each part once")
-        found += self.attention.problems(self.max_seq_len)
-        outside = [b for b in self.attention.aggregation_blocks or [] if not 0 <= b < self.n_layers]
-        if outside:
-            found.append(f"model.attention.aggregation_blocks has {outside}: blocks go from 0 to {self.n_layers - 1}")
-        return found + self._unread()
-
-    def _unread(self) -> list[str]:
-        """Fields that were set although nothing reads them under the others: a key is never ignored."""
-        attention, calibration = self.attention, self.attention.calibration
-        aggregation = "model.attention.aggregation"
-        settings = (
-            (
-                "attention.aggregation_blocks",
-                attention.aggregation_blocks is not None,
-                attention.aggregation != "plain",
-                f"{aggregation} headnorm or calibrated",
-            ),
-            (
-                "attention.calibration",
-                calibration != CalibrationConfig(),
-                attention.aggregation == "calibrated",
-                f"{aggregation} calibrated",
-            ),
-            (
-                "attention.calibration.t_ref",
-                calibration.t_ref is not None,
-                calibration.direction == "attenuate",
-                "model.attention.calibration.direction attenuate",
-            ),
-            (
-                "attention.calibration.gradient",
-                not calibration.gradient,
-                calibration.n_eff == "exact",
-                "model.attention.calibration.n_eff exact",
-            ),
-            (
-                "attention.calibration.rho",
-                calibration.rho != CalibrationConfig.rho,
-                calibration.correlation == "learned",
-                "model.attention.calibration.correlation learned",
-            ),
-            (
-                "attention.normalise_rows",
-                attention.normalise_rows,
-                attention.normaliser in SIMILARITIES,
-                f"model.attention.normaliser {', '.join(SIMILARITIES[:-1])} or {SIMILARITIES[-1]}",
-            ),
-            (
-                "attention.sigmoid_bias",
-                attention.sigmoid_bias != "none",
-                attention.normaliser == "sigmoid",
-                "model.attention.normaliser sigmoid",
-            ),
-            (
-                "attention.kv_bias_shared",
-                attention.kv_bias_shared,
-                attention.kv_bias != "none",
-                "model.attention.kv_bias key, value or key_value",
-            ),
-            ("t5_buckets", self.t5_buckets != ModelConfig.t5_buckets, self.positions == "t5", "model.positions t5"),
-            (
-                "t5_max_distance",
-                self.t5_max_distance != ModelConfig.t5_max_distance,
-                self.positions == "t5",
-                "model.positions t5",
-            ),
-            (
-                "init.std",
-                self.init.std != InitConfig.std,
-                self.init.kind in ("normal", "truncated_normal", "gpt2"),
-                "model.init.kind normal, truncated_normal or gpt2",
-            ),
-            (
-                "init.truncate",
-                self.init.truncate != InitConfig.truncate,
-                self.init.kind == "truncated_normal",
-                "model.init.kind truncated_normal",
-            ),
-            *(
-                (f"init.zero {part}", part in self.init.zero, exists, where)
-                for part, exists, where in (
-                    ("positions.table", self.positions in ("learned", "t5"), "model.positions learned or t5"),
-                    ("attn.gate.map", attention.gate != "none", "model.attention.gate head or channel"),
-                    ("mlp.gate", self.gated, "a gated model.mlp"),
-                    ("head", not self.tie_embeddings, "model.tie_embeddings false"),
-                )
-            ),
-            ("rope_base", self.rope_base != ModelConfig.rope_base, self.positions == "rope", "model.positions rope"),
-            ("rope_fraction", self.rope_fraction != 1, self.positions == "rope", "model.positions rope"),
-            ("norm_placement", self.norm_placement != "pre", self.norm != "none", "model.norm rmsnorm or layernorm"),
-        )
-        return [
-            f"model.{name} is set, but only {reader} reads it: leave it out or change that"
-            for name, is_set, is_read, reader in settings
-            if is_set and not is_read
-        ]
+        return problems(self)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from .config import SIMILARITIES, ModelConfig
+from .config import ModelConfig
 
 
 def falls_back(config: ModelConfig) -> str | None:
     """The field that keeps attention from the fused kernels, with its value; None where they are used."""
     attention = config.attention
-    if attention.normaliser in SIMILARITIES:
+    if attention.weighs_scores_alone:
         return f"model.attention.normaliser {attention.normaliser}"
     if config.positions == "t5":
         return "model.positions t5"
