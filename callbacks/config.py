@@ -9,6 +9,39 @@ Probe = Literal["random", "text"]
 
 
 @dataclass(frozen=True)
+class FingerprintConfig:
+    """The lineage test against the run's own birth and against strangers (definitions §10), with every snapshot."""
+
+    enabled: bool = False
+    """Take it."""
+
+    n_inputs: int = 500
+    """Random sequences that births and checkpoints are compared on."""
+
+    seq_len: int = 32
+    """Tokens in one of them."""
+
+    probe_seed: int = 0
+    """Decides the sequences, and nothing else."""
+
+    batch_size: int = 64
+    """Sequences in one forward pass."""
+
+    n_strangers: int = 2
+    """Births of the same config from other seeds (init_seed + 1, + 2, …) to compare with, as controls."""
+
+    def problems(self) -> list[str]:
+        """Everything that makes this config impossible, one line each, with the mend."""
+        bounds = {
+            "n_inputs": (self.n_inputs, 10),
+            "seq_len": (self.seq_len, 1),
+            "batch_size": (self.batch_size, 1),
+            "n_strangers": (self.n_strangers, 0),
+        }
+        return [f"snapshot.fingerprint.{k} is {v}: give at least {low}" for k, (v, low) in bounds.items() if v < low]
+
+
+@dataclass(frozen=True)
 class SnapshotConfig:
     """The bias snapshot taken at birth, at every checkpoint and at the end."""
 
@@ -41,6 +74,9 @@ class SnapshotConfig:
     top_k: int = 50
     """Preferred tokens that the ranked list shows."""
 
+    fingerprint: FingerprintConfig = field(default_factory=FingerprintConfig)
+    """The lineage test."""
+
     def problems(self) -> list[str]:
         """Everything that makes this config impossible, one line each, with the mend."""
         bounds = {
@@ -55,7 +91,7 @@ class SnapshotConfig:
             found.append("snapshot.probes lacks 'random': the seed direction is defined on it; add it")
         if not 0 < self.sink_epsilon < 1:
             found.append(f"snapshot.sink_epsilon is {self.sink_epsilon}: give a number between 0 and 1")
-        return found
+        return found + self.fingerprint.problems()
 
 
 @dataclass(frozen=True)

@@ -187,6 +187,18 @@ def _describe(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespac
     return 0
 
 
+def _fingerprint(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from .fingerprint_commands import fingerprint
+
+    return fingerprint(parsed)
+
+
+def _identify(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from .fingerprint_commands import identification
+
+    return identification(parsed)
+
+
 #: Commands by name: (their parser, the arguments after the name, those parsed) → exit status.
 COMMANDS: dict[str, Callable[[ArgumentParser, Sequence[str], Namespace], int]] = {
     "pretrain": _pretrain,
@@ -194,6 +206,8 @@ COMMANDS: dict[str, Callable[[ArgumentParser, Sequence[str], Namespace], int]] =
     "describe": _describe,
     "birth": _birth,
     "ablate": _ablate,
+    "fingerprint": _fingerprint,
+    "identify": _identify,
     "sample": _sample,
     "export": _export,
 }

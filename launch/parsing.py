@@ -13,6 +13,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsin
 
 from .. import __version__
 from ..errors import UsageError
+from ..metrics.recipe import Null, Recipe
 from ..trainer.config import RunConfig
 from .explain import explain
 
@@ -101,15 +102,86 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     ablate.add_argument("--summary", action="store_true", help="Run nothing: table and figure of what is there.")
     ablate.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     commands.add_subcommand("ablate", ablate, help=ablate.description)
+
+    model = (
+        "a run (its last checkpoint), RUN@STEP, a checkpoint, CONFIG.yaml@SEED (a birth), transformers folder or hub id"
+    )
+    fingerprint = Parser(description="Tell which models share a birth (docs/seedprint.md).")
+    fingerprint.add_argument("models", type=str, nargs="*", metavar="MODEL", help=f"Each {model}.")
+    fingerprint.add_argument(
+        "--out", type=str | None, metavar="PNG", help="Picture; by default fingerprint.png, of three models or more."
+    )
+    fingerprint.add_argument(
+        "--calibrate",
+        type=str | None,
+        metavar="CONFIG",
+        help="Measure how often the nulls are wrong about births of this config.",
+    )
+    fingerprint.add_argument(
+        "--pairs", type=int, default=200, metavar="N", help="Pairs of strangers that --calibrate makes."
+    )
+    fingerprint.add_argument(
+        "--kin",
+        type=str,
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="Runs whose checkpoints are the kin of --calibrate; by default --kin_pairs births trained a little.",
+    )
+    fingerprint.add_argument("--kin_pairs", type=int, default=20, metavar="N", help="See --kin.")
+    commands.add_subcommand("fingerprint", fingerprint, help=fingerprint.description)
+
+    identify = Parser(description="Tell which seed a model was born from (docs/seedprint.md).")
+    identify.add_argument("model", type=str, metavar="MODEL", help=model[0].upper() + model[1:] + ".")
+    identify.add_argument(
+        "--seeds", type=str, required=True, metavar="A..B", help="Candidates: 0..9999, or 3,7,10..20."
+    )
+    identify.add_argument(
+        "--config", type=str | None, metavar="CONFIG", help="YAML file of the births; by default the run's own."
+    )
+    commands.add_subcommand("identify", identify, help=identify.description)
+    for command, n_inputs in ((fingerprint, 2000), (identify, 500)):
+        _add_test(command, n_inputs)
     return parser, {
         "pretrain": pretrain,
         "report": report,
         "describe": describe,
         "birth": birth,
         "ablate": ablate,
+        "fingerprint": fingerprint,
+        "identify": identify,
         "sample": sample,
         "export": export,
     }
+
+
+def _add_test(command: Parser, n_inputs: int) -> None:
+    """Options of a lineage test."""
+    command.add_argument(
+        "--null",
+        type=Null | None,
+        help="What a test is held against (docs/seedprint.md); by default dimensions, and all under --calibrate.",
+    )
+    command.add_argument(
+        "--probe",
+        type=Literal["token", "embedding"],
+        default="token",
+        help="What the models are shown: random tokens, or Gaussian vectors in place of embeddings.",
+    )
+    command.add_argument("--n_inputs", type=int, default=n_inputs, metavar="N", help="Sequences that they are shown.")
+    command.add_argument(
+        "--seq_len",
+        type=int | None,
+        metavar="T",
+        help="Tokens in each; by default 64, or as many as all of them can read.",
+    )
+    command.add_argument("--probe_seed", type=int, default=0, help="Decides the sequences, and nothing else.")
+    command.add_class_arguments(Recipe, None, as_group=False, skip={"null"})
+    command.add_argument(
+        "--cache_dir", type=str, default="~/.cache/birthmark", metavar="DIR", help="Where hidden states are kept."
+    )
+    command.add_argument("--json", action="store_true", help="Print it as JSON.")
+    command.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
 
 
 def check_config_files(arguments: Sequence[str]) -> None:

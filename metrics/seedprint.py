@@ -22,8 +22,8 @@ from .nulls import (
     sampled_pairings,
     softened,
 )
+from .recipe import Recipe
 
-Null = Literal["dimensions", "dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"]
 Verdict = Literal["kin", "stranger", "undefined"]
 
 #: p below which two models are kin.
@@ -36,50 +36,6 @@ _FEW_COLUMNS = 30
 _SMALL_VOCABULARY = 32_000
 # Columns ranked at a time: the sort's own indices would take as much room as the matrix.
 _BLOCK = 256
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """How two models are compared."""
-
-    null: Null = "dimensions"
-    """What the statistic is held against. ``dimensions``: random pairings of the columns, exact moments (and so
-    calibrated); ``dimensions_sampled``: the same by ``draws`` random pairings. As published [SP], on identity
-    dimensions: ``analytic``; ``empirical``, independent Gaussian matrices of the selected size; ``empirical_full``,
-    independent Gaussian matrices through the whole procedure; ``inputs``, shuffled inputs."""
-
-    correlation: Literal["spearman", "kendall"] = "spearman"
-    """Of the null ``dimensions``; ``kendall`` takes D² calls of scipy's τ-b. The published statistic is always τ-b."""
-
-    choice: Literal["coset", "base"] = "coset"
-    """Identity dimensions: those that both models have, or the first model's [SP]."""
-
-    k: float = 0.1
-    """Identity dimensions of each model: a share of the width below 1, else a number."""
-
-    temperature: float = 10.0
-    """Of the softmax over identity dimensions."""
-
-    draws: int | None = None
-    """Random draws of a null that has any; by default 100, and 9999 for ``dimensions_sampled``."""
-
-    seed: int = 0
-    """Decides the draws, and nothing else."""
-
-    def n_dimensions(self, width: int) -> int:
-        """Identity dimensions that are looked for in each model."""
-        return min(width, int(self.k * width + 1e-9) if self.k < 1 else int(self.k))
-
-    def problems(self) -> list[str]:
-        """Everything that makes this impossible, one line each, with the mend."""
-        found = []
-        if not (0 < self.k < 1 or (self.k >= 1 and self.k == int(self.k))):
-            found.append(f"k is {self.k}: give a share between 0 and 1, or a whole number")
-        if not self.temperature > 0:
-            found.append(f"temperature is {self.temperature}: give a positive number")
-        if self.draws is not None and self.draws < 20:
-            found.append(f"draws is {self.draws}: give at least 20")
-        return found
 
 
 @dataclass(frozen=True)
@@ -134,8 +90,8 @@ class HiddenStates:
         return ""
 
     @cached_property
-    def ranks_ND(self) -> np.ndarray:
-        """Ranks of the inputs in every column, ties at their mean, centred; float32, in which they are exact."""
+    def ranks(self) -> np.ndarray:
+        """Ranks of the inputs in every column, ties at their mean, centred: float32 ``[N, D]``, exact in it."""
         n, width = self.x_ND.shape
         ranks_ND = np.empty((n, width), dtype=np.float32)
         for first in range(0, width, _BLOCK):
@@ -152,7 +108,7 @@ def _unit(ranks_ND: np.ndarray) -> np.ndarray:
 
 def spearman_matrix(a: HiddenStates, b: HiddenStates) -> np.ndarray:
     """Spearman's ρ of every column of one with every column of the other: float64 ``[D, D]``."""
-    return _unit(a.ranks_ND).T @ _unit(b.ranks_ND)
+    return _unit(a.ranks).T @ _unit(b.ranks)
 
 
 def kendall_matrix(a: HiddenStates, b: HiddenStates) -> np.ndarray:
@@ -207,7 +163,7 @@ def _by_pairings(a: HiddenStates, b: HiddenStates, recipe: Recipe) -> Fingerprin
         return _undefined(recipe, width, n, "all pairings of dimensions correlate alike")
     log10_p = float(stats.norm.logsf((statistic - mean) / sd)) / log(10)
     if recipe.null == "dimensions_sampled":
-        sampled = sampled_pairings(m_DD, recipe.draws or 9999, recipe.seed)
+        sampled = sampled_pairings(m_DD, recipe.draws or 9999, recipe.null_seed)
         mean, sd = float(sampled.mean()), float(sampled.std(ddof=1))
         log10_p = log10((1 + (sampled >= statistic).sum()) / (1 + len(sampled)))
     return _judged(recipe.null, statistic, (statistic - mean) / sd, log10_p, width, n)
@@ -226,11 +182,11 @@ def _as_published(a: HiddenStates, b: HiddenStates, recipe: Recipe) -> Fingerpri
     if recipe.null == "analytic":
         mean, sd = 0.0, analytic_sd(n, k)
     elif recipe.null == "empirical":
-        mean, sd = gaussian_moments(n, k, recipe.temperature, draws, recipe.seed)
+        mean, sd = gaussian_moments(n, k, recipe.temperature, draws, recipe.null_seed)
     elif recipe.null == "empirical_full":
-        mean, sd = pipeline_moments(n, width, wanted, recipe.choice, recipe.temperature, draws, recipe.seed)
+        mean, sd = pipeline_moments(n, width, wanted, recipe.choice, recipe.temperature, draws, recipe.null_seed)
     else:
-        mean, sd = permuted_inputs_moments(p_NK, q_NK, draws, recipe.seed)
+        mean, sd = permuted_inputs_moments(p_NK, q_NK, draws, recipe.null_seed)
     if not sd > 0:
         return _undefined(recipe, k, n, "too few Gaussian pairs have two identity dimensions in common: raise k")
     if not np.isfinite(statistic):

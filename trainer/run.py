@@ -26,6 +26,7 @@ from torch.utils.data import DataLoader
 
 from .. import __version__
 from ..callbacks.checkpoint import Checkpoint
+from ..callbacks.fingerprint import FingerprintSnapshot
 from ..callbacks.loggers import JsonLinesLogger, wandb_logger
 from ..callbacks.progress import RunProgress
 from ..callbacks.records import (
@@ -84,9 +85,18 @@ def _field(config: dict[str, Any], name: str) -> Any:
     return value
 
 
+def _over(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
+    """``values``, and the defaults of what they leave out."""
+    deep = {
+        n: _over(defaults[n], v) for n, v in values.items() if isinstance(v, dict) and isinstance(defaults.get(n), dict)
+    }
+    return defaults | values | deep
+
+
 def check_resumable(config: RunConfig, run: RunDir) -> None:
     """UsageError if ``config`` differs from the run's own in what must stay."""
-    stored = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+    # A field that came after the run was made has its default in it.
+    stored = _over(asdict(RunConfig()), yaml.safe_load(run.config.read_text(encoding="utf-8")))
     now = asdict(config)
     changed = [name for name in _FIXED if _field(stored, name) != _field(now, name)]
     if changed:
@@ -249,6 +259,16 @@ def _callbacks(
     )
     milestones: list[L.Callback] = [stop, training, validation]
     milestones += [snapshot] if snapshot is not None else []
+    if config.snapshot.fingerprint.enabled:
+        milestones.append(
+            FingerprintSnapshot(
+                config.snapshot.fingerprint,
+                every=every,
+                newborn=partial(newborn, config),
+                init_seed=config.init_seed,
+                max_seq_len=seq_len,
+            )
+        )
     milestones += [Checkpoint(every, run), RunProgress(every, console, training, validation, snapshot)]
     return milestones, stop
 

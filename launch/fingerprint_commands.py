@@ -1,0 +1,190 @@
+"""What `birthmark fingerprint` and `birthmark identify` do with their options."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jsonargparse import Namespace
+from rich.console import Console
+from rich.progress import Progress
+
+from ..callbacks.hidden import FingerprintProbe
+from ..callbacks.records import RunDir
+from ..errors import UsageError
+from ..metrics.recipe import Recipe
+from ..metrics.seedprint import LEVEL
+from .calibration import NULLS, calibrate, print_rates
+from .canvas import save_png
+from .fingerprint import (
+    Pair,
+    check_comparable,
+    choose_probe,
+    compare_all,
+    describe_probe,
+    identify,
+    print_pairs,
+    print_ranking,
+    seeds,
+    short_names,
+    told,
+)
+from .models import Source, open_source
+from .parsing import resolve
+
+
+def _test(parsed: Namespace) -> tuple[FingerprintProbe, Recipe]:
+    """Probe, its length still to be chosen, and recipe."""
+    fields = [field.name for field in dataclasses.fields(Recipe) if field.name != "null"]
+    recipe = Recipe(null=parsed.null or "dimensions", **{name: parsed[name] for name in fields})
+    if problems := recipe.problems():
+        raise UsageError("; ".join(f"--{problem}" for problem in problems))
+    return FingerprintProbe(kind=parsed.probe, n_inputs=parsed.n_inputs, probe_seed=parsed.probe_seed), recipe
+
+
+@contextmanager
+def _bar(what: str, total: int, quiet: bool) -> Iterator[Any]:
+    """A progress bar on a terminal's standard error; yields what moves it."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
+        task = progress.add_task(what, total=total)
+        yield lambda n: progress.advance(task, n)
+
+
+def _draws(out: str | None, parsed: Namespace, default: str) -> Path | None:
+    """Where a picture goes, if one is drawn: where it was asked for, else the default unless JSON is printed."""
+    if out is None and parsed.json:
+        return None
+    if out is None and importlib.util.find_spec("matplotlib") is None:
+        print("no picture: pip install 'birthmark[plots]'", flush=True)
+        return None
+    return Path(out or default)
+
+
+def _say(value: Any) -> None:
+    print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
+
+
+def fingerprint(parsed: Namespace) -> int:
+    """Compare models, or calibrate."""
+    probe, recipe = _test(parsed)
+    if parsed.calibrate is not None:
+        return _calibrate(parsed, probe, recipe)
+    if len(parsed.models) < 2:
+        raise UsageError("give at least two models, or --calibrate CONFIG")
+    sources = [open_source(name) for name in parsed.models]
+    check_comparable(sources, probe)
+    probe = choose_probe(probe, parsed.seq_len, [source.config for source in sources])
+    with _bar("hidden states", len(sources), parsed.json) as advance:
+        pairs = compare_all(sources, probe, recipe, Path(parsed.cache_dir), advance)
+    if parsed.json:
+        _say(
+            {
+                "models": parsed.models,
+                "probe": asdict(probe),
+                "recipe": asdict(recipe),
+                "pairs": [{"a": parsed.models[p.a], "b": parsed.models[p.b]} | told(p.found) for p in pairs],
+            }
+        )
+    else:
+        print_pairs(sources, pairs, describe_probe(probe, recipe), Console())
+    if len(sources) > 2 or parsed.out is not None:
+        _draw_matrix(sources, pairs, describe_probe(probe, recipe), _draws(parsed.out, parsed, "fingerprint.png"))
+    return 0
+
+
+def _draw_matrix(sources: list[Source], pairs: list[Pair], title: str, out: Path | None) -> None:
+    from .fingerprint_pictures import matrix
+
+    if out is None:
+        return
+    n = len(sources)
+    z_MM, verdicts_MM = np.full((n, n), np.nan), np.full((n, n), "", dtype=object)
+    for pair in pairs:
+        for place in ((pair.a, pair.b), (pair.b, pair.a)):
+            z_MM[place], verdicts_MM[place] = pair.found.z, pair.found.verdict
+    save_png(matrix(short_names(sources), z_MM, verdicts_MM, title), out)
+    Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _calibrate(parsed: Namespace, probe: FingerprintProbe, recipe: Recipe) -> int:
+    from .fingerprint_pictures import rates
+
+    if parsed.models:
+        raise UsageError(f"--calibrate makes its own models: leave out {' '.join(parsed.models)}")
+    for name in ("pairs", "kin_pairs"):
+        if parsed[name] < 1:
+            raise UsageError(f"--{name} {parsed[name]}: give at least 1")
+    births = open_source(f"{parsed.calibrate}@0")
+    kin = [pair for name in parsed.kin for pair in _with_birth(name)]
+    sources = [births, *(source for pair in kin for source in pair)]
+    check_comparable(sources, probe)
+    probe = choose_probe(probe, parsed.seq_len, [source.config for source in sources])
+    nulls = NULLS if parsed.null is None else (parsed.null,)
+    n_kin = len(kin) or parsed.kin_pairs
+    with _bar("pairs", parsed.pairs + n_kin, parsed.json) as advance:
+        found = calibrate(births.config, parsed.pairs, kin, n_kin, probe, recipe, nulls, advance)
+    title = f"{Path(parsed.calibrate).name}, {probe.n_inputs} sequences of {probe.seq_len}, {probe.kind} probe"
+    if parsed.json:
+        _say(
+            {
+                "config": parsed.calibrate,
+                "level": LEVEL,
+                "probe": asdict(probe),
+                "recipe": {name: value for name, value in asdict(recipe).items() if name != "null"},
+                "nulls": {r.null: {"strangers": r.strangers.told(), "kin": r.kin.told()} for r in found},
+            }
+        )
+    else:
+        print_rates(found, title, Console())
+    out = _draws(parsed.out, parsed, "calibration.png")
+    if out is not None:
+        save_png(rates(found, LEVEL, title), out)
+        Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
+    return 0
+
+
+def _with_birth(name: str) -> list[tuple[Source, Source]]:
+    """A run's birth with each of its checkpoints."""
+    run = RunDir.open(Path(name))
+    steps = [int(folder.name.removeprefix("step-")) for folder in run.checkpoints()]
+    if not steps:
+        raise UsageError(f"--kin {name}: has no checkpoint yet")
+    return [(open_source(f"{name}@0"), open_source(f"{name}@{step}")) for step in steps]
+
+
+def identification(parsed: Namespace) -> int:
+    """Rank candidate seeds."""
+    probe, recipe = _test(parsed)
+    candidates = seeds(parsed.seeds)
+    source = open_source(parsed.model)
+    if parsed.config is None and not source.ours:
+        raise UsageError(f"{parsed.model} is no run of ours, and does not say how it was born: give --config CONFIG")
+    config = source.config if parsed.config is None else resolve(Path(parsed.config)).model
+    births = dataclasses.replace(source, name=parsed.config or parsed.model, config=config, tokenizer=None)
+    check_comparable([source, births], probe)
+    probe = choose_probe(probe, parsed.seq_len, [source.config, config])
+    with _bar("births", len(candidates), parsed.json) as advance:
+        found = identify(source, config, candidates, probe, recipe, Path(parsed.cache_dir), advance)
+    if parsed.json:
+        _say(
+            {
+                "model": parsed.model,
+                "probe": asdict(probe),
+                "recipe": asdict(recipe),
+                "n_candidates": len(found),
+                "best": found[0][0],
+                "verdict": found[0][1].verdict,
+                "seeds": [{"seed": seed} | told(result) for seed, result in found],
+            }
+        )
+    else:
+        print_ranking(found, f"{parsed.model}: {describe_probe(probe, recipe)}", Console())
+    return 0

@@ -1,0 +1,112 @@
+"""A model by any of its names: a run, a checkpoint, a birth, a folder of transformers, a hub id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..callbacks.records import RunDir
+from ..errors import RunError, UsageError
+from ..models.config import ModelConfig
+from ..models.decoder import Decoder
+from ..models.exchange import load_pretrained, read_pretrained
+from ..trainer import start
+from ..trainer.checkpoint import load_model
+from ..trainer.config import RunConfig
+from .parsing import resolve
+from .weights import find_checkpoint
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that has been found and not yet been loaded."""
+
+    name: str
+    """As it was given."""
+    config: ModelConfig
+    """The model."""
+    load: Callable[[], Decoder]
+    """Allocates it and reads or draws its weights."""
+    tokenizer: Path | None
+    """``tokenizers`` JSON of the text it reads, where it has one."""
+    ours: bool = True
+    """Whether its config says how it was born."""
+
+
+def open_source(name: str) -> Source:
+    """Find a model.
+
+    Args:
+        name: ``RUN`` (its last checkpoint), ``RUN@STEP`` (``@0`` is its birth), a checkpoint's folder,
+            ``CONFIG.yaml@SEED`` or ``CONFIG.yaml`` (a birth), a folder that transformers' save_pretrained wrote, or a
+            hub id, ``@REVISION`` if wanted.
+
+    Raises:
+        UsageError: there is no such model.
+        RunError: a damaged file.
+    """
+    whole, head, tail = Path(name), *_split(name)
+    if _is_run(whole):
+        return _of_run(name, RunDir(whole), None)
+    if _is_run(head):
+        return _of_run(name, RunDir(head), _number(name, tail, "step"))
+    if (whole / "state.json").is_file() and _is_run(whole.parent.parent):
+        return _of_run(name, RunDir(whole.parent.parent), int(whole.name.removeprefix("step-")))
+    if whole.suffix in (".yaml", ".yml"):
+        config = start.resolve(resolve(whole))
+        return _of_birth(name, config, config.init_seed)
+    if head.suffix in (".yaml", ".yml"):
+        return _of_birth(name, start.resolve(resolve(head)), _number(name, tail, "seed"))
+    try:
+        found = read_pretrained(name)
+    except UsageError as error:
+        if whole.exists() or name.startswith((".", "~", "/")) or name.count("/") > 1:
+            raise UsageError(
+                f"{name}: neither a run, RUN@STEP, a checkpoint, CONFIG.yaml@SEED nor a folder of transformers "
+                f"({str(error).removeprefix(f'{name}: ')})"
+            ) from None
+        raise
+    return Source(name, found.config, partial(load_pretrained, found), found.tokenizer_file, ours=False)
+
+
+def _split(name: str) -> tuple[Path, str]:
+    head, _, tail = name.rpartition("@")
+    return Path(head or "@"), tail
+
+
+def _is_run(path: Path) -> bool:
+    return (path / "config.yaml").is_file() and (path / "birth.json").is_file()
+
+
+def _number(name: str, text: str, what: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"{name}: {text!r} is no {what}: give a whole number after the @")
+    return int(text)
+
+
+def _of_run(name: str, run: RunDir, step: int | None) -> Source:
+    config = resolve(run.config)
+    tokenizer = run.tokenizer if run.tokenizer.is_file() else None
+    if step == 0:
+        return Source(name, config.model, partial(start.newborn, config, config.init_seed), tokenizer)
+    if step is not None and not run.checkpoint(step).is_dir():
+        there = ", ".join(str(int(folder.name.removeprefix("step-"))) for folder in run.checkpoints()) or "none"
+        raise UsageError(f"{name}: {run.path} has no checkpoint of step {step}; there are: {there}")
+    return Source(name, config.model, partial(load_model, config.model, find_checkpoint(run, step)), tokenizer)
+
+
+def _of_birth(name: str, config: RunConfig, seed: int) -> Source:
+    return Source(name, config.model, partial(start.newborn, config, seed), None)
+
+
+def vocabulary(file: Path) -> Any:
+    """What decides which id means what in a ``tokenizers`` JSON; other parts of the file may be written either way."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return content["model"]["vocab"], sorted(t["content"] for t in content.get("added_tokens") or [])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file}: damaged tokenizer ({' '.join(str(error).split())[:100]})") from None

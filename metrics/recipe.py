@@ -1,0 +1,54 @@
+"""How two models are compared, as a config (definitions §10)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Null = Literal["dimensions", "dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How two models are compared."""
+
+    null: Null = "dimensions"
+    """What the statistic is held against. ``dimensions``: random pairings of the columns, exact moments (and so
+    calibrated); ``dimensions_sampled``: the same by ``draws`` random pairings. As published [SP], on identity
+    dimensions: ``analytic``; ``empirical``, independent Gaussian matrices of the selected size; ``empirical_full``,
+    independent Gaussian matrices through the whole procedure; ``inputs``, shuffled inputs."""
+
+    correlation: Literal["spearman", "kendall"] = "spearman"
+    """Of the null ``dimensions``; ``kendall`` takes D² calls of scipy's τ-b. The published statistic is always τ-b."""
+
+    choice: Literal["coset", "base"] = "coset"
+    """Identity dimensions: those that both models have, or the first model's [SP]."""
+
+    k: float = 0.1
+    """Identity dimensions of each model: a share of the width below 1, else a number."""
+
+    temperature: float = 10.0
+    """Of the softmax over identity dimensions."""
+
+    draws: int | None = None
+    """Random draws of a null that has any; by default 100, and 9999 for ``dimensions_sampled``."""
+
+    null_seed: int = 0
+    """Decides the draws, and nothing else."""
+
+    def n_dimensions(self, width: int) -> int:
+        """Identity dimensions that are looked for in each model."""
+        return min(width, int(self.k * width + 1e-9) if self.k < 1 else int(self.k))
+
+    def problems(self) -> list[str]:
+        """Everything that makes this impossible, one line each, with the mend."""
+        found = []
+        if not (0 < self.k < 1 or (self.k >= 1 and self.k == int(self.k))):
+            found.append(f"k is {self.k}: give a share between 0 and 1, or a whole number")
+        if not self.temperature > 0:
+            found.append(f"temperature is {self.temperature}: give a positive number")
+        # A share of fewer pairings would be too coarse to tell p = 0.01 from its neighbours.
+        fewest = 1000 if self.null == "dimensions_sampled" else 20
+        if self.draws is not None and self.draws < fewest:
+            found.append(f"draws is {self.draws}: give at least {fewest} for the null {self.null}")
+        return found
