@@ -82,24 +82,20 @@ class BiasSnapshot(MilestoneCallback):
         assert isinstance(model, Decoder)
         birth = self.birth or self._find_references(model, step)
         start = time.perf_counter()
-        by_probe = {
-            name: measure(
-                model,
-                probe,
-                birth,
-                self.strangers,
-                batch_size=self.config.batch_size,
-                sink_epsilon=self.config.sink_epsilon,
-            )
-            for name, probe in self.probes.items()
-        }
-        broken = [name for name, found in by_probe.items() if not np.isfinite(found.arrays["mean_prob"]).all()]
-        if broken:
-            raise RunError(f"step {step}: the model gives NaN or inf on the {broken[0]} probe; no snapshot is written")
+        by_probe = {name: self._measure(model, name, birth, step) for name in self.probes}
         self.last = self._snapshot(model, by_probe, step, time.perf_counter() - start)
         self.last.write(self.run.snapshot(step))
         log_metrics(trainer, self.last.scalars(), step)
         log_snapshot(trainer.loggers, self.last)
+
+    def _measure(self, model: Decoder, probe: str, birth: BirthReference, step: int) -> Measurement:
+        batch_size, epsilon = self.config.batch_size, self.config.sink_epsilon
+        try:
+            return measure(
+                model, self.probes[probe], birth, self.strangers, batch_size=batch_size, sink_epsilon=epsilon
+            )
+        except RunError as error:
+            raise RunError(f"step {step}, {probe} probe: {error}; no snapshot is written") from None
 
     def _snapshot(self, model: Decoder, by_probe: dict[str, Measurement], step: int, seconds: float) -> Snapshot:
         assert self.birth is not None

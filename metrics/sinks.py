@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -24,19 +25,23 @@ class Weights(Protocol):
 
 
 class KeySums(NamedTuple):
-    """What queries give to keys, of weights as they are (0) and divided by their row's sum (1)."""
+    """What queries give to keys, of weights as they are (0) and divided by their row's sum (1). Of a row without any
+    weight, all that is divided is 0."""
 
     importance_2BHT: Tensor
     """Mean of ``a[t, j]`` over the queries ``t ≥ j`` [AS]."""
     mass_2BH: Tensor
     """Mean of ``a[t, 0]`` over the queries ``t ≥ 1``."""
+    squares_2BHT: Tensor
+    """``Σ_j a[t, j]²`` of every query."""
 
 
 def key_sums(weights: Weights, n_positions: int) -> KeySums:
-    """Importance of every key and mass on the first, a block of queries at a time: O(T·block) memory."""
+    """All sums over a layer's weights in one pass, a block of queries at a time: O(T·block) memory."""
     sum_BHT = weights.row_sum()
     totals: list[Tensor] = []
     firsts: list[Tensor] = []
+    squares: list[list[Tensor]] = [[], []]
     for start in range(0, n_positions, _QUERY_BLOCK):
         stop = min(start + _QUERY_BLOCK, n_positions)
         raw = weights.rows(start, stop)
@@ -46,6 +51,8 @@ def key_sums(weights: Weights, n_positions: int) -> KeySums:
             level = sum_BHT[:, :, start:stop, None].to(raw.dtype)
             kinds.append((raw.abs() / level).masked_fill_(level == 0, 0.0))
         for kind, block in enumerate(kinds):
+            # Here, while the block is in cache: from log-sum-exps they would cost a second attention.
+            squares[kind].append(torch.linalg.vector_norm(block, dim=-1).square())
             block[..., start:].tril_()  # in a prefix, queries also see keys after them
             if start == 0:
                 totals.append(block.new_zeros(*block.shape[:2], n_positions))
@@ -53,10 +60,12 @@ def key_sums(weights: Weights, n_positions: int) -> KeySums:
             totals[kind][..., :stop] += block[..., :stop].sum(2)
     n_queries_T = torch.arange(n_positions, 0, -1, device=totals[0].device)
     importance = torch.stack([total / n_queries_T for total in totals])
+    square = torch.stack([torch.cat(parts, dim=-1) for parts in squares if parts])
     mass = torch.stack(
         [(total[..., 0] - first) / max(n_positions - 1, 1) for total, first in zip(totals, firsts, strict=True)]
     )
-    return KeySums(importance.expand(2, *importance.shape[1:]), mass.expand(2, *mass.shape[1:]))
+    both = (x.expand(2, *x.shape[1:]) for x in (importance, mass, square))
+    return KeySums(*both)
 
 
 class SinkResult(NamedTuple):
@@ -76,6 +85,9 @@ class SinkResult(NamedTuple):
     importance_normalised: np.ndarray
     rate_normalised: np.ndarray
     position_normalised: np.ndarray
+    rate_grid: np.ndarray
+    """``[E, L, H, T]`` the rate at every ε of the grid instead."""
+    rate_grid_normalised: np.ndarray
 
 
 class AttentionSinks(Metric):
@@ -86,6 +98,7 @@ class AttentionSinks(Metric):
         n_heads: query heads per layer.
         seq_len: T, the length of every probe sequence, at least 2.
         epsilon: importance above which a key counts as a sink (0.3 at T = 64 is the published setting [AS]).
+        grid: further values of ε; each costs one comparison per key, and L·H·T counts.
     """
 
     full_state_update = False
@@ -94,25 +107,29 @@ class AttentionSinks(Metric):
     sink_count: Tensor
     n_sequences: Tensor
 
-    def __init__(self, n_layers: int, n_heads: int, seq_len: int, epsilon: float = 0.3) -> None:
+    def __init__(
+        self, n_layers: int, n_heads: int, seq_len: int, epsilon: float = 0.3, grid: Sequence[float] = ()
+    ) -> None:
         super().__init__()
         if seq_len < 2:
             raise ValueError(f"seq_len is {seq_len}: a sink needs at least one query after position 0")
-        self.epsilon, self.seq_len = epsilon, seq_len
-        for name, shape in (
-            ("mass_sum", (n_layers, 2, n_heads)),
-            ("importance_sum", (n_layers, 2, n_heads, seq_len)),
-            ("sink_count", (n_layers, 2, n_heads, seq_len)),
-            ("n_sequences", (n_layers,)),
+        self.epsilon, self.grid, self.seq_len = epsilon, tuple(grid), seq_len
+        for name, shape, dtype in (
+            ("mass_sum", (n_layers, 2, n_heads), torch.float64),
+            ("importance_sum", (n_layers, 2, n_heads, seq_len), torch.float64),
+            ("sink_count", (1 + len(self.grid), n_layers, 2, n_heads, seq_len), torch.int32),
+            ("n_sequences", (n_layers,), torch.float64),
         ):
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+            self.add_state(name, torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum")
 
-    def update(self, layer: int, weights: Weights) -> None:
-        """Add a batch of sequences of ``seq_len`` tokens."""
-        importance_2BHT, mass_2BH = key_sums(weights, self.seq_len)
-        self.mass_sum[layer].add_(mass_2BH.sum(1, dtype=torch.float64))
+    def update(self, layer: int, weights: Weights | KeySums) -> None:
+        """Add a batch of sequences of ``seq_len`` tokens: a layer's weights, or :func:`key_sums` of them."""
+        sums = weights if isinstance(weights, KeySums) else key_sums(weights, self.seq_len)
+        importance_2BHT = sums.importance_2BHT
+        self.mass_sum[layer].add_(sums.mass_2BH.sum(1, dtype=torch.float64))
         self.importance_sum[layer].add_(importance_2BHT.sum(1, dtype=torch.float64))
-        self.sink_count[layer].add_((importance_2BHT > self.epsilon).sum(1))
+        for i, epsilon in enumerate((self.epsilon, *self.grid)):
+            self.sink_count[i, layer].add_((importance_2BHT > epsilon).sum(1))
         self.n_sequences[layer].add_(importance_2BHT.shape[1])
 
     def compute(self) -> SinkResult:
@@ -120,16 +137,18 @@ class AttentionSinks(Metric):
         n = self.n_sequences[:, None, None]
         mass = (self.mass_sum / n).cpu().numpy()
         importance = (self.importance_sum / n[..., None]).cpu().numpy()
-        rate = (100 * self.sink_count / n[..., None]).cpu().numpy()
+        rate = (self.sink_count / n[..., None]).mul_(100).cpu().numpy()
         position = importance.argmax(-1)
         return SinkResult(
             mass[:, 0],
             float(np.mean(1 / np.arange(2, self.seq_len + 1))),
             importance[:, 0],
-            rate[:, 0],
+            rate[0, :, 0],
             position[:, 0],
             mass[:, 1],
             importance[:, 1],
-            rate[:, 1],
+            rate[0, :, 1],
             position[:, 1],
+            rate[1:, :, 0],
+            rate[1:, :, 1],
         )

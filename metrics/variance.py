@@ -1,4 +1,4 @@
-"""Positional variance of head outputs, and how much more of it the first position has (definitions §6) [BB, SO]."""
+"""Positional variance of head outputs, and how many tokens they average over (definitions §6) [BB, SO]."""
 
 from __future__ import annotations
 
@@ -50,18 +50,67 @@ class PositionalVariance(Metric):
 
     def update(self, layer: int, o_BHTK: Tensor) -> None:
         """Add a batch of head outputs ``[B, H, T, d_head]`` of one layer (from 0)."""
-        o_BHTK = o_BHTK.double()
-        self.sums[layer].add_(o_BHTK.sum(0))
-        self.square_sums[layer].add_(o_BHTK.square().sum((0, -1)))
+        self.sums[layer].add_(o_BHTK.sum(0, dtype=torch.float64))
+        self.square_sums[layer].add_(o_BHTK.to(torch.float64, copy=True).square_().sum((0, -1)))
         self.n_sequences[layer].add_(len(o_BHTK))
 
     def compute(self) -> VarianceResult:
         """Positional variance and its discrepancy."""
         n_L11 = self.n_sequences[:, None, None]
         d_head, n_positions = self.sums.shape[-1], self.sums.shape[-2]
-        scatter_LHT = self.square_sums - self.sums.square().sum(-1) / n_L11
+        scatter_LHT = self.square_sums - torch.linalg.vector_norm(self.sums, dim=-1).square() / n_L11
         # A constant head's scatter is 0 up to rounding, on either side.
         variance_LHT = (scatter_LHT.clamp_min(0) / (d_head * (n_L11 - 1))).masked_fill(n_L11 < 2, torch.nan)
         over_heads_LT = variance_LHT.mean(1)
         late_L = over_heads_LT[:, (n_positions + 1) // 2 :].mean(-1)
         return VarianceResult(variance_LHT.cpu().numpy(), (over_heads_LT[:, 0] / late_L).cpu().numpy())
+
+
+class TokensResult(NamedTuple):
+    """Float64 ``[L, H, T]``: mean over sequences."""
+
+    n_eff: np.ndarray
+    """``1 / Σ_j a[t, j]²``: t + 1 under uniform attention, 1 where all weight is on one key."""
+    n_eff_normalised: np.ndarray
+    """The same of ``|a|`` over its row's sum, ``(Σ|a|)² / Σ a²``."""
+
+
+class EffectiveTokens(Metric):
+    """Effective number of tokens per layer, head and position, averaged over sequences. States are sums: additive.
+
+    A query that gives no weight at all (a row of zeros, which some normalisers allow) averages over 0 tokens.
+
+    Args:
+        n_layers: layers that will be updated.
+        n_heads: query heads per layer.
+        seq_len: T, the length of every probe sequence.
+    """
+
+    full_state_update = False
+    token_sum: Tensor
+    n_sequences: Tensor
+
+    def __init__(self, n_layers: int, n_heads: int, seq_len: int) -> None:
+        super().__init__()
+        token_sum = torch.zeros(n_layers, 2, n_heads, seq_len, dtype=torch.float64)
+        self.add_state("token_sum", token_sum, dist_reduce_fx="sum")
+        self.add_state("n_sequences", torch.zeros(n_layers, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, layer: int, squares_BHT: Tensor, normalised_squares_BHT: Tensor | None = None) -> None:
+        """Add a batch of one layer (from 0).
+
+        Args:
+            layer: the layer.
+            squares_BHT: ``Σ_j a²`` of every query, float32 or wider.
+            normalised_squares_BHT: ``Σ_j a² / (Σ_j |a|)²``; None where rows sum to 1.
+        """
+        for kind, squares in enumerate((squares_BHT, normalised_squares_BHT)):
+            squares = squares_BHT if squares is None else squares
+            tokens_BHT = squares.double().reciprocal().masked_fill(squares == 0, 0.0)
+            self.token_sum[layer, kind].add_(tokens_BHT.sum(0))
+        self.n_sequences[layer].add_(len(squares_BHT))
+
+    def compute(self) -> TokensResult:
+        """Mean effective numbers of tokens."""
+        mean = (self.token_sum / self.n_sequences[:, None, None, None]).cpu().numpy()
+        return TokensResult(mean[:, 0], mean[:, 1])

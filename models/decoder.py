@@ -39,7 +39,7 @@ class Block(nn.Module):
         if observer is not None:
             observer.residual("attention", self.layer, attended_BTD)
         read_BTD = x_BTD if self.parallel else attended_BTD
-        x_BTD = attended_BTD + self.norm_mlp_out(self.mlp(self.norm_mlp(read_BTD)))
+        x_BTD = attended_BTD + self.norm_mlp_out(self.mlp(self.norm_mlp(read_BTD), self.layer, observer))
         if observer is not None:
             observer.residual("mlp", self.layer, x_BTD)
         return x_BTD

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from .config import GATED, ModelConfig
 from .init import Linear
+from .observe import Observer
 
 #: Activations by name; a gated MLP applies its own to the gate.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -33,8 +34,12 @@ class MLP(nn.Module):
         self.up = Linear(config.d_model, config.ff, bias=config.bias)
         self.down = Linear(config.ff, config.d_model, bias=config.bias, residual_writers=2 * config.n_layers)
 
-    def forward(self, x_BTD: Tensor) -> Tensor:
-        """``[B, T, d] → [B, T, d]``."""
+    def forward(self, x_BTD: Tensor, layer: int = 0, observer: Observer | None = None) -> Tensor:
+        """``[B, T, d] → [B, T, d]``; ``layer`` is the name that the observer is told."""
         if self.gate is None:
-            return self.down(self.activation(self.up(x_BTD)))
-        return self.down(self.activation(self.gate(x_BTD)) * self.up(x_BTD))
+            a_BTF = self.activation(self.up(x_BTD))
+        else:
+            a_BTF = self.activation(self.gate(x_BTD)) * self.up(x_BTD)
+        if observer is not None:
+            observer.neurons(layer, a_BTF)
+        return self.down(a_BTF)

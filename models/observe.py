@@ -6,6 +6,7 @@
 | ``residual("attention", l, h)`` | residual stream after the attention of block l, l = 1 … L | h ``[B, T, d]`` |
 | ``residual("mlp", l, h)`` | residual stream after the MLP of block l, l = 1 … L | h ``[B, T, d]`` |
 | ``attention(l, attended)`` | one attention of block l, l = 1 … L | :class:`Attended` |
+| ``neurons(l, a)`` | hidden activations of the MLP of block l, as they enter its down projection | a ``[B, T, d_ff]`` |
 """
 
 from __future__ import annotations
@@ -46,3 +47,6 @@ class Observer(Protocol):
 
     def attention(self, layer: int, attended: Attended) -> None:
         """One block's attention."""
+
+    def neurons(self, layer: int, a_BTF: Tensor) -> None:
+        """Hidden activations of one block's MLP."""

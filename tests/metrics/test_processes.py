@@ -14,8 +14,12 @@ import torch
 import torch.distributed as dist
 from birthmark.metrics.alignment import SeedAlignment
 from birthmark.metrics.contraction import Contraction
+from birthmark.metrics.neurons import SuperNeurons
 from birthmark.metrics.preference import TokenPreference
-from birthmark.metrics.sinks import AttentionSinks
+from birthmark.metrics.qk_lock import QKLock
+from birthmark.metrics.sinks import AttentionSinks, key_sums
+from birthmark.metrics.states import DominanceRatio, EffectiveRank, MassiveActivations
+from birthmark.metrics.variance import EffectiveTokens, PositionalVariance
 
 
 class Matrix:
@@ -40,12 +44,22 @@ for kind, mine in (("whole", slice(0, 10)), ("reduced", (slice(0, 7), slice(7, 1
     if kind == "reduced":
         dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
     contraction, alignment = Contraction(1, 8), SeedAlignment(references)
-    preference, sinks = TokenPreference(30), AttentionSinks(1, 1, 6)
+    preference, sinks = TokenPreference(30), AttentionSinks(1, 1, 6, 0.3, (0.1, 0.2))
+    dominance, massive, spectrum = DominanceRatio(1, 6), MassiveActivations(1, 6, 8, 4), EffectiveRank(1, 8)
+    units, lock, tokens = SuperNeurons(1, 8), QKLock(1, 1, 4), EffectiveTokens(1, 1, 6)
+    variance = PositionalVariance(1, 1, 6, 4)
     contraction.update(0, h[mine])
     alignment.update(0, h[mine])
     preference.update(logits[mine])
-    sinks.update(0, Matrix(a[mine]))
-    for metric in (contraction, alignment, preference, sinks):
+    sums = key_sums(Matrix(a[mine]), 6)
+    sinks.update(0, sums)
+    tokens.update(0, *sums.squares_2BHT)
+    for metric in (dominance, massive, spectrum, units):
+        metric.update(0, h[mine])
+    lock.update(0, q[mine], k[mine])
+    variance.update(0, q[mine])
+    made = contraction, alignment, preference, sinks, tokens, dominance, massive, spectrum, units, lock, variance
+    for metric in made:
         for name, value in metric.compute()._asdict().items():
             results[f"{kind}.{type(metric).__name__}.{name}"] = value
 np.savez(out, **results)
@@ -66,7 +80,7 @@ def test_two_processes_with_a_part_each_compute_the_whole(tmp_path):
             run.kill()
     for result in map(np.load, results):
         names = [name.removeprefix("whole.") for name in result.files if name.startswith("whole.")]
-        assert len(names) == 2 + 4 + 2 + 9
+        assert len(names) == 2 + 4 + 2 + 11 + 2 + 3 + 3 + 2 + 2 + 3 + 2
         for name in names:
             reduced, whole = result[f"reduced.{name}"], result[f"whole.{name}"]
             assert reduced.shape == whole.shape, name

@@ -132,6 +132,37 @@ def test_every_quantity_is_that_of_the_explicit_matrix(n_layers, n, n_heads, len
     assert result.uniform == pytest.approx(sum(1 / (t + 1) for t in range(1, length)) / (length - 1))
 
 
+def test_rates_at_further_epsilons_are_those_of_metrics_with_that_epsilon():
+    a = np.tril(np.random.default_rng(0).random((5, 2, 9, 9)))
+    grid = (0.05, 0.2, 0.4)
+    metric = AttentionSinks(1, 2, 9, 0.3, grid)
+    metric.update(0, key_sums(Matrix(a, sums=True), 9))
+    result = metric.compute()
+    assert result.rate_grid.shape == result.rate_grid_normalised.shape == (3, 1, 2, 9)
+    for i, epsilon in enumerate((0.3, *grid)):
+        alone = AttentionSinks(1, 2, 9, epsilon)
+        alone.update(0, Matrix(a, sums=True))
+        for suffix in ("", "_normalised"):
+            found = getattr(result, f"rate_grid{suffix}")[i - 1] if i else getattr(result, f"rate{suffix}")
+            assert np.array_equal(found, getattr(alone.compute(), f"rate{suffix}"))
+    assert len(np.unique(result.rate_grid)) > 2
+
+
+@pytest.mark.parametrize("block", [3, 100])
+def test_squares_are_of_all_that_a_query_sees(monkeypatch, block):
+    monkeypatch.setattr(sinks, "_QUERY_BLOCK", block)
+    a = np.tril(np.random.default_rng(0).normal(size=(2, 2, 9, 9)))
+    a[..., :5, :5] = np.random.default_rng(1).random((2, 2, 5, 5))  # a prefix that sees both ways
+
+    class Prefix(Matrix):
+        def rows(self, start, stop):
+            return self.a[:, :, start:stop, : max(stop, 5)].clone()
+
+    raw, shares = key_sums(Prefix(a, sums=True), 9).squares_2BHT
+    np.testing.assert_allclose(raw, (a**2).sum(-1))
+    np.testing.assert_allclose(shares, (a**2).sum(-1) / np.abs(a).sum(-1) ** 2)
+
+
 @pytest.mark.parametrize("n", [1, 3])
 def test_one_layer_of_one_head_keeps_its_axes(n):
     result = measured([make((n, 1, 5, 4))], 5, 0.5)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from birthmark.metrics.variance import PositionalVariance
+from birthmark.metrics.variance import EffectiveTokens, PositionalVariance
 
 
 def outputs(n, h, t, k, seed=0, dtype=torch.float64):
@@ -114,33 +111,43 @@ def test_the_middle_of_an_odd_length_is_early():
     assert measured([o]).discrepancy == pytest.approx(measured([changed]).discrepancy)
 
 
-SCRIPT = """
-import sys
-import numpy as np, torch, torch.distributed as dist
-from birthmark.metrics.variance import PositionalVariance
-
-rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-o = torch.randn(10, 2, 6, 4, generator=torch.Generator().manual_seed(0)) + 3
-dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
-metric = PositionalVariance(1, 2, 6, 4)
-metric.update(0, o[(slice(0, 7), slice(7, 10))[rank]])
-np.savez(out, whole=o, **metric.compute()._asdict())
-dist.destroy_process_group()
-"""
+def weights(n=5, h=2, t=6, seed=0):
+    """Rows that sum to 1."""
+    scores = torch.from_numpy(np.random.default_rng(seed).normal(size=(n, h, t, t)) * 2)
+    return scores.masked_fill(torch.ones(t, t).triu(1) > 0, -torch.inf).softmax(-1)
 
 
-def test_two_processes_with_a_part_each_compute_the_whole(tmp_path):
-    results = [tmp_path / "0.npz", tmp_path / "1.npz"]
-    runs = [
-        subprocess.Popen([sys.executable, "-W", "ignore", "-c", SCRIPT, str(rank), tmp_path / "store", result])
-        for rank, result in enumerate(results)
-    ]
-    try:
-        assert [run.wait(timeout=60) for run in runs] == [0, 0]
-    finally:
-        for run in runs:
-            run.kill()
-    for result in map(np.load, results):
-        variance, discrepancy = explicit([torch.from_numpy(result["whole"])])
-        np.testing.assert_allclose(result["variance"], variance, rtol=1e-9)
-        np.testing.assert_allclose(result["discrepancy"], discrepancy, rtol=1e-9)
+def tokens(a, splits=(), normalised=None):
+    metric = EffectiveTokens(1, *a.shape[1:3])
+    squares = a.square().sum(-1)
+    for part in torch.tensor_split(torch.arange(len(a)), list(splits)):
+        metric.update(0, squares[part], None if normalised is None else normalised[part])
+    return metric.compute()
+
+
+@pytest.mark.parametrize("splits", [(), (0, 2), (1, 2, 3, 4)])
+def test_effective_tokens_are_those_of_the_weights_however_they_are_split(splits):
+    a = weights()
+    expected = (1 / (a.numpy() ** 2).sum(-1)).mean(0)
+    for value in tokens(a, splits):
+        np.testing.assert_allclose(value[0], expected, rtol=1e-12)
+    assert (expected >= 1).all()
+
+
+def test_uniform_attention_averages_over_all_tokens_and_a_sink_over_one():
+    t = torch.arange(6)
+    uniform = torch.ones(6, 6).tril() / (t[:, None] + 1)
+    sink = torch.zeros(6, 6)
+    sink[:, 0] = 1
+    found = tokens(torch.stack([uniform, sink])[None])
+    np.testing.assert_allclose(found.n_eff[0], [np.arange(1, 7), np.ones(6)], rtol=1e-6)
+
+
+def test_effective_tokens_of_rows_that_do_not_sum_to_one():
+    a = 3 * weights()
+    a[0, 0, 3] = 0
+    sums = a.sum(-1)
+    found = tokens(a, normalised=(a / sums[..., None]).nan_to_num().square().sum(-1))
+    raw = np.divide(1, (a**2).sum(-1).numpy(), where=(sums > 0).numpy(), out=np.zeros(sums.shape))
+    np.testing.assert_allclose(found.n_eff[0], raw.mean(0))
+    np.testing.assert_allclose(found.n_eff_normalised[0], 9 * raw.mean(0))

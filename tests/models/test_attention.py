@@ -106,6 +106,9 @@ class Deaf:
     def attention(self, *args):
         pass
 
+    def neurons(self, *args):
+        pass
+
 
 def build(aggregation: AttentionConfig, **config) -> Attention:
     """Attention in float64, gains and biases random too."""

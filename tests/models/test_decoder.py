@@ -87,6 +87,9 @@ class Recorder:
     def attention(self, layer, attended):
         self.calls.append(("heads", layer, attended))
 
+    def neurons(self, layer, a_BTF):
+        self.calls.append(("neurons", layer, (a_BTF,)))
+
 
 @pytest.mark.parametrize("n_kv_heads", [1, 4])
 @pytest.mark.parametrize("kind", KINDS)
@@ -100,7 +103,8 @@ def test_an_observer_sees_the_documented_places_in_order(kind, n_kv_heads, livel
     for layer in (1, 2, 3):
         heads = (3, 4, 24, 8)
         expected += [("heads", layer, [heads] * 5)]
-        expected += [("attention", layer, [(3, 24, 32)]), ("mlp", layer, [(3, 24, 32)])]
+        expected += [("attention", layer, [(3, 24, 32)]), ("neurons", layer, [(3, 24, config.ff)])]
+        expected += [("mlp", layer, [(3, 24, 32)])]
     seen = [
         (
             site,
@@ -138,6 +142,8 @@ def test_what_an_observer_sees_is_what_its_name_says(kind, lively, random_tokens
             torch.testing.assert_close(F.linear(read, block.attn.o.weight), attended)
             torch.testing.assert_close(after_attention, before + attended)
             torch.testing.assert_close(after, after_attention + block.mlp(block.norm_mlp(after_attention)))
+            (neurons,) = seen["neurons", layer]
+            torch.testing.assert_close(after, after_attention + F.linear(neurons, block.mlp.down.weight))
             before = after
         torch.testing.assert_close(F.linear(model.norm(before), model.head.weight), logits)
 

@@ -112,7 +112,8 @@ def logged(done, key):
     return [record[key] for record in read_metrics(done.metrics) if key in record]
 
 
-#: Scalars that have no value, and are null in JSON: a cosine with a stream of zeros, ranks of equal probabilities.
+#: Scalars that have no value, and are null in JSON: a cosine with a stream of zeros, ranks of equal probabilities, the
+#: ratio of two variances of nothing.
 NO_RANKS = {"bias/rank_persistence", "bias/kendall_tau", "bias/rank_persistence_stranger"}
 NO_DIRECTION = {
     "bias/alignment",
@@ -121,12 +122,15 @@ NO_DIRECTION = {
     "bias/energy_share",
     "bias/inter",
     "bias/intra",
+    "bias/effective_rank",
 }
+NO_VARIANCE = {"bias/variance_discrepancy", "bias/variance_discrepancy_out"}
 
 
 def undefined(config):
-    zero = config.model.init.zero
-    return (NO_RANKS if {"embed", "head"} & set(zero) else set()) | (NO_DIRECTION if "embed" in zero else set())
+    zero = set(config.model.init.zero)
+    found = ((NO_RANKS, {"embed", "head"}), (NO_DIRECTION, {"embed"}), (NO_VARIANCE, {"embed", "attn.v"}))
+    return {name for names, parts in found if parts & zero for name in names}
 
 
 @pytest.mark.parametrize("arm", ARMS)

@@ -1,0 +1,139 @@
+"""MLP hidden units that fire at the first position alone: super neurons (definitions §7) [SO]."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+#: Robust z of a unit's mean |activation| at position 0, among its layer's units, from which on it is an outlier.
+Z_THRESHOLD = 10.0
+#: How many times its mean |activation| at the other positions that of a super neuron at position 0 is, at least.
+RATIO_THRESHOLD = 5.0
+
+
+class ActivationResult(NamedTuple):
+    """Float64; ``L`` layers, ``F`` hidden units."""
+
+    first: np.ndarray
+    """``[L, F]`` mean |activation| at position 0 over sequences."""
+    others: np.ndarray
+    """``[L, F]`` mean |activation| over sequences and positions t ≥ 1; NaN where sequences have a single position."""
+
+
+class SuperNeurons(Metric):
+    """Mean |activation| of every hidden unit at position 0 and elsewhere. States are sums: additive.
+
+    Which units are super neurons: :func:`super_neurons`; what they read and write: :func:`unit_weights`.
+
+    Args:
+        n_layers: layers that will be updated.
+        d_ff: hidden units per layer.
+    """
+
+    full_state_update = False
+    first_sum: Tensor
+    others_sum: Tensor
+    n_sequences: Tensor
+
+    def __init__(self, n_layers: int, d_ff: int) -> None:
+        super().__init__()
+        for name, shape in (
+            ("first_sum", (n_layers, d_ff)),
+            ("others_sum", (n_layers, d_ff)),
+            ("n_sequences", (n_layers,)),
+        ):
+            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+
+    def update(self, layer: int, a_BTF: Tensor) -> None:
+        """Add a batch of hidden activations ``[B, T, F]`` of one layer (from 0), as they enter the down projection."""
+        n_sequences, n_positions, _ = a_BTF.shape
+        wide = torch.promote_types(a_BTF.dtype, torch.float32)
+        # Not a total less |a_0|, which would lose a small rest beside a large a_0.
+        others_BF = a_BTF[:, 1:].abs().sum(1, dtype=wide)
+        n_others = n_positions - 1 if n_positions > 1 else torch.nan
+        self.first_sum[layer].add_(a_BTF[:, 0].abs().sum(0, dtype=torch.float64))
+        self.others_sum[layer].add_(others_BF.sum(0, dtype=torch.float64) / n_others)
+        self.n_sequences[layer].add_(n_sequences)
+
+    def compute(self) -> ActivationResult:
+        """Both means of every unit."""
+        n_L1 = self.n_sequences[:, None]
+        return ActivationResult((self.first_sum / n_L1).cpu().numpy(), (self.others_sum / n_L1).cpu().numpy())
+
+
+class SuperNeuronResult(NamedTuple):
+    """Float64 or bool, of the shape that was given."""
+
+    z: np.ndarray
+    """Robust z of the mean |activation| at position 0 among the layer's units."""
+    ratio: np.ndarray
+    """Mean |activation| at position 0 over that at the others; inf where a unit is silent elsewhere alone."""
+    is_super: np.ndarray
+    """Which units are super neurons."""
+
+
+def robust_z(x: np.ndarray) -> np.ndarray:
+    """``(x − median) / (1.4826 · MAD)`` over the last axis, a z score that outliers themselves do not shrink.
+
+    Where more than half of the values are one number the MAD is 0: that number has z 0 and any other ±inf.
+    """
+    deviation = x - np.median(x, axis=-1, keepdims=True)
+    scale = 1.4826 * np.median(np.abs(deviation), axis=-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(deviation == 0, 0.0, deviation / scale)
+
+
+def super_neurons(
+    first: np.ndarray, others: np.ndarray, z_threshold: float = Z_THRESHOLD, ratio_threshold: float = RATIO_THRESHOLD
+) -> SuperNeuronResult:
+    """Decide which units are super neurons: an outlier at position 0, and many times louder there than elsewhere.
+
+    Args:
+        first: mean |activation| at position 0, ``[…, F]``; z is taken over the last axis.
+        others: the same at the other positions.
+        z_threshold: smallest robust z at position 0.
+        ratio_threshold: smallest ratio of the two.
+    """
+    z = robust_z(first)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratio = np.where(first == 0, 0.0, first / others)
+    return SuperNeuronResult(z, ratio, (z >= z_threshold) & (ratio >= ratio_threshold))
+
+
+class UnitWeights(NamedTuple):
+    """What hidden units read and write, one value per unit, on the CPU."""
+
+    gate_norm: np.ndarray
+    """Float64 norm of the unit's gate column; NaN where the MLP has no gate."""
+    up_norm: np.ndarray
+    """Float64 norm of the unit's up column."""
+    down_sparsity: np.ndarray
+    """Float64 max/mean of |down row|: 1 writes into all dimensions alike, d into a single one; 1 for a row of zeros."""
+    down_dimension: np.ndarray
+    """int64: the residual dimension that the unit writes most into."""
+
+
+def unit_weights(units: np.ndarray, up_FD: Tensor, down_DF: Tensor, gate_FD: Tensor | None = None) -> UnitWeights:
+    """Weights of the given hidden units.
+
+    The papers' gate and up *columns* and down *rows* are the rows of ``up.weight`` and ``gate.weight`` ``[F, d]`` and
+    the columns of ``down.weight`` ``[d, F]`` as ``torch.nn.Linear`` keeps them.
+    """
+    index = torch.from_numpy(np.ascontiguousarray(units)).to(up_FD.device)
+
+    def norm(weight_FD: Tensor) -> np.ndarray:
+        return torch.linalg.vector_norm(weight_FD.detach()[index].double(), dim=-1).cpu().numpy()
+
+    down_UD = down_DF.detach()[:, index].T.abs().double()
+    largest_U, dimension_U = down_UD.max(-1)
+    sparsity_U = torch.where(largest_U > 0, largest_U / down_UD.mean(-1), 1.0)
+    return UnitWeights(
+        np.full(len(units), np.nan) if gate_FD is None else norm(gate_FD),
+        norm(up_FD),
+        sparsity_U.cpu().numpy(),
+        dimension_U.cpu().numpy(),
+    )

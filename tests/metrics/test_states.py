@@ -1,0 +1,150 @@
+"""Dominance, massive activations and effective rank against all hidden states at once (definitions §7)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from birthmark.metrics import states
+from birthmark.metrics.states import DominanceRatio, EffectiveRank, MassiveActivations
+
+
+def hidden(n=8, length=6, d=10, seed=0, dtype=torch.float64):
+    rng = np.random.default_rng(seed)
+    return torch.from_numpy(rng.normal(size=(n, length, d)) * rng.uniform(0.3, 3, size=(length, d)) + 0.3).to(dtype)
+
+
+def metrics(places, length, d, k=5):
+    return DominanceRatio(places, length), MassiveActivations(places, length, d, k), EffectiveRank(places, d)
+
+
+def measured(at_places, splits=(), k=5):
+    _, length, d = at_places[0].shape
+    made = metrics(len(at_places), length, d, k)
+    for place, h in enumerate(at_places):
+        for part in torch.tensor_split(h, list(splits)):
+            for metric in made:
+                metric.update(place, part)
+    return [metric.compute() for metric in made]
+
+
+def explicit(h, k=5):
+    h = h.double().numpy()
+    size = np.abs(h)
+    ratio = (size.max(-1) / size.mean(-1)).mean(0)
+    largest = size.max(0)
+    order = np.argsort(-largest, axis=None, kind="stable")[:k]
+    position, channel = np.unravel_index(order, largest.shape)
+    values = np.linalg.svd(h.reshape(-1, h.shape[-1]), compute_uv=False)
+    values = np.pad(values, (0, h.shape[-1] - len(values)))
+    share = values[values > 0] / values.sum()
+    return (
+        (ratio, ratio[0], np.median(ratio)),
+        (largest.flat[order], position, channel),
+        (np.exp(-(share * np.log(share)).sum()), values / np.sqrt(h.shape[0] * h.shape[1])),
+    )
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.tuples(st.integers(1, 6), st.integers(1, 8), st.integers(1, 9)),
+    st.integers(0, 99),
+    st.sampled_from([torch.float64, torch.float32]),
+)
+def test_every_quantity_is_that_of_all_states_at_once(shape, seed, dtype):
+    places = [hidden(*shape, seed=seed + i, dtype=dtype) for i in range(2)]
+    results = measured(places)
+    for place, h in enumerate(places):
+        for kind, (result, expected) in enumerate(zip(results, explicit(h), strict=True)):
+            # A singular value near 0 is the root of what rounding leaves of an eigenvalue.
+            wide = dtype == torch.float64
+            tolerance = {"rtol": 1e-6, "atol": 1e-6 if wide else 3e-3} if kind == 2 else {"rtol": 1e-6}
+            if kind == 2 and not wide:
+                tolerance["rtol"] = 1e-2
+            for value, wanted in zip(result, expected, strict=True):
+                np.testing.assert_allclose(value[place], wanted, **tolerance)
+
+
+def test_the_rank_of_float32_states_is_good_to_a_ten_thousandth():
+    h = hidden(40, 30, 64, dtype=torch.float32)
+    rank, values = explicit(h)[2]
+    found = measured([h])[2]
+    np.testing.assert_allclose(found.effective_rank[0], rank, rtol=1e-4)
+    np.testing.assert_allclose(found.singular_values[0], values, rtol=1e-4)
+    assert (found.singular_values**2).sum() == pytest.approx(float(h.square().sum(-1).mean()))
+
+
+def test_a_massive_channel_does_not_drown_the_other_directions():
+    """Rounding is relative to the channels that a product is of."""
+    h = hidden(40, 30, 64, dtype=torch.float32)
+    h[:, 0, 7] += 3000
+    np.testing.assert_allclose(measured([h])[2].effective_rank[0], explicit(h)[2][0], rtol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 10, 64])
+def test_the_rank_does_not_depend_on_the_blocks(monkeypatch, rows):
+    monkeypatch.setattr(states, "_MOMENT_ROWS", rows)
+    np.testing.assert_allclose(measured([hidden()])[2].singular_values[0], explicit(hidden())[2][1], rtol=1e-9)
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.integers(0, 8), max_size=4))
+def test_the_split_of_the_probe_into_batches_does_not_matter(splits):
+    places = [hidden(seed=i) for i in range(2)]
+    for result, whole in zip(measured(places, sorted(splits)), measured(places), strict=True):
+        for value, wanted in zip(result, whole, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-9)
+
+
+def test_merged_states_are_one_probe():
+    h = hidden()
+    first, second = metrics(1, 6, 10), metrics(1, 6, 10)
+    for a, b, whole in zip(first, second, measured([h]), strict=True):
+        a.update(0, h[:3])
+        b.update(0, h[3:])
+        a.merge_state(b)
+        for value, wanted in zip(a.compute(), whole, strict=True):
+            np.testing.assert_allclose(value, wanted, rtol=1e-9)
+
+
+def test_dominance_runs_from_one_to_the_width():
+    h = torch.ones(2, 3, 8)
+    h[:, 1] = torch.eye(8)[5] * -7
+    h[:, 2] = 0
+    found = measured([h])[0]
+    np.testing.assert_allclose(found.by_position[0], [1, 8, 1])
+    assert (found.first[0], found.median[0]) == (1, 1)
+
+
+def test_the_median_of_an_even_number_of_positions_is_between_the_two_in_the_middle():
+    h = torch.ones(1, 2, 8)
+    h[:, 1] = torch.eye(8)[0]
+    assert measured([h])[0].median[0] == 4.5
+
+
+def test_a_pair_counts_once_however_many_sequences_have_it():
+    h = torch.zeros(4, 5, 6)
+    h[:, 0, 3] = torch.tensor([9.0, -10.0, 8.0, 7.0])
+    h[2, 4, 1] = -5
+    for splits in ((), (1, 2, 3)):
+        value, position, channel = measured([h], splits, k=2)[1]
+        assert (value.tolist(), position.tolist(), channel.tolist()) == ([[10, 5]], [[0, 4]], [[3, 1]])
+
+
+def test_the_list_is_no_longer_than_there_are_pairs():
+    result = measured([hidden(2, 1, 3)], k=50)[1]
+    assert result.value.shape == (1, 3)
+    assert sorted(result.channel[0]) == [0, 1, 2]
+
+
+def test_collinear_states_have_rank_one_and_orthogonal_ones_the_width():
+    h = torch.randn(3, 4, 1, dtype=torch.float64) * torch.randn(7, dtype=torch.float64)
+    assert measured([h])[2].effective_rank[0] == pytest.approx(1, abs=1e-5)
+    assert measured([torch.eye(6).expand(2, 6, 6)])[2].effective_rank[0] == pytest.approx(6)
+
+
+def test_states_of_zeros_have_no_rank():
+    assert np.isnan(measured([torch.zeros(2, 2, 4)])[2].effective_rank).all()
