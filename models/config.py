@@ -39,9 +39,10 @@ class CalibrationConfig:
     """Let gradients flow through the factor; else it is a constant to the backward pass."""
 
     correlation: Literal["none", "estimated", "learned"] = "none"
-    """Correlated form: the factor becomes 1/√(ρ + (1−ρ)/n_eff), ρ the correlation of a head's values across positions.
-    ``none`` takes ρ = 0, ``estimated`` running moments of the values (frozen in evaluation), ``learned`` the sigmoid of
-    one scalar per head. ``attenuate`` divides by the factor's own value at n_eff = t_ref."""
+    """Correlated form (definitions §9, in none of the sources): the factor becomes 1/√(ρ + (1−ρ)/n_eff), ρ the
+    correlation of a head's values across positions. ``none`` takes ρ = 0, ``estimated`` running moments of the values
+    (frozen in evaluation), ``learned`` the sigmoid of one scalar per head. ``attenuate`` divides by the factor's own
+    value at n_eff = t_ref."""
 
     rho: float = 0.5
     """Where a learned ρ starts, between 0 and 1."""
