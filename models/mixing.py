@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .config import InitConfig, ModelConfig
 from .init import Constant, Distribution
+from .kernels import causal_attention
 from .scores import Scores
 
 _QUERY_BLOCK = 256
@@ -57,9 +58,7 @@ class FusedSoftmax(Mixed):
         self.scores, self.extra = scores, extra
         self.plain = scores.window is None and scores.prefix is None and scores.place.slopes_H is None
         if self.plain and not extra and not needs_weights:
-            self.o_BHTK = F.scaled_dot_product_attention(
-                scores.q_BHTK, scores.k_BHSK, v_BHSK, is_causal=True, scale=scores.scale
-            )
+            self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BHSK, v_BHSK, scores.scale)
             return
         o, self.lse_BHT = scores.softmax(v_BHSK)
         self.total_BHT = _total(self.lse_BHT, extra)
@@ -85,11 +84,8 @@ class FusedSoftmax(Mixed):
         return (self.lse_BHT - self.total_BHT).exp() if self.extra else None
 
     def sum_squares(self) -> Tensor:
-        """``exp(lse(2·s) − 2·lse(s))``, in float32."""
-        scores, total_BHT = self.scores, self.total_BHT
-        if scores.q_BHTK.dtype != (wide := scores.wide()).q_BHTK.dtype:
-            scores, total_BHT = wide, _total(wide.lse(), self.extra)
-        return (scores.lse(sharpness=2.0) - 2 * total_BHT).exp()
+        """``exp(lse(2·s) − 2·lse(s))``, from float32 log-sum-exps: a difference that bf16 ones would lose."""
+        return (self.scores.lse(sharpness=2.0) - 2 * self.total_BHT).exp()
 
 
 class Explicit(Mixed):

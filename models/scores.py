@@ -5,7 +5,7 @@ Legend: B sequences, H heads, T queries, S keys (those in the cache first), K he
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -33,11 +33,6 @@ class Scores:
         """Whether a softmax of these scores runs on the fused kernels."""
         at_start, symmetric = self.place.first == 0, self.prefix is not None and self.place.slopes_H is not None
         return at_start and self.place.bias_HS is None and not symmetric
-
-    def wide(self) -> Scores:
-        """The same in float32 or wider: sums of squared weights need it (5–73 % off in bf16)."""
-        dtype = torch.promote_types(self.q_BHTK.dtype, torch.float32)
-        return replace(self, q_BHTK=self.q_BHTK.to(dtype), k_BHSK=self.k_BHSK.to(dtype))
 
     def softmax(self, v_BHSK: Tensor) -> tuple[Tensor, Tensor]:
         """Fused: value aggregation ``[B, H, T, K]`` and log-sum-exp of the scores ``[B, H, T]``, differentiable."""
