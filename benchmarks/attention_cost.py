@@ -1,0 +1,333 @@
+"""What the attention arms cost in training, against plain softmax; and plain softmax against other libraries.
+
+    python benchmarks/attention_cost.py [--rounds 11] [--date 2026-11-20]
+
+A step is forward, loss, backward and dropping the gradients; no optimizer. Steps of all arms (or libraries) follow one
+another, A B C … A B C …, each is divided by the first one's of its round, and the median of these ratios counts, with
+its quartiles. The limits are for the whole model; one attention alone shows what the rest of the model hides.
+
+litgpt has pins of its own, so it runs in an environment of its own, with the same torch:
+
+    python -m venv benchmarks/.venv
+    benchmarks/.venv/bin/python -m pip install torch==2.13.0 litgpt==0.5.13
+
+Results go to ``benchmarks/results/attention_cost.md`` and ``.json``, or where ``--out`` says.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import json
+import os
+import platform
+import shlex
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in the workers
+
+import numpy as np
+import torch
+from breakdown import breakdown, product_ceiling
+from peers import KEEP_MEMORY, Loss, Shape, Worker, llama, timed_step
+
+from birthmark.models.birth import born
+from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+from birthmark.models.decoder import Decoder
+from birthmark.trainer.module import next_token_losses
+
+HERE = Path(__file__).parent
+ANALYTIC = CalibrationConfig(n_eff="analytic")
+ESTIMATED = CalibrationConfig(n_eff="exact", correlation="estimated")
+
+#: Arms: changes to the plain config, and how many times plain softmax a training step may cost (None: told only).
+ARMS: dict[str, tuple[dict[str, Any], float | None]] = {
+    "plain": ({}, None),
+    "headnorm": ({"attention": AttentionConfig(aggregation="headnorm")}, 1.03),
+    "calibrated-analytic": ({"attention": AttentionConfig(aggregation="calibrated", calibration=ANALYTIC)}, 1.03),
+    "calibrated-exact": ({"attention": AttentionConfig(aggregation="calibrated")}, 1.35),
+    "gate-head": ({"attention": AttentionConfig(gate="head")}, 1.05),
+    "gate-channel": ({"attention": AttentionConfig(gate="channel")}, 1.05),
+    "calibrated-estimated": ({"attention": AttentionConfig(aggregation="calibrated", calibration=ESTIMATED)}, None),
+    "off-by-one": ({"attention": AttentionConfig(normaliser="softmax_off_by_one")}, None),
+    "learned-sink": ({"attention": AttentionConfig(normaliser="softmax_sink")}, None),
+    "key-value-bias": ({"attention": AttentionConfig(kv_bias="key_value")}, None),
+    "window-256": ({"attention": AttentionConfig(window=256)}, None),
+    "alibi": ({"positions": "alibi"}, None),
+    "sigmoid": ({"attention": AttentionConfig(normaliser="sigmoid", sigmoid_bias="log_length")}, None),
+    "t5": ({"positions": "t5"}, None),
+}
+#: Our tokens per second over another library's should be at least this.
+FASTER = 1.1
+
+
+class Row(NamedTuple):
+    """One arm or library: seconds, and ratios to the first row's within each round."""
+
+    name: str
+    seconds: float
+    low: float
+    ratio: float
+    high: float
+
+
+def interleaved(steps: dict[str, Callable[[], float]], rounds: int, warmup: int, inverse: bool = False) -> list[Row]:
+    """Times in turn. ``inverse`` turns ratios of times into ratios of speeds."""
+    for _ in range(warmup):
+        for step in steps.values():
+            step()
+    times = np.array([[step() for step in steps.values()] for _ in range(rounds)])
+    ratios = times[:, :1] / times if inverse else times / times[:, :1]
+    low, middle, high = np.percentile(ratios, [25, 50, 75], axis=0)
+    columns = (np.median(times, axis=0), low, middle, high)
+    return [Row(name, *map(float, values)) for name, *values in zip(steps, *columns, strict=True)]
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# Arms
+
+
+def build_arms(shape: Shape, names: list[str]) -> dict[str, Decoder]:
+    """Decoders of the arms, which share the storage of the parameters that they have in common."""
+    models: dict[str, Decoder] = {}
+    for name in names:
+        model = Decoder(ModelConfig(**{**llama(shape), **ARMS[name][0]}))
+        if not models:
+            model = born(model.config, 0)
+        else:
+            model.load_state_dict(next(iter(models.values())).state_dict(), strict=False, assign=True)
+        models[name] = model.train().requires_grad_()
+    return models
+
+
+def trainer_loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
+    return next_token_losses(model, batch).mean()
+
+
+def layer_step(model: Decoder, shape: Shape, bf16: bool, compiled: bool) -> Callable[[], float]:
+    """Forward and backward of one attention: projections and everything between them."""
+    x = torch.randn(shape.micro_batch, shape.seq_len, shape.d_model, requires_grad=True)
+    upstream = torch.randn(x.shape)
+
+    def attend(model: Decoder, x: torch.Tensor) -> torch.Tensor:
+        return model.blocks[0].attn(x, model.positions.place(shape.seq_len, x.device), 1)
+
+    function = torch.compile(attend) if compiled else attend
+
+    def step() -> float:
+        start = time.perf_counter()
+        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+            out = function(model, x)
+        out.backward(upstream.to(out.dtype))
+        model.zero_grad(set_to_none=True)
+        x.grad = None
+        return time.perf_counter() - start
+
+    return step
+
+
+def run_arms(models: dict[str, Decoder], shape: Shape, args: argparse.Namespace, compiled: bool) -> dict[str, Any]:
+    """Rows of the whole model, and of one attention."""
+    bf16, batch = args.dtype == "bf16", shape.batch()
+    torch._dynamo.reset()
+    torch._dynamo.config.recompile_limit = 4 * len(ARMS)  # one function, one graph per arm
+    loss: Loss = torch.compile(trainer_loss) if compiled else trainer_loss
+    found = {}
+    if "arms" in args.parts:
+        steps = {name: lambda model=model: timed_step(model, loss, batch, bf16) for name, model in models.items()}
+        found["arms"] = interleaved(steps, args.rounds, args.warmup)
+    if "layer" in args.parts:
+        layers = {name: layer_step(model, shape, bf16, compiled) for name, model in models.items()}
+        found["layer"] = interleaved(layers, 4 * args.rounds, 2 * args.warmup)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# Libraries
+
+
+def run_peers(shape: Shape, args: argparse.Namespace, compiled: bool) -> dict[str, Any]:
+    """Rows of the libraries, ours first, with ratios of speeds: ours over theirs; and what each worker built."""
+    pythons = {"birthmark": sys.executable, "transformers": sys.executable, "litgpt": args.litgpt_python}
+    workers = {}
+    try:
+        for name, python in pythons.items():
+            if not Path(python).exists():
+                print(f"{name} is left out: no {python}, see --help for how to make it")
+                continue
+            workers[name] = Worker(
+                python,
+                name,
+                shape,
+                bf16=args.dtype == "bf16",
+                compiled=compiled,
+                threads=args.threads,
+            )
+        counts = {worker.built["parameters"] for worker in workers.values()}
+        assert len(counts) == 1, f"the libraries built different models: {counts} parameters"
+        steps = {name: worker.step for name, worker in workers.items()}
+        rows = interleaved(steps, args.rounds, args.warmup)
+    finally:
+        for worker in workers.values():
+            worker.close()
+    return {"peers": rows, "built": {name: worker.built for name, worker in workers.items()}}
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# Report
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> list[str]:
+    return [
+        "",
+        "| " + " | ".join(head) + " |",
+        "|" + "---|" * len(head),
+        *("| " + " | ".join(row) + " |" for row in rows),
+    ]
+
+
+def arm_lines(rows: list[Row], whole: bool) -> list[str]:
+    table = []
+    for row in rows:
+        limit = ARMS[row.name][1] if whole else None
+        verdict = "" if limit is None else f"≤ {limit}: {'kept' if row.ratio <= limit else 'MISSED'}"
+        cells = [row.name, f"{1000 * row.seconds:.1f}", f"{row.ratio:.3f}", f"{row.low:.3f}–{row.high:.3f}"]
+        table.append([*cells, verdict] if whole else cells)
+    return markdown(["arm", "ms", f"× {rows[0].name}", "quartiles", *(["limit"] if whole else [])], table)
+
+
+def peer_lines(rows: list[Row], built: dict[str, Any], tokens: int) -> list[str]:
+    table = []
+    for row in rows:
+        about, ours = built[row.name], row.name == "birthmark"
+        verdict = "" if ours else f"≥ {FASTER}: {'kept' if row.ratio >= FASTER else 'MISSED'}"
+        spread = f"{row.low:.3f}–{row.high:.3f}"
+        speed = f"{tokens / row.seconds:.0f}"
+        table.append([f"{row.name} {about['version']}", about["loss"], speed, f"{row.ratio:.3f}", spread, verdict])
+    return markdown(["library", "loss", "tokens/s", "ours over it", "quartiles", "limit"], table)
+
+
+def breakdown_lines(found: dict[str, Any]) -> list[str]:
+    ceiling = max(found["ceiling"].values())
+    table = [
+        [
+            part.name,
+            f"{1000 * part.seconds:.0f}",
+            f"{part.share:.1%}",
+            f"{part.flops / part.seconds / 1e9:.0f}" if part.flops else "",
+            f"{1000 * part.flops / ceiling:.0f}" if part.flops else "",
+        ]
+        for part in found["breakdown"]
+    ]
+    total, flops = sum(p.seconds for p in found["breakdown"]), sum(p.flops for p in found["breakdown"])
+    at_ceiling = f"{1000 * flops / ceiling:.0f}"
+    table.append(["all", f"{1000 * total:.0f}", "", f"{flops / total / 1e9:.0f}", at_ceiling])
+    lines = markdown(["part of a plain step", "ms", "share", "GFLOP/s", "ms at the ceiling"], table)
+    reached = [[size, f"{flops / 1e9:.0f}"] for size, flops in found["ceiling"].items()]
+    return [
+        *lines,
+        "",
+        f"Ceiling: {ceiling / 1e9:.0f} GFLOP/s, the best of:",
+        *markdown(["product", "GFLOP/s"], reached),
+    ]
+
+
+def report(found: dict[str, Any], shape: Shape, args: argparse.Namespace) -> str:
+    processor = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
+    sizes = ", ".join(f"{name} {value}" for name, value in asdict(shape).items())
+    lines = [
+        f"# attention_cost.py, {args.date}",
+        "",
+        f"    python benchmarks/attention_cost.py {shlex.join(sys.argv[1:])}".rstrip(),
+        "",
+        f"{os.cpu_count()} cores of {processor}, {memory:.0f} GiB, {platform.system()}, CPython "
+        f"{platform.python_version()}, torch {torch.__version__}, {args.threads} threads.",
+        f"{found['parameters']:,} parameters: {sizes}. {args.dtype}, {args.rounds} rounds after {args.warmup}.",
+    ]
+    if args.keep_memory:
+        lines.append("The allocator keeps its memory (--keep-memory), in all processes.")
+    for mode in found["modes"]:
+        for part, rows in found[mode].items():
+            if part == "arms":
+                lines += ["", f"## Arms, whole model, {mode}", *arm_lines(rows, True)]
+            elif part == "layer":
+                lines += ["", f"## Arms, one attention, {mode}", *arm_lines(rows, False)]
+            elif part == "peers":
+                tokens = shape.micro_batch * shape.seq_len
+                lines += ["", f"## Libraries, {mode}", *peer_lines(rows, found[mode]["built"], tokens)]
+    if "breakdown" in found:
+        lines += ["", "## Where a plain step goes, eager", *breakdown_lines(found)]
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for field in fields(Shape):
+        parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
+    parser.add_argument(
+        "--rounds", type=int, default=11, help="rounds of one step each; four times as many of one layer"
+    )
+    parser.add_argument("--warmup", type=int, default=2, help="rounds before those that count")
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="plain is always among them")
+    parts = ["arms", "layer", "peers", "breakdown"]
+    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--compile", choices=["no", "yes", "both"], default="both")
+    parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16", help="bf16: autocast over float32 weights")
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--keep-memory", action="store_true", help="let the allocator keep freed memory, everywhere")
+    parser.add_argument("--litgpt-python", default=str(HERE / ".venv/bin/python"), help="interpreter that has litgpt")
+    parser.add_argument("--date", default=datetime.date.today().isoformat())
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "attention_cost", help="without a suffix")
+    args = parser.parse_args()
+    shape = Shape(**{field.name: getattr(args, field.name) for field in fields(Shape)})
+    if args.keep_memory and any(os.environ.get(name) != value for name, value in KEEP_MEMORY.items()):
+        os.execve(
+            sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_MEMORY}
+        )  # read at a process's start
+    torch.set_num_threads(args.threads)
+
+    names = [name for name in ARMS if name == "plain" or name in args.arms]
+    models: dict[str, Any] = build_arms(shape, names)
+    modes = {"no": ["eager"], "yes": ["compiled"], "both": ["eager", "compiled"]}[args.compile]
+    found: dict[str, Any] = {"parameters": sum(p.numel() for p in models["plain"].parameters()), "modes": modes}
+    if "breakdown" in args.parts:
+        bf16 = args.dtype == "bf16"
+        found["ceiling"] = product_ceiling(shape, torch.bfloat16 if bf16 else torch.float32, args.rounds)
+        found["breakdown"] = breakdown(models["plain"], trainer_loss, shape.batch(), shape, bf16, 3)
+    for mode in modes:
+        found[mode] = run_arms(models, shape, args, mode == "compiled")
+    del models
+    gc.collect()
+    if "peers" in args.parts:
+        for mode in modes:
+            found[mode] |= run_peers(shape, args, mode == "compiled")
+
+    text = report(found, shape, args)
+    print(text)
+    args.out.parent.mkdir(parents=True, exist_ok=True)
+    args.out.with_suffix(".md").write_text(text)
+    stored = {"date": args.date, "command": sys.argv[1:], "shape": asdict(shape), "torch": torch.__version__, **found}
+    args.out.with_suffix(".json").write_text(json.dumps(_plain(stored), indent=1, ensure_ascii=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    """Named tuples as dictionaries, all the way down."""
+    if hasattr(value, "_asdict"):
+        return value._asdict()
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+if __name__ == "__main__":
+    main()
