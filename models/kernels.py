@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .blocks import causal_blocks, keeps_weights
+
 _QUERY_BLOCK = 256
-_CPU_BLOCK = 128
-#: Bytes of bf16 weights that one attention may keep for its backward pass; beyond, they are computed again.
-_KEPT_BYTES = 1 << 25
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 
@@ -48,71 +47,6 @@ class _FlashCPU(torch.autograd.Function):
         d_out = F.pad(torch.cat([d_out, torch.ones_like(d_lse)[..., None]], dim=-1), (0, 7))
         dq, dk, dv = _flash_backward(d_out, q, k, v, out, lse, 0.0, ctx.causal, scale=ctx.scale)
         return dq[..., :d_head], dk[..., :d_head], dv[..., :d_head], None, None
-
-
-class _BlockCPU(torch.autograd.Function):
-    """Causal attention in bf16 on CPU, a block of queries at a time, as matrix products: with float32 scores, and a
-    gradient through the log-sum-exp.
-
-    The fused kernel reaches an eighth of the machine's bf16 matrix products there, these about half of them more
-    (benchmarks/results/attention_cost.md). The score gradient is that of :class:`_FlashCPU`.
-    """
-
-    @staticmethod
-    def _weights(q: Tensor, k_wide: Tensor, start: int, stop: int, unseen: Tensor, scale: float) -> Tensor:
-        """Scaled float32 scores ``[N, stop − start, stop]``, −inf where a key is not seen."""
-        with torch.autocast("cpu", enabled=False):
-            scores = torch.bmm(q[:, start:stop].float(), k_wide[:, :stop].transpose(1, 2)).mul_(scale)
-        scores[:, :, start:].masked_fill_(unseen[: stop - start, : stop - start], -torch.inf)
-        return scores
-
-    @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, scale: float, wants_lse: bool) -> tuple[Tensor, Tensor]:
-        shape = n_sequences, n_heads, length, width = q.shape
-        q, k, v = (x.reshape(-1, length, width) for x in (q, k, v))
-        k_wide, out = k.float(), torch.empty_like(q)
-        lse = torch.zeros(q.shape[:2])
-        unseen = torch.ones(_CPU_BLOCK, _CPU_BLOCK, dtype=torch.bool).triu(1)
-        keep = any(ctx.needs_input_grad) and n_sequences * n_heads * length * length <= _KEPT_BYTES
-        kept: list[Tensor] = []
-        for start in range(0, length, _CPU_BLOCK):
-            stop = min(start + _CPU_BLOCK, length)
-            scores = _BlockCPU._weights(q, k_wide, start, stop, unseen, scale)
-            if wants_lse or not keep:
-                lse[:, start:stop] = scores.logsumexp(-1)
-                weights = scores.sub_(lse[:, start:stop, None]).exp_().to(q.dtype)
-            else:
-                weights = scores.softmax(-1).to(q.dtype)
-            out[:, start:stop] = torch.bmm(weights, v[:, :stop])
-            if keep:
-                kept.append(weights)
-        ctx.save_for_backward(q, k, v, out, lse, *kept)
-        ctx.scale, ctx.shape = scale, shape
-        return out.view(shape), lse.view(shape[:3])
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        q, k, v, out, lse, *kept = ctx.saved_tensors
-        _, length, _ = q.shape
-        d_out, d_lse = grads[0].reshape(q.shape), grads[1].reshape(*q.shape[:2], 1)
-        unseen = torch.ones(_CPU_BLOCK, _CPU_BLOCK, dtype=torch.bool).triu(1)
-        shift = (d_lse - (d_out * out).sum(-1, keepdim=True, dtype=torch.float32)).to(q.dtype)
-        k_wide = None if kept else k.float()
-        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        for i, start in enumerate(range(0, length, _CPU_BLOCK)):
-            stop = min(start + _CPU_BLOCK, length)
-            if k_wide is None:
-                weights = kept[i]
-            else:
-                scores = _BlockCPU._weights(q, k_wide, start, stop, unseen, ctx.scale)
-                weights = scores.sub_(lse[:, start:stop, None]).exp_().to(q.dtype)
-            dv[:, :stop].baddbmm_(weights.transpose(1, 2), d_out[:, start:stop])
-            d_scores = torch.bmm(d_out[:, start:stop], v[:, :stop].transpose(1, 2))
-            d_scores.add_(shift[:, start:stop]).mul_(weights)
-            dq[:, start:stop] = torch.bmm(d_scores, k[:, :stop])
-            dk[:, :stop].baddbmm_(d_scores.transpose(1, 2), q[:, start:stop])
-        dq, dk = dq.mul_(ctx.scale), dk.mul_(ctx.scale)
-        return dq.view(ctx.shape), dk.view(ctx.shape), dv.view(ctx.shape), None, None
 
 
 def _block_scores(q: Tensor, k: Tensor, start: int, scale: float, causal: bool) -> Tensor:
@@ -162,7 +96,7 @@ def attention_with_lse(
     """
     if q_BHTK.device.type == "cpu":
         if causal and q_BHTK.dtype == torch.bfloat16:
-            return _BlockCPU.apply(q_BHTK, k_BHSK, v_BHSK, scale, True)
+            return causal_blocks(q_BHTK, k_BHSK, v_BHSK, scale, wants_lse=True)
         return _FlashCPU.apply(q_BHTK, k_BHSK, v_BHSK, scale, causal)
     out = F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, is_causal=causal, scale=scale)
     return out, _BlockwiseLSE.apply(q_BHTK, k_BHSK, scale, causal)
@@ -170,8 +104,8 @@ def attention_with_lse(
 
 def causal_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, scale: float) -> Tensor:
     """The output alone of causal softmax attention, ``[B, H, T, K]``, on the fastest kernel that there is."""
-    if q_BHTK.device.type == "cpu" and q_BHTK.dtype == torch.bfloat16:
-        return _BlockCPU.apply(q_BHTK, k_BHTK, v_BHTK, scale, False)[0]
+    if q_BHTK.device.type == "cpu" and q_BHTK.dtype == torch.bfloat16 and keeps_weights(q_BHTK):
+        return causal_blocks(q_BHTK, k_BHTK, v_BHTK, scale, wants_lse=False)[0]
     return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, scale=scale)
 
 
