@@ -12,10 +12,12 @@ from torch import Tensor, nn
 from ..errors import RunError
 from ..metrics.preference import TokenPreference
 from ..models.decoder import Decoder
+from .foreign import ForeignModel
 from .observer import BiasObserver, ReferenceObserver
+from .ranks import own_batches
 from .summary import BirthReference, Measurement, summarise
 
-__all__ = ["BirthReference", "Measurement", "birth_reference", "measure", "undisturbed"]
+__all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "measure", "undisturbed"]
 
 
 @contextmanager
@@ -32,32 +34,32 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-class _Batches:
-    """A probe ``[N, T]`` in batches, on the model's device."""
+class Batches:
+    """This rank's part of a probe ``[N, T]`` in batches, on the model's device."""
 
     def __init__(self, model: nn.Module, probe_NT: np.ndarray, batch_size: int) -> None:
         self.device = next(model.parameters()).device
-        self.parts = torch.from_numpy(np.ascontiguousarray(probe_NT)).split(batch_size)
+        self.parts = own_batches(torch.from_numpy(np.ascontiguousarray(probe_NT)), batch_size)
 
     def __iter__(self) -> Iterator[Tensor]:
         return (part.to(self.device) for part in self.parts)
 
 
-def birth_reference(model: Decoder, probe_NT: np.ndarray, batch_size: int) -> BirthReference:
+def birth_reference(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_size: int) -> BirthReference:
     """Seed direction and token preference of a newborn model, from one pass over the probe."""
     device = next(model.parameters()).device
     observer, preference = ReferenceObserver(model.config, device), TokenPreference(model.config.vocab_size).to(device)
     with undisturbed(model):
-        for tokens_BT in _Batches(model, probe_NT, batch_size):
+        for tokens_BT in Batches(model, probe_NT, batch_size):
             preference.update(model(tokens_BT, last_only=True, observer=observer))
     return BirthReference(observer.alignment.compute().mean_direction, preference.compute().mean_prob)
 
 
 def measure(
-    model: Decoder,
+    model: Decoder | ForeignModel,
     probe_NT: np.ndarray,
-    birth: BirthReference,
-    strangers: list[BirthReference],
+    birth: BirthReference | None = None,
+    strangers: list[BirthReference] | None = None,
     *,
     batch_size: int = 64,
     sink_epsilon: float = 0.3,
@@ -65,12 +67,13 @@ def measure(
     """Every quantity of definitions §3–7 from one forward pass over a probe.
 
     The pass runs in the parameters' own precision; statistics are float32 inside a batch (float64 where the parameters
-    are) and float64 across batches.
+    are) and float64 across batches. In a process group every rank calls, passes its part of the probe through its own
+    model, and returns what the whole probe gives.
 
     Args:
-        model: the decoder, in any state; it is left exactly as it was.
+        model: the decoder, or a wrapped one of ``transformers``, in any state; it is left exactly as it was.
         probe_NT: int64 token ids ``[N, T]``.
-        birth: reference of this model's own birth.
+        birth: reference of this model's own birth; where it is not known, what compares with it is left out.
         strangers: references of other births of the same config.
         batch_size: sequences in one pass; the result does not depend on it.
         sink_epsilon: ε of the sink rate.
@@ -79,14 +82,20 @@ def measure(
         RunError: the model gives NaN or inf; says where in the pass first.
     """
     device = next(model.parameters()).device
-    references = torch.from_numpy(np.stack([r.direction for r in [birth, *strangers]]))
-    observer = BiasObserver(model.config, references, probe_NT.shape[1], sink_epsilon, device)
-    preference = TokenPreference(model.config.vocab_size).to(device)
+    strangers, config = strangers or [], model.config
+    known = [*([] if birth is None else [birth]), *strangers]
+    directions = [torch.from_numpy(reference.direction) for reference in known]
+    references = torch.stack(directions) if known else torch.zeros(0, config.n_layers + 1, config.d_model)
+    observer = BiasObserver(config, references, probe_NT.shape[1], sink_epsilon, device)
+    preference = TokenPreference(config.vocab_size).to(device)
     with undisturbed(model):
-        for tokens_BT in _Batches(model, probe_NT, batch_size):
+        for tokens_BT in Batches(model, probe_NT, batch_size):
             logits_BV = model(tokens_BT, last_only=True, observer=observer)
-            observer.finite.see("logits", model.config.n_layers, logits_BV)
-            if (place := observer.finite.first()) is not None:
-                raise RunError(f"the model gives NaN or inf, first in {place}")
+            observer.finite.see("logits", config.n_layers, logits_BV)
+            if observer.finite.first() is not None:
+                break
             preference.update(logits_BV)
+        # Told by all ranks or by none: the metrics below wait for one another.
+        if (place := observer.finite.first(everywhere=True)) is not None:
+            raise RunError(f"the model gives NaN or inf, first in {place}")
         return summarise(model, observer, preference, birth, strangers)

@@ -14,6 +14,8 @@ from ..metrics.states import DominanceRatio, EffectiveRank, MassiveActivations
 from ..metrics.variance import EffectiveTokens, PositionalVariance
 from ..models.config import ModelConfig
 from ..models.observe import Attended, Site
+from .foreign import ForeignConfig
+from .ranks import summed
 
 #: The values of ε at which sink rates are told beside the configured one.
 SINK_EPSILONS = tuple(i / 10 for i in range(1, 10))
@@ -24,7 +26,7 @@ N_MASSIVE, N_NEURONS = 10, 10
 class ReferenceObserver:
     """Feeds the mean direction alone."""
 
-    def __init__(self, config: ModelConfig, device: torch.device) -> None:
+    def __init__(self, config: ModelConfig | ForeignConfig, device: torch.device) -> None:
         self.alignment = SeedAlignment(torch.zeros(0, config.n_layers + 1, config.d_model)).to(device)
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
@@ -65,18 +67,22 @@ class FiniteWatch:
         total = x.sum(dtype=torch.promote_types(x.dtype, torch.float32))
         self.broken[self.index[site, layer]] |= ~total.isfinite()
 
-    def first(self) -> str | None:
-        """The first place of the pass that has shown any, in words; None where all was finite."""
-        return next(
-            (name for name, broken in zip(self.names.values(), self.broken.tolist(), strict=True) if broken), None
-        )
+    def first(self, *, everywhere: bool = False) -> str | None:
+        """The first place of the pass that has shown any, in words, here or on any rank; None where all was finite."""
+        shown = (summed(self.broken.int()) if everywhere else self.broken).tolist()
+        return next((name for name, broken in zip(self.names.values(), shown, strict=True) if broken), None)
 
 
 class BiasObserver(ReferenceObserver):
     """Feeds every metric of definitions §3 and §5–7 as a pass runs."""
 
     def __init__(
-        self, config: ModelConfig, references_RSD: Tensor, seq_len: int, epsilon: float, device: torch.device
+        self,
+        config: ModelConfig | ForeignConfig,
+        references_RSD: Tensor,
+        seq_len: int,
+        epsilon: float,
+        device: torch.device,
     ) -> None:
         n_layers, n_heads, width = config.n_layers, config.n_heads, config.d_model
         self.seq_len, self.rows_sum_to_one = seq_len, config.attention.rows_sum_to_one

@@ -15,6 +15,7 @@ from ..models.decoder import Decoder
 from .config import SnapshotConfig
 from .loggers import log_snapshot
 from .measure import BirthReference, Measurement, birth_reference, measure
+from .ranks import from_first
 from .records import RunDir, Snapshot
 from .schedule import MilestoneCallback, log_metrics
 
@@ -59,14 +60,18 @@ class BiasSnapshot(MilestoneCallback):
     def _reference(self, model: Decoder) -> BirthReference:
         return birth_reference(model, self.probes["random"], self.config.batch_size)
 
+    def _stored_references(self, step: int) -> list[BirthReference] | None:
+        folder = self.run.snapshot(0)
+        if step == 0 or not folder.is_dir():
+            return None
+        arrays = Snapshot.read(folder).arrays
+        strange = zip(arrays["stranger_direction"], arrays["stranger_mean_prob"], strict=True)
+        return [BirthReference(d, p) for d, p in [(arrays["mean_direction"], arrays["mean_prob"]), *strange]]
+
     def _find_references(self, model: Decoder, step: int) -> BirthReference:
         """The references from the snapshot at birth; measured where there is none yet."""
-        folder = self.run.snapshot(0)
-        if step > 0 and folder.is_dir():
-            arrays = Snapshot.read(folder).arrays
-            self.birth = BirthReference(arrays["mean_direction"], arrays["mean_prob"])
-            strange = zip(arrays["stranger_direction"], arrays["stranger_mean_prob"], strict=True)
-            self.strangers = [BirthReference(d, p) for d, p in strange]
+        if (stored := from_first(lambda: self._stored_references(step))) is not None:
+            self.birth, *self.strangers = stored
         else:
             device = next(model.parameters()).device
             self.birth = self._reference(model if step == 0 else self.newborn(self.init_seed).to(device))
@@ -83,10 +88,10 @@ class BiasSnapshot(MilestoneCallback):
         birth = self.birth or self._find_references(model, step)
         start = time.perf_counter()
         by_probe = {name: self._measure(model, name, birth, step) for name in self.probes}
-        self.last = self._snapshot(model, by_probe, step, time.perf_counter() - start)
-        self.last.write(self.run.snapshot(step))
-        log_metrics(trainer, self.last.scalars(), step)
-        log_snapshot(trainer.loggers, self.last)
+        self.last = snapshot = self._snapshot(model, by_probe, step, time.perf_counter() - start)
+        from_first(lambda: snapshot.write(self.run.snapshot(step)))
+        log_metrics(trainer, snapshot.scalars(), step)
+        log_snapshot(trainer.loggers, snapshot)
 
     def _measure(self, model: Decoder, probe: str, birth: BirthReference, step: int) -> Measurement:
         batch_size, epsilon = self.config.batch_size, self.config.sink_epsilon

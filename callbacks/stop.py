@@ -8,20 +8,27 @@ from typing import Any
 
 import lightning as L
 
+from .ranks import largest
 from .schedule import StepCallback
 
 
 class StopOnSignal(StepCallback):
-    """Sets ``trainer.should_stop`` at the first step boundary after a signal. Stands before all milestone callbacks."""
+    """Sets ``trainer.should_stop`` at the first step boundary after a signal. Stands before all milestone callbacks.
+
+    A signal to one process of a run stops all of them, at the same step.
+    """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
+        """What the run was stopped by."""
+        self._own: signal.Signals | None = None
         self._previous: dict[signal.Signals, Any] = {}
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        if self.received is not None:
+        # Not `received`: a launcher hands a signal to one process after the other, and its second is not the user's.
+        if self._own is not None:
             raise KeyboardInterrupt
-        self.received = signal.Signals(number)
+        self._own = signal.Signals(number)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the handlers over; Lightning's own would raise in the middle of a step."""
@@ -30,7 +37,8 @@ class StopOnSignal(StepCallback):
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Stop here if a signal came."""
-        if self.received is not None:
+        if number := largest(self._own or 0):
+            self.received = signal.Signals(number)
             trainer.should_stop = True
 
     def _restore(self) -> None:

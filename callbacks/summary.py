@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+from torch import Tensor
 
 from ..metrics.neurons import UnitWeights, super_neurons, unit_weights
 from ..metrics.preference import (
@@ -16,6 +18,7 @@ from ..metrics.preference import (
 )
 from ..metrics.ranks import kendall_tau, rank_biased_overlap, spearman, top_overlap
 from ..models.decoder import Block, Decoder
+from .foreign import ForeignModel
 from .observer import N_NEURONS, BiasObserver
 
 
@@ -42,13 +45,13 @@ Arrays = dict[str, np.ndarray]
 
 
 def summarise(
-    model: Decoder,
+    model: Decoder | ForeignModel,
     observer: BiasObserver,
     preference: TokenPreference,
-    birth: BirthReference,
+    birth: BirthReference | None,
     strangers: list[BirthReference],
 ) -> Measurement:
-    """Scalars and arrays of one pass of ``model``, compared with births."""
+    """Scalars and arrays of one pass of ``model``, compared with births; without one, what needs it is left out."""
     scalars: Scalars = {}
     arrays: Arrays = {}
     for more_scalars, more_arrays in (
@@ -65,34 +68,22 @@ def summarise(
 
 
 def _bias(
-    observer: BiasObserver, preference: TokenPreference, birth: BirthReference, strangers: list[BirthReference]
+    observer: BiasObserver, preference: TokenPreference, birth: BirthReference | None, strangers: list[BirthReference]
 ) -> tuple[Scalars, Arrays]:
     """Contraction, alignment and token preference (definitions §3, §4)."""
     alignment = observer.alignment.compute()
     mlp, attention = observer.after_mlp.compute(), observer.after_attention.compute()
     p, w = preference.compute()
-    birth_V = birth.mean_prob
-    strange_alignment = alignment.alignment[1:]
-    strange_persistence = np.array([spearman(p, s.mean_prob) for s in strangers])
     arrays = {
         "mean_prob": p,
         "argmax_share": w,
-        "alignment": alignment.alignment[0],
-        "drift": alignment.drift[0],
-        "energy_share": alignment.energy_share[0],
         "mean_direction": alignment.mean_direction,
-        "alignment_stranger": strange_alignment,
-        "rank_persistence_stranger": strange_persistence,
         "inter_mlp": mlp.inter,
         "intra_mlp": mlp.intra,
         "inter_attention": attention.inter,
         "intra_attention": attention.intra,
     }
     scalars: Scalars = {
-        "alignment": alignment.alignment[0, -1],
-        "drift": alignment.drift[0, -1],
-        "energy_share": alignment.energy_share[0, -1],
-        "energy_share_chance": 1 / birth.direction.shape[-1],
         "inter": mlp.inter[-1],
         "intra": mlp.intra[-1],
         "kl_uniform": kl_to_uniform(p),
@@ -101,14 +92,25 @@ def _bias(
         "coverage_80": coverage(w),
         "entropy": normalised_entropy(p),
         "entropy_argmax": normalised_entropy(w),
-        "rank_persistence": spearman(p, birth_V),
-        "kendall_tau": kendall_tau(p, birth_V),
-        **{f"overlap_{k}": top_overlap(p, birth_V, k) for k in (10, 100, 1000) if k <= len(p)},
-        "rbo": rank_biased_overlap(p, birth_V),
     }
+    if birth is not None:
+        q = birth.mean_prob
+        by_layer = {name: getattr(alignment, name)[0] for name in ("alignment", "drift", "energy_share")}
+        arrays |= by_layer
+        scalars |= {name: of_layers[-1] for name, of_layers in by_layer.items()}
+        scalars |= {
+            "energy_share_chance": 1 / birth.direction.shape[-1],
+            "rank_persistence": spearman(p, q),
+            "kendall_tau": kendall_tau(p, q),
+            **{f"overlap_{k}": top_overlap(p, q, k) for k in (10, 100, 1000) if k <= len(p)},
+            "rbo": rank_biased_overlap(p, q),
+        }
+    if birth is not None or strangers:
+        arrays["alignment_stranger"] = alignment.alignment[len(alignment.alignment) - len(strangers) :]
+        arrays["rank_persistence_stranger"] = np.array([spearman(p, s.mean_prob) for s in strangers])
     if strangers:
-        scalars["alignment_stranger"] = np.abs(strange_alignment[:, -1]).max()
-        scalars["rank_persistence_stranger"] = np.abs(strange_persistence).max()
+        scalars["alignment_stranger"] = np.abs(arrays["alignment_stranger"][:, -1]).max()
+        scalars["rank_persistence_stranger"] = np.abs(arrays["rank_persistence_stranger"]).max()
     return scalars, arrays
 
 
@@ -157,16 +159,22 @@ def _aggregation(observer: BiasObserver) -> tuple[Scalars, Arrays]:
     return scalars, arrays
 
 
-def _neurons(observer: BiasObserver, model: Decoder) -> tuple[Scalars, Arrays]:
+def _mlp_weights(model: Decoder | ForeignModel) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Each block's up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps."""
+    if isinstance(model, ForeignModel):
+        yield from model.mlp_weights()
+        return
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        yield block.mlp.up.weight, block.mlp.down.weight, None if block.mlp.gate is None else block.mlp.gate.weight
+
+
+def _neurons(observer: BiasObserver, model: Decoder | ForeignModel) -> tuple[Scalars, Arrays]:
     """Super neurons (definitions §7): every unit's activations, and weights of the units of largest robust z."""
     first_LF, others_LF = observer.units.compute()
     z_LF, ratio_LF, is_super_LF = super_neurons(first_LF, others_LF)
     top_LK = np.argsort(-z_LF, axis=-1, kind="stable")[:, :N_NEURONS]
-    weights = []
-    for block, top in zip(model.blocks, top_LK, strict=True):
-        assert isinstance(block, Block)
-        gate = None if block.mlp.gate is None else block.mlp.gate.weight
-        weights.append(unit_weights(top, block.mlp.up.weight, block.mlp.down.weight, gate))
+    weights = [unit_weights(top, *maps) for top, maps in zip(top_LK, _mlp_weights(model), strict=True)]
     arrays = {
         "activation_first": first_LF,
         "activation_others": others_LF,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .measure import undisturbed
+from .ranks import own_batches, summed, world_size
 from .schedule import MilestoneCallback, StepCallback, log_metrics
 
 
@@ -49,7 +50,7 @@ class TrainingLog(StepCallback):
         tokens, seconds = (step - self._last_step) * self.tokens_per_step, module.stopwatch.take()
         self._last_step = step
         self.last = {
-            "train/loss": float(module.take_loss()),
+            "train/loss": float(summed(module.take_loss())) / world_size(),
             "train/lr": module.learning_rate(step),
             "train/grad_norm": float(module.grad_norm),
             "train/tokens": step * self.tokens_per_step,
@@ -67,7 +68,7 @@ class Validation(MilestoneCallback):
     Args:
         every: optimizer steps between validations.
         sequences_NT: token ids ``[N, T+1]``.
-        batch_size: sequences in one pass.
+        batch_size: sequences in one pass; each rank passes its part of them.
         losses: per-token losses of (model, batch ``[B, T+1]``), ``[B, T]`` or of the last positions only.
         bytes_per_token: of the validation text, for bits per byte.
         groups: masks ``[B, T]`` of positions by name, from the inputs; each gets a loss of its own.
@@ -83,7 +84,7 @@ class Validation(MilestoneCallback):
         groups: Mapping[str, Callable[[Tensor], Tensor]],
     ) -> None:
         super().__init__(every)
-        self.batches = torch.from_numpy(sequences_NT).split(batch_size)
+        self.sequences_NT, self.batch_size = torch.from_numpy(sequences_NT), batch_size
         self.losses, self.bytes_per_token, self.groups = losses, bytes_per_token, groups
         self.last: dict[str, float] = {}
 
@@ -91,12 +92,13 @@ class Validation(MilestoneCallback):
         """Validate and log."""
         totals = {name: torch.zeros(2, dtype=torch.float64) for name in ["", *self.groups]}
         with undisturbed(module), trainer.precision_plugin.forward_context():
-            for batch_BT in self.batches:
+            for batch_BT in own_batches(self.sequences_NT, self.batch_size):
                 losses_BT = self.losses(module.model, batch_BT.to(module.device)).double().cpu()
                 for name, total in totals.items():
                     mask = self.groups[name](batch_BT[:, :-1]) if name else torch.ones_like(losses_BT)
                     mask = mask[:, -losses_BT.shape[1] :]
                     total += torch.stack([(losses_BT * mask).sum(), mask.sum()])
+        totals = {name: summed(total) for name, total in totals.items()}
         means = {f"val/loss{'_' if name else ''}{name}": float(s / n) for name, (s, n) in totals.items()}
         if self.bytes_per_token is not None:
             means["val/bits_per_byte"] = means["val/loss"] / math.log(2) / self.bytes_per_token

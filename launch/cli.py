@@ -11,6 +11,21 @@ from .commands import COMMANDS
 from .parsing import build_parser, check_config_files, normal_dashes
 
 
+def _failed(line: str, status: int) -> int:
+    """Tell it: once, where several processes are one run and fail of the same, or of one another."""
+    if "WORLD_SIZE" in os.environ:
+        from ..trainer.processes import place, tell
+
+        try:
+            where = place()
+        except UsageError:
+            where = None
+        if where is not None and where.world_size > 1:
+            return tell(line, status, where)
+    print(line, file=sys.stderr)
+    return status
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (it failed), 2 (it was asked wrongly), 130 (interrupted)."""
     arguments = normal_dashes(sys.argv[1:] if argv is None else argv)
@@ -23,8 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, RunError) as error:
         if debug:
             raise
-        print(f"birthmark: error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2 if isinstance(error, UsageError) else 1
+        return _failed(f"birthmark: error: {' '.join(str(error).split())}", 2 if isinstance(error, UsageError) else 1)
     except BrokenPipeError:
         # Whoever read our output has seen enough; what is left must not fail again when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -37,10 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        print(
-            f"birthmark: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)", file=sys.stderr
-        )
-        return 1
+        return _failed(f"birthmark: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)", 1)
 
 
 if __name__ == "__main__":

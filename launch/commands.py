@@ -21,6 +21,7 @@ def _pretrain(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespac
     from rich.console import Console
 
     from ..trainer import start
+    from ..trainer.processes import place
     from ..trainer.run import pretrain
     from .report import build_report
     from .table import print_table
@@ -41,6 +42,9 @@ def _pretrain(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespac
     config = start.resolve(config)
     console = Console()
     outcome = pretrain(config, run, resume=parsed.resume is not None, console=console)
+    where = place()
+    if where is not None and where.rank > 0:
+        return 0
     if config.snapshot.enabled:
         print_table(run, console)
     if importlib.util.find_spec("matplotlib"):
@@ -199,6 +203,18 @@ def _identify(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespac
     return identification(parsed)
 
 
+def _snapshot(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from .snapshot_command import snapshot
+
+    return snapshot(parsed)
+
+
+def _intervene(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from .intervene_command import intervention
+
+    return intervention(parsed)
+
+
 #: Commands by name: (their parser, the arguments after the name, those parsed) → exit status.
 COMMANDS: dict[str, Callable[[ArgumentParser, Sequence[str], Namespace], int]] = {
     "pretrain": _pretrain,
@@ -208,6 +224,8 @@ COMMANDS: dict[str, Callable[[ArgumentParser, Sequence[str], Namespace], int]] =
     "ablate": _ablate,
     "fingerprint": _fingerprint,
     "identify": _identify,
+    "snapshot": _snapshot,
+    "intervene": _intervene,
     "sample": _sample,
     "export": _export,
 }

@@ -142,6 +142,51 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     commands.add_subcommand("identify", identify, help=identify.description)
     for command, n_inputs in ((fingerprint, 2000), (identify, 500)):
         _add_test(command, n_inputs)
+
+    snapshot = Parser(description="Measure a model's biases, ours or of transformers (docs/measurements.md).")
+    snapshot.add_argument("model", type=str, metavar="MODEL", help=model[0].upper() + model[1:] + ".")
+    snapshot.add_argument(
+        "--step",
+        type=int | None,
+        metavar="N",
+        help="Of a run, the checkpoint after N steps; of a model of transformers, the steps to put in its snapshot.",
+    )
+    snapshot.add_argument("--n_sequences", type=int, default=256, metavar="N", help="Sequences in the random probe.")
+    snapshot.add_argument(
+        "--seq_len", type=int | None, metavar="T", help="Tokens in each; by default 64, or as many as the model reads."
+    )
+    snapshot.add_argument("--probe_seed", type=int, default=0, help="Decides the sequences, and nothing else.")
+    snapshot.add_argument("--batch_size", type=int, default=64, metavar="B", help="Sequences in one forward pass.")
+    snapshot.add_argument("--sink_epsilon", type=float, default=0.3, help="Importance from which on a key is a sink.")
+    snapshot.add_argument(
+        "--dtype",
+        type=Literal["float32", "bfloat16", "float16", "float64"],
+        default="float32",
+        help="What the pass runs in.",
+    )
+    snapshot.add_argument("--out", type=str | None, metavar="DIR", help="New folder for all scalars and arrays.")
+    snapshot.add_argument("--json", action="store_true", help="Print it as JSON.")
+    snapshot.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    commands.add_subcommand("snapshot", snapshot, help=snapshot.description)
+
+    intervene = Parser(description="Change one position in one block, and see whether a sink forms there later.")
+    intervene.add_argument("model", type=str, metavar="MODEL", help=model[0].upper() + model[1:] + ".")
+    intervene.add_argument(
+        "--kind",
+        type=Literal["mask", "amplify", "scale"],
+        required=True,
+        help="mask: its query sees itself only; amplify: its value aggregation moves from the mean; scale: it grows.",
+    )
+    intervene.add_argument("--layer", type=int, required=True, metavar="L", help="Block, from 1.")
+    intervene.add_argument("--position", type=int, required=True, metavar="K", help="Position, from 0.")
+    intervene.add_argument("--lambda", type=str, default="1,2,4,8", metavar="A,B", help="Doses; a mask has none.")
+    intervene.add_argument("--n_sequences", type=int, default=64, metavar="N", help="Sequences in the random probe.")
+    intervene.add_argument("--seq_len", type=int, default=64, metavar="T", help="Tokens in each.")
+    intervene.add_argument("--probe_seed", type=int, default=0, help="Decides the sequences, and nothing else.")
+    intervene.add_argument("--batch_size", type=int, default=64, metavar="B", help="Sequences in one forward pass.")
+    intervene.add_argument("--json", action="store_true", help="Print it as JSON.")
+    intervene.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    commands.add_subcommand("intervene", intervene, help=intervene.description)
     return parser, {
         "pretrain": pretrain,
         "report": report,
@@ -150,6 +195,8 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         "ablate": ablate,
         "fingerprint": fingerprint,
         "identify": identify,
+        "snapshot": snapshot,
+        "intervene": intervene,
         "sample": sample,
         "export": export,
     }

@@ -22,7 +22,8 @@ def kernel(config: ModelConfig) -> str:
     attention, reason = config.attention, falls_back(config)
     if reason is not None:
         return f"explicit weights, 256 queries at a time, computed again in the backward pass ({reason})"
-    told = "fused scaled_dot_product_attention (bf16 on CPU: blocks of matrix products, their weights kept for the backward pass up to 32 MiB)"
+    told = "fused scaled_dot_product_attention (bf16 on CPU: blocks of matrix products, "
+    told += "their weights kept for the backward pass up to 32 MiB)"
     if attention.window is not None:
         told += ", two per window"
     if attention.prefix is not None:

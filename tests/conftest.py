@@ -59,7 +59,7 @@ def one_thread(request):
     torch.set_num_threads(before)
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def tiny():
     """A tiny run's config; dotted fields can be overridden: ``tiny({"trainer.max_steps": 2})``."""
 

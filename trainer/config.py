@@ -88,8 +88,9 @@ class TrainerConfig:
     compile: bool = False
     """Compile the training step with ``torch.compile``; snapshots always run uncompiled."""
 
-    strategy: Literal["single"] = "single"
-    """How the run is spread over devices."""
+    strategy: Literal["single", "ddp"] = "single"
+    """How the run is spread over processes: ``single`` is one; ``ddp`` is as many as torchrun starts, each with the
+    whole model and a part of every batch (docs/cluster.md)."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where it runs; ``auto`` takes a GPU where there is one."""

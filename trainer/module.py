@@ -55,7 +55,7 @@ class PretrainModule(L.LightningModule):
         return loss
 
     def take_loss(self) -> Tensor:
-        """Loss of the optimizer step just taken: the mean over its global batch."""
+        """Loss of the optimizer step just taken: the mean over this rank's part of the global batch."""
         assert self.loss_sum is not None
         loss, self.loss_sum = self.loss_sum, None
         return loss
@@ -105,6 +105,11 @@ class PretrainModule(L.LightningModule):
             group.update({name: value for name, value in ours.items() if name != "params"})
             group["lr"] = self.learning_rate(checkpoint["global_step"] + 1)
         checkpoint["lr_schedulers"][0]["base_lrs"] = fresh["lr_scheduler"]["scheduler"].base_lrs
+        # Micro-batches are counted in those of one rank, and their number in a step may be another now.
+        progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        n_batches = checkpoint["global_step"] * self.trainer.accumulate_grad_batches
+        for counts in (progress["total"], progress["current"]):
+            counts.update({name: n + n_batches - counts["ready"] for name, n in counts.items()})
 
     def configure_optimizers(self) -> Any:
         """AdamW; decay on matrices and embeddings only; the learning rate changes at every step."""

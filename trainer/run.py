@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import platform
 import shutil
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -29,6 +30,7 @@ from ..callbacks.checkpoint import Checkpoint
 from ..callbacks.fingerprint import FingerprintSnapshot
 from ..callbacks.loggers import JsonLinesLogger, wandb_logger
 from ..callbacks.progress import RunProgress
+from ..callbacks.ranks import check_same, from_first, rank, world_size
 from ..callbacks.records import (
     RunDir,
     atomic_path,
@@ -51,7 +53,9 @@ from ..models.kernel_choice import falls_back, kernel
 from .checkpoint import FolderCheckpointIO
 from .config import RunConfig
 from .module import PretrainModule, next_token_losses
+from .processes import Place, joined, place
 from .start import newborn
+from .strategies import STRATEGIES, placed
 from .throughput import flops_per_token, peak_flops
 
 #: Fields that a resumed run must leave as they are: with others it would be another run under the same name.
@@ -70,11 +74,13 @@ class Outcome:
     """Name of the signal that stopped it before max_steps."""
 
 
-def _device(config: RunConfig) -> torch.device:
+def _device(config: RunConfig, where: Place | None) -> torch.device:
     wanted = config.trainer.device
     if wanted == "cuda" and not torch.cuda.is_available():
         raise UsageError("trainer.device is cuda, but torch sees no GPU: give cpu or auto")
-    return torch.device("cuda" if wanted != "cpu" and torch.cuda.is_available() else "cpu")
+    if wanted == "cpu" or not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", where.local_rank) if where is not None else torch.device("cuda")
 
 
 def _field(config: dict[str, Any], name: str) -> Any:
@@ -135,6 +141,13 @@ def _versions() -> dict[str, str]:
 
 def _write_config(config: RunConfig, run: RunDir) -> None:
     write_text(run.config, yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True))
+
+
+def _check_same_everywhere(config: RunConfig, model: Decoder, data: PreparedData) -> None:
+    """RunError if the processes of a run would not train one and the same."""
+    check_same("config", json.dumps(asdict(config)), "start all processes with the same command")
+    check_same("corpus", json.dumps(data.record, sort_keys=True), "give all nodes the same data.path and tokenizer")
+    check_same("birth digest", digest(model), f"install the same versions on all nodes (here {_versions()})")
 
 
 def _write_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedData) -> dict[str, Any]:
@@ -227,12 +240,13 @@ def _callbacks(
     settings, seq_len = config.trainer, config.model.max_seq_len
     every, tokens_per_step = settings.checkpoint_every, settings.global_batch_size * seq_len
     n_params = sum(p.numel() for p in model.parameters())
+    peak = peak_flops(device, settings.precision)
     stop = StopOnSignal()
     training = TrainingLog(
         settings.log_every,
         tokens_per_step,
         flops_per_token(config.model, n_params, seq_len),
-        peak_flops(device, settings.precision),
+        None if peak is None else peak * world_size(),
     )
     n_val = min(settings.val_sequences, data.val.n_samples or settings.val_sequences)
     validation = Validation(
@@ -273,6 +287,11 @@ def _callbacks(
     return milestones, stop
 
 
+def _loggers(config: RunConfig, run: RunDir, record: dict[str, Any]) -> list[Logger]:
+    wandb = wandb_logger(config.log, run, record["run_id"], {**asdict(config), "birth": record["digest"]})
+    return [JsonLinesLogger(run), *([wandb] if wandb is not None else [])]
+
+
 def _quiet() -> None:
     """Silence what Lightning says that no user of this command can act on."""
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -280,6 +299,8 @@ def _quiet() -> None:
     for message in (
         r".*does not have many workers",  # batches are a memory map's slice: a worker would only copy them
         r".*treespec.*LeafSpec.*",  # Lightning's own use of torch
+        r"`broadcast_buffers` is deprecated",  # its successor is not in every torch that we run with
+        r".*compute.* was called before the .*update.*",  # a rank without a sequence of a small probe adds nothing
     ):
         warnings.filterwarnings("ignore", message)
 
@@ -297,25 +318,31 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         UsageError: what the config asks cannot be done.
         RunError: it failed on the way; all checkpoints so far are intact.
     """
-    console = console or Console()
+    where = placed(config.trainer, place())
+    device = _device(config, where)
     _quiet()
-    device = _device(config)
-    # Asked here so that a mistake is told at once, and again below, where no other process can come between.
-    if resume:
-        check_resumable(config, run)
-    else:
-        _check_unused(run)
-    data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
-    model = newborn(config, config.init_seed)
-    with _claimed(run):
-        if not resume:
-            _check_unused(run)
-        checkpoint, step = _last_checkpoint(run) if resume else (None, 0)
-        record = (_read_birth if resume else _write_birth)(config, run, model, data)
-        truncate_metrics(run.metrics, step if checkpoint else -1)
+    with joined(where, device), ExitStack() as held:
+        console = (console or Console()) if rank() == 0 else Console(quiet=True)
+        # Asked here so that a mistake is told at once, and again below, where no other process can come between.
+        from_first(lambda: check_resumable(config, run) if resume else _check_unused(run))
+        data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
+        model = newborn(config, config.init_seed)
+        _check_same_everywhere(config, model, data)
+
+        def begin() -> tuple[Path | None, int, dict[str, Any]]:
+            held.enter_context(_claimed(run))
+            if not resume:
+                _check_unused(run)
+            checkpoint, step = _last_checkpoint(run) if resume else (None, 0)
+            record = (_read_birth if resume else _write_birth)(config, run, model, data)
+            truncate_metrics(run.metrics, step if checkpoint else -1)
+            return checkpoint, step, record
+
+        checkpoint, step, record = from_first(begin)
         console.print(
             f"[bold]{run.path}[/bold]  {record['n_params']:,} parameters  birth {record['digest'][:12]}…  "
-            + (f"resumed at step {step}" if resume else config.init_from or f"init_seed {config.init_seed}"),
+            + (f"resumed at step {step}" if resume else config.init_from or f"init_seed {config.init_seed}")
+            + (f"  {world_size()} processes" if world_size() > 1 else ""),
             highlight=False,
             soft_wrap=True,
         )
@@ -324,18 +351,18 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         if step >= config.trainer.max_steps:
             return Outcome(run, step, None)
         callbacks, stop = _callbacks(config, run, data, model, device, console)
-        loggers: list[Logger] = [JsonLinesLogger(run)]
-        wandb = wandb_logger(config.log, run, record["run_id"], {**asdict(config), "birth": record["digest"]})
-        loggers += [wandb] if wandb is not None else []
         trainer = L.Trainer(
             accelerator="gpu" if device.type == "cuda" else "cpu",
-            devices=1,
+            devices=where.local_world_size if where else 1,
+            num_nodes=where.n_nodes if where else 1,
+            strategy=STRATEGIES[config.trainer.strategy].lightning(),
             precision="bf16-mixed" if config.trainer.precision == "bf16" else "32-true",
             max_steps=config.trainer.max_steps,
             max_epochs=-1,
-            accumulate_grad_batches=config.trainer.global_batch_size // config.trainer.micro_batch_size,
+            accumulate_grad_batches=config.trainer.global_batch_size
+            // (config.trainer.micro_batch_size * world_size()),
             callbacks=callbacks,
-            logger=loggers,
+            logger=_loggers(config, run, record) if rank() == 0 else False,
             plugins=[FolderCheckpointIO()],
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -346,5 +373,5 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         trainer.fit(
             PretrainModule(model, config.optim, config.trainer), datamodule=_Steps(config, data), ckpt_path=checkpoint
         )
-        write_metrics_csv(run)
+        from_first(lambda: write_metrics_csv(run))
         return Outcome(run, trainer.global_step, stop.received.name if stop.received else None)

@@ -1,0 +1,90 @@
+"""The processes of a run as callbacks see them: which one this is, what part is its own, what all of them agree on.
+
+Where there is no process group all of this is one process. In a group every rank must call, in the same order.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..errors import RunError, UsageError
+
+T = TypeVar("T")
+
+
+def _grouped() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def rank() -> int:
+    """This process among all of the run, from 0."""
+    return dist.get_rank() if _grouped() else 0
+
+
+def world_size() -> int:
+    """Processes of the run."""
+    return dist.get_world_size() if _grouped() else 1
+
+
+def own_batches(x: Tensor, batch_size: int) -> list[Tensor]:
+    """This rank's contiguous part of the rows of ``x``, in batches.
+
+    Parts differ by at most one row: ranks may have different numbers of batches, or none.
+    """
+    mine = x.tensor_split(world_size())[rank()]
+    return list(mine.split(batch_size)) if len(mine) else []
+
+
+def summed(x: Tensor) -> Tensor:
+    """``x`` summed over ranks, in a tensor of its own."""
+    if world_size() > 1:
+        x = x.clone()
+        dist.all_reduce(x)
+    return x
+
+
+def largest(value: int) -> int:
+    """The largest of the ranks' values. On the CPU: no device is waited for."""
+    if world_size() == 1:
+        return value
+    values = torch.tensor(value)
+    dist.all_reduce(values, dist.ReduceOp.MAX)
+    return int(values)
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """What ``make`` returns on rank 0, the only one to call it; if it fails there, it fails on every rank."""
+    if world_size() == 1:
+        return make()
+    told: list[tuple[T | None, Exception | None]] = [(None, None)]
+    failure: Exception | None = None
+    if rank() == 0:
+        try:
+            told = [(make(), None)]
+        except Exception as error:
+            failure = error
+            known = isinstance(error, (UsageError, RunError))
+            told = [(None, error if known else RunError(f"rank 0: {type(error).__name__}: {error}"))]
+    dist.broadcast_object_list(told)
+    value, theirs = told[0]
+    if (cause := failure or theirs) is not None:
+        raise cause
+    return value  # type: ignore[return-value]
+
+
+def check_same(what: str, value: str, mend: str) -> None:
+    """RunError on every rank if ``value`` is not the same on all of them."""
+    if world_size() == 1:
+        return
+    mine = torch.frombuffer(bytearray(hashlib.sha256(value.encode()).digest()), dtype=torch.uint8)
+    hashes = [torch.empty_like(mine) for _ in range(world_size())]
+    dist.all_gather(hashes, mine)
+    other = next((i for i, theirs in enumerate(hashes) if not torch.equal(theirs, hashes[0])), None)
+    if other is not None:
+        raise RunError(f"{what} of rank {other} is not that of rank 0: {mend}")

@@ -1,0 +1,73 @@
+"""What `birthmark intervene` does: the dose-response table of one intervention."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from typing import get_args
+
+import torch
+from jsonargparse import Namespace
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..callbacks.config import SnapshotConfig
+from ..callbacks.intervene import DoseResponse, Kind, check, intervene
+from ..data.probes import random_probe
+from ..errors import UsageError
+from .models import open_source
+
+
+def _lambdas(text: str) -> list[float]:
+    try:
+        doses = [float(part) for part in text.split(",")]
+    except ValueError:
+        doses = [math.nan]
+    if not all(map(math.isfinite, doses)):
+        raise UsageError(f"--lambda {text}: give numbers with commas between, such as 1,2,4,8")
+    return doses
+
+
+def _print(found: DoseResponse, title: str, console: Console) -> None:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("mask" if found.kind == "mask" else "λ", justify="right")
+    for layer in range(found.layer + 1, found.layer + 1 + found.importance.shape[1]):
+        table.add_column(f"block {layer}", justify="right", no_wrap=True)
+    for dose, of_layers in zip(found.lambdas, found.importance, strict=True):
+        name = ("off", "on")[int(dose)] if found.kind == "mask" else f"{dose:g}"
+        table.add_row(name, *(f"{heads.mean():.3f} ({heads.max():.3f})" for heads in of_layers))
+    console.print(title, highlight=False, soft_wrap=True, markup=False)
+    console.print(table)
+    console.print(
+        f"importance of key {found.position}, mean (largest) over heads; uniform attention gives {found.uniform:.3f}",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def intervention(parsed: Namespace) -> int:
+    """Intervene on one model."""
+    doses = _lambdas(parsed["lambda"])
+    source = open_source(parsed.model)
+    settings = SnapshotConfig(n_sequences=parsed.n_sequences, seq_len=parsed.seq_len, batch_size=parsed.batch_size)
+    if problems := settings.problems():
+        raise UsageError("; ".join(problem.replace("snapshot.", "--") for problem in problems))
+    if source.config.positions == "learned" and parsed.seq_len > source.config.max_seq_len:
+        raise UsageError(f"--seq_len {parsed.seq_len}: this model has {source.config.max_seq_len} positions")
+    assert parsed.kind in get_args(Kind)
+    try:
+        check(source.config, parsed.kind, parsed.layer, parsed.position, parsed.seq_len, doses)
+    except UsageError as error:
+        raise UsageError(f"--{error}") from None
+    probe_NT = random_probe(source.config.vocab_size, parsed.n_sequences, parsed.seq_len, parsed.probe_seed)
+    model = source.load().to("cuda" if torch.cuda.is_available() else "cpu")
+    found = intervene(model, probe_NT, parsed.kind, parsed.layer, parsed.position, doses, batch_size=parsed.batch_size)
+    if parsed.json:
+        told = dataclasses.asdict(found) | {"model": parsed.model, "importance": found.importance.tolist()}
+        print(json.dumps(told, indent=2, ensure_ascii=False), flush=True)
+    else:
+        title = f"{parsed.model}: {found.kind} at block {found.layer}, position {found.position}"
+        _print(found, title, Console())
+    return 0

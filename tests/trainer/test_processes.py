@@ -1,0 +1,248 @@
+"""Two processes under a real torchrun are the single one: same birth, losses, snapshots, and checkpoints for both."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import get_args, get_type_hints
+
+import numpy as np
+import pytest
+import yaml
+from rich.console import Console
+
+from birthmark.callbacks.records import RunDir, Snapshot, read_metrics
+from birthmark.errors import UsageError
+from birthmark.trainer.checkpoint import FolderCheckpointIO
+from birthmark.trainer.config import TrainerConfig
+from birthmark.trainer.processes import Place, place
+from birthmark.trainer.run import pretrain
+from birthmark.trainer.strategies import STRATEGIES, placed
+
+# One launch for several runs, because starting takes longer than they do. Each is told as a launch of its own.
+SCRIPT = """
+import os, signal, sys, threading, time
+from pathlib import Path
+
+from birthmark.errors import RunError
+from birthmark.launch.cli import main
+from birthmark.trainer.module import PretrainModule
+
+rank, (file, out), statuses = os.environ["RANK"], sys.argv[1:], []
+
+def run(name, *flags):
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = name
+    statuses.append(main(["pretrain", "--config", file, "--run_dir", f"{out}/{name}", *flags]))
+    print(f"rank {rank} after {name}: {statuses}", flush=True)
+
+def interrupt():
+    metrics = Path(f"{out}/stopped/metrics.jsonl")
+    while not metrics.is_file() or "train/loss" not in metrics.read_text():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+def fail(self, step):
+    if step == 3:
+        raise RunError("rank 1 alone")
+
+run("bad", "--trainer.global_batch_size=6")
+run("two")
+if rank == "1":
+    threading.Thread(target=interrupt, daemon=True).start()
+run("stopped", "--trainer.max_steps=100000", "--trainer.checkpoint_every=100000")
+if rank == "1":
+    PretrainModule.check_finite = fail
+run("broken")
+sys.exit(1)
+"""
+
+
+def launch(*command):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen([*torchrun, *command], stdout=-1, stderr=-1, text=True, env=environment)
+
+
+def run(config, path, **more):
+    return pretrain(config, RunDir(path), console=Console(quiet=True), **more).run
+
+
+def logged(run, key):
+    return {r["step"]: r[key] for r in read_metrics(run.metrics) if key in r}
+
+
+def up_to(step, source, path):
+    """A copy of a run as it was after ``step`` steps."""
+    shutil.copytree(source.path, path)
+    for folder in [*(path / "checkpoints").iterdir(), *(path / "snapshots").iterdir()]:
+        if int(folder.name[5:]) > step:
+            shutil.rmtree(folder)
+    return RunDir(path)
+
+
+@pytest.fixture(scope="module")
+def config(tiny):
+    """Probe and validation that two ranks cannot share evenly, and a checkpoint after an odd number of steps."""
+    return tiny(
+        {
+            "optim.schedule": "constant",
+            "trainer.max_steps": 10,
+            "trainer.checkpoint_every": 5,
+            "trainer.val_sequences": 7,
+            "snapshot.n_sequences": 11,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("processes")
+
+
+@pytest.fixture(scope="module")
+def one(config, folder):
+    return run(config, folder / "one")
+
+
+@pytest.fixture(scope="module")
+def launched(config, folder):
+    """The folder of all runs of the script, and what torchrun told."""
+    file, script = folder / "tiny.yaml", folder / "script.py"
+    asked = asdict(config)
+    asked["trainer"]["strategy"] = "ddp"
+    file.write_text(yaml.safe_dump(asked))
+    script.write_text(SCRIPT)
+    process = launch(str(script), str(file), str(folder))
+    try:
+        told, errors = process.communicate(timeout=200)
+    finally:
+        process.kill()
+    assert process.returncode == 1, errors
+    return told, errors
+
+
+@pytest.fixture(scope="module")
+def two(launched, folder):
+    return RunDir.open(folder / "two")
+
+
+def test_two_processes_are_born_alike_and_train_alike(one, two):
+    assert json.loads(two.birth.read_text())["digest"] == json.loads(one.birth.read_text())["digest"]
+    for key in ("train/loss", "train/grad_norm", "train/lr", "train/tokens", "val/loss", "val/loss_trigger"):
+        assert len(logged(one, key)) in (3, 10)
+        assert logged(two, key) == pytest.approx(logged(one, key), rel=1e-5), key
+    assert [r["step"] for r in read_metrics(two.metrics)] == [r["step"] for r in read_metrics(one.metrics)]
+
+
+def test_two_processes_share_the_probe_and_see_the_whole(one, two):
+    births = [Snapshot.read(run.snapshot(0)) for run in (one, two)]
+    assert births[1].bias == pytest.approx(births[0].bias, rel=1e-5, abs=1e-7)
+    assert births[0].arrays.keys() == births[1].arrays.keys()
+    for name in ("mean_prob", "stranger_mean_prob", "mean_direction", "stranger_direction", "sink_rate", "n_eff"):
+        np.testing.assert_allclose(births[1].arrays[name], births[0].arrays[name], rtol=1e-5, atol=1e-7, err_msg=name)
+    late = [Snapshot.read(run.snapshot(10)).bias for run in (one, two)]
+    assert late[1] == pytest.approx(late[0], rel=1e-3, abs=1e-5)
+
+
+def test_one_goes_on_from_what_two_have_saved(config, one, two, tmp_path):
+    parts = up_to(5, two, tmp_path / "parts")
+    run(config, parts.path, resume=True)
+    assert logged(parts, "train/loss") == pytest.approx(logged(one, "train/loss"), rel=1e-5)
+    assert len(logged(parts, "train/loss")) == 10
+
+
+def children(pid):
+    """Processes that ``pid`` started, by their rank."""
+    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    found = {}
+    for child in pids:
+        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        found |= {int(v.partition(b"=")[2]): int(child) for v in variables if v.startswith(b"RANK=")}
+    return found
+
+
+@pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="finds the processes under /proc")
+def test_two_go_on_from_what_one_has_saved_and_end_together_when_one_is_killed(one, tmp_path):
+    parts = up_to(5, one, tmp_path / "parts")
+    flags = ["--trainer.strategy=ddp", "--trainer.max_steps=1000000", "--trainer.checkpoint_every=1000000"]
+    process = launch("-m", "birthmark.launch.cli", "pretrain", "--resume", str(parts.path), *flags)
+    try:
+        while process.poll() is None and len(logged(parts, "train/loss")) < 12:
+            time.sleep(0.05)
+        ranks = children(process.pid)
+        os.kill(ranks[1], signal.SIGKILL)
+        _, errors = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 1
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
+    assert errors.count("birthmark: ") <= 1
+    assert {s: v for s, v in logged(parts, "train/loss").items() if s <= 10} == pytest.approx(
+        logged(one, "train/loss"), rel=1e-5
+    )
+    assert FolderCheckpointIO().load_checkpoint(parts.checkpoints()[-1])["global_step"] == 5
+
+
+def test_a_batch_that_cannot_be_shared_is_one_line_and_status_2_and_nothing_is_written(launched, folder):
+    assert launched[1].count("birthmark: error: trainer.global_batch_size 6 is not a multiple of") == 1
+    for rank in (0, 1):
+        assert f"rank {rank} after stopped: [2, 0, 0]" in launched[0]
+    assert not (folder / "bad").exists()
+
+
+def test_a_signal_to_one_process_stops_all_at_one_step(launched, folder):
+    stopped = RunDir.open(folder / "stopped")
+    (last,) = stopped.checkpoints()
+    step = int(last.name[5:])
+    assert 0 < step < 100000
+    assert max(logged(stopped, "train/loss")) == max(logged(stopped, "val/loss")) == step
+    assert launched[0].count(f"stopped by SIGTERM at step {step}") == 1
+
+
+def test_what_one_process_fails_of_is_told_once_and_ends_all(launched, folder):
+    assert launched[1].count("birthmark: error: rank 1 alone") == 1
+    assert launched[1].count("birthmark: ") == 2  # the other one is the batch
+    assert len(logged(RunDir.open(folder / "broken"), "train/loss")) <= 3
+
+
+def test_only_one_process_tells(launched, folder):
+    assert launched[0].count("  2 processes") == 3
+    assert launched[0].count(f"report: {folder / 'two' / 'report.html'}") == 1
+    assert launched[0].count("step     10") == 1
+
+
+def test_every_strategy_of_the_config_is_in_the_table():
+    assert set(STRATEGIES) == set(get_args(get_type_hints(TrainerConfig)["strategy"]))
+
+
+@pytest.mark.parametrize(
+    ("strategy", "where", "expected"),
+    [
+        ("single", Place(0, 2, 0, 2), "trainer.strategy is single, but 2 processes were started"),
+        ("ddp", None, "trainer.strategy is ddp, but no launcher"),
+        ("ddp", Place(0, 3, 0, 3), "global_batch_size 16 is not a multiple of .* 16 × 3"),
+    ],
+)
+def test_strategy_processes_and_batch_must_go_together(strategy, where, expected):
+    with pytest.raises(UsageError, match=expected):
+        placed(TrainerConfig(strategy=strategy, device="cpu"), where)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "2", "WORLD_SIZE": "2"}, {"RANK": "0", "WORLD_SIZE": "3"}],
+)
+def test_an_environment_that_fits_no_run_is_refused(variables, monkeypatch):
+    for name, value in {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0", **variables}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UsageError, match=r"environment"):
+        place()
