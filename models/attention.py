@@ -148,7 +148,7 @@ class Attention(nn.Module):
 
         scores = Scores(q, k, self.scale, place, self.window, self.prefix)
         extra = [] if self.bias is None else self.bias.extra_keys(scores)
-        mixed = self.normaliser.mix(scores, v, extra, self.aggregate.needs_weights or observer is not None)
+        mixed = self.normaliser.mix(scores, v, extra, observer is not None, self.aggregate.needs_squares)
         if self.bias is not None:
             mixed.o_BHTK = self.bias.add(mixed.o_BHTK)
         out_BHTK = self.gate(self.aggregate(mixed, v), x_BTD)

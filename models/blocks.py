@@ -3,8 +3,9 @@
 torch's fused kernel reaches an eighth of the machine's bf16 matrix products there; these take about 0.6 of its time
 (benchmarks/results/attention_cost.md). Operators of their own, so that a compiled graph calls them as they are.
 
-Legend: N = B·H sequences and heads, T positions, K head width. The score gradient is ``p ∘ (dp − Δ + g)`` with
-``Δ = rowsum(dO ∘ O)`` and ``g`` the gradient of the log-sum-exp.
+Legend: N = B·H sequences and heads, T positions, K head width. With ``Δ = rowsum(dO ∘ O)``, ``g`` the gradient of the
+log-sum-exp and ``h`` that of the row's sum of squared weights ``Σp²``, the score gradient is
+``p ∘ (dp − Δ + g + 2h·(p − Σp²))``.
 """
 
 from __future__ import annotations
@@ -49,47 +50,53 @@ def _n_kept(n: int, length: int) -> int:
 
 @torch.library.custom_op("birthmark::causal_blocks", mutates_args=(), device_types="cpu")
 def _forward(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, wants_lse: bool, keep: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, wants_sums: bool, keep: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     n, length, _ = q.shape
-    k_wide, out, lse = k.float(), torch.empty_like(v), q.new_zeros((n, length), dtype=torch.float32)
+    k_wide, out = k.float(), torch.empty_like(v)
+    lse, squares = q.new_zeros((n, length), dtype=torch.float32), q.new_zeros((n, length), dtype=torch.float32)
     kept = q.new_empty(_n_kept(n, length) if keep else 0)
     blocks = _kept_blocks(kept, n, length) if keep else None
     for start, stop in _rows(length):
         scores = _scores(q, k_wide, start, stop, scale)
-        if wants_lse or not keep:
+        if wants_sums or not keep:
             lse[:, start:stop] = scores.logsumexp(-1)
             scores.sub_(lse[:, start:stop, None]).exp_()
+            squares[:, start:stop] = torch.linalg.vector_norm(scores, dim=-1).square_()
         else:
             scores = scores.softmax(-1)
         weights = scores.to(q.dtype) if blocks is None else next(blocks).copy_(scores)
         out[:, start:stop] = torch.bmm(weights, v[:, :stop])
-    return out, lse, kept
+    return out, lse, squares, kept
 
 
 @_forward.register_fake
 def _(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, wants_lse: bool, keep: bool
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, wants_sums: bool, keep: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     n, length, _ = q.shape
     kept = q.new_empty(_n_kept(n, length) if keep else 0)
-    return torch.empty_like(v), q.new_empty((n, length), dtype=torch.float32), kept
+    lse, squares = (q.new_empty((n, length), dtype=torch.float32) for _ in range(2))
+    return torch.empty_like(v), lse, squares, kept
 
 
 @torch.library.custom_op("birthmark::causal_blocks_backward", mutates_args=(), device_types="cpu")
 def _backward(
     d_out: torch.Tensor,
     d_lse: torch.Tensor,
+    d_squares: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    squares: torch.Tensor,
     kept: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     n, length, _ = q.shape
-    shift = (d_lse[..., None] - (d_out * out).sum(-1, keepdim=True, dtype=torch.float32)).to(q.dtype)
+    shift = (d_lse - 2 * d_squares * squares - (d_out * out).sum(-1, dtype=torch.float32))[..., None].to(q.dtype)
+    twice = (2 * d_squares)[..., None].to(q.dtype) if d_squares.any() else None
     blocks = _kept_blocks(kept, n, length) if kept.numel() else None
     k_wide = k.float() if blocks is None else k
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -101,7 +108,10 @@ def _backward(
             weights = next(blocks)
         dv[:, :stop].baddbmm_(weights.transpose(1, 2), d_out[:, start:stop])
         d_scores = torch.bmm(d_out[:, start:stop], v[:, :stop].transpose(1, 2))
-        d_scores.add_(shift[:, start:stop]).mul_(weights)
+        d_scores.add_(shift[:, start:stop])
+        if twice is not None:
+            d_scores.addcmul_(weights, twice[:, start:stop])
+        d_scores.mul_(weights)
         dq[:, start:stop] = torch.bmm(d_scores, k[:, :stop])
         dk[:, :stop].baddbmm_(d_scores.transpose(1, 2), q[:, start:stop])
     return dq.mul_(scale), dk.mul_(scale), dv
@@ -111,26 +121,28 @@ def _backward(
 def _(
     d_out: torch.Tensor,
     d_lse: torch.Tensor,
+    d_squares: torch.Tensor,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor,
     lse: torch.Tensor,
+    squares: torch.Tensor,
     kept: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor]) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
     q, k, v, ctx.scale, _, _ = inputs
     ctx.save_for_backward(q, k, v, *output)
-    ctx.mark_non_differentiable(output[2])
+    ctx.mark_non_differentiable(output[3])
 
 
-def _gradients(ctx: Any, d_out: Tensor, d_lse: Tensor, _kept: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, d_out: Tensor, d_lse: Tensor, d_squares: Tensor, _kept: Tensor) -> tuple[Tensor | None, ...]:
     with torch.autocast("cpu", enabled=False):
-        return *_backward(d_out.contiguous(), d_lse, *ctx.saved_tensors, ctx.scale), None, None, None
+        return *_backward(d_out.contiguous(), d_lse, d_squares, *ctx.saved_tensors, ctx.scale), None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
@@ -142,11 +154,12 @@ def keeps_weights(q_BHTK: Tensor) -> bool:
 
 
 def causal_blocks(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, scale: float, wants_lse: bool
-) -> tuple[Tensor, Tensor]:
-    """Output ``[B, H, T, K]`` in bf16, and the float32 log-sum-exp of the scores ``[B, H, T]`` if it is wanted."""
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, scale: float, wants_sums: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output ``[B, H, T, K]`` in bf16, and if they are wanted, in float32 ``[B, H, T]``, the log-sum-exp of each
+    query's scores and the sum of its squared weights."""
     shape = q_BHTK.shape
     q, k, v = (x.reshape(-1, *shape[2:]) for x in (q_BHTK, k_BHTK, v_BHTK))
     needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
-    out, lse, _ = _forward(q, k, v, scale, wants_lse, needs_gradient and keeps_weights(q_BHTK))
-    return out.view(shape), lse.view(shape[:3])
+    out, lse, squares, _ = _forward(q, k, v, scale, wants_sums, needs_gradient and keeps_weights(q_BHTK))
+    return out.view(shape), lse.view(shape[:3]), squares.view(shape[:3])

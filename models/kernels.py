@@ -96,16 +96,26 @@ def attention_with_lse(
     """
     if q_BHTK.device.type == "cpu":
         if causal and q_BHTK.dtype == torch.bfloat16:
-            return causal_blocks(q_BHTK, k_BHSK, v_BHSK, scale, wants_lse=True)
+            return causal_blocks(q_BHTK, k_BHSK, v_BHSK, scale, wants_sums=True)[:2]
         return _FlashCPU.apply(q_BHTK, k_BHSK, v_BHSK, scale, causal)
     out = F.scaled_dot_product_attention(q_BHTK, k_BHSK, v_BHSK, is_causal=causal, scale=scale)
     return out, _BlockwiseLSE.apply(q_BHTK, k_BHSK, scale, causal)
 
 
+def attention_with_squares(
+    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Causal :func:`attention_with_lse`, and each query's sum of squared weights ``Σ_j a²`` ``[B, H, T]``."""
+    if q_BHTK.device.type == "cpu" and q_BHTK.dtype == torch.bfloat16:
+        return causal_blocks(q_BHTK, k_BHTK, v_BHTK, scale, wants_sums=True)
+    out, lse = attention_with_lse(q_BHTK, k_BHTK, v_BHTK, scale)
+    return out, lse, (visible_lse(q_BHTK, k_BHTK, 2 * scale) - 2 * lse).exp()
+
+
 def causal_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, scale: float) -> Tensor:
     """The output alone of causal softmax attention, ``[B, H, T, K]``, on the fastest kernel that there is."""
     if q_BHTK.device.type == "cpu" and q_BHTK.dtype == torch.bfloat16 and keeps_weights(q_BHTK):
-        return causal_blocks(q_BHTK, k_BHTK, v_BHTK, scale, wants_lse=False)[0]
+        return causal_blocks(q_BHTK, k_BHTK, v_BHTK, scale, wants_sums=False)[0]
     return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, scale=scale)
 
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .config import InitConfig, ModelConfig
 from .init import Constant, Distribution
-from .kernels import causal_attention
+from .kernels import attention_with_squares, causal_attention
 from .scores import Scores
 
 _QUERY_BLOCK = 256
@@ -54,13 +54,21 @@ class Mixed:
 class FusedSoftmax(Mixed):
     """Weights ``exp(s)/(Σ exp(s) + Σ exp(extra))``: never as a matrix, all from log-sum-exps."""
 
-    def __init__(self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool) -> None:
+    def __init__(
+        self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool = False
+    ) -> None:
         self.scores, self.extra = scores, extra
         self.plain = scores.window is None and scores.prefix is None and scores.place.slopes_H is None
         if self.plain and not extra and not needs_weights:
             self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BHSK, v_BHSK, scores.scale)
             return
-        o, self.lse_BHT = scores.softmax(v_BHSK)
+        self._squares_BHT: Tensor | None = None
+        if self.plain and needs_squares:
+            o, self.lse_BHT, self._squares_BHT = attention_with_squares(
+                scores.q_BHTK, scores.k_BHSK, v_BHSK, scores.scale
+            )
+        else:
+            o, self.lse_BHT = scores.softmax(v_BHSK)
         self.total_BHT = _total(self.lse_BHT, extra)
         if extra:
             o = o * (self.lse_BHT - self.total_BHT).exp()[..., None].to(o.dtype)
@@ -85,6 +93,8 @@ class FusedSoftmax(Mixed):
 
     def sum_squares(self) -> Tensor:
         """``exp(lse(2·s) − 2·lse(s))``, from float32 log-sum-exps: a difference that bf16 ones would lose."""
+        if self._squares_BHT is not None:
+            return self._squares_BHT * (2 * (self.lse_BHT - self.total_BHT)).exp()
         return (self.scores.lse(sharpness=2.0) - 2 * self.total_BHT).exp()
 
 
@@ -154,11 +164,13 @@ class Softmax(nn.Module):
         """Keys beside the tokens' that the normaliser itself brings."""
         return []
 
-    def mix(self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool) -> Mixed:
-        """Aggregate the values; ``needs_weights`` says whether anyone will ask for weights or their squares."""
+    def mix(
+        self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
+    ) -> Mixed:
+        """Aggregate the values; told whether anyone will ask for weights, and for the sums of their squares."""
         extra = self.extra_keys(scores) + extra
         if scores.fusable:
-            return FusedSoftmax(scores, v_BHSK, extra, needs_weights)
+            return FusedSoftmax(scores, v_BHSK, extra, needs_weights or needs_squares, needs_squares)
         return Explicit(scores, v_BHSK, extra, _softmax_rows)
 
 
@@ -199,7 +211,9 @@ class Similarity(Softmax):
         """Similarity of each score."""
         return scores
 
-    def mix(self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool) -> Mixed:
+    def mix(
+        self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
+    ) -> Mixed:
         """See :class:`Softmax`."""
         return Explicit(scores, v_BHSK, extra, self._rows)
 

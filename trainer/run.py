@@ -50,6 +50,7 @@ from ..errors import RunError, UsageError
 from ..models.birth import certificate, digest
 from ..models.decoder import Decoder
 from ..models.kernel_choice import falls_back, kernel
+from .allocator import keep_freed_memory
 from .checkpoint import FolderCheckpointIO
 from .config import RunConfig
 from .module import PretrainModule, next_token_losses
@@ -320,6 +321,8 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
     """
     where = placed(config.trainer, place())
     device = _device(config, where)
+    if device.type == "cpu":
+        keep_freed_memory()
     _quiet()
     with joined(where, device), ExitStack() as held:
         console = (console or Console()) if rank() == 0 else Console(quiet=True)
