@@ -182,7 +182,7 @@ def _legend(axes: Axes, entries: Sequence[tuple[str, Any]], anchor: tuple[float,
 
 
 def _sink_against_task(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) -> None:
-    """One point per arm with error bars of one sd; the lower left corner is what one looks for."""
+    """One point per arm with bars over its seeds' range; the lower left corner is what one looks for."""
     loss = "trigger_loss" if any(result.figures["trigger_loss"].n for result in results) else "val_loss"
     shown = [r for r in results if r.sink.n and r.figures[loss].n]
     axes.set_title("Lower left: no sink, and the task is learned")
@@ -197,8 +197,8 @@ def _sink_against_task(axes: Axes, results: Sequence[ArmResult], looks: dict[str
     for result in shown:
         look, x, y = looks[result.arm], result.sink, result.figures[loss]
         axes.errorbar(
-            x.mean, y.mean, xerr=np.nan_to_num(x.sd), yerr=np.nan_to_num(y.sd), fmt=look.marker, color=look.colour,
-            markersize=7 if look.marker == "*" else 4, elinewidth=0.7, zorder=3,
+            x.mean, y.mean, xerr=[[x.mean - x.min], [x.max - x.mean]], yerr=[[y.mean - y.min], [y.max - y.mean]],
+            fmt=look.marker, color=look.colour, markersize=7 if look.marker == "*" else 4, elinewidth=0.7, zorder=3,
         )  # fmt: skip
     axes.margins(y=0.08)
     means = np.array([result.figures[loss].mean for result in shown])
@@ -239,9 +239,8 @@ def _label_points(axes: Axes, shown: Sequence[ArmResult], loss: str, looks: dict
     # Labels keep clear of the error bars too.
     bars = []
     for r, (x, y) in zip(shown, points, strict=True):
-        sd = np.nan_to_num([r.sink.sd, r.figures[loss].sd])
-        mean = np.array([r.sink.mean, r.figures[loss].mean])
-        (left, low), (right, high) = axes.transData.transform([np.maximum(mean - sd, [0, 1e-3]), mean + sd])
+        seen = r.sink, r.figures[loss]
+        (left, low), (right, high) = axes.transData.transform([[v.min for v in seen], [v.max for v in seen]])
         bars += [(left, y - 1, right, y + 1), (x - 1, low, x + 1, high)]
     corners = place_labels(points, sizes, box, gap=5.5 * scale, taken=np.array(bars))
     for text, result, point, corner, size in zip(texts, shown, points, corners, sizes, strict=True):
