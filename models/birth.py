@@ -22,6 +22,7 @@ from .config import ModelConfig
 from .correlation import settle
 from .decoder import Decoder
 from .init import Distribution, birth_plan
+from .keys import keyed
 
 #: Elements per key. Part of the file format: another number is another birth.
 BLOCK = 1 << 16
@@ -29,9 +30,8 @@ BLOCK = 1 << 16
 
 def _block_normals(init_seed: int, name: str, block: int, n: int, again: int = 0) -> np.ndarray:
     """The first ``n`` standard normals of one block, or of the ``again``-th further stream of it, float32."""
-    key = f"birthmark/1\0{init_seed}\0{name}\0{block}" + (f"\0{again}" if again else "")
-    words = np.frombuffer(hashlib.sha256(key.encode()).digest()[:16], dtype="<u8")
-    return np.random.Generator(np.random.Philox(key=words)).standard_normal(n, dtype=np.float32)
+    stream = (again,) if again else ()
+    return keyed(init_seed, name, block, *stream).standard_normal(n, dtype=np.float32)
 
 
 def draw(

@@ -119,18 +119,9 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    d_out: torch.Tensor,
-    d_lse: torch.Tensor,
-    d_squares: torch.Tensor,
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    out: torch.Tensor,
-    lse: torch.Tensor,
-    squares: torch.Tensor,
-    kept: torch.Tensor,
-    scale: float,
+    d_out: torch.Tensor, d_lse: torch.Tensor, d_squares: torch.Tensor, *qkv_and_more: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    q, k, v = qkv_and_more[:3]
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
 
 

@@ -6,7 +6,6 @@ Values of one sequence share a part, and averaging does not shrink what is share
 
 from __future__ import annotations
 
-import hashlib
 import math
 
 import numpy as np
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 
 from .config import InitConfig, ModelConfig
 from .init import Constant, Distribution
+from .keys import keyed
 
 #: Share of the newest batch in the running moments.
 _MOMENTUM = 0.1
@@ -132,9 +132,8 @@ def settle(model: nn.Module, vocab_size: int, max_seq_len: int, init_seed: int) 
     parts = [part for part in model.modules() if isinstance(part, EstimatedCorrelation)]
     if not parts:
         return
-    key = np.frombuffer(hashlib.sha256(f"birthmark/1\0{init_seed}\0correlation".encode()).digest()[:16], dtype="<u8")
     shape = (_N_SEQUENCES, min(max_seq_len, _LONGEST))
-    tokens_BT = np.random.Generator(np.random.Philox(key=key)).integers(0, vocab_size, shape, dtype=np.int64)
+    tokens_BT = keyed(init_seed, "correlation").integers(0, vocab_size, shape, dtype=np.int64)
     modes = [part.training for part in parts]
     for part in parts:
         part.reset()

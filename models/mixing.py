@@ -103,20 +103,25 @@ class Explicit(Mixed):
 
     def __init__(self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], weigh: Weigh) -> None:
         self.scores, self.extra, self.weigh = scores, extra, weigh
-        n_queries = scores.q_BHTK.shape[2]
-        again = n_queries > _QUERY_BLOCK and torch.is_grad_enabled()
 
-        def mix(start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        def mix(start: int, stop: int) -> Tensor:
             weights, shares = self._weights(start, stop)
             o = weights.to(v_BHSK.dtype) @ v_BHSK[:, :, : weights.shape[-1]]
             for key, share in zip(extra, shares, strict=True):
                 if key.value_HK is not None:
                     o = o + share.to(o.dtype) * key.value_HK[:, None].to(o.dtype)
-            return o, weights.square().sum(-1), weights.abs().sum(-1)
+            return o
 
+        self.o_BHTK = self._by_block(mix)
+
+    def _by_block(self, of: Callable[[int, int], Tensor]) -> Tensor:
+        """``of`` (first query, one past the last) of every block, joined along the queries."""
+        n_queries = self.scores.q_BHTK.shape[2]
+        again = n_queries > _QUERY_BLOCK and torch.is_grad_enabled()
         blocks = [(start, min(start + _QUERY_BLOCK, n_queries)) for start in range(0, n_queries, _QUERY_BLOCK)]
-        mixed = [checkpoint(mix, *block, use_reentrant=False) if again else mix(*block) for block in blocks]
-        self.o_BHTK, self._squares, self._sums = (torch.cat(parts, dim=2) for parts in zip(*mixed, strict=True))
+        return torch.cat(
+            [checkpoint(of, *block, use_reentrant=False) if again else of(*block) for block in blocks], dim=2
+        )
 
     def _weights(self, start: int, stop: int) -> tuple[Tensor, list[Tensor]]:
         scores, seen = self.scores.block(start, stop)
@@ -128,11 +133,11 @@ class Explicit(Mixed):
 
     def row_sum(self) -> Tensor | None:
         """See :class:`Mixed`."""
-        return self._sums
+        return self._by_block(lambda start, stop: self.rows(start, stop).abs().sum(-1))
 
     def sum_squares(self) -> Tensor:
         """Of the weights as they are."""
-        return self._squares
+        return self._by_block(lambda start, stop: self.rows(start, stop).square().sum(-1))
 
 
 #: (scores, which keys are seen, scores of extra keys ``[B, H, rows, 1]``) → weights, 0 where unseen, and extra shares.

@@ -146,6 +146,8 @@ def _write_config(config: RunConfig, run: RunDir) -> None:
 
 def _check_same_everywhere(config: RunConfig, model: Decoder, data: PreparedData) -> None:
     """RunError if the processes of a run would not train one and the same."""
+    if world_size() == 1:  # nothing to compare, and a large model takes long to hash
+        return
     check_same("config", json.dumps(asdict(config)), "start all processes with the same command")
     check_same("corpus", json.dumps(data.record, sort_keys=True), "give all nodes the same data.path and tokenizer")
     check_same("birth digest", digest(model), f"install the same versions on all nodes (here {_versions()})")
