@@ -170,18 +170,37 @@ class RunDir:
         """All checkpoint folders, oldest first."""
         return sorted((self.path / "checkpoints").glob("step-*"))
 
+    def checkpoints_by_step(self) -> dict[int, Path]:
+        """All checkpoint folders by their step, oldest first."""
+        return {step_of(folder): folder for folder in self.checkpoints()}
+
+    def snapshot_folders(self) -> list[Path]:
+        """All snapshot folders, birth first."""
+        return sorted((self.path / "snapshots").glob("step-*"))
+
     def snapshots(self) -> list[Snapshot]:
         """All snapshots, birth first."""
-        return [Snapshot.read(folder) for folder in sorted((self.path / "snapshots").glob("step-*"))]
+        return [Snapshot.read(folder) for folder in self.snapshot_folders()]
+
+    @classmethod
+    def is_run(cls, path: Path) -> bool:
+        """Whether ``path`` holds a run that has been born."""
+        run = cls(path)
+        return run.config.is_file() and run.birth.is_file()
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
         """An existing run; UsageError if ``path`` does not hold one."""
-        if not (path / "config.yaml").is_file() or not (path / "birth.json").is_file():
+        if not cls.is_run(path):
             raise UsageError(
                 f"{path}: not a run (no config.yaml and birth.json in it); give the folder that `pretrain` wrote"
             )
         return cls(path)
+
+
+def step_of(folder: Path) -> int:
+    """The step that a checkpoint's or a snapshot's folder is named after."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:

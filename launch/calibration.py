@@ -19,8 +19,8 @@ from ..metrics.seedprint import Fingerprint, HiddenStates, compare
 from ..models.birth import born
 from ..models.config import ModelConfig
 from ..trainer.module import next_token_losses
-from .fingerprint import device
 from .models import Source
+from .weights import device
 
 #: Every null there is.
 NULLS: tuple[Null, ...] = get_args(Null)

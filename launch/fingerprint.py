@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -26,6 +25,7 @@ from ..models.birth import born
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from .models import Source, vocabulary
+from .weights import device
 
 #: Tokens of a probe sequence where nothing else is asked and the models can read as many.
 SEQ_LEN = 64
@@ -38,11 +38,6 @@ class Pair:
     a: int
     b: int
     found: Fingerprint
-
-
-def device() -> str:
-    """Where models run."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def choose_probe(probe: FingerprintProbe, seq_len: int | None, configs: Iterable[ModelConfig]) -> FingerprintProbe:

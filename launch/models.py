@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..callbacks.records import RunDir
+from ..callbacks.records import RunDir, step_of
 from ..errors import RunError, UsageError
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
-from ..models.exchange import load_pretrained, read_pretrained
+from ..models.exchange import is_path, load_pretrained, read_pretrained
 from ..trainer import start
 from ..trainer.checkpoint import load_model
 from ..trainer.config import RunConfig
@@ -33,8 +33,16 @@ class Source:
     """Allocates it and reads or draws its weights."""
     tokenizer: Path | None
     """``tokenizers`` JSON of the text it reads, where it has one."""
-    ours: bool = True
-    """Whether its config says how it was born."""
+
+
+@dataclass(frozen=True)
+class Native(Source):
+    """One of ours, whose config says how it was born."""
+
+    birth: Callable[[], Decoder]
+    """Allocates it as it was at step 0."""
+    step: int
+    """Optimizer steps that it has been trained for."""
 
 
 def open_source(name: str) -> Source:
@@ -49,37 +57,50 @@ def open_source(name: str) -> Source:
         UsageError: there is no such model.
         RunError: a damaged file.
     """
-    whole, head, tail = Path(name), *_split(name)
-    if _is_run(whole):
-        return _of_run(name, RunDir(whole), None)
-    if _is_run(head):
-        return _of_run(name, RunDir(head), _number(name, tail, "step"))
-    if (whole / "state.json").is_file() and _is_run(whole.parent.parent):
-        return _of_run(name, RunDir(whole.parent.parent), int(whole.name.removeprefix("step-")))
-    if whole.suffix in (".yaml", ".yml"):
-        config = start.resolve(resolve(whole))
-        return _of_birth(name, config, config.init_seed)
-    if head.suffix in (".yaml", ".yml"):
-        return _of_birth(name, start.resolve(resolve(head)), _number(name, tail, "seed"))
+    native = open_native(name)
+    if native is not None:
+        return native
     try:
         found = read_pretrained(name)
     except UsageError as error:
-        if whole.exists() or name.startswith((".", "~", "/")) or name.count("/") > 1:
-            raise UsageError(
-                f"{name}: neither a run, RUN@STEP, a checkpoint, CONFIG.yaml@SEED nor a folder of transformers "
-                f"({str(error).removeprefix(f'{name}: ')})"
-            ) from None
+        if Path(name).exists() or is_path(name):
+            raise no_such_model(name, str(error).removeprefix(f"{name}: ")) from None
         raise
-    return Source(name, found.config, partial(load_pretrained, found), found.tokenizer_file, ours=False)
+    return Source(name, found.config, partial(load_pretrained, found), found.tokenizer_file)
+
+
+def no_such_model(name: str, why: str = "") -> UsageError:
+    """The error for a path where no model is."""
+    return UsageError(
+        f"{name}: neither a run, RUN@STEP, a checkpoint, CONFIG.yaml@SEED nor a folder of transformers"
+        + (f" ({why})" if why else "")
+    )
+
+
+def open_native(name: str) -> Native | None:
+    """Find a model that is one of ours; None if it is of ``transformers``, or none at all.
+
+    Raises:
+        UsageError: a run without this step, a config that is impossible, a seed or step that is no number.
+    """
+    whole, head, tail = Path(name), *_split(name)
+    if RunDir.is_run(whole):
+        return _of_run(name, RunDir(whole), None)
+    if RunDir.is_run(head):
+        return _of_run(name, RunDir(head), _number(name, tail, "step"))
+    if (whole / "state.json").is_file() and RunDir.is_run(whole.parent.parent):
+        return _of_run(name, RunDir(whole.parent.parent), step_of(whole))
+    if whole.suffix in (".yaml", ".yml"):
+        config = start.adopted(resolve(whole))
+        return _of_birth(name, config, config.init_seed)
+    if head.suffix in (".yaml", ".yml"):
+        return _of_birth(name, start.adopted(resolve(head)), _number(name, tail, "seed"))
+    return None
 
 
 def _split(name: str) -> tuple[Path, str]:
     head, _, tail = name.rpartition("@")
     return Path(head or "@"), tail
-
-
-def _is_run(path: Path) -> bool:
-    return (path / "config.yaml").is_file() and (path / "birth.json").is_file()
 
 
 def _number(name: str, text: str, what: str) -> int:
@@ -88,19 +109,23 @@ def _number(name: str, text: str, what: str) -> int:
     return int(text)
 
 
-def _of_run(name: str, run: RunDir, step: int | None) -> Source:
+def _of_run(name: str, run: RunDir, step: int | None) -> Native:
     config = resolve(run.config)
     tokenizer = run.tokenizer if run.tokenizer.is_file() else None
+    birth = partial(start.newborn, config, config.init_seed)
     if step == 0:
-        return Source(name, config.model, partial(start.newborn, config, config.init_seed), tokenizer)
+        return Native(name, config.model, birth, tokenizer, birth, 0)
     if step is not None and not run.checkpoint(step).is_dir():
-        there = ", ".join(str(int(folder.name.removeprefix("step-"))) for folder in run.checkpoints()) or "none"
+        there = ", ".join(map(str, run.checkpoints_by_step())) or "none"
         raise UsageError(f"{name}: {run.path} has no checkpoint of step {step}; there are: {there}")
-    return Source(name, config.model, partial(load_model, config.model, find_checkpoint(run, step)), tokenizer)
+    checkpoint = find_checkpoint(run, step)
+    load = partial(load_model, config.model, checkpoint)
+    return Native(name, config.model, load, tokenizer, birth, step_of(checkpoint))
 
 
-def _of_birth(name: str, config: RunConfig, seed: int) -> Source:
-    return Source(name, config.model, partial(start.newborn, config, seed), None)
+def _of_birth(name: str, config: RunConfig, seed: int) -> Native:
+    birth = partial(start.newborn, config, seed)
+    return Native(name, config.model, birth, None, birth, 0)
 
 
 def vocabulary(file: Path) -> Any:

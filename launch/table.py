@@ -111,8 +111,7 @@ def format_value(value: float | None, spec: str) -> str:
 def read_snapshots(run: RunDir) -> list[Snapshot]:
     """All snapshots of ``run``, birth first; RunError names the file that is damaged or holds something else."""
     snapshots = run.snapshots()
-    folders = sorted((run.path / "snapshots").glob("step-*"))
-    for folder, snapshot in zip(folders, snapshots, strict=True):
+    for folder, snapshot in zip(run.snapshot_folders(), snapshots, strict=True):
         file = folder / "summary.json"
         summary = snapshot.summary
         for name, value in summary["bias"].items():

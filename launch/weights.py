@@ -16,17 +16,21 @@ from ..models.generate import generate
 from ..trainer.checkpoint import CheckpointWeights, load_model
 
 
+def device() -> str:
+    """Where commands run models."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
 def find_checkpoint(run: RunDir, step: int | None) -> Path:
     """The checkpoint after ``step`` steps, by default the last; UsageError names those that there are."""
-    there = run.checkpoints()
+    there = run.checkpoints_by_step()
     if not there:
         raise UsageError(f"{run.path}: has no checkpoint yet")
     if step is None:
-        return there[-1]
-    if run.checkpoint(step) not in there:
-        steps = ", ".join(folder.name.removeprefix("step-").lstrip("0") or "0" for folder in there)
-        raise UsageError(f"--step {step}: {run.path} has checkpoints of steps {steps}")
-    return run.checkpoint(step)
+        return there[max(there)]
+    if step not in there:
+        raise UsageError(f"--step {step}: {run.path} has checkpoints of steps {', '.join(map(str, there))}")
+    return there[step]
 
 
 def sample(
@@ -54,12 +58,11 @@ def sample(
         raise UsageError("--prompt is empty, and this tokenizer has no token that begins a text: give some text")
     if max(ids) >= config.vocab_size:
         raise UsageError(f"--prompt has token {max(ids)}: the model has {config.vocab_size}")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = load_model(config, find_checkpoint(run, step), device)
+    model = load_model(config, find_checkpoint(run, step), device())
     written: list[int] = []
     told = ""
     tokens = generate(
-        model, torch.tensor([ids], device=device), n_tokens, temperature=temperature, top_k=top_k, seed=seed
+        model, torch.tensor([ids], device=device()), n_tokens, temperature=temperature, top_k=top_k, seed=seed
     )
     for token in tokens:
         if int(token) == tokenizer.end_of_text:

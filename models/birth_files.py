@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +13,7 @@ from safetensors.numpy import save_file
 from .birth import certificate_of
 from .config import ModelConfig
 from .decoder import Decoder
-
-#: Largest shard by default, in bytes: what `transformers` and the hubs expect.
-SHARD_BYTES = 5 * 10**9
-
-
-def shards(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
-    """Cut names, in their order, into runs of at most ``max_bytes``; a larger parameter gets a shard of its own."""
-    found: list[list[str]] = []
-    room = 0
-    for name, size in sizes.items():
-        if size > room:
-            found.append([])
-            room = max_bytes
-        found[-1].append(name)
-        room -= size
-    return found
+from .shards import SHARD_BYTES, shard_files, shards, write_index
 
 
 def write_birth(
@@ -57,12 +41,7 @@ def write_birth(
     with torch.device("meta"):
         sizes = {name: 4 * parameter.numel() for name, parameter in sorted(Decoder(config).named_parameters())}
     parts = shards(sizes, max_shard_bytes)
-    files = (
-        ["model.safetensors"]
-        if len(parts) == 1
-        else [f"model-{i:05d}-of-{len(parts):05d}.safetensors" for i in range(1, len(parts) + 1)]
-    )
-    file_of = {name: file for file, part in zip(files, parts, strict=True) for name in part}
+    file_of = {name: file for file, part in zip(shard_files(len(parts)), parts, strict=True) for name in part}
     last = {part[-1] for part in parts}
     shard: dict[str, np.ndarray] = {}
 
@@ -74,7 +53,5 @@ def write_birth(
             shard.clear()
 
     told = certificate_of(config, init_seed, keep)
-    if len(parts) > 1:
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": file_of}
-        (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    write_index(folder, file_of, sum(sizes.values()))
     return told

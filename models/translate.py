@@ -13,6 +13,7 @@ from ..errors import UsageError
 from .config import GATED, AttentionConfig, InitConfig, ModelConfig
 from .decoder import Decoder
 from .families import ACTIVATIONS, FAMILIES, Family
+from .fields import dotted
 
 _BY_TYPE = {family.model_type: family for family in FAMILIES}
 _HINTS = get_type_hints(ModelConfig)
@@ -69,7 +70,7 @@ def config_to_json(config: ModelConfig, family: Family) -> dict[str, Any]:
 def obstacles(config: ModelConfig, family: Family) -> dict[str, tuple[Any, Any]]:
     """Fields of ``config``, dotted, that a model of ``family`` would have otherwise: (value here, value there)."""
     ours = _resolved(config)
-    theirs = _flat(ModelConfig()) | _fields(config_to_json(config, family), family, family.model_type)
+    theirs = _architecture(ModelConfig()) | _fields(config_to_json(config, family), family, family.model_type)
     derived = {
         "n_kv_heads": theirs["n_heads"],
         "head_dim": theirs["d_model"] // theirs["n_heads"],
@@ -98,23 +99,16 @@ def family_of(config: ModelConfig) -> Family:
     return _BY_TYPE[closest]
 
 
-def _flat(config: ModelConfig) -> dict[str, Any]:
+def _architecture(config: ModelConfig) -> dict[str, Any]:
     """All fields but ``init`` by dotted name."""
-
-    def walk(tree: dict[str, Any], prefix: str) -> dict[str, Any]:
-        flat: dict[str, Any] = {}
-        for name, value in tree.items():
-            flat |= walk(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-        return flat
-
-    return {name: value for name, value in walk(asdict(config), "").items() if not name.startswith("init.")}
+    return {name: value for name, value in dotted(asdict(config)).items() if not name.startswith("init.")}
 
 
 def _resolved(config: ModelConfig) -> dict[str, Any]:
     """The same with nothing left to a default that another field decides."""
     bias = config.attention.qkv_bias
     attention = replace(config.attention, qkv_bias=config.bias if bias is None else bias)
-    return _flat(
+    return _architecture(
         replace(config, n_kv_heads=config.kv_heads, head_dim=config.d_head, d_ff=config.ff, attention=attention)
     )
 

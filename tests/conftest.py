@@ -1,6 +1,9 @@
-"""What several folders' tests share: a run that trains in a second."""
+"""What several folders' tests share: a run that trains in a second, small models of transformers, two processes."""
 
 import os
+import socket
+import subprocess
+import sys
 
 # Nothing in the tests leaves the machine. The hub's library reads this when it is first imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -67,3 +70,168 @@ def tiny():
         return reduce(lambda config, item: _set(config, *item), (overrides or {}).items(), _TINY)
 
     return build
+
+
+# ---------------------------------------------------------------- models of transformers
+
+
+_ROTARY = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 24,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+_GROUPED = _ROTARY | {"num_key_value_heads": 2, "rms_norm_eps": 1e-4}
+
+
+def _rope(theta, **more):
+    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **more}}
+
+
+_GPT2 = {
+    "vocab_size": 61,
+    "n_embd": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    "n_positions": 24,
+    "layer_norm_epsilon": 1e-4,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+#: (architecture, config); all are shapes that our decoder can be.
+_THEIRS = {
+    "gpt2": ("GPT2", _GPT2),
+    "gpt2 untied, relu, narrow": (
+        "GPT2",
+        _GPT2 | {"tie_word_embeddings": False, "n_inner": 40, "activation_function": "relu"},
+    ),
+    "llama": ("Llama", _GROUPED | _rope(500.0)),
+    "llama tied, biased, wide heads": (
+        "Llama",
+        _GROUPED | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "head_dim": 16},
+    ),
+    "qwen2": ("Qwen2", _GROUPED | _rope(1e6)),
+    "qwen2 tied": ("Qwen2", _GROUPED | {"tie_word_embeddings": True}),
+    "qwen3": ("Qwen3", _GROUPED | _rope(1e6) | {"head_dim": 16}),
+    "qwen3 tied, gelu": ("Qwen3", _GROUPED | {"tie_word_embeddings": True, "head_dim": 8, "hidden_act": "gelu"}),
+    "olmo2": ("Olmo2", _GROUPED | _rope(500.0)),
+    "olmo2 tied, ungrouped": ("Olmo2", _ROTARY | {"tie_word_embeddings": True}),
+    "gpt_neox": ("GPTNeoX", _ROTARY | _rope(10000.0, partial_rotary_factor=0.5) | {"layer_norm_eps": 1e-4}),
+    "gpt_neox tied, serial": (
+        "GPTNeoX",
+        _ROTARY | {"tie_word_embeddings": True, "use_parallel_residual": False, "hidden_act": "gelu_new"},
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def enliven():
+    """``enliven(model, seed=0)``: random values everywhere; at 0 and 1, biases and gains hide where they enter."""
+
+    @torch.no_grad()
+    def enliven(model, seed=0):
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            parameter.copy_(0.2 * noise if parameter.ndim > 1 else parameter + 0.3 * noise)
+        return model.eval()
+
+    return enliven
+
+
+@pytest.fixture(scope="session")
+def their_shape():
+    """Keys of a small model with rotary positions and grouped heads, as most of their configs have them."""
+    return dict(_GROUPED)
+
+
+@pytest.fixture(scope="session")
+def their_names():
+    """Models of transformers that our decoder can be; each begins with its model type."""
+    return list(_THEIRS)
+
+
+@pytest.fixture(params=_THEIRS)
+def their_name(request):
+    """Each of them in turn."""
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def their_config():
+    """``their_config(name, **more)``: the config of one of them."""
+    import transformers
+
+    def build(name, **more):
+        architecture, config = _THEIRS[name]
+        return getattr(transformers, f"{architecture}Config")(**config, **more)
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def their_model(their_config, enliven):
+    """``their_model(name, **more)``: the model, with random values everywhere."""
+    import transformers
+
+    def build(name, **more):
+        architecture = _THEIRS[name][0]
+        head = "LMHeadModel" if architecture == "GPT2" else "ForCausalLM"
+        return enliven(getattr(transformers, f"{architecture}{head}")(their_config(name, **more)))
+
+    return build
+
+
+# ---------------------------------------------------------------- two processes
+
+
+@pytest.fixture
+def two_ranks(tmp_path):
+    """``two_ranks(script, ending)``: run it as ranks 0 and 1; the files that they wrote.
+
+    Its arguments: the rank, the file of their store, and the file that it writes to.
+    """
+
+    def run(script, ending):
+        outs = [tmp_path / f"{rank}{ending}" for rank in range(2)]
+        runs = [
+            subprocess.Popen([sys.executable, "-W", "ignore", "-c", script, str(rank), tmp_path / "store", out])
+            for rank, out in enumerate(outs)
+        ]
+        try:
+            assert [run.wait(timeout=60) for run in runs] == [0, 0]
+        finally:
+            for run in runs:
+                run.kill()
+        return outs
+
+    return run
+
+
+@pytest.fixture
+def launched_script(tmp_path):
+    """``launched_script(script, *arguments, n=2)``: run it under torchrun; what it printed."""
+
+    def run(script, *arguments, n=2):
+        file = tmp_path / "script.py"
+        file.write_text(script)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n}", f"--master_port={port}"]
+        done = subprocess.run(
+            [*torchrun, str(file), *arguments],
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+        assert done.returncode == 0, done.stderr[-4000:]
+        return done.stdout
+
+    return run

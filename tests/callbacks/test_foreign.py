@@ -22,78 +22,41 @@ transformers.logging.disable_progress_bar()
 
 PROBE = random_probe(61, 9, 20, 0)
 
-ROTARY = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 24,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
-GROUPED = ROTARY | {"num_key_value_heads": 2, "rms_norm_eps": 1e-4}
-GPT2 = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 24}
-
-
-def rope(theta, **more):
-    return {"rope_parameters": {"rope_type": "default", "rope_theta": theta, **more}}
-
-
-#: Model types that our decoder can be: (architecture, config).
-THEIRS = {
-    "gpt2": ("GPT2", GPT2),
-    "gpt2 untied, narrow": ("GPT2", GPT2 | {"tie_word_embeddings": False, "n_inner": 40}),
-    "llama": ("Llama", GROUPED | rope(500.0)),
-    "llama biased, wide heads": ("Llama", GROUPED | {"attention_bias": True, "mlp_bias": True, "head_dim": 12}),
-    "qwen2": ("Qwen2", GROUPED | rope(1e6)),
-    "qwen3": ("Qwen3", GROUPED | rope(1e6) | {"head_dim": 16}),
-    "olmo2": ("Olmo2", GROUPED | rope(500.0)),
-    "gpt_neox": ("GPTNeoX", ROTARY | rope(10000.0, partial_rotary_factor=0.5)),
-    "gpt_neox serial": ("GPTNeoX", ROTARY | {"use_parallel_residual": False, "hidden_act": "gelu_new"}),
-}
-_SMALL = GROUPED | {"head_dim": 12, "sliding_window": 6}
-#: Model types that our decoder cannot be: (architecture, config).
+_WINDOWED = {"head_dim": 12, "sliding_window": 6}
+#: Model types that our decoder cannot be: (architecture, config beside `their_shape`).
 OTHERS = {
-    "mistral": ("Mistral", _SMALL | rope(500.0)),
-    "gemma": ("Gemma", GROUPED | {"head_dim": 12}),
-    "gemma2": ("Gemma2", _SMALL | {"query_pre_attn_scalar": 30, "attn_logit_softcapping": None}),
-    "gemma3_text": ("Gemma3", _SMALL | {"layer_types": ["sliding_attention", "full_attention"]}),
-    "olmo": ("Olmo", {**GROUPED, "clip_qkv": 1.0}),
-    "olmo3": ("Olmo3", _SMALL | {"layer_types": ["sliding_attention", "full_attention"]}),
-    "smollm3": ("SmolLM3", GROUPED | {"no_rope_layers": [1, 0]}),
+    "mistral": ("Mistral", _WINDOWED | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "gemma": ("Gemma", {"head_dim": 12}),
+    "gemma2": ("Gemma2", _WINDOWED | {"query_pre_attn_scalar": 30, "attn_logit_softcapping": None}),
+    "gemma3_text": ("Gemma3", _WINDOWED | {"layer_types": ["sliding_attention", "full_attention"]}),
+    "olmo": ("Olmo", {"clip_qkv": 1.0}),
+    "olmo3": ("Olmo3", _WINDOWED | {"layer_types": ["sliding_attention", "full_attention"]}),
+    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
 }
 
 
-@torch.no_grad()
-def enliven(model, seed=0):
-    """Random values everywhere: at 0 and 1, biases and gains would hide where they enter."""
-    generator = torch.Generator().manual_seed(seed)
-    for parameter in model.parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        parameter.copy_(0.2 * noise if parameter.ndim > 1 else parameter + 0.3 * noise)
-    return model.eval()
+@pytest.fixture
+def other_model(their_shape, enliven):
+    """``other_model(name, attention="eager")``: one of those, with random values everywhere."""
+
+    def build(name, attention="eager"):
+        architecture, config = OTHERS[name]
+        kind = "Gemma3TextConfig" if architecture == "Gemma3" else f"{architecture}Config"
+        config = getattr(transformers, kind)(**their_shape | config, attn_implementation=attention)
+        return enliven(getattr(transformers, f"{architecture}ForCausalLM")(config))
+
+    return build
 
 
-def their_model(name):
-    architecture, config = THEIRS[name]
-    head = "LMHeadModel" if architecture == "GPT2" else "ForCausalLM"
-    config = getattr(transformers, f"{architecture}Config")(**config)
-    return enliven(getattr(transformers, f"{architecture}{head}")(config))
+@pytest.fixture
+def both(enliven):
+    """``both(ours, theirs)``: one set of weights measured natively and through transformers, against one birth."""
 
+    def both(ours, theirs):
+        birth, stranger = (birth_reference(enliven(Decoder(ours.config), seed), PROBE, 4) for seed in (1, 2))
+        return [measure(m, PROBE, birth, [stranger], batch_size=4) for m in (ours, ForeignModel(theirs))]
 
-def other_model(name, attention="eager"):
-    architecture, config = OTHERS[name]
-    kind = "Gemma3TextConfig" if architecture == "Gemma3" else f"{architecture}Config"
-    config = getattr(transformers, kind)(**config, attn_implementation=attention)
-    return enliven(getattr(transformers, f"{architecture}ForCausalLM")(config))
-
-
-def both(ours, theirs):
-    """One set of weights measured natively and through transformers, against one birth."""
-    birth, stranger = (birth_reference(enliven(Decoder(ours.config), seed), PROBE, 4) for seed in (1, 2))
-    return [measure(m, PROBE, birth, [stranger], batch_size=4) for m in (ours, ForeignModel(theirs))]
+    return both
 
 
 def assert_same(native, foreign):
@@ -109,17 +72,18 @@ def assert_same(native, foreign):
         np.testing.assert_allclose(foreign.arrays[name], value, rtol=1e-5, atol=atol, err_msg=name)
 
 
-@pytest.mark.parametrize("name", THEIRS)
-def test_the_same_weights_give_the_same_figures_natively_and_through_transformers(name, tmp_path):
-    theirs = their_model(name)
+def test_the_same_weights_give_the_same_figures_natively_and_through_transformers(
+    their_name, their_model, both, tmp_path
+):
+    theirs = their_model(their_name)
     theirs.save_pretrained(tmp_path)
     assert_same(*both(load_pretrained(tmp_path), theirs))
 
 
-def test_mistrals_window_is_ours(tmp_path):
+def test_mistrals_window_is_ours(other_model, both, their_shape, tmp_path):
     theirs = other_model("mistral", "sdpa")
     shape = {key: value for key, value in OTHERS["mistral"][1].items() if key != "sliding_window"}
-    alike = transformers.LlamaForCausalLM(transformers.LlamaConfig(**shape))
+    alike = transformers.LlamaForCausalLM(transformers.LlamaConfig(**their_shape | shape))
     alike.load_state_dict(theirs.state_dict())
     alike.save_pretrained(tmp_path)
     plain = load_pretrained(tmp_path)
@@ -146,9 +110,9 @@ class Rows:
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", OTHERS)
-def test_other_types_give_what_the_explicit_way_gives(name, attention):
+def test_other_types_give_what_the_explicit_way_gives(name, attention, other_model):
     if name == "gemma2" and attention == "sdpa":
-        pytest.skip("transformers does not have it")
+        pytest.skip("transformers refuses gemma2 with sdpa: its class has no support for it")
     model, tokens = other_model(name, attention), torch.from_numpy(PROBE)
     birth = birth_reference(ForeignModel(other_model(name)), PROBE, 4)
     found = measure(ForeignModel(model), PROBE, birth, [], batch_size=4)
@@ -176,7 +140,7 @@ def test_other_types_give_what_the_explicit_way_gives(name, attention):
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_places_of_other_types_add_up(name):
+def test_places_of_other_types_add_up(name, other_model):
     """After the MLP is after attention and what the MLP adds; the hidden units are what the down map reads."""
     seen, added = {}, {}
 
@@ -212,8 +176,8 @@ def test_places_of_other_types_add_up(name):
             torch.testing.assert_close(before + o, seen["attention", layer], atol=1e-5, rtol=1e-5)
 
 
-def test_every_type_that_is_promised_is_tested():
-    assert {name.split()[0] for name in THEIRS} | OTHERS.keys() == set(MODEL_TYPES)
+def test_every_type_that_is_promised_is_tested(their_names):
+    assert {name.split()[0] for name in their_names} | OTHERS.keys() == set(MODEL_TYPES)
 
 
 # ---------------------------------------------------------------- nothing is left behind
@@ -233,7 +197,7 @@ def state_of(model):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_a_measurement_leaves_no_trace(attention):
+def test_a_measurement_leaves_no_trace(attention, other_model):
     model = other_model("mistral", attention).train()
     model.model.layers[0].eval()
     model.model.embed_tokens.weight.requires_grad_(False)
@@ -251,7 +215,7 @@ def test_a_measurement_leaves_no_trace(attention):
     assert measure(ForeignModel(model), PROBE).scalars == first
 
 
-def test_a_pass_that_fails_leaves_no_trace_and_nan_is_told_by_its_place():
+def test_a_pass_that_fails_leaves_no_trace_and_nan_is_told_by_its_place(their_model):
     model = their_model("gpt2")
     with torch.no_grad():
         model.transformer.h[1].mlp.c_proj.weight[0, 0] = torch.nan
@@ -261,7 +225,7 @@ def test_a_pass_that_fails_leaves_no_trace_and_nan_is_told_by_its_place():
     assert state_of(model) == before
 
 
-def test_without_a_birth_what_needs_one_is_absent():
+def test_without_a_birth_what_needs_one_is_absent(their_model):
     foreign = ForeignModel(their_model("llama"))
     birth = birth_reference(foreign, PROBE, 4)
     full, bare = measure(foreign, PROBE, birth, []), measure(foreign, PROBE)
@@ -276,7 +240,7 @@ def test_without_a_birth_what_needs_one_is_absent():
     assert "alignment" not in beside.scalars
 
 
-def test_bf16_is_measured_too():
+def test_bf16_is_measured_too(their_model):
     theirs = their_model("qwen3")
     found, rounded = (measure(ForeignModel(m), PROBE).scalars for m in (theirs, theirs.to(torch.bfloat16)))
     for name in ("sink_mass", "inter", "n_eff", "entropy"):
@@ -286,8 +250,8 @@ def test_bf16_is_measured_too():
 # ---------------------------------------------------------------- refusals
 
 
-def test_what_cannot_be_measured_is_refused_by_name():
-    capped = transformers.Gemma2Config(**_SMALL | {"query_pre_attn_scalar": 30})
+def test_what_cannot_be_measured_is_refused_by_name(their_shape, enliven):
+    capped = transformers.Gemma2Config(**their_shape | _WINDOWED | {"query_pre_attn_scalar": 30})
     model = enliven(transformers.Gemma2ForCausalLM(capped))
     before = state_of(model)
     with pytest.raises(UsageError, match=r"block 1 caps its attention scores \(softcap\)"):
@@ -299,7 +263,7 @@ def test_what_cannot_be_measured_is_refused_by_name():
         ForeignModel(transformers.GPT2Model(transformers.GPT2Config(n_layer=1, vocab_size=9)))
 
 
-def test_an_attention_that_is_not_what_was_observed_is_refused():
+def test_an_attention_that_is_not_what_was_observed_is_refused(their_model):
     """Whatever a model does to its scores that nobody tells the attention function shows in the logits."""
     model = their_model("llama")
 

@@ -152,3 +152,15 @@ def test_truncation_drops_later_steps_and_the_cut_line(tmp_path):
 def test_only_a_run_opens_as_one(tmp_path):
     with pytest.raises(UsageError, match="not a run"):
         RunDir.open(tmp_path)
+
+
+def test_checkpoints_are_told_by_their_step(tmp_path):
+    run = RunDir(tmp_path)
+    assert run.checkpoints_by_step() == {}
+    for step in (30, 4, 1200):
+        run.checkpoint(step).mkdir(parents=True)
+    assert list(run.checkpoints_by_step().items()) == [
+        (4, tmp_path / "checkpoints/step-00000004"),
+        (30, tmp_path / "checkpoints/step-00000030"),
+        (1200, tmp_path / "checkpoints/step-00001200"),
+    ]

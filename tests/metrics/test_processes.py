@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import numpy as np
 
 SCRIPT = """
@@ -67,17 +64,8 @@ dist.destroy_process_group()
 """
 
 
-def test_two_processes_with_a_part_each_compute_the_whole(tmp_path):
-    results = [tmp_path / "0.npz", tmp_path / "1.npz"]
-    runs = [
-        subprocess.Popen([sys.executable, "-W", "ignore", "-c", SCRIPT, str(rank), tmp_path / "store", result])
-        for rank, result in enumerate(results)
-    ]
-    try:
-        assert [run.wait(timeout=60) for run in runs] == [0, 0]
-    finally:
-        for run in runs:
-            run.kill()
+def test_two_processes_with_a_part_each_compute_the_whole(two_ranks):
+    results = two_ranks(SCRIPT, ".npz")
     for result in map(np.load, results):
         names = [name.removeprefix("whole.") for name in result.files if name.startswith("whole.")]
         assert len(names) == 2 + 4 + 2 + 11 + 2 + 3 + 3 + 2 + 2 + 3 + 2

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from birthmark.models.birth import born
-from birthmark.models.config import ModelConfig
+from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.decoder import Decoder
 
 
@@ -37,3 +39,47 @@ def lively():
 def random_tokens():
     """``random_tokens(config, n=3, length=None, seed=0)``: int64 ``[n, length or max_seq_len]``."""
     return _random_tokens
+
+
+_SMALL = {"d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 48, "vocab_size": 61, "max_seq_len": 24}
+#: By the family of transformers that has the architecture too.
+_OURS = {
+    "gpt2": ModelConfig(
+        **_SMALL, norm="layernorm", positions="learned", mlp="gelu_tanh", bias=True, tie_embeddings=True, norm_eps=1e-4
+    ),
+    "llama": ModelConfig(**_SMALL, n_kv_heads=2, mlp="swiglu", rope_base=500.0),
+    "qwen2": ModelConfig(**_SMALL, n_kv_heads=1, mlp="swiglu", attention=AttentionConfig(qkv_bias=True)),
+    "qwen3": ModelConfig(
+        **_SMALL,
+        n_kv_heads=2,
+        mlp="swiglu",
+        head_dim=12,
+        tie_embeddings=True,
+        attention=AttentionConfig(qk_norm="head"),
+    ),
+    "olmo2": ModelConfig(**_SMALL, mlp="swiglu", norm_placement="post", attention=AttentionConfig(qk_norm="width")),
+    "gpt_neox": ModelConfig(**_SMALL, norm="layernorm", bias=True, parallel_residual=True, rope_fraction=0.25),
+}
+
+
+@pytest.fixture(params=_OURS)
+def our_name(request):
+    """Families of transformers in turn."""
+    return request.param
+
+
+@pytest.fixture
+def our_config():
+    """``our_config(name, **changes)``: a small model of ours that the family of this name has too."""
+    return lambda name, **changes: replace(_OURS[name], **changes)
+
+
+@pytest.fixture
+def their_folder(their_model):
+    """``their_folder(name, path, **more)``: where save_pretrained wrote a model of transformers; the path."""
+
+    def write(name, path, **more):
+        their_model(name).save_pretrained(path, **more)
+        return path
+
+    return write

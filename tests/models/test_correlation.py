@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -137,17 +135,8 @@ dist.destroy_process_group()
 """
 
 
-def test_two_ranks_have_the_same_moments_those_of_all_their_sequences(tmp_path):
-    outs = [tmp_path / "0.pt", tmp_path / "1.pt"]
-    runs = [
-        subprocess.Popen([sys.executable, "-W", "ignore", "-c", TWO_RANKS, str(rank), tmp_path / "store", out])
-        for rank, out in enumerate(outs)
-    ]
-    try:
-        assert [run.wait(timeout=60) for run in runs] == [0, 0]
-    finally:
-        for run in runs:
-            run.kill()
+def test_two_ranks_have_the_same_moments_those_of_all_their_sequences(two_ranks):
+    outs = two_ranks(TWO_RANKS, ".pt")
     whole = EstimatedCorrelation(ModelConfig(d_model=64, n_heads=4))
     whole(torch.randn(8, 4, 10, 16, generator=torch.Generator().manual_seed(0)) + 1)
     one, two = (torch.load(out, weights_only=True) for out in outs)
