@@ -1,20 +1,87 @@
-"""When checkpoints are written. How is the strategy's and its CheckpointIO's business."""
+"""When checkpoints are written and which are kept. How is the strategy's and its CheckpointIO's business."""
 
 from __future__ import annotations
 
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol, cast
+
 import lightning as L
 
+from .ranks import from_first
 from .records import RunDir
 from .schedule import MilestoneCallback
 
 
-class Checkpoint(MilestoneCallback):
-    """Writes a checkpoint at every milestone after birth; a birth needs none, its seed re-creates it."""
+class _Writer(Protocol):
+    """A CheckpointIO that may still be writing when it returns."""
 
-    def __init__(self, every: int, run: RunDir) -> None:
+    on_complete: Callable[[], None] | None
+    """What it calls when a checkpoint is there."""
+
+    def finish(self) -> None:
+        """Wait until it is; every rank calls."""
+
+    def settle(self, error: BaseException) -> None:
+        """Wait, after a failure of the run; raises nothing."""
+
+
+def _writer(trainer: L.Trainer) -> _Writer:
+    return cast(_Writer, trainer.strategy.checkpoint_io)
+
+
+def delete_folder(folder: Path) -> None:
+    """Delete a folder such that a crash on the way leaves nothing that looks like one."""
+    hidden = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".deleted", dir=folder.parent))
+    folder.rename(hidden / folder.name)
+    # What another process has open may stay for now, on some file systems: it goes at the next sweep.
+    shutil.rmtree(hidden, ignore_errors=True)
+
+
+class Checkpoint(MilestoneCallback):
+    """Writes a checkpoint at every milestone after birth; a birth needs none, its seed re-creates it.
+
+    Args:
+        every: optimizer steps between milestones.
+        run: whose checkpoints these are.
+        keep_last: how many of the latest are kept; None keeps all.
+        keep_every: of the older ones, those of steps that it divides are kept too.
+    """
+
+    def __init__(self, every: int, run: RunDir, *, keep_last: int | None = None, keep_every: int | None = None) -> None:
         super().__init__(every, at_birth=False)
-        self.run = run
+        self.run, self.keep_last, self.keep_every = run, keep_last, keep_every
+
+    def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        """Take away what an earlier start of the run left half done."""
+        from_first(self._sweep)
+        _writer(trainer).on_complete = self._delete_old
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Write it."""
+        _writer(trainer).finish()
         trainer.save_checkpoint(self.run.checkpoint(step))
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The last one is there when the run is over."""
+        _writer(trainer).finish()
+
+    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        """So is the one before a failure, where it can be."""
+        _writer(trainer).settle(exception)
+
+    def _sweep(self) -> None:
+        for left in (self.run.path / "checkpoints").glob(".step-*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def _delete_old(self) -> None:
+        if self.keep_last is None:
+            return
+        for left in (self.run.path / "checkpoints").glob(".step-*.deleted"):
+            shutil.rmtree(left, ignore_errors=True)
+        there = self.run.checkpoints_by_step()
+        for step in sorted(there)[: -self.keep_last]:
+            if self.keep_every is None or step % self.keep_every:
+                delete_folder(there[step])

@@ -24,6 +24,7 @@ from ..errors import UsageError
 from ..models.birth import Digest
 from ..models.decoder import Decoder
 from .measure import undisturbed
+from .ranks import gathered_rows, own_batches
 
 _FORMAT = 1
 _FILE = "hidden.safetensors"
@@ -75,20 +76,22 @@ def _hooked(handle: Any) -> Iterator[None]:
         handle.remove()
 
 
-def _inputs(model: Decoder, probe: FingerprintProbe, batch_size: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Token ids of a batch, and what stands in place of their embeddings, if anything does."""
+def _inputs(model: Decoder, probe: FingerprintProbe, batch_size: int) -> Iterator[tuple[Tensor, Tensor | None, bool]]:
+    """This rank's inputs: token ids of a batch, what stands in place of their embeddings, if anything does, and whether
+    the batch counts."""
     weight, config = model.embed.weight, model.config
     tokens_NT = (
         random_probe(config.vocab_size, probe.n_inputs, probe.seq_len, probe.probe_seed)
         if probe.kind == "token"
         else np.zeros((probe.n_inputs, probe.seq_len), dtype=np.int64)
     )
-    for first in range(0, probe.n_inputs, batch_size):
-        tokens_BT = torch.from_numpy(tokens_NT[first : first + batch_size]).to(weight.device)
+    for rows_B, counts in own_batches(torch.arange(probe.n_inputs), batch_size):
+        first, last = int(rows_B[0]), int(rows_B[-1]) + 1
+        tokens_BT = torch.from_numpy(tokens_NT[first:last]).to(weight.device)
         if probe.kind == "token":
-            yield tokens_BT, None
+            yield tokens_BT, None, counts
         else:
-            yield tokens_BT, torch.from_numpy(probe.vectors(first, first + len(tokens_BT), config.d_model)).to(weight)
+            yield tokens_BT, torch.from_numpy(probe.vectors(first, last, config.d_model)).to(weight), counts
 
 
 def hidden_states(
@@ -98,6 +101,8 @@ def hidden_states(
     advance: Callable[[int], object] = lambda n_inputs: None,
 ) -> np.ndarray:
     """Final hidden states at the last position: float32 ``[N, D]``. The model is left as it was.
+
+    In a process group every rank calls, passes its part of the inputs, and returns the states of all.
 
     Args:
         model: the decoder; the pass runs in its parameters' own precision.
@@ -119,14 +124,17 @@ def hidden_states(
 
     # The norm's own output is what is asked for: an observer would make the attention keep more than it needs.
     with undisturbed(model), _hooked(model.norm.register_forward_hook(keep)):
-        for tokens_BT, vectors_BTD in _inputs(model, probe, batch_size):
+        for tokens_BT, vectors_BTD, counts in _inputs(model, probe, batch_size):
             if vectors_BTD is None:
                 model(tokens_BT, last_only=True)
             else:
                 with _hooked(model.embed.register_forward_hook(lambda *_, given=vectors_BTD: given)):
                     model(tokens_BT, last_only=True)
+            if not counts:
+                found.pop()
             advance(len(tokens_BT))
-    return np.concatenate(found)
+    mine_ND = np.concatenate(found) if found else np.empty((0, model.config.d_model), dtype=np.float32)
+    return gathered_rows(torch.from_numpy(mine_ND), probe.n_inputs).numpy()
 
 
 def weights_digest(model: Decoder) -> str:

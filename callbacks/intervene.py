@@ -96,8 +96,8 @@ def intervene(
         for dose in doses:
             seen = _LaterSinks(config, layer, seq_len, batches.device)
             with _changed(model, kind, layer, position, dose, mean_HK):
-                for tokens_BT in batches:
-                    model(tokens_BT, last_only=True, observer=seen)
+                for tokens_BT, counts in batches:
+                    model(tokens_BT, last_only=True, observer=seen if counts else None)
             rows.append(seen.sinks.compute().importance[..., position])
     uniform = float(np.mean(1 / np.arange(position + 1, seq_len + 1)))
     return DoseResponse(kind, layer, position, doses, np.stack(rows), uniform)
@@ -147,8 +147,8 @@ class _HeadMeans(_Nothing):
 def _mean(model: Decoder, batches: Batches, layer: int) -> Tensor:
     """μ ``[H, K]``, float64."""
     means = _HeadMeans(layer)
-    for tokens_BT in batches:
-        model(tokens_BT, last_only=True, observer=means)
+    for tokens_BT, counts in batches:
+        model(tokens_BT, last_only=True, observer=means if counts else None)
     assert isinstance(means.sum_HK, Tensor)
     return means.sum_HK / means.n
 

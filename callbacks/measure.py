@@ -11,7 +11,10 @@ from torch import Tensor, nn
 
 from ..errors import RunError
 from ..metrics.preference import TokenPreference
+from ..metrics.sinks import KeySummer
 from ..models.decoder import Decoder
+from ..models.pieces import release
+from ..models.reading import read_weights
 from .foreign import ForeignModel
 from .observer import BiasObserver, ReferenceObserver
 from .ranks import own_batches
@@ -22,7 +25,8 @@ __all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "measu
 
 @contextmanager
 def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluate without a trace: no gradients, no autocast, every module's mode put back as it was."""
+    """Evaluate without a trace: no gradients, no autocast, every module's mode put back as it was, and nothing kept of
+    weights that were gathered."""
     modes = {module: module.training for module in model.modules()}
     device = next(model.parameters()).device.type
     model.eval()
@@ -32,26 +36,31 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
+        for module in modes:
+            release(module)
 
 
 class Batches:
-    """This rank's part of a probe ``[N, T]`` in batches, on the model's device."""
+    """This rank's part of a probe ``[N, T]`` in batches, on the model's device, and of each whether it counts."""
 
     def __init__(self, model: nn.Module, probe_NT: np.ndarray, batch_size: int) -> None:
         self.device = next(model.parameters()).device
         self.parts = own_batches(torch.from_numpy(np.ascontiguousarray(probe_NT)), batch_size)
 
-    def __iter__(self) -> Iterator[Tensor]:
-        return (part.to(self.device) for part in self.parts)
+    def __iter__(self) -> Iterator[tuple[Tensor, bool]]:
+        return ((part.to(self.device), counts) for part, counts in self.parts)
 
 
 def birth_reference(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_size: int) -> BirthReference:
     """Seed direction and token preference of a newborn model, from one pass over the probe."""
     device = next(model.parameters()).device
     observer, preference = ReferenceObserver(model.config, device), TokenPreference(model.config.vocab_size).to(device)
-    with undisturbed(model):
-        for tokens_BT in Batches(model, probe_NT, batch_size):
-            preference.update(model(tokens_BT, last_only=True, observer=observer))
+    # Weights are read, though nobody asks for sums here: then p̄ at birth is that of a measurement, bit for bit.
+    with undisturbed(model), read_weights(KeySummer):
+        for tokens_BT, counts in Batches(model, probe_NT, batch_size):
+            logits_BV = model(tokens_BT, last_only=True, observer=observer if counts else None)
+            if counts:
+                preference.update(logits_BV)
     return BirthReference(observer.alignment.compute().mean_direction, preference.compute().mean_prob)
 
 
@@ -81,20 +90,20 @@ def measure(
     Raises:
         RunError: the model gives NaN or inf; says where in the pass first.
     """
-    device = next(model.parameters()).device
+    parameter = next(model.parameters())
+    device = parameter.device
     strangers, config = strangers or [], model.config
     known = [*([] if birth is None else [birth]), *strangers]
     directions = [torch.from_numpy(reference.direction) for reference in known]
     references = torch.stack(directions) if known else torch.zeros(0, config.n_layers + 1, config.d_model)
-    observer = BiasObserver(config, references, probe_NT.shape[1], sink_epsilon, device)
+    observer = BiasObserver(config, references, probe_NT.shape[1], sink_epsilon, device, parameter.dtype)
     preference = TokenPreference(config.vocab_size).to(device)
-    with undisturbed(model):
-        for tokens_BT in Batches(model, probe_NT, batch_size):
-            logits_BV = model(tokens_BT, last_only=True, observer=observer)
-            observer.finite.see("logits", config.n_layers, logits_BV)
-            if observer.finite.first() is not None:
-                break
-            preference.update(logits_BV)
+    with undisturbed(model), read_weights(KeySummer):
+        for tokens_BT, counts in Batches(model, probe_NT, batch_size):
+            logits_BV = model(tokens_BT, last_only=True, observer=observer if counts else None)
+            if counts:
+                observer.finite.see("logits", config.n_layers, logits_BV)
+                preference.update(logits_BV)
         # Told by all ranks or by none: the metrics below wait for one another.
         if (place := observer.finite.first(everywhere=True)) is not None:
             raise RunError(f"the model gives NaN or inf, first in {place}")

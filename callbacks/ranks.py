@@ -6,6 +6,8 @@ Where there is no process group all of this is one process. In a group every ran
 from __future__ import annotations
 
 import hashlib
+import math
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -32,13 +34,30 @@ def world_size() -> int:
     return dist.get_world_size() if _grouped() else 1
 
 
-def own_batches(x: Tensor, batch_size: int) -> list[Tensor]:
-    """This rank's contiguous part of the rows of ``x``, in batches.
+def own_batches(x: Tensor, batch_size: int) -> list[tuple[Tensor, bool]]:
+    """This rank's contiguous part of the rows of ``x`` in batches, and of each whether it counts.
 
-    Parts differ by at most one row: ranks may have different numbers of batches, or none.
+    Parts differ by at most one row. A rank that has fewer batches than another fills up with a row that does not count:
+    where weights are cut over ranks, all of them must make as many passes.
     """
-    mine = x.tensor_split(world_size())[rank()]
-    return list(mine.split(batch_size)) if len(mine) else []
+    n_ranks = world_size()
+    mine = x.tensor_split(n_ranks)[rank()]
+    batches = [(batch, True) for batch in mine.split(batch_size)] if len(mine) else []
+    most = math.ceil(math.ceil(len(x) / n_ranks) / batch_size)
+    return batches + [(x[:1], False)] * (most - len(batches))
+
+
+def gathered_rows(mine: Tensor, n_rows: int) -> Tensor:
+    """All ``n_rows`` rows, of which every rank has the part that :func:`own_batches` gave it. On the CPU."""
+    n_ranks = world_size()
+    if n_ranks == 1:
+        return mine
+    lengths = [len(part) for part in torch.arange(n_rows).tensor_split(n_ranks)]
+    padded = mine.new_zeros(max(lengths), *mine.shape[1:])
+    padded[: len(mine)] = mine
+    parts = [torch.empty_like(padded) for _ in range(n_ranks)]
+    dist.all_gather(parts, padded)
+    return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
 
 def summed(x: Tensor) -> Tensor:
@@ -88,3 +107,19 @@ def check_same(what: str, value: str, mend: str) -> None:
     other = next((i for i, theirs in enumerate(hashes) if not torch.equal(theirs, hashes[0])), None)
     if other is not None:
         raise RunError(f"{what} of rank {other} is not that of rank 0: {mend}")
+
+
+def check_clocks(longest_s: float) -> None:
+    """RunError on every rank if the clocks of two ranks are further apart than ``longest_s`` seconds."""
+    if world_size() == 1:
+        return
+    dist.barrier()
+    clocks = [torch.zeros((), dtype=torch.float64) for _ in range(world_size())]
+    dist.all_gather(clocks, torch.tensor(time.time(), dtype=torch.float64))
+    ahead = [float(clock - clocks[0]) for clock in clocks]
+    worst = max(range(world_size()), key=lambda i: abs(ahead[i]))
+    if abs(ahead[worst]) > longest_s:
+        raise RunError(
+            f"the clock of rank {worst} is {abs(ahead[worst]):.0f} s {'ahead of' if ahead[worst] > 0 else 'behind'} "
+            "rank 0's: set the nodes' clocks by one time server"
+        )

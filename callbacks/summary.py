@@ -18,6 +18,7 @@ from ..metrics.preference import (
 )
 from ..metrics.ranks import kendall_tau, rank_biased_overlap, spearman, top_overlap
 from ..models.decoder import Block, Decoder
+from ..models.pieces import whole
 from .foreign import ForeignModel
 from .observer import N_NEURONS, BiasObserver
 
@@ -166,7 +167,9 @@ def _mlp_weights(model: Decoder | ForeignModel) -> Iterator[tuple[Tensor, Tensor
         return
     for block in model.blocks:
         assert isinstance(block, Block)
-        yield block.mlp.up.weight, block.mlp.down.weight, None if block.mlp.gate is None else block.mlp.gate.weight
+        # A block at a time is whole.
+        gate = block.mlp.gate
+        yield whole(block.mlp.up.weight), whole(block.mlp.down.weight), None if gate is None else whole(gate.weight)
 
 
 def _neurons(observer: BiasObserver, model: Decoder | ForeignModel) -> tuple[Scalars, Arrays]:

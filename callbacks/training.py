@@ -88,12 +88,14 @@ class Validation(MilestoneCallback):
         self.losses, self.bytes_per_token, self.groups = losses, bytes_per_token, groups
         self.last: dict[str, float] = {}
 
-    def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
+    def on_milestone(self, trainer: L.Trainer, module: Any, step: int) -> None:
         """Validate and log."""
         totals = {name: torch.zeros(2, dtype=torch.float64) for name in ["", *self.groups]}
-        with undisturbed(module), trainer.precision_plugin.forward_context():
-            for batch_BT in own_batches(self.sequences_NT, self.batch_size):
+        with undisturbed(module), module.forward_context():
+            for batch_BT, counts in own_batches(self.sequences_NT, self.batch_size):
                 losses_BT = self.losses(module.model, batch_BT.to(module.device)).double().cpu()
+                if not counts:
+                    continue
                 for name, total in totals.items():
                     mask = self.groups[name](batch_BT[:, :-1]) if name else torch.ones_like(losses_BT)
                     mask = mask[:, -losses_BT.shape[1] :]

@@ -8,6 +8,7 @@ two configs share every parameter that they have in common.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,10 @@ from .correlation import settle
 from .decoder import Decoder
 from .init import Distribution, birth_plan
 from .keys import keyed
+from .pieces import piece_of, shape_of, whole
+
+#: Cuts a model that holds nothing over processes, in place.
+Spread = Callable[[Decoder], object]
 
 #: Elements per key. Part of the file format: another number is another birth.
 BLOCK = 1 << 16
@@ -77,18 +82,43 @@ def draw(
 
 @torch.no_grad()
 def give_birth(model: nn.Module, config: ModelConfig, init_seed: int) -> None:
-    """Overwrite every parameter of ``model`` with its initial value under ``init_seed``, on whatever device it lies."""
+    """Overwrite every parameter of ``model`` with its initial value under ``init_seed``, on whatever device it lies.
+
+    Of a parameter that is cut over processes each draws what it holds.
+    """
     plan = birth_plan(model, config.init)
     for name, parameter in model.named_parameters():
-        values = draw(init_seed, name, parameter.numel(), plan[name])
-        parameter.copy_(torch.from_numpy(values).view(parameter.shape))
+        piece = piece_of(parameter)
+        piece.local.copy_(torch.from_numpy(draw(init_seed, name, piece.numel, plan[name], piece.start, piece.stop)))
 
 
-def born(config: ModelConfig, init_seed: int, device: torch.device | str = "cpu") -> Decoder:
-    """A newborn decoder. No global random state is read or changed."""
+def empty(
+    config: ModelConfig,
+    device: torch.device | str = "cpu",
+    spread: Spread | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Decoder:
+    """A decoder whose parameters hold nothing yet.
+
+    Args:
+        config: the model.
+        device: where this process holds its part.
+        spread: cuts it over processes, so that none ever holds the whole.
+        dtype: of the parameters.
+    """
     with torch.device("meta"):
-        model = Decoder(config)
-    model.to_empty(device=device)
+        model = Decoder(config).to(dtype)
+    if spread is not None:
+        spread(model)
+    # What spreading has allocated stays.
+    return model.to_empty(device=device) if any(p.is_meta for p in model.parameters()) else model
+
+
+def born(
+    config: ModelConfig, init_seed: int, device: torch.device | str = "cpu", spread: Spread | None = None
+) -> Decoder:
+    """A newborn decoder: :func:`empty`, given birth. No global random state is read or changed."""
+    model = empty(config, device, spread)
     give_birth(model, config, init_seed)
     settle(model, config.vocab_size, config.max_seq_len, init_seed)
     return model
@@ -111,10 +141,13 @@ class Digest:
 
 
 def digest(model: nn.Module) -> str:
-    """The birth digest (:class:`Digest`) of the parameters that a model has now."""
+    """The birth digest (:class:`Digest`) of the parameters that a model has now.
+
+    Of a model that is cut over processes all must ask; one parameter at a time is whole.
+    """
     sha = Digest()
     for name, parameter in sorted(model.named_parameters()):
-        sha.add(name, parameter.detach().to("cpu", torch.float32).numpy())
+        sha.add(name, whole(parameter).to("cpu", torch.float32).numpy())
     return sha.hexdigest()
 
 
@@ -123,17 +156,24 @@ def _papers(model: nn.Module, config: ModelConfig, init_seed: int, digest: str) 
     return {
         "digest": digest,
         "init_seed": init_seed,
-        "n_params": sum(p.numel() for p in model.parameters()),
+        "n_params": sum(math.prod(shape_of(p)) for p in model.parameters()),
         "parameters": {
-            name: {"shape": list(parameter.shape), "distribution": repr(plan[name])}
+            name: {"shape": list(shape_of(parameter)), "distribution": repr(plan[name])}
             for name, parameter in model.named_parameters()
         },
     }
 
 
-def certificate(model: nn.Module, config: ModelConfig, init_seed: int) -> dict[str, Any]:
-    """What identifies a birth: digest, seed, size and the distribution of every parameter."""
-    return _papers(model, config, init_seed, digest(model))
+def certificate(model: nn.Module, config: ModelConfig, init_seed: int, known: str | None = None) -> dict[str, Any]:
+    """What identifies a birth: digest, seed, size and the distribution of every parameter.
+
+    Args:
+        model: the newborn.
+        config: of the model.
+        init_seed: the seed of the birth.
+        known: the digest, where it has been taken already.
+    """
+    return _papers(model, config, init_seed, known or digest(model))
 
 
 def certificate_of(

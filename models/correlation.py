@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from .config import InitConfig, ModelConfig
 from .init import Constant, Distribution
 from .keys import keyed
+from .pieces import release
 
 #: Share of the newest batch in the running moments.
 _MOMENTUM = 0.1
@@ -139,5 +140,6 @@ def settle(model: nn.Module, vocab_size: int, max_seq_len: int, init_seed: int) 
         part.reset()
         part.train()
     model(torch.from_numpy(tokens_BT).to(parts[0].square_H.device), last_only=True)
+    release(model)
     for part, mode in zip(parts, modes, strict=True):
         part.train(mode)

@@ -5,6 +5,8 @@ Parameter names are a file format (definitions §1): renaming one changes every 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -16,6 +18,8 @@ from .mlp import MLP
 from .norms import NORMS, around
 from .observe import Observer
 from .positions import POSITIONS, Placement
+
+TrainPass = Callable[["Block", Tensor, Placement], Tensor]
 
 
 class Block(nn.Module):
@@ -34,6 +38,14 @@ class Block(nn.Module):
         self, x_BTD: Tensor, place: Placement, observer: Observer | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         """``[B, T, D] → [B, T, D]``."""
+        if self.training and observer is None and cache is None:
+            return self.train_pass(self, x_BTD, place)
+        return self.body(x_BTD, place, observer, cache)
+
+    def body(
+        self, x_BTD: Tensor, place: Placement, observer: Observer | None = None, cache: LayerCache | None = None
+    ) -> Tensor:
+        """The block itself, whatever is wrapped around it in training."""
         attention_BTD = self.attn(self.norm_attn(x_BTD), place, self.layer, observer, cache)
         attended_BTD = x_BTD + self.norm_attn_out(attention_BTD)
         if observer is not None:
@@ -43,6 +55,9 @@ class Block(nn.Module):
         if observer is not None:
             observer.residual("mlp", self.layer, x_BTD)
         return x_BTD
+
+    #: How training runs the body of a block: as it is, compiled, or with what it keeps for the backward pass changed.
+    train_pass: TrainPass = staticmethod(body)
 
 
 class Decoder(nn.Module):
@@ -84,4 +99,4 @@ class Decoder(nn.Module):
         for i, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i])
         x = self.norm(x_BTD[:, -1] if last_only else x_BTD)
-        return F.linear(x, self.embed.weight if self.head is None else self.head.weight)
+        return F.linear(x, self.embed.weight) if self.head is None else self.head(x)

@@ -22,13 +22,15 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ..errors import RunError, UsageError
+from .birth import Spread, empty
 from .config import ModelConfig
 from .decoder import Decoder
+from .pieces import piece_of
+from .shards import INDEX, ONE_FILE, SHARD_BYTES, shard_files, write_index
 from .translate import Piece, config_from_json, config_to_json, family_of, family_of_json, pieces
 
-_ONE_FILE, _INDEX = "model.safetensors", "model.safetensors.index.json"
 #: What is fetched of a repository on the hub.
-_WANTED = ("config.json", "model*.safetensors", _INDEX, "tokenizer.json", "tokenizer_config.json")
+_WANTED = ("config.json", "model*.safetensors", INDEX, "tokenizer.json", "tokenizer_config.json")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -130,20 +132,28 @@ def read_pretrained(source: str | Path) -> Pretrained:
 
 @torch.no_grad()
 def load_pretrained(
-    source: str | Path | Pretrained, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    source: str | Path | Pretrained,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    spread: Spread | None = None,
 ) -> Decoder:
     """The model of a checkpoint of ``transformers``, allocated once, filled tensor by tensor.
+
+    Args:
+        source: a folder or hub id, or one that has been read.
+        dtype: of the parameters.
+        device: where this process holds its part.
+        spread: cuts the model over processes; each keeps its part of every tensor.
 
     Raises:
         UsageError, RunError: see :func:`read_pretrained`.
     """
     pretrained = source if isinstance(source, Pretrained) else read_pretrained(source)
-    with torch.device("meta"):
-        model = Decoder(pretrained.config)
-    model.to(dtype).to_empty(device=device)
+    model = empty(pretrained.config, device, spread, dtype)
     parameters = dict(model.named_parameters())
     for name, tensor in pretrained.tensors():
-        parameters[name].copy_(tensor)
+        piece = piece_of(parameters[name])
+        piece.local.copy_(tensor.reshape(-1)[piece.start : piece.stop])
     return model
 
 
@@ -154,7 +164,7 @@ def save_pretrained(
     tokenizer_file: str | Path | None = None,
     eos_token_id: int | None = None,
     dtype: torch.dtype | None = None,
-    max_shard_bytes: int = 5 * 10**9,
+    max_shard_bytes: int = SHARD_BYTES,
 ) -> list[str]:
     """Write a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load: :func:`write_pretrained` of a model."""
     return write_pretrained(
@@ -177,7 +187,7 @@ def write_pretrained(
     tokenizer_file: str | Path | None = None,
     eos_token_id: int | None = None,
     dtype: torch.dtype | None = None,
-    max_shard_bytes: int = 5 * 10**9,
+    max_shard_bytes: int = SHARD_BYTES,
 ) -> list[str]:
     """Write config, weights and tokenizer as ``transformers`` reads them. The caller makes the folder atomic.
 
@@ -229,12 +239,10 @@ def write_pretrained(
         size, total = size + n_bytes, total + n_bytes
     flush()
 
-    names = [f"model-{i:05d}-of-{len(shards):05d}.safetensors" for i in range(1, len(shards) + 1)]
-    for i, name in enumerate(names if len(shards) > 1 else [_ONE_FILE]):
-        (folder / f"{i}.part").rename(folder / name)
-    if len(shards) > 1:
-        weight_map = {tensor: name for name, shard in zip(names, shards, strict=True) for tensor in shard}
-        _write_json(folder / _INDEX, {"metadata": {"total_size": total}, "weight_map": weight_map})
+    files = shard_files(len(shards))
+    for i, file in enumerate(files):
+        (folder / f"{i}.part").rename(folder / file)
+    write_index(folder, {tensor: file for file, shard in zip(files, shards, strict=True) for tensor in shard}, total)
     told["torch_dtype"] = str(reduce(torch.promote_types, dtypes)).removeprefix("torch.")
     _write_json(folder / "config.json", config_to_json(config, family) | told)
     if tokenizer_file is None:
@@ -268,12 +276,17 @@ def _tokenizer_config(file: Path, config: ModelConfig, eos_token_id: int | None)
     return told if end is None else told | {"eos_token": end}
 
 
+def is_path(name: str) -> bool:
+    """Whether a name can only be a path: no hub id begins like one, or has two slashes."""
+    return name.startswith((".", "~", "/")) or name.count("/") > 1
+
+
 def _folder(source: str | Path) -> Path:
     """The folder itself, or the snapshot of a hub id."""
     folder = Path(source).expanduser()
     if folder.is_dir():
         return folder
-    if not isinstance(source, str) or source.startswith((".", "~", "/")) or source.count("/") > 1:
+    if not isinstance(source, str) or is_path(source):
         raise UsageError(f"{source}: no such folder; give one that transformers' save_pretrained wrote, or a hub id")
     from huggingface_hub import snapshot_download
 
@@ -289,12 +302,12 @@ def _folder(source: str | Path) -> Path:
 
 def _weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint; of several, those that the index names, which must hold what it says."""
-    if (folder / _ONE_FILE).is_file():
-        return [folder / _ONE_FILE]
-    index = folder / _INDEX
+    if (folder / ONE_FILE).is_file():
+        return [folder / ONE_FILE]
+    index = folder / INDEX
     if not index.is_file():
         raise UsageError(
-            f"{folder}: no {_ONE_FILE} and no {_INDEX} in it; pickled weights (pytorch_model.bin) are never loaded: "
+            f"{folder}: no {ONE_FILE} and no {INDEX} in it; pickled weights (pytorch_model.bin) are never loaded: "
             "convert them with transformers, from_pretrained then save_pretrained"
         )
     weight_map = _read_json(index).get("weight_map")

@@ -17,9 +17,16 @@ from torch.nn import functional as F
 
 from .blocks import causal_blocks, keeps_weights
 
+#: Type of the device that kernels are chosen for; by default the one that tensors lie on. Set while a pass is planned.
+chosen_for: str | None = None
+
 _QUERY_BLOCK = 256
 _flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def _on_cpu(x: Tensor) -> bool:
+    return (chosen_for or x.device.type) == "cpu"
 
 
 class _FlashCPU(torch.autograd.Function):
@@ -94,7 +101,7 @@ def attention_with_lse(
 
     Both carry gradients. The log-sum-exp is float32 or wider whatever the inputs are.
     """
-    if q_BHTK.device.type == "cpu":
+    if _on_cpu(q_BHTK):
         if causal and q_BHTK.dtype == torch.bfloat16:
             return causal_blocks(q_BHTK, k_BHSK, v_BHSK, scale, wants_sums=True)[:2]
         return _FlashCPU.apply(q_BHTK, k_BHSK, v_BHSK, scale, causal)
@@ -106,7 +113,7 @@ def attention_with_squares(
     q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Causal :func:`attention_with_lse`, and each query's sum of squared weights ``Σ_j a²`` ``[B, H, T]``."""
-    if q_BHTK.device.type == "cpu" and q_BHTK.dtype == torch.bfloat16:
+    if _on_cpu(q_BHTK) and q_BHTK.dtype == torch.bfloat16:
         return causal_blocks(q_BHTK, k_BHTK, v_BHTK, scale, wants_sums=True)
     out, lse = attention_with_lse(q_BHTK, k_BHTK, v_BHTK, scale)
     return out, lse, (visible_lse(q_BHTK, k_BHTK, 2 * scale) - 2 * lse).exp()
@@ -114,7 +121,7 @@ def attention_with_squares(
 
 def causal_attention(q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, scale: float) -> Tensor:
     """The output alone of causal softmax attention, ``[B, H, T, K]``, on the fastest kernel that there is."""
-    if q_BHTK.device.type == "cpu" and q_BHTK.dtype == torch.bfloat16 and keeps_weights(q_BHTK):
+    if _on_cpu(q_BHTK) and q_BHTK.dtype == torch.bfloat16 and keeps_weights(q_BHTK):
         return causal_blocks(q_BHTK, k_BHTK, v_BHTK, scale, wants_sums=False)[0]
     return F.scaled_dot_product_attention(q_BHTK, k_BHTK, v_BHTK, is_causal=True, scale=scale)
 
@@ -172,7 +179,7 @@ def visible_lse(
     q_BHTK: Tensor, k_BHTK: Tensor, scale: float, window: int | None = None, prefix: int | None = None
 ) -> Tensor:
     """The log-sum-exp of :func:`visible_attention` alone, ``[B, H, T]``, float32 or wider, differentiable."""
-    if q_BHTK.device.type != "cpu" and window is None and prefix is None:
+    if not _on_cpu(q_BHTK) and window is None and prefix is None:
         return _BlockwiseLSE.apply(q_BHTK, k_BHTK, scale, True)
     # The kernels want values; what they are does not matter to the log-sum-exp.
     return visible_attention(q_BHTK, k_BHTK, torch.zeros_like(k_BHTK), scale, window, prefix)[1]

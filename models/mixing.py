@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import reduce
 from typing import NamedTuple
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from .config import InitConfig, ModelConfig
 from .init import Constant, Distribution
 from .kernels import attention_with_squares, causal_attention
+from .reading import EVERYTHING, WeightReader, new_reader, read_softmax
 from .scores import Scores
 
 _QUERY_BLOCK = 256
@@ -36,6 +38,8 @@ class Mixed:
 
     scores: Scores
     o_BHTK: Tensor
+    reader: WeightReader | None = None
+    """What has read the weights as they were computed, if anything has (``models/reading.py``)."""
 
     def rows(self, start: int, stop: int) -> Tensor:
         """Weights of the queries ``start … stop − 1`` on keys 0, 1, …, as many as these queries see between them:
@@ -59,24 +63,44 @@ class FusedSoftmax(Mixed):
     ) -> None:
         self.scores, self.extra = scores, extra
         self.plain = scores.window is None and scores.prefix is None and scores.place.slopes_H is None
-        if self.plain and not extra and not needs_weights:
+        if self.plain and not extra and not needs_weights and not needs_squares:
             self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BHSK, v_BHSK, scores.scale)
             return
+        others_BHT = _joined(extra)
+        self._lse_BHT: Tensor | None = None
+        self._total_BHT: Tensor | None = None
         self._squares_BHT: Tensor | None = None
-        if self.plain and needs_squares:
-            o, self.lse_BHT, self._squares_BHT = attention_with_squares(
+        self.reader = new_reader(scores, rows_sum_to_one=not extra) if needs_weights else None
+        if self.reader is not None:
+            read = read_softmax(scores, v_BHSK, self.reader, others_BHT, needs_squares)
+            o, self._lse_BHT, self._squares_BHT = read
+        elif self.plain and needs_squares:
+            o, self._lse_BHT, self._squares_BHT = attention_with_squares(
                 scores.q_BHTK, scores.k_BHSK, v_BHSK, scores.scale
             )
         else:
-            o, self.lse_BHT = scores.softmax(v_BHSK)
-        self.total_BHT = _total(self.lse_BHT, extra)
-        if extra:
-            o = o * (self.lse_BHT - self.total_BHT).exp()[..., None].to(o.dtype)
+            o, self._lse_BHT = scores.softmax(v_BHSK)
+        if others_BHT is not None:
+            self._total_BHT = torch.logaddexp(self.lse_BHT, others_BHT)
+            if self.reader is None:
+                o = o * (self.lse_BHT - self._total_BHT).exp()[..., None].to(o.dtype)
             for key in extra:
                 if key.value_HK is not None:
-                    share_BHT = (key.score_BHT - self.total_BHT).exp().to(o.dtype)
+                    share_BHT = (key.score_BHT - self._total_BHT).exp().to(o.dtype)
                     o = o + share_BHT[..., None] * key.value_HK[:, None].to(o.dtype)
         self.o_BHTK = o
+
+    @property
+    def lse_BHT(self) -> Tensor:
+        """Log-sum-exp of the scores of tokens; most often the output came with it."""
+        if self._lse_BHT is None:
+            self._lse_BHT = self.scores.lse()
+        return self._lse_BHT
+
+    @property
+    def total_BHT(self) -> Tensor:
+        """The same with the extra keys."""
+        return self.lse_BHT if self._total_BHT is None else self._total_BHT
 
     def rows(self, start: int, stop: int) -> Tensor:
         """See :class:`Mixed`."""
@@ -101,8 +125,11 @@ class FusedSoftmax(Mixed):
 class Explicit(Mixed):
     """Weights from an explicit matrix, a block of queries at a time; the backward pass computes each block again."""
 
-    def __init__(self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], weigh: Weigh) -> None:
+    def __init__(
+        self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], weigh: Weigh, needs_weights: bool = False
+    ) -> None:
         self.scores, self.extra, self.weigh = scores, extra, weigh
+        self.reader = new_reader(scores, rows_sum_to_one=weigh is _softmax_rows and not extra) if needs_weights else None
 
         def mix(start: int, stop: int) -> Tensor:
             weights, shares = self._weights(start, stop)
@@ -110,6 +137,8 @@ class Explicit(Mixed):
             for key, share in zip(extra, shares, strict=True):
                 if key.value_HK is not None:
                     o = o + share.to(o.dtype) * key.value_HK[:, None].to(o.dtype)
+            if self.reader is not None:
+                self.reader.read(EVERYTHING, start, weights)
             return o
 
         self.o_BHTK = self._by_block(mix)
@@ -144,11 +173,10 @@ class Explicit(Mixed):
 Weigh = Callable[[Tensor, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
 
 
-def _total(lse: Tensor, extra: list[ExtraKey]) -> Tensor:
-    """Log-sum-exp with the extra keys."""
-    for key in extra:
-        lse = torch.logaddexp(lse, key.score_BHT.to(lse.dtype))
-    return lse
+def _joined(extra: list[ExtraKey]) -> Tensor | None:
+    """Log-sum-exp of the scores of the extra keys ``[B, H, T]``; None where there are none."""
+    scores = [key.score_BHT.to(torch.promote_types(key.score_BHT.dtype, torch.float32)) for key in extra]
+    return reduce(torch.logaddexp, scores) if scores else None
 
 
 def _softmax_rows(scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
@@ -175,8 +203,8 @@ class Softmax(nn.Module):
         """Aggregate the values; told whether anyone will ask for weights, and for the sums of their squares."""
         extra = self.extra_keys(scores) + extra
         if scores.fusable:
-            return FusedSoftmax(scores, v_BHSK, extra, needs_weights or needs_squares, needs_squares)
-        return Explicit(scores, v_BHSK, extra, _softmax_rows)
+            return FusedSoftmax(scores, v_BHSK, extra, needs_weights, needs_squares)
+        return Explicit(scores, v_BHSK, extra, _softmax_rows, needs_weights)
 
 
 class OffByOne(Softmax):
@@ -220,7 +248,7 @@ class Similarity(Softmax):
         self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
     ) -> Mixed:
         """See :class:`Softmax`."""
-        return Explicit(scores, v_BHSK, extra, self._rows)
+        return Explicit(scores, v_BHSK, extra, self._rows, needs_weights)
 
     def _rows(self, scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         weights = self.phi(scores).masked_fill(~seen, 0.0)

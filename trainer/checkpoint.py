@@ -1,72 +1,25 @@
-"""Checkpoints as folders of JSON and safetensors: atomic, checked when loaded, nothing pickled in either direction."""
+"""Checkpoints as folders of JSON and safetensors: atomic, checked when loaded, nothing pickled in either direction.
+
+What one run saves any other loads, however each is spread over processes (checkpoint_format.py).
+"""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
 
-from ..callbacks.records import atomic_path, read_json, write_json
 from ..errors import RunError
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
+from .checkpoint_format import Folder, Stored, fill, verified
+from .checkpoint_writer import BackgroundWriter
 
-_FORMAT = 1
-_TENSORS, _STATE = "tensors.safetensors", "state.json"
-_MEND = "delete the folder to go on from the checkpoint before it"
 _MODEL = "state_dict/model."
-
-
-def _pack(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """JSON for ``value``; its tensors go into ``tensors`` under their path."""
-    if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach().cpu().contiguous()
-        return {"tensor": path}
-    if isinstance(value, dict):
-        # As pairs, because keys may be numbers; with a tag, because a dictionary may look like a tag.
-        return {"dict": [[k, _pack(v, f"{path}/{k}" if path else str(k), tensors)] for k, v in value.items()]}
-    if isinstance(value, (list, tuple)):
-        return {type(value).__name__: [_pack(v, f"{path}/{i}", tensors) for i, v in enumerate(value)]}
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    raise TypeError(f"checkpoint entry {path!r} is a {type(value).__name__}, which is neither a tensor nor plain data")
-
-
-def _unpack(value: Any, tensors: dict[str, torch.Tensor]) -> Any:
-    if not isinstance(value, dict):
-        return value
-    ((tag, content),) = value.items()
-    builders: dict[str, Callable[[Any], Any]] = {
-        "tensor": lambda path: tensors[path],
-        "dict": lambda pairs: {k: _unpack(v, tensors) for k, v in pairs},
-        "list": lambda items: [_unpack(v, tensors) for v in items],
-        "tuple": lambda items: tuple(_unpack(v, tensors) for v in items),
-    }
-    return builders[tag](content)
-
-
-def _sha256(file: Path) -> str:
-    with file.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
-
-
-def _checked_state(folder: Path) -> dict[str, Any]:
-    """The JSON of a checkpoint whose tensors are the ones that it was written with."""
-    state = read_json(folder / _STATE)
-    if state.get("format") != _FORMAT:
-        raise RunError(f"{folder / _STATE}: format {state.get('format')!r}, this version reads {_FORMAT}")
-    file = folder / _TENSORS
-    if not file.is_file():
-        raise RunError(f"{file}: missing; {_MEND}")
-    if _sha256(file) != state["sha256"]:
-        raise RunError(f"{file}: damaged (its SHA-256 is not the one in {_STATE}); {_MEND}")
-    return state
+_IN_PIECES = ("state_dict/", "optimizer_states/")
 
 
 class CheckpointWeights(Mapping[str, torch.Tensor]):
@@ -77,22 +30,21 @@ class CheckpointWeights(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, folder: Path) -> None:
-        _checked_state(folder)
-        self._file = folder / _TENSORS
-        with safe_open(self._file, "pt") as tensors:
-            self._names = [name.removeprefix(_MODEL) for name in tensors.keys() if name.startswith(_MODEL)]  # noqa: SIM118
+        opened = Folder(folder)
+        opened.verify()
+        self.stored: dict[str, Stored] = {
+            name.removeprefix(_MODEL): stored for name, stored in opened.tensors.items() if name.startswith(_MODEL)
+        }
+        """The same, not yet read."""
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        if name not in self._names:
-            raise KeyError(name)
-        with safe_open(self._file, "pt") as tensors:
-            return tensors.get_tensor(_MODEL + name)
+        return self.stored[name].whole()
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
+        return iter(self.stored)
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self.stored)
 
 
 def load_model(config: ModelConfig, folder: Path, device: torch.device | str = "cpu") -> Decoder:
@@ -101,50 +53,44 @@ def load_model(config: ModelConfig, folder: Path, device: torch.device | str = "
     with torch.device("meta"):
         model = Decoder(config)
     model.to_empty(device=device)
-    with torch.no_grad():
-        for name, tensor in model.state_dict(keep_vars=True).items():
-            if name not in weights:
-                raise RunError(f"{folder / _TENSORS}: has no {name}; the run's config.yaml is another model's")
-            tensor.copy_(weights[name])
+    for name, tensor in model.state_dict().items():
+        if name not in weights:
+            raise RunError(f"{folder}: has no {name}; the run's config.yaml is another model's")
+        fill(tensor, weights.stored[name])
     return model.eval()
 
 
-class FolderCheckpointIO(CheckpointIO):
-    """Lightning's checkpoint dictionary in a folder: tensors in safetensors, the rest in JSON with their checksum."""
+class FolderCheckpointIO(BackgroundWriter, CheckpointIO):
+    """Lightning's checkpoint dictionary in a folder: tensors in safetensors, the rest in JSON with their checksums."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Write the folder; it appears whole or not at all."""
-        tensors: dict[str, torch.Tensor] = {}
-        state = _pack(checkpoint, "", tensors)
-        with atomic_path(Path(path)) as new:
-            new.mkdir()
-            save_file(tensors, new / _TENSORS)
-            write_json(
-                new / _STATE,
-                {
-                    "format": _FORMAT,
-                    "step": checkpoint["global_step"],
-                    "sha256": _sha256(new / _TENSORS),
-                    "state": state,
-                },
-            )
+        """Write the folder, all of it from this process; it appears whole or not at all. See :meth:`save`."""
+        self.save(checkpoint, Path(path), shared=False)
+
+    def save_pieces(self, checkpoint: dict[str, Any], path: Any) -> None:
+        """Write the folder, each rank what it holds; it appears whole or not at all. See :meth:`save`."""
+        self.save(checkpoint, Path(path), shared=True)
 
     def load_checkpoint(
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a folder.
+        """Read a folder, all of it. In a group every rank must call.
 
         Raises:
-            RunError: a file is missing or damaged; it is named.
+            RunError: a file is missing or damaged; it is named, on all ranks.
         """
-        folder = Path(path)
-        state = _checked_state(folder)
-        file = folder / _TENSORS
-        try:
-            return _unpack(state["state"], load_file(file))
-        except SafetensorError as error:
-            raise RunError(f"{file}: damaged ({error}); {_MEND}") from None
+        return verified(Path(path)).tree(Stored.whole)
+
+    def load_pieces(self, path: Any) -> dict[str, Any]:
+        """Read a folder, but of weights and optimizer state only where they are: :class:`Stored` in place of tensors.
+
+        In a group every rank must call.
+
+        Raises:
+            RunError: a file is missing or damaged; it is named, on all ranks.
+        """
+        return verified(Path(path)).tree(lambda t: t if t.name.startswith(_IN_PIECES) else t.whole())
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Checkpoints are the user's; nothing here deletes them."""
+        """Which checkpoints are kept is the callback's business (callbacks/checkpoint.py)."""
         raise NotImplementedError

@@ -85,12 +85,31 @@ class TrainerConfig:
     precision: Literal["fp32", "bf16"] = "fp32"
     """``fp32``, or ``bf16`` autocast over float32 weights."""
 
-    compile: bool = False
-    """Compile the training step with ``torch.compile``; snapshots always run uncompiled."""
+    compile: Literal["no", "step", "blocks"] = "no"
+    """What ``torch.compile`` is given: the whole training ``step``, where no strategy cuts the weights; or the
+    decoder's ``blocks`` one by one, which compiles once for all of them. Snapshots always run uncompiled."""
 
-    strategy: Literal["single", "ddp"] = "single"
-    """How the run is spread over processes: ``single`` is one; ``ddp`` is as many as torchrun starts, each with the
-    whole model and a part of every batch (docs/cluster.md)."""
+    activation_checkpointing: Literal["none", "selective", "full"] = "none"
+    """What each block keeps for its backward pass: everything; what its matrix products and attention gave, the rest
+    being computed again; or its input alone."""
+
+    strategy: Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"] = "single"
+    """How the run is spread over the processes that a launcher starts (docs/cluster.md). ``single``: there is one.
+    ``ddp``: each holds the whole model. ``fsdp2``: weights, gradients and optimizer state are cut over them.
+    DeepSpeed's ``zero1`` cuts the optimizer's state, ``zero2`` the gradients too, ``zero3`` the weights too."""
+
+    replicas: int = 1
+    """Of ``fsdp2``: groups of processes that each hold the whole model, cut over the group; one cuts over all."""
+
+    gather: Literal["fp32", "bf16"] = "fp32"
+    """Of ``fsdp2`` and ``zero3``: what a pass uses weights in, over their float32 originals. ``bf16``
+    halves what is sent and held; snapshots then measure the rounded weights and say so."""
+
+    offload: Literal["none", "cpu", "nvme"] = "none"
+    """Of ``zero1`` to ``zero3``: where the optimizer's state lies, and with ``zero3`` the weights between passes."""
+
+    offload_dir: str = ""
+    """Folder on the drive that ``offload: nvme`` writes to."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where it runs; ``auto`` takes a GPU where there is one."""
@@ -100,6 +119,12 @@ class TrainerConfig:
 
     checkpoint_every: int = 250
     """Optimizer steps between checkpoints; validation and the bias snapshot come with each."""
+
+    keep_last: int | None = None
+    """The last checkpoints that are kept; by default all are."""
+
+    keep_every: int | None = None
+    """With keep_last: checkpoints at multiples of so many optimizer steps are kept too."""
 
     val_sequences: int = 64
     """Validation sequences (model.max_seq_len tokens each); fewer where the corpus has fewer."""
@@ -120,6 +145,37 @@ class TrainerConfig:
                 f"trainer.global_batch_size {self.global_batch_size} is not a multiple of "
                 f"trainer.micro_batch_size {self.micro_batch_size}: change either"
             )
+        for name, steps in (("keep_last", self.keep_last), ("keep_every", self.keep_every)):
+            if steps is not None and steps < 1:
+                found.append(f"trainer.{name} is {steps}: give at least 1, or nothing")
+        if self.keep_every is not None and self.keep_last is None:
+            found.append(f"trainer.keep_every is {self.keep_every}, but all are kept: give trainer.keep_last too")
+        if self.replicas < 1:
+            found.append(f"trainer.replicas is {self.replicas}: give at least 1")
+        zero = self.strategy.startswith("zero")
+        for name, value, default, read in (
+            ("replicas", self.replicas, 1, self.strategy == "fsdp2"),
+            ("gather", self.gather, "fp32", self.strategy in ("fsdp2", "zero3")),
+            ("offload", self.offload, "none", zero),
+            ("offload_dir", self.offload_dir, "", self.offload == "nvme"),
+        ):
+            if value != default and not read:
+                found.append(f"trainer.{name} is {value}, which strategy {self.strategy} does not read: remove it")
+        if self.gather == "bf16" and self.precision != "bf16":
+            found.append("trainer.gather is bf16, but trainer.precision is fp32: set both to bf16, or neither")
+        if self.compile == "step" and self.strategy in ("fsdp2", "zero3"):
+            found.append(
+                f"trainer.compile is step, but {self.strategy} gathers weights inside the step: give blocks or no"
+            )
+        if self.activation_checkpointing == "selective" and self.strategy == "zero3":
+            found.append(
+                "trainer.activation_checkpointing is selective, but zero3 gathers weights inside the blocks, whose "
+                "operators it would have to keep: give full or none"
+            )
+        if self.offload == "nvme" and self.strategy != "zero3":
+            found.append(f"trainer.offload is nvme, which {self.strategy} cannot: give cpu, or trainer.strategy zero3")
+        if self.offload == "nvme" and not self.offload_dir:
+            found.append("trainer.offload is nvme: give trainer.offload_dir, a folder on the drive")
         return found
 
 
@@ -137,8 +193,9 @@ class RunConfig:
     """Decides every parameter at birth, and nothing else."""
 
     init_from: str = ""
-    """Start from a checkpoint of transformers in place of a birth: a folder, or a hub id (docs/exchange.md). It decides
-    the model, but for max_seq_len, and for text the tokenizer; init_seed then decides the strangers alone."""
+    """Start from a checkpoint in place of a birth: RUN (its last), RUN@STEP or a checkpoint's folder; or one of
+    transformers, a folder or hub id (docs/exchange.md). It decides the model, but for max_seq_len, and for text the
+    tokenizer; init_seed then decides the strangers alone. The optimizer starts anew."""
 
     model: ModelConfig = field(default_factory=ModelConfig)
     """The decoder."""
@@ -165,6 +222,13 @@ class RunConfig:
             *self.trainer.problems(),
             *self.snapshot.problems(),
         ]
+        if self.trainer.activation_checkpointing != "none" and (
+            self.model.attention.calibration.correlation == "estimated"
+        ):
+            problems.append(
+                "trainer.activation_checkpointing computes blocks again, which would move the running moments of "
+                "model.attention.calibration.correlation estimated twice: give none, or learned"
+            )
         longest = self.model.max_seq_len
         if self.snapshot.enabled and self.snapshot.seq_len > longest:
             problems.append(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import lightning as L
@@ -11,8 +12,11 @@ from torch.nn import functional as F
 
 from ..errors import RunError
 from ..models.decoder import Decoder
+from ..models.pieces import shape_of, whole
+from .blocks import wrap_blocks
 from .config import OptimConfig, TrainerConfig
 from .schedule import lr_share
+from .strategies import STRATEGIES
 from .throughput import Stopwatch
 
 
@@ -43,13 +47,24 @@ class PretrainModule(L.LightningModule):
         self.optim, self.max_steps = optim, trainer.max_steps
         self.stopwatch = Stopwatch()
         # A compiled function beside the module, not in its place: snapshots go on calling the module as it is.
-        self._losses = torch.compile(next_token_losses) if trainer.compile else next_token_losses
+        self._losses = torch.compile(next_token_losses) if trainer.compile == "step" else next_token_losses
+        wrap_blocks(model, trainer)
+        self.precision, self.engine_clips = trainer.precision, STRATEGIES[trainer.strategy].engine
         self.loss_sum: Tensor | None = None
         self.grad_norm: Tensor | None = None
 
+    def configure_model(self) -> None:
+        """Nothing: what cuts a model has done so before its birth. Lightning wants this hook where one is cut."""
+
+    def forward_context(self) -> AbstractContextManager[None]:
+        """The precision of a pass over the training model."""
+        # Without the cache: it would hold the weights of all blocks, gathered, until the pass is over.
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
+
     def training_step(self, batch_BT: Tensor, batch_idx: int) -> Tensor:
         """Mean loss of one micro-batch; the losses of an optimizer step's micro-batches are averaged."""
-        loss = self._losses(self.model, batch_BT).mean()
+        with self.forward_context():
+            loss = self._losses(self.model, batch_BT).mean()
         share = loss.detach() / self.trainer.accumulate_grad_batches
         self.loss_sum = share if self.loss_sum is None else self.loss_sum + share
         return loss
@@ -71,13 +86,20 @@ class PretrainModule(L.LightningModule):
         gradient_clip_algorithm: str | None = None,
     ) -> None:
         """Measure the whole gradient's norm, refuse a step that would ruin the weights, clip."""
+        if self.engine_clips:
+            return
         parameters = [p for p in self.model.parameters() if p.grad is not None]
-        self.grad_norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        self.see_gradient_norm(norm := whole(norm))
+        if self.optim.grad_clip > 0:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.optim.grad_clip, norm)
+
+    def see_gradient_norm(self, norm: Tensor) -> None:
+        """Keep the norm of the whole gradient, before clipping; refuse one that is not finite."""
+        self.grad_norm = norm
         # On an accelerator the check would wait for the device at every step; there it is made when metrics are logged.
         if self.device.type == "cpu":
             self.check_finite(self.global_step + 1)
-        if self.optim.grad_clip > 0:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.optim.grad_clip, self.grad_norm)
 
     def check_finite(self, step: int) -> None:
         """Raise RunError if the loss or the gradient of step ``step`` is not a finite number."""
@@ -111,16 +133,19 @@ class PretrainModule(L.LightningModule):
         for counts in (progress["total"], progress["current"]):
             counts.update({name: n + n_batches - counts["ready"] for name, n in counts.items()})
 
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Groups for the optimizer: matrices and embeddings, which decay, then all others."""
+        parameters = list(self.model.parameters())
+        groups = [
+            {"params": [p for p in parameters if len(shape_of(p)) >= 2], "weight_decay": self.optim.weight_decay},
+            {"params": [p for p in parameters if len(shape_of(p)) < 2], "weight_decay": 0.0},
+        ]
+        return [group for group in groups if group["params"]]
+
     def configure_optimizers(self) -> Any:
         """AdamW; decay on matrices and embeddings only; the learning rate changes at every step."""
-        matrices = [p for p in self.model.parameters() if p.ndim >= 2]
-        vectors = [p for p in self.model.parameters() if p.ndim < 2]
-        groups = [
-            {"params": matrices, "weight_decay": self.optim.weight_decay},
-            {"params": vectors, "weight_decay": 0.0},
-        ]
         optimizer = torch.optim.AdamW(
-            [g for g in groups if g["params"]],
+            self.parameter_groups(),
             lr=self.optim.lr,
             betas=(self.optim.beta1, self.optim.beta2),
             eps=self.optim.eps,

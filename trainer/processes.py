@@ -25,6 +25,9 @@ TIMEOUT = timedelta(minutes=30)
 _FIRST, _TOGETHER = timedelta(seconds=2), timedelta(seconds=3)
 
 
+# How long gloo's threads are given to let go of what they hold, in seconds.
+_LET_GO_S = 0.2
+
 #: Groups that this process has joined: a new one must not find the addresses that the last one left.
 _groups = count()
 
@@ -52,19 +55,31 @@ def place() -> Place | None:
     """
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
-    # One process per node, unless the launcher says more.
-    names = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    # One process per node, unless the launcher says more; DeepSpeed's has another name for how many.
+    names = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": os.environ.get("LOCAL_SIZE", "1")}
     numbers = []
     for name, default in names.items():
         text = os.environ.get(name, default)
         if not text.isdecimal():
-            raise UsageError(f"{name}={text!r} in the environment is not a number: start with torchrun")
+            raise UsageError(f"{name}={text!r} in the environment is not a number: start with torchrun or deepspeed")
         numbers.append(int(text))
     found = Place(*numbers)
     if not (found.rank < found.world_size and found.local_world_size > 0) or found.world_size % found.local_world_size:
         given = " ".join(f"{name}={number}" for name, number in zip(names, numbers, strict=True))
         raise UsageError(f"{given} in the environment fits no run: start as many on every node, with torchrun")
     return found
+
+
+def _restart() -> str:
+    """Which start of the run's processes this is: what earlier ones left in the launcher's store is not ours."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def restarted() -> bool:
+    """Whether a launcher started this process in the place of one that is gone: torchrun after a failure, SLURM after
+    a requeue."""
+    counts = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+    return any(count not in ("", "0") for count in counts)
 
 
 def _lost(error: RuntimeError) -> bool:
@@ -90,7 +105,7 @@ def joined(where: Place | None, device: torch.device) -> Iterator[None]:
         # Small things that are agreed upon go over the CPU, so that no GPU is waited for.
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=dist.PrefixStore(f"group-{next(_groups)}", store),
+            store=dist.PrefixStore(f"group-{_restart()}-{next(_groups)}", store),
             rank=where.rank,
             world_size=where.world_size,
             timeout=TIMEOUT,
@@ -109,6 +124,8 @@ def joined(where: Place | None, device: torch.device) -> Iterator[None]:
         ) from error
     # Not after a failure: it could wait for those that are gone.
     dist.destroy_process_group()
+    # Gloo's threads let go of the last exchange's tensors after it is over. If Python ended first they would abort it.
+    time.sleep(_LET_GO_S)
 
 
 def _common_store() -> dist.Store | None:
@@ -116,7 +133,7 @@ def _common_store() -> dist.Store | None:
     try:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5))
-        return dist.PrefixStore(f"birthmark/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store)
+        return dist.PrefixStore(f"birthmark/{_restart()}", store)
     except (KeyError, ValueError, RuntimeError):
         return None
 
@@ -128,6 +145,9 @@ def tell(line: str, status: int, where: Place) -> int:
     """
     store = _common_store()
     if store is None:
+        if where.rank > 0:
+            # Most likely rank 0 fails of the same, tells it, and the launcher ends all others.
+            time.sleep(_TOGETHER.total_seconds())
         print(line, file=sys.stderr, flush=True)
         return status
     with suppress(RuntimeError):

@@ -8,7 +8,7 @@ import logging
 import platform
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -30,7 +30,7 @@ from ..callbacks.checkpoint import Checkpoint
 from ..callbacks.fingerprint import FingerprintSnapshot
 from ..callbacks.loggers import JsonLinesLogger, wandb_logger
 from ..callbacks.progress import RunProgress
-from ..callbacks.ranks import check_same, from_first, rank, world_size
+from ..callbacks.ranks import check_clocks, check_same, from_first, rank, world_size
 from ..callbacks.records import (
     RunDir,
     atomic_path,
@@ -56,6 +56,7 @@ from .config import RunConfig
 from .module import PretrainModule, next_token_losses
 from .processes import Place, joined, place
 from .start import newborn
+from .stored import departures
 from .strategies import STRATEGIES, placed
 from .throughput import flops_per_token, peak_flops
 
@@ -63,6 +64,9 @@ from .throughput import flops_per_token, peak_flops
 _FIXED = ("init_seed", "init_from", "model", "data", "snapshot", "trainer.global_batch_size")
 
 _LOCK = ".lock"
+
+#: How far the nodes' clocks may be apart, in seconds: what a run tells of times is told by one of them.
+_CLOCKS_S = 60.0
 
 
 @dataclass(frozen=True)
@@ -84,28 +88,10 @@ def _device(config: RunConfig, where: Place | None) -> torch.device:
     return torch.device("cuda", where.local_rank) if where is not None else torch.device("cuda")
 
 
-def _field(config: dict[str, Any], name: str) -> Any:
-    """A field by its dotted name; None if the config has none of that name."""
-    value: Any = config
-    for part in name.split("."):
-        value = value.get(part) if isinstance(value, dict) else None
-    return value
-
-
-def _over(defaults: dict[str, Any], values: dict[str, Any]) -> dict[str, Any]:
-    """``values``, and the defaults of what they leave out."""
-    deep = {
-        n: _over(defaults[n], v) for n, v in values.items() if isinstance(v, dict) and isinstance(defaults.get(n), dict)
-    }
-    return defaults | values | deep
-
-
 def check_resumable(config: RunConfig, run: RunDir) -> None:
     """UsageError if ``config`` differs from the run's own in what must stay."""
-    # A field that came after the run was made has its default in it.
-    stored = _over(asdict(RunConfig()), yaml.safe_load(run.config.read_text(encoding="utf-8")))
-    now = asdict(config)
-    changed = [name for name in _FIXED if _field(stored, name) != _field(now, name)]
+    differing = departures(config, run)
+    changed = [name for name in _FIXED if any(f"{field}.".startswith(f"{name}.") for field in differing)]
     if changed:
         raise UsageError(f"{run.path}: a resumed run keeps its {', '.join(changed)}; start a new run to change them")
 
@@ -144,19 +130,19 @@ def _write_config(config: RunConfig, run: RunDir) -> None:
     write_text(run.config, yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True))
 
 
-def _check_same_everywhere(config: RunConfig, model: Decoder, data: PreparedData) -> None:
+def _check_same_everywhere(config: RunConfig, birth: str, data: PreparedData) -> None:
     """RunError if the processes of a run would not train one and the same."""
-    if world_size() == 1:  # nothing to compare, and a large model takes long to hash
-        return
+    check_clocks(_CLOCKS_S)
+    check_same("versions", json.dumps(_versions()), f"install the same on all nodes (here {_versions()})")
     check_same("config", json.dumps(asdict(config)), "start all processes with the same command")
     check_same("corpus", json.dumps(data.record, sort_keys=True), "give all nodes the same data.path and tokenizer")
-    check_same("birth digest", digest(model), f"install the same versions on all nodes (here {_versions()})")
+    check_same("birth digest", birth, "the nodes' libraries compute otherwise; install the same on all of them")
 
 
-def _write_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedData) -> dict[str, Any]:
+def _write_birth(config: RunConfig, run: RunDir, model: Decoder, found: str, data: PreparedData) -> dict[str, Any]:
     """Write ``config.yaml`` and the birth certificate; the certificate is returned."""
     created = datetime.now(UTC).isoformat(timespec="seconds")
-    birth = certificate(model, config.model, config.init_seed)
+    birth = certificate(model, config.model, config.init_seed, found)
     record = {
         "digest": birth["digest"],
         "init_seed": config.init_seed,
@@ -183,10 +169,9 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedD
     return record
 
 
-def _read_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedData) -> dict[str, Any]:
+def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: PreparedData) -> dict[str, Any]:
     """The certificate of a run that goes on; the newborn model and the corpus must be the ones that it names."""
     record = read_json(run.birth)
-    now = digest(model)
     if now != record["digest"]:
         raise RunError(
             f"{run.birth}: {config.init_from or f'init_seed {config.init_seed}'} now gives {now[:12]}…, the "
@@ -199,11 +184,6 @@ def _read_birth(config: RunConfig, run: RunDir, model: Decoder, data: PreparedDa
         )
     _write_config(config, run)
     return record
-
-
-def _last_checkpoint(run: RunDir) -> tuple[Path | None, int]:
-    checkpoints = run.checkpoints()
-    return (checkpoints[-1], int(checkpoints[-1].name.removeprefix("step-"))) if checkpoints else (None, 0)
 
 
 def _probes(config: RunConfig, data: PreparedData) -> dict[str, np.ndarray]:
@@ -237,12 +217,17 @@ class _Steps(L.LightningDataModule):
 
 
 def _callbacks(
-    config: RunConfig, run: RunDir, data: PreparedData, model: Decoder, device: torch.device, console: Console
+    config: RunConfig,
+    run: RunDir,
+    data: PreparedData,
+    n_params: int,
+    reference: Callable[[int], Decoder],
+    device: torch.device,
+    console: Console,
 ) -> tuple[list[L.Callback], StopOnSignal]:
     """In the order in which they act at a step: stop, clock, validate, measure, save, tell."""
     settings, seq_len = config.trainer, config.model.max_seq_len
     every, tokens_per_step = settings.checkpoint_every, settings.global_batch_size * seq_len
-    n_params = sum(p.numel() for p in model.parameters())
     peak = peak_flops(device, settings.precision)
     stop = StopOnSignal()
     training = TrainingLog(
@@ -266,7 +251,7 @@ def _callbacks(
             every=every,
             run=run,
             probes=_probes(config, data),
-            newborn=partial(newborn, config),
+            newborn=reference,
             init_seed=config.init_seed,
             token_texts=data.token_texts,
             tokens_per_step=tokens_per_step,
@@ -281,12 +266,13 @@ def _callbacks(
             FingerprintSnapshot(
                 config.snapshot.fingerprint,
                 every=every,
-                newborn=partial(newborn, config),
+                newborn=reference,
                 init_seed=config.init_seed,
                 max_seq_len=seq_len,
             )
         )
-    milestones += [Checkpoint(every, run), RunProgress(every, console, training, validation, snapshot)]
+    checkpoint = Checkpoint(every, run, keep_last=settings.keep_last, keep_every=settings.keep_every)
+    milestones += [checkpoint, RunProgress(every, console, training, validation, snapshot)]
     return milestones, stop
 
 
@@ -331,15 +317,19 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         # Asked here so that a mistake is told at once, and again below, where no other process can come between.
         from_first(lambda: check_resumable(config, run) if resume else _check_unused(run))
         data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
-        model = newborn(config, config.init_seed)
-        _check_same_everywhere(config, model, data)
+        spreading = STRATEGIES[config.trainer.strategy].prepare(config.trainer, config.optim.grad_clip, device)
+        model = newborn(config, config.init_seed, device if spreading.spread else "cpu", spreading.spread)
+        birth = digest(model)
+        _check_same_everywhere(config, birth, data)
 
         def begin() -> tuple[Path | None, int, dict[str, Any]]:
             held.enter_context(_claimed(run))
             if not resume:
                 _check_unused(run)
-            checkpoint, step = _last_checkpoint(run) if resume else (None, 0)
-            record = (_read_birth if resume else _write_birth)(config, run, model, data)
+            checkpoints = run.checkpoints_by_step() if resume else {}
+            step = max(checkpoints, default=0)
+            checkpoint = checkpoints.get(step)
+            record = (_read_birth if resume else _write_birth)(config, run, model, birth, data)
             truncate_metrics(run.metrics, step if checkpoint else -1)
             return checkpoint, step, record
 
@@ -355,20 +345,20 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
             console.print(f"attention: {kernel(config.model)}", highlight=False, soft_wrap=True)
         if step >= config.trainer.max_steps:
             return Outcome(run, step, None)
-        callbacks, stop = _callbacks(config, run, data, model, device, console)
+        reference = partial(newborn, config, device=device, spread=spreading.spread_reference)
+        callbacks, stop = _callbacks(config, run, data, record["n_params"], reference, device, console)
         trainer = L.Trainer(
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=where.local_world_size if where else 1,
             num_nodes=where.n_nodes if where else 1,
-            strategy=STRATEGIES[config.trainer.strategy].lightning(),
-            precision="bf16-mixed" if config.trainer.precision == "bf16" else "32-true",
+            strategy=spreading.lightning,
             max_steps=config.trainer.max_steps,
             max_epochs=-1,
             accumulate_grad_batches=config.trainer.global_batch_size
             // (config.trainer.micro_batch_size * world_size()),
             callbacks=callbacks,
             logger=_loggers(config, run, record) if rank() == 0 else False,
-            plugins=[FolderCheckpointIO()],
+            plugins=[FolderCheckpointIO(asynchronous=True)],
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,

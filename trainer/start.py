@@ -1,39 +1,49 @@
-"""Where a run's first weights come from: a birth, or a checkpoint of ``transformers`` to go on from."""
+"""Where a run's first weights come from: a birth, or a checkpoint to go on from, a run's or one of ``transformers``."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
 
 from ..errors import UsageError
-from ..models.birth import born
+from ..models.birth import Spread, born
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
-from ..models.exchange import Pretrained, load_pretrained, read_pretrained
+from ..models.exchange import Pretrained, is_path, load_pretrained, read_pretrained
+from ..models.fields import dotted
 from .config import RunConfig
+from .origin import Origin, load_origin, open_origin
 
 
-def _flat(config: ModelConfig) -> dict[str, object]:
-    """Fields by dotted name."""
-    found: dict[str, object] = {}
+def _source(named: str) -> Origin | Pretrained:
+    """What ``init_from`` names.
 
-    def walk(prefix: str, values: dict[str, object]) -> None:
-        for name, value in values.items():
-            if isinstance(value, dict):
-                walk(f"{prefix}{name}.", value)
-            else:
-                found[prefix + name] = value
+    Raises:
+        UsageError, RunError: nothing there, or nothing that can be gone on from.
+    """
+    origin = open_origin(named)
+    if origin is not None:
+        return origin
+    try:
+        return read_pretrained(named)
+    except UsageError as error:
+        if Path(named).expanduser().exists() or is_path(named):
+            raise UsageError(
+                f"--init_from {named}: neither a run, RUN@STEP, a checkpoint nor a folder of transformers "
+                f"({str(error).removeprefix(f'{named}: ')})"
+            ) from None
+        raise
 
-    walk("", asdict(config))
-    return found
 
-
-def _adopt(asked: ModelConfig, source: Pretrained, named: str) -> ModelConfig:
+def _adopt(asked: ModelConfig, source: Origin | Pretrained, named: str) -> ModelConfig:
     """The source's model, at the length that was asked for.
 
     Raises:
         UsageError: another field was set to something that the source is not.
     """
-    default, ours, theirs = _flat(ModelConfig()), _flat(asked), _flat(source.config)
+    default, ours, theirs = (dotted(asdict(config)) for config in (ModelConfig(), asked, source.config))
     resizable = {"max_seq_len"} if source.config.positions != "learned" else set()
     # How a birth would be drawn says nothing here: there is none.
     free = {name for name in ours if name.startswith("init.")} | resizable
@@ -46,8 +56,8 @@ def _adopt(asked: ModelConfig, source: Pretrained, named: str) -> ModelConfig:
     return replace(source.config, max_seq_len=length or source.config.max_seq_len)
 
 
-def resolve(config: RunConfig) -> RunConfig:
-    """The run with the model, and for text the tokenizer, of what it starts from.
+def adopted(config: RunConfig) -> RunConfig:
+    """The run with the model, and for text the tokenizer, of what it starts from; of a run, the very checkpoint.
 
     Raises:
         UsageError: the config asks for another model, or text comes without the tokenizer of the source.
@@ -55,7 +65,7 @@ def resolve(config: RunConfig) -> RunConfig:
     """
     if not config.init_from:
         return config
-    source = read_pretrained(config.init_from)
+    source = _source(config.init_from)
     model = _adopt(config.model, source, config.init_from)
     data = config.data
     if data.path != "backcopy" and data.tokenizer == "bpe":
@@ -65,11 +75,25 @@ def resolve(config: RunConfig) -> RunConfig:
                 "without; give the path of its tokenizer"
             )
         data = replace(data, tokenizer=str(source.tokenizer_file))
-    return replace(config, model=model, data=data)
+    # A run may go on after this; its checkpoint stays what it is.
+    named = source.name if isinstance(source, Origin) else config.init_from
+    return replace(config, init_from=named, model=model, data=data)
 
 
-def newborn(config: RunConfig, init_seed: int) -> Decoder:
-    """The model at step 0 of the run for its own seed; a birth of the same architecture for any other."""
+def newborn(
+    config: RunConfig, init_seed: int, device: torch.device | str = "cpu", spread: Spread | None = None
+) -> Decoder:
+    """The model at step 0 of the run for its own seed; a birth of the same architecture for any other.
+
+    Args:
+        config: the run.
+        init_seed: its own, or another.
+        device: where this process holds it.
+        spread: cuts it over processes.
+    """
     if config.init_from and init_seed == config.init_seed:
-        return load_pretrained(replace(read_pretrained(config.init_from), config=config.model))
-    return born(config.model, init_seed)
+        source = _source(config.init_from)
+        if isinstance(source, Origin):
+            return load_origin(replace(source, config=config.model), device, spread)
+        return load_pretrained(replace(source, config=config.model), device=device, spread=spread)
+    return born(config.model, init_seed, device, spread)

@@ -9,28 +9,71 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from ..errors import UsageError
+from ..models.birth import Spread
 from .config import TrainerConfig
 from .processes import TIMEOUT, Place
 
 
-def _ddp() -> Strategy:
+@dataclass(frozen=True)
+class Spreading:
+    """What a run needs of its strategy, once its processes have joined."""
+
+    lightning: Strategy | str
+    """What ``lightning.Trainer`` takes."""
+    spread: Spread | None = None
+    """Cuts the model that is trained, before it holds anything; None where every process holds all of it."""
+    spread_reference: Spread | None = None
+    """The same for models that are only measured, such as strangers' births."""
+
+
+def _single(config: TrainerConfig, grad_clip: float, device: torch.device) -> Spreading:
+    return Spreading("auto")
+
+
+def _ddp(config: TrainerConfig, grad_clip: float, device: torch.device) -> Spreading:
     # Buffers are functions of the config, or reduced over ranks by their owner: none needs to be sent at every pass.
-    return DDPStrategy(timeout=TIMEOUT, broadcast_buffers=False, gradient_as_bucket_view=True)
+    return Spreading(DDPStrategy(timeout=TIMEOUT, broadcast_buffers=False, gradient_as_bucket_view=True))
+
+
+def _fsdp2(config: TrainerConfig, grad_clip: float, device: torch.device) -> Spreading:
+    from . import fsdp2
+
+    cut = fsdp2.cutter(config, device)
+    return Spreading(fsdp2.FSDP2Strategy(), cut, cut)
+
+
+def _zero(config: TrainerConfig, grad_clip: float, device: torch.device) -> Spreading:
+    from . import fsdp2, zero
+
+    zero.ready(device)
+    strategy = zero.ZeroStrategy(config, grad_clip)
+    if config.strategy != "zero3":
+        return Spreading(strategy)
+    # What has no engine is cut by torch.
+    return Spreading(strategy, zero.cutter(config, grad_clip), fsdp2.cutter(config, device))
 
 
 @dataclass(frozen=True)
 class Kind:
     """One way to spread a run."""
 
-    lightning: Callable[[], Strategy | str]
-    """Makes what ``lightning.Trainer`` takes."""
-    launched: bool
+    prepare: Callable[[TrainerConfig, float, torch.device], Spreading]
+    """(config, longest gradient, device) → what the run needs; all processes call, after they have joined."""
+    launched: bool = True
     """Whether its processes are started by a launcher."""
+    cuts_weights: bool = False
+    """Whether no process holds all weights, so that what runs a whole step would see them come and go."""
+    engine: bool = False
+    """Whether DeepSpeed steps."""
 
 
 STRATEGIES: dict[str, Kind] = {
-    "single": Kind(lambda: "auto", launched=False),
-    "ddp": Kind(_ddp, launched=True),
+    "single": Kind(_single, launched=False),
+    "ddp": Kind(_ddp),
+    "fsdp2": Kind(_fsdp2, cuts_weights=True),
+    "zero1": Kind(_zero, engine=True),
+    "zero2": Kind(_zero, engine=True),
+    "zero3": Kind(_zero, engine=True, cuts_weights=True),
 }
 
 
@@ -43,7 +86,8 @@ def placed(config: TrainerConfig, where: Place | None) -> Place | None:
     if not STRATEGIES[config.strategy].launched:
         if where is not None and where.world_size > 1:
             raise UsageError(
-                f"trainer.strategy is {config.strategy}, but {where.world_size} processes were started: give ddp"
+                f"trainer.strategy is {config.strategy}, but {where.world_size} processes were started: give "
+                + ", ".join(name for name, kind in STRATEGIES.items() if kind.launched)
             )
         return None
     if where is None:
@@ -55,6 +99,10 @@ def placed(config: TrainerConfig, where: Place | None) -> Place | None:
         raise UsageError(
             f"trainer.global_batch_size {config.global_batch_size} is not a multiple of trainer.micro_batch_size × "
             f"processes = {config.micro_batch_size} × {where.world_size}: change one of them"
+        )
+    if where.world_size % config.replicas:
+        raise UsageError(
+            f"trainer.replicas {config.replicas} does not divide {where.world_size} processes: change one of them"
         )
     if config.device != "cpu" and torch.cuda.is_available() and where.local_world_size > torch.cuda.device_count():
         raise UsageError(

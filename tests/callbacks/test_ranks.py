@@ -6,13 +6,22 @@ import sys
 
 import torch
 
-from birthmark.callbacks.ranks import check_same, from_first, largest, own_batches, rank, summed, world_size
+from birthmark.callbacks.ranks import (
+    check_same,
+    from_first,
+    largest,
+    own_batches,
+    rank,
+    summed,
+    world_size,
+)
 
 SCRIPT = """
 import json, sys
 import torch
 import torch.distributed as dist
-from birthmark.callbacks.ranks import check_same, from_first, largest, own_batches, rank, summed, world_size
+from birthmark.callbacks.ranks import check_same, from_first, gathered_rows, largest, own_batches, rank
+from birthmark.callbacks.ranks import summed, world_size
 from birthmark.errors import RunError, UsageError
 
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=int(sys.argv[1]), world_size=2)
@@ -29,8 +38,9 @@ def refuse():
 x, own = torch.arange(5), torch.tensor([1.0 + rank()])
 told = {
     "rank": [rank(), world_size()],
-    "parts": [part.tolist() for part in own_batches(x, 2)],
-    "none": [part.tolist() for part in own_batches(x[:1], 2)],
+    "parts": [[part.tolist(), counts] for part, counts in own_batches(x, 2)],
+    "none": [[part.tolist(), counts] for part, counts in own_batches(x[:1], 2)],
+    "rows": gathered_rows(torch.stack([r for part, counts in own_batches(x, 2) if counts for r in part]), 5).tolist(),
     "sum": [summed(own).item(), own.item()],
     "largest": largest(7 * rank()),
     "first": from_first(lambda: [rank(), "same"]),
@@ -55,12 +65,14 @@ def test_two_processes_share_and_agree(tmp_path):
         for process in started:
             process.kill()
     assert (a["rank"], b["rank"]) == ([0, 2], [1, 2])
-    assert (a["parts"], b["parts"]) == ([[0, 1], [2]], [[3, 4]])
-    assert (a["none"], b["none"]) == ([[0]], [])
+    # As many batches for both: what fills up does not count.
+    assert (a["parts"], b["parts"]) == ([[[0, 1], True], [[2], True]], [[[3, 4], True], [[0], False]])
+    assert (a["none"], b["none"]) == ([[[0], True]], [[[0], False]])
     assert (a["sum"], b["sum"]) == ([3, 1], [3, 2])
     assert (a["bug"], b["bug"]) == ("KeyError: 'x'", "RunError: rank 0: KeyError: 'x'")
     for told in (a, b):
         assert told["largest"] == 7
+        assert told["rows"] == [0, 1, 2, 3, 4]
         assert told["first"] == [0, "same"]
         assert told["refused"] == "UsageError: not so"
         assert told["same"] is None
@@ -70,6 +82,6 @@ def test_two_processes_share_and_agree(tmp_path):
 def test_without_a_group_one_process_is_all():
     x = torch.arange(5)
     assert (rank(), world_size(), largest(3), from_first(lambda: 4)) == (0, 1, 3, 4)
-    assert [part.tolist() for part in own_batches(x, 3)] == [[0, 1, 2], [3, 4]]
+    assert [(part.tolist(), counts) for part, counts in own_batches(x, 3)] == [([0, 1, 2], True), ([3, 4], True)]
     assert summed(x) is x
     check_same("seed", "1", "mend it")

@@ -288,7 +288,7 @@ def test_bf16_trains_near_fp32_with_float32_weights(tiny, tmp_path):
 def test_a_compiled_run_trains_alike_and_snapshots_do_not_recompile_it(tiny, tmp_path):
     eager = run(tiny(), tmp_path / "eager")
     torch._dynamo.utils.counters.clear()
-    compiled = run(tiny({"trainer.compile": True}), tmp_path / "compiled")
+    compiled = run(tiny({"trainer.compile": "step"}), tmp_path / "compiled")
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     assert graphs == 1
     assert logged(compiled, "train/loss") == pytest.approx(logged(eager, "train/loss"), rel=1e-4)

@@ -1,0 +1,13 @@
+#!/usr/bin/env bash
+# One run through DeepSpeed's launcher, which starts the processes on all nodes of a hostfile over ssh.
+#
+#   launch/deepspeed.sh --config configs/llama2_7b_zero3.yaml --run_dir runs/7b
+#   HOSTFILE=my.hosts launch/deepspeed.sh --config …             # lines of `host slots=GPUS`
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+hostfile="${HOSTFILE:-$here/hostfile}"
+[ -f "$hostfile" ] || { echo "deepspeed.sh: HOSTFILE $hostfile: no such file; write lines of 'host slots=GPUS'" >&2; exit 2; }
+bad="$(grep -vnE '^[[:space:]]*(#.*)?$|^[^[:space:]]+[[:space:]]+slots=[0-9]+[[:space:]]*$' "$hostfile" || true)"
+[ -z "$bad" ] || { echo "deepspeed.sh: HOSTFILE $hostfile: line ${bad%%$'\n'*} is not 'host slots=GPUS'" >&2; exit 2; }
+exec "${DEEPSPEED:-deepspeed}" --hostfile "$hostfile" --module birthmark.launch.cli pretrain "$@"

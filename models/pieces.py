@@ -1,0 +1,110 @@
+"""What a process holds of a tensor that is cut over several: a range of its elements, flattened in C order.
+
+FSDP2 cuts a parameter along its first axis, DeepSpeed's ZeRO 3 cuts its flattened elements: both are ranges. Nothing
+else in this project knows how either of them does it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements ``start … start + local.numel()`` of a tensor."""
+
+    local: Tensor
+    """One-dimensional; of a parameter a view, so that what is written into it is the parameter's."""
+    start: int
+    shape: tuple[int, ...]
+    """Of the whole tensor."""
+    replica: int = 0
+    """Of how many processes that hold this range this one is; 0 where it is the only one, or the first."""
+
+    @property
+    def stop(self) -> int:
+        """One past the last element."""
+        return self.start + self.local.numel()
+
+    @property
+    def numel(self) -> int:
+        """Of the whole tensor."""
+        return math.prod(self.shape)
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """Shape of the whole tensor; one that ZeRO 3 has cut is an empty placeholder itself."""
+    return tuple(getattr(tensor, "ds_shape", tensor.shape))
+
+
+def _of_dtensor(tensor: DTensor) -> Piece:
+    local, mesh = tensor.to_local().detach(), tensor.device_mesh
+    row, n_rows, first, replica = math.prod(tensor.shape[1:]), tensor.shape[0] if tensor.ndim else 1, 0, 0
+    for axis, placement in enumerate(tensor.placements):
+        n, mine = mesh.size(axis), mesh.get_local_rank(axis)
+        if placement == Shard(0):
+            # As torch.chunk cuts: all parts but the last ones are equally long.
+            length = -(-n_rows // n)
+            first += min(mine * length, n_rows)
+            n_rows = max(min(length, n_rows - mine * length), 0)
+        elif placement == Replicate():
+            replica = replica * n + mine
+        else:
+            raise NotImplementedError(f"a tensor that is placed {placement} has no one range here")
+    assert local.numel() == n_rows * row, (tuple(local.shape), n_rows)
+    return Piece(local.view(-1) if local.numel() else local.reshape(-1), first * row, tuple(tensor.shape), replica)
+
+
+def _of_zero3(tensor: Any) -> Piece:
+    length, rank = tensor.ds_tensor.ds_numel, dist.get_rank(tensor.ds_process_group)
+    start = min(rank * length, tensor.ds_numel)
+    # The last parts are padded.
+    return Piece(tensor.ds_tensor.detach()[: min(length, tensor.ds_numel - start)], start, shape_of(tensor))
+
+
+def piece_of(tensor: Tensor) -> Piece:
+    """This process's piece; of a tensor that is not cut, all of it."""
+    if isinstance(tensor, DTensor):
+        return _of_dtensor(tensor)
+    if hasattr(tensor, "ds_tensor"):
+        return _of_zero3(tensor)
+    replica = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
+    return Piece(tensor.detach().view(-1), 0, tuple(tensor.shape), replica)
+
+
+def _whole_of_zero3(tensor: Any) -> Tensor:
+    # Offloaded, a part lies where it cannot be sent from.
+    mine = tensor.ds_tensor.detach().to(tensor.device).contiguous()
+    padded = mine.new_empty(dist.get_world_size(tensor.ds_process_group) * mine.numel())
+    dist.all_gather_into_tensor(padded, mine, group=tensor.ds_process_group)
+    return padded[: tensor.ds_numel].view(tensor.ds_shape)
+
+
+@torch.no_grad()
+def whole(tensor: Tensor) -> Tensor:
+    """The whole tensor, in every process. Of one that is cut all processes must ask, in the same order."""
+    if isinstance(tensor, DTensor):
+        return tensor.full_tensor()
+    return _whole_of_zero3(tensor) if hasattr(tensor, "ds_tensor") else tensor.detach()
+
+
+def used_dtype(model: nn.Module) -> torch.dtype:
+    """The narrowest type that a pass uses weights in: what a strategy gathers them in, or their own."""
+    gathered = {parameter.__dict__.get("comm_dtype", parameter.dtype) for parameter in model.parameters()}
+    if isinstance(model, FSDPModule):
+        gathered |= {model._get_fsdp_state()._mp_policy.param_dtype or torch.float32}
+    return min(gathered, key=lambda dtype: dtype.itemsize)
+
+
+def release(model: nn.Module) -> None:
+    """Let go of what a pass without gradients has gathered of a model that FSDP2 cuts: its outermost weights stay."""
+    if isinstance(model, FSDPModule):
+        model.reshard()

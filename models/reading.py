@@ -1,0 +1,156 @@
+"""Reading all weights of an attention while it runs, a block at a time that is in cache anyway.
+
+Legend: B sequences, H heads, T queries, S keys, K head width; N = B·H of a part, R queries of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from .scores import Scores
+
+#: Some sequences, and some heads.
+Part = tuple[slice, slice]
+#: All of them.
+EVERYTHING: Part = (slice(None), slice(None))
+
+#: On the CPU: weights of one block, which stay in cache.
+_CACHED = 1 << 18
+#: Elsewhere: queries and weights of one block, for few launches and little memory.
+_ROWS, _WEIGHTS = 256, 1 << 24
+
+
+class WeightReader(Protocol):
+    """Is shown the weights of one attention, a block at a time."""
+
+    def read(self, part: Part, start: int, weights_BHRS: Tensor) -> None:
+        """Of these sequences and heads, the weights of the queries from ``start`` on, on keys 0, 1, …: float32 or
+        wider. May write into them."""
+
+
+#: (B, H and T of an attention, whether its rows sum to 1, whether no query gives weight to a later key) → its reader.
+MakeReader = Callable[[tuple[int, int, int], bool, bool], WeightReader]
+
+_make_reader: ContextVar[MakeReader | None] = ContextVar("make_reader", default=None)
+
+
+@contextmanager
+def read_weights(make: MakeReader) -> Iterator[None]:
+    """Show the weights of all observed attentions inside to a reader of their own, which ``attended.weights`` then has.
+
+    Sums over all weights cost little more than the fused attention this way: its output comes from the same blocks.
+    It differs from the fused kernel's by float32 rounding. Where gradients are on, nothing is read.
+    """
+    token = _make_reader.set(make)
+    try:
+        yield
+    finally:
+        _make_reader.reset(token)
+
+
+def new_reader(scores: Scores, rows_sum_to_one: bool) -> WeightReader | None:
+    """The reader of an attention with these scores, if anybody wants to read."""
+    make = _make_reader.get()
+    if make is None or torch.is_grad_enabled():
+        return None
+    n_sequences, n_heads, length, _ = scores.q_BHTK.shape
+    return make((n_sequences, n_heads, length), rows_sum_to_one, scores.prefix is None)
+
+
+class ReadSoftmax(NamedTuple):
+    """What comes of a softmax that was read."""
+
+    o_BHTK: Tensor
+    """The weights on tokens times their values."""
+    lse_BHT: Tensor | None
+    """Log-sum-exp of the scores of tokens, where there are other keys."""
+    squares_BHT: Tensor | None
+    """``Σ_j p²`` of the softmax over tokens alone, if wanted."""
+
+
+def read_softmax(
+    scores: Scores, v_BHSK: Tensor, reader: WeightReader, others_BHT: Tensor | None, wants_squares: bool
+) -> ReadSoftmax:
+    """Softmax attention whose weights are shown to a reader.
+
+    Args:
+        scores: of a fusable attention.
+        v_BHSK: values.
+        reader: is shown the weights on tokens.
+        others_BHT: log-sum-exp of the scores of keys that are no tokens; None where there are none.
+        wants_squares: whether to sum squares.
+    """
+    n_sequences, n_heads, length, _ = scores.q_BHTK.shape
+    wide = torch.promote_types(v_BHSK.dtype, torch.float32)
+    # Laid out as the output projection reads it.
+    o_BHTK = v_BHSK.new_empty(n_sequences, length, n_heads, v_BHSK.shape[-1]).transpose(1, 2)
+    lse_BHT = None if others_BHT is None else v_BHSK.new_empty(o_BHTK.shape[:3], dtype=wide)
+    squares_BHT = v_BHSK.new_empty(o_BHTK.shape[:3], dtype=wide) if wants_squares else None
+    n_rows, parts = _blocks(scores.q_BHTK)
+    for part in parts:
+        scores_of, v_NSK = _scores_of(scores, part, n_rows), v_BHSK[part].flatten(0, 1)
+        for start in range(0, length, n_rows):
+            stop = min(start + n_rows, length)
+            rows = (*part, slice(start, stop))
+            scores_NRS = scores_of(start, stop)
+            weights_NRS = scores_NRS.softmax(-1)
+            weights_BHRS = weights_NRS.view(*o_BHTK[rows].shape[:3], -1)
+            if squares_BHT is not None:
+                squares_BHT[rows] = torch.linalg.vector_norm(weights_BHRS, dim=-1).square_()
+            if lse_BHT is not None and others_BHT is not None:
+                lse_BHT[rows] = scores_NRS.logsumexp(-1).view(weights_BHRS.shape[:3])
+                weights_BHRS.mul_((lse_BHT[rows] - others_BHT[rows]).sigmoid_()[..., None])
+            with torch.autocast(v_NSK.device.type, enabled=False):
+                o_NRK = torch.bmm(weights_NRS.to(v_NSK.dtype), v_NSK[:, : weights_NRS.shape[-1]])
+            o_BHTK[rows] = o_NRK.view(*weights_BHRS.shape[:3], -1)
+            reader.read(part, start, weights_BHRS)
+    return ReadSoftmax(o_BHTK, lse_BHT, squares_BHT)
+
+
+def _blocks(q_BHTK: Tensor) -> tuple[int, list[Part]]:
+    """How many queries to take at a time, of which sequences and heads."""
+    n_sequences, n_heads, length, _ = q_BHTK.shape
+    on_cpu = q_BHTK.device.type == "cpu"
+    n_rows, most = (min(max(length // 16, 32), 64), _CACHED) if on_cpu else (_ROWS, _WEIGHTS)
+    n_together = max(most // (n_rows * length), 1)
+    if n_together >= n_heads:
+        step = n_together // n_heads
+        return n_rows, [(slice(b, b + step), slice(None)) for b in range(0, n_sequences, step)]
+    heads = [slice(h, h + n_together) for h in range(0, n_heads, n_together)]
+    return n_rows, [(slice(b, b + 1), some) for b in range(n_sequences) for some in heads]
+
+
+def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], Tensor]:
+    """(first query, one past the last) → scores ``[N, R, keys]`` of a part, −inf where a key is not seen."""
+    slopes_H = scores.place.slopes_H
+    wide = torch.promote_types(scores.q_BHTK.dtype, torch.float32)
+    # Once for all blocks: heads of a projection do not lie behind one another.
+    q, k = (x[part].to(wide).contiguous() for x in (scores.q_BHTK, scores.k_BHSK))
+    if scores.window is not None or scores.prefix is not None or slopes_H is not None:
+        place = scores.place if slopes_H is None else replace(scores.place, slopes_H=slopes_H[part[1]])
+        here = replace(scores, q_BHTK=q, k_BHSK=k, place=place)
+
+        def masked(start: int, stop: int) -> Tensor:
+            block, seen = here.block(start, stop)
+            return block.masked_fill_(~seen, -torch.inf).flatten(0, 1)
+
+        return masked
+
+    q_NTK, k_NKS = q.flatten(0, 1) * scores.scale, k.flatten(0, 1).transpose(1, 2)
+    # Only the last square has keys that are not seen, and adding is quicker than filling.
+    unseen_RR = q.new_full((n_rows, n_rows), -torch.inf).triu_(1)
+
+    def causal(start: int, stop: int) -> Tensor:
+        with torch.autocast(q.device.type, enabled=False):
+            block = torch.bmm(q_NTK[:, start:stop], k_NKS[:, :, :stop])
+        block[..., start:].add_(unseen_RR[: stop - start, : stop - start])
+        return block
+
+    return causal

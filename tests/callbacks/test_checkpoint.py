@@ -1,0 +1,112 @@
+"""Which checkpoints a run keeps, and what a crash leaves of those that it does not."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import lightning as L
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from birthmark.callbacks.checkpoint import Checkpoint
+from birthmark.callbacks.records import RunDir
+from birthmark.errors import RunError
+from birthmark.trainer.checkpoint import FolderCheckpointIO
+
+
+class Line(L.LightningModule):
+    def __init__(self, fails_at=None):
+        super().__init__()
+        self.line, self.fails_at = torch.nn.Linear(3, 1), fails_at
+
+    def training_step(self, batch, index):
+        if index == self.fails_at:
+            raise RunError("no further")
+        return self.line(batch).square().mean()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.parameters())
+
+
+def train(run, module=None, max_steps=9, **keep):
+    trainer = L.Trainer(
+        accelerator="cpu",
+        max_steps=max_steps,
+        max_epochs=-1,
+        callbacks=[Checkpoint(1, run, **keep)],
+        plugins=[FolderCheckpointIO(asynchronous=True)],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module or Line(), DataLoader(torch.randn(20, 3), batch_size=1))
+
+
+def names(run):
+    return sorted(f.name for f in (run.path / "checkpoints").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("keep", "expected"),
+    [
+        ({}, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+        ({"keep_last": 2}, [8, 9]),
+        ({"keep_last": 2, "keep_every": 4}, [4, 8, 9]),
+        ({"keep_last": 1, "keep_every": 3}, [3, 6, 9]),
+        ({"keep_last": 20}, [1, 2, 3, 4, 5, 6, 7, 8, 9]),
+    ],
+)
+def test_the_last_ones_and_every_nth_step_are_kept_and_all_are_whole(tmp_path, keep, expected):
+    run = RunDir(tmp_path)
+    train(run, **keep)
+    assert names(run) == [f"step-{step:08d}" for step in expected]
+    for step in expected:
+        assert FolderCheckpointIO().load_checkpoint(run.checkpoint(step))["global_step"] == step
+
+
+def test_what_an_earlier_start_left_is_no_checkpoint_and_goes(tmp_path):
+    run = RunDir(tmp_path)
+    for left in (".step-00000001.abcd.part", ".step-00000001.abcd.deleted"):
+        (run.path / "checkpoints" / left).mkdir(parents=True)
+        (run.path / "checkpoints" / left / "tensors.safetensors").write_text("half")
+    assert run.checkpoints() == []
+    train(run, max_steps=1)
+    assert names(run) == ["step-00000001"]
+
+
+def test_a_failure_right_after_a_checkpoint_leaves_it_whole(tmp_path):
+    run = RunDir(tmp_path)
+    with pytest.raises(RunError, match="no further"):
+        train(run, Line(fails_at=2))
+    assert names(run) == ["step-00000001", "step-00000002"]
+    assert FolderCheckpointIO().load_checkpoint(run.checkpoint(2))["global_step"] == 2
+
+
+DELETING = """
+import sys
+from pathlib import Path
+from birthmark.callbacks.checkpoint import delete_folder
+folder = Path(sys.argv[1])
+print("deleting", flush=True)
+delete_folder(folder)
+"""
+
+
+def test_a_process_that_is_killed_while_it_deletes_leaves_nothing_that_looks_whole(tmp_path):
+    run = RunDir(tmp_path)
+    run.checkpoint(1).mkdir(parents=True)
+    for i in range(10_000):
+        (run.checkpoint(1) / f"tensors-{i:05d}.safetensors").touch()
+    process = subprocess.Popen([sys.executable, "-c", DELETING, str(run.checkpoint(1))], stdout=-1, text=True)
+    assert process.stdout.readline() == "deleting\n"
+    while run.checkpoint(1).exists():
+        time.sleep(0.001)
+    os.kill(process.pid, signal.SIGKILL)
+    process.communicate()
+    assert run.checkpoints() == []
+    (hidden,) = (run.path / "checkpoints").iterdir()
+    assert any(hidden.rglob("*.safetensors"))  # it was on the way

@@ -1,0 +1,150 @@
+"""A run that starts from another's checkpoint: what it takes over, what it leaves, what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from rich.console import Console
+
+from birthmark.callbacks.records import RunDir, read_json
+from birthmark.data.prepare import prepare
+from birthmark.errors import RunError, UsageError
+from birthmark.models.birth import born, digest
+from birthmark.models.config import ModelConfig
+from birthmark.trainer.checkpoint import FolderCheckpointIO, load_model
+from birthmark.trainer.run import pretrain
+from birthmark.trainer.start import adopted, newborn
+
+CALIBRATED = {
+    "model.attention.aggregation": "calibrated",
+    "model.attention.calibration.correlation": "estimated",
+    "snapshot.enabled": False,
+    "optim.schedule": "constant",
+    "optim.warmup_steps": 0,
+}
+
+
+def run(config, path, **more):
+    return pretrain(adopted(config), RunDir(path), console=Console(quiet=True), **more).run
+
+
+@pytest.fixture(scope="module")
+def source(tiny, tmp_path_factory):
+    """A run of an arm with buffers, which must come along; checkpoints of steps 2, 4 and 6."""
+    return run(tiny(CALIBRATED), tmp_path_factory.mktemp("source") / "run")
+
+
+@pytest.fixture
+def going_on(tiny, source):
+    """``going_on(name, overrides=None)``: a run that starts from ``name`` and leaves the model to it."""
+
+    def build(name, overrides=None):
+        plain = {key: value for key, value in CALIBRATED.items() if not key.startswith("model.")}
+        model = ModelConfig(max_seq_len=12)
+        return tiny({**plain, "model": model, "init_from": str(name), "data.data_seed": 9, **(overrides or {})})
+
+    return build
+
+
+def stored(run, step):
+    return FolderCheckpointIO().load_checkpoint(run.checkpoint(step))["state_dict"]
+
+
+def test_a_checkpoint_has_three_names_and_all_become_the_same_one(source, going_on):
+    for name in (source.path, f"{source.path}@6", source.checkpoint(6)):
+        config = adopted(going_on(name))
+        assert config.init_from == f"{source.path}@6"
+        assert config.model.attention.calibration.correlation == "estimated"
+        assert config.model.d_model == 16
+        assert adopted(config) == config
+    assert adopted(going_on(f"{source.path}@4")).init_from == f"{source.path}@4"
+
+
+def test_weights_and_buffers_are_the_checkpoints_and_strangers_are_births(source, going_on):
+    config = adopted(going_on(f"{source.path}@4"))
+    model = newborn(config, config.init_seed)
+    assert model.training
+    there = stored(source, 4)
+    state = model.state_dict()
+    assert set(there) == {f"model.{name}" for name in state}
+    assert any(name not in dict(model.named_parameters()) for name in state)
+    assert all(torch.equal(tensor, there[f"model.{name}"]) for name, tensor in state.items())
+    assert digest(newborn(config, 8)) == digest(born(config.model, 8))
+
+
+def test_it_trains_on_from_there_with_an_optimizer_of_its_own(source, going_on, tmp_path):
+    """Against a loop written by hand, on the data of the new run from its first step."""
+    config = going_on(f"{source.path}@6", {"trainer.max_steps": 2, "trainer.checkpoint_every": 1})
+    done = run(config, tmp_path / "run")
+    record = read_json(done.birth)
+    model = load_model(adopted(config).model, source.checkpoint(6)).train()
+    assert record["init_from"] == f"{source.path}@6"
+    assert record["digest"] == digest(model) != read_json(source.birth)["digest"]
+
+    batches = prepare(config.data, vocab_size=24, seq_len=12).train
+    matrices = [p for p in model.parameters() if p.ndim > 1]
+    vectors = [p for p in model.parameters() if p.ndim == 1]
+    groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
+    for step in range(2):
+        optimizer.zero_grad()
+        for micro in range(2):
+            batch = torch.from_numpy(batches.batch(step * 4 + micro * 2, 2))
+            logits = model(batch[:, :-1])
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch[:, 1:].flatten()) / 2
+            loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        after = stored(done, step + 1)
+        for name, tensor in model.state_dict().items():
+            torch.testing.assert_close(after[f"model.{name}"], tensor, atol=1e-6, rtol=1e-5)
+
+
+def test_it_goes_on_after_a_stop_and_notices_a_changed_source(source, going_on, tmp_path):
+    shutil.copytree(source.path, tmp_path / "source")
+    config = going_on(tmp_path / "source")
+    whole = run(config, tmp_path / "whole")
+    first = run(replace(config, trainer=replace(config.trainer, max_steps=2)), tmp_path / "halves")
+    assert [folder.name for folder in first.checkpoints()] == ["step-00000002"]
+    halves = run(config, tmp_path / "halves", resume=True)
+    last, same = stored(whole, 6), stored(halves, 6)
+    assert all(np.array_equal(last[name].numpy(), same[name].numpy()) for name in last)
+
+    shutil.rmtree(tmp_path / "source" / "checkpoints" / "step-00000006")
+    (tmp_path / "source" / "checkpoints" / "step-00000004").rename(RunDir(tmp_path / "source").checkpoint(6))
+    with pytest.raises(RunError, match=r"@6 now gives .* the certificate says"):
+        run(config, tmp_path / "halves", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "overrides", "told"),
+    [
+        ("{source}@5", None, "has checkpoints of steps 2, 4, 6"),
+        ("{source}@x", None, "has checkpoints of steps 2, 4, 6"),
+        ("{source}/checkpoints", None, "neither a run, RUN@STEP, a checkpoint nor a folder of transformers"),
+        ("{source}/nothing@2", None, "neither a run, RUN@STEP"),
+        ("{source}", {"model.d_model": 32}, "model.d_model is 32, but --init_from"),
+        ("{source}", {"data.path": "stdlib"}, "has no tokenizer.json"),
+    ],
+)
+def test_what_cannot_be_gone_on_from_is_told(source, going_on, name, overrides, told):
+    with pytest.raises(UsageError) as error:
+        adopted(going_on(name.format(source=source.path), overrides))
+    assert told in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_a_run_without_a_checkpoint_or_of_another_version_is_told(source, going_on, tmp_path):
+    copy = RunDir(shutil.copytree(source.path, tmp_path / "copy"))
+    config = yaml.safe_load(copy.config.read_text())
+    copy.config.write_text(yaml.safe_dump(config | {"model": config["model"] | {"telepathy": True}}))
+    with pytest.raises(RunError, match=r"model\.telepathy is unknown to this version"):
+        adopted(going_on(copy.path))
+    shutil.rmtree(copy.path / "checkpoints")
+    with pytest.raises(UsageError, match="has no checkpoint yet"):
+        adopted(going_on(copy.path))

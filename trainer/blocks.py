@@ -1,0 +1,58 @@
+"""What training does to the decoder's blocks one by one: activation checkpointing and compilation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+
+from ..models.decoder import Block, Decoder, TrainPass
+from .config import TrainerConfig
+
+#: Operators whose results ``selective`` keeps, by name: matrix products with weights, and fused attention. All else is
+#: cheap to compute again, or as large as an attention matrix.
+_KEPT = (
+    "aten::mm",
+    "aten::addmm",
+    "aten::linear",
+    "aten::_scaled_dot_product_flash_attention",
+    "aten::_scaled_dot_product_flash_attention_for_cpu",
+    "aten::_scaled_dot_product_efficient_attention",
+    "aten::_scaled_dot_product_cudnn_attention",
+    "birthmark::causal_blocks",
+)
+
+
+def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if operator.name() in _KEPT else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _checkpointed(around: TrainPass, **options: Any) -> TrainPass:
+    # Nothing in a block is random, so that there is no random state to put back.
+    return lambda block, x_BTD, place: checkpoint(
+        around, block, x_BTD, place, use_reentrant=False, preserve_rng_state=False, **options
+    )
+
+
+#: Kinds of activation checkpointing by name.
+CHECKPOINTING: dict[str, Callable[[TrainPass], TrainPass]] = {
+    "none": lambda around: around,
+    "selective": lambda around: _checkpointed(
+        around, context_fn=partial(create_selective_checkpoint_contexts, _policy)
+    ),
+    "full": _checkpointed,
+}
+
+
+def wrap_blocks(model: Decoder, config: TrainerConfig) -> None:
+    """Checkpoint and compile what training runs of each block; what measurement runs of it stays as it is."""
+    train_pass = CHECKPOINTING[config.activation_checkpointing](Block.train_pass)
+    if config.compile == "blocks":
+        # One function for all blocks, so that they share one graph.
+        train_pass = torch.compile(train_pass)
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        block.train_pass = train_pass
