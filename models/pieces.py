@@ -98,7 +98,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 def used_dtype(model: nn.Module) -> torch.dtype:
     """The narrowest type that a pass uses weights in: what a strategy gathers them in, or their own."""
-    gathered = {parameter.__dict__.get("comm_dtype", parameter.dtype) for parameter in model.parameters()}
+    gathered = {getattr(parameter, "comm_dtype", parameter.dtype) for parameter in model.parameters()}
     if isinstance(model, FSDPModule):
         gathered |= {model._get_fsdp_state()._mp_policy.param_dtype or torch.float32}
     return min(gathered, key=lambda dtype: dtype.itemsize)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -132,9 +133,11 @@ def _common_store() -> dist.Store | None:
     """Where the processes can leave word without a group; None if that is gone."""
     try:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        # Asked first, because the store itself tells at length that there is none.
+        socket.create_connection((host, port), timeout=5).close()
         store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5))
         return dist.PrefixStore(f"birthmark/{_restart()}", store)
-    except (KeyError, ValueError, RuntimeError):
+    except (KeyError, ValueError, RuntimeError, OSError):
         return None
 
 

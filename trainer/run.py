@@ -53,6 +53,7 @@ from ..models.kernel_choice import falls_back, kernel
 from .allocator import keep_freed_memory
 from .checkpoint import FolderCheckpointIO
 from .config import RunConfig
+from .environment import Launched
 from .module import PretrainModule, next_token_losses
 from .processes import Place, joined, place
 from .start import newborn
@@ -358,7 +359,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
             // (config.trainer.micro_batch_size * world_size()),
             callbacks=callbacks,
             logger=_loggers(config, run, record) if rank() == 0 else False,
-            plugins=[FolderCheckpointIO(asynchronous=True)],
+            plugins=[FolderCheckpointIO(asynchronous=True), *([Launched(where)] if where else [])],
             enable_checkpointing=False,
             enable_progress_bar=False,
             enable_model_summary=False,

@@ -19,6 +19,7 @@ from torch import nn
 from ..errors import UsageError
 from ..models.birth import Spread
 from ..models.decoder import Decoder
+from ..models.init import Linear
 from .config import TrainerConfig
 from .module import PretrainModule
 from .piecewise import PiecewiseCheckpoints
@@ -73,7 +74,14 @@ def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
         "gradient_clipping": grad_clip,
         "zero_optimization": zero,
         # Weights stay float32 in each process; what is sent of them is what a pass uses.
-        "torch_autocast": {"enabled": config.gather == "bf16", "dtype": "bfloat16"},
+        "torch_autocast": {
+            "enabled": config.gather == "bf16",
+            "dtype": "bfloat16",
+            # DeepSpeed asks for the very class, not for its kind.
+            "lower_precision_safe_modules": [
+                f"{c.__module__}.{c.__name__}" for c in (Linear, *Linear.__subclasses__())
+            ],
+        },
         # The optimizer is torch's AdamW, as in every other strategy.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
