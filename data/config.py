@@ -18,9 +18,10 @@ class DataConfig:
     """Corpus, tokenizer and the order of the training data."""
 
     path: str | list[str] = "stdlib"
-    """Corpus: ``stdlib`` (source text of the running Python's standard library), ``backcopy`` (the bigram-backcopy
-    task), one or more .txt/.md/.py files or folders, ``hf:NAME[:CONFIG]`` (anything that ``datasets`` loads), or
-    one or more local .parquet/.arrow/.json/.jsonl/.csv files of one kind."""
+    """Corpus: ``stdlib`` (source text of the running Python's standard library), ``readmes`` (what the packages
+    installed beside this one say of themselves, mostly English prose), ``backcopy`` (the bigram-backcopy task), one or
+    more .txt/.md/.py files or folders, ``hf:NAME[:CONFIG]`` (anything that ``datasets`` loads), or one or more local
+    .parquet/.arrow/.json/.jsonl/.csv files of one kind."""
 
     tokenizer: str = "bpe"
     """``bpe`` trains a byte-level BPE of model.vocab_size tokens on the corpus; else the path of a ``tokenizers``
@@ -77,7 +78,7 @@ class DataConfig:
             return ["data.path: empty; name a corpus, for example 'stdlib'"]
         found = []
         for entry in self.entries:
-            named = entry in ("stdlib", "backcopy") or entry.startswith("hf:")
+            named = entry in ("stdlib", "readmes", "backcopy") or entry.startswith("hf:")
             if named and not isinstance(self.path, str):
                 found.append(f"data.path: {entry!r} in a list; it stands alone, only files and folders are listed")
             elif entry.startswith("hf:") and not entry.split(":")[1]:
@@ -94,7 +95,7 @@ class DataConfig:
     def _file_problems(entry: str) -> list[str]:
         path = Path(entry).expanduser()
         if not entry or not path.exists():
-            known = "a file or folder, 'stdlib', 'backcopy' or 'hf:NAME'"
+            known = "a file or folder, 'stdlib', 'readmes', 'backcopy' or 'hf:NAME'"
             return [f"data.path: {entry!r} does not exist; give {known}"]
         if path.is_file() and path.suffix.lower() not in TEXT_SUFFIXES + TABLE_SUFFIXES:
             return [f"data.path: {entry!r} is of no known kind; known are {' '.join(TEXT_SUFFIXES + TABLE_SUFFIXES)}"]

@@ -26,7 +26,7 @@ class Corpus(Protocol):
     """Where documents come from."""
 
     kind: str
-    """``stdlib``, ``files``, ``table`` or ``hub``."""
+    """``stdlib``, ``readmes``, ``files``, ``table`` or ``hub``."""
 
     def content_hash(self) -> str:
         """SHA-256, in hex, over keys and contents in order; another byte anywhere gives another hash."""
@@ -59,6 +59,8 @@ def open_corpus(config: DataConfig) -> Corpus:
     if config.path == "stdlib":
         root = Path(sysconfig.get_paths()["stdlib"])
         return FileCorpus("stdlib", walk(root, _NOT_STDLIB).get(".py", []), config.val_fraction)
+    if config.path == "readmes":
+        return FileCorpus("readmes", _readmes(Path(sysconfig.get_paths()["purelib"])), config.val_fraction)
     if isinstance(config.path, str) and config.path.startswith("hf:"):
         return HubCorpus(config)
 
@@ -76,6 +78,11 @@ def open_corpus(config: DataConfig) -> Corpus:
         f"data.path: {config.path!r} holds no {'/'.join(TEXT_SUFFIXES)} files and no one kind of tabular files "
         f"({'/'.join(TABLE_SUFFIXES)}); found {census or 'no files'}"
     )
+
+
+def _readmes(site: Path) -> list[KeyedPath]:
+    """The metadata of the packages below ``site``, which ends with their readme; a key is a package's name."""
+    return [KeyedPath(file.parent.name.partition("-")[0], file) for file in site.glob("*.dist-info/METADATA")]
 
 
 def _files_by_suffix(entries: list[str]) -> dict[str, list[KeyedPath]]:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from jsonargparse import Namespace
 from rich.console import Console
-from rich.progress import Progress
 
 from ..callbacks.hidden import FingerprintProbe
 from ..callbacks.records import RunDir
@@ -36,8 +32,12 @@ from .fingerprint import (
     short_names,
     told,
 )
-from .models import Source, open_source
+from .models import Native, Source, open_source
 from .parsing import resolve
+from .terminal import bar, print_json
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def _test(parsed: Namespace) -> tuple[FingerprintProbe, Recipe]:
@@ -47,15 +47,6 @@ def _test(parsed: Namespace) -> tuple[FingerprintProbe, Recipe]:
     if problems := recipe.problems():
         raise UsageError("; ".join(f"--{problem}" for problem in problems))
     return FingerprintProbe(kind=parsed.probe, n_inputs=parsed.n_inputs, probe_seed=parsed.probe_seed), recipe
-
-
-@contextmanager
-def _bar(what: str, total: int, quiet: bool) -> Iterator[Any]:
-    """A progress bar on a terminal's standard error; yields what moves it."""
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
-        task = progress.add_task(what, total=total)
-        yield lambda n: progress.advance(task, n)
 
 
 def _draws(out: str | None, parsed: Namespace, default: str) -> Path | None:
@@ -68,8 +59,9 @@ def _draws(out: str | None, parsed: Namespace, default: str) -> Path | None:
     return Path(out or default)
 
 
-def _say(value: Any) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
+def _save(figure: Figure, out: Path) -> None:
+    save_png(figure, out)
+    Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
 
 
 def fingerprint(parsed: Namespace) -> int:
@@ -82,10 +74,10 @@ def fingerprint(parsed: Namespace) -> int:
     sources = [open_source(name) for name in parsed.models]
     check_comparable(sources, probe)
     probe = choose_probe(probe, parsed.seq_len, [source.config for source in sources])
-    with _bar("hidden states", len(sources), parsed.json) as advance:
+    with bar("hidden states", len(sources), quiet=parsed.json) as advance:
         pairs = compare_all(sources, probe, recipe, Path(parsed.cache_dir), advance)
     if parsed.json:
-        _say(
+        print_json(
             {
                 "models": parsed.models,
                 "probe": asdict(probe),
@@ -110,8 +102,7 @@ def _draw_matrix(sources: list[Source], pairs: list[Pair], title: str, out: Path
     for pair in pairs:
         for place in ((pair.a, pair.b), (pair.b, pair.a)):
             z_MM[place], verdicts_MM[place] = pair.found.z, pair.found.verdict
-    save_png(matrix(short_names(sources), z_MM, verdicts_MM, title), out)
-    Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
+    _save(matrix(short_names(sources), z_MM, verdicts_MM, title), out)
 
 
 def _calibrate(parsed: Namespace, probe: FingerprintProbe, recipe: Recipe) -> int:
@@ -129,11 +120,11 @@ def _calibrate(parsed: Namespace, probe: FingerprintProbe, recipe: Recipe) -> in
     probe = choose_probe(probe, parsed.seq_len, [source.config for source in sources])
     nulls = NULLS if parsed.null is None else (parsed.null,)
     n_kin = len(kin) or parsed.kin_pairs
-    with _bar("pairs", parsed.pairs + n_kin, parsed.json) as advance:
+    with bar("pairs", parsed.pairs + n_kin, quiet=parsed.json) as advance:
         found = calibrate(births.config, parsed.pairs, kin, n_kin, probe, recipe, nulls, advance)
     title = f"{Path(parsed.calibrate).name}, {probe.n_inputs} sequences of {probe.seq_len}, {probe.kind} probe"
     if parsed.json:
-        _say(
+        print_json(
             {
                 "config": parsed.calibrate,
                 "level": LEVEL,
@@ -146,15 +137,14 @@ def _calibrate(parsed: Namespace, probe: FingerprintProbe, recipe: Recipe) -> in
         print_rates(found, title, Console())
     out = _draws(parsed.out, parsed, "calibration.png")
     if out is not None:
-        save_png(rates(found, LEVEL, title), out)
-        Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
+        _save(rates(found, LEVEL, title), out)
     return 0
 
 
 def _with_birth(name: str) -> list[tuple[Source, Source]]:
     """A run's birth with each of its checkpoints."""
     run = RunDir.open(Path(name))
-    steps = [int(folder.name.removeprefix("step-")) for folder in run.checkpoints()]
+    steps = run.checkpoints_by_step()
     if not steps:
         raise UsageError(f"--kin {name}: has no checkpoint yet")
     return [(open_source(f"{name}@0"), open_source(f"{name}@{step}")) for step in steps]
@@ -165,16 +155,16 @@ def identification(parsed: Namespace) -> int:
     probe, recipe = _test(parsed)
     candidates = seeds(parsed.seeds)
     source = open_source(parsed.model)
-    if parsed.config is None and not source.ours:
+    if parsed.config is None and not isinstance(source, Native):
         raise UsageError(f"{parsed.model} is no run of ours, and does not say how it was born: give --config CONFIG")
     config = source.config if parsed.config is None else resolve(Path(parsed.config)).model
     births = dataclasses.replace(source, name=parsed.config or parsed.model, config=config, tokenizer=None)
     check_comparable([source, births], probe)
     probe = choose_probe(probe, parsed.seq_len, [source.config, config])
-    with _bar("births", len(candidates), parsed.json) as advance:
+    with bar("births", len(candidates), quiet=parsed.json) as advance:
         found = identify(source, config, candidates, probe, recipe, Path(parsed.cache_dir), advance)
     if parsed.json:
-        _say(
+        print_json(
             {
                 "model": parsed.model,
                 "probe": asdict(probe),

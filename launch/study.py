@@ -16,6 +16,7 @@ import yaml
 from ..callbacks.records import RunDir, read_json
 from ..errors import RunError, UsageError
 from ..trainer.config import RunConfig
+from ..trainer.stored import departures
 
 Resolve = Callable[[Path, Sequence[str]], RunConfig]
 """From a run's config file and flags ``--field=value`` to the run."""
@@ -91,8 +92,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read_study(file: Path) -> Study:
-    """Read and check a study file; UsageError names the file and the field."""
+def read_fields(file: Path) -> dict[str, Any]:
+    """The fields of a study file of any kind; UsageError names the file."""
     try:
         # Ours is a SafeLoader.
         content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
@@ -102,15 +103,22 @@ def read_study(file: Path) -> Study:
         raise UsageError(f"{file}: not YAML ({' '.join(str(error).split())})") from None
     if not isinstance(content, dict):
         raise UsageError(f"{file}: the file is {content!r}; write fields as `name: value`")
-    reader = _Reader(file)
-    reader.known(content, ("name", "base", "init_seeds", "arms", "families", "scales"), "")
+    return content
+
+
+def read_study(file: Path) -> Study:
+    """Read and check a study file of the kind ``arms``; UsageError names the file and the field."""
+    content, reader = read_fields(file), Reader(file)
+    reader.known(content, ("kind", "name", "base", "init_seeds", "arms", "families", "scales"), "")
     for field in ("base", "arms"):
         if field not in content:
             raise UsageError(f"{file}: {field} is missing")
-    arms = reader.arms(content["arms"])
+    arms = reader.changes(content["arms"], "arms")
+    if not arms:
+        raise reader.wrong("arms", content["arms"], "name at least one")
     base, seeds = reader.path(content["base"], "base"), reader.seeds(content.get("init_seeds", [0]), "init_seeds")
     scales = {}
-    for name, fields in reader.group(content.get("scales", {}), "scales").items():
+    for name, fields in reader.named(content.get("scales", {}), "scales").items():
         where = f"scales.{name}"
         reader.known(reader.group(fields, where), ("base", "init_seeds"), f"{where}.")
         scales[name] = Scale(
@@ -123,16 +131,18 @@ def read_study(file: Path) -> Study:
     return Study(file, name, base, seeds, arms, families, scales)
 
 
-class _Reader:
-    """Checks values of one study file."""
+class Reader:
+    """Checks values of one study file; what is wrong is a UsageError that names file, field and value."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
 
     def wrong(self, field: str, value: Any, mend: str) -> UsageError:
+        """The error to raise."""
         return UsageError(f"{self.file}: {field} is {value!r}: {mend}")
 
     def known(self, fields: Mapping[str, Any], names: Sequence[str], prefix: str) -> None:
+        """Refuse fields of other names; ``prefix`` is where they stand, with its dot."""
         for field in fields:
             if field not in names:
                 close = difflib.get_close_matches(str(field), names, n=1)
@@ -140,14 +150,19 @@ class _Reader:
                 raise UsageError(f"{self.file}: {prefix}{field}: no such field; {hint}")
 
     def group(self, value: Any, field: str) -> dict[str, Any]:
+        """Fields under a field."""
         if not isinstance(value, dict):
             raise self.wrong(field, value, "write fields as `name: value` under it")
-        if field in ("arms", "scales"):
-            for name in value:
-                self.name(name, f"a name in {field}")
+        return value
+
+    def named(self, value: Any, field: str) -> dict[str, Any]:
+        """A group whose names become folders or columns."""
+        for name in self.group(value, field):
+            self.name(name, f"a name in {field}")
         return value
 
     def name(self, value: Any, field: str) -> None:
+        """Refuse what can be no folder's name."""
         if not isinstance(value, str) or not _NAME.fullmatch(value):
             raise self.wrong(field, value, "give a name of letters, digits and _ . + - (in quotes if it is a number)")
 
@@ -161,26 +176,27 @@ class _Reader:
         return path
 
     def seeds(self, value: Any, field: str) -> tuple[int, ...]:
+        """Different seeds, one at least."""
         whole = isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
         if not whole or not value or len(set(value)) < len(value):
             raise self.wrong(field, value, "give a list of different whole numbers from 0")
         return tuple(value)
 
-    def arms(self, value: Any) -> dict[str, dict[str, Any]]:
-        arms = self.group(value, "arms")
-        if not arms:
-            raise self.wrong("arms", value, "name at least one")
-        for arm, fields in arms.items():
-            for field, wanted in self.group(fields, f"arms.{arm}").items():
-                where = f"arms.{arm}.{field}"
+    def changes(self, value: Any, group: str) -> dict[str, dict[str, Any]]:
+        """Names, each with dotted fields that differ from the base."""
+        found = self.named(value, group)
+        for name, fields in found.items():
+            for field, wanted in self.group(fields, f"{group}.{name}").items():
+                where = f"{group}.{name}.{field}"
                 if field in _OURS:
                     raise self.wrong(where, wanted, "the study decides it, leave it out")
                 plain = all(isinstance(item, _SCALAR) for item in (wanted if isinstance(wanted, list) else [wanted]))
                 if not isinstance(field, str) or not plain:
                     raise self.wrong(where, wanted, "write one dotted field and its value, as in model.d_model: 64")
-        return arms
+        return found
 
     def families(self, value: Any, arms: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Groups of arms."""
         families = self.group(value, "families")
         for family, members in families.items():
             if not isinstance(members, list) or not members:
@@ -220,8 +236,7 @@ class Trial:
     @property
     def step(self) -> int:
         """Step of its last checkpoint; 0 if there is none."""
-        checkpoints = self.run.checkpoints()
-        return int(checkpoints[-1].name.removeprefix("step-")) if checkpoints else 0
+        return max(self.run.checkpoints_by_step(), default=0)
 
     @property
     def started(self) -> bool:
@@ -252,7 +267,7 @@ def trials(study: Study, out: Path, resolve: Resolve, common: Sequence[str] = ()
     flags: dict[str, tuple[str, ...]] = {}
     folders: dict[str, str] = {}
     for arm, fields in study.arms.items():
-        flags[arm] = (*common, *(f"--{field}={_word(value)}" for field, value in fields.items()))
+        flags[arm] = (*common, *as_flags(fields))
         try:
             config = resolve(study.base, flags[arm])
         except UsageError as error:
@@ -283,9 +298,9 @@ def common_flags(settings: Sequence[str]) -> list[str]:
     return [f"--{setting}" for setting in settings]
 
 
-def _word(value: Any) -> str:
-    """A value as the command line takes it."""
-    return value if isinstance(value, str) else json.dumps(value)
+def as_flags(fields: Mapping[str, Any]) -> list[str]:
+    """Dotted fields as the command line takes them."""
+    return [f"--{field}={value if isinstance(value, str) else json.dumps(value)}" for field, value in fields.items()]
 
 
 def check_buildable(planned: Sequence[Trial]) -> None:
@@ -306,25 +321,16 @@ def check_stored(trial: Trial) -> None:
     """UsageError if a run stands in the trial's folder that is not the trial's."""
     if not trial.started:
         return
-    stored = _leaves(yaml.safe_load(trial.run.config.read_text(encoding="utf-8")))
-    # A field that came after the run was made has its default in it.
-    had = _leaves(dataclasses.asdict(RunConfig())) | stored
-    now = _leaves(dataclasses.asdict(trial.config))
-    changed = sorted(n for n in {*had, *now} if had.get(n) != now.get(n) and n not in ("name", "run_dir"))
+    changed = [
+        f"{name} {there!r} there, {here!r} here"
+        for name, (there, here) in departures(trial.config, trial.run).items()
+        if name not in ("name", "run_dir")
+    ]
     if changed:
-        told = ", ".join(f"{name} {had.get(name)!r} there, {now.get(name)!r} here" for name in changed[:3])
         raise UsageError(
-            f"{trial.run.path}: a run of another config ({told}{', …' if changed[3:] else ''}); "
+            f"{trial.run.path}: a run of another config ({', '.join(changed[:3])}{', …' if changed[3:] else ''}); "
             "move it away or give another --out"
         )
-
-
-def _leaves(config: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """A tree of fields as dotted names."""
-    found: dict[str, Any] = {}
-    for name, value in config.items():
-        found |= _leaves(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
-    return found
 
 
 def next_move(trial: Trial) -> Literal["start", "resume", "skip"]:

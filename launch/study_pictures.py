@@ -74,11 +74,11 @@ def draw_study(study: Study, results: Sequence[ArmResult], out: Path) -> None:
     """Write ``figure.png`` and ``figure.svg`` into ``out``; the same results give the same bytes."""
     figure = study_figure(study, results)
     save_png(figure, out / "figure.png")
-    _save_svg(figure, out / "figure.svg")
+    save_svg(figure, out / "figure.svg")
 
 
 @picture
-def _save_svg(figure: Figure, path: Path) -> Figure:
+def save_svg(figure: Figure, path: Path) -> Figure:
     """A file that stands alone, on white; text stays text."""
     with atomic_path(path) as new:
         figure.savefig(new, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})

@@ -30,6 +30,10 @@ class Recipe:
     temperature: float = 10.0
     """Of the softmax over identity dimensions."""
 
+    aggregate: bool = False
+    """Of the null ``analytic``: also correlate each input's mean over the identity dimensions, one τ-b. The larger z
+    counts, and p twice (Bonferroni) [SP]."""
+
     draws: int | None = None
     """Random draws of a null that has any; by default 100, and 9999 for ``dimensions_sampled``."""
 
@@ -47,6 +51,8 @@ class Recipe:
             found.append(f"k is {self.k}: give a share between 0 and 1, or a whole number")
         if not self.temperature > 0:
             found.append(f"temperature is {self.temperature}: give a positive number")
+        if self.aggregate and self.null != "analytic":
+            found.append(f"aggregate is true: the null {self.null} has no such signal; give --null analytic")
         # A share of fewer pairings would be too coarse to tell p = 0.01 from its neighbours.
         fewest = 1000 if self.null == "dimensions_sampled" else 20
         if self.draws is not None and self.draws < fewest:

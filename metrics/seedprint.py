@@ -170,7 +170,7 @@ def _by_pairings(a: HiddenStates, b: HiddenStates, recipe: Recipe) -> Fingerprin
 
 
 def _as_published(a: HiddenStates, b: HiddenStates, recipe: Recipe) -> Fingerprint:
-    """Mean τ-b over identity dimensions; ``p = 2·sf(z)`` [SP], which is at most 1 here."""
+    """Mean τ-b over identity dimensions, and if wanted τ-b of their mean; ``p = 2·sf(z)`` [SP], at most 1 here."""
     n, width = a.x_ND.shape
     wanted, draws = recipe.n_dimensions(width), recipe.draws or 100
     columns = common_dimensions(a.x_ND, b.x_ND, wanted, recipe.choice)
@@ -191,9 +191,18 @@ def _as_published(a: HiddenStates, b: HiddenStates, recipe: Recipe) -> Fingerpri
         return _undefined(recipe, k, n, "too few Gaussian pairs have two identity dimensions in common: raise k")
     if not np.isfinite(statistic):
         return _undefined(recipe, k, n, "an identity dimension is the same for all inputs after the softmax")
-    z = (statistic - mean) / sd
-    log10_p = min(0.0, (log(2) + float(stats.norm.logsf(z))) / log(10))
-    return _judged(recipe.null, statistic, z, log10_p, k, n)
+    signals = [(statistic, (statistic - mean) / sd)]
+    if recipe.aggregate:
+        means_N1 = (z.x_ND[:, columns].mean(1, dtype=np.float64)[:, None] for z in (a, b))
+        tau = float(column_taus(*means_N1)[0])
+        if not np.isfinite(tau):
+            return _undefined(recipe, k, n, "the mean over identity dimensions is the same for all inputs")
+        signals.append((tau, tau / analytic_sd(n, 1)))
+    return aggregate([_judged(recipe.null, *signal, _two_sided(signal[1]), k, n) for signal in signals])
+
+
+def _two_sided(z: float) -> float:
+    return min(0.0, (log(2) + float(stats.norm.logsf(z))) / log(10))
 
 
 def _judged(null: str, statistic: float, z: float, log10_p: float, k: int, n: int) -> Fingerprint:
@@ -225,7 +234,7 @@ def _warnings(found: Fingerprint, probe: str, vocab_size: int | None) -> tuple[s
 
 
 def aggregate(results: Sequence[Fingerprint]) -> Fingerprint:
-    """The strongest signal of several tests of one pair (probes, blocks), p times their number (Bonferroni) [SP].
+    """The strongest of several signals of one pair, p times their number (Bonferroni) [SP].
 
     Undefined tests count among the number; all undefined give an undefined one.
 
@@ -237,7 +246,7 @@ def aggregate(results: Sequence[Fingerprint]) -> Fingerprint:
     defined = [r for r in results if r.verdict != "undefined"]
     if not defined:
         return results[0]
-    best = min(defined, key=lambda r: r.log10_p)
+    best = min(defined, key=lambda r: (r.log10_p, -r.z))
     judged = _judged(best.null, best.statistic, best.z, bonferroni(best.log10_p, len(results)), best.k, best.n_inputs)
     return replace(judged, warnings=tuple(dict.fromkeys(w for r in results for w in r.warnings)))
 

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 import birthmark
+from birthmark.launch.lineage import read_lineage
+from birthmark.launch.lineage_runs import plan
 from birthmark.launch.parsing import build_parser, resolve
 from birthmark.launch.study import check_buildable, read_study, trials
+from birthmark.launch.study_command import KINDS, kind_of
 
 ROOT = Path(birthmark.__file__).parent
 
@@ -74,13 +77,29 @@ def test_every_config_file_is_a_run(file):
     assert parsed.pretrain.model.d_model > 0
 
 
+def runs_of_arms(study, out):
+    planned = trials(study, out, resolve)
+    assert {trial.arm for trial in planned} == set(study.arms)
+    return planned
+
+
+def runs_of_a_lineage(study, out):
+    planned = plan(study, out, resolve)
+    assert {trial.seed for trial in planned.bases} == set(study.init_seeds)
+    assert len(planned.continued) == len(study.continuations) * len(study.init_seeds)
+    return planned.bases
+
+
+READ = {"arms": (read_study, runs_of_arms), "lineage": (read_lineage, runs_of_a_lineage)}
+
+
 @pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.name)
-def test_every_study_is_possible_with_all_arms_at_every_scale(file, tmp_path):
-    study = read_study(file)
+def test_every_study_is_possible_at_every_scale(file, tmp_path):
+    assert set(READ) == set(KINDS)
+    read, runs = READ[kind_of(file)]
+    study = read(file)
     for scale in (None, *study.scales):
-        planned = trials(study.at(scale), tmp_path, resolve)
-        check_buildable(planned)
-        assert {trial.arm for trial in planned} == set(study.arms)
+        check_buildable(runs(study.at(scale), tmp_path))
 
 
 def test_the_readme_begins_with_the_two_commands():

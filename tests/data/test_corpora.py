@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from importlib.metadata import metadata
 from pathlib import Path
 
 import numpy as np
@@ -171,3 +172,13 @@ def test_stdlib_is_this_interpreters_source() -> None:
     assert files["os.py"].samefile(os.__file__)
     assert "json/decoder.py" in files
     assert not any("site-packages" in key or "__pycache__" in key for key in files)
+
+
+def test_readmes_are_the_descriptions_of_the_installed_packages() -> None:
+    corpus = open_corpus(DataConfig(path="readmes"))
+    assert corpus.kind == "readmes"
+    assert isinstance(corpus, FileCorpus)
+    files = dict(corpus._files)
+    text = files["numpy"].read_text()
+    assert metadata("numpy")["Description"].strip().splitlines()[-1] in text
+    assert len(corpus._files) == len(set(files.values()))

@@ -129,6 +129,17 @@ def test_runs_of_two_seeds_on_the_same_data_are_strangers_and_an_export_is_its_r
     assert same["statistic"] == pytest.approx(1, abs=1e-6)
 
 
+def test_the_aggregated_signal_is_asked_for_by_name(lineage, place):
+    pair = ["fingerprint", f"{place}/run.yaml@7", f"{place}/run.yaml@8", "--null=analytic", "--k=16"]
+    _, alone, _ = lineage(*pair)
+    _, both, _ = lineage(*pair, "--aggregate=true")
+    assert both["recipe"]["aggregate"] is True
+    assert both["pairs"][0]["z"] >= alone["pairs"][0]["z"]
+    status, _, err = lineage("fingerprint", place / "run-7", place / "run-8", "--aggregate=true")
+    assert status == 2
+    assert "--aggregate is true: the null dimensions has no such signal; give --null analytic" in err
+
+
 def test_hidden_states_are_kept_for_the_next_time(lineage, place, monkeypatch):
     arguments = ["fingerprint", place / "run-7", place / "run-8", "--probe_seed=5"]
     first = lineage(*arguments)

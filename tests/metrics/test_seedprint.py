@@ -64,6 +64,32 @@ def test_the_published_statistic_is_scipys(choice, k):
     assert found.null == "analytic"
 
 
+@pytest.mark.parametrize("mirrored", [False, True])
+def test_the_aggregated_signal_is_one_tau_of_raw_means_and_pays_for_two(mirrored):
+    """As in the function ``run_test`` of the paper's repository, ``use_agg``."""
+    x, y = kin(2, noise=2)
+    y = -y if mirrored else y
+    columns = sorted(set(np.argsort(x.mean(0))[:20]) & set(np.argsort(y.mean(0))[:20]))
+    tau = stats.kendalltau(x[:, columns].mean(1), y[:, columns].mean(1)).statistic
+    alone = compare(x, y, Recipe(null="analytic", k=0.5))
+    found = compare(x, y, Recipe(null="analytic", k=0.5, aggregate=True))
+    z = max(alone.z, tau / np.sqrt(2 * (2 * 60 + 5) / (9 * 60 * 59)))
+    assert found.z == pytest.approx(z, rel=1e-12)
+    assert found.p == pytest.approx(min(1, 4 * stats.norm.sf(z)), rel=1e-9)
+    assert (found.verdict, found.k) == ("stranger" if mirrored else "kin", len(columns))
+
+
+def test_the_aggregated_signal_can_see_what_no_column_shows():
+    """A weak factor that all columns share: lost in each, plain in their mean."""
+    rng = np.random.default_rng(0)
+    factor_N1 = rng.standard_normal((200, 1))
+    x, y = (0.12 * factor_N1 + rng.standard_normal((200, 60)) for _ in range(2))
+    alone, found = (compare(x, y, Recipe(null="analytic", choice="base", k=60, aggregate=a)) for a in (False, True))
+    assert found.z > alone.z
+    tau = stats.kendalltau(x.mean(1), y.mean(1)).statistic
+    assert found.statistic == pytest.approx(tau, abs=1e-12)
+
+
 def test_the_analytic_sd_is_that_of_unrelated_rankings():
     rng = np.random.default_rng(0)
     taus = [stats.kendalltau(rng.random(30), rng.random(30)).statistic for _ in range(1500)]
@@ -246,3 +272,5 @@ def test_a_recipe_says_what_is_wrong_with_it():
     problems = " ".join(Recipe(k=1.5, temperature=0, draws=3).problems())
     assert all(name in problems for name in ("k is 1.5", "temperature is 0", "draws is 3"))
     assert "at least 1000" in Recipe(null="dimensions_sampled", draws=100).problems()[0]
+    assert Recipe(null="analytic", aggregate=True).problems() == []
+    assert "aggregate is true: the null dimensions has no such signal" in Recipe(aggregate=True).problems()[0]
