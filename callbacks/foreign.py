@@ -174,17 +174,19 @@ class ForeignModel(nn.Module):
     def forward(self, tokens_BT: Tensor, *, last_only: bool = False, observer: Observer | None = None) -> Tensor:
         """Next-token logits ``[B, T, V]``, or ``[B, V]`` with ``last_only``, as the Decoder's.
 
-        The first observed pass also runs the model once as it is, on one sequence, and compares the logits.
+        Before the first observed pass the model runs once as it is, on one sequence, and the logits are compared.
 
         Raises:
             UsageError: an attention that is no plain causal softmax.
         """
         if observer is None:
             return self._logits(tokens_BT, last_only)
+        # Before the observer holds anything.
+        own = None if self._checked else self._logits(tokens_BT[:1], last_only)
         with self._observed(observer):
             logits = self._logits(tokens_BT, last_only)
-        if not self._checked:
-            self._check(logits[:1], self._logits(tokens_BT[:1], last_only))
+        if own is not None:
+            self._check(logits[:1], own)
             self._checked = True
         return logits
 
@@ -203,14 +205,15 @@ class ForeignModel(nn.Module):
         ]
 
     def _logits(self, tokens_BT: Tensor, last_only: bool) -> Tensor:
-        told = self.model(
-            input_ids=tokens_BT,
-            use_cache=False,
-            output_attentions=False,
-            output_hidden_states=False,
-            return_dict=True,
-            logits_to_keep=1 if last_only else 0,
-        )
+        with _own_forward(self.model):
+            told = self.model(
+                input_ids=tokens_BT,
+                use_cache=False,
+                output_attentions=False,
+                output_hidden_states=False,
+                return_dict=True,
+                logits_to_keep=1 if last_only else 0,
+            )
         return told.logits[:, -1] if last_only else told.logits
 
     def _check(self, observed: Tensor, own: Tensor) -> None:
@@ -261,6 +264,21 @@ def _register() -> None:
     except ImportError:
         raise UsageError("measuring this model needs transformers 4.48 or later: pip install -U transformers") from None
     AttentionInterface.register(_NAME, _attend)
+
+
+@contextmanager
+def _own_forward(model: nn.Module) -> Iterator[None]:
+    """``accelerate`` puts an autocast around the forward of a model that it trains: without it, as the weights are."""
+    attributes = vars(model)
+    wrapped, own = attributes.get("forward"), attributes.get("_original_forward")
+    if wrapped is None or own is None:
+        yield
+        return
+    attributes["forward"] = own
+    try:
+        yield
+    finally:
+        attributes["forward"] = wrapped
 
 
 def _hook(block: nn.Module, layer: int, places: _Places, observer: Observer) -> list[Any]:

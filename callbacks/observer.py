@@ -58,18 +58,19 @@ class FiniteWatch:
             for site in ("heads", "attention", "neurons", "mlp"):
                 self.names[site, layer] = _SITES[site].format(layer)
         self.names["logits", n_layers] = "the logits"
-        self.index = {place: i for i, place in enumerate(self.names)}
-        self.broken = torch.zeros(len(self.names), dtype=torch.bool, device=device)
+        zero = torch.zeros((), dtype=torch.float64, device=device)
+        self.totals = dict.fromkeys(self.names, zero)
 
     def see(self, site: str, layer: int, x: Tensor) -> None:
         """Look at a tensor; one pass over it, no copy."""
         # NaN and inf survive every sum.
         total = x.sum(dtype=torch.promote_types(x.dtype, torch.float32))
-        self.broken[self.index[site, layer]] |= ~total.isfinite()
+        self.totals[site, layer] = self.totals[site, layer] + total
 
     def first(self, *, everywhere: bool = False) -> str | None:
         """The first place of the pass that has shown any, in words, here or on any rank; None where all was finite."""
-        shown = (summed(self.broken.int()) if everywhere else self.broken).tolist()
+        broken = ~torch.stack(list(self.totals.values())).isfinite()
+        shown = (summed(broken.int()) if everywhere else broken).tolist()
         return next((name for name, broken in zip(self.names.values(), shown, strict=True) if broken), None)
 
 
@@ -83,6 +84,7 @@ class BiasObserver(ReferenceObserver):
         seq_len: int,
         epsilon: float,
         device: torch.device,
+        dtype: torch.dtype,
     ) -> None:
         n_layers, n_heads, width = config.n_layers, config.n_heads, config.d_model
         self.seq_len, self.rows_sum_to_one = seq_len, config.attention.rows_sum_to_one
@@ -93,15 +95,18 @@ class BiasObserver(ReferenceObserver):
         self.dominance = DominanceRatio(n_layers + 1, seq_len).to(device)
         self.massive = MassiveActivations(n_layers + 1, seq_len, width, N_MASSIVE).to(device)
         self.rank = EffectiveRank(n_layers + 1, width).to(device)
-        self.sinks = AttentionSinks(n_layers, n_heads, seq_len, epsilon, SINK_EPSILONS).to(device)
+        self.sinks = AttentionSinks(
+            n_layers, n_heads, seq_len, epsilon, SINK_EPSILONS, rows_sum_to_one=self.rows_sum_to_one
+        ).to(device)
         self.tokens = EffectiveTokens(n_layers, n_heads, seq_len).to(device)
         self.lock = QKLock(n_layers, n_heads, config.d_head).to(device)
         self.units = SuperNeurons(n_layers, config.ff).to(device)
         shape = n_layers, n_heads, seq_len, config.d_head
-        self.variance = PositionalVariance(*shape).to(device)
+        wide = torch.promote_types(dtype, torch.float32)
+        self.variance = PositionalVariance(*shape, dtype=wide).to(device)
         # Of what norm, calibration and gate make of the value aggregation; where there are none it is the same.
         plain = config.attention.aggregation == "plain" and config.attention.gate == "none"
-        self.variance_out = self.variance if plain else PositionalVariance(*shape).to(device)
+        self.variance_out = self.variance if plain else PositionalVariance(*shape, dtype=wide).to(device)
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
         """See models/observe.py."""
@@ -117,12 +122,13 @@ class BiasObserver(ReferenceObserver):
 
     def attention(self, layer: int, attended: Attended) -> None:
         """See models/observe.py."""
-        # Fused kernels may give finite outputs for queries that are not.
-        for x_BHTK in (attended.q_BHTK, attended.k_BHTK, attended.v_BHTK, attended.out_BHTK):
+        # Fused kernels may give finite outputs for queries that are not. Values that are not make outputs that are not.
+        for x_BHTK in (attended.q_BHTK, attended.k_BHTK, attended.out_BHTK):
             self.finite.see("heads", layer, x_BHTK)
         sums = key_sums(attended.weights, self.seq_len)
         self.sinks.update(layer - 1, sums)
-        self.tokens.update(layer - 1, *sums.squares_2BHT)
+        raw_BHT, normalised_BHT = sums.squares_2BHT
+        self.tokens.update(layer - 1, raw_BHT, None if self.rows_sum_to_one else normalised_BHT)
         self.lock.update(layer - 1, attended.q_BHTK, attended.k_BHTK)
         self.variance.update(layer - 1, attended.o_BHTK)
         if self.variance_out is not self.variance:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torchmetrics import Metric
+
+from .additive import Additive
 
 
 class AlignmentResult(NamedTuple):
@@ -24,17 +25,17 @@ class AlignmentResult(NamedTuple):
     """``[S, d]`` normalised mean hidden state; at birth this is the seed direction."""
 
 
-class SeedAlignment(Metric):
+class SeedAlignment(Additive):
     """Mean direction, and alignment with reference directions, of the last position at several places.
 
     Args:
         references: unit vectors ``[R, S, d]``: the seed direction of the model's own birth, any strangers' after it.
             ``R = 0`` measures the mean direction alone, which is how a seed direction is found in the first place.
 
-    States are sums: additive over batches and ranks.
+    A vector of zeros has no direction: its cosine with any other counts as 0. States are sums: additive over batches
+    and ranks.
     """
 
-    full_state_update = False
     references: Tensor
     hidden_sum: Tensor
     unit_sum: Tensor
@@ -46,23 +47,23 @@ class SeedAlignment(Metric):
         super().__init__()
         n_references, n_places, d_model = references.shape
         self.register_buffer("references", references.double(), persistent=False)
-        for name, shape in (
-            ("hidden_sum", (n_places, d_model)),
-            ("unit_sum", (n_places, d_model)),
-            ("energy_along", (n_references, n_places)),
-            ("energy", (n_places,)),
-            ("n_sequences", (n_places,)),
-        ):
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(
+            hidden_sum=(n_places, d_model),
+            unit_sum=(n_places, d_model),
+            energy_along=(n_references, n_places),
+            energy=(n_places,),
+            n_sequences=(n_places,),
+        )
 
     def update(self, place: int, h_BTD: Tensor) -> None:
         """Add a batch of hidden states ``[B, T, d]`` seen at one place; the last position is read."""
         last_BD = h_BTD[:, -1].double()
-        squared_norm_B = last_BD.square().sum(-1)
+        norm_B = torch.linalg.vector_norm(last_BD, dim=-1)
         self.hidden_sum[place].add_(last_BD.sum(0))
-        self.unit_sum[place].add_(squared_norm_B.rsqrt() @ last_BD)
-        self.energy_along[:, place].add_((last_BD @ self.references[:, place].T).square().sum(0))
-        self.energy[place].add_(squared_norm_B.sum())
+        # Finite where a vector is 0, so that its unit vector is 0.
+        self.unit_sum[place].add_(torch.mv(last_BD.T, norm_B.clamp_min(torch.finfo(norm_B.dtype).tiny).reciprocal_()))
+        self.energy_along[:, place].add_((last_BD @ self.references[:, place].T).square_().sum(0))
+        self.energy[place].add_(norm_B.square_().sum())
         self.n_sequences[place].add_(len(last_BD))
 
     def compute(self) -> AlignmentResult:

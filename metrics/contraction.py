@@ -7,7 +7,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+
+from .additive import Additive
 
 
 class ContractionResult(NamedTuple):
@@ -17,49 +18,62 @@ class ContractionResult(NamedTuple):
     intra: np.ndarray
 
 
-def mean_pair_cosine(unit_sum_D: Tensor, n: Tensor | int) -> Tensor:
-    """Mean cosine over ordered pairs of different vectors, from the sum of ``n`` unit vectors ``[…, d]``.
+def mean_pair_cosine(unit_sum_D: Tensor, n: Tensor | int, n_directed: Tensor | int | None = None) -> Tensor:
+    """Mean cosine over ordered pairs of different vectors, from the sum of their unit vectors ``[…, d]``.
 
-    ``(‖Σu‖² − n) / (n(n−1))``; NaN for fewer than two vectors.
+    ``(‖Σu‖² − Σ‖u‖²) / (n(n−1))``, NaN for fewer than two vectors.
+
+    Args:
+        unit_sum_D: ``Σu``.
+        n: number of vectors.
+        n_directed: how many are not 0, all by default. A zero vector has no direction: ``u = 0``, and its cosine with
+            any other counts as 0.
     """
-    squared_norm = unit_sum_D.double().square().sum(-1)
+    pairs = unit_sum_D.double().square().sum(-1) - (n if n_directed is None else n_directed)
     if isinstance(n, int):
-        return (squared_norm - n) / (n * (n - 1)) if n > 1 else torch.full_like(squared_norm, torch.nan)
-    return ((squared_norm - n) / (n * (n - 1))).masked_fill(n < 2, torch.nan)
+        return pairs / (n * (n - 1)) if n > 1 else torch.full_like(pairs, torch.nan)
+    return (pairs / (n * (n - 1))).masked_fill(n < 2, torch.nan)
 
 
-class Contraction(Metric):
+class Contraction(Additive):
     """Inter- and intra-sequence contraction at ``n_places`` places of the residual stream.
 
     ``inter``: mean cosine over pairs of different sequences at the last position. ``intra``: mean cosine over pairs of
-    different positions of one sequence, averaged over sequences; NaN where sequences have a single position. States are
+    different positions of one sequence, averaged over sequences; NaN where sequences have a single position. A vector
+    of zeros, as a padding token's embedding is, has no direction: its cosine with any other counts as 0. States are
     sums: additive over batches and ranks.
     """
 
-    full_state_update = False
     inter_sum: Tensor
     intra_sum: Tensor
     n_sequences: Tensor
+    n_directed: Tensor
 
     def __init__(self, n_places: int, d_model: int) -> None:
         super().__init__()
-        self.add_state("inter_sum", torch.zeros(n_places, d_model, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("intra_sum", torch.zeros(n_places, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("n_sequences", torch.zeros(n_places, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(
+            inter_sum=(n_places, d_model), intra_sum=(n_places,), n_sequences=(n_places,), n_directed=(n_places,)
+        )
 
     def update(self, place: int, h_BTD: Tensor) -> None:
         """Add a batch of hidden states ``[B, T, d]`` seen at one place."""
         h_BTD = h_BTD.to(torch.promote_types(h_BTD.dtype, torch.float32))
         n_sequences, n_positions, _ = h_BTD.shape
-        inverse_norm_BT = torch.linalg.vector_norm(h_BTD, dim=-1).reciprocal()
+        norm_BT = torch.linalg.vector_norm(h_BTD, dim=-1)
+        # Finite where a vector is 0, so that its unit vector is 0.
+        inverse_norm_BT = norm_BT.clamp_min(torch.finfo(norm_BT.dtype).tiny).reciprocal_()
         with torch.autocast(h_BTD.device.type, enabled=False):
-            unit_sum_BD = torch.matmul(inverse_norm_BT[:, None], h_BTD)[:, 0]
-        last_BD = h_BTD[:, -1] * inverse_norm_BT[:, -1:]
-        self.inter_sum[place].add_(last_BD.sum(0, dtype=torch.float64))
-        self.intra_sum[place].add_(mean_pair_cosine(unit_sum_BD, n_positions).sum())
+            unit_sum_BD = torch.bmm(inverse_norm_BT[:, None], h_BTD)
+            self.inter_sum[place].add_(torch.mv(h_BTD[:, -1].T, inverse_norm_BT[:, -1]))
+        # All sequences' ‖Σu‖² − Σ‖u‖² together.
+        products = torch.linalg.vector_norm(unit_sum_BD, dtype=torch.float64).square() - norm_BT.count_nonzero()
+        pairs = n_positions * (n_positions - 1) or torch.nan
+        self.intra_sum[place].add_(products / pairs)
         self.n_sequences[place].add_(n_sequences)
+        self.n_directed[place].add_(norm_BT[:, -1].count_nonzero())
 
     def compute(self) -> ContractionResult:
         """Both contractions at every place."""
         n = self.n_sequences
-        return ContractionResult(mean_pair_cosine(self.inter_sum, n).cpu().numpy(), (self.intra_sum / n).cpu().numpy())
+        inter = mean_pair_cosine(self.inter_sum, n, self.n_directed)
+        return ContractionResult(inter.cpu().numpy(), (self.intra_sum / n).cpu().numpy())

@@ -7,12 +7,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+
+from .additive import Additive
 
 #: Robust z of a unit's mean |activation| at position 0, among its layer's units, from which on it is an outlier.
 Z_THRESHOLD = 10.0
 #: How many times its mean |activation| at the other positions that of a super neuron at position 0 is, at least.
 RATIO_THRESHOLD = 5.0
+
+_CACHED = 1 << 20
 
 
 class ActivationResult(NamedTuple):
@@ -24,7 +27,7 @@ class ActivationResult(NamedTuple):
     """``[L, F]`` mean |activation| over sequences and positions t ≥ 1; NaN where sequences have a single position."""
 
 
-class SuperNeurons(Metric):
+class SuperNeurons(Additive):
     """Mean |activation| of every hidden unit at position 0 and elsewhere. States are sums: additive.
 
     Which units are super neurons: :func:`super_neurons`; what they read and write: :func:`unit_weights`.
@@ -34,26 +37,23 @@ class SuperNeurons(Metric):
         d_ff: hidden units per layer.
     """
 
-    full_state_update = False
     first_sum: Tensor
     others_sum: Tensor
     n_sequences: Tensor
 
     def __init__(self, n_layers: int, d_ff: int) -> None:
         super().__init__()
-        for name, shape in (
-            ("first_sum", (n_layers, d_ff)),
-            ("others_sum", (n_layers, d_ff)),
-            ("n_sequences", (n_layers,)),
-        ):
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(first_sum=(n_layers, d_ff), others_sum=(n_layers, d_ff), n_sequences=(n_layers,))
 
     def update(self, layer: int, a_BTF: Tensor) -> None:
         """Add a batch of hidden activations ``[B, T, F]`` of one layer (from 0), as they enter the down projection."""
-        n_sequences, n_positions, _ = a_BTF.shape
+        n_sequences, n_positions, n_units = a_BTF.shape
         wide = torch.promote_types(a_BTF.dtype, torch.float32)
-        # Not a total less |a_0|, which would lose a small rest beside a large a_0.
-        others_BF = a_BTF[:, 1:].abs().sum(1, dtype=wide)
+        # Not a total less |a_0|, which would lose a small rest beside a large a_0. Positions at a time: few enough that
+        # what they are copied into stays in cache.
+        at_once = max(_CACHED // max(n_sequences * n_units, 1), 1)
+        parts = [part_BTF.abs().sum(1, dtype=wide) for part_BTF in a_BTF[:, 1:].split(at_once, dim=1)]
+        others_BF = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
         n_others = n_positions - 1 if n_positions > 1 else torch.nan
         self.first_sum[layer].add_(a_BTF[:, 0].abs().sum(0, dtype=torch.float64))
         self.others_sum[layer].add_(others_BF.sum(0, dtype=torch.float64) / n_others)

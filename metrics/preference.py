@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from scipy import special
 from torch import Tensor
-from torchmetrics import Metric
+
+from .additive import Additive
 
 
 class PreferenceResult(NamedTuple):
@@ -17,28 +18,35 @@ class PreferenceResult(NamedTuple):
     mean_prob: np.ndarray
     """p̄: mean over sequences of the next-token distribution at the last position."""
     argmax_share: np.ndarray
-    """w: how often each token is the argmax."""
+    """w: how often each token is the argmax; tied tokens share."""
 
 
-class TokenPreference(Metric):
-    """Mean next-token distribution and argmax shares over a probe. States are sums: additive over batches and ranks."""
+class TokenPreference(Additive):
+    """Mean next-token distribution and argmax shares over a probe. States are sums: additive over batches and ranks.
 
-    full_state_update = False
+    Where several tokens share the largest logit of a sequence, they share its choice in equal parts: a model whose
+    output is exactly uniform chooses every token 1/V of the time.
+    """
+
     prob_sum: Tensor
     argmax_count: Tensor
     n_sequences: Tensor
 
     def __init__(self, vocab_size: int) -> None:
         super().__init__()
-        self.add_state("prob_sum", torch.zeros(vocab_size, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("argmax_count", torch.zeros(vocab_size, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("n_sequences", torch.zeros((), dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(prob_sum=(vocab_size,), argmax_count=(vocab_size,), n_sequences=())
 
     def update(self, logits_BV: Tensor) -> None:
         """Add a batch of last-position logits ``[B, V]``."""
         wide_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
         self.prob_sum += wide_BV.softmax(-1).sum(0, dtype=torch.float64)
-        self.argmax_count += torch.bincount(logits_BV.argmax(-1), minlength=len(self.argmax_count))
+        largest_B1, chosen_B1 = logits_BV.max(-1, keepdim=True)
+        n_chosen_B = (logits_BV == largest_B1).sum(-1)
+        is_tied_B = n_chosen_B > 1
+        self.argmax_count += torch.bincount(chosen_B1[~is_tied_B, 0], minlength=len(self.argmax_count))
+        if is_tied_B.any():
+            is_chosen_BV = logits_BV[is_tied_B] == largest_B1[is_tied_B]
+            self.argmax_count += (is_chosen_BV / n_chosen_B[is_tied_B, None].double()).sum(0)
         self.n_sequences += len(logits_BV)
 
     def compute(self) -> PreferenceResult:

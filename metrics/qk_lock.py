@@ -7,8 +7,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
-from torchmetrics import Metric
+
+from .additive import Additive
+from .parallel import each_on_one_core
+
+_TINY = torch.finfo(torch.float64).tiny
+
+
+def _first_direction(moment_HKK: Tensor) -> Tensor:
+    return torch.linalg.eigh(moment_HKK).eigenvectors[..., -1]
 
 
 class LockResult(NamedTuple):
@@ -23,7 +30,7 @@ class LockResult(NamedTuple):
     """Share of the queries t ≥ 1 with ``q_t·k_0 > 0``, k_0 of the same sequence; NaN where there is none."""
 
 
-class QKLock(Metric):
+class QKLock(Additive):
     """Cosine between k_0 and the queries' first principal direction, and share of queries that k_0 attracts.
 
     The principal direction is the first eigenvector of the queries' second moment, not centred, over all sequences and
@@ -38,7 +45,6 @@ class QKLock(Metric):
         d_head: channels per head.
     """
 
-    full_state_update = False
     query_sum: Tensor
     query_moment: Tensor
     key_sum: Tensor
@@ -49,38 +55,39 @@ class QKLock(Metric):
 
     def __init__(self, n_layers: int, n_heads: int, d_head: int) -> None:
         super().__init__()
-        for name, shape in (
-            ("query_sum", (n_layers, n_heads, d_head)),
-            ("query_moment", (n_layers, n_heads, d_head, d_head)),
-            ("key_sum", (n_layers, n_heads, d_head)),
-            ("key_moment", (n_layers, n_heads, d_head, d_head)),
-            ("positive_count", (n_layers, n_heads)),
-            ("n_queries", (n_layers,)),
-            ("n_sequences", (n_layers,)),
-        ):
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(
+            query_sum=(n_layers, n_heads, d_head),
+            query_moment=(n_layers, n_heads, d_head, d_head),
+            key_sum=(n_layers, n_heads, d_head),
+            key_moment=(n_layers, n_heads, d_head, d_head),
+            positive_count=(n_layers, n_heads),
+            n_queries=(n_layers,),
+            n_sequences=(n_layers,),
+        )
 
     def update(self, layer: int, q_BHTK: Tensor, k_BHTK: Tensor) -> None:
         """Add a batch of queries and keys ``[B, H, T, d_head]`` as they enter the scores of one layer (from 0)."""
         q_BHTK = q_BHTK.to(torch.promote_types(q_BHTK.dtype, torch.float32))
         first_BHK = k_BHTK[:, :, 0].to(q_BHTK.dtype)
-        unit_BHK = F.normalize(first_BHK.double(), dim=-1, eps=torch.finfo(torch.float64).tiny)
         n_sequences, _, n_positions, _ = q_BHTK.shape
+        unit_HBK = first_BHK.transpose(0, 1).double()
+        unit_HBK = unit_HBK / torch.linalg.vector_norm(unit_HBK, dim=-1, keepdim=True).clamp_min_(_TINY)
+        q_HNK = q_BHTK.transpose(0, 1).flatten(1, 2)
         with torch.autocast(q_BHTK.device.type, enabled=False):
-            q_HNK = q_BHTK.transpose(0, 1).flatten(1, 2)
-            self.query_moment[layer].add_(q_HNK.mT @ q_HNK)
-            dots_BHT = (q_BHTK[:, :, 1:] @ first_BHK[..., None])[..., 0]
-            self.key_moment[layer].add_(torch.einsum("bhk,bhj->hkj", unit_BHK, unit_BHK))
-        self.query_sum[layer].add_(q_HNK.sum(1))
-        self.key_sum[layer].add_(unit_BHK.sum(0))
-        self.positive_count[layer].add_((dots_BHT > 0).sum((0, 2)))
+            self.query_moment[layer].add_(torch.bmm(q_HNK.mT, q_HNK))
+            self.key_moment[layer].add_(torch.bmm(unit_HBK.mT, unit_HBK))
+        # One vector per sequence is too little for a matrix product.
+        dots_BHT = (q_BHTK * first_BHK[:, :, None]).sum(-1)
+        self.query_sum[layer].add_(q_BHTK.sum(2).sum(0))
+        self.key_sum[layer].add_(unit_HBK.sum(1))
+        self.positive_count[layer].add_((dots_BHT[..., 1:] > 0).sum((0, 2)))
         self.n_queries[layer].add_(n_sequences * (n_positions - 1))
         self.n_sequences[layer].add_(n_sequences)
 
     def compute(self) -> LockResult:
         """Both cosines and the share."""
         n_L1 = self.n_sequences[:, None]
-        u_LHK = torch.linalg.eigh(self.query_moment).eigenvectors[..., -1]
+        u_LHK = torch.stack(each_on_one_core(_first_direction, self.query_moment))
         side_LH = torch.where((u_LHK * self.query_sum).sum(-1) < 0, -1.0, 1.0)
         squared_LH = torch.einsum("lhk,lhkj,lhj->lh", u_LHK, self.key_moment, u_LHK) / n_L1
         signed_LH = side_LH * (u_LHK * self.key_sum).sum(-1) / n_L1

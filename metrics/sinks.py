@@ -8,7 +8,8 @@ from typing import NamedTuple, Protocol
 import numpy as np
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+
+from .additive import Additive
 
 _QUERY_BLOCK = 32  # small enough that a block of weights stays in cache while it is summed
 
@@ -36,36 +37,66 @@ class KeySums(NamedTuple):
     """``Σ_j a[t, j]²`` of every query."""
 
 
-def key_sums(weights: Weights, n_positions: int) -> KeySums:
-    """All sums over a layer's weights in one pass, a block of queries at a time: O(T·block) memory."""
-    sum_BHT = weights.row_sum()
-    totals: list[Tensor] = []
-    firsts: list[Tensor] = []
-    squares: list[list[Tensor]] = [[], []]
-    for start in range(0, n_positions, _QUERY_BLOCK):
-        stop = min(start + _QUERY_BLOCK, n_positions)
-        raw = weights.rows(start, stop)
-        kinds = [raw]
-        if sum_BHT is not None:
+class KeySummer:
+    """The sums over a layer's weights, from blocks of them.
+
+    Args:
+        shape_BHT: sequences, heads and positions of the layer.
+        rows_sum_to_one: whether there is nothing to divide by.
+        causal: whether no query gives weight to a later key; in a prefix, some do.
+    """
+
+    def __init__(self, shape_BHT: tuple[int, int, int], rows_sum_to_one: bool, causal: bool) -> None:
+        self.shape_BHT, self.causal = shape_BHT, causal
+        self.n_kinds = 1 if rows_sum_to_one else 2
+        self.total_CBHT: Tensor | None = None
+
+    def read(self, part: tuple[slice, slice], start: int, weights_BHRS: Tensor) -> None:
+        """Add the weights of the queries from ``start`` on, of some sequences and heads, on keys 0, 1, …; the queries
+        of a part come in order. Writes into them."""
+        if self.total_CBHT is None:
+            # C: the kinds, as they are and normalised.
+            self.total_CBHT = weights_BHRS.new_zeros(self.n_kinds, *self.shape_BHT)
+            self.square_CBHT = torch.zeros_like(self.total_CBHT)
+            self.first_CBH = self.total_CBHT.new_zeros(self.total_CBHT.shape[:-1])
+        kinds = [weights_BHRS]
+        if self.n_kinds == 2:
+            size_BHRS = weights_BHRS.abs()
+            level_BHR1 = size_BHRS.sum(-1, keepdim=True)
             # A row without any weight has none to share out.
-            level = sum_BHT[:, :, start:stop, None].to(raw.dtype)
-            kinds.append((raw.abs() / level).masked_fill_(level == 0, 0.0))
+            kinds.append(size_BHRS.div_(level_BHR1).masked_fill_(level_BHR1 == 0, 0.0))
+        stop = start + weights_BHRS.shape[2]
         for kind, block in enumerate(kinds):
             # Here, while the block is in cache: from log-sum-exps they would cost a second attention.
-            squares[kind].append(torch.linalg.vector_norm(block, dim=-1).square())
-            block[..., start:].tril_()  # in a prefix, queries also see keys after them
+            self.square_CBHT[kind][part][..., start:stop] = torch.linalg.vector_norm(block, dim=-1).square_()
+            if not self.causal:
+                block[..., start:].tril_()
             if start == 0:
-                totals.append(block.new_zeros(*block.shape[:2], n_positions))
-                firsts.append(block[:, :, 0, 0].clone())
-            totals[kind][..., :stop] += block[..., :stop].sum(2)
-    n_queries_T = torch.arange(n_positions, 0, -1, device=totals[0].device)
-    importance = torch.stack([total / n_queries_T for total in totals])
-    square = torch.stack([torch.cat(parts, dim=-1) for parts in squares if parts])
-    mass = torch.stack(
-        [(total[..., 0] - first) / max(n_positions - 1, 1) for total, first in zip(totals, firsts, strict=True)]
-    )
-    both = (x.expand(2, *x.shape[1:]) for x in (importance, mass, square))
-    return KeySums(*both)
+                self.first_CBH[kind][part] = block[:, :, 0, 0]
+            self.total_CBHT[kind][part][..., :stop].add_(block[..., :stop].sum(2))
+
+    def sums(self) -> KeySums:
+        """After all queries."""
+        assert self.total_CBHT is not None
+        n_positions = self.shape_BHT[2]
+        n_queries_T = torch.arange(n_positions, 0, -1, device=self.total_CBHT.device)
+        mass_CBH = (self.total_CBHT[..., 0] - self.first_CBH) / max(n_positions - 1, 1)
+        found = self.total_CBHT / n_queries_T, mass_CBH, self.square_CBHT
+        return KeySums(*(x.expand(2, *x.shape[1:]) for x in found))
+
+
+def key_sums(weights: Weights, n_positions: int) -> KeySums:
+    """All sums over a layer's weights: those taken as they were computed, by a :class:`KeySummer` in
+    ``weights.reader``, or else in one pass over them, a block of queries at a time."""
+    if isinstance(reader := getattr(weights, "reader", None), KeySummer):
+        return reader.sums()
+    first = weights.rows(0, min(_QUERY_BLOCK, n_positions))
+    summer = KeySummer((*first.shape[:2], n_positions), weights.row_sum() is None, causal=False)
+    summer.read((slice(None), slice(None)), 0, first)
+    for start in range(_QUERY_BLOCK, n_positions, _QUERY_BLOCK):
+        rows = weights.rows(start, min(start + _QUERY_BLOCK, n_positions))
+        summer.read((slice(None), slice(None)), start, rows)
+    return summer.sums()
 
 
 class SinkResult(NamedTuple):
@@ -90,7 +121,7 @@ class SinkResult(NamedTuple):
     rate_grid_normalised: np.ndarray
 
 
-class AttentionSinks(Metric):
+class AttentionSinks(Additive):
     """Sink mass, importance, sink rate and sink position per layer and head. States are sums: additive.
 
     Args:
@@ -99,38 +130,46 @@ class AttentionSinks(Metric):
         seq_len: T, the length of every probe sequence, at least 2.
         epsilon: importance above which a key counts as a sink (0.3 at T = 64 is the published setting [AS]).
         grid: further values of ε; each costs one comparison per key, and L·H·T counts.
+        rows_sum_to_one: whether normalised weights are the weights, and need not be kept beside them.
     """
 
-    full_state_update = False
     mass_sum: Tensor
     importance_sum: Tensor
     sink_count: Tensor
     n_sequences: Tensor
 
     def __init__(
-        self, n_layers: int, n_heads: int, seq_len: int, epsilon: float = 0.3, grid: Sequence[float] = ()
+        self,
+        n_layers: int,
+        n_heads: int,
+        seq_len: int,
+        epsilon: float = 0.3,
+        grid: Sequence[float] = (),
+        *,
+        rows_sum_to_one: bool = False,
     ) -> None:
         super().__init__()
         if seq_len < 2:
             raise ValueError(f"seq_len is {seq_len}: a sink needs at least one query after position 0")
         self.epsilon, self.grid, self.seq_len = epsilon, tuple(grid), seq_len
-        for name, shape, dtype in (
-            ("mass_sum", (n_layers, 2, n_heads), torch.float64),
-            ("importance_sum", (n_layers, 2, n_heads, seq_len), torch.float64),
-            ("sink_count", (1 + len(self.grid), n_layers, 2, n_heads, seq_len), torch.int32),
-            ("n_sequences", (n_layers,), torch.float64),
-        ):
-            self.add_state(name, torch.zeros(shape, dtype=dtype), dist_reduce_fx="sum")
+        self.n_kinds = 1 if rows_sum_to_one else 2
+        self.add_sums(
+            mass_sum=(n_layers, self.n_kinds, n_heads),
+            importance_sum=(n_layers, self.n_kinds, n_heads, seq_len),
+            n_sequences=(n_layers,),
+        )
+        self.add_sums(torch.int32, sink_count=(1 + len(self.grid), n_layers, self.n_kinds, n_heads, seq_len))
 
     def update(self, layer: int, weights: Weights | KeySums) -> None:
         """Add a batch of sequences of ``seq_len`` tokens: a layer's weights, or :func:`key_sums` of them."""
         sums = weights if isinstance(weights, KeySums) else key_sums(weights, self.seq_len)
-        importance_2BHT = sums.importance_2BHT
-        self.mass_sum[layer].add_(sums.mass_2BH.sum(1, dtype=torch.float64))
-        self.importance_sum[layer].add_(importance_2BHT.sum(1, dtype=torch.float64))
-        for i, epsilon in enumerate((self.epsilon, *self.grid)):
-            self.sink_count[i, layer].add_((importance_2BHT > epsilon).sum(1))
-        self.n_sequences[layer].add_(importance_2BHT.shape[1])
+        importance_CBHT = sums.importance_2BHT[: self.n_kinds]
+        epsilon_E = importance_CBHT.new_tensor((self.epsilon, *self.grid))
+        self.mass_sum[layer].add_(sums.mass_2BH[: self.n_kinds].sum(1, dtype=torch.float64))
+        self.importance_sum[layer].add_(importance_CBHT.sum(1, dtype=torch.float64))
+        is_sink_ECBHT = importance_CBHT > epsilon_E[:, None, None, None, None]
+        self.sink_count[:, layer].add_(is_sink_ECBHT.sum(2, dtype=torch.int32))
+        self.n_sequences[layer].add_(importance_CBHT.shape[1])
 
     def compute(self) -> SinkResult:
         """All sink quantities per layer and head."""
@@ -139,16 +178,17 @@ class AttentionSinks(Metric):
         importance = (self.importance_sum / n[..., None]).cpu().numpy()
         rate = (self.sink_count / n[..., None]).mul_(100).cpu().numpy()
         position = importance.argmax(-1)
+        normalised = self.n_kinds - 1
         return SinkResult(
             mass[:, 0],
             float(np.mean(1 / np.arange(2, self.seq_len + 1))),
             importance[:, 0],
             rate[0, :, 0],
             position[:, 0],
-            mass[:, 1],
-            importance[:, 1],
-            rate[0, :, 1],
-            position[:, 1],
+            mass[:, normalised],
+            importance[:, normalised],
+            rate[0, :, normalised],
+            position[:, normalised],
             rate[1:, :, 0],
-            rate[1:, :, 1],
+            rate[1:, :, normalised],
         )

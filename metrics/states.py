@@ -7,12 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import reduce
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
+
+from .additive import Additive, summed
+from .parallel import each_on_one_core
 
 
 class DominanceResult(NamedTuple):
@@ -26,27 +30,25 @@ class DominanceResult(NamedTuple):
     """``[S]`` the median over all T positions (position 0 among them) of ``by_position``."""
 
 
-class DominanceRatio(Metric):
+class DominanceRatio(Additive):
     """``max_j |h_j| / mean_j |h_j|`` per place and position: 1 (all channels alike) to d (one channel alone).
 
     A vector of zeros, in which no channel dominates, counts as 1. States are sums: additive over batches and ranks.
     """
 
-    full_state_update = False
     ratio_sum: Tensor
     n_sequences: Tensor
 
     def __init__(self, n_places: int, seq_len: int) -> None:
         super().__init__()
-        self.add_state("ratio_sum", torch.zeros(n_places, seq_len, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("n_sequences", torch.zeros(n_places, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(ratio_sum=(n_places, seq_len), n_sequences=(n_places,))
 
     def update(self, place: int, h_BTD: Tensor) -> None:
         """Add a batch of hidden states ``[B, T, d]`` seen at one place."""
         size_BTD = h_BTD.abs()
         largest_BT = size_BTD.amax(-1)
         mean_BT = size_BTD.mean(-1, dtype=torch.promote_types(h_BTD.dtype, torch.float32))
-        ratio_BT = (largest_BT / mean_BT).masked_fill(largest_BT == 0, 1.0)
+        ratio_BT = (largest_BT / mean_BT).masked_fill_(largest_BT == 0, 1.0)
         self.ratio_sum[place].add_(ratio_BT.sum(0, dtype=torch.float64))
         self.n_sequences[place].add_(len(h_BTD))
 
@@ -70,13 +72,12 @@ class MassiveResult(NamedTuple):
 def _merge_two(a_SK3: Tensor, b_SK3: Tensor) -> Tensor:
     """The k largest of both lists; a (position, channel) that is in both counts once, with its larger value."""
     k = a_SK3.shape[1]
-    both = torch.cat([a_SK3, b_SK3], dim=1)
-    order_SN = both[..., 0].argsort(dim=-1, descending=True, stable=True)
-    both = both.gather(1, order_SN[..., None].expand_as(both))
-    same_SNN = (both[:, :, None, 1:] == both[:, None, :, 1:]).all(-1)
-    both[..., 0].masked_fill_(same_SNN.tril(-1).any(-1), -torch.inf)
-    keep_SK = both[..., 0].argsort(dim=-1, descending=True, stable=True)[:, :k]
-    return both.gather(1, keep_SK[..., None].expand(-1, -1, 3))
+    same_SKK = (a_SK3[:, :, None, 1:] == b_SK3[:, None, :, 1:]).all(-1)
+    in_b_SK = a_SK3[..., 0].maximum(b_SK3[:, None, :, 0].where(same_SKK, -torch.inf).amax(-1))
+    only_b_SK = b_SK3[..., 0].masked_fill(same_SKK.any(1), -torch.inf)
+    value_SN, place_SN2 = torch.cat([in_b_SK, only_b_SK], dim=1), torch.cat([a_SK3[..., 1:], b_SK3[..., 1:]], dim=1)
+    value_SK, keep_SK = value_SN.topk(k)
+    return torch.cat([value_SK[..., None], place_SN2.gather(1, keep_SK[..., None].expand(-1, -1, 2))], dim=-1)
 
 
 def _merge_lists(lists_WSK3: Tensor) -> Tensor:
@@ -113,9 +114,10 @@ class MassiveActivations(Metric):
         largest_TD = h_BTD.abs().amax(0)
         # The k largest entries are in the k rows of largest maximum.
         rows = largest_TD.amax(-1).topk(min(k, len(largest_TD))).indices
-        value, index = largest_TD[rows].flatten().topk(k)
-        found = torch.stack([value.double(), rows[index // d_model].double(), (index % d_model).double()], dim=-1)
-        self.top[place] = _merge_two(self.top[[place]], found[None])[0]
+        value_K, index_K = largest_TD[rows].flatten().topk(k)
+        position_K, channel_K = rows[index_K // d_model], index_K % d_model
+        found_K3 = torch.stack([value_K.double(), position_K.double(), channel_K.double()], dim=-1)
+        self.top[place] = _merge_two(self.top[place][None], found_K3[None])[0]
 
     def compute(self) -> MassiveResult:
         """The lists."""
@@ -133,10 +135,10 @@ class RankResult(NamedTuple):
 
 
 #: Rows of the second moment that are computed together: few enough to skip most of the half that mirrors the other.
-_MOMENT_ROWS = 128
+_MOMENT_ROWS = 64
 
 
-class EffectiveRank(Metric):
+class EffectiveRank(Additive):
     """Effective rank of the hidden states of all sequences and positions, per place, from their second moment.
 
     Singular values of the ``[N·T, d]`` hidden states, not centred, are roots of the eigenvalues of ``Σ h hᵀ``. Of this
@@ -150,7 +152,6 @@ class EffectiveRank(Metric):
         d_model: width of the hidden states.
     """
 
-    full_state_update = False
     moment: Tensor
     n_vectors: Tensor
 
@@ -158,8 +159,8 @@ class EffectiveRank(Metric):
         super().__init__()
         self.d_model = d_model
         size = sum(rows * (d_model - start) for start, rows, _ in self._blocks())
-        self.add_state("moment", torch.zeros(n_places, size, dtype=torch.float64), dist_reduce_fx="sum")
-        self.add_state("n_vectors", torch.zeros(n_places, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(moment=(n_places, size), n_vectors=(n_places,))
+        self._group: Any = None
 
     def _blocks(self) -> Iterator[tuple[int, int, int]]:
         """First row, number of rows and place in the state of every block of rows; columns go from the first row on."""
@@ -169,26 +170,53 @@ class EffectiveRank(Metric):
             yield start, rows, offset
             offset += rows * (self.d_model - start)
 
-    def _block(self, place: int, start: int, rows: int, offset: int) -> Tensor:
-        return self.moment[place, offset : offset + rows * (self.d_model - start)].view(rows, -1)
+    def _block(self, moment: Tensor, start: int, rows: int, offset: int) -> Tensor:
+        return moment[offset : offset + rows * (self.d_model - start)].view(rows, -1)
 
     def update(self, place: int, h_BTD: Tensor) -> None:
         """Add a batch of hidden states ``[B, T, d]`` seen at one place."""
         h_ND = h_BTD.flatten(0, 1).to(torch.promote_types(h_BTD.dtype, torch.float32))
+        moment = self.moment[place]
         with torch.autocast(h_ND.device.type, enabled=False):
             for start, rows, offset in self._blocks():
-                self._block(place, start, rows, offset).add_(h_ND[:, start : start + rows].T @ h_ND[:, start:])
+                self._block(moment, start, rows, offset).add_(
+                    torch.mm(h_ND[:, start : start + rows].T, h_ND[:, start:])
+                )
         self.n_vectors[place].add_(len(h_ND))
 
+    def reduce_over(self, group: Any) -> None:
+        """See :class:`Additive`; the moments, far larger than all other states together, come later, one at a time."""
+        self.n_vectors = summed(self.n_vectors, group)
+        self._group = group
+
+    def _own_moments(self) -> dict[int, Tensor]:
+        """The places that are this process's part of the work, and their states, of all processes together."""
+        if not self._is_synced:
+            return dict(enumerate(self.moment))
+        n_ranks, rank, own = dist.get_world_size(self._group), dist.get_rank(self._group), {}
+        for place, moment in enumerate(self.moment):
+            total = moment.clone()
+            dist.reduce(total, group=self._group, group_dst=place % n_ranks)
+            if place % n_ranks == rank:
+                own[place] = total
+        return own
+
+    def _eigenvalues(self, moment: Tensor) -> Tensor:
+        """Of the symmetric matrix whose upper half this is, falling."""
+        upper_DD = moment.new_zeros(self.d_model, self.d_model)
+        for start, rows, offset in self._blocks():
+            upper_DD[start : start + rows, start:] = self._block(moment, start, rows, offset)
+        return torch.linalg.eigvalsh(upper_DD, UPLO="U").flip(0)
+
     def compute(self) -> RankResult:
-        """Effective rank and singular values of every place, one matrix at a time."""
-        values = []
-        for place, n in enumerate(self.n_vectors):
-            upper_DD = self.moment.new_zeros(self.d_model, self.d_model)
-            for start, rows, offset in self._blocks():
-                upper_DD[start : start + rows, start:] = self._block(place, start, rows, offset)
-            values.append((torch.linalg.eigvalsh(upper_DD, UPLO="U").clamp_min(0) / n).sqrt().flip(0))
-        singular_SD = torch.stack(values)
+        """Effective rank and singular values of every place; processes share the places among them."""
+        own = self._own_moments()
+        eigenvalues_SD = self.moment.new_zeros(len(self.moment), self.d_model)
+        for place, values_D in zip(own, each_on_one_core(self._eigenvalues, own.values()), strict=True):
+            eigenvalues_SD[place] = values_D
+        if self._is_synced:
+            eigenvalues_SD = summed(eigenvalues_SD, self._group)
+        singular_SD = (eigenvalues_SD.clamp_min(0) / self.n_vectors[:, None]).sqrt()
         share_SD = singular_SD / singular_SD.sum(-1, keepdim=True)
         rank_S = torch.special.entr(share_SD).sum(-1).exp()
         return RankResult(rank_S.cpu().numpy(), singular_SD.cpu().numpy())

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchmetrics import Metric
+
+from .additive import Additive, summed
 
 
 class VarianceResult(NamedTuple):
@@ -19,51 +20,83 @@ class VarianceResult(NamedTuple):
     """``[L]`` σ²(0) over the mean of σ²(t) at t ≥ T/2, σ² averaged over heads: 1 is equal variance everywhere."""
 
 
-class PositionalVariance(Metric):
-    """Variance of head outputs over probe sequences, per layer, head and position. States are sums: additive.
+def _square_sum(x: Tensor) -> Tensor:
+    """Squared norms over the last axis, float64."""
+    return torch.linalg.vector_norm(x, dim=-1).double().square_()
 
-    The states are plain sums of x and x² in float64. The square of a float32 is exact there, so all that is lost is
-    the rounding of the additions: a relative error of at most n·10⁻¹⁶·(mean/sd)² over n sequences. Where that would
-    reach a percent (mean/sd near 10⁶ at n = 100), the float32 inputs have lost their own variance before.
+
+class PositionalVariance(Additive):
+    """Variance of head outputs over probe sequences, per layer, head and position, in one pass.
+
+    Kept are the mean of every channel, and of every head and position the scatter ``Σ‖o − mean‖²``; batches and ranks
+    are merged by the formulas of Chan, Golub & LeVeque (1979), in which no square of a mean is taken from another one:
+    a mean far above the deviation does no harm. In float64 the result is that of all sequences at once. Means in
+    float32 take half of the memory; their rounding then changes the variance by less than 10⁻⁷·(1 + mean/sd) of itself.
 
     Args:
         n_layers: layers that will be updated.
         n_heads: query heads per layer.
         seq_len: T, the length of every probe sequence.
         d_head: channels per head.
+        dtype: of the means, and of the arithmetic inside a batch.
     """
 
-    full_state_update = False
-    sums: Tensor
-    square_sums: Tensor
+    mean: Tensor
+    scatter: Tensor
     n_sequences: Tensor
 
-    def __init__(self, n_layers: int, n_heads: int, seq_len: int, d_head: int) -> None:
+    def __init__(
+        self, n_layers: int, n_heads: int, seq_len: int, d_head: int, *, dtype: torch.dtype = torch.float64
+    ) -> None:
         super().__init__()
-        for name, shape in (
-            ("sums", (n_layers, n_heads, seq_len, d_head)),
-            # The channels' squares are only ever wanted together; their sums are needed one by one.
-            ("square_sums", (n_layers, n_heads, seq_len)),
-            ("n_sequences", (n_layers,)),
-        ):
-            self.add_state(name, torch.zeros(shape, dtype=torch.float64), dist_reduce_fx="sum")
+        # Positions before heads, as outputs lie in memory.
+        self.add_sums(dtype, mean=(n_layers, seq_len, n_heads, d_head))
+        self.add_sums(scatter=(n_layers, seq_len, n_heads), n_sequences=(n_layers,))
 
     def update(self, layer: int, o_BHTK: Tensor) -> None:
         """Add a batch of head outputs ``[B, H, T, d_head]`` of one layer (from 0)."""
-        self.sums[layer].add_(o_BHTK.sum(0, dtype=torch.float64))
-        self.square_sums[layer].add_(o_BHTK.to(torch.float64, copy=True).square_().sum((0, -1)))
-        self.n_sequences[layer].add_(len(o_BHTK))
+        if len(o_BHTK) == 0:
+            return
+        mean_THK, n = self.mean[layer], self.n_sequences[layer]
+        o_BTHK = o_BHTK.transpose(1, 2).to(mean_THK.dtype)
+        # Before there is a mean, the first sequence is near enough to it.
+        mean_THK.copy_(torch.where(n > 0, mean_THK, o_BTHK[0]))
+        n.add_(len(o_BTHK))
+        away_BTHK = o_BTHK - mean_THK
+        away_THK = away_BTHK.sum(0)
+        mean_THK.add_(away_THK / n)
+        self.scatter[layer].add_(_square_sum(away_BTHK).sum(0)).sub_(_square_sum(away_THK) / n)
+
+    def _reduce_states(self, incoming_state: dict[str, Any]) -> None:
+        mean, scatter, n = (incoming_state[name] for name in ("mean", "scatter", "n_sequences"))
+        total = n + self.n_sequences
+        share_L111 = (n / total.clamp_min(1))[:, None, None, None]
+        away = mean - self.mean
+        weight_L11 = share_L111[..., 0] * self.n_sequences[:, None, None]
+        self.scatter = self.scatter + scatter + weight_L11 * _square_sum(away)
+        self.mean, self.n_sequences = self.mean + away * share_L111.to(away.dtype), total
+
+    def reduce_over(self, group: Any) -> None:
+        """See :class:`Additive`."""
+        total = summed(self.n_sequences, group)
+        share_L111 = (self.n_sequences / total.clamp_min(1))[:, None, None, None]
+        mean = summed(self.mean * share_L111.to(self.mean.dtype), group)
+        # A layer at a time: differences take as much memory as means.
+        away = torch.stack([_square_sum(own - of_all) for own, of_all in zip(self.mean, mean, strict=True)])
+        self.scatter = summed(self.scatter + away * self.n_sequences[:, None, None], group)
+        self.mean, self.n_sequences = mean, total
 
     def compute(self) -> VarianceResult:
         """Positional variance and its discrepancy."""
         n_L11 = self.n_sequences[:, None, None]
-        d_head, n_positions = self.sums.shape[-1], self.sums.shape[-2]
-        scatter_LHT = self.square_sums - torch.linalg.vector_norm(self.sums, dim=-1).square() / n_L11
+        n_positions, _, d_head = self.mean.shape[1:]
         # A constant head's scatter is 0 up to rounding, on either side.
-        variance_LHT = (scatter_LHT.clamp_min(0) / (d_head * (n_L11 - 1))).masked_fill(n_L11 < 2, torch.nan)
-        over_heads_LT = variance_LHT.mean(1)
+        variance_LTH = (self.scatter.clamp_min(0) / (d_head * (n_L11 - 1))).masked_fill(n_L11 < 2, torch.nan)
+        over_heads_LT = variance_LTH.mean(-1)
         late_L = over_heads_LT[:, (n_positions + 1) // 2 :].mean(-1)
-        return VarianceResult(variance_LHT.cpu().numpy(), (over_heads_LT[:, 0] / late_L).cpu().numpy())
+        return VarianceResult(
+            variance_LTH.transpose(1, 2).contiguous().cpu().numpy(), (over_heads_LT[:, 0] / late_L).cpu().numpy()
+        )
 
 
 class TokensResult(NamedTuple):
@@ -75,7 +108,7 @@ class TokensResult(NamedTuple):
     """The same of ``|a|`` over its row's sum, ``(Σ|a|)² / Σ a²``."""
 
 
-class EffectiveTokens(Metric):
+class EffectiveTokens(Additive):
     """Effective number of tokens per layer, head and position, averaged over sequences. States are sums: additive.
 
     A query that gives no weight at all (a row of zeros, which some normalisers allow) averages over 0 tokens.
@@ -86,15 +119,12 @@ class EffectiveTokens(Metric):
         seq_len: T, the length of every probe sequence.
     """
 
-    full_state_update = False
     token_sum: Tensor
     n_sequences: Tensor
 
     def __init__(self, n_layers: int, n_heads: int, seq_len: int) -> None:
         super().__init__()
-        token_sum = torch.zeros(n_layers, 2, n_heads, seq_len, dtype=torch.float64)
-        self.add_state("token_sum", token_sum, dist_reduce_fx="sum")
-        self.add_state("n_sequences", torch.zeros(n_layers, dtype=torch.float64), dist_reduce_fx="sum")
+        self.add_sums(token_sum=(n_layers, 2, n_heads, seq_len), n_sequences=(n_layers,))
 
     def update(self, layer: int, squares_BHT: Tensor, normalised_squares_BHT: Tensor | None = None) -> None:
         """Add a batch of one layer (from 0).
@@ -105,9 +135,10 @@ class EffectiveTokens(Metric):
             normalised_squares_BHT: ``Σ_j a² / (Σ_j |a|)²``; None where rows sum to 1.
         """
         for kind, squares in enumerate((squares_BHT, normalised_squares_BHT)):
-            squares = squares_BHT if squares is None else squares
-            tokens_BHT = squares.double().reciprocal().masked_fill(squares == 0, 0.0)
-            self.token_sum[layer, kind].add_(tokens_BHT.sum(0))
+            if squares is not None:
+                tokens_BHT = squares.double().reciprocal().masked_fill(squares == 0, 0.0)
+                tokens_HT = tokens_BHT.sum(0)
+            self.token_sum[layer, kind].add_(tokens_HT)
         self.n_sequences[layer].add_(len(squares_BHT))
 
     def compute(self) -> TokensResult:

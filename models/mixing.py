@@ -81,30 +81,28 @@ class FusedSoftmax(Mixed):
         else:
             o, self._lse_BHT = scores.softmax(v_BHSK)
         if others_BHT is not None:
-            self._total_BHT = torch.logaddexp(self.lse_BHT, others_BHT)
+            self._total_BHT = torch.logaddexp(self._lse(), others_BHT)
             if self.reader is None:
-                o = o * (self.lse_BHT - self._total_BHT).exp()[..., None].to(o.dtype)
+                o = o * (self._lse() - self._total_BHT).exp()[..., None].to(o.dtype)
             for key in extra:
                 if key.value_HK is not None:
                     share_BHT = (key.score_BHT - self._total_BHT).exp().to(o.dtype)
                     o = o + share_BHT[..., None] * key.value_HK[:, None].to(o.dtype)
         self.o_BHTK = o
 
-    @property
-    def lse_BHT(self) -> Tensor:
-        """Log-sum-exp of the scores of tokens; most often the output came with it."""
+    def _lse(self) -> Tensor:
+        """Log-sum-exp of the scores of tokens ``[B, H, T]``; most often the output came with it."""
         if self._lse_BHT is None:
             self._lse_BHT = self.scores.lse()
         return self._lse_BHT
 
-    @property
-    def total_BHT(self) -> Tensor:
+    def _total(self) -> Tensor:
         """The same with the extra keys."""
-        return self.lse_BHT if self._total_BHT is None else self._total_BHT
+        return self._lse() if self._total_BHT is None else self._total_BHT
 
     def rows(self, start: int, stop: int) -> Tensor:
         """See :class:`Mixed`."""
-        scores, seen = self.scores.block(start, stop, self.total_BHT)
+        scores, seen = self.scores.block(start, stop, self._total())
         if self.plain:  # only the last square has keys that are not seen; the rest stays in cache untouched
             scores[..., start:].masked_fill_(~seen[:, start:], -torch.inf)
         else:
@@ -113,13 +111,13 @@ class FusedSoftmax(Mixed):
 
     def row_sum(self) -> Tensor | None:
         """See :class:`Mixed`."""
-        return (self.lse_BHT - self.total_BHT).exp() if self.extra else None
+        return (self._lse() - self._total()).exp() if self.extra else None
 
     def sum_squares(self) -> Tensor:
         """``exp(lse(2·s) − 2·lse(s))``, from float32 log-sum-exps: a difference that bf16 ones would lose."""
         if self._squares_BHT is not None:
-            return self._squares_BHT * (2 * (self.lse_BHT - self.total_BHT)).exp()
-        return (self.scores.lse(sharpness=2.0) - 2 * self.total_BHT).exp()
+            return self._squares_BHT * (2 * (self._lse() - self._total())).exp() if self.extra else self._squares_BHT
+        return (self.scores.lse(sharpness=2.0) - 2 * self._total()).exp()
 
 
 class Explicit(Mixed):
@@ -129,7 +127,9 @@ class Explicit(Mixed):
         self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], weigh: Weigh, needs_weights: bool = False
     ) -> None:
         self.scores, self.extra, self.weigh = scores, extra, weigh
-        self.reader = new_reader(scores, rows_sum_to_one=weigh is _softmax_rows and not extra) if needs_weights else None
+        self.reader = (
+            new_reader(scores, rows_sum_to_one=weigh is _softmax_rows and not extra) if needs_weights else None
+        )
 
         def mix(start: int, stop: int) -> Tensor:
             weights, shares = self._weights(start, stop)

@@ -118,7 +118,7 @@ def _blocks(q_BHTK: Tensor) -> tuple[int, list[Part]]:
     """How many queries to take at a time, of which sequences and heads."""
     n_sequences, n_heads, length, _ = q_BHTK.shape
     on_cpu = q_BHTK.device.type == "cpu"
-    n_rows, most = (min(max(length // 16, 32), 64), _CACHED) if on_cpu else (_ROWS, _WEIGHTS)
+    n_rows, most = (min(max(length // 16, 32), 128), _CACHED) if on_cpu else (_ROWS, _WEIGHTS)
     n_together = max(most // (n_rows * length), 1)
     if n_together >= n_heads:
         step = n_together // n_heads

@@ -1,0 +1,83 @@
+"""Finding and checking the model that somebody else trains, so that it can be measured where it stands."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ..errors import UsageError
+from ..models.decoder import Decoder
+from .foreign import ForeignModel
+from .ranks import largest
+
+
+def bare(model: Any) -> Any:
+    """``model`` without what wraps it for training: ``DistributedDataParallel``, ``torch.compile``."""
+    while True:
+        inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", model)
+        if inner is model:
+            return model
+        model = inner
+
+
+def observable(model: Any) -> Decoder | ForeignModel:
+    """A bare model as ``measure`` reads it. In a process group every rank calls.
+
+    Raises:
+        UsageError: no language model, one of a type that cannot be measured, or one whose parameters are sharded.
+    """
+    if isinstance(model, Decoder | ForeignModel):
+        return model
+    # What one rank refuses all refuse: the others would wait for it.
+    if largest(int(_is_sharded(model))):
+        raise UsageError(
+            f"the parameters of this {type(model).__name__} are sharded over ranks (FSDP, ZeRO 3, tensor parallel), "
+            "which cannot be measured; measure its checkpoints with birthmark snapshot"
+        )
+    if not hasattr(getattr(model, "config", None), "model_type"):
+        raise UsageError(f"{type(model).__name__} is no language model of transformers, and cannot be measured")
+    return ForeignModel(model)
+
+
+def _is_sharded(model: Any) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(model, nn.Module):
+        return False
+    # ZeRO 3 and FSDP leave an empty parameter where another rank holds the values.
+    return any(isinstance(p, DTensor) or p.numel() == 0 for p in model.parameters())
+
+
+def model_in(module: nn.Module) -> nn.Module:
+    """The one language model that a module (a LightningModule) holds: our decoder, or a model of ``transformers``.
+
+    Raises:
+        UsageError: there is none, or there are several.
+    """
+    if isinstance(own := getattr(module, "model", None), Decoder):
+        return own
+    found = _pretrained_in(module)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    what = f"several models of transformers ({', '.join(found)})" if found else "no model of transformers"
+    name = next(iter(found), "model")
+    raise UsageError(
+        f"{type(module).__name__} holds {what}: say which to measure, "
+        f"BiasSnapshot(model=lambda module: module.{name}, …)"
+    )
+
+
+def _pretrained_in(module: nn.Module) -> dict[str, nn.Module]:
+    """Models of ``transformers`` by the path of the attribute, without those inside of others."""
+    try:
+        from transformers import PreTrainedModel
+    except ImportError:
+        return {}
+    found: dict[str, nn.Module] = {}
+    for name, child in module.named_modules():
+        inside = any(name.startswith(f"{outer}.") for outer in found)
+        if isinstance(child, PreTrainedModel) and not inside:
+            found[name] = child
+    return {name.replace("._orig_mod", ""): child for name, child in found.items()}

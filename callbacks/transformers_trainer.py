@@ -1,0 +1,63 @@
+"""The bias snapshot of a training by the ``Trainer`` of ``transformers``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..errors import UsageError
+from .recorder import SnapshotRecorder
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainerCallback
+
+
+def bias_callback(trainer: Trainer, recorder: SnapshotRecorder, *, every: int) -> TrainerCallback:
+    """A callback for ``trainer.add_callback``: snapshots at birth, every ``every`` optimizer steps and at the end.
+
+    Scalars go to ``trainer.log``: into ``log_history`` under their names, and to whatever the trainer reports to, which
+    may put a prefix of its own before them. Training is left alone.
+
+    Args:
+        trainer: whose training it is.
+        recorder: takes the snapshots and writes them.
+        every: optimizer steps between them.
+
+    Raises:
+        UsageError: ``every`` is below 1.
+    """
+    from transformers import TrainerCallback
+
+    if every < 1:
+        raise UsageError(f"every is {every}: give at least 1")
+
+    class BiasCallback(TrainerCallback):
+        taken = 0
+
+        def take(self, state: Any, control: Any, model: Any) -> None:
+            self.taken = state.global_step
+            scalars = recorder.take(model, state.global_step).scalars()
+            # Logging anything counts as having logged this step: its loss would be left out.
+            should_log = control.should_log
+            trainer.log(scalars)
+            control.should_log = should_log
+
+        def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            self.taken = state.global_step
+            if state.global_step == 0:
+                self.take(state, control, model)
+
+        def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            ends = state.global_step >= state.max_steps or control.should_training_stop
+            if state.global_step % every == 0 or ends:
+                self.take(state, control, model)
+
+        def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            if control.should_training_stop and self.taken != state.global_step:
+                self.take(state, control, model)
+
+        def on_train_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
+            # The best weights are those of another step.
+            if self.taken != state.global_step and not args.load_best_model_at_end:
+                self.take(state, control, model)
+
+    return BiasCallback()

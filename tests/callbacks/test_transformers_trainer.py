@@ -1,0 +1,159 @@
+"""Snapshots in trainings by the real Trainer of transformers."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+from torch.utils.data import Dataset
+
+import birthmark
+from birthmark.callbacks.foreign import ForeignModel
+from birthmark.callbacks.measure import birth_reference, measure
+from birthmark.callbacks.recorder import SnapshotRecorder
+from birthmark.callbacks.records import RunDir
+from birthmark.callbacks.transformers_trainer import bias_callback
+from birthmark.data.probes import random_probe
+from birthmark.errors import UsageError
+
+transformers.logging.set_verbosity_error()
+
+PROBE = random_probe(61, 10, 8, 0)
+
+
+class Tokens(Dataset):
+    """Rows of token ids, as a language model of transformers is trained on them."""
+
+    def __init__(self, batches):
+        self.rows = batches.flatten(0, 1)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def __getitem__(self, i):
+        return {"input_ids": self.rows[i], "labels": self.rows[i]}
+
+
+class Copies(transformers.TrainerCallback):
+    """Keeps the model of every step."""
+
+    def __init__(self):
+        self.models = {}
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        self.models[state.global_step] = copy.deepcopy(model.state_dict())
+
+
+@pytest.fixture
+def arguments(tmp_path):
+    def build(**more):
+        settings = {
+            "output_dir": str(tmp_path / "out"), "per_device_train_batch_size": 4, "num_train_epochs": 1,
+            "learning_rate": 0.01, "use_cpu": True, "seed": 3, "report_to": [], "disable_tqdm": True,
+            "logging_steps": 1, "save_strategy": "no",
+        }  # fmt: skip
+        return transformers.TrainingArguments(**settings | more)
+
+    return build
+
+
+def logged(trainer, key):
+    return {entry["step"]: entry[key] for entry in trainer.state.log_history if key in entry}
+
+
+@pytest.mark.parametrize("bf16", [False, True])
+def test_the_training_is_the_same_bit_for_bit_with_and_without(
+    llama, token_batches, small_probe, arguments, tmp_path, bf16
+):
+    def train(model, *callbacks):
+        trainer = transformers.Trainer(model, arguments(bf16=bf16), train_dataset=Tokens(token_batches))
+        for make in callbacks:
+            trainer.add_callback(make(trainer))
+        trainer.train()
+        return trainer, torch.get_rng_state()
+
+    recorder, copies = SnapshotRecorder(tmp_path / "bias", small_probe), Copies()
+    measured, left = llama(), llama()
+    with_it, state = train(measured, lambda trainer: copies, lambda trainer: bias_callback(trainer, recorder, every=2))
+    without, same = train(left)
+    assert torch.equal(state, same)
+    for key in ("loss", "grad_norm", "learning_rate"):
+        assert len(logged(with_it, key)) == 5
+        assert logged(with_it, key) == logged(without, key)
+    assert all(torch.equal(a, b) for a, b in zip(measured.parameters(), left.parameters(), strict=True))
+    assert [sorted(vars(m)) for m in measured.modules()] == [sorted(vars(m)) for m in left.modules()]
+
+    birth = birth_reference(ForeignModel(llama()), PROBE, 4)
+    written = {snapshot.step: snapshot.bias for snapshot in RunDir(tmp_path / "bias").snapshots()}
+    assert list(written) == [0, 2, 4, 5]
+    for step in (2, 4, 5):
+        # In the precision of the weights: under the trainer's autocast the figures would differ in the third digit.
+        model = llama()
+        model.load_state_dict(copies.models[step])
+        found = measure(ForeignModel(model), PROBE, birth, batch_size=4).scalars
+        assert written[step] == found
+        assert {name: logged(with_it, f"bias/{name}")[step] for name in found} == found
+    assert logged(with_it, "bias/drift").keys() == written.keys()
+
+
+def test_a_training_that_goes_on_is_compared_with_its_birth(llama, token_batches, small_probe, arguments, tmp_path):
+    def train(**more):
+        settings = arguments(save_strategy="steps", save_steps=2, **more)
+        trainer = transformers.Trainer(llama(), settings, train_dataset=Tokens(token_batches))
+        trainer.add_callback(bias_callback(trainer, SnapshotRecorder(tmp_path / "bias", small_probe), every=2))
+        trainer.train(resume_from_checkpoint=str(tmp_path / "out/checkpoint-2") if more else None)
+        return trainer
+
+    train()
+    whole = RunDir(tmp_path / "bias").snapshots()
+    again = train(num_train_epochs=2)
+    parts = RunDir(tmp_path / "bias").snapshots()
+    assert [snapshot.step for snapshot in parts] == [0, 2, 4, 5, 6, 8, 10]
+    assert parts[0].bias == whole[0].bias
+    birth = birth_reference(ForeignModel(llama()), PROBE, 4)
+    assert parts[-1].bias == measure(ForeignModel(again.model), PROBE, birth, batch_size=4).scalars
+
+
+class Stop(transformers.TrainerCallback):
+    """Ends the training after the evaluation of step 3, as early stopping does."""
+
+    def on_evaluate(self, args, state, control, **kwargs):
+        control.should_training_stop = state.global_step == 3
+
+
+@pytest.mark.parametrize("best", [False, True])
+def test_a_stop_after_an_evaluation_has_its_snapshot(llama, token_batches, small_probe, arguments, tmp_path, best):
+    data, copies = Tokens(token_batches), Copies()
+    settings = arguments(
+        eval_strategy="steps", eval_steps=1, save_strategy="steps" if best else "no", save_steps=1,
+        load_best_model_at_end=best, metric_for_best_model="loss", greater_is_better=True,
+    )  # fmt: skip
+    trainer = transformers.Trainer(llama(), settings, train_dataset=data, eval_dataset=data, callbacks=[Stop(), copies])
+    trainer.add_callback(bias_callback(trainer, SnapshotRecorder(tmp_path / "bias", small_probe), every=100))
+    trainer.train()
+    first, last = RunDir(tmp_path / "bias").snapshots()
+    assert (first.step, last.step) == (0, 3)
+    # Also where the weights of another step are loaded at the end: here the worst ones, of step 1.
+    model = llama()
+    model.load_state_dict(copies.models[3])
+    assert last.bias["entropy"] == measure(ForeignModel(model), PROBE, batch_size=4).scalars["entropy"]
+
+
+def test_every_must_be_a_step(llama, arguments, tmp_path):
+    trainer = transformers.Trainer(llama(), arguments())
+    with pytest.raises(UsageError, match="every is 0: give at least 1"):
+        bias_callback(trainer, SnapshotRecorder(tmp_path), every=0)
+
+
+def test_the_lines_in_the_docs_run(llama, token_batches, arguments, tmp_path, monkeypatch):
+    page = (Path(birthmark.__file__).parent / "docs/measurements.md").read_text()
+    section = page.split("### In a training of your own")[1].split("\n## ")[0]
+    (code,) = [block.split("```")[0] for block in section.split("```python\n")[1:] if "bias_callback" in block]
+    monkeypatch.chdir(tmp_path)
+    scope = {"model": llama(), "arguments": arguments(), "dataset": Tokens(token_batches)}
+    exec(code, scope)
+    assert [snapshot.step for snapshot in RunDir(tmp_path / "bias").snapshots()] == [0, 5]
+    assert logged(scope["trainer"], "bias/drift").keys() == {0, 5}
