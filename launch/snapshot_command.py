@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
+import os
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +20,19 @@ from rich.table import Table
 
 from ..callbacks.config import SnapshotConfig
 from ..callbacks.foreign import ForeignModel
-from ..callbacks.measure import BirthReference, birth_reference, measure
+from ..callbacks.measure import birth_reference, measure
+from ..callbacks.recorder import snapshot_of
 from ..callbacks.records import RunDir, Snapshot, strict
 from ..data.probes import random_probe
 from ..data.tokenizer import TextTokenizer
 from ..errors import RunError, UsageError
-from ..metrics.ranks import places, ranking
 from ..models.decoder import Decoder
-from .models import open_source
+from ..models.exchange import is_path
+from .models import no_such_model, open_native
+from .probes import check_probe
 from .table import format_value
-from .weights import find_checkpoint
+from .terminal import print_json
+from .weights import device
 
 #: The step of a snapshot of a model whose training is not known.
 UNKNOWN_STEP = -1
@@ -46,29 +49,6 @@ class Subject:
     tokenizer: Path | None
 
 
-def _is_run(path: Path) -> bool:
-    return (path / "config.yaml").is_file() and (path / "birth.json").is_file()
-
-
-def _native(name: str) -> tuple[str, int] | None:
-    """Name of a model's birth for `open_source`, and its step, if it is one of ours; None if it is not."""
-    head, _, tail = name.rpartition("@")
-    if name.endswith((".yaml", ".yml")) or head.endswith((".yaml", ".yml")):
-        return name, 0
-    folder = Path(name)
-    if _is_run(folder):
-        return f"{name}@0", _step_of(find_checkpoint(RunDir(folder), None))
-    if head and _is_run(Path(head)):
-        return f"{head}@0", int(tail) if tail.isdecimal() else UNKNOWN_STEP
-    if (folder / "state.json").is_file() and _is_run(folder.parent.parent):
-        return f"{folder.parent.parent}@0", _step_of(folder)
-    return None
-
-
-def _step_of(checkpoint: Path) -> int:
-    return int(checkpoint.name.removeprefix("step-"))
-
-
 def open_subject(name: str, step: int | None, dtype: torch.dtype) -> Subject:
     """Load a model by any of its names; of ``transformers`` also one that our decoder cannot be.
 
@@ -78,31 +58,29 @@ def open_subject(name: str, step: int | None, dtype: torch.dtype) -> Subject:
     """
     if step is not None and step < 0:
         raise UsageError(f"--step {step}: give 0 or more")
-    if step is not None and _is_run(Path(name)):
+    if step is not None and RunDir.is_run(Path(name)):
         name, step = f"{name}@{step}", None
-    native = _native(name)
-    if native is None:
+    source = open_native(name)
+    if source is None:
         return _foreign(name, UNKNOWN_STEP if step is None else step, dtype)
     if step is not None:
         raise UsageError(f"--step {step}: {name} says its step itself; leave one of them out")
-    source, birth = open_source(name), open_source(native[0])
-    return Subject(source.load().to(dtype), lambda: birth.load().to(dtype), native[1], source.tokenizer)
+    return Subject(source.load().to(dtype), lambda: source.birth().to(dtype), source.step, source.tokenizer)
 
 
 def _foreign(name: str, step: int, dtype: torch.dtype) -> Subject:
     """A folder of transformers or a hub id; nothing is unpickled and no code of the model's own is run."""
     try:
+        if not torch.cuda.is_available():
+            # DeepSpeed, which transformers imports where it is, would tell on standard output that it sees no GPU.
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
         from transformers import AutoModelForCausalLM, logging
         from transformers.utils.hub import cached_file
     except ImportError:
         raise UsageError(f"measuring {name} needs transformers: pip install transformers") from None
     folder = Path(name).expanduser()
-    if not (folder / "config.json").is_file() and (
-        folder.exists() or name.startswith((".", "~", "/")) or name.count("/") > 1
-    ):
-        raise UsageError(
-            f"{name}: neither a run, RUN@STEP, a checkpoint, CONFIG.yaml@SEED nor a folder of transformers"
-        )
+    if not (folder / "config.json").is_file() and (folder.exists() or is_path(name)):
+        raise no_such_model(name)
     where, revision = (str(folder), "") if folder.is_dir() else (name.partition("@")[0], name.partition("@")[2])
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -136,59 +114,35 @@ def _probe(subject: Subject, parsed: Namespace) -> np.ndarray:
     settings = SnapshotConfig(
         n_sequences=parsed.n_sequences, seq_len=seq_len, batch_size=parsed.batch_size, sink_epsilon=parsed.sink_epsilon
     )
-    if problems := settings.problems():
-        raise UsageError("; ".join(problem.replace("snapshot.", "--") for problem in problems))
     table = isinstance(subject.model, ForeignModel) or subject.model.config.positions == "learned"
-    if table and longest is not None and seq_len > longest:
-        raise UsageError(f"--seq_len {seq_len}: this model has {longest} positions; give at most {longest}")
+    check_probe(settings, longest if table else None)
     return random_probe(config.vocab_size, parsed.n_sequences, seq_len, parsed.probe_seed)
 
 
 def take(subject: Subject, parsed: Namespace) -> Snapshot:
     """Measure ``subject`` as the options say."""
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    model, probe_NT = subject.model.to(device), _probe(subject, parsed)
+    model, probe_NT = subject.model.to(device()), _probe(subject, parsed)
     birth = None
     if subject.newborn is not None:
-        birth = birth_reference(subject.newborn().to(device), probe_NT, parsed.batch_size)
+        birth = birth_reference(subject.newborn().to(device()), probe_NT, parsed.batch_size)
     start = time.perf_counter()
     try:
         found = measure(model, probe_NT, birth, batch_size=parsed.batch_size, sink_epsilon=parsed.sink_epsilon)
     except (RunError, UsageError) as error:
         raise type(error)(f"{parsed.model}: {error}") from None
-    summary = {
-        "step": subject.step,
-        "source": parsed.model,
-        "probe": {
-            "kind": "random",
-            "n_sequences": probe_NT.shape[0],
-            "seq_len": probe_NT.shape[1],
-            "probe_seed": parsed.probe_seed,
-            "dtype": str(next(model.parameters()).dtype).removeprefix("torch."),
-        },
-        "model": asdict(model.config),
-        "n_layers": model.config.n_layers,
-        "n_heads": model.config.n_heads,
-        "vocab_size": model.config.vocab_size,
-        "seconds": round(time.perf_counter() - start, 4),
-        "bias": found.scalars,
-        "top_tokens": _top_tokens(found.arrays, birth, subject.tokenizer),
-    }
-    return Snapshot(summary, found.arrays)
-
-
-def _top_tokens(
-    arrays: dict[str, np.ndarray], birth: BirthReference | None, tokenizer: Path | None
-) -> list[dict[str, Any]]:
-    p_V, w_V = arrays["mean_prob"], arrays["argmax_share"]
-    top = ranking(p_V)[: SnapshotConfig.top_k].tolist()
-    texts = [f"[{token}]" for token in top] if tokenizer is None else TextTokenizer.load(tokenizer).token_texts(top)
-    at_birth = None if birth is None else places(birth.mean_prob) + 1
-    told = []
-    for rank, (token, text) in enumerate(zip(top, texts, strict=True), start=1):
-        entry = {"rank": rank, "id": token, "text": text, "p": float(p_V[token]), "argmax_share": float(w_V[token])}
-        told.append(entry if at_birth is None else entry | {"rank_at_birth": int(at_birth[token])})
-    return told
+    seconds = time.perf_counter() - start
+    tokenizer = None if subject.tokenizer is None else TextTokenizer.load(subject.tokenizer)
+    return snapshot_of(
+        model,
+        found,
+        probe_NT,
+        parsed.probe_seed,
+        about={"step": subject.step, "source": parsed.model},
+        seconds=seconds,
+        birth=birth,
+        top_k=SnapshotConfig.top_k,
+        token_texts=None if tokenizer is None else tokenizer.token_texts,
+    )
 
 
 #: Columns of the table of blocks: name in JSON, heading, from the arrays, format. Those of L + 1 rows begin with the
@@ -274,7 +228,7 @@ def snapshot(parsed: Namespace) -> int:
     if parsed.json:
         told = {name: value for name, value in found.summary.items() if name != "bias"}
         told = told | {"scalars": found.bias, "layers": layers(found)}
-        print(json.dumps(strict(told), indent=2, ensure_ascii=False), flush=True)
+        print_json(strict(told))
     else:
         _print(found, Console())
     return 0

@@ -1,0 +1,391 @@
+"""Measuring a model as it is done today, against one pass of ours: the same model, the same probe, the same numbers.
+
+    python benchmarks/usual_way.py [--lengths 512 1024 2048] [--rounds 5] [--json]
+
+The model is a newborn ``LlamaForCausalLM`` of ``transformers`` (d 768, 12 blocks, 12 heads, f 2048, V 32000: 134M
+parameters) in float32, the probe 2 sequences of T random tokens in one batch.
+
+*The usual way* (:func:`usual_way`) is eager attention with ``output_attentions=True, output_hidden_states=True`` and
+the published formulas on the tensors that these keep, under ``torch.no_grad``, vectorised over sequences, heads and
+positions, float32. What they do not keep comes from hooks, as people do it: the residual stream after attention and
+before the last norm, the heads' outputs before the output projection, and of the MLP's hidden units only the two means
+that are wanted, so that the units themselves need not be kept. It is spared what would make it look bad: logits are
+those of the last position only, mean cosines come from sums of unit vectors, singular values from the second moment,
+and Σ a² without a copy of the weights.
+
+*Ours* is ``measure(ForeignModel(model), probe)``. It also takes what the usual way has no tensors for, and is not
+compared: the query-key lock, and a watch for NaN and inf. The check of its attention against the model's own, on one
+sequence, is in its time, though a training makes it once only.
+
+Times: both live in processes of their own, which take turns round by round; the median of the ratios of a round counts.
+Memory: the peak resident memory of each process (``ru_maxrss``) over what was resident when the model was loaded, had
+been measured on 16 tokens, and what is free had been given back; the whole peaks, with libraries and weights, stand
+beside it. Linux only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import os
+import platform
+import resource
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of a waiting process sleep; read when torch is loaded
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+if TYPE_CHECKING:  # a worker's peak begins with what its parent held
+    from torch import Tensor
+
+#: At T = 2048: times faster, times less memory, largest difference.
+LIMITS = {"faster": 3.5, "smaller": 15.0, "difference": 1e-4}
+N_SEQUENCES, WARM_UP = 2, 16
+SINK_EPSILONS = [i / 10 for i in range(1, 10)]
+Numbers = dict[str, np.ndarray]
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# The usual way
+
+
+def usual_way(model: Any, tokens_BT: Tensor) -> Numbers:
+    """Every quantity of docs/definitions.md §3–7 that kept attentions, hidden states and simple hooks give."""
+    import torch
+
+    after_attention: list[Tensor] = []
+    heads: list[Tensor] = []
+    units: list[tuple[Tensor, Tensor]] = []
+    before_norm: list[Tensor] = []
+
+    def keep_units(module: Any, args: tuple[Tensor]) -> None:
+        size_BTF = args[0].abs()
+        units.append((size_BTF[:, 0].mean(0), size_BTF[:, 1:].mean((0, 1))))
+
+    hooks = [model.model.norm.register_forward_pre_hook(lambda module, args: before_norm.append(args[0]))]
+    for block in model.model.layers:
+        hooks += [
+            block.post_attention_layernorm.register_forward_pre_hook(
+                lambda module, args: after_attention.append(args[0])
+            ),
+            block.self_attn.o_proj.register_forward_pre_hook(lambda module, args: heads.append(args[0])),
+            block.mlp.down_proj.register_forward_pre_hook(keep_units),
+        ]
+    try:
+        with torch.no_grad():
+            told = model(
+                tokens_BT, use_cache=False, output_attentions=True, output_hidden_states=True, logits_to_keep=1
+            )
+            after_mlp = [*told.hidden_states[:-1], before_norm[0]]  # the library's last one is normed
+            return {
+                **_preference(told.logits[:, -1]),
+                **_contraction(after_mlp, after_attention),
+                **_sinks(told.attentions),
+                **_variance(heads, model.config.num_attention_heads),
+                **_units(units),
+                **_states(after_mlp),
+            }
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _stack(values: list[Any]) -> np.ndarray:
+    return np.stack([value.numpy() if hasattr(value, "numpy") else np.asarray(value) for value in values])
+
+
+def _preference(logits_BV: Tensor) -> Numbers:
+    p_V, vocab_size = logits_BV.softmax(-1).mean(0), logits_BV.shape[-1]
+    w_V = logits_BV.argmax(-1).bincount(minlength=vocab_size) / len(logits_BV)
+    kl = (p_V * (p_V * vocab_size).log()).sum()
+    entropy = 1 - kl / np.log(vocab_size)
+    return {
+        "mean_prob": p_V.numpy(),
+        "argmax_share": w_V.numpy(),
+        "kl_uniform": kl.numpy(),
+        "entropy": entropy.numpy(),
+        "preference_ratio": (vocab_size * p_V.max()).numpy(),
+    }
+
+
+def _mean_cosine(u_XND: Tensor) -> float:
+    """Over pairs of different unit vectors, averaged over the groups."""
+    n = u_XND.shape[1]
+    return float(((u_XND.sum(1).square().sum(-1) - n) / (n * (n - 1))).mean())
+
+
+def _contraction(after_mlp: list[Tensor], after_attention: list[Tensor]) -> Numbers:
+    from torch.nn.functional import normalize
+
+    found: dict[str, list[float]] = {}
+    for name, states in (("mlp", after_mlp), ("attention", after_attention)):
+        units = [normalize(h_BTD, dim=-1) for h_BTD in states]
+        found[f"inter_{name}"] = [_mean_cosine(u_BTD[None, :, -1]) for u_BTD in units]
+        found[f"intra_{name}"] = [_mean_cosine(u_BTD) for u_BTD in units]
+    directions = [normalize(h_BTD[:, -1].mean(0), dim=-1) for h_BTD in after_mlp]
+    return {name: np.array(values) for name, values in found.items()} | {"mean_direction": _stack(directions)}
+
+
+def _sinks(attentions: tuple[Tensor, ...]) -> Numbers:
+    import torch
+
+    length = attentions[0].shape[-1]
+    queries_T = length - torch.arange(length)
+    by_layer: dict[str, list[Tensor]] = {}
+    rates = []
+    for a_BHTS in attentions:
+        importance_BHT = a_BHTS.sum(-2) / queries_T
+        n_eff_BHT = 1 / torch.linalg.vector_norm(a_BHTS, dim=-1).square()
+        found = {
+            "sink_mass": a_BHTS[:, :, 1:, 0].mean((0, 2)),
+            "importance": importance_BHT.mean(0),
+            "sink_position": importance_BHT.mean(0).argmax(-1),
+            "n_eff": n_eff_BHT.mean(0),
+        }
+        for name, value in found.items():
+            by_layer.setdefault(name, []).append(value)
+        rates.append(torch.stack([100 * (importance_BHT > e).float().mean(0) for e in SINK_EPSILONS]))
+    grid_ELHT = torch.stack(rates, dim=1)
+    return {name: _stack(values) for name, values in by_layer.items()} | {
+        "sink_rate_grid": grid_ELHT[..., 0].numpy(),
+        "sink_rate_by_key": grid_ELHT.mean((1, 2)).numpy(),
+    }
+
+
+def _variance(heads: list[Tensor], n_heads: int) -> Numbers:
+    variance_LHT = _stack([o_BTD.unflatten(-1, (n_heads, -1)).var(0).mean(-1).T for o_BTD in heads])
+    over_heads_LT = variance_LHT.mean(1)
+    late_L = over_heads_LT[:, (variance_LHT.shape[-1] + 1) // 2 :].mean(-1)
+    return {"positional_variance": variance_LHT, "variance_discrepancy": over_heads_LT[:, 0] / late_L}
+
+
+def _units(units: list[tuple[Tensor, Tensor]]) -> Numbers:
+    first_LF, others_LF = (_stack([unit[i] for unit in units]) for i in (0, 1))
+    middle_L1 = np.median(first_LF, axis=-1, keepdims=True)
+    spread_L1 = 1.4826 * np.median(np.abs(first_LF - middle_L1), axis=-1, keepdims=True)
+    is_super_LF = ((first_LF - middle_L1) / spread_L1 >= 10) & (first_LF >= 5 * others_LF)
+    return {"activation_first": first_LF, "activation_others": others_LF, "super_neurons": is_super_LF.sum(-1)}
+
+
+def _states(after_mlp: list[Tensor]) -> Numbers:
+    import torch
+
+    dominance, massive, positions, channels, singular, ranks = [], [], [], [], [], []
+    for h_BTD in after_mlp:
+        size_BTD = h_BTD.abs()
+        dominance.append((size_BTD.amax(-1) / size_BTD.mean(-1)).mean(0))
+        value_K, index_K = size_BTD.amax(0).flatten().topk(10)
+        massive.append(value_K)
+        positions.append(index_K // h_BTD.shape[-1])
+        channels.append(index_K % h_BTD.shape[-1])
+        h_ND = h_BTD.flatten(0, 1)
+        value_D = (torch.linalg.eigvalsh((h_ND.T @ h_ND).double()).clamp_min(0) / len(h_ND)).sqrt().flip(0)
+        singular.append(value_D)
+        ranks.append(torch.special.entr(value_D / value_D.sum()).sum().exp())
+    return {
+        "dominance": _stack(dominance),
+        "massive_value": _stack(massive),
+        "massive_position": _stack(positions),
+        "massive_channel": _stack(channels),
+        "singular_values": _stack(singular),
+        "effective_rank": _stack(ranks),
+    }
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# Ours
+
+
+def ours(model: Any, tokens_BT: Tensor) -> Numbers:
+    """The same and more, from one pass."""
+    from birthmark.callbacks.foreign import ForeignModel
+    from birthmark.callbacks.measure import measure
+
+    found = measure(ForeignModel(model), tokens_BT.numpy())
+    return found.arrays | {name: np.array(value) for name, value in found.scalars.items() if name not in found.arrays}
+
+
+WAYS: dict[str, tuple[str, Callable[[Any, Tensor], Numbers]]] = {"usual": ("eager", usual_way), "ours": ("sdpa", ours)}
+"""Attention that the model is loaded with, and what measures it."""
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# Processes
+
+
+def build(attention: str) -> Any:
+    """The model, in evaluation mode; the same weights in every process."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=768,
+        num_hidden_layers=12,
+        num_attention_heads=12,
+        intermediate_size=2048,
+        vocab_size=32000,
+        max_position_embeddings=4096,
+        initializer_range=768**-0.5,
+        tie_word_embeddings=False,
+        pad_token_id=None,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    torch.manual_seed(0)
+    return LlamaForCausalLM._from_config(config, attn_implementation=attention, dtype=torch.float32).eval()
+
+
+def peak_bytes() -> int:
+    """The most resident memory that this process has had."""
+    return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def resident_bytes() -> int:
+    """What it has now, without what is free."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def serve(way: str, length: int, pipe: Connection) -> None:
+    """One side: loads the model, then measures as often as it is asked to and says how long it took."""
+    import torch
+
+    attention, measured = WAYS[way]
+    model = build(attention)
+    tokens = torch.randint(0, 32000, (N_SEQUENCES, length), generator=torch.Generator().manual_seed(1))
+    built = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "sum": sum(p.detach().sum(dtype=torch.float64).item() for p in model.parameters()),
+        "threads": torch.get_num_threads(),
+    }
+    pipe.send(built)
+    measured(model, tokens[:, :WARM_UP])
+    loaded = resident_bytes()
+    numbers: Numbers = {}
+    while pipe.recv():
+        start = time.perf_counter()
+        numbers = measured(model, tokens)
+        pipe.send(time.perf_counter() - start)
+    peak = peak_bytes()
+    pipe.send({"numbers": numbers, "peak": peak, "above": peak - loaded})
+
+
+def differences(usual: Numbers, found: Numbers) -> dict[str, dict[str, float]]:
+    """Of every quantity that both have: the largest difference, and that over the largest value."""
+    shared = {}
+    for name, theirs in usual.items():
+        largest = float(np.abs(theirs).max())
+        gap = float(np.abs(np.asarray(found[name], dtype=np.float64) - theirs).max())
+        shared[name] = {"absolute": gap, "relative": gap / largest if largest else gap}
+    return shared
+
+
+def compare(length: int, rounds: int) -> dict[str, Any]:
+    """Both ways at one length."""
+    context, pipes, processes, built = get_context("spawn"), {}, [], {}
+    for way in WAYS:
+        pipes[way], theirs = context.Pipe()
+        processes.append(context.Process(target=serve, args=(way, length, theirs)))
+        processes[-1].start()
+        built[way] = pipes[way].recv()
+    if built["usual"] != built["ours"]:
+        raise SystemExit(f"the two processes have different models: {built}")
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    for round_ in range(rounds + 1):
+        for way, pipe in pipes.items():
+            pipe.send(True)
+            took = pipe.recv()
+            if round_:  # the first round faults its memory in
+                seconds[way].append(took)
+    told = {}
+    for way, pipe in pipes.items():
+        pipe.send(False)
+        told[way] = pipe.recv()
+    for process in processes:
+        process.join()
+    ratios = [a / b for a, b in zip(seconds["usual"], seconds["ours"], strict=True)]
+    shared = differences(told["usual"]["numbers"], told["ours"]["numbers"])
+    return {
+        "length": length,
+        "seconds": {way: statistics.median(times) for way, times in seconds.items()},
+        "faster": statistics.median(ratios),
+        "quartiles": [float(q) for q in np.percentile(ratios, [25, 75])],
+        "above_bytes": {way: told[way]["above"] for way in WAYS},
+        "peak_bytes": {way: told[way]["peak"] for way in WAYS},
+        "smaller": told["usual"]["above"] / told["ours"]["above"],
+        "difference": max(gap["relative"] for gap in shared.values()),
+        "differences": shared,
+        **{name: built["ours"][name] for name in ("parameters", "threads")},
+    }
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    table = Table("T", "usual, s", "ours, s", "× faster", "quartiles")
+    for heading in ("usual, MiB", "ours, MiB", "× smaller", "whole peaks, GiB", "largest difference"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        above, peak = ([row[key][way] for way in WAYS] for key in ("above_bytes", "peak_bytes"))
+        worst = max(row["differences"], key=lambda name: row["differences"][name]["relative"])
+        table.add_row(
+            str(row["length"]),
+            *(f"{row['seconds'][way]:.2f}" for way in WAYS),
+            f"{row['faster']:.2f}",
+            "–".join(f"{q:.2f}" for q in row["quartiles"]),
+            *(f"{n / 2**20:,.0f}" for n in above),
+            f"{row['smaller']:.1f}",
+            " ".join(f"{n / 2**30:.2f}" for n in peak),
+            f"{row['difference']:.0e} ({worst})",
+        )
+    return table
+
+
+def _verdicts(row: dict[str, Any]) -> list[str]:
+    kept = {
+        f"≥ {LIMITS['faster']:g} × faster": row["faster"] >= LIMITS["faster"],
+        f"≥ {LIMITS['smaller']:g} × less memory": row["smaller"] >= LIMITS["smaller"],
+        f"differences ≤ {LIMITS['difference']:g}": row["difference"] <= LIMITS["difference"],
+    }
+    return [f"{limit}: {'kept' if good else 'MISSED'}" for limit, good in kept.items()]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[512, 1024, 2048], help="tokens in a sequence")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of timings per length, after one that is dropped")
+    parser.add_argument("--json", action="store_true", help="print it as JSON, with the difference of every quantity")
+    args = parser.parse_args()
+    rows = [compare(length, args.rounds) for length in args.lengths]
+    from importlib.metadata import version
+
+    libraries = ", ".join(f"{name} {version(name)}" for name in ("torch", "transformers", "birthmark"))
+    if args.json:
+        print(json.dumps({"versions": libraries, "rows": rows}, indent=2))
+        return
+    console = Console(width=150)
+    console.print(_table(rows))
+    for row in rows:
+        if row["length"] == 2048:
+            console.print("At T = 2048: " + "; ".join(_verdicts(row)), highlight=False)
+    console.print(
+        f"{rows[0]['parameters']:,} parameters, float32, {N_SEQUENCES} sequences, {len(rows[0]['differences'])} "
+        f"quantities compared, {args.rounds} rounds; {rows[0]['threads']} threads, {platform.machine()}, "
+        f"CPython {platform.python_version()}, {libraries}",
+        highlight=False,
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
