@@ -1,0 +1,212 @@
+"""What a pass under fake tensors holds and sends: live storages by part, collectives by their bytes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.distributed.tensor import DTensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+#: What memory is held for. ``gathered``: whole weights of a cut model and the buffers of its collectives.
+#: ``activations``: all else, that is what passes keep for their backward passes, and temporaries.
+PARTS = ("parameters", "gradients", "optimizer", "gathered", "activations")
+_GATHERED, _ACTIVATIONS = PARTS.index("gathered"), PARTS.index("activations")
+
+#: Parts of a step, in order. Between the forward and the backward pass of its first micro-batch, the gradients of the
+#: step before go. What comes later is the same for all micro-batches but the first.
+PHASES = ("first forward", "first backward", "later forward", "later backward", "update")
+
+#: Micro-batch of a pass whose memory shall be known for every micro-batch: a prime so large that a storage whose size
+#: has it as a factor grows with the micro-batch.
+MANY = 1_000_003
+
+
+def _of_flash_backward(d_out: Tensor, q: Tensor, *more: Any, **options: Any) -> int:
+    # FlashAttention-2 sums the gradient of the queries in float32, beside a number per row.
+    return 4 * q.numel() + 4 * q.numel() // q.shape[-1]
+
+
+#: Bytes that fused kernels take for the time that they run, by the operator's name.
+WORKSPACE: dict[str, Callable[..., int]] = {"aten::_scaled_dot_product_flash_attention_backward": _of_flash_backward}
+
+
+def _nbytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
+
+
+def _sent_in_all_reduce(tensors: list[Tensor], group: Any, *more: Any) -> int:
+    n = dist.ProcessGroup.unbox(group).size()
+    return 2 * (n - 1) * _nbytes(tensors) // n
+
+
+def _sent_in_functional_all_reduce(tensor: Tensor, kind: str, group: str) -> int:
+    n = dist.distributed_c10d._resolve_process_group(group).size()  # type: ignore[arg-type]
+    return 2 * (n - 1) * _nbytes([tensor]) // n
+
+
+#: Bytes that one process sends, by the collective's name, as a ring sends them: of n parts, n − 1 once where parts are
+#: gathered or scattered, twice where sums come back to all.
+SENT: dict[str, Callable[..., int]] = {
+    "c10d::_allgather_base_": lambda whole, part, *more: _nbytes([whole]) - _nbytes([part]),
+    "c10d::_reduce_scatter_base_": lambda part, whole, *more: _nbytes([whole]) - _nbytes([part]),
+    "c10d::allreduce_": _sent_in_all_reduce,
+    "_c10d_functional::all_reduce": _sent_in_functional_all_reduce,
+    "_c10d_functional::wait_tensor": lambda *tensors: 0,
+}
+
+
+@dataclass
+class _Held:
+    alive: weakref.ref[torch.UntypedStorage]
+    nbytes: int
+    part: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Bytes held after every operator of a step, by part; those of activations for any micro-batch.
+
+    Attributes:
+        fixed: int64 ``[operators, parts]``.
+        per_sequence: float64 ``[operators]``, activations on top for each sequence of the micro-batch.
+        phases: int8 ``[operators]``, places in :data:`PHASES`.
+        sent: bytes that a process sends in each phase.
+    """
+
+    fixed: np.ndarray
+    per_sequence: np.ndarray
+    phases: np.ndarray
+    sent: dict[str, int]
+
+    def at(self, micro_batch_size: int) -> np.ndarray:
+        """Bytes held with this micro-batch, ``[operators, parts]``."""
+        held = self.fixed.astype(np.float64)
+        held[:, _ACTIVATIONS] += self.per_sequence * micro_batch_size
+        return held
+
+    def during(self, *phases: str) -> np.ndarray:
+        """Which operators belong to any of these phases, ``[operators]``."""
+        return np.isin(self.phases, [PHASES.index(phase) for phase in phases])
+
+
+class Ledger(TorchDispatchMode):
+    """Follows every storage of fake tensors from the operator that makes it until nothing holds it.
+
+    Args:
+        mode: of the fake tensors; those of other modes, by which torch reasons about shapes, belong to no process.
+        micro_batch_size: sequences in a pass; with :data:`MANY`, memory is told apart by whether it grows with them.
+    """
+
+    def __init__(self, mode: FakeTensorMode, micro_batch_size: int) -> None:
+        super().__init__()
+        self._mode, self._many = mode, micro_batch_size == MANY
+        self._held: dict[int, _Held] = {}
+        # Parts, then activations of one sequence.
+        self._now = [0] * (len(PARTS) + 1)
+        self._rows: list[tuple[int, ...]] = []
+        self._phases: list[int] = []
+        self._sent = dict.fromkeys(PHASES, 0)
+        self._phase: str | None = None
+
+    def __enter__(self) -> Ledger:
+        """From here on; storages that change their size, as those of gathered weights do, are followed too."""
+        self._resize = torch.UntypedStorage.resize_
+
+        def resize_(storage: torch.UntypedStorage, size: int) -> Any:
+            result = self._resize(storage, size)
+            if (held := self._held.get(id(storage))) is not None:
+                self._count(held, -1)
+                held.nbytes, held.part = size, _GATHERED
+                self._count(held, 1)
+            return result
+
+        torch.UntypedStorage.resize_ = resize_  # type: ignore[assignment, method-assign]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        """Up to here."""
+        super().__exit__(*error)
+        torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
+
+    def begin(self, phase: str) -> None:
+        """A part of the step begins."""
+        self._phase = phase
+
+    def mark(self, tensors: Iterable[Tensor], part: str) -> None:
+        """What these tensors of a process lie in is held for ``part``."""
+        for tensor in tensors:
+            local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
+            self._file(local.untyped_storage(), PARTS.index(part))
+
+    def curve(self) -> Curve:
+        """All that was held since the first phase began."""
+        rows = np.array(self._rows, dtype=np.int64).reshape(-1, len(PARTS) + 1)
+        return Curve(rows[:, :-1], rows[:, -1] / MANY, np.array(self._phases, np.int8), dict(self._sent))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """One operator: what it gives is held from now on."""
+        if any(issubclass(kind, DTensor) for kind in types):
+            # What it does to the part of this process comes here again.
+            return NotImplemented
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        name = func.name().partition(".")[0]
+        for tensor in tree_iter(result):
+            if isinstance(tensor, FakeTensor) and tensor.fake_mode is self._mode:
+                self._file(tensor.untyped_storage())
+        if func.namespace in ("c10d", "_c10d_functional"):
+            self._communicate(name, args)
+        if func.namespace == "fsdp":
+            self.mark(tree_iter(kwargs.get("out", [])), "gathered")
+        if self._phase is not None and func.namespace != "prim":
+            self._row(self._phase, WORKSPACE[name](*args, **kwargs) if name in WORKSPACE else 0)
+        return result
+
+    def _communicate(self, name: str, args: Any) -> None:
+        if name not in SENT:
+            raise NotImplementedError(f"{name}: a collective whose bytes nobody has counted yet (plan_memory.SENT)")
+        if self._phase:
+            self._sent[self._phase] += SENT[name](*args)
+        if name == "c10d::_allgather_base_":
+            self._file(args[0].untyped_storage(), _GATHERED)
+        if name == "c10d::_reduce_scatter_base_":
+            self.mark([args[0]], "gradients")
+            self._file(args[1].untyped_storage(), _GATHERED)
+
+    def _row(self, phase: str, workspace: int) -> None:
+        row = list(self._now)
+        row[-1 if self._grows(workspace) else _ACTIVATIONS] += workspace
+        self._rows.append(tuple(row))
+        self._phases.append(PHASES.index(phase))
+
+    def _grows(self, nbytes: int) -> bool:
+        return self._many and nbytes > 0 and nbytes % MANY == 0
+
+    def _count(self, held: _Held, sign: int) -> None:
+        place = -1 if held.part == _ACTIVATIONS and self._grows(held.nbytes) else held.part
+        self._now[place] += sign * held.nbytes
+
+    def _file(self, storage: torch.UntypedStorage, part: int | None = None) -> None:
+        key = id(storage)
+        held = self._held.get(key)
+        if held is None:
+
+            def gone(_: Any) -> None:
+                self._count(self._held.pop(key), -1)
+
+            held = self._held[key] = _Held(weakref.ref(storage, gone), storage.nbytes(), _ACTIVATIONS)
+            self._count(held, 1)
+        if part is not None and part != held.part:
+            self._count(held, -1)
+            held.part = part
+            self._count(held, 1)
