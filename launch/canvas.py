@@ -86,7 +86,7 @@ _STYLE: Any = {
 
 
 @contextmanager
-def _styled() -> Iterator[None]:
+def styled() -> Iterator[None]:
     """Our settings around drawing *and* saving: ticks are made as late as that."""
     try:
         import matplotlib
@@ -104,11 +104,11 @@ def picture(draw: Callable[..., Figure]) -> Callable[..., Figure]:
     """Decorate a function that draws a figure, so that it draws in our style."""
 
     @wraps(draw)
-    def styled(*args: Any, **kwargs: Any) -> Figure:
-        with _styled():
+    def in_style(*args: Any, **kwargs: Any) -> Figure:
+        with styled():
             return draw(*args, **kwargs)
 
-    return styled
+    return in_style
 
 
 def new(width: float, height: float, rows: int = 1, columns: int = 1, **share: Any) -> tuple[Figure, Any]:
@@ -129,7 +129,11 @@ def to_svg(figure: Figure, prefix: str, description: str = "") -> str:
     ``--mono``); text stays text. ``description`` is what a screen reader says.
     """
     buffer = BytesIO()
-    with _styled():
+    with styled():
+        # Saving with a layout engine would draw everything twice.
+        if (engine := figure.get_layout_engine()) is not None:
+            engine.execute(figure)
+            figure.set_layout_engine(None)
         figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
     root = ElementTree.fromstring(buffer.getvalue())
     for parent in list(root.iter()):
@@ -140,12 +144,41 @@ def to_svg(figure: Figure, prefix: str, description: str = "") -> str:
     for element in root.iter():
         element.tag = element.tag.rpartition("}")[2]
         attributes = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
+        if attributes.get("transform", "").startswith("rotate(-0 "):
+            del attributes["transform"]
         element.attrib.clear()
         element.attrib.update({name: _portable(name, value, prefix) for name, value in attributes.items()})
     box = root.attrib["viewBox"]
     root.attrib.clear()
     root.attrib.update({"viewBox": box, "role": "img", "aria-label": description})
+    _lean(root, set(re.findall(r"#([^\s\")]+)", buffer.getvalue().decode())), prefix)
     return ElementTree.tostring(root, encoding="unicode")
+
+
+def _lean(element: ElementTree.Element, wanted: set[str], prefix: str) -> None:
+    """Leave out ids that nothing refers to, groups that say nothing, and space: a third of what matplotlib writes."""
+    if element.get("id", "").removeprefix(f"{prefix}-") not in wanted:
+        element.attrib.pop("id", None)
+    if element.tag != "text":
+        element.text = None
+    children = []
+    for child in element:
+        _lean(child, wanted, prefix)
+        child.tail = None
+        empty = child.tag in ("g", "defs") and not len(child)
+        children += [] if empty else list(child) if child.tag == "g" and not child.attrib else [child]
+    element[:] = children
+    looks = {child.get("style") for child in element}
+    if (
+        element.tag == "g"
+        and "style" not in element.attrib
+        and len(element) > 1
+        and len(looks) == 1
+        and looks != {None}
+    ):
+        element.set("style", element[0].attrib["style"])  # of a cloud of markers, said once
+        for child in element:
+            del child.attrib["style"]
 
 
 def _portable(name: str, value: str, prefix: str) -> str:
@@ -158,15 +191,17 @@ def _portable(name: str, value: str, prefix: str) -> str:
         return value.replace("url(#", f"url(#{prefix}-")
     if name == "style":
         value = re.sub(r"#[0-9a-f]{6}", lambda match: _VARIABLE.get(match[0], match[0]), value)
-        return value.replace("'DejaVu Sans Mono'", "var(--mono)").replace("'DejaVu Sans'", "var(--sans)")
-    if name in ("d", "x", "y"):  # a hundredth of a point is finer than any screen
-        return re.sub(r"-?\d+\.\d+", lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), value)
+        value = value.replace("'DejaVu Sans Mono'", "var(--mono)").replace("'DejaVu Sans'", "var(--sans)")
+        return value.replace(": ", ":").replace("; ", ";")
+    if name in ("d", "x", "y", "transform"):  # a hundredth of a point is finer than any screen
+        value = re.sub(r"-?\d+\.\d+", lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), value)
+        return " ".join(value.split())
     return value
 
 
 def save_png(figure: Figure, path: Path, dpi: int = 200) -> None:
     """Write the figure as a PNG on white, for documents that do not show SVG."""
-    with _styled(), atomic_path(path) as new:
+    with styled(), atomic_path(path) as new:
         figure.savefig(new, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
 
 
@@ -237,19 +272,21 @@ def log_axis(axis: Any) -> None:
     axis.set_minor_locator(no_ticks())
 
 
-def legend(figure: Figure, entries: Sequence[tuple[str, Any]], characters: int = 75) -> None:
+def legend(figure: Figure, entries: Sequence[tuple[str, Any]], characters: int = 81) -> None:
     """A legend above the axes in as many columns as fit; the figure grows by its height, the axes keep theirs."""
     if not entries:
         return
-    labels = [short(label, 44) for label, _ in entries]
-    for columns in range(len(labels), 0, -1):
+    for columns in range(len(entries), 0, -1):
+        # matplotlib fills columns, people read rows.
+        order = [i for column in range(columns) for i in range(column, len(entries), columns)]
+        labels = [short(entries[i][0], 44) for i in order]
         rows = -(-len(labels) // columns)
         if sum(max(map(len, column)) + 7 for column in np.array_split(labels, columns)) <= characters:
             break
     width, height = figure.get_size_inches()
     figure.set_size_inches(width, height + rows * 12.5 / 72)
     # Placeholders first: matplotlib leaves out labels that start with "_" and reads "$" as mathematics.
-    handles = [handle for _, handle in entries]
+    handles = [entries[i][1] for i in order]
     legend = figure.legend(handles, [str(i) for i in range(len(labels))], loc="outside upper left", ncols=columns)
     for text, label in zip(legend.get_texts(), labels, strict=True):
         text.set_parse_math(False)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,7 @@ def _pretrain(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespac
     from rich.console import Console
 
     from ..trainer import start
-    from ..trainer.processes import place
+    from ..trainer.processes import place, restarted
     from ..trainer.run import pretrain
     from .report import build_report
     from .table import print_table
@@ -39,10 +37,12 @@ def _pretrain(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespac
         run = RunDir(Path(config.run_dir or f"runs/{name}"))
         config = dataclasses.replace(config, name=name, run_dir=str(run.path))
 
-    config = start.resolve(config)
+    config = start.adopted(config)
     console = Console()
-    outcome = pretrain(config, run, resume=parsed.resume is not None, console=console)
+    # The launcher's command is the one that began the run.
+    resume = parsed.resume is not None or (restarted() and RunDir.is_run(run.path))
     where = place()
+    outcome = pretrain(config, run, resume=resume, console=console)
     if where is not None and where.rank > 0:
         return 0
     if config.snapshot.enabled:
@@ -63,56 +63,23 @@ def _pretrain(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespac
 
 
 def _report(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
-    from .report import build_report, summarise
+    from .report_command import report
 
-    runs = [RunDir.open(Path(path)) for path in parsed.runs]
-    if parsed.json:
-        print(json.dumps(summarise(runs), indent=2, ensure_ascii=False), flush=True)
-        return 0
-    out = Path(parsed.out) if parsed.out else runs[0].report if len(runs) == 1 else Path("report.html")
-    build_report(runs, out)
-    print(out)
-    return 0
+    return report(parsed)
 
 
 def _ablate(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
-    from rich.console import Console
+    from .study_command import ablate
 
-    from .study import check_buildable, check_stored, common_flags, read_study, trials
-    from .study_runs import run_trials
-    from .study_table import read_results, report_study
-
-    if parsed.jobs < 1:
-        raise UsageError(f"--jobs {parsed.jobs}: give at least 1")
-    study = read_study(Path(parsed.study)).at(parsed.scale)
-    if parsed.arms is not None:
-        study = study.only([arm.strip() for arm in parsed.arms.split(",")])
-    out = Path(parsed.out or f"studies/{study.name}")
-    planned = trials(study, out, resolve, common_flags(parsed["set"]))
-    for trial in planned:
-        check_stored(trial)
-    console, failures = Console(), []
-    if not parsed.summary:
-        check_buildable(planned)
-        failures = run_trials(planned, parsed.jobs, console)
-    results = read_results(study, planned)
-    if results:
-        report_study(study, results, out, console)
-    elif parsed.summary:
-        raise UsageError(f"{out}: no run of {study.file} in it yet")
-    for failure in failures:
-        print(f"birthmark: error: {failure.trial.label}: {failure.reason} ({failure.trial.log})", file=sys.stderr)
-    return 1 if failures else 0
+    return ablate(parsed)
 
 
 def _birth(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
-    from rich.console import Console
-    from rich.progress import Progress
-
     from ..callbacks.records import atomic_path, write_json
     from ..models.birth import certificate_of
     from ..models.birth_files import write_birth
     from .describe import describe
+    from .terminal import bar, print_json
 
     config = resolve(Path(parsed.config))
     seed = config.init_seed if parsed.seed is None else parsed.seed
@@ -120,22 +87,20 @@ def _birth(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) 
     if out is not None and out.exists():
         raise UsageError(f"--out {out}: exists already; give a new folder")
     model = {"model": dataclasses.asdict(config.model)}
-    console = Console(stderr=True)
-    with Progress(console=console, transient=True, disable=parsed.json or not console.is_terminal) as progress:
-        bar = progress.add_task("birth", total=describe(config.model)["n_params"])
+    with bar("birth", describe(config.model)["n_params"], quiet=parsed.json) as advance:
 
-        def advance(name: str, values: Any) -> None:
-            progress.advance(bar, values.size)
+        def each(name: str, values: Any) -> None:
+            advance(values.size)
 
         if out is None:
-            told = certificate_of(config.model, seed, advance) | model
+            told = certificate_of(config.model, seed, each) | model
         else:
             with atomic_path(out) as new:
                 new.mkdir()
-                told = write_birth(config.model, seed, new, each=advance) | model
+                told = write_birth(config.model, seed, new, each=each) | model
                 write_json(new / "birth.json", told)
     if parsed.json:
-        print(json.dumps(told, indent=2), flush=True)
+        print_json(told)
     else:
         print(f"digest    {told['digest']}\ninit_seed {seed}\nn_params  {told['n_params']:,}", flush=True)
     return 0
@@ -182,13 +147,20 @@ def _describe(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespac
     from rich.console import Console
 
     from .describe import describe, print_description
+    from .terminal import print_json
 
     told = describe(resolve(Path(parsed.config)).model)
     if parsed.json:
-        print(json.dumps(told, indent=2), flush=True)
+        print_json(told)
     else:
         print_description(told, Console())
     return 0
+
+
+def _plan(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
+    from .plan_command import plan_run
+
+    return plan_run(parsed)
 
 
 def _fingerprint(parser: ArgumentParser, arguments: Sequence[str], parsed: Namespace) -> int:
@@ -220,6 +192,7 @@ COMMANDS: dict[str, Callable[[ArgumentParser, Sequence[str], Namespace], int]] =
     "pretrain": _pretrain,
     "report": _report,
     "describe": _describe,
+    "plan": _plan,
     "birth": _birth,
     "ablate": _ablate,
     "fingerprint": _fingerprint,

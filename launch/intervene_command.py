@@ -1,13 +1,11 @@
-"""What `birthmark intervene` does: the dose-response table of one intervention."""
+"""What `birthmark intervene` does: the dose-response table and picture of one intervention."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 from typing import get_args
 
-import torch
 from jsonargparse import Namespace
 from rich import box
 from rich.console import Console
@@ -17,7 +15,11 @@ from ..callbacks.config import SnapshotConfig
 from ..callbacks.intervene import DoseResponse, Kind, check, intervene
 from ..data.probes import random_probe
 from ..errors import UsageError
+from .intervene_picture import draw, picture_path
 from .models import open_source
+from .probes import check_probe
+from .terminal import print_json
+from .weights import device
 
 
 def _lambdas(text: str) -> list[float]:
@@ -50,24 +52,24 @@ def _print(found: DoseResponse, title: str, console: Console) -> None:
 def intervention(parsed: Namespace) -> int:
     """Intervene on one model."""
     doses = _lambdas(parsed["lambda"])
+    out = picture_path(parsed.out, parsed.json)
     source = open_source(parsed.model)
     settings = SnapshotConfig(n_sequences=parsed.n_sequences, seq_len=parsed.seq_len, batch_size=parsed.batch_size)
-    if problems := settings.problems():
-        raise UsageError("; ".join(problem.replace("snapshot.", "--") for problem in problems))
-    if source.config.positions == "learned" and parsed.seq_len > source.config.max_seq_len:
-        raise UsageError(f"--seq_len {parsed.seq_len}: this model has {source.config.max_seq_len} positions")
+    check_probe(settings, source.config.max_seq_len if source.config.positions == "learned" else None)
     assert parsed.kind in get_args(Kind)
     try:
         check(source.config, parsed.kind, parsed.layer, parsed.position, parsed.seq_len, doses)
     except UsageError as error:
         raise UsageError(f"--{error}") from None
     probe_NT = random_probe(source.config.vocab_size, parsed.n_sequences, parsed.seq_len, parsed.probe_seed)
-    model = source.load().to("cuda" if torch.cuda.is_available() else "cpu")
+    model = source.load().to(device())
     found = intervene(model, probe_NT, parsed.kind, parsed.layer, parsed.position, doses, batch_size=parsed.batch_size)
     if parsed.json:
-        told = dataclasses.asdict(found) | {"model": parsed.model, "importance": found.importance.tolist()}
-        print(json.dumps(told, indent=2, ensure_ascii=False), flush=True)
+        print_json(dataclasses.asdict(found) | {"model": parsed.model, "importance": found.importance.tolist()})
     else:
         title = f"{parsed.model}: {found.kind} at block {found.layer}, position {found.position}"
         _print(found, title, Console())
+    if out is not None:
+        draw(found, parsed.model, out)
+        Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
     return 0

@@ -43,6 +43,28 @@ def place_labels(
     return corners
 
 
+def stack(places: np.ndarray, gap: float, low: float, high: float) -> np.ndarray:
+    """Heights ``[N]`` as near to ``places`` as a distance of ``gap`` between any two and the bounds allow.
+
+    The order stays; what does not fit between the bounds is set closer than ``gap``.
+    """
+    n = len(places)
+    gap = min(gap, (high - low) / max(n - 1, 1))
+    order = np.argsort(places, kind="stable")
+    # Without the gaps it is isotonic regression: neighbours in the wrong order share their mean.
+    groups: list[tuple[float, int]] = []
+    for wanted in places[order] - gap * np.arange(n):
+        mean, size = float(wanted), 1
+        while groups and groups[-1][0] > mean:
+            other, more = groups.pop()
+            mean, size = (mean * size + other * more) / (size + more), size + more
+        groups.append((mean, size))
+    even = np.concatenate([np.full(size, mean) for mean, size in groups]) if groups else np.zeros(0)
+    found = np.empty(n)
+    found[order] = np.clip(even, low, high - gap * (n - 1)) + gap * np.arange(n)
+    return found
+
+
 def _around(point: np.ndarray, size: np.ndarray, gap: float) -> np.ndarray:
     """Corners of a label around a point, near ones first."""
     directions = np.stack([np.cos(_ANGLES), np.sin(_ANGLES)], axis=1)

@@ -45,10 +45,15 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     pretrain.add_class_arguments(RunConfig, None, as_group=False)
     commands.add_subcommand("pretrain", pretrain, help=pretrain.description)
 
-    report = Parser(description="Rebuild report.html of a run, or lay several runs side by side.")
-    report.add_argument("runs", type=str, nargs="+", metavar="RUN", help="Folders that `pretrain` wrote.")
+    report = Parser(description="Write the page of a run, of several side by side, or of one snapshot.")
     report.add_argument(
-        "--out", type=str | None, help="HTML file; by default RUN/report.html, ./report.html for several runs."
+        "runs", type=str, nargs="+", metavar="RUN", help="Folders that `pretrain` wrote, or one of `snapshot --out`."
+    )
+    report.add_argument("--step", type=int | None, metavar="N", help="The page of this snapshot of the run alone.")
+    report.add_argument(
+        "--out",
+        type=str | None,
+        help="HTML file; by default RUN/report.html, in the snapshot's folder, or ./report.html for several runs.",
     )
     report.add_argument("--json", action="store_true", help="Print the figures as JSON; no page is written.")
     report.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
@@ -58,6 +63,38 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     describe.add_argument("--json", action="store_true", help="Print it as JSON.")
     describe.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     commands.add_subcommand("describe", describe, help=describe.description)
+
+    plan = Parser(description="Tell whether a run fits on a cluster and what it takes there (docs/cluster.md).")
+    plan.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run.")
+    plan.add_argument("--n_gpus", type=int, required=True, metavar="N", help="GPUs, each with one process.")
+    plan.add_argument(
+        "--gpu",
+        type=str,
+        default="h100-80gb",
+        help="h100-80gb, h100-pcie-80gb, h200-141gb, b200-192gb, a100-40gb, a100-80gb, l40s-48gb, rtx4090-24gb; cpu: "
+        "processes on this machine.",
+    )
+    plan.add_argument("--gpus_per_node", type=int, default=8, metavar="N", help="GPUs in one machine.")
+    plan.add_argument(
+        "--strategy", type=str | None, metavar="NAME", help="In place of the config's; see trainer.strategy."
+    )
+    plan.add_argument("--set", type=str, nargs="+", default=[], metavar="FIELD=VALUE", help="Change the config.")
+    plan.add_argument("--mfu", type=float, default=0.4, help="Share of the GPU's bf16 peak that a step runs at.")
+    plan.add_argument(
+        "--bandwidth",
+        type=float | None,
+        metavar="GB/S",
+        help="That a GPU sends; by default its own link within one machine, else a port of 400 Gbit/s, 50 GB/s.",
+    )
+    plan.add_argument(
+        "--usable", type=float, default=0.92, help="Share of a GPU's memory for tensors; CUDA and NCCL take the rest."
+    )
+    plan.add_argument("--tokens", type=float | None, metavar="N", help="To train on; by default those of max_steps.")
+    plan.add_argument("--price", type=float, default=2.0, help="Of an hour of one GPU, in any currency.")
+    plan.add_argument("--alone", action="store_true", help="Plan the config as it is: no other ways are tried.")
+    plan.add_argument("--json", action="store_true", help="Print it as JSON, in bytes and seconds.")
+    plan.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    commands.add_subcommand("plan", plan, help=plan.description)
 
     birth = Parser(description="Re-create a birth from config and seed: its certificate and, if wanted, its weights.")
     birth.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run or of a model.")
@@ -184,6 +221,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     intervene.add_argument("--seq_len", type=int, default=64, metavar="T", help="Tokens in each.")
     intervene.add_argument("--probe_seed", type=int, default=0, help="Decides the sequences, and nothing else.")
     intervene.add_argument("--batch_size", type=int, default=64, metavar="B", help="Sequences in one forward pass.")
+    intervene.add_argument("--out", type=str | None, metavar="PNG", help="Picture; by default intervene.png.")
     intervene.add_argument("--json", action="store_true", help="Print it as JSON.")
     intervene.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
     commands.add_subcommand("intervene", intervene, help=intervene.description)
@@ -191,6 +229,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         "pretrain": pretrain,
         "report": report,
         "describe": describe,
+        "plan": plan,
         "birth": birth,
         "ablate": ablate,
         "fingerprint": fingerprint,

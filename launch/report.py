@@ -1,52 +1,64 @@
-"""One self-contained HTML page of one run, or of several side by side; and the same rows as JSON."""
+"""One self-contained HTML page of one run over training, or of several side by side; and the same rows as JSON."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
-from ..callbacks.records import RunDir, strict, write_text
-from .canvas import RUN_COLOURS, THEME
-from .pictures import short
-from .sections import FAVOURITES, sections
-from .story import Story, number, printable, ranks, read_stories
+from ..callbacks.records import RunDir, strict
+from .canvas import short
+from .pages import chain_links, write_page
+from .sections import FAVOURITES, one_line, sections
+from .snapshot_page import build_snapshot_page, snapshot_page
+from .story import Story, number, printable, ranks, read_stories, when
 from .table import format_value, shown_columns
 
 
 def build_report(runs: Sequence[RunDir], out: Path) -> None:
     """Write the report of ``runs`` to ``out``: one HTML page that fetches nothing; the same input gives the same bytes.
 
+    Beside it stands a folder with the numbers of its pictures. Where ``out`` is the one run's own report, the page of
+    its newest snapshot is written too.
+
     Raises:
         RunError: a file of a run is damaged; the message names it.
-        UsageError: no run was given, or matplotlib is missing.
+        UsageError: no run was given, matplotlib is missing, or something stands where the numbers go.
     """
     stories = read_stories(runs)
-    environment = jinja2.Environment(
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {"printable": printable, "value": format_value, "colour": colour_variable}
-    template = environment.from_string(
-        resources.files(__package__).joinpath("report.html.j2").read_text(encoding="utf-8")
-    )
-    page = template.render(
+    told = sections(stories)
+    if len(runs) == 1 and out == runs[0].report and stories[0].snapshots:
+        newest = stories[0].last or stories[0].first
+        assert newest is not None
+        build_snapshot_page(runs[0].snapshot(newest.step))
+    moments = [snapshot.bias for _, snapshot in stories[0].moments] if len(stories) == 1 else []
+    write_page(
+        "report.html.j2",
+        out,
+        told,
         stories=stories,
         strips=[_key_figures(story) for story in stories],
         columns=shown_columns([row for story in stories for row in story.rows]),
-        sections={section.id: section for section in sections(stories)},
         favourites=[favourites(story) for story in stories],
         certificates=[_certificate(story) for story in stories],
-        theme=THEME,
+        chain=chain_links(told, moments),
+        pages=[
+            (name if len(stories) == 1 else f"{story.name}, {name}", link)
+            for story in stories
+            for name, link in _pages(story, out)
+        ],
     )
-    write_text(out, page)
+
+
+def _pages(story: Story, out: Path) -> list[tuple[str, str]]:
+    """(name, link) of the pages of single snapshots that stand below the folder of ``out``."""
+    links = []
+    for snapshot in story.snapshots:
+        page = snapshot_page(story.run.snapshot(snapshot.step)).resolve()
+        if page.is_file() and page.is_relative_to(out.resolve().parent):
+            links.append((when(snapshot), page.relative_to(out.resolve().parent).as_posix()))
+    return links
 
 
 def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
@@ -68,11 +80,6 @@ def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
             for story in read_stories(runs)
         ]
     }
-
-
-def colour_variable(run: int) -> str:
-    """CSS variable of a run's colour."""
-    return f"var(--run-{run % len(RUN_COLOURS)})"
 
 
 def _key_figures(story: Story) -> list[tuple[str, str, str]]:
@@ -135,7 +142,7 @@ def favourites(story: Story) -> list[tuple[str, str, list[dict[str, Any]]]]:
         rows = [
             {
                 "rank": token["rank"],
-                "text": short(printable(token["text"]), 32),
+                "text": short(one_line(token["text"]), 32),
                 "id": token["id"],
                 "ratio": number(token.get("p")) * size,
                 "share": number(token.get("argmax_share")),
@@ -143,6 +150,6 @@ def favourites(story: Story) -> list[tuple[str, str, list[dict[str, Any]]]]:
             }
             for token in snapshot.summary.get("top_tokens", [])[:FAVOURITES]
         ]
-        title = f"Now, step {snapshot.step:,}" if now else "At birth"
+        title = f"Now, {when(snapshot)}" if now else "At birth"
         lists.append((title, "" if elsewhere is None else "rank at birth" if now else "rank now", rows))
     return lists

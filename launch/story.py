@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -32,12 +33,18 @@ class Story:
     @property
     def first(self) -> Snapshot | None:
         """The snapshot at birth."""
-        return self.snapshots[0] if self.snapshots and self.snapshots[0].step == 0 else None
+        return next((snapshot for snapshot in self.snapshots if snapshot.step == 0), None)
 
     @property
     def last(self) -> Snapshot | None:
-        """The latest snapshot after birth."""
-        return self.snapshots[-1] if self.snapshots and self.snapshots[-1].step > 0 else None
+        """The latest snapshot after birth; the one of an unknown step, where there is no other."""
+        later = [snapshot for snapshot in self.snapshots if snapshot.step != 0]
+        return max(later, key=lambda snapshot: snapshot.step, default=None)
+
+    @property
+    def dated(self) -> list[Snapshot]:
+        """The snapshots whose step is known, birth first."""
+        return [snapshot for snapshot in self.snapshots if snapshot.step >= 0]
 
     @property
     def moments(self) -> list[tuple[bool, Snapshot]]:
@@ -60,10 +67,64 @@ def read_stories(runs: Sequence[RunDir]) -> list[Story]:
         if not isinstance(birth, dict):
             raise RunError(f"{run.birth}: damaged (not an object)")
         metrics, snapshots = metrics_by_step(run), read_snapshots(run)
+        for folder, snapshot in zip(run.snapshot_folders(), snapshots, strict=True):
+            check_snapshot(snapshot, folder)
         rows = join_rows(snapshots, metrics)
         config = run.config.read_text(encoding="utf-8", errors="backslashreplace")
         stories.append(Story(index, name, run, birth, config, metrics, snapshots, rows))
     return stories
+
+
+#: Dimensions of the arrays that pictures of layers read (docs/run-directory.md).
+_N_DIMENSIONS = {
+    **dict.fromkeys(("mean_prob", "argmax_share", "alignment", "drift", "energy_share", "effective_rank"), 1),
+    **dict.fromkeys(("inter_mlp", "intra_mlp", "inter_attention", "intra_attention", "sink_epsilons"), 1),
+    **dict.fromkeys(("variance_discrepancy", "variance_discrepancy_out", "super_neurons"), 1),
+    **dict.fromkeys(("sink_mass", "sink_mass_normalised", "sink_rate", "sink_position", "qk_cosine", "qk_positive"), 2),
+    **dict.fromkeys(("alignment_stranger", "activation_first", "activation_others", "neuron_index", "neuron_z"), 2),
+    **dict.fromkeys(("dominance", "massive_value", "massive_position", "massive_channel", "singular_values"), 2),
+    **dict.fromkeys(("importance", "positional_variance", "n_eff", "sink_rate_grid"), 3),
+}
+
+
+def check_snapshot(snapshot: Snapshot, folder: Path) -> None:
+    """Refuse scalars that are no numbers and arrays of another shape than they should have.
+
+    Raises:
+        RunError: the file and the name.
+    """
+    for name, value in snapshot.bias.items():
+        if value is not None and not isinstance(value, (int, float)):
+            raise RunError(f"{folder / 'summary.json'}: damaged (bias.{name} is {value!r}, not a number)")
+    for name, array in snapshot.arrays.items():
+        wanted = _N_DIMENSIONS.get(name.rpartition(".")[2], array.ndim)
+        if array.ndim != wanted:
+            file = folder / "arrays.safetensors"
+            raise RunError(f"{file}: damaged ({name} has {array.ndim} dimensions instead of {wanted})")
+
+
+def when(snapshot: Snapshot) -> str:
+    """A snapshot's step in words."""
+    return "at birth" if snapshot.step == 0 else f"step {snapshot.step:,}" if snapshot.step > 0 else "step unknown"
+
+
+#: Prefix of a probe's arrays → the probe's name.
+PROBES = {"": "random", "text.": "text"}
+
+
+def probes(snapshot: Snapshot) -> list[str]:
+    """Prefixes of the probes that a snapshot was measured on."""
+    return [
+        prefix
+        for prefix in PROBES
+        if any(n.startswith(prefix) and "." not in n[len(prefix) :] for n in snapshot.arrays)
+    ]
+
+
+def arrays_of(snapshot: Snapshot, prefix: str) -> dict[str, np.ndarray]:
+    """The arrays of one probe, without its prefix."""
+    names = {name: name.removeprefix(prefix) for name in snapshot.arrays if name.startswith(prefix)}
+    return {short: snapshot.arrays[name] for name, short in names.items() if "." not in short}
 
 
 def _names(runs: Sequence[RunDir]) -> list[str]:

@@ -54,6 +54,10 @@ def ready(device: torch.device) -> None:
         deepspeed.init_distributed(dist.get_backend(), timeout=TIMEOUT, verbose=False)
 
 
+def _named(kinds: list[type[Linear]]) -> list[str]:
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
+
+
 def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
     """DeepSpeed's own config of a run: stage, precision, offload."""
     stage = int(config.strategy.removeprefix("zero"))
@@ -78,9 +82,7 @@ def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
             "enabled": config.gather == "bf16",
             "dtype": "bfloat16",
             # DeepSpeed asks for the very class, not for its kind.
-            "lower_precision_safe_modules": [
-                f"{c.__module__}.{c.__name__}" for c in (Linear, *Linear.__subclasses__())
-            ],
+            "lower_precision_safe_modules": _named([Linear, *Linear.__subclasses__()]),
         },
         # The optimizer is torch's AdamW, as in every other strategy.
         "zero_allow_untested_optimizer": True,

@@ -1,6 +1,7 @@
 """The page of a run: whole, closed to the outside, true to the files, the same every time."""
 
 import builtins
+import csv
 import html
 import json
 import re
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from birthmark.callbacks.records import RunDir, Snapshot, append_metrics, read_json, write_json, write_text
 from birthmark.errors import RunError, UsageError
-from birthmark.launch import pictures
+from birthmark.launch import layer_pictures
+from birthmark.launch.canvas import save_png
 from birthmark.launch.report import build_report, summarise
 from birthmark.launch.story import printable, ranks
 
@@ -22,7 +25,7 @@ ATTACK = "<script>alert(1)</script>"
 TEXTS = [ATTACK, " the", "$x^2$", "_y", "日本", "\u202eabc", "a\\nb"]
 SCALARS = (
     "alignment", "drift", "preference_ratio", "top1_share", "rank_persistence", "kendall_tau", "overlap_10",
-    "overlap_100", "overlap_1000", "sink_mass", "sink_mass_max", "sink_uniform", "sink_rate",
+    "overlap_100", "overlap_1000", "sink_mass", "sink_mass_max", "sink_uniform", "sink_rate", "super_neurons",
 )  # fmt: skip
 STRANGERS = ("alignment_stranger", "rank_persistence_stranger")
 
@@ -39,6 +42,15 @@ def make_snapshot(step, rng, *, n_layers=3, n_heads=2, vocab=120, length=16, str
         "intra_attention": rng.random(n_layers),
         "sink_mass": rng.random((n_layers, n_heads)),
         "importance": rng.random((n_layers, n_heads, length)),
+        "positional_variance": rng.random((n_layers, n_heads, length)),
+        "variance_discrepancy": 1 + rng.random(n_layers),
+        "n_eff": 1 + rng.random((n_layers, n_heads, length)),
+        "neuron_z": np.sort(1 + rng.random((n_layers, 4)))[:, ::-1],
+        "dominance": 1 + rng.random((n_layers + 1, length)),
+        "massive_value": np.sort(1 + rng.random((n_layers + 1, 5)))[:, ::-1],
+        "effective_rank": 1 + rng.random(n_layers + 1),
+        "qk_cosine": rng.random((n_layers, n_heads)),
+        "qk_positive": rng.random((n_layers, n_heads)),
     }
     scalars = {name: float(rng.random()) for name in (*SCALARS, *(STRANGERS if strangers else ()))}
     order = np.argsort(-p, kind="stable")[:15]
@@ -75,7 +87,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.stack, self.attributes, self.tags, self.rows, self.text = [], [], [], [], []
+        self.stack, self.attributes, self.tags, self.rows, self.text, self.links = [], [], [], [], [], []
         self.feed(text)
         self.close()
         assert self.stack == []
@@ -87,7 +99,8 @@ class Page(HTMLParser):
 
     def handle_startendtag(self, tag, attrs):
         self.tags.append(tag)
-        self.attributes += attrs
+        self.links += [value for name, value in attrs if (tag, name) == ("a", "href")]
+        self.attributes += [(name, value) for name, value in attrs if (tag, name) != ("a", "href")]
         if tag == "tr":
             self.rows.append([])
         if tag == "td":
@@ -134,11 +147,21 @@ def test_the_page_is_well_formed_and_fetches_nothing(pair):
     assert any(name == "content" and "default-src 'none'" in value for name, value in page.attributes)
 
 
+def test_links_lead_into_the_page_or_to_files_beside_it(pair):
+    runs, text = pair
+    links = Page(text).links
+    assert len(links) > 20
+    for link in links:
+        assert link.startswith("#") or (runs[0].path.parent / link).is_file(), link
+        assert not link.startswith(("/", ".", "http", "file", "javascript")), link
+
+
 def test_every_id_is_unique_and_every_reference_finds_its_own(pair):
     page = Page(pair[1])
     ids = [value for name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
     wanted = {value[1:] for name, value in page.attributes if name == "href" and value.startswith("#")}
+    wanted |= {link[1:] for link in page.links if link.startswith("#")}
     wanted |= set(re.findall(r"url\(#([^)]*)\)", pair[1]))
     assert wanted
     assert wanted <= set(ids)
@@ -215,12 +238,145 @@ def test_summary_equals_the_files(pair):
 def test_the_same_runs_give_the_same_bytes(pair, tmp_path):
     runs, text = pair
     assert build(runs, tmp_path) == text
+    first, second = ({p.name: p.read_bytes() for p in data(folder)} for folder in (runs[0].path.parent, tmp_path))
+    assert first == second
+
+
+def data(folder):
+    """The CSV files of a page."""
+    return sorted((folder / "report-data").iterdir())
+
+
+def read(folder, name):
+    """Rows of one of them."""
+    with (folder / "report-data" / name).open(encoding="utf-8", newline="") as f:
+        return list(csv.DictReader(f))
+
+
+def test_every_picture_names_its_csv_and_every_csv_has_a_picture(pair):
+    runs, text = pair
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text, re.S)
+    named = [re.findall(r'<a class="data" href="report-data/([^"]*)">\1</a>', caption) for caption in captions]
+    assert len(captions) == text.count("<figure>")
+    assert all(len(names) == 1 for names in named)
+    assert {name for names in named for name in names} == {path.name for path in data(runs[0].path.parent)}
+
+
+def test_csv_files_are_tidy_and_hold_what_was_measured(pair):
+    runs, _ = pair
+    folder = runs[0].path.parent
+    order = [
+        "run", "probe", "step", "lambda", "layer", "head", "position", "epsilon", "rank", "unit", "channel", "token",
+        "text", "quantity", "value",
+    ]  # fmt: skip
+    for path in data(folder):
+        header = path.read_text(encoding="utf-8").splitlines()[0].split(",")
+        assert header == [name for name in order if name in header], path.name
+        assert {"quantity", "value"} <= set(header)
+        rows = read(folder, path.name)
+        keys = [tuple(value for name, value in row.items() if name != "value") for row in rows]
+        assert len(keys) == len(set(keys)) > 0, path.name
+
+    def held(name, **where):
+        return [
+            float(row["value"])
+            for row in read(folder, name)
+            if all(row[key] == str(value) for key, value in where.items())
+        ]
+
+    for run, label in zip(runs, ("_one$", "two"), strict=True):
+        for s in run.snapshots():
+            of = {"run": label, "step": s.step}
+            a = s.arrays
+            assert held("aggregation-discrepancy.csv", **of) == a["variance_discrepancy"].tolist()
+            assert held("aggregation-n-eff.csv", **of) == [heads[:, -1].mean() for heads in a["n_eff"]]
+            assert held("neurons-z.csv", **of) == a["neuron_z"].max(1).tolist()
+            assert held("dominance-massive.csv", **of) == a["massive_value"].max(1).tolist()
+            assert held("dominance-rank.csv", **of) == a["effective_rank"].tolist()
+            for quantity, values in (
+                ("dominance_first", a["dominance"][:, 0]),
+                ("dominance_median", [np.median(of_block) for of_block in a["dominance"]]),
+            ):
+                assert held("dominance-ratio.csv", **of, quantity=quantity) == list(values)
+            assert held("lock-cosine-heads.csv", **of) == a["qk_cosine"].ravel().tolist()
+            assert held("sink-mass-heads.csv", **of) == a["sink_mass"].ravel().tolist()
+            variance = a["positional_variance"]
+            length = variance.shape[2]
+            ratios = [
+                heads[0] / (sum(heads[t] for t in range(length) if t >= length / 2) / (length // 2))
+                for heads in variance.reshape(-1, length)
+            ]
+            assert held("aggregation-discrepancy-heads.csv", **of) == pytest.approx(ratios)
+            assert held("sink-mass.csv", **of, quantity="bias/sink_mass") == [s.bias["sink_mass"]]
+
+
+def test_the_flow_of_ranks_names_every_favourite_at_both_ends(pair):
+    runs, text = pair
+    svg = re.search(r'<svg[^>]*aria-label="two. Rank in p̄.*?</svg>', text, re.S)[0]
+    shown = [html.unescape(t) for t in re.findall(r">([^<]*‹[^<]*›[^<]*)<", svg)]
+    first, *_, last = runs[1].snapshots()
+    favourites = {t["id"] for s in (first, last) for t in s.summary["top_tokens"][:10]}
+    assert len(shown) == 2 * len(favourites)
+    rows = [row for row in read(runs[0].path.parent, "preference-ranks.csv") if row["run"] == "two"]
+    assert {int(row["token"]) for row in rows} == favourites
+    for snapshot in (first, last):
+        ranked = scipy.stats.rankdata(-snapshot.arrays["mean_prob"].astype(float), "ordinal")
+        told = {int(row["token"]): float(row["value"]) for row in rows if row["step"] == str(snapshot.step)}
+        assert told == {token: ranked[token] for token in favourites}
+
+
+def test_the_lineage_test_has_a_section_where_it_was_taken(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert 'id="lineage"' not in build([run], tmp_path)
+    for step, z in ((0, 50.0), (64, 20.5)):
+        told = {"seedprint/z": z, "seedprint/z_stranger": 1.5, "seedprint/log10_p": -z}
+        append_metrics(run.metrics, step, told)
+    assert 'id="lineage"' in build([run], tmp_path)
+    rows = read(tmp_path, "lineage-z.csv")
+    assert [(row["step"], row["quantity"], row["value"]) for row in rows] == [
+        ("0", "seedprint/z", "50"),
+        ("64", "seedprint/z", "20.5"),
+        ("0", "seedprint/z_stranger", "1.5"),
+        ("64", "seedprint/z_stranger", "1.5"),
+    ]
+
+
+def test_numbers_of_an_older_page_are_replaced_and_nothing_else_is(tmp_path):
+    run = make_run(tmp_path / "run", steps=(0, 1))
+    folder = tmp_path / "report-data"
+    folder.mkdir()
+    (folder / "gone.csv").write_text("a\n1\n")
+    build([run], tmp_path)
+    assert "gone.csv" not in [path.name for path in data(tmp_path)]
+    (folder / "notes.txt").write_text("mine")
+    before = (tmp_path / "report.html").read_bytes()
+    make_snapshot(2, np.random.default_rng(0)).write(run.snapshot(2))
+    with pytest.raises(UsageError, match=r"notes\.txt: in the way"):
+        build_report([run], tmp_path / "report.html")
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "report.html").read_bytes() == before
+
+
+def test_a_snapshot_of_an_unknown_step_alone_has_a_page(tmp_path):
+    run = make_run(tmp_path / "run", steps=(0,))
+    run.snapshot(0).rename(run.snapshot(-1))
+    write_json(run.snapshot(-1) / "summary.json", read_json(run.snapshot(-1) / "summary.json") | {"step": -1})
+    text = build([run], tmp_path)
+    assert Page(text).table(12)[0][0] == "unknown"
+    assert "step -1" not in text
+    assert "sink-map.csv" in text
+    # Beside dated ones it takes no place in time.
+    make_snapshot(0, np.random.default_rng(0)).write(run.snapshot(0))
+    make_snapshot(5, np.random.default_rng(1)).write(run.snapshot(5))
+    assert "now, step 5" in build([run], tmp_path)
+    assert {row["step"] for row in read(tmp_path, "dominance-rank.csv")} == {"0", "5"}
 
 
 def test_one_run_has_no_headings_of_runs(tmp_path):
     page = Page(build([make_run(tmp_path / "run")], tmp_path))
     assert "h3" not in page.tags
-    assert page.tags.count("figure") == 13
+    # loss 1, aggregation 3, neurons 2, dominance 3, lock 3, sink 5, and 2 each of the seed's mark
+    assert page.tags.count("figure") == 17 + 4 * 2
 
 
 def test_a_newborn_has_a_page(tmp_path):
@@ -260,6 +416,7 @@ def test_a_run_without_strangers_and_without_arrays(tmp_path):
     text = build([run], tmp_path)
     assert "strangers, largest" not in text
     assert "(–)" in text
+    assert text.count("The snapshots do not hold it.") == 4  # aggregation, dominance, lock, contraction
 
 
 def test_what_is_not_a_number_is_shown_as_missing(tmp_path):
@@ -362,8 +519,8 @@ def test_pictures_leave_the_settings_of_others_alone(tmp_path):
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    figure = pictures.sink_heatmap([("at birth", np.full((2, 2), 0.25))])
-    pictures.save_png(figure, tmp_path / "sink.png")
+    figure = layer_pictures.head_maps([("at birth", np.full((2, 2), 0.25))], "sink mass")
+    save_png(figure, tmp_path / "sink.png")
     assert (tmp_path / "sink.png").read_bytes().startswith(b"\x89PNG")
     assert dict(matplotlib.rcParams) == before
 
@@ -379,7 +536,10 @@ def test_ranks_and_printable_by_hand():
     assert printable("a\x00\u202e\ud800 é日") == "a\\x00\\u202e\\ud800 é日"
 
 
-def test_the_template_ships_with_the_package():
+def test_the_templates_ship_with_the_package():
     import birthmark.launch
 
-    assert (Path(birthmark.launch.__file__).parent / "report.html.j2").is_file()
+    folder = Path(birthmark.launch.__file__).parent
+    assert {path.name for path in folder.glob("*.j2")} >= {
+        "page.html.j2", "parts.html.j2", "report.html.j2", "snapshot.html.j2",
+    }  # fmt: skip
