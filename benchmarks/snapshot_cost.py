@@ -1,73 +1,165 @@
-"""What a bias snapshot costs, against the plain forward pass over the same probe in the same process.
+"""What a bias snapshot costs, in time and in memory, against the plain forward pass over the same probe.
 
-    python benchmarks/snapshot_cost.py [--repeats 15]
+    python benchmarks/snapshot_cost.py [--repeats 15] [--shapes demo,134M]
 
 The peer is the cheapest forward pass that reaches the same logits: fused attention, last position only, no gradients.
-Both are timed in turn, A B A B …, and the median of the pairwise ratios is what counts: machines are noisy.
+
+*Time*: both in one process, in turn, A B A B …, and the median of the pairwise ratios is what counts, for machines are
+noisy. Every round does so on the probe and on one of twice as many sequences, which tells what a snapshot does once
+(eigenvalues, ranks; its states) from what it does per sequence. *Memory*: the highest resident size, each in a process
+of its own (Linux only).
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import platform
-import statistics
+import subprocess
+import sys
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from birthmark.callbacks.measure import birth_reference, measure, undisturbed
+from birthmark.callbacks.measure import BirthReference, measure, undisturbed
 from birthmark.data.probes import random_probe
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
+from birthmark.models.decoder import Decoder
+
+_134M = ModelConfig(d_model=768, n_layers=12, n_heads=12, vocab_size=32000, max_seq_len=4096, mlp="swiglu")
+
+
+class Shape(NamedTuple):
+    """A model, and the probe that it is measured on."""
+
+    config: ModelConfig
+    n_sequences: int
+    seq_len: int
+    batch_size: int
+
 
 SHAPES = {
-    "demo (d 192, L 4, V 4096)": (ModelConfig(d_model=192, n_layers=4), 256, 64, 64),
-    "facts (d 128, L 4, V 1024)": (ModelConfig(d_model=128, vocab_size=1024), 256, 32, 64),
-    "8M, T 256 (d 256, L 6, V 4096)": (ModelConfig(n_layers=6), 64, 256, 32),
-    "LLaMA-like 134M, T 256 (d 768, L 12, V 32000)": (
-        ModelConfig(d_model=768, n_layers=12, n_heads=12, vocab_size=32000, max_seq_len=512, mlp="swiglu"),
-        8,
-        256,
-        4,
-    ),
+    "demo (d 192, L 4, V 4096)": Shape(ModelConfig(d_model=192, n_layers=4), 256, 64, 64),
+    "facts (d 128, L 4, V 1024)": Shape(ModelConfig(d_model=128, vocab_size=1024), 256, 32, 64),
+    "8M (d 256, L 6, V 4096)": Shape(ModelConfig(n_layers=6), 64, 256, 32),
+    "134M (d 768, L 12, V 32000), T 256": Shape(_134M, 8, 256, 4),
+    "134M, T 1024": Shape(_134M, 4, 1024, 2),
+    "134M, T 4096": Shape(_134M, 2, 4096, 1),
 }
+PASSES = ("forward", "snapshot")
 
 
-def seconds(function: object) -> float:
+def passes(shape: Shape, model: Decoder, times: int = 1) -> dict[str, Callable[[], object]]:
+    """The plain pass and the snapshot over a probe of ``times`` as many sequences."""
+    probe = random_probe(shape.config.vocab_size, times * shape.n_sequences, shape.seq_len, 0)
+    # What births are does not matter to the cost of comparing with them.
+    n_places, width = shape.config.n_layers + 1, shape.config.d_model
+    direction = np.full((n_places, width), width**-0.5)
+    birth = BirthReference(direction, np.random.default_rng(0).dirichlet(np.ones(shape.config.vocab_size)))
+
+    def forward() -> None:
+        with undisturbed(model):
+            for tokens in torch.from_numpy(probe).split(shape.batch_size):
+                model(tokens, last_only=True)
+
+    def snapshot() -> None:
+        measure(model, probe, birth, [birth, birth], batch_size=shape.batch_size)
+
+    return dict(zip(PASSES, (forward, snapshot), strict=True))
+
+
+def seconds(function: Callable[[], object]) -> float:
     start = time.perf_counter()
-    function()  # type: ignore[operator]
+    function()
     return time.perf_counter() - start
+
+
+def quartiles(values: np.ndarray) -> tuple[str, str]:
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return f"{middle:.2f}", f"{low:.2f}–{high:.2f}"
+
+
+def time_row(shape: Shape, repeats: int) -> list[str]:
+    """Medians of one shape, in milliseconds, and ratios."""
+    model = born(shape.config, 0)
+    functions = [function for times in (1, 2) for function in passes(shape, model, times).values()]
+    for function in functions:
+        function()
+    once, with_snapshot, twice, with_snapshot_twice = np.array(
+        [[seconds(function) for function in functions] for _ in range(repeats)]
+    ).T
+    extra, extra_twice = with_snapshot - once, with_snapshot_twice - twice
+    per_sequence = 1 + np.median(extra_twice - extra) / np.median(twice - once)
+    return [
+        *(f"{1000 * np.median(values):.0f}" for values in (once, with_snapshot)),
+        *quartiles(with_snapshot / once),
+        *quartiles(with_snapshot_twice / twice),
+        f"{1000 * np.median(2 * extra - extra_twice):.0f}",
+        f"{per_sequence:.2f}",
+    ]
+
+
+def _resident(field: str) -> float:
+    """VmRSS or VmHWM of this process, MiB."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith(field)).split()[1]) / 1024
+
+
+def measure_peak(shape: Shape, kind: str) -> dict[str, float]:
+    """Resident size before a pass and at most while it runs, MiB."""
+    function = passes(shape, born(shape.config, 0))[kind]
+    Path("/proc/self/clear_refs").write_text("5")  # the peak so far, of making the model, is forgotten
+    before = _resident("VmRSS")
+    function()
+    return {"before": before, "peak": _resident("VmHWM")}
+
+
+def memory_row(name: str) -> list[str]:
+    """Peaks of one shape in MiB, their ratio, and the ratio of what they are above the model at rest."""
+    peaks = []
+    for kind in PASSES:
+        command = [sys.executable, __file__, "--peak", name, kind]
+        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        peaks.append(json.loads(told.splitlines()[-1]))
+    plain, snapshot = peaks
+    above = [found["peak"] - found["before"] for found in peaks]
+    return [
+        f"{plain['peak']:.0f}",
+        f"{snapshot['peak']:.0f}",
+        f"{snapshot['peak'] / plain['peak']:.2f}",
+        f"{above[0]:.0f}",
+        f"{above[1]:.0f}",
+    ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=15, help="pairs of timings per shape")
-    repeats = parser.parse_args().repeats
-    table = Table("shape", "probe", "forward, ms", "snapshot, ms", "ratio: median", "quartiles")
-    for name, (config, n, length, batch_size) in SHAPES.items():
-        model, probe = born(config, 0), random_probe(config.vocab_size, n, length, 0)
-        birth = birth_reference(model, probe, batch_size)
-        batches = torch.from_numpy(probe).split(batch_size)
-
-        def forward(model: torch.nn.Module = model, batches: tuple[torch.Tensor, ...] = batches) -> None:
-            with undisturbed(model):
-                for tokens in batches:
-                    model(tokens, last_only=True)
-
-        def snapshot(model=model, probe=probe, birth=birth, batch_size=batch_size) -> None:  # type: ignore[no-untyped-def]
-            measure(model, probe, birth, [birth, birth], batch_size=batch_size)
-
-        forward(), snapshot()
-        pairs = [(seconds(forward), seconds(snapshot)) for _ in range(repeats)]
-        ratios = [b / a for a, b in pairs]
-        low, middle, high = np.percentile(ratios, [25, 50, 75])
-        a, b = (1000 * statistics.median(times) for times in zip(*pairs, strict=True))
-        table.add_row(name, f"{n} × {length}", f"{a:.0f}", f"{b:.0f}", f"{middle:.2f}", f"{low:.2f}–{high:.2f}")
-    console = Console(width=130)
-    console.print(table)
+    parser.add_argument("--repeats", type=int, default=15, help="rounds of timings per shape")
+    parser.add_argument("--shapes", default="", help="only those whose names contain one of these, comma-separated")
+    parser.add_argument("--peak", nargs=2, metavar=("SHAPE", "PASS"), help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.peak:
+        name, kind = arguments.peak
+        print(json.dumps(measure_peak(SHAPES[name], kind)))
+        return
+    wanted = [name for name in SHAPES if any(part in name for part in arguments.shapes.split(","))]
+    timed = ("forward, ms", "snapshot, ms", "ratio", "quartiles", "of twice", "quartiles", "once, ms", "per sequence")
+    held = ("forward, MiB", "snapshot, MiB", "ratio", "forward above rest", "snapshot above rest")
+    timing, memory = (Table("shape", "probe", *columns) for columns in (timed, held))
+    for name in wanted:
+        shape = SHAPES[name]
+        head = [name, f"{shape.n_sequences} × {shape.seq_len}"]
+        memory.add_row(*head, *memory_row(name))
+        timing.add_row(*head, *time_row(shape, arguments.repeats))
+    console = Console(width=160)
+    console.print(timing, memory)
     console.print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {platform.machine()}, float32")
 
 

@@ -31,7 +31,7 @@ class PositionalVariance(Additive):
     Kept are the mean of every channel, and of every head and position the scatter ``Σ‖o − mean‖²``; batches and ranks
     are merged by the formulas of Chan, Golub & LeVeque (1979), in which no square of a mean is taken from another one:
     a mean far above the deviation does no harm. In float64 the result is that of all sequences at once. Means in
-    float32 take half of the memory; their rounding then changes the variance by less than 10⁻⁷·(1 + mean/sd) of itself.
+    float32 take half of the memory; rounding then changes the variance by less than 10⁻⁶ + 10⁻⁷·mean/sd of itself.
 
     Args:
         n_layers: layers that will be updated.

@@ -10,6 +10,7 @@ from scipy import stats
 from birthmark.callbacks.measure import BirthReference, birth_reference, measure
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError
+from birthmark.metrics.sinks import key_sums
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 
@@ -316,6 +317,71 @@ def test_a_newborn_has_no_super_neurons():
     for mlp in ("relu", "gelu", "swiglu"):
         model = born(replace(CONFIG, mlp=mlp, d_ff=256), 0)
         assert measure(model, PROBE, birth_reference(model, PROBE, 9), []).scalars["super_neurons"] == 0
+
+
+def test_a_head_of_zeros_prefers_no_token():
+    model = trained()
+    with torch.no_grad():
+        model.head.weight.zero_()
+    found = measure(model, PROBE, birth_reference(model, PROBE, 4), [], batch_size=4)
+    assert found.scalars["top1_share"] == pytest.approx(1 / 32)
+    assert found.scalars["coverage_80"] == 26 / 32
+    assert found.scalars["preference_ratio"] == pytest.approx(1)
+    assert found.scalars["entropy_argmax"] == pytest.approx(1)
+
+
+def test_an_embedding_of_zeros_has_cosine_zero_with_all_others():
+    """As transformers makes a padding token of a newborn model."""
+    model = born(CONFIG, 0)
+    with torch.no_grad():
+        model.embed.weight[PROBE[0, -1]] = 0
+        model.embed.weight[PROBE[3, 2]] = 0
+    birth = birth_reference(model, PROBE, 4)
+    found = measure(model, PROBE, birth, [], batch_size=4)
+    h = model.embed.weight.detach().double()[torch.from_numpy(PROBE)]
+    unit = torch.nn.functional.normalize(h, dim=-1)
+    np.testing.assert_allclose(found.arrays["inter_mlp"][0], off_diagonal_mean(unit[:, -1] @ unit[:, -1].T), atol=1e-6)
+    intra = np.mean([off_diagonal_mean(sequence @ sequence.T) for sequence in unit])
+    np.testing.assert_allclose(found.arrays["intra_mlp"][0], intra, atol=1e-6)
+    direction = torch.nn.functional.normalize(h[:, -1].mean(0), dim=0)
+    np.testing.assert_allclose(found.arrays["alignment"][0], (unit[:, -1] @ direction).mean(), atol=1e-6)
+    assert all(np.isfinite(value).all() for value in (found.arrays["drift"], found.arrays["energy_share"]))
+
+
+@pytest.mark.parametrize("name", ["plain", "headnorm", "calibrated", "window", "prefix", "sigmoid", "softmax_sink"])
+def test_attention_that_is_read_on_the_way_is_that_of_a_pass_left_alone(name):
+    """Sums over weights, what the block adds and the logits, over several blocks of queries."""
+    kind = {"window": AttentionConfig(window=7), "prefix": AttentionConfig(prefix=45)}.get(name)
+    if kind is None:
+        kind = AttentionConfig(**{"aggregation" if name in ("plain", "headnorm", "calibrated") else "normaliser": name})
+    config = ModelConfig(d_model=16, n_layers=2, n_heads=4, vocab_size=32, max_seq_len=70, attention=kind)
+    model, probe = trained(config), random_probe(32, 5, 70, 0)
+    found = measure(model, probe, birth_reference(model, probe, 4), [], batch_size=3)
+    keep = {}
+
+    class KeepSums(Keep):
+        def attention(self, layer, attended):
+            keep[layer] = key_sums(attended.weights, 70), attended.out_BHTK
+            assert attended.weights.reader is None
+
+    with torch.no_grad():
+        logits = model(torch.from_numpy(probe), last_only=True, observer=KeepSums())
+    np.testing.assert_allclose(found.arrays["mean_prob"], logits.double().softmax(-1).mean(0), rtol=1e-5)
+    for layer, (sums, out) in keep.items():
+        np.testing.assert_allclose(found.arrays["importance"][layer - 1], sums.importance_2BHT[0].mean(0), rtol=1e-4)
+        np.testing.assert_allclose(found.arrays["sink_mass"][layer - 1], sums.mass_2BH[0].mean(0), rtol=1e-4)
+        np.testing.assert_allclose(found.arrays["n_eff"][layer - 1], (1 / sums.squares_2BHT[0]).mean(0), rtol=1e-4)
+        variance = out.double().var(0).mean(-1)
+        np.testing.assert_allclose(found.arrays["positional_variance_out"][layer - 1], variance, rtol=1e-4)
+
+
+def test_birth_and_measurement_of_a_newborn_are_the_same_to_the_last_bit():
+    """However the probe is read: a rank is not to change where two tokens nearly tie."""
+    model, probe = born(replace(CONFIG, max_seq_len=70), 0), random_probe(32, 5, 70, 0)
+    birth = birth_reference(model, probe, 4)
+    found = measure(model, probe, birth, [], batch_size=4)
+    assert np.array_equal(found.arrays["mean_prob"], birth.mean_prob)
+    assert np.array_equal(found.arrays["mean_direction"], birth.direction)
 
 
 BREAKS = {

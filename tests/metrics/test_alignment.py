@@ -130,16 +130,16 @@ def test_chance_levels_of_directions_without_a_preference():
     np.testing.assert_allclose(result.energy_share, 1 / d, rtol=5 * np.sqrt(2 / 2000))
 
 
-def test_a_zero_vector_is_never_given_a_direction():
-    """Its cosine counts as 0 or makes the mean undefined; nothing else."""
+def test_a_zero_vector_has_cosine_zero_with_every_direction():
     h, references = make(4, 1, 8)
     h[:, 1, -1] = 0
     others = torch.cat([h[:, :1], h[:, 2:]], dim=1)
-    result, expected = measured(h, references), explicit(others, references)
-    assert np.isnan(result.alignment).all() or np.allclose(result.alignment, 0.75 * expected[0])
-    # Sums that need no direction are right all the same.
-    np.testing.assert_allclose(result.drift, expected[1], rtol=1e-12)
-    np.testing.assert_allclose(result.energy_share, expected[2], rtol=1e-12)
+    for splits in ((), (1, 2)):
+        result, expected = measured(h, references, splits), explicit(others, references)
+        np.testing.assert_allclose(result.alignment, 0.75 * expected[0], rtol=1e-12)
+        # Sums that need no direction are right all the same.
+        np.testing.assert_allclose(result.drift, expected[1], rtol=1e-12)
+        np.testing.assert_allclose(result.energy_share, expected[2], rtol=1e-12)
 
 
 def test_constant_hidden_states_are_their_own_direction():

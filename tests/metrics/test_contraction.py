@@ -132,13 +132,19 @@ def test_fewer_than_two_vectors_have_no_pair(seed):
         assert torch.isnan(mean_pair_cosine(unit.sum(0), 1))
 
 
-@pytest.mark.parametrize("zeros", [1, 2, 4])
-def test_a_zero_vector_has_no_direction_and_is_no_opposite_either(zeros):
-    """It counts as unrelated (0) or makes the mean undefined; (‖Σu‖² − n) alone would call two of them opposite."""
-    h = hidden(4, 6, 8, dtype=torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("zeros", [1, 2, 3, 4])
+def test_a_zero_vector_has_cosine_zero_with_every_other(zeros, dtype):
+    """The embedding of a padding token: (‖Σu‖² − n) alone would call two of them opposite."""
+    h = hidden(4, 6, 8, dtype=dtype)
     h[:zeros, -1] = 0
-    for value, expected in zip(measured(h), explicit(h), strict=True):
-        assert np.isnan(value) or value == pytest.approx(expected, abs=2e-6)
+    h[1, :3] = 0
+    np.testing.assert_allclose(measured(h), explicit(h), atol=2e-6)
+    np.testing.assert_allclose(measured(h, (1, 2)), explicit(h), atol=2e-6)
+
+
+def test_vectors_of_zeros_alone_have_no_contraction_to_speak_of():
+    assert measured(torch.zeros(3, 4, 8)) == (0, 0)
 
 
 def test_mean_pair_cosine_takes_numbers_of_vectors_as_tensors_too():

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birthmark.metrics import sinks
-from birthmark.metrics.sinks import AttentionSinks, key_sums
+from birthmark.metrics.sinks import AttentionSinks, KeySummer, key_sums
 
 
 def make(shape, seed=0, dtype=torch.float64, pull=2.0):
@@ -87,6 +87,36 @@ def test_importance_does_not_depend_on_the_block(monkeypatch, block):
     for length in (1, 6, 7, 8, 9, 14):
         a, _ = weights(*make((2, 2, length, 4), seed=length), 0.5)
         np.testing.assert_allclose(key_sums(Matrix(a), length).importance_2BHT[0], explicit_importance(a), rtol=1e-11)
+
+
+@pytest.mark.parametrize(("rows_sum_to_one", "causal"), [(True, True), (True, False), (False, True), (False, False)])
+@pytest.mark.parametrize("n_together", [1, 2, 3])
+def test_sums_do_not_depend_on_the_parts_that_weights_are_read_in(n_together, rows_sum_to_one, causal):
+    """Some sequences, some heads, some queries at a time."""
+    a = torch.from_numpy(weights(*make((3, 4, 20, 8)), 0.4)[0])
+    if not causal:
+        a[..., :7, :7] = 1 / 7
+    summer = KeySummer((3, 4, 20), rows_sum_to_one, causal)
+    for b, h in np.ndindex(3, 4):
+        part = slice(b, b + 1), slice(h, h + n_together)
+        for start in range(0, 20, 6) if h % n_together == 0 else ():
+            summer.read(part, start, a[part][:, :, start : start + 6, : max(start + 6, 7)].clone())
+    sums = summer.sums()
+    assert sums.importance_2BHT.shape == sums.squares_2BHT.shape == (2, 3, 4, 20)
+    for kind in range(2):
+        np.testing.assert_allclose(sums.importance_2BHT[kind], explicit_importance(a.numpy()), rtol=1e-11)
+        np.testing.assert_allclose(sums.mass_2BH[kind], a[:, :, 1:, 0].mean(-1), rtol=1e-11)
+        np.testing.assert_allclose(sums.squares_2BHT[kind], a.square().sum(-1), rtol=1e-11)
+
+
+def test_weights_whose_rows_sum_to_one_are_kept_once():
+    a = torch.from_numpy(weights(*make((3, 2, 9, 8)), 0.4)[0])
+    once, twice = AttentionSinks(1, 2, 9, 0.2, (0.1,), rows_sum_to_one=True), AttentionSinks(1, 2, 9, 0.2, (0.1,))
+    for metric in (once, twice):
+        metric.update(0, Matrix(a, sums=True))
+    assert 2 * once.sink_count.numel() == twice.sink_count.numel()
+    for name, value in twice.compute()._asdict().items():
+        np.testing.assert_allclose(getattr(once.compute(), name), value, rtol=1e-11, err_msg=name)
 
 
 @pytest.mark.parametrize("block", [3, 100])

@@ -18,10 +18,10 @@ def outputs(n, h, t, k, seed=0, dtype=torch.float64):
     return torch.from_numpy(o).to(dtype)
 
 
-def measured(layers, splits=()):
+def measured(layers, splits=(), **more):
     """Every layer's outputs ``[N, H, T, K]``, in the given parts."""
     _, h, t, k = layers[0].shape
-    metric = PositionalVariance(len(layers), h, t, k)
+    metric = PositionalVariance(len(layers), h, t, k, **more)
     for layer, o in enumerate(layers):
         for part in torch.tensor_split(o, list(splits)):
             metric.update(layer, part)
@@ -58,13 +58,30 @@ def test_the_split_of_the_probe_into_batches_does_not_matter(splits, seed):
         np.testing.assert_allclose(value, whole, rtol=1e-9)
 
 
-def test_merged_states_are_one_probe():
+@pytest.mark.parametrize("n", [0, 1, 4, 9])
+def test_merged_states_are_one_probe(n):
     o = outputs(9, 2, 6, 4)
     first, second = PositionalVariance(1, 2, 6, 4), PositionalVariance(1, 2, 6, 4)
-    first.update(0, o[:4])
-    second.update(0, o[4:])
+    first.update(0, o[:n])
+    second.update(0, o[n:])
     first.merge_state(second)
     np.testing.assert_allclose(first.compute().variance, measured([o]).variance, rtol=1e-9)
+    np.testing.assert_allclose(first.mean[0].transpose(0, 1), o.mean(0), rtol=1e-9)
+
+
+@pytest.mark.parametrize("splits", [(), (1, 2, 3), range(2, 300, 2), (1, 298)])
+@pytest.mark.parametrize("offset", [0.0, 1.0, 1e2, 1e4])
+def test_means_in_float32_cost_no_more_than_is_promised(offset, splits):
+    """Of batches of one, two and all."""
+    o = (torch.from_numpy(np.random.default_rng(0).normal(size=(300, 1, 4, 8))) + offset).float()
+    found = measured([o], splits, dtype=torch.float32).variance
+    np.testing.assert_allclose(found, explicit([o])[0], rtol=1e-6 + 1e-7 * offset)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_equal_sequences_have_no_variance_however_they_are_split(dtype):
+    o = outputs(1, 2, 6, 4).to(dtype).expand(9, -1, -1, -1)
+    assert (measured([o], (1, 3, 8), dtype=dtype).variance == 0).all()
 
 
 def test_uniform_attention_over_independent_values_divides_the_variance_by_the_number_of_tokens():

@@ -112,16 +112,14 @@ def logged(done, key):
     return [record[key] for record in read_metrics(done.metrics) if key in record]
 
 
-#: Scalars that have no value, and are null in JSON: a cosine with a stream of zeros, ranks of equal probabilities, the
-#: ratio of two variances of nothing.
+#: Scalars that have no value, and are null in JSON: a cosine with a direction of zeros, ranks of equal probabilities,
+#: the ratio of two variances of nothing.
 NO_RANKS = {"bias/rank_persistence", "bias/kendall_tau", "bias/rank_persistence_stranger"}
 NO_DIRECTION = {
     "bias/alignment",
     "bias/alignment_stranger",
     "bias/drift",
     "bias/energy_share",
-    "bias/inter",
-    "bias/intra",
     "bias/effective_rank",
 }
 NO_VARIANCE = {"bias/variance_discrepancy", "bias/variance_discrepancy_out"}
