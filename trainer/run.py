@@ -330,6 +330,10 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
             checkpoints = run.checkpoints_by_step() if resume else {}
             step = max(checkpoints, default=0)
             checkpoint = checkpoints.get(step)
+            if checkpoint is not None and config.trainer.offload == "nvme":
+                raise UsageError(
+                    "trainer.offload is nvme, whose state cannot be filled from a checkpoint: go on with cpu or none"
+                )
             record = (_read_birth if resume else _write_birth)(config, run, model, birth, data)
             truncate_metrics(run.metrics, step if checkpoint else -1)
             return checkpoint, step, record
