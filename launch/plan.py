@@ -9,6 +9,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ..errors import UsageError
+from ..trainer import fsdp2
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.processes import Place
 from ..trainer.strategies import STRATEGIES, placed
@@ -177,7 +178,9 @@ class Planner:
         cut = WAYS[trainer.strategy].cut
         # On CPU attention chooses its kernel by the size of the micro-batch.
         size = trainer.micro_batch_size if self.cluster.device == "cpu" else MANY
-        return cut, size, trainer.activation_checkpointing, (trainer.gather, trainer.replicas) if cut else None
+        if cut and trainer.gather == "fp32":
+            cut = fsdp2.cutter  # all cut alike then
+        return cut, size, trainer.activation_checkpointing, cut and (trainer.gather, trainer.replicas)
 
     def n_rehearsals(self, ways: list[TrainerConfig]) -> int:
         """How many rehearsals these ways need between them."""

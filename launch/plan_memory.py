@@ -79,12 +79,14 @@ class Curve:
         fixed: int64 ``[operators, parts]``.
         per_sequence: float64 ``[operators]``, activations on top for each sequence of the micro-batch.
         phases: int8 ``[operators]``, places in :data:`PHASES`.
+        reducing: bool ``[operators]``, whether a backward pass has given its first gradient.
         sent: bytes that a process sends in each phase.
     """
 
     fixed: np.ndarray
     per_sequence: np.ndarray
     phases: np.ndarray
+    reducing: np.ndarray
     sent: dict[str, int]
 
     def at(self, micro_batch_size: int) -> np.ndarray:
@@ -114,8 +116,10 @@ class Ledger(TorchDispatchMode):
         self._now = [0] * (len(PARTS) + 1)
         self._rows: list[tuple[int, ...]] = []
         self._phases: list[int] = []
+        self._reducing: list[bool] = []
         self._sent = dict.fromkeys(PHASES, 0)
         self._phase: str | None = None
+        self._gave_gradients = False
 
     def __enter__(self) -> Ledger:
         """From here on; storages that change their size, as those of gathered weights do, are followed too."""
@@ -140,7 +144,12 @@ class Ledger(TorchDispatchMode):
 
     def begin(self, phase: str) -> None:
         """A part of the step begins."""
-        self._phase = phase
+        self._phase, self._gave_gradients = phase, False
+
+    def gradient(self, tensor: Tensor) -> None:
+        """A backward pass gives a gradient."""
+        self.mark([tensor], "gradients")
+        self._gave_gradients = True
 
     def mark(self, tensors: Iterable[Tensor], part: str) -> None:
         """What these tensors of a process lie in is held for ``part``."""
@@ -151,7 +160,8 @@ class Ledger(TorchDispatchMode):
     def curve(self) -> Curve:
         """All that was held since the first phase began."""
         rows = np.array(self._rows, dtype=np.int64).reshape(-1, len(PARTS) + 1)
-        return Curve(rows[:, :-1], rows[:, -1] / MANY, np.array(self._phases, np.int8), dict(self._sent))
+        phases, reducing = np.array(self._phases, np.int8), np.array(self._reducing, bool)
+        return Curve(rows[:, :-1], rows[:, -1] / MANY, phases, reducing, dict(self._sent))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """One operator: what it gives is held from now on."""
@@ -180,7 +190,7 @@ class Ledger(TorchDispatchMode):
         if name == "c10d::_allgather_base_":
             self._file(args[0].untyped_storage(), _GATHERED)
         if name == "c10d::_reduce_scatter_base_":
-            self.mark([args[0]], "gradients")
+            self.gradient(args[0])
             self._file(args[1].untyped_storage(), _GATHERED)
 
     def _row(self, phase: str, workspace: int) -> None:
@@ -188,6 +198,7 @@ class Ledger(TorchDispatchMode):
         row[-1 if self._grows(workspace) else _ACTIVATIONS] += workspace
         self._rows.append(tuple(row))
         self._phases.append(PHASES.index(phase))
+        self._reducing.append(self._gave_gradients)
 
     def _grows(self, nbytes: int) -> bool:
         return self._many and nbytes > 0 and nbytes % MANY == 0

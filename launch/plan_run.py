@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Literal
@@ -11,17 +11,22 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ..errors import UsageError
-from ..models.birth import empty
+from ..models.birth import Spread, empty
 from ..models.decoder import Decoder
 from ..models.pieces import whole
 from ..trainer import fsdp2
-from ..trainer.config import RunConfig
+from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.module import PretrainModule, next_token_losses
 from .plan_memory import MANY, Curve, Ledger
 from .plan_target import as_on
+
+#: What cuts a model for a way of training, on a device.
+Cut = Callable[[TrainerConfig, torch.device], Spread]
 
 
 @contextmanager
@@ -65,7 +70,7 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int) -> None
         ledger.mark([p.grad for p in parameters if p.grad is not None], "gradients")
 
     for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(lambda p: ledger.mark([p.grad], "gradients"))
+        parameter.register_post_accumulate_grad_hook(lambda p: ledger.gradient(p.grad))
         parameter.grad = torch.zeros_like(parameter)
     mark_gradients()
     _update(module, optimizer)
@@ -87,15 +92,36 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int) -> None
     _update(module, optimizer)
 
 
+def cut_as_zero_3(trainer: TrainerConfig, device: torch.device) -> Spread:
+    """As FSDP2 does it, with what DeepSpeed does else where weights are gathered in bf16: those of maps alone, and no
+    activations are rounded with them."""
+    if trainer.gather == "fp32":
+        return fsdp2.cutter(trainer, device)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+
+    def cut(model: Decoder) -> None:
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=rounded)
+        fully_shard(model, mesh=mesh)
+
+    return cut
+
+
 def rehearse(
-    config: RunConfig, n_processes: int, *, cut: bool, device: Literal["cuda", "cpu"], micro_batch_size: int = MANY
+    config: RunConfig,
+    n_processes: int,
+    *,
+    cut: Cut | None = None,
+    device: Literal["cuda", "cpu"],
+    micro_batch_size: int = MANY,
 ) -> Curve:
     """Run a step of two micro-batches of ``config`` as the first of ``n_processes``, on tensors that hold nothing.
 
     Args:
         config: the run; of its strategy, ``gather`` and ``replicas`` count where the model is cut.
         n_processes: of the run.
-        cut: as FSDP2 does it, or else not at all.
+        cut: how; by default not at all.
         device: what it would run on.
         micro_batch_size: by default the memory of all micro-batches is known at once, which needs kernels that do not
             depend on it: those of a GPU.
@@ -110,7 +136,7 @@ def rehearse(
         compile="no",
     )
     with _group(n_processes):
-        spread = fsdp2.cutter(settings, torch.device("cpu")) if cut else None
+        spread = cut(settings, torch.device("cpu")) if cut else None
         # Cut before there are fake tensors: the pieces of all processes are made there, of which one is kept.
         model: Decoder = empty(config.model, "meta", spread)
         with (

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..trainer import fsdp2
 from ..trainer.config import TrainerConfig
 from .plan_memory import PARTS, Curve
+from .plan_run import Cut, cut_as_zero_3
 
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _GATHERED, _ = range(len(PARTS))
 
@@ -64,15 +66,14 @@ def _ddp(held: np.ndarray, curve: Curve, share: Share) -> np.ndarray:
 
 
 def _zero_1_and_2(held: np.ndarray, curve: Curve, share: Share) -> np.ndarray:
-    backward = curve.during("first backward", "later backward")
     offloaded = share.trainer.offload != "none"
     if share.trainer.strategy == "zero1":
         # Each process sums all gradients, and stages them through one bucket.
-        gradients = np.where(curve.during("first forward"), 0, held[:, _GRADIENTS]) + 4.0 * BUCKET * backward
+        gradients = np.where(curve.during("first forward"), 0, held[:, _GRADIENTS]) + 4.0 * BUCKET * curve.reducing
         parts = 1
     else:
         # They go through two buckets as they come; what is kept is the part, and the sum of those of the passes before.
-        gradients = 2 * 4.0 * BUCKET * backward
+        gradients = 2 * 4.0 * BUCKET * curve.reducing
         parts = min(share.accumulates, 2)
     if not offloaded:
         gradients = gradients + share.part * (parts + curve.during("update"))
@@ -83,12 +84,11 @@ def _zero_1_and_2(held: np.ndarray, curve: Curve, share: Share) -> np.ndarray:
 
 
 def _zero_3(held: np.ndarray, curve: Curve, share: Share) -> np.ndarray:
-    backward, update = curve.during("first backward", "later backward"), curve.during("update")
-    offloaded = share.trainer.offload != "none"
+    update, offloaded = curve.during("update"), share.trainer.offload != "none"
     # One for gradients of maps, and one for those of embeddings and norms where they are sent in another precision.
     bucket = {2.0: 2.0 + 4.0, 4.0: 4.0}[share.gathered] * BUCKET
     # While a bucket is reduced its gradients are laid out by process once more.
-    held[:, _GRADIENTS] = bucket + backward * share.gathered * min(BUCKET, share.n_params)
+    held[:, _GRADIENTS] = bucket + curve.reducing * share.gathered * min(BUCKET, share.n_params)
     if not offloaded:
         held[:, _GRADIENTS] += share.part + update * min(share.part, 4.0 * SUB_GROUP)
     held[:, _PARAMETERS] = 0 if offloaded else share.part
@@ -134,8 +134,8 @@ def _on_host_of_zero(share: Share) -> float:
 class Way:
     """How a strategy's memory and messages follow from a rehearsed step."""
 
-    cut: bool
-    """Whether the step is rehearsed with the model cut over the processes."""
+    cut: Cut | None = None
+    """What cuts the model for the rehearsal."""
     held: Callable[[np.ndarray, Curve, Share], np.ndarray] = _as_rehearsed
     """(bytes held ``[operators, parts]``, what was rehearsed, share) → the same bytes of this strategy."""
     sent: Callable[[Curve, Share], float] = _sent_as_rehearsed
@@ -150,10 +150,10 @@ _STATES = ("parameters", "gradients", "optimizer", "sent")
 
 #: Ways by ``trainer.strategy``.
 WAYS: dict[str, Way] = {
-    "single": Way(cut=False),
-    "ddp": Way(cut=False, held=_ddp, sent=_sent_by_ddp, reckoned=("gradients", "sent")),
-    "fsdp2": Way(cut=True),
-    "zero1": Way(False, _zero_1_and_2, _sent_by_zero_1_and_2, _on_host_of_zero, _STATES),
-    "zero2": Way(False, _zero_1_and_2, _sent_by_zero_1_and_2, _on_host_of_zero, _STATES),
-    "zero3": Way(True, _zero_3, _sent_by_zero_3, _on_host_of_zero, (*_STATES, "gathered")),
+    "single": Way(),
+    "ddp": Way(held=_ddp, sent=_sent_by_ddp, reckoned=("gradients", "sent")),
+    "fsdp2": Way(fsdp2.cutter),
+    "zero1": Way(None, _zero_1_and_2, _sent_by_zero_1_and_2, _on_host_of_zero, _STATES),
+    "zero2": Way(None, _zero_1_and_2, _sent_by_zero_1_and_2, _on_host_of_zero, _STATES),
+    "zero3": Way(cut_as_zero_3, _zero_3, _sent_by_zero_3, _on_host_of_zero, (*_STATES, "gathered")),
 }
