@@ -273,7 +273,8 @@ def report(found: dict[str, Any], shape: Shape, args: argparse.Namespace) -> str
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for field in fields(Shape):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=int, default=field.default)
+        kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if field.type == "bool" else {"type": int}
+        parser.add_argument(f"--{field.name.replace('_', '-')}", default=field.default, **kind)
     parser.add_argument(
         "--rounds", type=int, default=11, help="rounds of one step each; four times as many of one layer"
     )

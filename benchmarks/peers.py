@@ -32,15 +32,16 @@ KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 @dataclass(frozen=True)
 class Shape:
-    """A LLaMA-like decoder with untied tables, and the batch that it is trained on."""
+    """A LLaMA-like decoder, by default ``configs/models/llama-152m.yaml``, and the batch that it is trained on."""
 
     d_model: int = 768
     n_layers: int = 12
     n_heads: int = 12
-    d_ff: int = 2048
-    vocab_size: int = 43648
+    d_ff: int = 3072
+    vocab_size: int = 50304
     seq_len: int = 1024
     micro_batch: int = 1
+    tie_embeddings: bool = True
 
     def batch(self) -> Tensor:
         """Token ids ``[B, T+1]``."""
@@ -97,7 +98,7 @@ def transformers(shape: Shape) -> tuple[nn.Module, dict[str, Loss]]:
         intermediate_size=shape.d_ff,
         vocab_size=shape.vocab_size,
         max_position_embeddings=shape.seq_len,
-        tie_word_embeddings=False,
+        tie_word_embeddings=shape.tie_embeddings,
         use_cache=False,
     )
     model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32).train()
@@ -138,7 +139,10 @@ def litgpt(shape: Shape) -> tuple[nn.Module, dict[str, Loss]]:
     def plain(model: Any, batch: Tensor) -> Tensor:
         return cross_entropy(model(batch[:, :-1]), batch)
 
-    return GPT(config).train(), {"its own, chunked": own, "F.cross_entropy": plain}
+    model = GPT(config).train()
+    if shape.tie_embeddings:
+        model.transformer.wte.weight = model.lm_head.weight  # as its pretraining does it
+    return model, {"its own, chunked": own, "F.cross_entropy": plain}
 
 
 LIBRARIES = {"birthmark": birthmark, "transformers": transformers, "litgpt": litgpt}

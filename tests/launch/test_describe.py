@@ -17,11 +17,13 @@ from birthmark.models.config import AttentionConfig, ModelConfig
 
 MODELS = Path(birthmark.__file__).parent / "configs" / "models"
 
-#: Parameters as their authors and model cards count them (tied tables once); the two of papers on this subject as
-#: their published shapes count.
+#: Parameters as their authors and model cards count them (tied tables once); those of papers on this subject as their
+#: published shapes count.
 PUBLISHED = {
     "llama-60m": 136_462_080,
+    "llama-152m": 151_898_880,
     "llama-160m": 134_105_856,
+    "qwen-160m": 346_666_752,
     "gpt2-124m": 124_439_808,
     "gpt2-355m": 354_823_168,
     "gpt2-774m": 774_030_080,
@@ -69,7 +71,7 @@ def counterpart(name, config):
         return transformers.GPT2LMHeadModel(
             transformers.GPT2Config(n_embd=config.d_model, n_layer=config.n_layers, n_head=config.n_heads)
         )
-    family = {"pythia": "GPTNeoX", "qwen3": "Qwen3", "olmo2": "Olmo2"}.get(name.split("-")[0], "Llama")
+    family = {"pythia": "GPTNeoX", "qwen": "Qwen2", "qwen3": "Qwen3", "olmo2": "Olmo2"}.get(name.split("-")[0], "Llama")
     return getattr(transformers, f"{family}ForCausalLM")(getattr(transformers, f"{family}Config")(**shape))
 
 

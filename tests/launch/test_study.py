@@ -3,17 +3,19 @@
 import csv
 import dataclasses
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
 
+import birthmark
 from birthmark.callbacks.records import Snapshot, append_metrics, write_json, write_text
 from birthmark.errors import RunError, UsageError
 from birthmark.launch.cli import main
 from birthmark.launch.labels import place_labels
 from birthmark.launch.parsing import resolve
-from birthmark.launch.study import check_stored, next_move, read_study, trials
+from birthmark.launch.study import check_buildable, check_stored, next_move, read_study, trials
 from birthmark.launch.study_pictures import families, study_figure
 from birthmark.launch.study_table import ARRAYS, markdown, read_results, spread, write_csv
 
@@ -25,6 +27,8 @@ def write(study_file, tmp_path):
 
 
 # ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+CONFIGS = Path(birthmark.__file__).parent / "configs"
 
 BAD = {
     "no arms": ({"arms": None}, "arms is missing"),
@@ -72,6 +76,14 @@ def test_a_file_that_is_no_study_says_so(text, expected, tmp_path):
     with pytest.raises(UsageError, match=r"study\.yaml") as error:
         read_study(file)
     assert expected in str(error.value)
+
+
+@pytest.mark.parametrize("scale", [None, "demo", "60m", "152m"])
+def test_the_sink_study_can_be_built_at_every_scale(scale, tmp_path):
+    study = read_study(CONFIGS / "studies" / "sinks.yaml")
+    planned = trials(study.at(scale), tmp_path, resolve)
+    check_buildable(planned)
+    assert {trial.arm for trial in planned} == set(study.arms)
 
 
 def test_a_scale_is_another_base_for_the_same_arms(write, tmp_path):
