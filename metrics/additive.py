@@ -1,9 +1,12 @@
-"""Metrics whose states are sums: kept once, and added up over processes without gathering everybody's."""
+"""Metrics whose states are sums: kept once, added up over processes without gathering everybody's, and gone when their
+metric is."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import MethodType
 from typing import Any
+from weakref import proxy
 
 import torch
 import torch.distributed as dist
@@ -12,7 +15,23 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 
-class Additive(Metric):
+class Released(Metric):
+    """A metric that is gone with the last reference to it.
+
+    A ``torchmetrics.Metric`` keeps wrappers of its own methods, which hold it: with all of its states it lives on until
+    Python's collector comes by, and that one counts objects, not their gigabytes. Here the wrappers hold it weakly.
+    """
+
+    def _wrap_update(self, update: Callable[..., None]) -> Callable[..., None]:
+        weak: Any = proxy(self)
+        return Metric._wrap_update(weak, MethodType(type(self).update, weak))
+
+    def _wrap_compute(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        weak: Any = proxy(self)
+        return Metric._wrap_compute(weak, MethodType(type(self).compute, weak))
+
+
+class Additive(Released):
     """A metric whose states are sums over sequences: additive over batches and ranks.
 
     A ``torchmetrics.Metric`` keeps a copy of each state's default, makes another when processes come together, and

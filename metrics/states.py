@@ -13,9 +13,8 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torchmetrics import Metric
 
-from .additive import Additive, summed
+from .additive import Additive, Released, summed
 from .parallel import each_on_one_core
 
 
@@ -84,7 +83,7 @@ def _merge_lists(lists_WSK3: Tensor) -> Tensor:
     return reduce(_merge_two, lists_WSK3)
 
 
-class MassiveActivations(Metric):
+class MassiveActivations(Released):
     """The k (position, channel) pairs of largest ``|h|`` over the sequences, per place.
 
     The state is the list itself, ``[S, k, 3]`` (value, position, channel). Merging two lists keeps the k largest, which

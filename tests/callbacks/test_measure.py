@@ -1,11 +1,13 @@
 """The one pass against the same quantities computed the slow way, from tensors kept whole."""
 
+import gc
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torchmetrics import Metric
 
 from birthmark.callbacks.measure import BirthReference, birth_reference, measure
 from birthmark.data.probes import random_probe
@@ -445,3 +447,20 @@ SMOOTH = (
     "qk_cosine_signed",
     "qk_positive",
 )
+
+
+def test_a_measurement_leaves_no_metric_behind():
+    """Their states are as large as the model; Python's collector, which comes by late, is not needed to free them."""
+    model = born(CONFIG, 0)
+
+    def alive():
+        return sum(isinstance(thing, Metric) for thing in gc.get_objects())
+
+    gc.collect()
+    gc.disable()
+    try:
+        before = alive()
+        measure(model, PROBE, birth_reference(model, PROBE, 4), batch_size=4)
+        assert alive() == before
+    finally:
+        gc.enable()
