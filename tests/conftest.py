@@ -1,7 +1,9 @@
 """What several folders' tests share: a run that trains in a second, small models of transformers, two processes."""
 
+import json
 import os
 import socket
+import struct
 import subprocess
 import sys
 
@@ -235,3 +237,47 @@ def launched_script(tmp_path):
         return done.stdout
 
     return run
+
+
+# ---------------------------------------------------------------- W&B
+
+
+def _log_records(content):
+    """Records of a LevelDB log (32 KiB blocks of chunks: checksum, length, type), after W&B's 7-byte header."""
+    position, parts = 7, b""
+    while position + 7 <= len(content):
+        left = 32768 - position % 32768
+        _, length, kind = struct.unpack("<IHB", content[position : position + 7])
+        if left < 7 or kind == 0:
+            position += left
+            continue
+        parts += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # full or last
+            yield parts
+            parts = b""
+
+
+@pytest.fixture(scope="session")
+def offline_wandb():
+    """``offline_wandb(folder)``: (id, history, config) of each start of a run there, in order of time, from the files
+    that ``wandb sync`` would send."""
+    from wandb.proto import wandb_internal_pb2
+
+    def read(folder):
+        found = []
+        for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
+            history, config = [], {}
+            for data in _log_records(file.read_bytes()):
+                record = wandb_internal_pb2.Record()
+                record.ParseFromString(data)
+                kind = record.WhichOneof("record_type")
+                if kind == "history":
+                    items = record.history.item
+                    history.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+                if kind == "run":
+                    config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
+            found.append((file.stem.removeprefix("run-"), history, config))
+        return found
+
+    return read

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import platform
 import shutil
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,7 +24,6 @@ from lightning.pytorch.loggers import Logger
 from rich.console import Console
 from torch.utils.data import DataLoader
 
-from .. import __version__
 from ..callbacks.checkpoint import Checkpoint
 from ..callbacks.fingerprint import FingerprintSnapshot
 from ..callbacks.loggers import JsonLinesLogger, wandb_logger
@@ -56,6 +54,7 @@ from .config import RunConfig
 from .environment import Launched
 from .module import PretrainModule, next_token_losses
 from .processes import Place, joined, place
+from .provenance import code, environment, versions
 from .start import newborn
 from .stored import departures
 from .strategies import STRATEGIES, placed
@@ -117,16 +116,6 @@ def _claimed(run: RunDir) -> Iterator[None]:
         lock.release()
 
 
-def _versions() -> dict[str, str]:
-    return {
-        "birthmark": __version__,
-        "torch": torch.__version__,
-        "lightning": L.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }
-
-
 def _write_config(config: RunConfig, run: RunDir) -> None:
     write_text(run.config, yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True))
 
@@ -134,7 +123,7 @@ def _write_config(config: RunConfig, run: RunDir) -> None:
 def _check_same_everywhere(config: RunConfig, birth: str, data: PreparedData) -> None:
     """RunError if the processes of a run would not train one and the same."""
     check_clocks(_CLOCKS_S)
-    check_same("versions", json.dumps(_versions()), f"install the same on all nodes (here {_versions()})")
+    check_same("versions", json.dumps(versions()), f"install the same on all nodes (here {versions()})")
     check_same("config", json.dumps(asdict(config)), "start all processes with the same command")
     check_same("corpus", json.dumps(data.record, sort_keys=True), "give all nodes the same data.path and tokenizer")
     check_same("birth digest", birth, "the nodes' libraries compute otherwise; install the same on all of them")
@@ -154,7 +143,8 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, found: str, dat
         "run_id": hashlib.sha256(f"{birth['digest']}{created}{run.path.absolute()}".encode()).hexdigest()[:12],
         "created": created,
         "data": data.record,
-        "versions": _versions(),
+        "versions": versions(),
+        "code": code(),
         "model": asdict(config.model),
         # Weights that were loaded were drawn from nothing that is known here.
         "parameters": {
@@ -277,8 +267,12 @@ def _callbacks(
     return milestones, stop
 
 
-def _loggers(config: RunConfig, run: RunDir, record: dict[str, Any]) -> list[Logger]:
-    wandb = wandb_logger(config.log, run, record["run_id"], {**asdict(config), "birth": record["digest"]})
+def _loggers(
+    config: RunConfig, run: RunDir, record: dict[str, Any], device: torch.device, where: Place | None
+) -> list[Logger]:
+    # Of this start: a run that goes on may do so elsewhere.
+    made_with = {"birth": record["digest"], "code": code(), "environment": environment(device, where)}
+    wandb = wandb_logger(config.log, run, record["run_id"], {**asdict(config), **made_with})
     return [JsonLinesLogger(run), *([wandb] if wandb is not None else [])]
 
 
@@ -362,7 +356,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
             accumulate_grad_batches=config.trainer.global_batch_size
             // (config.trainer.micro_batch_size * world_size()),
             callbacks=callbacks,
-            logger=_loggers(config, run, record) if rank() == 0 else False,
+            logger=_loggers(config, run, record, device, where) if rank() == 0 else False,
             plugins=[FolderCheckpointIO(asynchronous=True), *([Launched(where)] if where else [])],
             enable_checkpointing=False,
             enable_progress_bar=False,

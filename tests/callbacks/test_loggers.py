@@ -1,5 +1,3 @@
-import json
-import struct
 import sys
 
 import numpy as np
@@ -47,26 +45,8 @@ def test_without_wandb_auto_is_off_and_asking_for_it_names_the_install_line(tmp_
         wandb_mode(LogConfig(wandb="offline"))
 
 
-def log_records(content):
-    """Records of a LevelDB log (32 KiB blocks of chunks: checksum, length, type), after W&B's 7-byte header."""
-    position, parts = 7, b""
-    while position + 7 <= len(content):
-        left = 32768 - position % 32768
-        _, length, kind = struct.unpack("<IHB", content[position : position + 7])
-        if left < 7 or kind == 0:
-            position += left
-            continue
-        parts += content[position + 7 : position + 7 + length]
-        position += 7 + length
-        if kind in (1, 4):  # full or last
-            yield parts
-            parts = b""
-
-
-def test_wandb_receives_the_same_names_and_native_objects(tmp_path, monkeypatch):
+def test_wandb_receives_the_same_names_and_native_objects(tmp_path, offline_wandb):
     """A real offline run, read back from the file that `wandb sync` would send."""
-    from wandb.proto import wandb_internal_pb2
-
     run = RunDir(tmp_path / "run")
     run.path.mkdir()
     logger = wandb_logger(LogConfig(wandb="offline"), run, "abc123", {"init_seed": 3})
@@ -74,16 +54,8 @@ def test_wandb_receives_the_same_names_and_native_objects(tmp_path, monkeypatch)
     logger.log_metrics(SNAPSHOT.scalars(), 4)
     log_snapshot([JsonLinesLogger(run), logger], SNAPSHOT)
     logger.experiment.finish()
-    (file,) = run.path.glob("wandb/offline-run-*/run-abc123.wandb")
-    history, config = [], {}
-    for data in log_records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.WhichOneof("record_type") == "history":
-            items = record.history.item
-            history.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
-        if record.WhichOneof("record_type") == "run":
-            config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
+    ((run_id, history, config),) = offline_wandb(run.path)
+    assert run_id == "abc123"
     merged = {key: value for line in history for key, value in line.items()}
     assert merged["train/loss"] == 1.5
     assert merged["bias/alignment"] == 0.5

@@ -1,0 +1,78 @@
+"""What a run says of the code and machines that made it, in its certificate and in W&B."""
+
+import json
+import subprocess
+from dataclasses import asdict
+
+import pytest
+import yaml
+
+from birthmark.callbacks.records import RunDir
+from birthmark.trainer.provenance import code
+
+SCRIPT = """
+import sys
+from pathlib import Path
+
+from birthmark.callbacks.records import RunDir
+from birthmark.launch.parsing import resolve
+from birthmark.trainer.run import pretrain
+
+file, out, resume, *flags = sys.argv[1:]
+pretrain(resolve(Path(file), flags), RunDir(Path(out)), resume=resume == "resume")
+"""
+
+
+@pytest.fixture
+def repository(tmp_path):
+    """A repository of one file, and its commit as git keeps it."""
+    folder = tmp_path / "repository"
+    (folder / "package").mkdir(parents=True)
+    (folder / "package" / "file.py").write_text("1\n")
+    git = ["git", "-C", str(folder), "-c", "user.name=A", "-c", "user.email=a@example.org"]
+    for command in (["init", "-q", "-b", "trunk"], ["add", "."], ["commit", "-qm", "first"]):
+        subprocess.run([*git, *command], check=True)
+    return folder, (folder / ".git" / "refs" / "heads" / "trunk").read_text().strip()
+
+
+def test_the_commit_is_that_of_the_package(repository, tmp_path, monkeypatch):
+    folder, commit = repository
+    monkeypatch.chdir(tmp_path)
+    assert code(folder / "package") == {"commit": commit, "changed": False}
+    (folder / "new.txt").write_text("not tracked")
+    assert code(folder / "package") == {"commit": commit, "changed": False}
+    (folder / "package" / "file.py").write_text("2\n")
+    assert code(folder / "package") == {"commit": commit, "changed": True}
+
+
+def test_an_installed_package_tells_of_the_working_folder(repository, tmp_path, monkeypatch):
+    folder, commit = repository
+    installed = folder / "venv" / "package"  # lies in the repository, which does not hold it
+    installed.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    assert code(installed) == {"commit": commit, "changed": False}
+    monkeypatch.chdir(tmp_path)
+    assert code(installed) is None
+    assert code(tmp_path) is None
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert code(folder / "package") is None
+
+
+def test_many_ranks_are_one_wandb_run_that_is_resumed_under_its_id(tiny, launched_script, offline_wandb, tmp_path):
+    file, run = tmp_path / "run.yaml", RunDir(tmp_path / "run")
+    file.write_text(yaml.safe_dump(asdict(tiny({"log.wandb": "offline"}))))
+    flags = [str(file), str(run.path)]
+    launched_script(SCRIPT, *flags, "begin", "--trainer.strategy=ddp", "--trainer.max_steps=4")
+    launched_script(SCRIPT, *flags, "resume", "--trainer.strategy=fsdp2", "--trainer.max_steps=6")
+    born = json.loads(run.birth.read_text())
+    starts = offline_wandb(run.path)
+    assert [run_id for run_id, _, _ in starts] == [born["run_id"]] * 2
+    steps = [[line["trainer/global_step"] for line in history if "train/loss" in line] for _, history, _ in starts]
+    assert steps == [[1, 2, 3, 4], [5, 6]]
+    for (_, history, config), strategy in zip(starts, ("ddp", "fsdp2"), strict=True):
+        assert any("bias/alignment" in key for line in history for key in line)
+        assert (config["birth"], config["init_seed"]) == (born["digest"], born["init_seed"])
+        assert config["trainer"]["strategy"] == strategy
+        assert config["code"] == born["code"]
+        assert (config["environment"]["processes"], config["environment"]["nodes"]) == (2, 1)
+        assert config["environment"]["versions"] == born["versions"]
