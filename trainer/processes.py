@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -25,6 +26,9 @@ TIMEOUT = timedelta(minutes=30)
 # Of a failure: how long rank 0 is given to tell what all ranks fail of, and how long those that fail wait for another.
 _FIRST, _TOGETHER = timedelta(seconds=2), timedelta(seconds=3)
 
+
+# How long whoever listens at the run's port is given to answer, in seconds.
+_ANSWER_S = 5
 
 # How long gloo's threads are given to let go of what they hold, in seconds.
 _LET_GO_S = 0.2
@@ -113,7 +117,11 @@ def joined(where: Place | None, device: torch.device) -> Iterator[None]:
             device_id=device if on_gpu else None,
         )
     except (RuntimeError, ValueError) as error:
-        raise RunError(f"rank {where.rank} of {where.world_size} cannot join the others: {error}") from None
+        why = f"rank {where.rank} of {where.world_size} cannot join the others: {error}"
+        if "EADDRINUSE" in str(error):
+            port = os.environ.get("MASTER_PORT")
+            why = f"MASTER_PORT {port} is in use on {socket.gethostname()}: give the launcher another port"
+        raise RunError(why) from None
     try:
         yield
     except RuntimeError as error:
@@ -134,11 +142,20 @@ def _common_store() -> dist.Store | None:
     try:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         # Asked first, because the store itself tells at length that there is none.
-        socket.create_connection((host, port), timeout=5).close()
-        store = dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=5))
-        return dist.PrefixStore(f"birthmark/{_restart()}", store)
-    except (KeyError, ValueError, RuntimeError, OSError):
+        socket.create_connection((host, port), timeout=_ANSWER_S).close()
+    except (KeyError, ValueError, OSError):
         return None
+    found: list[dist.Store] = []
+
+    def connect() -> None:
+        with suppress(RuntimeError):
+            found.append(dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_ANSWER_S)))
+
+    # Something else may listen there and never answer, for which the store would wait without end.
+    asking = threading.Thread(target=connect, daemon=True)
+    asking.start()
+    asking.join(_ANSWER_S)
+    return dist.PrefixStore(f"birthmark/{_restart()}", found[0]) if found else None
 
 
 def tell(line: str, status: int, where: Place) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy, Strategy
@@ -46,6 +47,8 @@ def _zero(config: TrainerConfig, grad_clip: float, device: torch.device) -> Spre
     from . import fsdp2, zero
 
     zero.ready(device)
+    if config.offload == "nvme":
+        zero.check_drive(Path(config.offload_dir))
     strategy = zero.ZeroStrategy(config, grad_clip)
     if config.strategy != "zero3":
         return Spreading(strategy)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import io
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Mapping
 from contextlib import redirect_stdout
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -52,6 +54,29 @@ def ready(device: torch.device) -> None:
     # On CPU it builds an operator of its own, and tells so.
     with redirect_stdout(io.StringIO()):
         deepspeed.init_distributed(dist.get_backend(), timeout=TIMEOUT, verbose=False)
+
+
+def check_drive(folder: Path) -> None:
+    """Whether optimizer state can be kept on this node's drive.
+
+    Raises:
+        UsageError: nothing can be written to ``folder``, or DeepSpeed's operator for it cannot be built.
+    """
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"trainer.offload_dir {folder}: cannot write there ({error.strerror}); give a folder on each node's drive"
+        ) from None
+    if not AsyncIOBuilder().is_compatible(verbose=False):
+        raise UsageError(
+            "trainer.offload is nvme, but DeepSpeed's asynchronous I/O cannot be built: install libaio's headers "
+            "(apt install libaio-dev), or give cpu"
+        )
 
 
 def _named(kinds: list[type[Linear]]) -> list[str]:

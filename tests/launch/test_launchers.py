@@ -80,12 +80,20 @@ def test_torchrun_starts_a_run_again_that_lost_a_worker_and_it_goes_on_by_itself
     assert list(losses(run)) == list(range(1, max(losses(run)) + 1))
 
 
-@pytest.mark.skipif(
+needs_deepspeed = pytest.mark.skipif(
     importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed, an optional one, is not installed"
 )
-def test_deepspeed_starts_what_a_hostfile_says(config, tmp_path):
-    hosts = tmp_path / "hosts"
+
+
+def two_here(folder):
+    """A hostfile of two processes on this machine."""
+    hosts = folder / "hosts"
     hosts.write_text("# here\nlocalhost slots=2\n")
+    return hosts
+
+
+@needs_deepspeed
+def test_deepspeed_starts_what_a_hostfile_says(config, tmp_path):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -99,7 +107,7 @@ def test_deepspeed_starts_what_a_hostfile_says(config, tmp_path):
             tmp_path / "run",
             "--trainer.strategy=zero2",
         ],
-        env=environment(HOSTFILE=str(hosts), PORT=str(port), DS_ACCELERATOR="cpu"),
+        env=environment(HOSTFILE=str(two_here(tmp_path)), PORT=str(port), DS_ACCELERATOR="cpu"),
         capture_output=True,
         text=True,
         timeout=300,
@@ -110,6 +118,36 @@ def test_deepspeed_starts_what_a_hostfile_says(config, tmp_path):
     run = RunDir.open(tmp_path / "run")
     assert list(losses(run)) == [1, 2, 3, 4, 5, 6]
     assert json.loads(run.birth.read_text())["n_params"] > 0
+
+
+@needs_deepspeed
+def test_a_port_in_use_is_one_line_and_all_are_down(config, tmp_path):
+    start = time.monotonic()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        done = subprocess.run(
+            [
+                "bash",
+                LAUNCH / "deepspeed.sh",
+                "--config",
+                config,
+                "--run_dir",
+                tmp_path / "run",
+                "--trainer.strategy=ddp",
+            ],
+            env=environment(HOSTFILE=str(two_here(tmp_path)), PORT=port, DS_ACCELERATOR="cpu"),
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    seconds = time.monotonic() - start
+    assert done.returncode != 0
+    (told,) = [line for line in done.stderr.splitlines() if "birthmark: error" in line]
+    assert f"MASTER_PORT {port} is in use" in told
+    assert not (tmp_path / "run").exists()
+    assert seconds < 60  # two interpreters start, and find each other
 
 
 @pytest.mark.parametrize(

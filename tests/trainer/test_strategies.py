@@ -223,6 +223,15 @@ def test_settings_that_do_not_go_together_are_refused(fields, expected):
         RunConfig(trainer=TrainerConfig(device="cpu", **fields))
 
 
+@needs_deepspeed
+def test_a_drive_that_cannot_be_written_is_named(tmp_path):
+    from birthmark.trainer.zero import check_drive
+
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"trainer\.offload_dir .*file/state: cannot write there \(Not a directory\)"):
+        check_drive(tmp_path / "file" / "state")
+
+
 def test_replicas_must_divide_the_processes():
     with pytest.raises(UsageError, match=r"trainer\.replicas 2 does not divide 3 processes"):
         placed(TrainerConfig(strategy="fsdp2", replicas=2, global_batch_size=48, device="cpu"), Place(0, 3, 0, 3))
