@@ -189,6 +189,13 @@ class RunDir:
         return run.config.is_file() and run.birth.is_file()
 
     @classmethod
+    def open_measured(cls, path: Path) -> RunDir:
+        """An existing run, or the snapshots of somebody else's training, without its birth or config; UsageError if
+        ``path`` holds neither."""
+        measured = cls(path)
+        return measured if measured.snapshot_folders() and not measured.birth.exists() else cls.open(path)
+
+    @classmethod
     def open(cls, path: Path) -> RunDir:
         """An existing run; UsageError if ``path`` does not hold one."""
         if not cls.is_run(path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +33,7 @@ from .fingerprint import (
 )
 from .models import Native, Source, open_source
 from .parsing import resolve
-from .terminal import bar, print_json
+from .terminal import bar, picture_path, print_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,16 +48,6 @@ def _test(parsed: Namespace) -> tuple[FingerprintProbe, Recipe]:
     return FingerprintProbe(kind=parsed.probe, n_inputs=parsed.n_inputs, probe_seed=parsed.probe_seed), recipe
 
 
-def _draws(out: str | None, parsed: Namespace, default: str) -> Path | None:
-    """Where a picture goes, if one is drawn: where it was asked for, else the default unless JSON is printed."""
-    if out is None and parsed.json:
-        return None
-    if out is None and importlib.util.find_spec("matplotlib") is None:
-        print("no picture: pip install 'birthmark[plots]'", flush=True)
-        return None
-    return Path(out or default)
-
-
 def _save(figure: Figure, out: Path) -> None:
     save_png(figure, out)
     Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
@@ -71,6 +60,8 @@ def fingerprint(parsed: Namespace) -> int:
         return _calibrate(parsed, probe, recipe)
     if len(parsed.models) < 2:
         raise UsageError("give at least two models, or --calibrate CONFIG")
+    drawn = len(parsed.models) > 2 or parsed.out is not None
+    out = picture_path(parsed.out, "fingerprint.png", as_json=parsed.json) if drawn else None
     sources = [open_source(name) for name in parsed.models]
     check_comparable(sources, probe)
     probe = choose_probe(probe, parsed.seq_len, [source.config for source in sources])
@@ -87,8 +78,8 @@ def fingerprint(parsed: Namespace) -> int:
         )
     else:
         print_pairs(sources, pairs, describe_probe(probe, recipe), Console())
-    if len(sources) > 2 or parsed.out is not None:
-        _draw_matrix(sources, pairs, describe_probe(probe, recipe), _draws(parsed.out, parsed, "fingerprint.png"))
+    if out is not None:
+        _draw_matrix(sources, pairs, describe_probe(probe, recipe), out)
     return 0
 
 
@@ -120,6 +111,7 @@ def _calibrate(parsed: Namespace, probe: FingerprintProbe, recipe: Recipe) -> in
     probe = choose_probe(probe, parsed.seq_len, [source.config for source in sources])
     nulls = NULLS if parsed.null is None else (parsed.null,)
     n_kin = len(kin) or parsed.kin_pairs
+    out = picture_path(parsed.out, "calibration.png", as_json=parsed.json)
     with bar("pairs", parsed.pairs + n_kin, quiet=parsed.json) as advance:
         found = calibrate(births.config, parsed.pairs, kin, n_kin, probe, recipe, nulls, advance)
     title = f"{Path(parsed.calibrate).name}, {probe.n_inputs} sequences of {probe.seq_len}, {probe.kind} probe"
@@ -135,7 +127,6 @@ def _calibrate(parsed: Namespace, probe: FingerprintProbe, recipe: Recipe) -> in
         )
     else:
         print_rates(found, title, Console())
-    out = _draws(parsed.out, parsed, "calibration.png")
     if out is not None:
         _save(rates(found, LEVEL, title), out)
     return 0

@@ -15,10 +15,10 @@ from ..callbacks.config import SnapshotConfig
 from ..callbacks.intervene import DoseResponse, Kind, check, intervene
 from ..data.probes import random_probe
 from ..errors import UsageError
-from .intervene_picture import draw, picture_path
+from .intervene_picture import draw
 from .models import open_source
 from .probes import check_probe
-from .terminal import print_json
+from .terminal import picture_path, print_json
 from .weights import device
 
 
@@ -52,7 +52,7 @@ def _print(found: DoseResponse, title: str, console: Console) -> None:
 def intervention(parsed: Namespace) -> int:
     """Intervene on one model."""
     doses = _lambdas(parsed["lambda"])
-    out = picture_path(parsed.out, parsed.json)
+    out = picture_path(parsed.out, "intervene.png", as_json=parsed.json)
     source = open_source(parsed.model)
     settings = SnapshotConfig(n_sequences=parsed.n_sequences, seq_len=parsed.seq_len, batch_size=parsed.batch_size)
     check_probe(settings, source.config.max_seq_len if source.config.positions == "learned" else None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,29 +10,12 @@ import numpy as np
 
 from ..callbacks.intervene import DoseResponse
 from ..callbacks.records import write_text
-from ..errors import UsageError
 from .canvas import MUTED, REFERENCE, legend, line, new, picture, save_png
 from .panels import depth_colours, spread
 from .plates import Cube, tidy
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
-
-
-def picture_path(out: str | None, as_json: bool) -> Path | None:
-    """Where the picture goes, if one is drawn: where it was asked for, else the default unless JSON is printed.
-
-    Raises:
-        UsageError: ``out`` is no PNG.
-    """
-    if out is not None and Path(out).suffix.lower() != ".png":
-        raise UsageError(f"--out {out}: the picture is a PNG; give a name that ends in .png")
-    if out is None and as_json:
-        return None
-    if out is None and importlib.util.find_spec("matplotlib") is None:
-        print("no picture: pip install 'birthmark[plots]'", flush=True)
-        return None
-    return Path(out or "intervene.png")
 
 
 def draw(found: DoseResponse, model: str, out: Path) -> None:

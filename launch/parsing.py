@@ -22,7 +22,10 @@ set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
 class Parser(ArgumentParser):
-    """Raises UsageError in place of printing a usage text and leaving."""
+    """Raises UsageError in place of printing a usage text and leaving; takes no field by the beginning of its name."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """One line, and no usage text."""
@@ -47,7 +50,11 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
 
     report = Parser(description="Write the page of a run, of several side by side, or of one snapshot.")
     report.add_argument(
-        "runs", type=str, nargs="+", metavar="RUN", help="Folders that `pretrain` wrote, or one of `snapshot --out`."
+        "runs",
+        type=str,
+        nargs="+",
+        metavar="RUN",
+        help="Folders that `pretrain` or a callback wrote, or one of `snapshot --out`.",
     )
     report.add_argument("--step", type=int | None, metavar="N", help="The page of this snapshot of the run alone.")
     report.add_argument(
@@ -128,7 +135,9 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     commands.add_subcommand("export", export, help=export.description)
 
     ablate = Parser(description="Run a study: every arm from every seed, then one table and one figure.")
-    ablate.add_argument("study", type=str, metavar="STUDY", help="YAML file of a study (docs/studies.md).")
+    ablate.add_argument(
+        "study", type=str, metavar="STUDY", help="YAML file of a study, of arms or of lineage (docs/studies.md)."
+    )
     ablate.add_argument("--scale", type=str | None, metavar="NAME", help="One of the file's scales: another base.")
     ablate.add_argument("--out", type=str | None, metavar="DIR", help="By default studies/NAME or studies/NAME-SCALE.")
     ablate.add_argument("--arms", type=str | None, metavar="A,B", help="These arms alone; by default all.")

@@ -97,13 +97,13 @@ def _key_figures(story: Story) -> list[tuple[str, str, str]]:
         ratio = f"{format_value(bias[0].get('preference_ratio'), 'ratio')} → {ratio}"
     text = story.snapshots[-1].summary.get("bias_text", {}) if story.snapshots else {}
     on_text = f"; text probe {format_value(text['sink_mass'], '.3f')}" if "sink_mass" in text else ""
+    loss = (
+        "Validation loss",
+        format_value(losses[-1] if losses else None, ".3f"),
+        f"unigram entropy {format_value(unigram, '.3f')}, nats per token" + (f"; step {steps[-1]:,}" if steps else ""),
+    )
     return [
-        (
-            "Validation loss",
-            format_value(losses[-1] if losses else None, ".3f"),
-            f"unigram entropy {format_value(unigram, '.3f')}, nats per token"
-            + (f"; step {steps[-1]:,}" if steps else ""),
-        ),
+        *([loss] if story.birth or losses else []),
         ("Alignment", show("alignment"), f"with the seed direction; stranger {show('alignment_stranger')}"),
         ("Rank persistence", show("rank_persistence"), f"ρ to birth; stranger {show('rank_persistence_stranger')}"),
         ("Preference ratio", ratio, "V · max p̄, birth → now; 1 is none"),
@@ -112,11 +112,15 @@ def _key_figures(story: Story) -> list[tuple[str, str, str]]:
 
 
 def _certificate(story: Story) -> list[tuple[str, str]]:
-    """(name, value) of the birth certificate, flat; what it does not hold is left out."""
+    """(name, value) of the birth certificate, flat; what it does not hold is left out. Where there is none, of what was
+    measured."""
     birth = story.birth
+    if not birth:
+        told = story.snapshots[-1].summary
+        return [(name, printable(_flat(told[name]))) for name in ("source", "model", "probe") if name in told]
     lines = {key: birth.get(key) for key in ("digest", "init_seed", "data_seed", "probe_seed", "created")}
     lines["parameters"] = birth.get("n_params")
-    lines |= {group: birth.get(group) for group in ("model", "data", "versions")}
+    lines |= {group: birth.get(group) for group in ("model", "data", "versions", "code")}
     return [(name, printable(_flat(value))) for name, value in lines.items() if value is not None]
 
 

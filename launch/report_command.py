@@ -24,7 +24,7 @@ def report(parsed: Namespace) -> int:
         else:
             print(build_snapshot_page(folder, out))
         return 0
-    runs = [RunDir.open(Path(path)) for path in parsed.runs]
+    runs = [RunDir.open_measured(Path(path)) for path in parsed.runs]
     if parsed.json:
         print_json(summarise(runs))
         return 0
@@ -45,7 +45,7 @@ def _one_snapshot(paths: Sequence[Path], step: int | None) -> Path | None:
         raise UsageError(f"--step {step}: {alone[0]} is one snapshot; leave --step out")
     if len(paths) > 1:
         raise UsageError(f"--step {step}: a page shows one snapshot; give one run")
-    return find_snapshot(RunDir.open(paths[0]), step)
+    return find_snapshot(RunDir.open_measured(paths[0]), step)
 
 
 def _told(folder: Path) -> dict[str, object]:

@@ -18,8 +18,9 @@ FAVOURITES = 10
 def sections(stories: Sequence[Story]) -> list[Section]:
     """All sections with pictures, in the order of the page."""
     time = Timeline(stories)
+    trained_here = [story for story in stories if story.birth or story.metrics]
     told = [
-        _loss(time),
+        *([_loss(time)] if trained_here else []),
         chain.aggregation(time),
         chain.neurons(time),
         chain.dominance(time),

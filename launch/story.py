@@ -25,7 +25,9 @@ class Story:
     name: str
     run: RunDir
     birth: dict[str, Any]
+    """The certificate; empty where the snapshots are of somebody else's training."""
     config: str
+    """YAML; empty there."""
     metrics: dict[int, dict[str, float]]
     snapshots: list[Snapshot]
     rows: list[dict[str, Any]]
@@ -63,14 +65,14 @@ def read_stories(runs: Sequence[RunDir]) -> list[Story]:
         raise UsageError("a report needs at least one run")
     stories = []
     for index, (run, name) in enumerate(zip(runs, _names(runs), strict=True)):
-        birth = read_json(run.birth)
+        birth = read_json(run.birth) if run.birth.is_file() else {}
         if not isinstance(birth, dict):
             raise RunError(f"{run.birth}: damaged (not an object)")
         metrics, snapshots = metrics_by_step(run), read_snapshots(run)
         for folder, snapshot in zip(run.snapshot_folders(), snapshots, strict=True):
             check_snapshot(snapshot, folder)
         rows = join_rows(snapshots, metrics)
-        config = run.config.read_text(encoding="utf-8", errors="backslashreplace")
+        config = run.config.read_text(encoding="utf-8", errors="backslashreplace") if birth else ""
         stories.append(Story(index, name, run, birth, config, metrics, snapshots, rows))
     return stories
 

@@ -1,14 +1,18 @@
-"""What commands say: JSON, and a bar while they work."""
+"""What commands say: JSON, a bar while they work, and where their picture is."""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
+
+from ..errors import UsageError
 
 
 def print_json(value: Any) -> None:
@@ -23,3 +27,19 @@ def bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[int], None]
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
         yield lambda n: progress.advance(task, n)
+
+
+def picture_path(out: str | None, default: str, *, as_json: bool) -> Path | None:
+    """Where the picture goes, if one is drawn: where it was asked for, else the default unless JSON is printed.
+
+    Raises:
+        UsageError: ``out`` is no PNG.
+    """
+    if out is not None and Path(out).suffix.lower() != ".png":
+        raise UsageError(f"--out {out}: the picture is a PNG; give a name that ends in .png")
+    if out is None and as_json:
+        return None
+    if out is None and importlib.util.find_spec("matplotlib") is None:
+        print("no picture: pip install 'birthmark[plots]'", flush=True)
+        return None
+    return Path(out or default)

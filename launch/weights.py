@@ -13,12 +13,16 @@ from ..errors import UsageError
 from ..models.config import ModelConfig
 from ..models.exchange import write_pretrained
 from ..models.generate import generate
+from ..trainer.allocator import keep_freed_memory
 from ..trainer.checkpoint import CheckpointWeights, load_model
 
 
 def device() -> str:
-    """Where commands run models."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    """Where commands run models; on the CPU, what one pass frees is kept for the next."""
+    if torch.cuda.is_available():
+        return "cuda"
+    keep_freed_memory()
+    return "cpu"
 
 
 def find_checkpoint(run: RunDir, step: int | None) -> Path:

@@ -41,6 +41,7 @@ BAD = {
     "a misspelt key": (["--model.d_modle=8"], "model.d_modle: no such field; did you mean model.d_model?"),
     "a misspelt group": (["--trainr.max_steps=8"], "did you mean trainer.max_steps"),
     "a misspelt nested key": (["--model.attention.agregation=plain"], "did you mean model.attention.aggregation"),
+    "the beginning of a key": (["--trainer.max_step=3"], "max_step: no such field; did you mean trainer.max_steps?"),
     "a key that means nothing": (["--frobnicate=1"], "frobnicate: no such field"),
     "a word for a number": (["--model.d_model=wide"], "model.d_model: 'wide' is not a whole number"),
     "a fraction for a count": (["--trainer.max_steps=1.5"], "trainer.max_steps"),

@@ -18,6 +18,7 @@ from birthmark.callbacks.records import RunDir, Snapshot, append_metrics, read_j
 from birthmark.errors import RunError, UsageError
 from birthmark.launch import layer_pictures
 from birthmark.launch.canvas import save_png
+from birthmark.launch.cli import main
 from birthmark.launch.report import build_report, summarise
 from birthmark.launch.story import printable, ranks
 
@@ -370,6 +371,24 @@ def test_a_snapshot_of_an_unknown_step_alone_has_a_page(tmp_path):
     make_snapshot(5, np.random.default_rng(1)).write(run.snapshot(5))
     assert "now, step 5" in build([run], tmp_path)
     assert {row["step"] for row in read(tmp_path, "dominance-rank.csv")} == {"0", "5"}
+
+
+def test_snapshots_of_somebody_elses_training_have_a_page_over_it(tmp_path, capsys):
+    whole = make_run(tmp_path / "run", strangers=False)
+    (tmp_path / "bias").mkdir()
+    (whole.path / "snapshots").rename(tmp_path / "bias" / "snapshots")
+    assert main(["report", str(tmp_path / "bias")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "bias" / "report.html")
+    page = (tmp_path / "bias" / "report.html").read_text()
+    ids = re.findall(r'<section id="(\w+)"', page)
+    assert "sink" in ids
+    assert "preference" in ids
+    assert "loss" not in ids
+    assert "Birth certificate" not in page
+    assert "Validation loss" not in page
+    assert main(["report", str(tmp_path / "bias"), "--step=8"]) == 0
+    with pytest.raises(UsageError, match="not a run"):
+        RunDir.open_measured(tmp_path)
 
 
 def test_one_run_has_no_headings_of_runs(tmp_path):
