@@ -30,8 +30,6 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # as in the workers
-
 import numpy as np
 import torch
 from breakdown import breakdown, product_ceiling

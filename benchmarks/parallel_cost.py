@@ -5,8 +5,9 @@
 Both train the same newborn model of about 10M parameters (d 256, 8 blocks, V 8192, T 256) on the same text, float32,
 fused AdamW, clipped gradients; each process has one core, they talk by gloo. *Ours* is ``pretrain`` as it is, without
 snapshots, at the tokens/s that it logs; *bare* is the loop that one would write by hand around the same Decoder, with
-``DistributedDataParallel`` or ``fully_shard`` a block at a time. They take turns, launch by launch; of each the median
-over steps counts, and of the rounds the median ratio.
+``DistributedDataParallel`` or ``fully_shard`` a block at a time, and with what a run does to the allocator
+(``trainer/allocator.py``), without which it is slower. They take turns, launch by launch; of each the median over steps
+counts, and of the rounds the median ratio.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from birthmark.data.config import DataConfig
 from birthmark.data.prepare import prepare
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
+from birthmark.trainer.allocator import keep_freed_memory
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 from birthmark.trainer.module import next_token_losses
 from birthmark.trainer.run import pretrain
@@ -71,6 +73,7 @@ def ours(config: RunConfig, folder: Path) -> float:
 def bare(config: RunConfig) -> float:
     strategy, length = config.trainer.strategy, config.model.max_seq_len
     rank, n = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    keep_freed_memory()
     if strategy != "single":
         dist.init_process_group("gloo")
     data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=length)

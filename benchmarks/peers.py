@@ -18,8 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # threads of a waiting process sleep; read when torch is loaded
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F

@@ -3,6 +3,7 @@
     python benchmarks/snapshot_cost.py [--repeats 15] [--shapes demo,134M]
 
 The peer is the cheapest forward pass that reaches the same logits: fused attention, last position only, no gradients.
+Both keep what they free, as runs and commands do (``trainer/allocator.py``).
 
 *Time*: both in one process, in turn, A B A B …, and the median of the pairwise ratios is what counts, for machines are
 noisy. Every round does so on the probe and on one of twice as many sequences, which tells what a snapshot does once
@@ -32,6 +33,7 @@ from birthmark.data.probes import random_probe
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
+from birthmark.trainer.allocator import keep_freed_memory
 
 _134M = ModelConfig(d_model=768, n_layers=12, n_heads=12, vocab_size=32000, max_seq_len=4096, mlp="swiglu")
 
@@ -145,6 +147,7 @@ def main() -> None:
     parser.add_argument("--shapes", default="", help="only those whose names contain one of these, comma-separated")
     parser.add_argument("--peak", nargs=2, metavar=("SHAPE", "PASS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    keep_freed_memory()  # as runs and commands do
     if arguments.peak:
         name, kind = arguments.peak
         print(json.dumps(measure_peak(SHAPES[name], kind)))

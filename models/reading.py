@@ -22,7 +22,7 @@ Part = tuple[slice, slice]
 EVERYTHING: Part = (slice(None), slice(None))
 
 #: On the CPU: weights of one block, which stay in cache.
-_CACHED = 1 << 18
+_CACHED = 1 << 19
 #: Elsewhere: queries and weights of one block, for few launches and little memory.
 _ROWS, _WEIGHTS = 256, 1 << 24
 
