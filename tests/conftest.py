@@ -6,6 +6,7 @@ import socket
 import struct
 import subprocess
 import sys
+import time
 
 # Nothing in the tests leaves the machine. The hub's library reads this when it is first imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -264,20 +265,31 @@ def offline_wandb():
     that ``wandb sync`` would send."""
     from wandb.proto import wandb_internal_pb2
 
+    def read_file(file):
+        history, config, whole = [], {}, False
+        for data in _log_records(file.read_bytes()):
+            record = wandb_internal_pb2.Record()
+            record.ParseFromString(data)
+            kind = record.WhichOneof("record_type")
+            whole |= kind == "exit"
+            if kind == "history":
+                items = record.history.item
+                history.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+            if kind == "run":
+                config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
+        return whole, (file.stem.removeprefix("run-"), history, config)
+
     def read(folder):
         found = []
         for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
-            history, config = [], {}
-            for data in _log_records(file.read_bytes()):
-                record = wandb_internal_pb2.Record()
-                record.ParseFromString(data)
-                kind = record.WhichOneof("record_type")
-                if kind == "history":
-                    items = record.history.item
-                    history.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
-                if kind == "run":
-                    config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
-            found.append((file.stem.removeprefix("run-"), history, config))
+            # The process that writes it may still do so when the run has finished.
+            end = time.monotonic() + 30
+            whole, told = read_file(file)
+            while not whole and time.monotonic() < end:
+                time.sleep(0.1)
+                whole, told = read_file(file)
+            assert whole, f"{file} has no end"
+            found.append(told)
         return found
 
     return read
