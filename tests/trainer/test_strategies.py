@@ -17,6 +17,7 @@ from rich.console import Console
 
 from birthmark.callbacks.records import RunDir, Snapshot, read_metrics
 from birthmark.errors import UsageError
+from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.trainer.config import RunConfig, TrainerConfig
 from birthmark.trainer.processes import Place
@@ -34,6 +35,31 @@ from birthmark.trainer.run import pretrain
 
 file, out, resume, *flags = sys.argv[1:]
 pretrain(resolve(Path(file), flags), RunDir(Path(out)), resume=resume == "resume")
+"""
+# What a run does before it trains, once for each strategy.
+BIRTHS = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from birthmark.launch.parsing import resolve
+from birthmark.models.birth import digest
+from birthmark.trainer.processes import joined, place
+from birthmark.trainer.start import newborn
+from birthmark.trainer.strategies import STRATEGIES
+
+file, *names = sys.argv[1:]
+config, where, device = resolve(Path(file)), place(), torch.device("cpu")
+with joined(where, device):
+    for name in names:
+        settings = replace(config.trainer, strategy=name, replicas=2 if name == "fsdp2" else 1)
+        spreading = STRATEGIES[name].prepare(settings, 1.0, device)
+        model = newborn(config, config.init_seed, device if spreading.spread else "cpu", spreading.spread)
+        found = digest(model)
+        if where.rank == 0:
+            print("birth", name, found)
 """
 STRATEGIES = ["fsdp2", "zero1", "zero2", "zero3"]
 needs_deepspeed = pytest.mark.skipif(
@@ -114,12 +140,12 @@ def logged(run, key):
     return {r["step"]: r[key] for r in read_metrics(run.metrics) if key in r}
 
 
-def digest(run):
+def digest_of(run):
     return json.loads(run.birth.read_text())["digest"]
 
 
 def assert_alike(run, single):
-    assert digest(run) == digest(single)
+    assert digest_of(run) == digest_of(single)
     for key in ("train/loss", "train/grad_norm", "val/loss"):
         ours, theirs = logged(run, key), logged(single, key)
         assert ours.keys() == theirs.keys()
@@ -195,7 +221,7 @@ def test_what_is_kept_compiled_and_offloaded_changes_no_loss(flags, cluster, sin
 def test_weights_gathered_in_bf16_train_and_are_said_to_be_measured_so(strategy, cluster, single):
     flags = [f"--trainer.strategy={strategy}", "--trainer.precision=bf16", "--trainer.gather=bf16"]
     run = cluster.run(f"bf16-{strategy}", *flags, "--trainer.max_steps=50")
-    assert digest(run) == digest(single)
+    assert digest_of(run) == digest_of(single)
     losses = logged(run, "train/loss")
     assert losses == pytest.approx({s: v for s, v in logged(single, "train/loss").items() if s <= 50}, rel=0.03)
     assert Snapshot.read(run.snapshot(50)).summary["probe"]["dtype"] == "bfloat16"
@@ -221,6 +247,16 @@ def test_weights_gathered_in_bf16_train_and_are_said_to_be_measured_so(strategy,
 def test_settings_that_do_not_go_together_are_refused(fields, expected):
     with pytest.raises(UsageError, match=expected):
         RunConfig(trainer=TrainerConfig(device="cpu", **fields))
+
+
+@needs_deepspeed
+def test_four_processes_give_the_birth_of_one_under_every_strategy(tiny, launched_script, tmp_path):
+    config = tiny({"trainer.global_batch_size": 8})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
+    names = ["ddp", *STRATEGIES]
+    told = launched_script(BIRTHS, str(tmp_path / "run.yaml"), *names, n=4)
+    found = dict(line.split()[1:] for line in told.splitlines() if line.startswith("birth "))
+    assert found == dict.fromkeys(names, digest(born(config.model, config.init_seed)))
 
 
 @needs_deepspeed
