@@ -12,9 +12,12 @@ from typing import Any
 
 from lightning.pytorch.loggers import Logger
 
-from ..errors import UsageError
+from ..errors import RunError, UsageError
 from .config import LogConfig
 from .records import RunDir, Snapshot, append_metrics
+
+#: How long W&B is given to start, in seconds.
+_PATIENCE_S = 180
 
 
 class JsonLinesLogger(Logger):
@@ -65,23 +68,32 @@ def wandb_mode(config: LogConfig) -> str:
 
 
 def wandb_logger(config: LogConfig, run: RunDir, run_id: str, record: dict[str, Any]) -> Logger | None:
-    """A Lightning W&B logger for the run, or None where W&B is off. ``record`` goes into the W&B run's config."""
+    """A Lightning W&B logger for the run, or None where W&B is off. ``record`` goes into the W&B run's config.
+
+    Raises:
+        RunError: W&B did not start.
+    """
     mode = wandb_mode(config)
     if mode == "off":
         return None
     import wandb
     from lightning.pytorch.loggers import WandbLogger
 
-    experiment = wandb.init(
-        project=config.project,
-        name=run.path.name,
-        id=run_id,
-        resume="allow",
-        dir=run.path,
-        mode="online" if mode == "online" else "offline",
-        config=record,
-        settings=wandb.Settings(silent=True, console="off"),
-    )
+    try:
+        experiment = wandb.init(
+            project=config.project,
+            name=run.path.name,
+            id=run_id,
+            resume="allow",
+            dir=run.path,
+            mode="online" if mode == "online" else "offline",
+            config=record,
+            # Its own process may take long to come up on a busy node.
+            settings=wandb.Settings(silent=True, console="off", x_service_wait=_PATIENCE_S, init_timeout=_PATIENCE_S),
+        )
+    except (wandb.Error, TimeoutError, OSError) as error:
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise RunError(f"log.wandb {mode}: W&B did not start ({reason}); try again, or give --log.wandb off") from error
     return WandbLogger(experiment=experiment)
 
 

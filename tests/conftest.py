@@ -234,7 +234,8 @@ def launched_script(tmp_path):
             text=True,
             timeout=300,
         )
-        assert done.returncode == 0, done.stderr[-4000:]
+        # The first to fail says why; what is lost in the middle is that others are gone.
+        assert done.returncode == 0, f"{done.stderr[:6000]}\n[…]\n{done.stderr[-2000:]}"
         return done.stdout
 
     return run

@@ -6,7 +6,7 @@ import pytest
 from birthmark.callbacks.config import LogConfig
 from birthmark.callbacks.loggers import JsonLinesLogger, log_snapshot, wandb_logger, wandb_mode
 from birthmark.callbacks.records import RunDir, Snapshot, read_metrics
-from birthmark.errors import UsageError
+from birthmark.errors import RunError, UsageError
 
 SNAPSHOT = Snapshot(
     {
@@ -63,6 +63,12 @@ def test_wandb_receives_the_same_names_and_native_objects(tmp_path, offline_wand
     assert merged["bias/sink_heatmap/_type"] == "image-file"
     assert [line["trainer/global_step"] for line in history] == [2, 4, 4]
     assert config["init_seed"] == 3
+
+
+def test_a_wandb_that_does_not_start_is_one_line(tmp_path):
+    with pytest.raises(RunError, match=r"log\.wandb offline: W&B did not start .*--log\.wandb off") as told:
+        wandb_logger(LogConfig(wandb="offline", project="no/such/name"), RunDir(tmp_path), "abc123", {})
+    assert "\n" not in str(told.value)
 
 
 def test_nothing_of_wandb_is_loaded_where_it_is_off(tmp_path):

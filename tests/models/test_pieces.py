@@ -29,33 +29,33 @@ from torch.distributed.fsdp import fully_shard
 from birthmark.models.birth import born, digest
 from birthmark.models.config import ModelConfig
 from birthmark.models.pieces import piece_of, whole
+from birthmark.trainer.processes import joined, place
 
-dist.init_process_group("gloo")
-config = ModelConfig(**json.loads(sys.argv[2]))
-sizes = json.loads(sys.argv[1])
-mesh = init_device_mesh("cpu", tuple(sizes), mesh_dim_names=("replicate", "shard")[-len(sizes) :])
+with joined(place(), torch.device("cpu")):
+    config = ModelConfig(**json.loads(sys.argv[2]))
+    sizes = json.loads(sys.argv[1])
+    mesh = init_device_mesh("cpu", tuple(sizes), mesh_dim_names=("replicate", "shard")[-len(sizes) :])
 
-def cut(model):
-    fully_shard(model.blocks[0], mesh=mesh)
-    fully_shard(model, mesh=mesh)
+    def cut(model):
+        fully_shard(model.blocks[0], mesh=mesh)
+        fully_shard(model, mesh=mesh)
 
-model = born(config, 4, spread=cut)
-told = {}
-for name, parameter in model.named_parameters():
-    piece, full = piece_of(parameter), parameter.full_tensor()
-    assert torch.equal(piece.local, full.flatten()[piece.start : piece.stop]), name
-    assert torch.equal(whole(parameter), full) and piece.shape == tuple(full.shape)
-    # Every element is in the first replica of exactly one process.
-    seen = torch.zeros(full.numel())
-    seen[piece.start : piece.stop] = piece.replica == 0
-    dist.all_reduce(seen)
-    assert torch.equal(seen, torch.ones(full.numel())), name
-    told[name] = full.tolist()
-if dist.get_rank() == 0:
-    print(json.dumps([digest(model), told]))
-else:
-    digest(model)
-dist.destroy_process_group()
+    model = born(config, 4, spread=cut)
+    told = {}
+    for name, parameter in model.named_parameters():
+        piece, full = piece_of(parameter), parameter.full_tensor()
+        assert torch.equal(piece.local, full.flatten()[piece.start : piece.stop]), name
+        assert torch.equal(whole(parameter), full) and piece.shape == tuple(full.shape)
+        # Every element is in the first replica of exactly one process.
+        seen = torch.zeros(full.numel())
+        seen[piece.start : piece.stop] = piece.replica == 0
+        dist.all_reduce(seen)
+        assert torch.equal(seen, torch.ones(full.numel())), name
+        told[name] = full.tolist()
+    if dist.get_rank() == 0:
+        print(json.dumps([digest(model), told]))
+    else:
+        digest(model)
 """
 
 

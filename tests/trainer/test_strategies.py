@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from dataclasses import asdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -257,6 +258,28 @@ def test_four_processes_give_the_birth_of_one_under_every_strategy(tiny, launche
     told = launched_script(BIRTHS, str(tmp_path / "run.yaml"), *names, n=4)
     found = dict(line.split()[1:] for line in told.splitlines() if line.startswith("birth "))
     assert found == dict.fromkeys(names, digest(born(config.model, config.init_seed)))
+
+
+def _built(operator):
+    """Whether an operator of DeepSpeed has been compiled here: minutes, on first use."""
+    from torch.utils.cpp_extension import get_default_build_root
+
+    folders = Path(os.environ.get("TORCH_EXTENSIONS_DIR", get_default_build_root()))
+    return any(folders.rglob(f"{operator}.so"))
+
+
+@needs_deepspeed
+@pytest.mark.skipif(
+    not _built("async_io"), reason="DeepSpeed's asynchronous I/O is not compiled here (docs/cluster.md)"
+)
+def test_optimizer_state_on_a_drive_changes_no_loss(tiny, tmp_path):
+    # Smaller states stay in memory.
+    wide = Cluster(tmp_path, tiny({"model.d_model": 512, "snapshot.enabled": False}))
+    apart = wide.run("ddp", "--trainer.strategy=ddp")
+    flags = ["--trainer.strategy=zero3", "--trainer.offload=nvme", f"--trainer.offload_dir={tmp_path / 'drive'}"]
+    on_drive = wide.run("nvme", *flags)
+    assert any(file.stat().st_size for file in (tmp_path / "drive").rglob("exp_avg*.swp"))
+    assert logged(on_drive, "train/loss") == pytest.approx(logged(apart, "train/loss"), rel=1e-5)
 
 
 @needs_deepspeed
