@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import logging
 import os
+import shutil
+import sys
 import tempfile
 import warnings
 from collections.abc import Mapping
@@ -44,6 +46,10 @@ def ready(device: torch.device) -> None:
         raise UsageError(
             "trainer.strategy zero1 to zero3 need DeepSpeed: DS_BUILD_OPS=0 pip install 'birthmark[deepspeed]'"
         ) from None
+    # What its operators are built with lies beside Python, where a shell that did not activate .venv does not look.
+    beside = Path(sys.executable).parent
+    if shutil.which("ninja") is None and (beside / "ninja").is_file():
+        os.environ["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
     deepspeed.utils.logging.logger.setLevel(logging.ERROR)
     for message in (
         r".*all_gather_into_tensor.*deprecated",  # DeepSpeed's own use of torch
@@ -72,10 +78,11 @@ def check_drive(folder: Path) -> None:
         raise UsageError(
             f"trainer.offload_dir {folder}: cannot write there ({error.strerror}); give a folder on each node's drive"
         ) from None
-    if not AsyncIOBuilder().is_compatible(verbose=False):
+    # Without one of them a rank would fail in the middle of the build, and the others wait for it.
+    if shutil.which("ninja") is None or not AsyncIOBuilder().is_compatible(verbose=False):
         raise UsageError(
-            "trainer.offload is nvme, but DeepSpeed's asynchronous I/O cannot be built: install libaio's headers "
-            "(apt install libaio-dev), or give cpu"
+            "trainer.offload is nvme, but DeepSpeed's asynchronous I/O cannot be built: install libaio's headers and "
+            "ninja (apt install libaio-dev; pip install ninja), or give cpu"
         )
 
 
