@@ -97,6 +97,15 @@ def wandb_logger(config: LogConfig, run: RunDir, run_id: str, record: dict[str, 
     return WandbLogger(experiment=experiment)
 
 
+def close_loggers(loggers: Iterable[Logger], failed: bool) -> None:
+    """End the W&B run, so that whoever goes on with it, in this process or under the same W&B service, can open it."""
+    from lightning.pytorch.loggers import WandbLogger
+
+    for logger in loggers:
+        if isinstance(logger, WandbLogger):
+            logger.experiment.finish(exit_code=int(failed))
+
+
 def log_snapshot(loggers: Iterable[Logger], snapshot: Snapshot) -> None:
     """Show a snapshot's ranked tokens and layer × head sink mass as W&B objects, where W&B is among the loggers."""
     from lightning.pytorch.loggers import WandbLogger

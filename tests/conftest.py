@@ -193,6 +193,16 @@ def their_model(their_config, enliven):
 # ---------------------------------------------------------------- two processes
 
 
+#: Threads of gloo that still hold a tensor when Python ends would abort it (trainer/processes.py waits for them too).
+_LET_GO = """
+import torch.distributed
+import time
+if torch.distributed.is_initialized():
+    torch.distributed.destroy_process_group()
+time.sleep(0.2)
+"""
+
+
 @pytest.fixture
 def two_ranks(tmp_path):
     """``two_ranks(script, ending)``: run it as ranks 0 and 1; the files that they wrote.
@@ -203,7 +213,9 @@ def two_ranks(tmp_path):
     def run(script, ending):
         outs = [tmp_path / f"{rank}{ending}" for rank in range(2)]
         runs = [
-            subprocess.Popen([sys.executable, "-W", "ignore", "-c", script, str(rank), tmp_path / "store", out])
+            subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-c", script + _LET_GO, str(rank), tmp_path / "store", out]
+            )
             for rank, out in enumerate(outs)
         ]
         try:

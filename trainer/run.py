@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 
 from ..callbacks.checkpoint import Checkpoint
 from ..callbacks.fingerprint import FingerprintSnapshot
-from ..callbacks.loggers import JsonLinesLogger, wandb_logger
+from ..callbacks.loggers import JsonLinesLogger, close_loggers, wandb_logger
 from ..callbacks.progress import RunProgress
 from ..callbacks.ranks import check_clocks, check_same, from_first, rank, world_size
 from ..callbacks.records import (
@@ -345,6 +345,8 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         if step >= config.trainer.max_steps:
             return Outcome(run, step, None)
         reference = partial(newborn, config, device=device, spread=spreading.spread_reference)
+        loggers = _loggers(config, run, record, device, where) if rank() == 0 else []
+        held.push(lambda kind, error, trace: close_loggers(loggers, failed=kind is not None))
         callbacks, stop = _callbacks(config, run, data, record["n_params"], reference, device, console)
         trainer = L.Trainer(
             accelerator="gpu" if device.type == "cuda" else "cpu",
@@ -356,7 +358,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
             accumulate_grad_batches=config.trainer.global_batch_size
             // (config.trainer.micro_batch_size * world_size()),
             callbacks=callbacks,
-            logger=_loggers(config, run, record, device, where) if rank() == 0 else False,
+            logger=loggers or False,
             plugins=[FolderCheckpointIO(asynchronous=True), *([Launched(where)] if where else [])],
             enable_checkpointing=False,
             enable_progress_bar=False,
