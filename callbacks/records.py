@@ -188,12 +188,17 @@ class RunDir:
         run = cls(path)
         return run.config.is_file() and run.birth.is_file()
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether nothing here says that we trained it: at most its snapshots are ours."""
+        return not (self.birth.exists() or self.config.exists())
+
     @classmethod
     def open_measured(cls, path: Path) -> RunDir:
         """An existing run, or the snapshots of somebody else's training, without its birth or config; UsageError if
         ``path`` holds neither."""
         measured = cls(path)
-        return measured if measured.snapshot_folders() and not measured.birth.exists() else cls.open(path)
+        return measured if measured.is_foreign and measured.snapshot_folders() else cls.open(path)
 
     @classmethod
     def open(cls, path: Path) -> RunDir:

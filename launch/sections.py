@@ -89,15 +89,26 @@ def _direction(time: Timeline) -> Section:
     return time.or_why_not(section)
 
 
-def _contraction(time: Timeline) -> Section:
-    section = Section(
+CONTRACTIONS = {
+    "inter": "Inter: across sequences, at the last position.",
+    "intra": "Intra: across positions of one sequence.",
+}
+"""Kinds of contraction, and the captions of their pictures."""
+
+
+def contraction_section() -> Section:
+    """The section of both kinds, without its pictures."""
+    return Section(
         "contraction",
         "Contraction along depth",
         "The mean cosine between hidden states of different inputs (inter) and of different positions of one input "
         "(intra): near 1, all inputs have become one direction.",
     )
-    captions = {"inter": "across sequences, at the last position", "intra": "across positions of one sequence"}
-    for kind, caption in captions.items():
+
+
+def _contraction(time: Timeline) -> Section:
+    section = contraction_section()
+    for kind, caption in CONTRACTIONS.items():
 
         def draw(story: Story, prefix: str, kind: str = kind) -> Drawn:
             found = arrays_at(story, prefix, f"{kind}_attention", f"{kind}_mlp")
@@ -107,7 +118,7 @@ def _contraction(time: Timeline) -> Section:
             cubes = [cube for _, step, arrays in found for cube in contraction_cubes(kind, arrays, step)]
             return layer_pictures.contraction(profiles, run=story.index), cubes
 
-        time.add_probes(section, kind, f"{kind.capitalize()}: {caption}.", draw)
+        time.add_probes(section, kind, caption, draw)
     return time.or_why_not(section)
 
 

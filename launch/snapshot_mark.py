@@ -8,7 +8,7 @@ import numpy as np
 
 from . import layer_pictures, pictures
 from .plates import Cube, Drawn, List, Section
-from .sections import contraction_cubes, distribution_cube, one_line
+from .sections import CONTRACTIONS, contraction_cubes, contraction_section, distribution_cube, one_line
 from .snapshot_parts import Arrays, Measured, by_block
 from .story import number
 from .table import format_value
@@ -52,21 +52,15 @@ def direction(page: Measured) -> Section:
 
 def contraction(page: Measured) -> Section:
     """How far states have become one direction, block by block."""
-    section = Section(
-        "contraction",
-        "Contraction along depth",
-        "The mean cosine between hidden states of different inputs (inter) and of different positions of one input "
-        "(intra): near 1, all inputs have become one direction.",
-    )
-    captions = {"inter": "across sequences, at the last position", "intra": "across positions of one sequence"}
-    for kind, caption in captions.items():
+    section = contraction_section()
+    for kind, caption in CONTRACTIONS.items():
         names = [f"{kind}_attention", f"{kind}_mlp"]
 
         def draw(arrays: Arrays, kind: str = kind, names: Sequence[str] = names) -> Drawn:
             figure = layer_pictures.contraction([("", arrays[names[0]], arrays[names[1]])], run=0)
             return figure, contraction_cubes(kind, dict(arrays), page.snapshot.step)
 
-        page.add(section, kind, f"{kind.capitalize()}: {caption}.", names, draw)
+        page.add(section, kind, caption, names, draw)
     return section
 
 

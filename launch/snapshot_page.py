@@ -11,8 +11,8 @@ from .pages import chain_links, write_page
 from .snapshot_chain import aggregation, dominance, lock, neurons, sink
 from .snapshot_mark import contraction, direction, preference
 from .snapshot_parts import Measured
-from .story import check_snapshot, number, printable, when
-from .table import format_value
+from .story import number, printable, when
+from .table import check_snapshot, format_value
 
 #: In causal order: the chain of the sink, and the seed's mark below it.
 _SECTIONS = (aggregation, neurons, dominance, lock, sink, direction, contraction, preference)

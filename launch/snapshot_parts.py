@@ -13,7 +13,7 @@ from . import pictures
 from .layer_pictures import block_axis
 from .panels import MAX_PANELS, log_heights, same_scale
 from .plates import Cube, Drawn, Section
-from .story import PROBES, arrays_of, probes
+from .story import PROBES, arrays_of, of_probe, probes
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,9 +59,7 @@ class Measured:
         }
         same_scale([figure for figure, _ in made.values()], square)
         for prefix, (figure, cubes) in made.items():
-            probe = PROBES[prefix]
-            text = caption if not prefix else f"{caption.rstrip('.')}; {probe} probe."
-            section.add(figure, f"{key}-{probe}" if prefix else key, text, [c.within(self.at(prefix)) for c in cubes])
+            section.add(figure, *of_probe(prefix, key, caption), [c.within(self.at(prefix)) for c in cubes])
 
 
 def of_blocks(caption: str, n_layers: int) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,44 +64,14 @@ def read_stories(runs: Sequence[RunDir]) -> list[Story]:
         raise UsageError("a report needs at least one run")
     stories = []
     for index, (run, name) in enumerate(zip(runs, _names(runs), strict=True)):
-        birth = read_json(run.birth) if run.birth.is_file() else {}
+        birth = {} if run.is_foreign else read_json(run.birth)
         if not isinstance(birth, dict):
             raise RunError(f"{run.birth}: damaged (not an object)")
         metrics, snapshots = metrics_by_step(run), read_snapshots(run)
-        for folder, snapshot in zip(run.snapshot_folders(), snapshots, strict=True):
-            check_snapshot(snapshot, folder)
         rows = join_rows(snapshots, metrics)
-        config = run.config.read_text(encoding="utf-8", errors="backslashreplace") if birth else ""
+        config = "" if run.is_foreign else run.config.read_text(encoding="utf-8", errors="backslashreplace")
         stories.append(Story(index, name, run, birth, config, metrics, snapshots, rows))
     return stories
-
-
-#: Dimensions of the arrays that pictures of layers read (docs/run-directory.md).
-_N_DIMENSIONS = {
-    **dict.fromkeys(("mean_prob", "argmax_share", "alignment", "drift", "energy_share", "effective_rank"), 1),
-    **dict.fromkeys(("inter_mlp", "intra_mlp", "inter_attention", "intra_attention", "sink_epsilons"), 1),
-    **dict.fromkeys(("variance_discrepancy", "variance_discrepancy_out", "super_neurons"), 1),
-    **dict.fromkeys(("sink_mass", "sink_mass_normalised", "sink_rate", "sink_position", "qk_cosine", "qk_positive"), 2),
-    **dict.fromkeys(("alignment_stranger", "activation_first", "activation_others", "neuron_index", "neuron_z"), 2),
-    **dict.fromkeys(("dominance", "massive_value", "massive_position", "massive_channel", "singular_values"), 2),
-    **dict.fromkeys(("importance", "positional_variance", "n_eff", "sink_rate_grid"), 3),
-}
-
-
-def check_snapshot(snapshot: Snapshot, folder: Path) -> None:
-    """Refuse scalars that are no numbers and arrays of another shape than they should have.
-
-    Raises:
-        RunError: the file and the name.
-    """
-    for name, value in snapshot.bias.items():
-        if value is not None and not isinstance(value, (int, float)):
-            raise RunError(f"{folder / 'summary.json'}: damaged (bias.{name} is {value!r}, not a number)")
-    for name, array in snapshot.arrays.items():
-        wanted = _N_DIMENSIONS.get(name.rpartition(".")[2], array.ndim)
-        if array.ndim != wanted:
-            file = folder / "arrays.safetensors"
-            raise RunError(f"{file}: damaged ({name} has {array.ndim} dimensions instead of {wanted})")
 
 
 def when(snapshot: Snapshot) -> str:
@@ -112,6 +81,11 @@ def when(snapshot: Snapshot) -> str:
 
 #: Prefix of a probe's arrays → the probe's name.
 PROBES = {"": "random", "text.": "text"}
+
+
+def of_probe(prefix: str, key: str, caption: str) -> tuple[str, str]:
+    """Key and caption of a picture that every probe has one of."""
+    return (f"{key}-{PROBES[prefix]}", f"{caption.rstrip('.')}; {PROBES[prefix]} probe.") if prefix else (key, caption)
 
 
 def probes(snapshot: Snapshot) -> list[str]:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -30,14 +31,13 @@ _LOSSES = {
 # Dimensions of the arrays that reports draw (docs/run-directory.md): a picture of an array of another shape would
 # either crash far from the file that is to blame or, worse, show something.
 _N_DIMENSIONS = {
-    "mean_prob": 1,
-    "argmax_share": 1,
-    "inter_mlp": 1,
-    "intra_mlp": 1,
-    "inter_attention": 1,
-    "intra_attention": 1,
-    "sink_mass": 2,
-    "importance": 3,
+    **dict.fromkeys(("mean_prob", "argmax_share", "alignment", "drift", "energy_share", "effective_rank"), 1),
+    **dict.fromkeys(("inter_mlp", "intra_mlp", "inter_attention", "intra_attention", "sink_epsilons"), 1),
+    **dict.fromkeys(("variance_discrepancy", "variance_discrepancy_out", "super_neurons"), 1),
+    **dict.fromkeys(("sink_mass", "sink_mass_normalised", "sink_rate", "sink_position", "qk_cosine", "qk_positive"), 2),
+    **dict.fromkeys(("alignment_stranger", "activation_first", "activation_others", "neuron_index", "neuron_z"), 2),
+    **dict.fromkeys(("dominance", "massive_value", "massive_position", "massive_channel", "singular_values"), 2),
+    **dict.fromkeys(("importance", "positional_variance", "n_eff", "sink_rate_grid"), 3),
 }
 
 
@@ -55,8 +55,8 @@ class Column:
     """Name of the control that stands in brackets behind it."""
     control_title: str = ""
     """What the control is."""
-    optional: bool = False
-    """Shown only where it was measured."""
+    extra: bool = False
+    """Only some runs measure it: the terminal's short table has it, too, where it was."""
 
     def cell(self, row: Mapping[str, Any]) -> str:
         """The value of ``row``, without its control."""
@@ -71,7 +71,7 @@ COLUMNS = (
     Column("step", "step", ",d"),
     Column("val_loss", "val loss", ".3f"),
     Column("train_loss", "train loss", ".3f"),
-    Column("val_loss_trigger", "trigger loss", ".3f", optional=True),
+    Column("val_loss_trigger", "trigger loss", ".3f", extra=True),
     Column("alignment", "alignment", ".3f", "alignment_stranger", "stranger"),
     Column("drift", "drift", ".3f"),
     Column("preference_ratio", "preference ratio", "ratio"),
@@ -81,13 +81,13 @@ COLUMNS = (
     Column("overlap_100", "overlap@100", ".2f"),
     Column("sink_mass", "sink mass", ".3f", "sink_uniform", "uniform"),
     Column("sink_rate", "sink rate %", ".1f"),
-    Column("text_sink_mass", "sink mass on text", ".3f", optional=True),
+    Column("text_sink_mass", "sink mass on text", ".3f", extra=True),
 )
 
 
 def shown_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
-    """The columns that ``rows`` have something for, and those that every table has."""
-    return [c for c in COLUMNS if not c.optional or any(row.get(c.key) is not None for row in rows)]
+    """The columns that ``rows`` have something for."""
+    return [column for column in COLUMNS if any(row.get(column.key) is not None for row in rows)]
 
 
 _BY_KEY = {column.key: column for column in COLUMNS}
@@ -108,20 +108,27 @@ def format_value(value: float | None, spec: str) -> str:
     return re.sub(r"^-(0\.?0*)$", r"\1", format(int(value) if spec.endswith("d") else value, spec))
 
 
+def check_snapshot(snapshot: Snapshot, folder: Path) -> None:
+    """Refuse scalars that are no numbers and arrays of another shape than they should have.
+
+    Raises:
+        RunError: the file and the name.
+    """
+    for name, value in snapshot.bias.items():
+        if value is not None and not isinstance(value, (int, float)):
+            raise RunError(f"{folder / 'summary.json'}: damaged (bias.{name} is {value!r}, not a number)")
+    for name, array in snapshot.arrays.items():
+        wanted = _N_DIMENSIONS.get(name.rpartition(".")[2], array.ndim)
+        if array.ndim != wanted:
+            file = folder / "arrays.safetensors"
+            raise RunError(f"{file}: damaged ({name} has {array.ndim} dimensions instead of {wanted})")
+
+
 def read_snapshots(run: RunDir) -> list[Snapshot]:
     """All snapshots of ``run``, birth first; RunError names the file that is damaged or holds something else."""
     snapshots = run.snapshots()
     for folder, snapshot in zip(run.snapshot_folders(), snapshots, strict=True):
-        file = folder / "summary.json"
-        summary = snapshot.summary
-        for name, value in summary["bias"].items():
-            if value is not None and not isinstance(value, (int, float)):
-                raise RunError(f"{file}: damaged (bias.{name} is {value!r}, not a number)")
-        for name, n_dimensions in _N_DIMENSIONS.items():
-            array = snapshot.arrays.get(name)
-            if array is not None and array.ndim != n_dimensions:
-                file = folder / "arrays.safetensors"
-                raise RunError(f"{file}: damaged ({name} has {array.ndim} dimensions instead of {n_dimensions})")
+        check_snapshot(snapshot, folder)
     return snapshots
 
 
@@ -176,7 +183,7 @@ def print_table(run: RunDir, console: Console) -> None:
         return
     loss = "val_loss" if any(row["val_loss"] is not None for row in rows) else "train_loss"
     full = ["step", loss, "alignment", "preference_ratio", "rank_persistence", "sink_mass"]
-    measured = [column.key for column in shown_columns(rows) if column.optional]
+    measured = [column.key for column in shown_columns(rows) if column.extra]
     full += measured
     table = _table(rows, full, console, controls=True)
     for columns in (full, ["step", loss, "alignment", "sink_mass", *measured], ["step", loss]):

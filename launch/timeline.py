@@ -13,7 +13,7 @@ from .canvas import step_axis
 from .layer_pictures import Heights, Panel
 from .panels import same_scale, spread
 from .plates import Cube, Drawn, Section
-from .story import PROBES, Story, arrays_of, number
+from .story import PROBES, Story, arrays_of, number, of_probe
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -143,12 +143,11 @@ class Timeline:
         wanted = []
         for prefix, probe in PROBES.items():
 
-            def of_probe(story: Story, prefix: str = prefix, probe: str = probe) -> Drawn:
+            def draw_probe(story: Story, prefix: str = prefix, probe: str = probe) -> Drawn:
                 drawn = draw(story, prefix)
                 return drawn and (drawn[0], [cube.within({"probe": probe}) for cube in drawn[1]])
 
-            text = caption if not prefix else f"{caption.rstrip('.')}; {probe} probe."
-            wanted.append((section, f"{key}-{probe}" if prefix else key, text, of_probe))
+            wanted.append((section, *of_probe(prefix, key, caption), draw_probe))
         self._add(wanted, one_scale=True)
 
     def _add(self, wanted: Sequence[tuple[Section, str, str, Draw]], one_scale: bool) -> None:
