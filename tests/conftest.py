@@ -193,64 +193,133 @@ def their_model(their_config, enliven):
 # ---------------------------------------------------------------- two processes
 
 
-#: Threads of gloo that still hold a tensor when Python ends would abort it (trainer/processes.py waits for them too).
-_LET_GO = """
-import torch.distributed
-import time
-if torch.distributed.is_initialized():
-    torch.distributed.destroy_process_group()
-time.sleep(0.2)
+#: Threads of gloo that still hold a tensor while Python ends abort it (trainer/processes.py waits for them). A script
+#: whose results are checked need not end Python.
+_LEAVE = """
+import os, sys
+sys.stdout.flush()
+os._exit(0)
 """
 
 
+@pytest.fixture(scope="session")
+def as_ranks():
+    """``as_ranks(script, *arguments, n=2)``: run it as ranks 0 … n − 1; what each printed, and their exit statuses.
+
+    It is given its rank, then the arguments, in which ``{rank}`` is the rank.
+    """
+
+    def run(script, *arguments, n=2):
+        command = [sys.executable, "-W", "ignore", "-c", script + _LEAVE]
+        started = [
+            subprocess.Popen(
+                [*command, *(str(argument).replace("{rank}", str(rank)) for argument in (rank, *arguments))],
+                stdout=subprocess.PIPE,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+            for rank in range(n)
+        ]
+        try:
+            told = [process.communicate(timeout=300)[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        return told, [process.returncode for process in started]
+
+    return run
+
+
 @pytest.fixture
-def two_ranks(tmp_path):
+def two_ranks(tmp_path, as_ranks):
     """``two_ranks(script, ending)``: run it as ranks 0 and 1; the files that they wrote.
 
     Its arguments: the rank, the file of their store, and the file that it writes to.
     """
 
     def run(script, ending):
-        outs = [tmp_path / f"{rank}{ending}" for rank in range(2)]
-        runs = [
-            subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-c", script + _LET_GO, str(rank), tmp_path / "store", out]
-            )
-            for rank, out in enumerate(outs)
-        ]
+        _, statuses = as_ranks(script, tmp_path / "store", tmp_path / f"{{rank}}{ending}")
+        assert statuses == [0, 0]
+        return [tmp_path / f"{rank}{ending}" for rank in range(2)]
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def free_port():
+    """``free_port()``: a port that nobody listens at."""
+
+    def find():
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            return free.getsockname()[1]
+
+    return find
+
+
+@pytest.fixture(scope="session")
+def torchrun(free_port):
+    """``torchrun(*command, n=2)``: start it in n processes of one core each."""
+
+    def start(*command, n=2):
+        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n}"]
+        return subprocess.Popen(
+            [*launcher, f"--master_port={free_port()}", *map(str, command)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    return start
+
+
+@pytest.fixture(scope="session")
+def launched(torchrun):
+    """``launched(*command, n=2)``: run it under torchrun to its end, which must be a good one; what it printed."""
+
+    def run(*command, n=2):
+        process = torchrun(*command, n=n)
         try:
-            assert [run.wait(timeout=60) for run in runs] == [0, 0]
+            told, errors = process.communicate(timeout=300)
         finally:
-            for run in runs:
-                run.kill()
-        return outs
+            process.kill()
+        # The first to fail says why; what is lost in the middle is that others are gone.
+        assert process.returncode == 0, f"{errors[:6000]}\n[…]\n{errors[-2000:]}"
+        return told
 
     return run
 
 
 @pytest.fixture
-def launched_script(tmp_path):
-    """``launched_script(script, *arguments, n=2)``: run it under torchrun; what it printed."""
+def launched_script(tmp_path, launched):
+    """``launched_script(script, *arguments, n=2)``: the same of a script's text."""
 
     def run(script, *arguments, n=2):
         file = tmp_path / "script.py"
         file.write_text(script)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        torchrun = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n}", f"--master_port={port}"]
-        done = subprocess.run(
-            [*torchrun, str(file), *arguments],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        # The first to fail says why; what is lost in the middle is that others are gone.
-        assert done.returncode == 0, f"{done.stderr[:6000]}\n[…]\n{done.stderr[-2000:]}"
-        return done.stdout
+        return launched(file, *arguments, n=n)
 
     return run
+
+
+@pytest.fixture(scope="session")
+def pretrain_script(tmp_path_factory):
+    """A script, to be launched with a config's file, a run's folder, ``begin`` or ``resume``, and flags: what
+    ``birthmark pretrain`` does before its report, which takes longer than small runs."""
+    file = tmp_path_factory.mktemp("pretrain") / "script.py"
+    file.write_text("""
+import sys
+from pathlib import Path
+
+from birthmark.callbacks.records import RunDir
+from birthmark.launch.parsing import resolve
+from birthmark.trainer.run import pretrain
+
+file, out, resume, *flags = sys.argv[1:]
+pretrain(resolve(Path(file), flags), RunDir(Path(out)), resume=resume == "resume")
+""")
+    return file
 
 
 # ---------------------------------------------------------------- W&B

@@ -1,8 +1,6 @@
 """What the processes of a run share and agree on, in a real group of two."""
 
 import json
-import subprocess
-import sys
 
 import torch
 
@@ -50,20 +48,13 @@ told = {
     "other": said(check_same, "seed", str(rank()), "mend it"),
 }
 print(json.dumps(told))
-dist.destroy_process_group()
 """
 
 
-def test_two_processes_share_and_agree(tmp_path):
-    started = [
-        subprocess.Popen([sys.executable, "-W", "ignore", "-c", SCRIPT, str(i), tmp_path / "store"], stdout=-1)
-        for i in range(2)
-    ]
-    try:
-        a, b = (json.loads(process.communicate(timeout=60)[0]) for process in started)
-    finally:
-        for process in started:
-            process.kill()
+def test_two_processes_share_and_agree(tmp_path, as_ranks):
+    told, statuses = as_ranks(SCRIPT, tmp_path / "store")
+    assert statuses == [0, 0]
+    a, b = map(json.loads, told)
     assert (a["rank"], b["rank"]) == ([0, 2], [1, 2])
     # As many batches for both: what fills up does not count.
     assert (a["parts"], b["parts"]) == ([[[0, 1], True], [[2], True]], [[[3, 4], True], [[0], False]])

@@ -85,33 +85,22 @@ needs_deepspeed = pytest.mark.skipif(
 )
 
 
-def two_here(folder):
-    """A hostfile of two processes on this machine."""
-    hosts = folder / "hosts"
+def deepspeed(config, run, port, *flags):
+    """What came of ``launch/deepspeed.sh`` with two processes on this machine."""
+    hosts = run.with_name("hosts")
     hosts.write_text("# here\nlocalhost slots=2\n")
-    return hosts
-
-
-@needs_deepspeed
-def test_deepspeed_starts_what_a_hostfile_says(config, tmp_path):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    done = subprocess.run(
-        [
-            "bash",
-            LAUNCH / "deepspeed.sh",
-            "--config",
-            config,
-            "--run_dir",
-            tmp_path / "run",
-            "--trainer.strategy=zero2",
-        ],
-        env=environment(HOSTFILE=str(two_here(tmp_path)), PORT=str(port), DS_ACCELERATOR="cpu"),
+    return subprocess.run(
+        ["bash", LAUNCH / "deepspeed.sh", "--config", config, "--run_dir", run, *flags],
+        env=environment(HOSTFILE=str(hosts), PORT=str(port), DS_ACCELERATOR="cpu"),
         capture_output=True,
         text=True,
         timeout=300,
     )
+
+
+@needs_deepspeed
+def test_deepspeed_starts_what_a_hostfile_says(config, tmp_path, free_port):
+    done = deepspeed(config, tmp_path / "run", free_port(), "--trainer.strategy=zero2")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("  2 processes") == 1
     assert done.stdout.count(f"report: {tmp_path / 'run' / 'report.html'}") == 1
@@ -126,22 +115,8 @@ def test_a_port_in_use_is_one_line_and_all_are_down(config, tmp_path):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        port = str(taken.getsockname()[1])
-        done = subprocess.run(
-            [
-                "bash",
-                LAUNCH / "deepspeed.sh",
-                "--config",
-                config,
-                "--run_dir",
-                tmp_path / "run",
-                "--trainer.strategy=ddp",
-            ],
-            env=environment(HOSTFILE=str(two_here(tmp_path)), PORT=port, DS_ACCELERATOR="cpu"),
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        port = taken.getsockname()[1]
+        done = deepspeed(config, tmp_path / "run", port, "--trainer.strategy=ddp")
     seconds = time.monotonic() - start
     assert done.returncode != 0
     (told,) = [line for line in done.stderr.splitlines() if "birthmark: error" in line]

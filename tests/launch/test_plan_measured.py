@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import subprocess
 import sys
 
 import pytest
@@ -80,7 +79,7 @@ Path(out).write_text(json.dumps(peaks))
 """
 
 #: What memory is freed goes back to the system at once, so that what is resident is what is held.
-ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
 @pytest.fixture
@@ -101,7 +100,7 @@ def run(tiny):
 
 
 @pytest.fixture
-def measured(run, tmp_path):
+def measured(run, tmp_path, as_ranks):
     """``measured(n_processes, ways, device="cpu")``: peaks of the processes in bytes, ``[processes][ways]``."""
     file = tmp_path / "run.yaml"
     fields = dataclasses.asdict(run)
@@ -109,22 +108,14 @@ def measured(run, tmp_path):
     file.write_text(yaml.safe_dump(fields))
 
     def measure(n_processes, ways, device="cpu"):
-        outs = [tmp_path / f"{rank}.json" for rank in range(n_processes)]
         told = json.dumps([dataclasses.asdict(trainer) for trainer in ways])
-        common = [str(n_processes), tmp_path / "store", file]
+        arguments = n_processes, tmp_path / "store", file, tmp_path / "{rank}.json", device, told
         with pytest.MonkeyPatch.context() as patch:
             for name, value in ENVIRONMENT.items():
                 patch.setenv(name, value)
-            runs = [
-                subprocess.Popen([sys.executable, "-W", "ignore", "-c", SCRIPT, str(rank), *common, out, device, told])
-                for rank, out in enumerate(outs)
-            ]
-        try:
-            assert [process.wait(timeout=300) for process in runs] == [0] * n_processes
-        finally:
-            for process in runs:
-                process.kill()
-        return [json.loads(out.read_text()) for out in outs]
+            _, statuses = as_ranks(SCRIPT, *arguments, n=n_processes)
+        assert statuses == [0] * n_processes
+        return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(n_processes)]
 
     return measure
 

@@ -131,7 +131,6 @@ part = EstimatedCorrelation(ModelConfig(d_model=64, n_heads=4))
 v = torch.randn(8, 4, 10, 16, generator=torch.Generator().manual_seed(0)) + 1
 part(v[rank::2])
 torch.save(dict(part.named_buffers()), out)
-dist.destroy_process_group()
 """
 
 

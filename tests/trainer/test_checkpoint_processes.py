@@ -4,10 +4,7 @@ The oracles: torch's own gathering of what is cut, and the model that one proces
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 
 import pytest
 import torch
@@ -69,7 +66,7 @@ from birthmark.models.pieces import Piece
 from birthmark.trainer.checkpoint_format import Folder, Stored, fill, verified
 from birthmark.trainer.checkpoint_writer import BackgroundWriter
 
-folder, rank, n = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+rank, folder, n = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
 dist.init_process_group(
     "gloo", store=dist.FileStore(f"{folder}/store-{n}", n), rank=rank, world_size=n, timeout=timedelta(seconds=90)
 )
@@ -191,21 +188,6 @@ os._exit(0)
 """
 
 
-def launch(folder, code, n):
-    """Standard output and exit status of every process."""
-    command = [sys.executable, "-W", "ignore", "-c", COMMON + code, str(folder)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen([*command, str(rank), str(n)], stdout=-1, text=True, env=environment) for rank in range(n)
-    ]
-    try:
-        told = [process.communicate(timeout=240)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
-    return told, [process.returncode for process in started]
-
-
 def leaves(value, path=()):
     """Tensors by path; other things by path too."""
     pairs = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, (list, tuple)) else None
@@ -248,15 +230,15 @@ def by_one(single, folder):
 
 
 @pytest.fixture(scope="module")
-def by_two(by_one, folder):
-    told, status = launch(folder, SHARDED + FAILURES, 2)
+def by_two(by_one, folder, as_ranks):
+    told, status = as_ranks(COMMON + SHARDED + FAILURES, folder, 2)
     assert status == [0, 0]
     return [json.loads(text) for text in told]
 
 
 @pytest.fixture(scope="module")
-def by_four(by_two, folder):
-    _, status = launch(folder, SHARDED + FAILURES, 4)
+def by_four(by_two, folder, as_ranks):
+    _, status = as_ranks(COMMON + SHARDED + FAILURES, folder, 4, n=4)
     assert status == [0, 0, 0, 0]
 
 
@@ -331,8 +313,8 @@ def test_what_is_not_written_once_and_whole_is_no_checkpoint(by_two):
         assert told["after all"] == ["step-1", "step-3"]
 
 
-def test_a_rank_that_is_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path):
-    told, status = launch(tmp_path, KILLED, 2)
+def test_a_rank_that_is_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path, as_ranks):
+    told, status = as_ranks(COMMON + KILLED, tmp_path, 2)
     assert status == [0, -9]
     notes, left = json.loads(told[0])
     assert "rank 1 of 2 has not written its part" in notes[0]

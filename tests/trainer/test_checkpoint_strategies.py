@@ -1,10 +1,6 @@
 """A run goes on from what another strategy, over another number of processes, has saved, as if nothing had been."""
 
-import os
 import shutil
-import socket
-import subprocess
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -61,27 +57,17 @@ def single(config, folder):
 
 
 @pytest.fixture(scope="module")
-def launched(config, single, folder):
+def gone_on(config, single, folder, launched):
     """The runs of the script."""
     for other in ("fsdp2", "replicas", "ddp"):
         half(single, folder / f"single-{other}")
     (folder / "script.py").write_text(SCRIPT)
     (folder / "tiny.yaml").write_text(yaml.safe_dump(asdict(config)))
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}"]
-    subprocess.run(
-        [*command, str(folder / "script.py"), str(folder / "tiny.yaml"), str(folder)],
-        check=True,
-        capture_output=True,
-        timeout=280,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+    launched(folder / "script.py", folder / "tiny.yaml", folder)
 
 
 @pytest.mark.parametrize("other", ["fsdp2", "replicas", "ddp"])
-def test_two_processes_go_on_from_what_one_has_saved(single, launched, folder, other):
+def test_two_processes_go_on_from_what_one_has_saved(single, gone_on, folder, other):
     run = RunDir(folder / f"single-{other}")
     assert losses(run) == pytest.approx(losses(single), rel=1e-5)
     assert len(losses(run)) == 20
@@ -90,7 +76,7 @@ def test_two_processes_go_on_from_what_one_has_saved(single, launched, folder, o
     assert len(parts) == (2 if other == "fsdp2" else 1)
 
 
-def test_one_process_goes_on_from_what_two_have_saved(config, single, launched, folder):
+def test_one_process_goes_on_from_what_two_have_saved(config, single, gone_on, folder):
     run = half(RunDir(folder / "fsdp2"), folder / "fsdp2-single")
     assert len(list(run.checkpoint(10).glob("*.safetensors"))) == 2
     pretrain(config, run, resume=True, console=Console(quiet=True))

@@ -4,9 +4,6 @@ import json
 import os
 import shutil
 import signal
-import socket
-import subprocess
-import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -63,15 +60,6 @@ sys.exit(1)
 """
 
 
-def launch(*command):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node=2", f"--master_port={port}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*torchrun, *command], stdout=-1, stderr=-1, text=True, env=environment)
-
-
 def run(config, path, **more):
     return pretrain(config, RunDir(path), console=Console(quiet=True), **more).run
 
@@ -114,24 +102,24 @@ def one(config, folder):
 
 
 @pytest.fixture(scope="module")
-def launched(config, folder):
-    """The folder of all runs of the script, and what torchrun told."""
+def told(config, folder, torchrun):
+    """What torchrun told of the runs of the script, on both channels."""
     file, script = folder / "tiny.yaml", folder / "script.py"
     asked = asdict(config)
     asked["trainer"]["strategy"] = "ddp"
     file.write_text(yaml.safe_dump(asked))
     script.write_text(SCRIPT)
-    process = launch(str(script), str(file), str(folder))
+    process = torchrun(script, file, folder)
     try:
-        told, errors = process.communicate(timeout=200)
+        output, errors = process.communicate(timeout=200)
     finally:
         process.kill()
     assert process.returncode == 1, errors
-    return told, errors
+    return output, errors
 
 
 @pytest.fixture(scope="module")
-def two(launched, folder):
+def two(told, folder):
     return RunDir.open(folder / "two")
 
 
@@ -171,10 +159,10 @@ def children(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="finds the processes under /proc")
-def test_two_go_on_from_what_one_has_saved_and_end_together_when_one_is_killed(one, tmp_path):
+def test_two_go_on_from_what_one_has_saved_and_end_together_when_one_is_killed(one, tmp_path, torchrun):
     parts = up_to(5, one, tmp_path / "parts")
     flags = ["--trainer.strategy=ddp", "--trainer.max_steps=1000000", "--trainer.checkpoint_every=1000000"]
-    process = launch("-m", "birthmark.launch.cli", "pretrain", "--resume", str(parts.path), *flags)
+    process = torchrun("-m", "birthmark.launch.cli", "pretrain", "--resume", parts.path, *flags)
     try:
         while process.poll() is None and len(logged(parts, "train/loss")) < 12:
             time.sleep(0.05)
@@ -192,32 +180,32 @@ def test_two_go_on_from_what_one_has_saved_and_end_together_when_one_is_killed(o
     assert FolderCheckpointIO().load_checkpoint(parts.checkpoints()[-1])["global_step"] == 5
 
 
-def test_a_batch_that_cannot_be_shared_is_one_line_and_status_2_and_nothing_is_written(launched, folder):
-    assert launched[1].count("birthmark: error: trainer.global_batch_size 6 is not a multiple of") == 1
+def test_a_batch_that_cannot_be_shared_is_one_line_and_status_2_and_nothing_is_written(told, folder):
+    assert told[1].count("birthmark: error: trainer.global_batch_size 6 is not a multiple of") == 1
     for rank in (0, 1):
-        assert f"rank {rank} after stopped: [2, 0, 0]" in launched[0]
+        assert f"rank {rank} after stopped: [2, 0, 0]" in told[0]
     assert not (folder / "bad").exists()
 
 
-def test_a_signal_to_one_process_stops_all_at_one_step(launched, folder):
+def test_a_signal_to_one_process_stops_all_at_one_step(told, folder):
     stopped = RunDir.open(folder / "stopped")
     (last,) = stopped.checkpoints()
     step = int(last.name[5:])
     assert 0 < step < 100000
     assert max(logged(stopped, "train/loss")) == max(logged(stopped, "val/loss")) == step
-    assert launched[0].count(f"stopped by SIGTERM at step {step}") == 1
+    assert told[0].count(f"stopped by SIGTERM at step {step}") == 1
 
 
-def test_what_one_process_fails_of_is_told_once_and_ends_all(launched, folder):
-    assert launched[1].count("birthmark: error: rank 1 alone") == 1
-    assert launched[1].count("birthmark: ") == 2  # the other one is the batch
+def test_what_one_process_fails_of_is_told_once_and_ends_all(told, folder):
+    assert told[1].count("birthmark: error: rank 1 alone") == 1
+    assert told[1].count("birthmark: ") == 2  # the other one is the batch
     assert len(logged(RunDir.open(folder / "broken"), "train/loss")) <= 3
 
 
-def test_only_one_process_tells(launched, folder):
-    assert launched[0].count("  2 processes") == 3
-    assert launched[0].count(f"report: {folder / 'two' / 'report.html'}") == 1
-    assert launched[0].count("step     10") == 1
+def test_only_one_process_tells(told, folder):
+    assert told[0].count("  2 processes") == 3
+    assert told[0].count(f"report: {folder / 'two' / 'report.html'}") == 1
+    assert told[0].count("step     10") == 1
 
 
 def test_every_strategy_of_the_config_is_in_the_table():

@@ -3,24 +3,13 @@
 import json
 import subprocess
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 import yaml
 
 from birthmark.callbacks.records import RunDir
 from birthmark.trainer.provenance import code
-
-SCRIPT = """
-import sys
-from pathlib import Path
-
-from birthmark.callbacks.records import RunDir
-from birthmark.launch.parsing import resolve
-from birthmark.trainer.run import pretrain
-
-file, out, resume, *flags = sys.argv[1:]
-pretrain(resolve(Path(file), flags), RunDir(Path(out)), resume=resume == "resume")
-"""
 
 
 @pytest.fixture
@@ -58,12 +47,14 @@ def test_an_installed_package_tells_of_the_working_folder(repository, tmp_path, 
     assert code(folder / "package") is None
 
 
-def test_many_ranks_are_one_wandb_run_that_is_resumed_under_its_id(tiny, launched_script, offline_wandb, tmp_path):
+def test_many_ranks_are_one_wandb_run_that_is_resumed_under_its_id(
+    tiny, launched, pretrain_script, offline_wandb, tmp_path
+):
     file, run = tmp_path / "run.yaml", RunDir(tmp_path / "run")
     file.write_text(yaml.safe_dump(asdict(tiny({"log.wandb": "offline"}))))
-    flags = [str(file), str(run.path)]
-    launched_script(SCRIPT, *flags, "begin", "--trainer.strategy=ddp", "--trainer.max_steps=4")
-    launched_script(SCRIPT, *flags, "resume", "--trainer.strategy=fsdp2", "--trainer.max_steps=6")
+    start = partial(launched, pretrain_script, file, run.path)
+    start("begin", "--trainer.strategy=ddp", "--trainer.max_steps=4")
+    start("resume", "--trainer.strategy=fsdp2", "--trainer.max_steps=6")
     born = json.loads(run.birth.read_text())
     starts = offline_wandb(run.path)
     assert [run_id for run_id, _, _ in starts] == [born["run_id"]] * 2

@@ -5,10 +5,8 @@ import importlib.util
 import json
 import os
 import shutil
-import socket
-import subprocess
-import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,18 +23,6 @@ from birthmark.trainer.processes import Place
 from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies import placed
 
-# What `birthmark pretrain` does before its report, which takes longer than these runs.
-SCRIPT = """
-import sys
-from pathlib import Path
-
-from birthmark.callbacks.records import RunDir
-from birthmark.launch.parsing import resolve
-from birthmark.trainer.run import pretrain
-
-file, out, resume, *flags = sys.argv[1:]
-pretrain(resolve(Path(file), flags), RunDir(Path(out)), resume=resume == "resume")
-"""
 # What a run does before it trains, once for each strategy.
 BIRTHS = """
 import sys
@@ -72,25 +58,12 @@ EVERY = [pytest.param(s, marks=needs_deepspeed) if s.startswith("zero") else s f
 class Cluster:
     """Runs of one config, each under its own launch."""
 
-    def __init__(self, folder, config):
-        self.folder, self.config = folder, config
-        (folder / "script.py").write_text(SCRIPT)
+    def __init__(self, folder, config, launch):
+        self.folder, self.config, self.launch = folder, config, launch
         (folder / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
 
     def run(self, name, *flags, n=2, resume=False):
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        command = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n}", f"--master_port={port}"]
-        command += [f"{self.folder}/script.py", f"{self.folder}/run.yaml", f"{self.folder}/{name}"]
-        done = subprocess.run(
-            [*command, "resume" if resume else "begin", *flags],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=300,
-        )
-        assert done.returncode == 0, done.stderr[-4000:]
+        self.launch(self.folder / "run.yaml", self.folder / name, "resume" if resume else "begin", *flags, n=n)
         return RunDir.open(self.folder / name)
 
     def half(self, source, name):
@@ -104,7 +77,13 @@ class Cluster:
 
 
 @pytest.fixture(scope="module")
-def cluster(tiny, tmp_path_factory):
+def clusters(launched, pretrain_script):
+    """``clusters(folder, config)``: a :class:`Cluster`."""
+    return partial(Cluster, launch=partial(launched, pretrain_script))
+
+
+@pytest.fixture(scope="module")
+def cluster(tiny, clusters, tmp_path_factory):
     """Two micro-batches a step and rank, a probe and validation that two ranks cannot share evenly."""
     overrides = {
         "optim.schedule": "constant",
@@ -116,7 +95,7 @@ def cluster(tiny, tmp_path_factory):
         "trainer.val_sequences": 7,
         "snapshot.n_sequences": 11,
     }
-    return Cluster(tmp_path_factory.mktemp("strategies"), tiny(overrides))
+    return clusters(tmp_path_factory.mktemp("strategies"), tiny(overrides))
 
 
 @pytest.fixture(scope="module")
@@ -272,9 +251,9 @@ def _built(operator):
 @pytest.mark.skipif(
     not _built("async_io"), reason="DeepSpeed's asynchronous I/O is not compiled here (docs/cluster.md)"
 )
-def test_optimizer_state_on_a_drive_changes_no_loss(tiny, tmp_path):
+def test_optimizer_state_on_a_drive_changes_no_loss(tiny, clusters, tmp_path):
     # Smaller states stay in memory.
-    wide = Cluster(tmp_path, tiny({"model.d_model": 512, "snapshot.enabled": False}))
+    wide = clusters(tmp_path, tiny({"model.d_model": 512, "snapshot.enabled": False}))
     apart = wide.run("ddp", "--trainer.strategy=ddp")
     flags = ["--trainer.strategy=zero3", "--trainer.offload=nvme", f"--trainer.offload_dir={tmp_path / 'drive'}"]
     on_drive = wide.run("nvme", *flags)
