@@ -21,8 +21,8 @@ Part = tuple[slice, slice]
 #: All of them.
 EVERYTHING: Part = (slice(None), slice(None))
 
-#: On the CPU: weights of one block, which stay in cache.
-_CACHED = 1 << 19
+#: On the CPU: weights of one block, which stay in cache, and heads that are worth more than that they do.
+_CACHED, _HEADS = 1 << 18, 4
 #: Elsewhere: queries and weights of one block, for few launches and little memory.
 _ROWS, _WEIGHTS = 256, 1 << 24
 
@@ -99,13 +99,15 @@ def read_softmax(
         for start in range(0, length, n_rows):
             stop = min(start + n_rows, length)
             rows = (*part, slice(start, stop))
-            scores_NRS = scores_of(start, stop)
-            weights_NRS = scores_NRS.softmax(-1)
+            weights_NRS = scores_of(start, stop)
             weights_BHRS = weights_NRS.view(*o_BHTK[rows].shape[:3], -1)
+            if lse_BHT is not None:
+                lse_BHT[rows] = weights_BHRS.logsumexp(-1)
+            # In place: in cache there is room for one of them.
+            torch.softmax(weights_NRS, -1, out=weights_NRS)
             if squares_BHT is not None:
                 squares_BHT[rows] = torch.linalg.vector_norm(weights_BHRS, dim=-1).square_()
             if lse_BHT is not None and others_BHT is not None:
-                lse_BHT[rows] = scores_NRS.logsumexp(-1).view(weights_BHRS.shape[:3])
                 weights_BHRS.mul_((lse_BHT[rows] - others_BHT[rows]).sigmoid_()[..., None])
             with torch.autocast(v_NSK.device.type, enabled=False):
                 o_NRK = torch.bmm(weights_NRS.to(v_NSK.dtype), v_NSK[:, : weights_NRS.shape[-1]])
@@ -118,8 +120,8 @@ def _blocks(q_BHTK: Tensor) -> tuple[int, list[Part]]:
     """How many queries to take at a time, of which sequences and heads."""
     n_sequences, n_heads, length, _ = q_BHTK.shape
     on_cpu = q_BHTK.device.type == "cpu"
-    n_rows, most = (min(max(length // 16, 32), 128), _CACHED) if on_cpu else (_ROWS, _WEIGHTS)
-    n_together = max(most // (n_rows * length), 1)
+    n_rows, most, fewest = (min(max(length // 16, 32), 128), _CACHED, _HEADS) if on_cpu else (_ROWS, _WEIGHTS, 1)
+    n_together = max(most // (n_rows * length), fewest)
     if n_together >= n_heads:
         step = n_together // n_heads
         return n_rows, [(slice(b, b + step), slice(None)) for b in range(0, n_sequences, step)]
@@ -128,7 +130,8 @@ def _blocks(q_BHTK: Tensor) -> tuple[int, list[Part]]:
 
 
 def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], Tensor]:
-    """(first query, one past the last) → scores ``[N, R, keys]`` of a part, −inf where a key is not seen."""
+    """(first query, one past the last) → scores ``[N, R, keys]`` of a part, −inf where a key is not seen; of that block
+    alone, until the next one is asked for."""
     slopes_H = scores.place.slopes_H
     wide = torch.promote_types(scores.q_BHTK.dtype, torch.float32)
     # Once for all blocks: heads of a projection do not lie behind one another.
@@ -146,10 +149,12 @@ def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], 
     q_NTK, k_NKS = q.flatten(0, 1) * scores.scale, k.flatten(0, 1).transpose(1, 2)
     # Only the last square has keys that are not seen, and adding is quicker than filling.
     unseen_RR = q.new_full((n_rows, n_rows), -torch.inf).triu_(1)
+    memory = q.new_empty(len(q_NTK) * n_rows * q_NTK.shape[1])
 
     def causal(start: int, stop: int) -> Tensor:
+        block = memory[: len(q_NTK) * (stop - start) * stop].view(len(q_NTK), stop - start, stop)
         with torch.autocast(q.device.type, enabled=False):
-            block = torch.bmm(q_NTK[:, start:stop], k_NKS[:, :, :stop])
+            torch.bmm(q_NTK[:, start:stop], k_NKS[:, :, :stop], out=block)
         block[..., start:].add_(unseen_RR[: stop - start, : stop - start])
         return block
 

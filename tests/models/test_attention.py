@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from birthmark.models import mixing
+from birthmark.models import kernels, mixing
 from birthmark.models.attention import Attention
 from birthmark.models.birth import born
 from birthmark.models.config import SIMILARITIES, AttentionConfig, CalibrationConfig, ModelConfig
@@ -297,6 +297,15 @@ def test_explicit_blocks_change_nothing(name, monkeypatch):
     """Blocks are computed again in the backward pass: three of them here, in place of one."""
     monkeypatch.setattr(mixing, "_QUERY_BLOCK", 5)
     agree(name, ARMS[name], "t5", kv_heads=2)
+
+
+@pytest.mark.parametrize("positions", ["rope", "alibi"])
+@pytest.mark.parametrize("name", ARMS)
+def test_what_runs_on_other_devices_agrees_too(name, positions, monkeypatch):
+    """Their fused kernels hand out no log-sum-exp: the code that does without is run here, on the CPU."""
+    monkeypatch.setattr(kernels, "chosen_for", "cuda")
+    monkeypatch.setattr(kernels, "_QUERY_BLOCK", 5)
+    agree(name, ARMS[name], positions, kv_heads=2)
 
 
 @pytest.mark.parametrize("positions", PLACES)
