@@ -124,21 +124,27 @@ def measure_peak(shape: Shape, kind: str) -> dict[str, float]:
 
 
 def memory_row(name: str) -> list[str]:
-    """Peaks of one shape in MiB, their ratio, and the ratio of what they are above the model at rest."""
-    peaks = []
-    for kind in PASSES:
-        command = [sys.executable, __file__, "--peak", name, kind]
-        told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        peaks.append(json.loads(told.splitlines()[-1]))
-    plain, snapshot = peaks
-    above = [found["peak"] - found["before"] for found in peaks]
+    """Peaks of one shape in MiB, medians of some processes each; their ratio with the smallest and largest; and what
+    they are above the model at rest."""
+    found = []
+    for _ in range(5):
+        # What is freed lies in pieces, never twice the same: peaks of one pass differ by some per cent.
+        for kind in PASSES:
+            command = [sys.executable, __file__, "--peak", name, kind]
+            told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            found.append(json.loads(told.splitlines()[-1]))
+    peaks, above = (np.array(values).reshape(-1, 2) for values in zip(*map(_peak_and_rise, found), strict=True))
+    ratio = peaks[:, 1] / peaks[:, 0]
     return [
-        f"{plain['peak']:.0f}",
-        f"{snapshot['peak']:.0f}",
-        f"{snapshot['peak'] / plain['peak']:.2f}",
-        f"{above[0]:.0f}",
-        f"{above[1]:.0f}",
+        *(f"{value:.0f}" for value in np.median(peaks, axis=0)),
+        f"{np.median(ratio):.2f}",
+        f"{ratio.min():.2f}–{ratio.max():.2f}",
+        *(f"{value:.0f}" for value in np.median(above, axis=0)),
     ]
+
+
+def _peak_and_rise(found: dict[str, float]) -> tuple[float, float]:
+    return found["peak"], found["peak"] - found["before"]
 
 
 def main() -> None:
@@ -154,7 +160,7 @@ def main() -> None:
         return
     wanted = [name for name in SHAPES if any(part in name for part in arguments.shapes.split(","))]
     timed = ("forward, ms", "snapshot, ms", "ratio", "quartiles", "of twice", "quartiles", "once, ms", "per sequence")
-    held = ("forward, MiB", "snapshot, MiB", "ratio", "forward above rest", "snapshot above rest")
+    held = ("forward, MiB", "snapshot, MiB", "ratio", "range", "forward above rest", "snapshot above rest")
     timing, memory = (Table("shape", "probe", *columns) for columns in (timed, held))
     for name in wanted:
         shape = SHAPES[name]

@@ -134,8 +134,7 @@ def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], 
     alone, until the next one is asked for."""
     slopes_H = scores.place.slopes_H
     wide = torch.promote_types(scores.q_BHTK.dtype, torch.float32)
-    # Once for all blocks: heads of a projection do not lie behind one another.
-    q, k = (x[part].to(wide).contiguous() for x in (scores.q_BHTK, scores.k_BHSK))
+    q, k = (x[part].to(wide) for x in (scores.q_BHTK, scores.k_BHSK))
     if scores.window is not None or scores.prefix is not None or slopes_H is not None:
         place = scores.place if slopes_H is None else replace(scores.place, slopes_H=slopes_H[part[1]])
         here = replace(scores, q_BHTK=q, k_BHSK=k, place=place)
@@ -146,7 +145,7 @@ def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], 
 
         return masked
 
-    q_NTK, k_NKS = q.flatten(0, 1) * scores.scale, k.flatten(0, 1).transpose(1, 2)
+    q_NTK, k_NKS = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)
     # Only the last square has keys that are not seen, and adding is quicker than filling.
     unseen_RR = q.new_full((n_rows, n_rows), -torch.inf).triu_(1)
     memory = q.new_empty(len(q_NTK) * n_rows * q_NTK.shape[1])
@@ -154,7 +153,7 @@ def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], 
     def causal(start: int, stop: int) -> Tensor:
         block = memory[: len(q_NTK) * (stop - start) * stop].view(len(q_NTK), stop - start, stop)
         with torch.autocast(q.device.type, enabled=False):
-            torch.bmm(q_NTK[:, start:stop], k_NKS[:, :, :stop], out=block)
+            block.baddbmm_(q_NTK[:, start:stop], k_NKS[:, :, :stop], beta=0, alpha=scores.scale)
         block[..., start:].add_(unseen_RR[: stop - start, : stop - start])
         return block
 
