@@ -129,7 +129,8 @@ def test_what_is_impossible_is_said(changes, arguments, match):
         intervene(living(replace(CONFIG, attention=AttentionConfig(**changes))), PROBE, *arguments)
 
 
-def test_the_command_prints_a_table_or_json(tmp_path, capsys):
+def test_the_command_prints_a_table_or_json(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # the picture goes to the working folder
     file = tmp_path / "small.yaml"
     shape = "model: {d_model: 16, n_layers: 3, n_heads: 2, vocab_size: 32, max_seq_len: 12}"
     file.write_text(f"{shape}\nsnapshot: {{seq_len: 12}}\n")
