@@ -28,10 +28,11 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.table import Table
 
-from birthmark.callbacks.config import LogConfig, SnapshotConfig
-from birthmark.callbacks.records import RunDir, read_metrics
+from birthmark.callbacks.config import LogConfig
 from birthmark.data.config import DataConfig
 from birthmark.data.prepare import prepare
+from birthmark.measure.config import SnapshotConfig
+from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.allocator import keep_freed_memory

@@ -28,8 +28,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from birthmark.callbacks.measure import BirthReference, measure, undisturbed
 from birthmark.data.probes import random_probe
+from birthmark.measure.measurement import BirthReference, measure, undisturbed
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder

@@ -31,14 +31,14 @@ from rich.console import Console
 from rich.table import Table
 from torch.utils.data import DataLoader
 
-from birthmark.callbacks.config import SnapshotConfig
-from birthmark.callbacks.measure import birth_reference
-from birthmark.callbacks.recorder import SnapshotRecorder
 from birthmark.data.probes import random_probe
-from birthmark.launch.parsing import resolve
+from birthmark.measure.config import SnapshotConfig
+from birthmark.measure.measurement import birth_reference
+from birthmark.measure.recorder import SnapshotRecorder
 from birthmark.models.birth import born
 from birthmark.trainer.allocator import keep_freed_memory
 from birthmark.trainer.config import OptimConfig, TrainerConfig
+from birthmark.trainer.config_file import resolve
 from birthmark.trainer.module import PretrainModule
 
 PRESET = Path(__file__).parent.parent / "configs/models/llama-160m.yaml"

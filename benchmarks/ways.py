@@ -261,7 +261,7 @@ def _states(after_mlp: list[Tensor], singular_values: Callable[[Tensor], Tensor]
 
 def ours(model: Any, tokens_BT: Tensor) -> Numbers:
     """The same and more, from one pass."""
-    from birthmark.callbacks.measure import measure
+    from birthmark.measure.measurement import measure
 
     found = measure(_wrapped(model), tokens_BT.numpy())
     return found.arrays | {name: np.array(value) for name, value in found.scalars.items() if name not in found.arrays}
@@ -269,7 +269,7 @@ def ours(model: Any, tokens_BT: Tensor) -> Numbers:
 
 @cache
 def _wrapped(model: Any) -> Any:
-    from birthmark.callbacks.foreign import ForeignModel
+    from birthmark.measure.foreign import ForeignModel
 
     return ForeignModel(model)
 

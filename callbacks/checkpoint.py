@@ -10,9 +10,9 @@ from typing import Protocol, cast
 
 import lightning as L
 
-from .ranks import from_first
-from .records import RunDir
-from .schedule import MilestoneCallback
+from ..measure.ranks import from_first
+from ..measure.records import RunDir
+from .milestones import MilestoneCallback
 
 
 class _Writer(Protocol):

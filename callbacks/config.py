@@ -1,97 +1,9 @@
-"""What is measured during a run and where it is told, as configs."""
+"""Where a run is logged besides its own directory, as a config."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
-
-Probe = Literal["random", "text"]
-
-
-@dataclass(frozen=True)
-class FingerprintConfig:
-    """The lineage test against the run's own birth and against strangers (definitions §10), with every snapshot."""
-
-    enabled: bool = False
-    """Take it."""
-
-    n_inputs: int = 500
-    """Random sequences that births and checkpoints are compared on."""
-
-    seq_len: int = 32
-    """Tokens in one of them."""
-
-    probe_seed: int = 0
-    """Decides the sequences, and nothing else."""
-
-    batch_size: int = 64
-    """Sequences in one forward pass."""
-
-    n_strangers: int = 2
-    """Births of the same config from other seeds (init_seed + 1, + 2, …) to compare with, as controls."""
-
-    def problems(self) -> list[str]:
-        """Everything that makes this config impossible, one line each, with the mend."""
-        bounds = {
-            "n_inputs": (self.n_inputs, 10),
-            "seq_len": (self.seq_len, 1),
-            "batch_size": (self.batch_size, 1),
-            "n_strangers": (self.n_strangers, 0),
-        }
-        return [f"snapshot.fingerprint.{k} is {v}: give at least {low}" for k, (v, low) in bounds.items() if v < low]
-
-
-@dataclass(frozen=True)
-class SnapshotConfig:
-    """The bias snapshot taken at birth, at every checkpoint and at the end."""
-
-    enabled: bool = True
-    """Take snapshots."""
-
-    probes: list[Probe] = field(default_factory=lambda: ["random"])
-    """Inputs to measure on: ``random`` (uniform tokens; always there, it defines the seed direction) and ``text``
-    (held-out sequences of the corpus; its figures are logged as bias_text/…)."""
-
-    n_sequences: int = 256
-    """Sequences in a probe."""
-
-    seq_len: int = 64
-    """Tokens in a probe sequence."""
-
-    probe_seed: int = 0
-    """Decides the random probe, and nothing else."""
-
-    batch_size: int = 64
-    """Probe sequences in one forward pass; the figures do not depend on it."""
-
-    n_strangers: int = 2
-    """Births of the same config from other seeds (init_seed + 1, + 2, …) that alignment and persistence are also
-    measured against, as controls."""
-
-    sink_epsilon: float = 0.3
-    """Importance above which a key counts as a sink in the sink rate."""
-
-    top_k: int = 50
-    """Preferred tokens that the ranked list shows."""
-
-    fingerprint: FingerprintConfig = field(default_factory=FingerprintConfig)
-    """The lineage test."""
-
-    def problems(self) -> list[str]:
-        """Everything that makes this config impossible, one line each, with the mend."""
-        bounds = {
-            "n_sequences": (self.n_sequences, 2),
-            "seq_len": (self.seq_len, 2),
-            "batch_size": (self.batch_size, 1),
-            "n_strangers": (self.n_strangers, 0),
-            "top_k": (self.top_k, 1),
-        }
-        found = [f"snapshot.{k} is {v}: give at least {low}" for k, (v, low) in bounds.items() if v < low]
-        if "random" not in self.probes:
-            found.append("snapshot.probes lacks 'random': the seed direction is defined on it; add it")
-        if not 0 < self.sink_epsilon < 1:
-            found.append(f"snapshot.sink_epsilon is {self.sink_epsilon}: give a number between 0 and 1")
-        return found + self.fingerprint.problems()
 
 
 @dataclass(frozen=True)

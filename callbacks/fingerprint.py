@@ -7,11 +7,11 @@ from collections.abc import Callable
 import lightning as L
 
 from ..errors import UsageError
+from ..measure.config import FingerprintConfig
+from ..measure.hidden_states import FingerprintProbe, hidden_states
 from ..metrics.seedprint import Fingerprint, HiddenStates, compare
 from ..models.decoder import Decoder
-from .config import FingerprintConfig
-from .hidden import FingerprintProbe, hidden_states
-from .schedule import MilestoneCallback, log_metrics
+from .milestones import MilestoneCallback, log_metrics
 
 
 class FingerprintSnapshot(MilestoneCallback):

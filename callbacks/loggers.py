@@ -13,8 +13,8 @@ from typing import Any
 from lightning.pytorch.loggers import Logger
 
 from ..errors import RunError, UsageError
+from ..measure.records import RunDir, Snapshot, append_metrics
 from .config import LogConfig
-from .records import RunDir, Snapshot, append_metrics
 
 #: How long W&B is given to start, in seconds.
 _PATIENCE_S = 180

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
-from .schedule import MilestoneCallback
+from .milestones import MilestoneCallback
 from .snapshot import BiasSnapshot
 from .training import TrainingLog, Validation
 

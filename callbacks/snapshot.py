@@ -10,14 +10,14 @@ import lightning as L
 import numpy as np
 
 from ..errors import UsageError
-from .attach import model_in
-from .config import SnapshotConfig
+from ..measure.config import SnapshotConfig
+from ..measure.find_model import model_in
+from ..measure.measurement import BirthReference
+from ..measure.ranks import rank
+from ..measure.recorder import SnapshotRecorder, TokenTexts
+from ..measure.records import RunDir, Snapshot
 from .loggers import log_snapshot
-from .measure import BirthReference
-from .ranks import rank
-from .recorder import SnapshotRecorder, TokenTexts
-from .records import RunDir, Snapshot
-from .schedule import MilestoneCallback, log_metrics
+from .milestones import MilestoneCallback, log_metrics
 
 
 class BiasSnapshot(MilestoneCallback):

@@ -8,8 +8,8 @@ from typing import Any
 
 import lightning as L
 
-from .ranks import largest
-from .schedule import StepCallback
+from ..measure.ranks import largest
+from .milestones import StepCallback
 
 
 class StopOnSignal(StepCallback):

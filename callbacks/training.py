@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .measure import undisturbed
-from .ranks import own_batches, summed, world_size
-from .schedule import MilestoneCallback, StepCallback, log_metrics
+from ..measure.measurement import undisturbed
+from ..measure.ranks import own_batches, summed, world_size
+from .milestones import MilestoneCallback, StepCallback, log_metrics
 
 
 class TrainingLog(StepCallback):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ..errors import UsageError
-from .recorder import SnapshotRecorder
+from ..measure.recorder import SnapshotRecorder
 
 if TYPE_CHECKING:
     from transformers import Trainer, TrainerCallback

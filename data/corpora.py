@@ -14,8 +14,8 @@ from typing import Protocol
 from ..errors import UsageError
 from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, DataConfig
 from .encode import Document, Encoded
-from .files import FileCorpus, KeyedPath, walk
-from .tables import HubCorpus, TableCorpus
+from .row_corpora import HubCorpus, TableCorpus
+from .text_files import FileCorpus, KeyedPath, walk
 from .tokenizer import TextTokenizer
 
 _NOT_STDLIB = ("site-packages", "dist-packages", "__pycache__")

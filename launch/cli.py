@@ -7,8 +7,9 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import RunError, UsageError
-from .commands import COMMANDS
-from .parsing import build_parser, check_config_files, normal_dashes
+from ..trainer.config_file import check_config_files
+from .commands.table import COMMANDS
+from .parsing import build_parser, normal_dashes
 
 
 def _failed(line: str, status: int) -> int:

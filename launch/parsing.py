@@ -2,34 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, Literal, NoReturn
-
-import yaml
-from jsonargparse import ActionConfigFile, ArgumentParser, Namespace, set_parsing_settings
+from typing import Literal
 
 from .. import __version__
-from ..errors import UsageError
-from ..metrics.recipe import Null, Recipe
-from ..trainer.config import RunConfig
-from .explain import explain
-
-# The dataclasses' attribute docstrings are the help.
-set_parsing_settings(docstring_parse_attribute_docstrings=True)
-
-
-class Parser(ArgumentParser):
-    """Raises UsageError in place of printing a usage text and leaving; takes no field by the beginning of its name."""
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, allow_abbrev=False, **kwargs)
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """One line, and no usage text."""
-        raise UsageError(explain(message))
+from ..study.lineage.test_options import add_test_options
+from ..trainer.config_parser import Parser, add_run_fields
 
 
 def build_parser() -> tuple[Parser, dict[str, Parser]]:
@@ -42,10 +20,9 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
         usage="birthmark pretrain [--config YAML | --resume RUN] [--FIELD VALUE ...]",
         description="Train a model and snapshot its biases at birth and at every checkpoint.",
     )
-    pretrain.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the fields below.")
     pretrain.add_argument("--resume", type=str | None, metavar="RUN", help="Go on with the run in this folder.")
     pretrain.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
-    pretrain.add_class_arguments(RunConfig, None, as_group=False)
+    add_run_fields(pretrain)
     commands.add_subcommand("pretrain", pretrain, help=pretrain.description)
 
     report = Parser(description="Write the page of a run, of several side by side, or of one snapshot.")
@@ -187,7 +164,7 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     )
     commands.add_subcommand("identify", identify, help=identify.description)
     for command, n_inputs in ((fingerprint, 2000), (identify, 500)):
-        _add_test(command, n_inputs)
+        add_test_options(command, n_inputs)
 
     snapshot = Parser(description="Measure a model's biases, ours or of transformers (docs/measurements.md).")
     snapshot.add_argument("model", type=str, metavar="MODEL", help=model[0].upper() + model[1:] + ".")
@@ -250,76 +227,9 @@ def build_parser() -> tuple[Parser, dict[str, Parser]]:
     }
 
 
-def _add_test(command: Parser, n_inputs: int) -> None:
-    """Options of a lineage test."""
-    command.add_argument(
-        "--null",
-        type=Null | None,
-        help="What a test is held against (docs/seedprint.md); by default dimensions, and all under --calibrate.",
-    )
-    command.add_argument(
-        "--probe",
-        type=Literal["token", "embedding"],
-        default="token",
-        help="What the models are shown: random tokens, or Gaussian vectors in place of embeddings.",
-    )
-    command.add_argument("--n_inputs", type=int, default=n_inputs, metavar="N", help="Sequences that they are shown.")
-    command.add_argument(
-        "--seq_len",
-        type=int | None,
-        metavar="T",
-        help="Tokens in each; by default 64, or as many as all of them can read.",
-    )
-    command.add_argument("--probe_seed", type=int, default=0, help="Decides the sequences, and nothing else.")
-    command.add_class_arguments(Recipe, None, as_group=False, skip={"null"})
-    command.add_argument(
-        "--cache_dir", type=str, default="~/.cache/birthmark", metavar="DIR", help="Where hidden states are kept."
-    )
-    command.add_argument("--json", action="store_true", help="Print it as JSON.")
-    command.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
-
-
-def check_config_files(arguments: Sequence[str]) -> None:
-    """Refuse config files that the parser would misread: it takes a list or a word in place of a group for nothing."""
-    names = [b for a, b in pairwise(arguments) if a == "--config"]
-    names += [a.partition("=")[2] for a in arguments if a.startswith("--config=")]
-    for name in names:
-        try:
-            content = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(f"--config {name}: cannot be read ({error.strerror})") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UsageError(f"--config {name}: not YAML ({' '.join(str(error).split())})") from None
-        _check_groups(name, content, RunConfig, "")
-
-
-def _check_groups(file: str, content: Any, config: type, group: str) -> None:
-    if not isinstance(content, dict):
-        raise UsageError(
-            f"--config {file}: {group or 'the file'} is {content!r}; write fields as `name: value` under it"
-        )
-    for field in dataclasses.fields(config):
-        kind = field.default_factory
-        if field.name in content and isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            _check_groups(file, content[field.name], kind, f"{group}.{field.name}".lstrip("."))
-
-
 def normal_dashes(arguments: Sequence[str]) -> list[str]:
     """Options with their words joined by underscores, as fields are: ``--init-from X`` is ``--init_from X``."""
     return [
         "--" + a[2:].partition("=")[0].replace("-", "_") + "".join(a[2:].partition("=")[1:]) if a[:2] == "--" else a
         for a in arguments
     ]
-
-
-def run_config(parser: ArgumentParser, parsed: Namespace) -> RunConfig:
-    """The run that was parsed."""
-    built = parser.instantiate(parsed)
-    return RunConfig(**{f.name: built[f.name] for f in dataclasses.fields(RunConfig)})
-
-
-def resolve(file: Path, flags: Sequence[str] = ()) -> RunConfig:
-    """The run that a YAML file and flags ``--field=value`` describe; what they leave out has its default."""
-    check_config_files(["--config", str(file)])
-    parser = build_parser()[1]["pretrain"]
-    return run_config(parser, parser.parse_args([f"--config={file}", *flags]))

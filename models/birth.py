@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from torch import nn
 
+from .attention.correlation import settle
 from .config import ModelConfig
-from .correlation import settle
 from .decoder import Decoder
 from .init import Distribution, birth_plan
-from .keys import keyed
-from .pieces import piece_of, shape_of, whole
+from .keyed_random import keyed
+from .tensor_shards import piece_of, shape_of, whole
 
 #: Cuts a model that holds nothing over processes, in place.
 Spread = Callable[[Decoder], object]

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from .birth import certificate_of
 from .config import ModelConfig
 from .decoder import Decoder
-from .shards import SHARD_BYTES, shard_files, shards, write_index
+from .exchange.weight_files import SHARD_BYTES, shard_files, shards, write_index
 
 
 def write_birth(

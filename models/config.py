@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import UsageError
-from .checks import problems
+from .config_checks import problems
 
 #: Gated MLPs, and the activation of their gate.
 GATED = {

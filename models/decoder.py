@@ -10,14 +10,14 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .attention import Attention
-from .cache import KeyValueCache, LayerCache
+from .attention.attention import Attention
+from .attention.kv_cache import KeyValueCache, LayerCache
+from .attention.positions import POSITIONS, Placement
 from .config import ModelConfig
 from .init import Embedding, Linear
 from .mlp import MLP
 from .norms import NORMS, around
 from .observe import Observer
-from .positions import POSITIONS, Placement
 
 TrainPass = Callable[["Block", Tensor, Placement], Tensor]
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import UsageError
-from .cache import KeyValueCache
+from .attention.kv_cache import KeyValueCache
 from .decoder import Decoder
 
 

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from .mixing import Mixed
+from .attention.normalisers import Mixed
 
 Site = Literal["embedding", "attention", "mlp"]
 

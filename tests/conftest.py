@@ -1,5 +1,6 @@
 """What several folders' tests share: a run that trains in a second, small models of transformers, two processes."""
 
+import dataclasses
 import json
 import os
 import socket
@@ -16,10 +17,12 @@ from functools import reduce
 
 import pytest
 import torch
+import yaml
 from hypothesis import settings
 
-from birthmark.callbacks.config import LogConfig, SnapshotConfig
+from birthmark.callbacks.config import LogConfig
 from birthmark.data.config import DataConfig
+from birthmark.measure.config import SnapshotConfig
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 
@@ -190,6 +193,64 @@ def their_model(their_config, enliven):
     return build
 
 
+# ---------------------------------------------------------------- what is snapshotted
+
+
+@pytest.fixture(scope="session")
+def small_probe():
+    """A probe that a tiny model reads in no time, and that batches do not share evenly."""
+    return SnapshotConfig(n_sequences=10, seq_len=8, batch_size=4, top_k=5)
+
+
+@pytest.fixture
+def llama(their_config):
+    """``llama(seed=0)``: a newborn causal LM with dropout, so that modes and random numbers matter in training."""
+    import transformers
+
+    def build(seed=0):
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return transformers.LlamaForCausalLM(their_config("llama", attention_dropout=0.1))
+
+    return build
+
+
+@pytest.fixture(scope="session")
+def token_batches():
+    """Five batches ``[4, 12]`` of token ids."""
+    return torch.randint(0, 61, (5, 4, 12), generator=torch.Generator().manual_seed(7))
+
+
+# ---------------------------------------------------------------- a study of two arms on the tiny run
+
+_ARMS = {"plain": {}, "headnorm": {"model.attention.aggregation": "headnorm"}}
+
+
+@pytest.fixture(scope="session")
+def arms():
+    """Its arms, name → fields."""
+    return dict(_ARMS)
+
+
+@pytest.fixture(scope="session")
+def study_file(tiny, arms):
+    """``study_file(folder, overrides=None, **fields)``: write it and its base into ``folder``; the study's file.
+
+    Overrides change the base; fields replace those of the study, None takes one away.
+    """
+
+    def write(folder, overrides=None, **fields):
+        base = dataclasses.asdict(tiny({"snapshot.probes": ["random", "text"], **(overrides or {})}))
+        del base["name"], base["run_dir"]
+        (folder / "base.yaml").write_text(yaml.safe_dump(base))
+        study = {"name": "tiny", "base": "base.yaml", "init_seeds": [0, 1], "arms": arms} | fields
+        file = folder / "study.yaml"
+        file.write_text(yaml.safe_dump({k: v for k, v in study.items() if v is not None}, sort_keys=False))
+        return file
+
+    return write
+
+
 # ---------------------------------------------------------------- two processes
 
 
@@ -312,8 +373,8 @@ def pretrain_script(tmp_path_factory):
 import sys
 from pathlib import Path
 
-from birthmark.callbacks.records import RunDir
-from birthmark.launch.parsing import resolve
+from birthmark.measure.records import RunDir
+from birthmark.trainer.config_file import resolve
 from birthmark.trainer.run import pretrain
 
 file, out, resume, *flags = sys.argv[1:]

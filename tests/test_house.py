@@ -3,46 +3,107 @@
 import ast
 import subprocess
 import sys
+from collections import defaultdict
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 import birthmark
-from birthmark.launch.lineage import read_lineage
-from birthmark.launch.lineage_runs import plan
-from birthmark.launch.parsing import build_parser, resolve
-from birthmark.launch.study import check_buildable, read_study, trials
-from birthmark.launch.study_command import KINDS, kind_of
+from birthmark.launch.commands.ablate import KINDS, kind_of
+from birthmark.launch.parsing import build_parser
+from birthmark.study.arms.file import read_study
+from birthmark.study.arms.trials import trials
+from birthmark.study.lineage.file import read_lineage
+from birthmark.study.lineage.trials import plan
+from birthmark.study.trials import check_buildable
+from birthmark.trainer.config_file import resolve
 
 ROOT = Path(birthmark.__file__).parent
 
-#: What each folder may import of ours; `errors` and the package's version are everybody's.
-MAY_IMPORT = {
-    "models": set(),
-    "metrics": set(),
-    "data": set(),
-    "callbacks": {"models", "metrics", "data"},
-    "trainer": {"models", "data", "callbacks"},
-    "launch": {"models", "metrics", "data", "callbacks", "trainer"},
-}
+#: The floors, from the ground up: a room imports from lower floors only. Rooms of one floor leave each other alone.
+FLOORS = (
+    ("errors", "files"),
+    ("metrics",),
+    ("models", "data"),
+    ("measure",),
+    ("callbacks",),
+    ("trainer", "report"),
+    ("plan", "study"),
+    ("launch",),
+)
+FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+ROOMS = [room for room in FLOOR if (ROOT / room).is_dir()]
+FILES = sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py"))
 
 
-def imports(file):
-    """Top-level names of ours that a module imports, and whether each is relative."""
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level == 2:
-            yield from [node.module.split(".")[0]] if node.module else [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0 and (node.module or "").startswith("birthmark"):
-            pytest.fail(f"{file}: imports inside the package are relative")
+def name_of(file):
+    """A module's dotted name without the package's."""
+    parts = file.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-@pytest.mark.parametrize("folder", MAY_IMPORT)
-def test_no_import_runs_upward(folder):
-    files = sorted((ROOT / folder).glob("*.py"))
+MODULES = {name_of(file) for file in [*FILES, ROOT / "errors.py", ROOT / "files.py"]}
+
+
+def imports(file, *, of_types=True):
+    """Modules of ours that a module imports anywhere; without those that only a type checker follows, if asked."""
+    package = file.relative_to(ROOT).parent.parts
+    tree = ast.parse(file.read_text())
+    unread = set()
+    if not of_types:
+        checks = [
+            node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        ]
+        unread = {id(inner) for node in checks for inner in ast.walk(node)}
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.ImportFrom) or id(node) in unread:
+            continue
+        if node.level == 0:
+            assert not (node.module or "").startswith("birthmark"), f"{file}: imports inside the package are relative"
+            continue
+        above = package[: len(package) - node.level + 1]
+        base = ".".join([*above, *([node.module] if node.module else [])])
+        for alias in node.names:
+            name = f"{base}.{alias.name}".lstrip(".")
+            yield name if name in MODULES else base
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_no_import_runs_upward(room):
+    files = sorted((ROOT / room).rglob("*.py"))
     assert files
     for file in files:
-        ours = set(imports(file)) - {"errors", "__version__", folder}
-        assert ours <= MAY_IMPORT[folder], file
+        rooms = {name.split(".")[0] for name in imports(file)} - {"", room}
+        assert all(FLOOR[other] < FLOOR[room] for other in rooms), (file, rooms)
+
+
+def test_no_imports_run_in_a_circle():
+    graph = {name_of(file): {name for name in imports(file, of_types=False) if name} for file in FILES}
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+def test_every_room_can_be_overlooked():
+    lines = {room: sum(len(f.read_text().splitlines()) for f in (ROOT / room).rglob("*.py")) for room in ROOMS}
+    assert {room: n for room, n in lines.items() if n > 0.2 * sum(lines.values())} == {}
+    folders = {file.parent for file in FILES}
+    crowded = {folder: len(found) for folder in folders if len(found := [*folder.glob("*.py")]) > 20}
+    assert crowded == {}
+
+
+#: Basenames that stand in several rooms and mean the same in each; commands are called what people type.
+SAME_IDEA = {"__init__", "config", "table", "figure", "file", "results", "run", "trials"}
+
+
+def test_a_basename_has_one_meaning():
+    metrics = {file.stem for file in (ROOT / "metrics").glob("*.py")}
+    places = defaultdict(set)
+    for file in FILES:
+        folder = file.parent.relative_to(ROOT).as_posix()
+        section_of_a_metric = folder == "report/sections" and file.stem in metrics
+        if folder != "launch/commands" and file.stem not in SAME_IDEA and not section_of_a_metric:
+            places[file.stem].add(folder)
+    assert {name: folders for name, folders in places.items() if len(folders) > 1} == {}
 
 
 def loaded_by(code):
@@ -56,10 +117,10 @@ def test_the_command_line_loads_no_framework_before_it_is_needed():
     assert not modules & {"torch", "lightning", "datasets", "wandb", "transformers", "matplotlib", "scipy"}
 
 
-@pytest.mark.parametrize("folder", MAY_IMPORT)
+@pytest.mark.parametrize("folder", ROOMS)
 def test_optional_libraries_are_loaded_only_where_they_are_used(folder):
     optional = {"datasets", "wandb", "transformers", "matplotlib", "deepspeed"}
-    for file in sorted((ROOT / folder).glob("*.py")):
+    for file in sorted((ROOT / folder).rglob("*.py")):
         for node in ast.parse(file.read_text()).body:
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from ..callbacks.config import LogConfig, SnapshotConfig
+from ..callbacks.config import LogConfig
 from ..data.config import DataConfig
 from ..errors import UsageError
+from ..measure.config import SnapshotConfig
 from ..models.config import ModelConfig
 
 

@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 from ..errors import RunError
 from ..models.decoder import Decoder
-from ..models.pieces import shape_of, whole
-from .blocks import wrap_blocks
+from ..models.tensor_shards import shape_of, whole
+from .block_wrapping import wrap_blocks
 from .config import OptimConfig, TrainerConfig
-from .schedule import lr_share
-from .strategies import STRATEGIES
+from .lr_schedule import lr_share
+from .strategies.table import STRATEGIES
 from .throughput import Stopwatch
 
 

@@ -10,15 +10,15 @@ from typing import Any, get_type_hints
 
 import torch
 
-from ..callbacks.records import RunDir, step_of
 from ..errors import RunError, UsageError
+from ..measure.records import RunDir, step_of
 from ..models.birth import Spread, empty
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
-from ..models.fields import dotted
-from .checkpoint import CheckpointWeights
-from .checkpoint_format import fill
-from .stored import stored_fields
+from ..models.dotted import dotted
+from .checkpoints.folder_io import CheckpointWeights
+from .checkpoints.format import fill
+from .stored_config import stored_fields
 
 
 @dataclass(frozen=True)

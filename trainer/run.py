@@ -28,16 +28,6 @@ from ..callbacks.checkpoint import Checkpoint
 from ..callbacks.fingerprint import FingerprintSnapshot
 from ..callbacks.loggers import JsonLinesLogger, close_loggers, wandb_logger
 from ..callbacks.progress import RunProgress
-from ..callbacks.ranks import check_clocks, check_same, from_first, rank, world_size
-from ..callbacks.records import (
-    RunDir,
-    atomic_path,
-    read_json,
-    truncate_metrics,
-    write_json,
-    write_metrics_csv,
-    write_text,
-)
 from ..callbacks.snapshot import BiasSnapshot
 from ..callbacks.stop import StopOnSignal
 from ..callbacks.training import TrainingLog, Validation
@@ -45,19 +35,22 @@ from ..data.batches import MicroBatches
 from ..data.prepare import PreparedData, prepare
 from ..data.probes import random_probe, text_probe
 from ..errors import RunError, UsageError
+from ..files import atomic_path, read_json, write_json, write_text
+from ..measure.ranks import check_clocks, check_same, from_first, rank, world_size
+from ..measure.records import RunDir, truncate_metrics, write_metrics_csv
+from ..models.attention.kernel_choice import falls_back, kernel
 from ..models.birth import certificate, digest
 from ..models.decoder import Decoder
-from ..models.kernel_choice import falls_back, kernel
 from .allocator import keep_freed_memory
-from .checkpoint import FolderCheckpointIO
+from .checkpoints.folder_io import FolderCheckpointIO
 from .config import RunConfig
-from .environment import Launched
+from .initial_weights import newborn
+from .launch_environment import Launched
 from .module import PretrainModule, next_token_losses
 from .processes import Place, joined, place
 from .provenance import code, environment, versions
-from .start import newborn
-from .stored import departures
-from .strategies import STRATEGIES, placed
+from .stored_config import departures
+from .strategies.table import STRATEGIES, placed
 from .throughput import flops_per_token, peak_flops
 
 #: Fields that a resumed run must leave as they are: with others it would be another run under the same name.

@@ -12,9 +12,9 @@ import torch
 from torch.utils.data import DataLoader
 
 from birthmark.callbacks.checkpoint import Checkpoint
-from birthmark.callbacks.records import RunDir
 from birthmark.errors import RunError
-from birthmark.trainer.checkpoint import FolderCheckpointIO
+from birthmark.measure.records import RunDir
+from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 
 
 class Line(L.LightningModule):

@@ -13,16 +13,16 @@ import transformers
 import yaml
 from scipy import stats
 
-from birthmark.callbacks import hidden
-from birthmark.callbacks.config import FingerprintConfig
-from birthmark.callbacks.hidden import FingerprintProbe, cached_hidden_states, hidden_states, weights_digest
-from birthmark.callbacks.records import RunDir
 from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
+from birthmark.measure import hidden_states as hidden
+from birthmark.measure.config import FingerprintConfig
+from birthmark.measure.hidden_states import FingerprintProbe, cached_hidden_states, hidden_states, weights_digest
+from birthmark.measure.records import RunDir
 from birthmark.metrics.seedprint import HiddenStates, compare
 from birthmark.models.birth import born, digest
 from birthmark.models.config import ModelConfig
-from birthmark.models.exchange import save_pretrained
+from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.trainer.run import pretrain
 
 SMALL = ModelConfig(d_model=32, n_layers=2, n_heads=2, vocab_size=50, max_seq_len=16, mlp="swiglu")

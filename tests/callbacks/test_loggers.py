@@ -5,8 +5,8 @@ import pytest
 
 from birthmark.callbacks.config import LogConfig
 from birthmark.callbacks.loggers import JsonLinesLogger, log_snapshot, wandb_logger, wandb_mode
-from birthmark.callbacks.records import RunDir, Snapshot, read_metrics
 from birthmark.errors import RunError, UsageError
+from birthmark.measure.records import RunDir, Snapshot, read_metrics
 
 SNAPSHOT = Snapshot(
     {
@@ -76,8 +76,8 @@ def test_nothing_of_wandb_is_loaded_where_it_is_off(tmp_path):
 
     code = (
         "import sys, pathlib; from birthmark.callbacks.loggers import *;"
-        "from birthmark.callbacks.config import LogConfig;"
-        "from birthmark.callbacks.records import RunDir;"
+        "from birthmark.measure.config import LogConfig;"
+        "from birthmark.measure.records import RunDir;"
         "assert wandb_logger(LogConfig(wandb='off'), RunDir(pathlib.Path('.')), 'id', {}) is None;"
         "assert 'wandb' not in sys.modules"
     )

@@ -17,12 +17,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 import birthmark
-from birthmark.callbacks.foreign import ForeignModel
-from birthmark.callbacks.measure import birth_reference, measure
-from birthmark.callbacks.records import RunDir
 from birthmark.callbacks.snapshot import BiasSnapshot
 from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
+from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.measurement import birth_reference, measure
+from birthmark.measure.records import RunDir
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 
@@ -221,8 +221,8 @@ import torch.distributed as dist
 import transformers
 from lightning.pytorch.loggers import CSVLogger
 from torch.distributed.fsdp import fully_shard
-from birthmark.callbacks.config import SnapshotConfig
-from birthmark.callbacks.recorder import SnapshotRecorder
+from birthmark.measure.config import SnapshotConfig
+from birthmark.measure.recorder import SnapshotRecorder
 from birthmark.callbacks.snapshot import BiasSnapshot
 from birthmark.errors import UsageError
 

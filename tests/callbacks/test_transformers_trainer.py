@@ -11,13 +11,13 @@ import transformers
 from torch.utils.data import Dataset
 
 import birthmark
-from birthmark.callbacks.foreign import ForeignModel
-from birthmark.callbacks.measure import birth_reference, measure
-from birthmark.callbacks.recorder import SnapshotRecorder
-from birthmark.callbacks.records import RunDir
 from birthmark.callbacks.transformers_trainer import bias_callback
 from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
+from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.measurement import birth_reference, measure
+from birthmark.measure.recorder import SnapshotRecorder
+from birthmark.measure.records import RunDir
 
 transformers.logging.set_verbosity_error()
 

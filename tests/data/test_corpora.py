@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from birthmark.data.config import DataConfig
 from birthmark.data.corpora import open_corpus
-from birthmark.data.files import FileCorpus
 from birthmark.data.splits import cut_single, key_hash, validation_mask
+from birthmark.data.text_files import FileCorpus
 from birthmark.errors import RunError, UsageError
 
 

@@ -13,8 +13,8 @@ import pytest
 import yaml
 from safetensors.numpy import load_file
 
-from birthmark.callbacks.records import RunDir
 from birthmark.launch.cli import main
+from birthmark.measure.records import RunDir
 from birthmark.trainer.config import RunConfig
 
 

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import birthmark
-from birthmark.callbacks.records import RunDir, read_metrics
+from birthmark.measure.records import RunDir, read_metrics
 
 LAUNCH = Path(birthmark.__file__).parent / "launch"
 

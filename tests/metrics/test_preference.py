@@ -12,13 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from birthmark.metrics.preference import (
-    TokenPreference,
-    coverage,
-    kl_to_uniform,
-    normalised_entropy,
-    preference_ratio,
-)
+from birthmark.metrics.preference import TokenPreference, coverage, kl_to_uniform, normalised_entropy, preference_ratio
 
 
 def logits(n, v, seed=0, dtype=torch.float64, spread=3.0):

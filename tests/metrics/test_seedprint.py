@@ -20,14 +20,7 @@ from birthmark.metrics.nulls import (
     sampled_pairings,
 )
 from birthmark.metrics.recipe import Null, Recipe
-from birthmark.metrics.seedprint import (
-    HiddenStates,
-    aggregate,
-    bonferroni,
-    compare,
-    kendall_matrix,
-    spearman_matrix,
-)
+from birthmark.metrics.seedprint import HiddenStates, aggregate, bonferroni, compare, kendall_matrix, spearman_matrix
 
 
 def gaussian(seed, n=60, width=40):

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from birthmark.models.birth import BLOCK, born, certificate, certificate_of
 from birthmark.models.birth_files import write_birth
 from birthmark.models.config import AttentionConfig, InitConfig, ModelConfig
-from birthmark.models.shards import SHARD_BYTES, shards
+from birthmark.models.exchange.weight_files import SHARD_BYTES, shards
 
 TINY = ModelConfig(
     d_model=16, n_layers=11, n_heads=2, n_kv_heads=1, d_ff=24, vocab_size=50, max_seq_len=8,

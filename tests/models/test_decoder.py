@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from birthmark.models.attention.positions import Placement
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
-from birthmark.models.positions import Placement
 
 SMALL = {"d_model": 32, "n_layers": 3, "n_heads": 4, "d_ff": 48, "vocab_size": 61, "max_seq_len": 24}
 KINDS = {

@@ -15,8 +15,8 @@ import pytest
 import torch
 from scipy import stats
 
-from birthmark.callbacks.measure import BirthReference, Measurement, birth_reference, measure
 from birthmark.data.probes import random_probe
+from birthmark.measure.measurement import BirthReference, Measurement, birth_reference, measure
 from birthmark.models.birth import born
 from birthmark.models.config import InitConfig, ModelConfig
 

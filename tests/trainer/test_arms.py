@@ -9,10 +9,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from birthmark.callbacks.records import RunDir, read_metrics
-from birthmark.launch.fields import build, companions, model_fields
-from birthmark.launch.report import build_report, summarise
-from birthmark.trainer.checkpoint import FolderCheckpointIO
+from birthmark.launch.reference.model_fields import build, companions, model_fields
+from birthmark.measure.records import RunDir, read_metrics
+from birthmark.report.run_page import build_report, summarise
+from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.run import pretrain
 
 FIELDS = {field.path: field for field in model_fields()}

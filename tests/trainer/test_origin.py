@@ -11,14 +11,15 @@ import torch
 import yaml
 from rich.console import Console
 
-from birthmark.callbacks.records import RunDir, read_json
 from birthmark.data.prepare import prepare
 from birthmark.errors import RunError, UsageError
+from birthmark.files import read_json
+from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
 from birthmark.models.config import ModelConfig
-from birthmark.trainer.checkpoint import FolderCheckpointIO, load_model
+from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO, load_model
+from birthmark.trainer.initial_weights import adopted, newborn
 from birthmark.trainer.run import pretrain
-from birthmark.trainer.start import adopted, newborn
 
 CALIBRATED = {
     "model.attention.aggregation": "calibrated",

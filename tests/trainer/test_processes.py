@@ -14,13 +14,13 @@ import pytest
 import yaml
 from rich.console import Console
 
-from birthmark.callbacks.records import RunDir, Snapshot, read_metrics
 from birthmark.errors import UsageError
-from birthmark.trainer.checkpoint import FolderCheckpointIO
+from birthmark.measure.records import RunDir, Snapshot, read_metrics
+from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.config import TrainerConfig
 from birthmark.trainer.processes import Place, place
 from birthmark.trainer.run import pretrain
-from birthmark.trainer.strategies import STRATEGIES, placed
+from birthmark.trainer.strategies.table import STRATEGIES, placed
 
 # One launch for several runs, because starting takes longer than they do. Each is told as a launch of its own.
 SCRIPT = """

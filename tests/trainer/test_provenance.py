@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 import yaml
 
-from birthmark.callbacks.records import RunDir
+from birthmark.measure.records import RunDir
 from birthmark.trainer.provenance import code
 
 

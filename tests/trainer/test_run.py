@@ -14,11 +14,11 @@ import yaml
 from filelock import FileLock
 from rich.console import Console
 
-from birthmark.callbacks.records import RunDir, Snapshot, read_metrics
 from birthmark.data.prepare import prepare
 from birthmark.errors import RunError, UsageError
+from birthmark.measure.records import RunDir, Snapshot, read_metrics
 from birthmark.models.birth import born, digest
-from birthmark.trainer.checkpoint import FolderCheckpointIO
+from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.run import pretrain
 
 

@@ -8,8 +8,8 @@ from rich.console import Console
 
 import birthmark
 from birthmark.callbacks.config import LogConfig
-from birthmark.callbacks.records import RunDir, read_metrics
 from birthmark.launch.parsing import build_parser
+from birthmark.measure.records import RunDir, read_metrics
 from birthmark.trainer.config import RunConfig
 from birthmark.trainer.run import pretrain
 

@@ -1,0 +1,171 @@
+"""Last-position final hidden states of a model over a probe, and a cache of them (definitions §2, §10).
+
+*Final* means after the decoder's last norm: what the output head reads, and ``transformers`` gives as
+``output_hidden_states[-1]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from safetensors.numpy import load_file, save_file
+from torch import Tensor, nn
+
+from ..data.cache import build_once, file_sha256, fingerprint
+from ..data.probes import random_probe
+from ..data.streams import stream_key
+from ..errors import UsageError
+from ..models.birth import Digest
+from ..models.decoder import Decoder
+from .measurement import undisturbed
+from .ranks import gathered_rows, own_batches
+
+_FORMAT = 1
+_FILE = "hidden.safetensors"
+
+
+@dataclass(frozen=True)
+class FingerprintProbe:
+    """Inputs that models are compared on; the same values for all of them."""
+
+    kind: Literal["token", "embedding"] = "token"
+    """``token``: uniform over the vocabulary; ``embedding``: Gaussian vectors in place of embeddings [SP]."""
+    n_inputs: int = 2000
+    """Sequences."""
+    seq_len: int = 64
+    """Tokens in a sequence."""
+    probe_seed: int = 0
+    """Decides the inputs, and nothing else."""
+    mean: float = 0.0
+    """Of the Gaussian vectors' channels."""
+    sd: float = 1.0
+    """Of the Gaussian vectors' channels."""
+
+    def like(self, reference: Decoder) -> FingerprintProbe:
+        """An embedding probe with the mean and sd of the reference's embedding table; a token probe as it is."""
+        if self.kind == "token":
+            return self
+        table = reference.embed.weight.detach().double()
+        return replace(self, mean=table.mean().item(), sd=table.std(correction=0).item())
+
+    def vectors(self, first: int, last: int, width: int) -> np.ndarray:
+        """Sequences ``first`` … ``last`` − 1 of the embedding probe: float32 ``[last − first, T, D]``.
+
+        Each sequence has a key of its own, so that they do not depend on how the probe is split.
+        """
+
+        def draw(row: int) -> np.ndarray:
+            key = int.from_bytes(stream_key("probe", "embedding", self.probe_seed, row)[:16], "little")
+            normals = np.random.Generator(np.random.Philox(key=key)).standard_normal
+            return normals((self.seq_len, width), dtype=np.float32)
+
+        return np.float32(self.mean) + np.float32(self.sd) * np.stack([draw(row) for row in range(first, last)])
+
+
+@contextmanager
+def _hooked(handle: Any) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def _inputs(model: Decoder, probe: FingerprintProbe, batch_size: int) -> Iterator[tuple[Tensor, Tensor | None, bool]]:
+    """This rank's inputs: token ids of a batch, what stands in place of their embeddings, if anything does, and whether
+    the batch counts."""
+    weight, config = model.embed.weight, model.config
+    tokens_NT = (
+        random_probe(config.vocab_size, probe.n_inputs, probe.seq_len, probe.probe_seed)
+        if probe.kind == "token"
+        else np.zeros((probe.n_inputs, probe.seq_len), dtype=np.int64)
+    )
+    for rows_B, counts in own_batches(torch.arange(probe.n_inputs), batch_size):
+        first, last = int(rows_B[0]), int(rows_B[-1]) + 1
+        tokens_BT = torch.from_numpy(tokens_NT[first:last]).to(weight.device)
+        if probe.kind == "token":
+            yield tokens_BT, None, counts
+        else:
+            yield tokens_BT, torch.from_numpy(probe.vectors(first, last, config.d_model)).to(weight), counts
+
+
+def hidden_states(
+    model: Decoder,
+    probe: FingerprintProbe,
+    batch_size: int = 64,
+    advance: Callable[[int], object] = lambda n_inputs: None,
+) -> np.ndarray:
+    """Final hidden states at the last position: float32 ``[N, D]``. The model is left as it was.
+
+    In a process group every rank calls, passes its part of the inputs, and returns the states of all.
+
+    Args:
+        model: the decoder; the pass runs in its parameters' own precision.
+        probe: what it is shown.
+        batch_size: sequences in one pass.
+        advance: is told after each pass how many inputs it was.
+
+    Raises:
+        UsageError: the probe's sequences are longer than the model's.
+    """
+    if probe.seq_len > model.config.max_seq_len:
+        raise UsageError(
+            f"seq_len {probe.seq_len}: the model reads at most {model.config.max_seq_len} (model.max_seq_len)"
+        )
+    found: list[np.ndarray] = []
+
+    def keep(norm: nn.Module, inputs: Any, x_BD: Tensor) -> None:
+        found.append(x_BD.float().cpu().numpy())
+
+    # The norm's own output is what is asked for: an observer would make the attention keep more than it needs.
+    with undisturbed(model), _hooked(model.norm.register_forward_hook(keep)):
+        for tokens_BT, vectors_BTD, counts in _inputs(model, probe, batch_size):
+            if vectors_BTD is None:
+                model(tokens_BT, last_only=True)
+            else:
+                with _hooked(model.embed.register_forward_hook(lambda *_, given=vectors_BTD: given)):
+                    model(tokens_BT, last_only=True)
+            if not counts:
+                found.pop()
+            advance(len(tokens_BT))
+    mine_ND = np.concatenate(found) if found else np.empty((0, model.config.d_model), dtype=np.float32)
+    return gathered_rows(torch.from_numpy(mine_ND), probe.n_inputs).numpy()
+
+
+def weights_digest(model: Decoder) -> str:
+    """SHA-256 over parameters and buffers in name order, as the birth digest (models/birth.py) is over parameters."""
+    sha = Digest()
+    for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
+        sha.add(name, tensor.detach().to("cpu", torch.float32).numpy())
+    return sha.hexdigest()
+
+
+def cached_hidden_states(
+    model: Decoder,
+    probe: FingerprintProbe,
+    cache_dir: Path,
+    advance: Callable[[int], object] = lambda n_inputs: None,
+) -> np.ndarray:
+    """:func:`hidden_states`, computed once for a model and a probe and then read from ``cache_dir``."""
+    key = fingerprint(
+        format=_FORMAT,
+        weights=weights_digest(model),
+        model=asdict(model.config),
+        dtype=str(model.embed.weight.dtype),
+        probe=asdict(probe),
+    )
+
+    def build(folder: Path) -> dict[str, Any]:
+        file = folder / _FILE
+        save_file({"hidden": hidden_states(model, probe, advance=advance)}, file)
+        facts = {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
+        return {"probe": asdict(probe), "files": {_FILE: facts}}
+
+    folder = cache_dir.expanduser() / f"hidden-{key[:16]}"
+    build_once(folder, build)
+    return load_file(folder / _FILE)["hidden"]

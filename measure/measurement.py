@@ -1,0 +1,110 @@
+"""One forward pass over a probe, read by every metric at once. Plain PyTorch: any loop can call it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import RunError
+from ..metrics.preference import TokenPreference
+from ..metrics.sinks import KeySummer
+from ..models.attention.weight_reader import read_weights
+from ..models.decoder import Decoder
+from ..models.tensor_shards import release
+from .foreign import ForeignModel
+from .observer import BiasObserver, ReferenceObserver
+from .ranks import own_batches
+from .summary import BirthReference, Measurement, summarise
+
+__all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "measure", "undisturbed"]
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Evaluate without a trace: no gradients, no autocast, every module's mode put back as it was, and nothing kept of
+    weights that were gathered."""
+    modes = {module: module.training for module in model.modules()}
+    device = next(model.parameters()).device.type
+    model.eval()
+    try:
+        with torch.no_grad(), torch.autocast(device, enabled=False):
+            yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
+        for module in modes:
+            release(module)
+
+
+class Batches:
+    """This rank's part of a probe ``[N, T]`` in batches, on the model's device, and of each whether it counts."""
+
+    def __init__(self, model: nn.Module, probe_NT: np.ndarray, batch_size: int) -> None:
+        self.device = next(model.parameters()).device
+        self.parts = own_batches(torch.from_numpy(np.ascontiguousarray(probe_NT)), batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, bool]]:
+        return ((part.to(self.device), counts) for part, counts in self.parts)
+
+
+def birth_reference(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_size: int) -> BirthReference:
+    """Seed direction and token preference of a newborn model, from one pass over the probe."""
+    device = next(model.parameters()).device
+    observer, preference = ReferenceObserver(model.config, device), TokenPreference(model.config.vocab_size).to(device)
+    # Weights are read, though nobody asks for sums here: then p̄ at birth is that of a measurement, bit for bit.
+    with undisturbed(model), read_weights(KeySummer):
+        for tokens_BT, counts in Batches(model, probe_NT, batch_size):
+            logits_BV = model(tokens_BT, last_only=True, observer=observer if counts else None)
+            if counts:
+                preference.update(logits_BV)
+    return BirthReference(observer.alignment.compute().mean_direction, preference.compute().mean_prob)
+
+
+def measure(
+    model: Decoder | ForeignModel,
+    probe_NT: np.ndarray,
+    birth: BirthReference | None = None,
+    strangers: list[BirthReference] | None = None,
+    *,
+    batch_size: int = 64,
+    sink_epsilon: float = 0.3,
+) -> Measurement:
+    """Every quantity of definitions §3–7 from one forward pass over a probe.
+
+    The pass runs in the parameters' own precision; statistics are float32 inside a batch (float64 where the parameters
+    are) and float64 across batches. In a process group every rank calls, passes its part of the probe through its own
+    model, and returns what the whole probe gives.
+
+    Args:
+        model: the decoder, or a wrapped one of ``transformers``, in any state; it is left exactly as it was.
+        probe_NT: int64 token ids ``[N, T]``.
+        birth: reference of this model's own birth; where it is not known, what compares with it is left out.
+        strangers: references of other births of the same config.
+        batch_size: sequences in one pass; the result does not depend on it.
+        sink_epsilon: ε of the sink rate.
+
+    Raises:
+        RunError: the model gives NaN or inf; says where in the pass first.
+    """
+    parameter = next(model.parameters())
+    device = parameter.device
+    strangers, config = strangers or [], model.config
+    known = [*([] if birth is None else [birth]), *strangers]
+    directions = [torch.from_numpy(reference.direction) for reference in known]
+    references = torch.stack(directions) if known else torch.zeros(0, config.n_layers + 1, config.d_model)
+    observer = BiasObserver(config, references, probe_NT.shape[1], sink_epsilon, device, parameter.dtype)
+    preference = TokenPreference(config.vocab_size).to(device)
+    with undisturbed(model), read_weights(KeySummer):
+        for tokens_BT, counts in Batches(model, probe_NT, batch_size):
+            logits_BV = model(tokens_BT, last_only=True, observer=observer if counts else None)
+            if counts:
+                observer.finite.see("logits", config.n_layers, logits_BV)
+                preference.update(logits_BV)
+        # Told by all ranks or by none: the metrics below wait for one another.
+        if (place := observer.finite.first(everywhere=True)) is not None:
+            raise RunError(f"the model gives NaN or inf, first in {place}")
+        return summarise(model, observer, preference, birth, strangers)

@@ -1,0 +1,285 @@
+"""Snapshots of one model over its training, whoever trains it: measured, compared with birth, written.
+
+Knows no trainer: the callbacks for Lightning (callbacks/snapshot.py) and for the Trainer of ``transformers``
+(callbacks/transformers_trainer.py) are thin shells around it, and a plain loop calls it itself.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.probes import random_probe
+from ..errors import RunError, UsageError
+from ..metrics.rankings import places, ranking
+from ..models.decoder import Decoder
+from ..models.tensor_shards import used_dtype
+from .config import SnapshotConfig
+from .find_model import bare, observable
+from .foreign import ForeignModel
+from .measurement import BirthReference, Measurement, birth_reference, measure
+from .ranks import from_first
+from .records import RunDir, Snapshot
+
+TokenTexts = Callable[[Sequence[int]], list[str]]
+
+
+def top_tokens(
+    arrays: Mapping[str, np.ndarray], birth: BirthReference | None, top_k: int, token_texts: TokenTexts | None
+) -> list[dict[str, Any]]:
+    """The ``top_k`` most preferred tokens of a measurement, first to last, with their ranks at birth where it is known.
+
+    Without ``token_texts`` a token reads ``[id]``.
+    """
+    p_V, w_V = arrays["mean_prob"], arrays["argmax_share"]
+    top = ranking(p_V)[:top_k].tolist()
+    texts = [f"[{token}]" for token in top] if token_texts is None else token_texts(top)
+    at_birth = None if birth is None else places(birth.mean_prob) + 1
+    told = []
+    for rank, (token, text) in enumerate(zip(top, texts, strict=True), start=1):
+        entry = {"rank": rank, "id": token, "text": text, "p": float(p_V[token]), "argmax_share": float(w_V[token])}
+        told.append(entry if at_birth is None else entry | {"rank_at_birth": int(at_birth[token])})
+    return told
+
+
+def snapshot_of(
+    model: Decoder | ForeignModel,
+    found: Measurement,
+    probe_NT: np.ndarray,
+    probe_seed: int,
+    *,
+    about: Mapping[str, Any],
+    seconds: float,
+    birth: BirthReference | None,
+    top_k: int,
+    token_texts: TokenTexts | None,
+) -> Snapshot:
+    """What was found on the random probe, as a snapshot (docs/run-directory.md).
+
+    Args:
+        model: what was measured.
+        found: its measurement.
+        probe_NT: the probe ``[N, T]``.
+        probe_seed: what decided it.
+        about: which model this is; begins with ``step``.
+        seconds: what the measurement took.
+        birth: what it was compared with; None where that is not known.
+        top_k: tokens in the ranked list.
+        token_texts: text of token ids; None where there is no tokenizer.
+    """
+    config = model.config
+    summary = {
+        **about,
+        "probe": {
+            "kind": "random",
+            "n_sequences": probe_NT.shape[0],
+            "seq_len": probe_NT.shape[1],
+            "probe_seed": probe_seed,
+            "dtype": str(used_dtype(model)).removeprefix("torch."),
+        },
+        "model": asdict(config),
+        "n_layers": config.n_layers,
+        "n_heads": config.n_heads,
+        "vocab_size": config.vocab_size,
+        "seconds": round(seconds, 4),
+        "bias": found.scalars,
+        "top_tokens": top_tokens(found.arrays, birth, top_k, token_texts),
+    }
+    return Snapshot(summary, dict(found.arrays))
+
+
+class SnapshotRecorder:
+    """Takes snapshots of one model as it is trained and writes them into one folder.
+
+    Nothing of the training state is read or changed but the weights: no random numbers are drawn, gradients, modes and
+    compiled graphs stay as they are (the uncompiled module runs). In a process group every rank takes part; the model
+    must be whole on each of them.
+
+    What later snapshots are compared with is, in this order: ``birth``; what the snapshot of step 0 in the folder
+    holds; what ``newborn`` re-creates; the model itself, where it is taken at step 0. Attached later than that and
+    without any of these, snapshots lack what compares with birth.
+
+    Args:
+        dirpath: where ``snapshots/step-…`` are written, in the layout of a run (docs/run-directory.md). Where no
+            ``newborn`` is given, those of an earlier training are renamed at step 0.
+        config: what to measure.
+        probes: token ids ``[N, T]`` by the name of the probe; ``random`` is drawn where it is not among them.
+        newborn: re-creates a birth of the same architecture from a seed, for strangers as controls.
+        init_seed: the model's own seed there; strangers take the next ones.
+        birth: what to compare with in place of step 0.
+        token_texts: text of token ids, for the ranked list (of a tokenizer of ``transformers``:
+            ``convert_ids_to_tokens``).
+        tokens_per_step: tokens in a global batch, where the summary is to tell how many were seen.
+
+    Raises:
+        UsageError: an impossible config, or a folder that holds a run of ``birthmark pretrain``.
+    """
+
+    def __init__(
+        self,
+        dirpath: str | Path,
+        config: SnapshotConfig | None = None,
+        *,
+        probes: Mapping[str, np.ndarray] | None = None,
+        newborn: Callable[[int], Any] | None = None,
+        init_seed: int | None = None,
+        birth: BirthReference | None = None,
+        token_texts: TokenTexts | None = None,
+        tokens_per_step: int | None = None,
+    ) -> None:
+        self.run, self.config = RunDir(Path(dirpath)), config or SnapshotConfig()
+        self.probes = dict(probes or {})
+        self.newborn, self.init_seed, self.given = newborn, init_seed, birth
+        self.token_texts, self.tokens_per_step = token_texts, tokens_per_step
+        problems = self.config.problems()
+        problems += [
+            f"snapshot.probes has {name!r}: give its token ids, probes={{{name!r}: …}}"
+            for name in self.config.probes
+            if name != "random" and name not in self.probes
+        ]
+        if (newborn is None) != (init_seed is None):
+            problems.append("newborn and init_seed go together: give both, or none")
+        if newborn is None and self.run.birth.is_file():
+            problems.append(f"{dirpath}: holds a run of its own; give another folder")
+        if problems:
+            raise UsageError("; ".join(problems))
+        self.birth: BirthReference | None = None
+        self.strangers: list[BirthReference] = []
+        self.last: Snapshot | None = None
+        self._looked = False
+        self._model: tuple[Any, Decoder | ForeignModel] | None = None
+
+    def take(self, model: Any, step: int) -> Snapshot:
+        """Measure ``model`` after ``step`` optimizer steps and write the snapshot.
+
+        Args:
+            model: our decoder or a causal language model of ``transformers``, also under ``torch.compile`` or
+                ``DistributedDataParallel``.
+            step: 0 is birth, or whatever the training starts from.
+
+        Raises:
+            UsageError: a model that cannot be measured, or a folder with the birth of another one.
+            RunError: the model gives NaN or inf, or the snapshot cannot be written.
+        """
+        seen = self._observable(model)
+        if step == 0 or not self._looked:
+            self._find_references(seen, step)
+        start = time.perf_counter()
+        by_probe = {name: self._measure(seen, name, step) for name in self.probes}
+        snapshot = self.last = self._snapshot(seen, by_probe, step, time.perf_counter() - start)
+        from_first(lambda: snapshot.write(self.run.snapshot(step)))
+        return snapshot
+
+    def _observable(self, model: Any) -> Decoder | ForeignModel:
+        """The model as it is measured, checked and given its probe when it is first seen."""
+        model = bare(model)
+        if self._model is None or self._model[0] is not model:
+            seen = observable(model)
+            longest = seen.config.max_seq_len if isinstance(seen, ForeignModel) else None
+            if longest is not None and self.config.seq_len > longest:
+                raise UsageError(
+                    f"snapshot.seq_len is {self.config.seq_len}: this model has {longest} positions; give at most "
+                    f"{longest}"
+                )
+            if "random" not in self.probes:
+                config = self.config
+                drawn = random_probe(seen.config.vocab_size, config.n_sequences, config.seq_len, config.probe_seed)
+                self.probes = {"random": drawn, **self.probes}
+            self._model = model, seen
+        return self._model[1]
+
+    # ---------------------------------------------------------------- what is compared with
+
+    def _find_references(self, model: Decoder | ForeignModel, step: int) -> None:
+        self.birth, self.strangers = self.given, []
+        if self.given is None and (stored := from_first(lambda: self._stored_references(model, step))) is not None:
+            self.birth, *self.strangers = stored
+        elif self.newborn is not None and self.init_seed is not None:
+            if self.birth is None:
+                self.birth = self._reference(model if step == 0 else self._newborn(model, self.init_seed))
+            seeds = range(self.init_seed + 1, self.init_seed + 1 + self.config.n_strangers)
+            self.strangers = [self._reference(self._newborn(model, seed)) for seed in seeds]
+        elif step == 0:
+            from_first(self._put_aside)
+            self.birth = self.birth or self._reference(model)
+        self._looked = True
+
+    def _newborn(self, model: Decoder | ForeignModel, init_seed: int) -> Decoder | ForeignModel:
+        assert self.newborn is not None
+        return observable(self.newborn(init_seed)).to(next(model.parameters()).device)
+
+    def _reference(self, model: Decoder | ForeignModel) -> BirthReference:
+        return birth_reference(model, self.probes["random"], self.config.batch_size)
+
+    def _stored_references(self, model: Decoder | ForeignModel, step: int) -> list[BirthReference] | None:
+        """Birth and strangers from the snapshot of step 0; None where there is none."""
+        folder = self.run.snapshot(0)
+        if step == 0 or not folder.is_dir():
+            return None
+        stored, config = Snapshot.read(folder), model.config
+        arrays = stored.arrays
+        shapes = [arrays[name].shape if name in arrays else None for name in ("mean_direction", "mean_prob")]
+        probe = [stored.summary.get("probe", {}).get(name) for name in ("n_sequences", "seq_len", "probe_seed")]
+        if shapes != [(config.n_layers + 1, config.d_model), (config.vocab_size,)] or probe != [
+            *self.probes["random"].shape,
+            self.config.probe_seed,
+        ]:
+            raise UsageError(f"{folder}: is of another model or another probe; give another folder, or that probe")
+        strange = zip(arrays.get("stranger_direction", ()), arrays.get("stranger_mean_prob", ()), strict=True)
+        return [BirthReference(d, p) for d, p in [(arrays["mean_direction"], arrays["mean_prob"]), *strange]]
+
+    def _put_aside(self) -> None:
+        """Rename what an earlier training left: two trainings in one folder would read as one."""
+        if not self.run.snapshot_folders():
+            return
+        here, number = self.run.path / "snapshots", 1
+        while (there := self.run.path / f"snapshots.{number}").exists():
+            number += 1
+        here.rename(there)
+        warnings.warn(f"{here}: snapshots of an earlier training; they are in {there} now", stacklevel=2)
+
+    # ---------------------------------------------------------------- one snapshot
+
+    def _measure(self, model: Decoder | ForeignModel, probe: str, step: int) -> Measurement:
+        try:
+            return measure(
+                model,
+                self.probes[probe],
+                self.birth,
+                self.strangers,
+                batch_size=self.config.batch_size,
+                sink_epsilon=self.config.sink_epsilon,
+            )
+        except RunError as error:
+            raise RunError(f"step {step}, {probe} probe: {error}; no snapshot is written") from None
+
+    def _snapshot(
+        self, model: Decoder | ForeignModel, by_probe: dict[str, Measurement], step: int, seconds: float
+    ) -> Snapshot:
+        tokens = None if self.tokens_per_step is None else step * self.tokens_per_step
+        about = {"step": step, "tokens": tokens, "init_seed": self.init_seed}
+        snapshot = snapshot_of(
+            model,
+            by_probe["random"],
+            self.probes["random"],
+            self.config.probe_seed,
+            about={name: value for name, value in about.items() if value is not None},
+            seconds=seconds,
+            birth=self.birth,
+            top_k=self.config.top_k,
+            token_texts=self.token_texts,
+        )
+        if step == 0 and self.newborn is not None:
+            snapshot.arrays["stranger_direction"] = np.array([s.direction for s in self.strangers])
+            snapshot.arrays["stranger_mean_prob"] = np.array([s.mean_prob for s in self.strangers])
+        for name, found in by_probe.items():
+            if name != "random":
+                snapshot.summary[f"bias_{name}"] = found.scalars
+                snapshot.arrays.update({f"{name}.{key}": value for key, value in found.arrays.items()})
+        return snapshot

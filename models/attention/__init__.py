@@ -1,0 +1,1 @@
+"""One attention, from the parts that config chooses."""

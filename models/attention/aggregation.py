@@ -1,0 +1,107 @@
+"""What a head's output goes through before the output projection: nothing, a norm, or variance calibration."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+
+from ..config import InitConfig, ModelConfig
+from ..init import Constant, Distribution
+from .correlation import CORRELATIONS
+from .normalisers import Mixed
+
+#: Σ a² of a row of ReLUs may be 0: the factor stays finite.
+_SMALLEST_SQUARES = 1e-6
+
+
+class PlainAggregation(nn.Module):
+    """Head outputs go on as they are; also the base of the other kinds."""
+
+    #: Whether :meth:`forward` asks for sums of squared weights.
+    needs_squares = False
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+    def forward(self, mixed: Mixed, v_BHSK: Tensor) -> Tensor:
+        """Head outputs ``[B, H, T, d_head]``, given how they came about and the values that went in."""
+        return mixed.o_BHTK
+
+
+class HeadNorm(PlainAggregation):
+    """Head-wise RMSNorm: each head's output over its RMS, times one gain ``[d_head]`` shared by the heads [SO]."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.eps = config.norm_eps
+        self.gain = nn.Parameter(torch.ones(config.d_head))
+
+    def forward(self, mixed: Mixed, v_BHSK: Tensor) -> Tensor:
+        """Every head at every position leaves with RMS 1 (before the gain)."""
+        o = mixed.o_BHTK
+        # Rows as short as a head cost the library's norm more than all of the arithmetic.
+        size_BHT1 = torch.linalg.vector_norm(o, dim=-1, keepdim=True, dtype=torch.promote_types(o.dtype, torch.float32))
+        scale_BHT1 = (size_BHT1.square() / o.shape[-1] + self.eps).rsqrt()
+        return o * scale_BHT1.to(o.dtype) * self.gain.to(o.dtype)
+
+    def distributions(self, init: InitConfig) -> dict[str, Distribution]:
+        """The gain starts at 1."""
+        return {"gain": Constant(1.0)}
+
+
+class AnalyticCalibration(PlainAggregation):
+    """Head outputs times ``1/√(ρ + (1−ρ)/n_eff)`` with ``n_eff = t+1``, that of uniform attention [BB].
+
+    ``amplify`` leaves the factor as it is; ``attenuate`` divides it by its own value at ``n_eff = t_ref``.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        calibration = config.attention.calibration
+        self.gradient = calibration.gradient
+        self.t_ref = (calibration.t_ref or config.max_seq_len) if calibration.direction == "attenuate" else None
+        self.rho = CORRELATIONS[calibration.correlation](config)
+
+    def squares(self, mixed: Mixed) -> Tensor:
+        """``1/n_eff``, broadcastable to ``[B, H, T]``."""
+        first, o = mixed.scores.place.first, mixed.o_BHTK
+        return 1 / torch.arange(first + 1, first + o.shape[2] + 1, device=o.device, dtype=torch.float32)
+
+    def forward(self, mixed: Mixed, v_BHSK: Tensor) -> Tensor:
+        """``o · factor``."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and self.gradient):
+            rho = self.rho(v_BHSK)
+            variance = rho + (1 - rho) * self.squares(mixed).clamp_min(_SMALLEST_SQUARES)
+            reference = 1.0 if self.t_ref is None else rho + (1 - rho) / self.t_ref
+            factor = (reference / variance).sqrt()
+        return mixed.o_BHTK * factor[..., None].to(mixed.o_BHTK.dtype)
+
+
+class ExactCalibration(AnalyticCalibration):
+    """The same with ``1/n_eff = Σ a²`` of the actual weights."""
+
+    needs_squares = True
+
+    def squares(self, mixed: Mixed) -> Tensor:
+        """``[B, H, T]``."""
+        return mixed.sum_squares()
+
+
+#: Value aggregations by name; ``calibrated`` has two forms.
+AGGREGATIONS: dict[str, type[PlainAggregation]] = {
+    "plain": PlainAggregation,
+    "headnorm": HeadNorm,
+    "calibrated-analytic": AnalyticCalibration,
+    "calibrated-exact": ExactCalibration,
+}
+
+
+def build_aggregation(config: ModelConfig, block: int) -> PlainAggregation:
+    """The value aggregation of one block (from 0)."""
+    attention = config.attention
+    if attention.aggregation_blocks is not None and block not in attention.aggregation_blocks:
+        attention = replace(attention, aggregation="plain")
+    kind = attention.aggregation
+    return AGGREGATIONS[f"{kind}-{attention.calibration.n_eff}" if kind == "calibrated" else kind](config)

@@ -1,0 +1,157 @@
+"""One attention, put together from parts that config chooses: projections, scores, normaliser, aggregation, gate."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ..config import InitConfig, ModelConfig
+from ..init import INITIALISERS, Distribution, Linear, Role
+from ..norms import RMSNorm
+from ..observe import Attended, Observer
+from .aggregation import build_aggregation
+from .kv_cache import LayerCache
+from .normalisers import NORMALISERS, ExtraKey
+from .positions import Placement, rotate
+from .scores import Scores
+
+
+class PlainOutput(nn.Module):
+    """Head outputs are not gated; also the base of the gates."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+    def forward(self, o_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
+        """Head outputs ``[B, H, T, d_head]`` → the same shape, given the input of the attention."""
+        return o_BHTK
+
+
+class OutputGate(PlainOutput):
+    """Head outputs times a sigmoid of a linear map of the input: one number per head, or one per channel."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.n_heads = config.n_heads
+        per_head = config.d_head if config.attention.gate == "channel" else 1
+        self.map = Linear(config.d_model, config.n_heads * per_head, bias=config.bias)
+
+    def forward(self, o_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
+        """``o · σ(W x)``."""
+        return o_BHTK * self.map(x_BTD).sigmoid().unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+
+
+#: Output gates by name.
+GATES: dict[str, type[PlainOutput]] = {"none": PlainOutput, "head": OutputGate, "channel": OutputGate}
+
+
+class KeyValueBias(nn.Module):
+    """Learned biases [AS]: a key that every query sees, without position; its value; or a vector added to outputs.
+
+    One per key/value head, or one for all heads of the block. Drawn like a row of the key and value maps.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        kind, self.d_model = config.attention.kv_bias, config.d_model
+        rows = 1 if config.attention.kv_bias_shared else config.kv_heads
+        self.repeats = config.n_heads // rows
+        shape = (rows, config.d_head)
+        self.key = nn.Parameter(torch.zeros(shape)) if kind in ("key", "key_value") else None
+        self.value = nn.Parameter(torch.zeros(shape)) if kind in ("value", "key_value") else None
+
+    def distributions(self, init: InitConfig) -> dict[str, Distribution]:
+        """Both as the initialiser draws a map from the residual stream."""
+        drawn = INITIALISERS[init.kind](init, Role(self.d_model, self.d_model))
+        return {"key": drawn, "value": drawn}
+
+    def extra_keys(self, scores: Scores) -> list[ExtraKey]:
+        """The learned key with its value, if there is one."""
+        if self.key is None:
+            return []
+        q_BHTK, key_HK = scores.q_BHTK, self.key.repeat_interleave(self.repeats, dim=0)
+        wide = torch.promote_types(q_BHTK.dtype, torch.float32)
+        with torch.autocast(q_BHTK.device.type, enabled=False):
+            score_BHT = torch.einsum("bhtk,hk->bht", q_BHTK.to(wide), key_HK.to(wide)) * scores.scale
+        return [ExtraKey(score_BHT, self._value())]
+
+    def add(self, o_BHTK: Tensor) -> Tensor:
+        """Head outputs plus the value, where it belongs to no key."""
+        value_HK = self._value()
+        return o_BHTK if value_HK is None or self.key is not None else o_BHTK + value_HK[:, None].to(o_BHTK.dtype)
+
+    def _value(self) -> Tensor | None:
+        return None if self.value is None else self.value.repeat_interleave(self.repeats, dim=0)
+
+
+class Projection(Linear):
+    """Queries, keys or values: a linear map, cut into heads, normalised if config says so.
+
+    Args:
+        config: the model.
+        n_heads: heads of this projection.
+        norm: ``none``; ``head``, RMSNorm over each head's channels; ``width``, over all heads' channels together.
+    """
+
+    def __init__(self, config: ModelConfig, n_heads: int, norm: str) -> None:
+        bias = config.bias if config.attention.qkv_bias is None else config.attention.qkv_bias
+        super().__init__(config.d_model, n_heads * config.d_head, bias=bias)
+        self.d_head, self.over_width = config.d_head, norm == "width"
+        width = self.out_features if self.over_width else config.d_head
+        self.norm = RMSNorm(width, config.norm_eps) if norm != "none" else None
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """``[B, T, D] → [B, heads, T, d_head]``."""
+        x = super().forward(x_BTD)
+        if self.norm is not None and self.over_width:
+            x = self.norm(x)
+        x = x.unflatten(-1, (-1, self.d_head))
+        if self.norm is not None and not self.over_width:
+            x = self.norm(x)
+        return x.transpose(1, 2)
+
+
+class Attention(nn.Module):
+    """Causal multi-head attention with grouped keys and values.
+
+    Legend: B sequences, T queries, S keys, D width, H query heads, G key/value heads, K head width.
+    """
+
+    def __init__(self, config: ModelConfig, block: int) -> None:
+        super().__init__()
+        attention = config.attention
+        self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.d_head
+        self.scale, self.window, self.prefix = config.d_head**-0.5, attention.window, attention.prefix
+        self.q = Projection(config, self.n_heads, attention.qk_norm)
+        self.k = Projection(config, self.n_kv_heads, attention.qk_norm)
+        self.v = Projection(config, self.n_kv_heads, "none")
+        self.o = Linear(self.n_heads * self.d_head, config.d_model, config.bias, residual_writers=2 * config.n_layers)
+        self.normaliser = NORMALISERS[attention.normaliser](config)
+        self.bias = KeyValueBias(config) if attention.kv_bias != "none" else None
+        self.aggregate = build_aggregation(config, block)
+        self.gate = GATES[attention.gate](config)
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        place: Placement,
+        layer: int,
+        observer: Observer | None = None,
+        cache: LayerCache | None = None,
+    ) -> Tensor:
+        """``[B, T, D] → [B, T, D]``; ``layer`` is the name that the observer is told; the cache holds earlier keys."""
+        q, k, v = rotate(self.q(x_BTD), place.rotation), rotate(self.k(x_BTD), place.rotation), self.v(x_BTD)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        if self.n_kv_heads != self.n_heads:
+            k, v = (x.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1) for x in (k, v))
+
+        scores = Scores(q, k, self.scale, place, self.window, self.prefix)
+        extra = [] if self.bias is None else self.bias.extra_keys(scores)
+        mixed = self.normaliser.mix(scores, v, extra, observer is not None, self.aggregate.needs_squares)
+        if self.bias is not None:
+            mixed.o_BHTK = self.bias.add(mixed.o_BHTK)
+        out_BHTK = self.gate(self.aggregate(mixed, v), x_BTD)
+        if observer is not None:
+            observer.attention(layer, Attended(q, k, v, mixed.o_BHTK, out_BHTK, mixed))
+        return self.o(out_BHTK.transpose(1, 2).flatten(2))

@@ -1,0 +1,145 @@
+"""ρ, the correlation of a head's values across positions, which correlated variance calibration needs.
+
+Values of one sequence share a part, and averaging does not shrink what is shared: the variance of a mean of values is
+``σ_v² (ρ + (1−ρ)/n_eff)`` (definitions §9).
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..config import InitConfig, ModelConfig
+from ..init import Constant, Distribution
+from ..keyed_random import keyed
+from ..tensor_shards import release
+
+#: Share of the newest batch in the running moments.
+_MOMENTUM = 0.1
+#: Sequences and tokens of the random probe that a newborn model settles on.
+_N_SEQUENCES, _LONGEST = 32, 128
+#: ρ = 1 would say that positions do not differ at all.
+_LARGEST = 0.999
+_SMALLEST = 1e-30
+
+
+class Uncorrelated(nn.Module):
+    """ρ = 0; also the base of the other kinds."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+    def forward(self, v_BHSK: Tensor) -> Tensor | float:
+        """ρ, broadcastable to ``[B, H, T]``, given the values ``[B, H, S, K]``."""
+        return 0.0
+
+
+class LearnedCorrelation(Uncorrelated):
+    """The sigmoid of one scalar per query head."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        rho = config.attention.calibration.rho
+        self.start = math.log(rho / (1 - rho))
+        self.logit = nn.Parameter(torch.full((config.n_heads,), self.start))
+
+    def distributions(self, init: InitConfig) -> dict[str, Distribution]:
+        """Every head starts at ``calibration.rho``."""
+        return {"logit": Constant(self.start)}
+
+    def forward(self, v_BHSK: Tensor) -> Tensor:
+        """``[H, 1]``."""
+        return self.logit.sigmoid()[:, None]
+
+
+class EstimatedCorrelation(Uncorrelated):
+    """Running moments of the values in training, frozen in evaluation.
+
+    With ``m`` the mean of a head's values over sequences and positions, ``ρ = (S·C − A)/((S−1)·A)``, where
+    ``A = E‖v − m‖²`` and ``C = E‖mean_s (v_s − m)‖²``: the mean inner product of different positions over that of a
+    position with itself. The moments are averaged over ranks.
+    """
+
+    mean_HK: Tensor
+    square_H: Tensor
+    square_of_mean_H: Tensor
+    n_batches: Tensor
+    length: Tensor
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.register_buffer("mean_HK", torch.zeros(config.n_heads, config.d_head))
+        self.register_buffer("square_H", torch.zeros(config.n_heads))
+        self.register_buffer("square_of_mean_H", torch.zeros(config.n_heads))
+        self.register_buffer("n_batches", torch.zeros(()))
+        self.register_buffer("length", torch.zeros(()))
+
+    def reset(self) -> None:
+        """Forget all batches."""
+        for moment in self.buffers():
+            moment.zero_()
+
+    @torch.no_grad()
+    def update(self, v_BHSK: Tensor) -> None:
+        """Take a batch in. The first one decides alone; later ones count a tenth."""
+        with torch.autocast(v_BHSK.device.type, enabled=False):
+            v = v_BHSK.to(self.square_H.dtype)
+            over_positions_BHK = v.mean(2)
+            batch = [
+                over_positions_BHK.mean(0),
+                v.square().sum(-1).mean((0, 2)),
+                over_positions_BHK.square().sum(-1).mean(0),
+                self.length.new_tensor(float(v.shape[2])),
+            ]
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            flat = torch.cat([x.flatten() for x in batch])
+            torch.distributed.all_reduce(flat)
+            parts = (flat / torch.distributed.get_world_size()).split([x.numel() for x in batch])
+            batch = [part.view_as(x) for part, x in zip(parts, batch, strict=True)]
+        share = torch.where(self.n_batches == 0, 1.0, _MOMENTUM)
+        for moment, new in zip((self.mean_HK, self.square_H, self.square_of_mean_H, self.length), batch, strict=True):
+            moment.lerp_(new, share)
+        self.n_batches += 1
+
+    def forward(self, v_BHSK: Tensor) -> Tensor:
+        """``[H, 1]``; 0 before the first batch."""
+        if self.training and v_BHSK.shape[2] > 1:
+            self.update(v_BHSK)
+        centre_H = self.mean_HK.square().sum(-1)
+        apart_H = (self.square_H - centre_H).clamp_min(_SMALLEST)
+        together_H = self.square_of_mean_H - centre_H
+        n = self.length.clamp_min(2)
+        rho_H = (n * together_H - apart_H) / ((n - 1) * apart_H)
+        return (rho_H.clamp(0, _LARGEST) * (self.n_batches > 0))[:, None]
+
+
+#: Kinds of ρ by name.
+CORRELATIONS: dict[str, type[Uncorrelated]] = {
+    "none": Uncorrelated,
+    "estimated": EstimatedCorrelation,
+    "learned": LearnedCorrelation,
+}
+
+
+@torch.no_grad()
+def settle(model: nn.Module, vocab_size: int, max_seq_len: int, init_seed: int) -> None:
+    """Give a newborn model's estimated correlations their first moments, from random tokens that its seed decides.
+
+    Without them it would start as the exact form, and its birth would be measured as another architecture's.
+    """
+    parts = [part for part in model.modules() if isinstance(part, EstimatedCorrelation)]
+    if not parts:
+        return
+    shape = (_N_SEQUENCES, min(max_seq_len, _LONGEST))
+    tokens_BT = keyed(init_seed, "correlation").integers(0, vocab_size, shape, dtype=np.int64)
+    modes = [part.training for part in parts]
+    for part in parts:
+        part.reset()
+        part.train()
+    model(torch.from_numpy(tokens_BT).to(parts[0].square_H.device), last_only=True)
+    release(model)
+    for part, mode in zip(parts, modes, strict=True):
+        part.train(mode)

@@ -1,0 +1,307 @@
+"""Normalisers: how scores become weights, and weights and values a head's output (definitions §9).
+
+Each attention of a forward pass makes one :class:`Mixed`: the output, and the weights for whoever asks for rows of
+them. Softmax and its relatives run fused; similarities of their own are explicit, a block of queries at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+
+from ..config import InitConfig, ModelConfig
+from ..init import Constant, Distribution
+from .kernels import attention_with_squares, causal_attention
+from .scores import Scores
+from .weight_reader import EVERYTHING, WeightReader, new_reader, read_softmax
+
+_QUERY_BLOCK = 256
+_SMALLEST_SUM = 1e-6
+
+
+class ExtraKey(NamedTuple):
+    """A key that every query sees and that is no token's: its scores, and its values or None for zero."""
+
+    score_BHT: Tensor
+    value_HK: Tensor | None = None
+
+
+class Mixed:
+    """A head's output ``o [B, H, T, K]`` and the weights on tokens that it is made of."""
+
+    scores: Scores
+    o_BHTK: Tensor
+    reader: WeightReader | None = None
+    """What has read the weights as they were computed, if anything has (``models/attention/weight_reader.py``)."""
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Weights of the queries ``start … stop − 1`` on keys 0, 1, …, as many as these queries see between them:
+        ``[B, H, stop − start, keys]``, float32 or wider."""
+        raise NotImplementedError
+
+    def row_sum(self) -> Tensor | None:
+        """Each query's sum of absolute weights on tokens ``[B, H, T]``; None where the softmax makes it 1."""
+        raise NotImplementedError
+
+    def sum_squares(self) -> Tensor:
+        """``Σ_j a[t,j]²`` over tokens, ``[B, H, T]``, float32 or wider, differentiable."""
+        raise NotImplementedError
+
+
+class FusedSoftmax(Mixed):
+    """Weights ``exp(s)/(Σ exp(s) + Σ exp(extra))``: never as a matrix, all from log-sum-exps."""
+
+    def __init__(
+        self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool = False
+    ) -> None:
+        self.scores, self.extra = scores, extra
+        self.plain = scores.window is None and scores.prefix is None and scores.place.slopes_H is None
+        if self.plain and not extra and not needs_weights and not needs_squares:
+            self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BHSK, v_BHSK, scores.scale)
+            return
+        others_BHT = _joined(extra)
+        self._lse_BHT: Tensor | None = None
+        self._total_BHT: Tensor | None = None
+        self._squares_BHT: Tensor | None = None
+        self.reader = new_reader(scores, rows_sum_to_one=not extra) if needs_weights else None
+        if self.reader is not None:
+            read = read_softmax(scores, v_BHSK, self.reader, others_BHT, needs_squares)
+            o, self._lse_BHT, self._squares_BHT = read
+        elif self.plain and needs_squares:
+            o, self._lse_BHT, self._squares_BHT = attention_with_squares(
+                scores.q_BHTK, scores.k_BHSK, v_BHSK, scores.scale
+            )
+        else:
+            o, self._lse_BHT = scores.softmax(v_BHSK)
+        if others_BHT is not None:
+            self._total_BHT = torch.logaddexp(self._lse(), others_BHT)
+            if self.reader is None:
+                o = o * (self._lse() - self._total_BHT).exp()[..., None].to(o.dtype)
+            for key in extra:
+                if key.value_HK is not None:
+                    share_BHT = (key.score_BHT - self._total_BHT).exp().to(o.dtype)
+                    o = o + share_BHT[..., None] * key.value_HK[:, None].to(o.dtype)
+        self.o_BHTK = o
+
+    def _lse(self) -> Tensor:
+        """Log-sum-exp of the scores of tokens ``[B, H, T]``; most often the output came with it."""
+        if self._lse_BHT is None:
+            self._lse_BHT = self.scores.lse()
+        return self._lse_BHT
+
+    def _total(self) -> Tensor:
+        """The same with the extra keys."""
+        return self._lse() if self._total_BHT is None else self._total_BHT
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """See :class:`Mixed`."""
+        scores, seen = self.scores.block(start, stop, self._total())
+        if self.plain:  # only the last square has keys that are not seen; the rest stays in cache untouched
+            scores[..., start:].masked_fill_(~seen[:, start:], -torch.inf)
+        else:
+            scores = scores.masked_fill(~seen, -torch.inf)
+        return scores.exp_()
+
+    def row_sum(self) -> Tensor | None:
+        """See :class:`Mixed`."""
+        return (self._lse() - self._total()).exp() if self.extra else None
+
+    def sum_squares(self) -> Tensor:
+        """``exp(lse(2·s) − 2·lse(s))``, from float32 log-sum-exps: a difference that bf16 ones would lose."""
+        if self._squares_BHT is not None:
+            return self._squares_BHT * (2 * (self._lse() - self._total())).exp() if self.extra else self._squares_BHT
+        return (self.scores.lse(sharpness=2.0) - 2 * self._total()).exp()
+
+
+class Explicit(Mixed):
+    """Weights from an explicit matrix, a block of queries at a time; the backward pass computes each block again."""
+
+    def __init__(
+        self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], weigh: Weigh, needs_weights: bool = False
+    ) -> None:
+        self.scores, self.extra, self.weigh = scores, extra, weigh
+        self.reader = (
+            new_reader(scores, rows_sum_to_one=weigh is _softmax_rows and not extra) if needs_weights else None
+        )
+
+        def mix(start: int, stop: int) -> Tensor:
+            weights, shares = self._weights(start, stop)
+            o = weights.to(v_BHSK.dtype) @ v_BHSK[:, :, : weights.shape[-1]]
+            for key, share in zip(extra, shares, strict=True):
+                if key.value_HK is not None:
+                    o = o + share.to(o.dtype) * key.value_HK[:, None].to(o.dtype)
+            if self.reader is not None:
+                self.reader.read(EVERYTHING, start, weights)
+            return o
+
+        self.o_BHTK = self._by_block(mix)
+
+    def _by_block(self, of: Callable[[int, int], Tensor]) -> Tensor:
+        """``of`` (first query, one past the last) of every block, joined along the queries."""
+        n_queries = self.scores.q_BHTK.shape[2]
+        again = n_queries > _QUERY_BLOCK and torch.is_grad_enabled()
+        blocks = [(start, min(start + _QUERY_BLOCK, n_queries)) for start in range(0, n_queries, _QUERY_BLOCK)]
+        return torch.cat(
+            [checkpoint(of, *block, use_reentrant=False) if again else of(*block) for block in blocks], dim=2
+        )
+
+    def _weights(self, start: int, stop: int) -> tuple[Tensor, list[Tensor]]:
+        scores, seen = self.scores.block(start, stop)
+        return self.weigh(scores, seen, [key.score_BHT[:, :, start:stop, None].to(scores.dtype) for key in self.extra])
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """See :class:`Mixed`."""
+        return self._weights(start, stop)[0]
+
+    def row_sum(self) -> Tensor | None:
+        """See :class:`Mixed`."""
+        return self._by_block(lambda start, stop: self.rows(start, stop).abs().sum(-1))
+
+    def sum_squares(self) -> Tensor:
+        """Of the weights as they are."""
+        return self._by_block(lambda start, stop: self.rows(start, stop).square().sum(-1))
+
+
+#: (scores, which keys are seen, scores of extra keys ``[B, H, rows, 1]``) → weights, 0 where unseen, and extra shares.
+Weigh = Callable[[Tensor, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
+
+
+def _joined(extra: list[ExtraKey]) -> Tensor | None:
+    """Log-sum-exp of the scores of the extra keys ``[B, H, T]``; None where there are none."""
+    scores = [key.score_BHT.to(torch.promote_types(key.score_BHT.dtype, torch.float32)) for key in extra]
+    return reduce(torch.logaddexp, scores) if scores else None
+
+
+def _softmax_rows(scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+    """Softmax over seen and extra keys."""
+    scores = torch.cat([scores.masked_fill(~seen, -torch.inf), *extra], dim=-1)
+    n_keys = scores.shape[-1] - len(extra)
+    weights = scores.softmax(-1)
+    return weights[..., :n_keys], [weights[..., [n_keys + i]] for i in range(len(extra))]
+
+
+class Softmax(nn.Module):
+    """``exp(s) / Σ exp(s)``; also the base of the other normalisers."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+    def extra_keys(self, scores: Scores) -> list[ExtraKey]:
+        """Keys beside the tokens' that the normaliser itself brings."""
+        return []
+
+    def mix(
+        self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
+    ) -> Mixed:
+        """Aggregate the values; told whether anyone will ask for weights, and for the sums of their squares."""
+        extra = self.extra_keys(scores) + extra
+        if scores.fusable:
+            return FusedSoftmax(scores, v_BHSK, extra, needs_weights, needs_squares)
+        return Explicit(scores, v_BHSK, extra, _softmax_rows, needs_weights)
+
+
+class OffByOne(Softmax):
+    """``exp(s) / (1 + Σ exp(s))``: a head may attend to nothing."""
+
+    def extra_keys(self, scores: Scores) -> list[ExtraKey]:
+        """One key of score 0 and value 0."""
+        return [ExtraKey(scores.q_BHTK.new_zeros(scores.q_BHTK.shape[:3], dtype=torch.float32))]
+
+
+class LearnedSink(Softmax):
+    """``exp(s) / (exp(b) + Σ exp(s))`` with one learned logit b per head."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.logit = nn.Parameter(torch.zeros(config.n_heads))
+
+    def distributions(self, init: InitConfig) -> dict[str, Distribution]:
+        """Starts as softmax-off-by-one."""
+        return {"logit": Constant(0.0)}
+
+    def extra_keys(self, scores: Scores) -> list[ExtraKey]:
+        """One key of score b and value 0."""
+        return [ExtraKey(self.logit[:, None].expand(scores.q_BHTK.shape[:3]))]
+
+
+class Similarity(Softmax):
+    """Each score weighed on its own, ``a = φ(s)``, and rows divided by their sum if config says so [AS]."""
+
+    signed = False
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.normalise = config.attention.normalise_rows
+
+    def phi(self, scores: Tensor) -> Tensor:
+        """Similarity of each score."""
+        return scores
+
+    def mix(
+        self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
+    ) -> Mixed:
+        """See :class:`Softmax`."""
+        return Explicit(scores, v_BHSK, extra, self._rows, needs_weights)
+
+    def _rows(self, scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        weights = self.phi(scores).masked_fill(~seen, 0.0)
+        shares = [self.phi(score) for score in extra]
+        if self.normalise:
+            total = weights.sum(-1, keepdim=True) + sum(shares)
+            # A row of ReLUs may sum to 0; a signed sum may be anything, and is kept from dividing by less than 1.
+            total = total.abs().clamp_min(1.0) if self.signed else total.clamp_min(_SMALLEST_SUM)
+            weights, shares = weights / total, [share / total for share in shares]
+        return weights, shares
+
+
+class IdentitySimilarity(Similarity):
+    """The score itself, of either sign."""
+
+    signed = True
+
+
+class SigmoidSimilarity(Similarity):
+    """``σ(s)``, or ``σ(s − log max_seq_len)`` (arXiv 2409.04431)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.bias = -math.log(config.max_seq_len) if config.attention.sigmoid_bias == "log_length" else 0.0
+
+    def phi(self, scores: Tensor) -> Tensor:
+        """See :class:`Similarity`."""
+        return (scores + self.bias).sigmoid()
+
+
+class ReluSimilarity(Similarity):
+    """``max(s, 0)``."""
+
+    def phi(self, scores: Tensor) -> Tensor:
+        """See :class:`Similarity`."""
+        return F.relu(scores)
+
+
+class EluSimilarity(Similarity):
+    """``ELU(s) + 1``."""
+
+    def phi(self, scores: Tensor) -> Tensor:
+        """See :class:`Similarity`."""
+        return F.elu(scores) + 1
+
+
+#: Normalisers by name.
+NORMALISERS: dict[str, type[Softmax]] = {
+    "softmax": Softmax,
+    "softmax_off_by_one": OffByOne,
+    "softmax_sink": LearnedSink,
+    "sigmoid": SigmoidSimilarity,
+    "relu": ReluSimilarity,
+    "elu": EluSimilarity,
+    "identity": IdentitySimilarity,
+}

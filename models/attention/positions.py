@@ -1,0 +1,147 @@
+"""Positional information: each kind may add to the embeddings, rotate queries and keys, or add to the scores."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ..config import ModelConfig
+from ..init import Embedding
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What the attentions of a forward pass need to know about positions; the same for all blocks."""
+
+    first: int = 0
+    """Position of the first query; those before it lie in the cache."""
+    rotation: Tensor | None = None
+    """Cosines and sines ``[2, T, r/2]``, float32, that queries and keys turn by."""
+    slopes_H: Tensor | None = None
+    """Each head's penalty on its scores per position of distance."""
+    bias_HS: Tensor | None = None
+    """Each head's addition to a score by distance ``|t − j|``, 0 … S − 1."""
+
+
+class NoPositions(nn.Module):
+    """No positional information but the causal mask; also the base of the other kinds."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+    def embed(self, x_BTD: Tensor, first: int = 0) -> Tensor:
+        """Token embeddings of positions ``first`` … with positions added."""
+        return x_BTD
+
+    def place(self, n_positions: int, device: torch.device, first: int = 0) -> Placement:
+        """What attention needs to know about positions ``first`` … ``first + n_positions − 1``."""
+        return Placement(first)
+
+
+class LearnedPositions(NoPositions):
+    """A learned vector per position, added to the token embeddings (GPT-2)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.table = Embedding(config.max_seq_len, config.d_model)
+
+    def embed(self, x_BTD: Tensor, first: int = 0) -> Tensor:
+        """Token embeddings plus the positions' rows of the table."""
+        end, longest = first + x_BTD.shape[1], self.table.num_embeddings
+        if end > longest:
+            raise ValueError(f"{end} positions: the learned table holds {longest} (model.max_seq_len)")
+        return x_BTD + self.table.weight[first:end]
+
+
+class SinusoidalPositions(NoPositions):
+    """Fixed sines and cosines added to the token embeddings (arXiv 1706.03762): channels 2i and 2i+1 of position t are
+    the sine and cosine of ``t · 10000^(−2i/d)``."""
+
+    def embed(self, x_BTD: Tensor, first: int = 0) -> Tensor:
+        """Token embeddings plus the waves."""
+        angles_TF = _angles(first, x_BTD.shape[1], x_BTD.shape[2], 10000.0, x_BTD.device)
+        return x_BTD + torch.stack([angles_TF.sin(), angles_TF.cos()], dim=-1).flatten(1).to(x_BTD.dtype)
+
+
+class RotaryPositions(NoPositions):
+    """Rotary positions (arXiv 2104.09864): channel pairs (i, i + r/2) of queries and keys turn with position, ``r`` the
+    first channels of a head that ``rope_fraction`` names."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.d_rope, self.base = config.d_rope, config.rope_base
+
+    def place(self, n_positions: int, device: torch.device, first: int = 0) -> Placement:
+        """Cosines and sines of the angles."""
+        # Computed anew in each forward: it is cheap, and a buffer would have to survive meta construction and sharding.
+        angles = _angles(first, n_positions, self.d_rope, self.base, device)
+        return Placement(first, rotation=torch.stack([angles.cos(), angles.sin()]).float())
+
+
+class AlibiPositions(NoPositions):
+    """Scores minus slope · distance (arXiv 2108.12409). The slopes of 2ⁿ heads are ``2^(−8/2ⁿ · i)``, i = 1, 2, …;
+    other numbers of heads take those of the power of two below, then every other one of the power above."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        whole = 2 ** math.floor(math.log2(config.n_heads))
+        steps = [8 / whole * i for i in range(1, whole + 1)]
+        steps += [4 / whole * i for i in range(1, 2 * (config.n_heads - whole), 2)]
+        self.slopes = [2.0**-step for step in steps]
+
+    def place(self, n_positions: int, device: torch.device, first: int = 0) -> Placement:
+        """The slopes."""
+        return Placement(first, slopes_H=torch.tensor(self.slopes, device=device))
+
+
+class T5Positions(NoPositions):
+    """Scores plus a learned number per head and bucket of distances (arXiv 1910.10683), shared by all blocks.
+
+    The first half of the buckets hold one distance each, the others ranges that grow geometrically up to
+    ``t5_max_distance``, from which on all share the last.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.max_distance = config.t5_max_distance
+        self.table = Embedding(config.t5_buckets, config.n_heads)
+
+    def place(self, n_positions: int, device: torch.device, first: int = 0) -> Placement:
+        """The table by distance."""
+        n_buckets = self.table.num_embeddings
+        single = n_buckets // 2
+        distance = torch.arange(first + n_positions, device=device, dtype=torch.float64).clamp_min(1)
+        ranges = (distance / single).log() / math.log(self.max_distance / single) * (n_buckets - single)
+        far = (single + ranges.clamp_min(0).long()).clamp_max(n_buckets - 1)
+        near = torch.arange(first + n_positions, device=device)
+        return Placement(first, bias_HS=self.table.weight[torch.where(near < single, near, far)].T)
+
+
+def _angles(first: int, n_positions: int, n_channels: int, base: float, device: torch.device) -> Tensor:
+    """``t · base^(−2i/n)`` of every position t and channel pair i, float64 ``[T, n/2]``."""
+    exponents = torch.arange(0, n_channels, 2, device=device, dtype=torch.float64) / n_channels
+    return torch.arange(first, first + n_positions, device=device, dtype=torch.float64)[:, None] * base**-exponents
+
+
+def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
+    """Turn the channel pairs of queries or keys ``[B, H, T, d_head]`` by the angles of a placement."""
+    if rotation is None:
+        return x_BHTK
+    cos, sin = rotation.to(x_BHTK.dtype)
+    half = cos.shape[-1]
+    a, b, still = x_BHTK[..., :half], x_BHTK[..., half : 2 * half], x_BHTK[..., 2 * half :]
+    return torch.cat([a * cos - b * sin, b * cos + a * sin, still], dim=-1)
+
+
+#: Kinds of positional information by name.
+POSITIONS: dict[str, type[NoPositions]] = {
+    "rope": RotaryPositions,
+    "learned": LearnedPositions,
+    "sinusoidal": SinusoidalPositions,
+    "alibi": AlibiPositions,
+    "t5": T5Positions,
+    "none": NoPositions,
+}

@@ -1,0 +1,1 @@
+"""Checkpoints of ``transformers``, read and written."""

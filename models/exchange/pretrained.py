@@ -1,0 +1,363 @@
+"""Checkpoints of ``transformers``, read and written: a folder with ``config.json`` and safetensors.
+
+Nothing is unpickled, and one tensor at a time is read: a model is never held twice. Names and layouts stand in
+``families.py`` and ``translate.py``.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from ...errors import RunError, UsageError
+from ..birth import Spread, empty
+from ..config import ModelConfig
+from ..decoder import Decoder
+from ..tensor_shards import piece_of
+from .translate import Piece, config_from_json, config_to_json, family_of, family_of_json, pieces
+from .weight_files import INDEX, ONE_FILE, SHARD_BYTES, shard_files, write_index
+
+#: What is fetched of a repository on the hub.
+_WANTED = ("config.json", "model*.safetensors", INDEX, "tokenizer.json", "tokenizer_config.json")
+_FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+@dataclass(frozen=True)
+class Pretrained:
+    """A checkpoint whose config and tensor names and shapes have been checked; no tensor has been read."""
+
+    folder: Path
+    """Where it lies; of a hub id, the snapshot in the hub's cache, whose name is the commit."""
+
+    config: ModelConfig
+    """The model."""
+
+    tokenizer_file: Path | None
+    """Its ``tokenizers`` JSON, if there is one."""
+
+    _where: dict[str, tuple[Path, str]]
+    """Tensor of theirs → its file, and its name there."""
+
+    _pieces: list[Piece]
+    _tied_head: tuple[Path, str] | None
+    """File and name of an output head that is stored although it is tied."""
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Every parameter of ``Decoder(config)`` by name, once, on the CPU, in the dtype of the file.
+
+        A tensor of the file is read when its turn comes, and is not kept.
+
+        Raises:
+            RunError: a damaged file, or an output head that differs from the table it is tied to.
+        """
+        by_file: dict[Path, list[Piece]] = {}
+        for piece in self._pieces:
+            by_file.setdefault(self._where[piece.theirs][0], []).append(piece)
+        for file, held in by_file.items():
+            with _opened(file) as tensors:
+                for piece in held:
+                    tensor = tensors.get_tensor(self._where[piece.theirs][1])
+                    if piece.ours == ("embed.weight",):
+                        self._check_tied_head(tensor)
+                    yield from piece.split(tensor)
+
+    def _check_tied_head(self, table: Tensor) -> None:
+        if self._tied_head is not None:
+            file, name = self._tied_head
+            with _opened(file) as tensors:
+                if not torch.equal(tensors.get_tensor(name), table):
+                    raise RunError(
+                        f"{file}: {name} differs from the embeddings that config.json ties it to; "
+                        "set tie_word_embeddings to false there"
+                    )
+
+
+def read_pretrained(source: str | Path) -> Pretrained:
+    """Open a checkpoint of ``transformers`` and check that it is one model, whole.
+
+    Args:
+        source: a folder; or a hub id, ``NAME`` or ``ORG/NAME``, with ``@REVISION`` if not the main branch, which is
+            taken from the hub's cache or fetched into it (``HF_HUB_OFFLINE`` is respected).
+
+    Raises:
+        UsageError: nothing there, only pickled weights, or an architecture that ModelConfig cannot express.
+        RunError: a damaged file; a tensor that is missing, unknown or of another shape. Names file and tensor.
+    """
+    folder = _folder(source)
+    config_file = folder / "config.json"
+    if not config_file.is_file():
+        raise UsageError(f"{folder}: no config.json in it; give a folder that transformers' save_pretrained wrote")
+    content = _read_json(config_file)
+    family = family_of_json(content, str(config_file))
+    config = config_from_json(content, str(config_file))
+    wanted = {piece.theirs: piece for piece in pieces(config, family)}
+    head = f"{family.modules['head']}.weight"
+
+    where: dict[str, tuple[Path, str]] = {}
+    tied_head: tuple[Path, str] | None = None
+    for file in _weight_files(folder):
+        with _opened(file) as tensors:
+            for stored in tensors.keys():  # noqa: SIM118, the library's object is no mapping
+                name = family.aliases.get(stored, stored)
+                name = name if name in wanted or name == head else f"{family.base}{name}"
+                if name == head and config.tie_embeddings:
+                    tied_head = (file, stored)
+                elif name in wanted:
+                    _check(file, stored, tensors.get_slice(stored), wanted[name].shape)
+                    if name in where:
+                        raise RunError(f"{file}: {stored} is also in {where[name][0].name}")
+                    where[name] = (file, stored)
+                elif not f".{stored}".endswith(tuple(f".{end}" for end in family.not_parameters)):
+                    raise RunError(f"{file}: {stored} is no tensor of this {family.model_type} model")
+    if missing := [name for name in wanted if name not in where]:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise RunError(f"{folder}: {missing[0]} is in none of the safetensors files{more}")
+    tokenizer = folder / "tokenizer.json"
+    return Pretrained(
+        folder, config, tokenizer if tokenizer.is_file() else None, where, list(wanted.values()), tied_head
+    )
+
+
+@torch.no_grad()
+def load_pretrained(
+    source: str | Path | Pretrained,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
+    spread: Spread | None = None,
+) -> Decoder:
+    """The model of a checkpoint of ``transformers``, allocated once, filled tensor by tensor.
+
+    Args:
+        source: a folder or hub id, or one that has been read.
+        dtype: of the parameters.
+        device: where this process holds its part.
+        spread: cuts the model over processes; each keeps its part of every tensor.
+
+    Raises:
+        UsageError, RunError: see :func:`read_pretrained`.
+    """
+    pretrained = source if isinstance(source, Pretrained) else read_pretrained(source)
+    model = empty(pretrained.config, device, spread, dtype)
+    parameters = dict(model.named_parameters())
+    for name, tensor in pretrained.tensors():
+        piece = piece_of(parameters[name])
+        piece.local.copy_(tensor.reshape(-1)[piece.start : piece.stop])
+    return model
+
+
+def save_pretrained(
+    model: Decoder,
+    folder: str | Path,
+    *,
+    tokenizer_file: str | Path | None = None,
+    eos_token_id: int | None = None,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = SHARD_BYTES,
+) -> list[str]:
+    """Write a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load: :func:`write_pretrained` of a model."""
+    return write_pretrained(
+        model.config,
+        dict(model.named_parameters()),
+        folder,
+        tokenizer_file=tokenizer_file,
+        eos_token_id=eos_token_id,
+        dtype=dtype,
+        max_shard_bytes=max_shard_bytes,
+    )
+
+
+@torch.no_grad()
+def write_pretrained(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    folder: str | Path,
+    *,
+    tokenizer_file: str | Path | None = None,
+    eos_token_id: int | None = None,
+    dtype: torch.dtype | None = None,
+    max_shard_bytes: int = SHARD_BYTES,
+) -> list[str]:
+    """Write config, weights and tokenizer as ``transformers`` reads them. The caller makes the folder atomic.
+
+    Args:
+        config: the model.
+        tensors: every parameter by name; asked for one by one, so that a lazy mapping need not hold them all.
+        folder: new, or empty.
+        tokenizer_file: a ``tokenizers`` JSON, copied.
+        eos_token_id: id of the token that ends a document, if there is one.
+        dtype: of the weights; by default as they are.
+        max_shard_bytes: size above which weights are cut into several files.
+
+    Returns:
+        What whoever loads the folder must know, one line each; mostly nothing.
+
+    Raises:
+        UsageError: an architecture that no family of ``transformers`` has, with the fields in the way; a folder that
+            is not empty; a tokenizer that is none, or has more tokens than the model.
+        RunError: a tensor of another shape than the config says.
+        KeyError: a parameter is not among ``tensors``.
+    """
+    family, folder = family_of(config), Path(folder)
+    told: dict[str, Any] = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
+    tokenizer = None if tokenizer_file is None else _tokenizer_config(Path(tokenizer_file), config, eos_token_id)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UsageError(f"{folder}: exists already; give a new folder")
+    folder.mkdir(parents=True, exist_ok=True)
+
+    shards: list[list[str]] = []
+    held: dict[str, Tensor] = {}
+    dtypes: set[torch.dtype] = set()
+    total = size = 0
+
+    def flush() -> None:
+        save_file(held, folder / f"{len(shards)}.part", metadata={"format": "pt"})
+        shards.append(list(held))
+        held.clear()
+
+    for piece in pieces(config, family):
+        tensor = piece.join([tensors[name].detach().to("cpu", dtype) for name in piece.ours])
+        if tuple(tensor.shape) != piece.shape:
+            raise RunError(f"{', '.join(piece.ours)}: not of the shape that the model's config says")
+        n_bytes = tensor.numel() * tensor.element_size()
+        if held and size + n_bytes > max_shard_bytes:
+            flush()
+            size = 0
+        held[piece.theirs] = tensor
+        dtypes.add(tensor.dtype)
+        size, total = size + n_bytes, total + n_bytes
+    flush()
+
+    files = shard_files(len(shards))
+    for i, file in enumerate(files):
+        (folder / f"{i}.part").rename(folder / file)
+    write_index(folder, {tensor: file for file, shard in zip(files, shards, strict=True) for tensor in shard}, total)
+    told["torch_dtype"] = str(reduce(torch.promote_types, dtypes)).removeprefix("torch.")
+    _write_json(folder / "config.json", config_to_json(config, family) | told)
+    if tokenizer_file is None:
+        return []
+    shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
+    _write_json(folder / "tokenizer_config.json", tokenizer)
+    if not family.own_tokenizer:
+        return []
+    return [
+        f"AutoTokenizer of transformers 5 cuts text by the rules of {family.model_type}, whatever tokenizer.json says: "
+        "load this tokenizer with PreTrainedTokenizerFast.from_pretrained"
+    ]
+
+
+def _tokenizer_config(file: Path, config: ModelConfig, eos_token_id: int | None) -> dict[str, Any]:
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise UsageError(f"{file}: not a tokenizers JSON file ({_one_line(error)})") from None
+    largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
+    if largest >= config.vocab_size:
+        raise UsageError(
+            f"{file}: token {largest} is outside model.vocab_size {config.vocab_size}: give the model's own"
+        )
+    told: dict[str, Any] = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_max_length": config.max_seq_len,
+        "clean_up_tokenization_spaces": False,
+    }
+    end = None if eos_token_id is None else tokenizer.id_to_token(eos_token_id)
+    return told if end is None else told | {"eos_token": end}
+
+
+def is_path(name: str) -> bool:
+    """Whether a name can only be a path: no hub id begins like one, or has two slashes."""
+    return name.startswith((".", "~", "/")) or name.count("/") > 1
+
+
+def _folder(source: str | Path) -> Path:
+    """The folder itself, or the snapshot of a hub id."""
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if not isinstance(source, str) or is_path(source):
+        raise UsageError(f"{source}: no such folder; give one that transformers' save_pretrained wrote, or a hub id")
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = source.partition("@")
+    try:
+        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(_WANTED)))
+    except Exception as error:  # the hub's library and its transport raise a dozen kinds, of several sentences each
+        reason = _one_line(error).split(". ")[0]
+        raise UsageError(
+            f"{source}: no such folder, and not from the hub either ({reason}); check name and network"
+        ) from None
+
+
+def _weight_files(folder: Path) -> list[Path]:
+    """The safetensors files of a checkpoint; of several, those that the index names, which must hold what it says."""
+    if (folder / ONE_FILE).is_file():
+        return [folder / ONE_FILE]
+    index = folder / INDEX
+    if not index.is_file():
+        raise UsageError(
+            f"{folder}: no {ONE_FILE} and no {INDEX} in it; pickled weights (pytorch_model.bin) are never loaded: "
+            "convert them with transformers, from_pretrained then save_pretrained"
+        )
+    weight_map = _read_json(index).get("weight_map")
+    # A name with a folder in it would read outside the checkpoint.
+    if not isinstance(weight_map, dict) or any(
+        not isinstance(f, str) or Path(f).name != f for f in weight_map.values()
+    ):
+        raise RunError(f"{index}: damaged (weight_map does not give a file for every tensor)")
+    files = [folder / name for name in sorted(set(weight_map.values()))]
+    for file in files:
+        with _opened(file) as tensors:
+            held = set(tensors.keys())
+        for name in sorted(held ^ {name for name, file_name in weight_map.items() if file_name == file.name}):
+            raise RunError(f"{file}: {name} is {'not in' if name in held else 'only in'} {index.name}")
+    return files
+
+
+def _check(file: Path, name: str, stored: Any, shape: tuple[int, ...]) -> None:
+    """``stored`` is a tensor's entry in the file's header."""
+    if tuple(stored.get_shape()) != shape:
+        raise RunError(f"{file}: {name} has shape {list(stored.get_shape())}, config.json says {list(shape)}")
+    if stored.get_dtype() not in _FLOATS:
+        raise RunError(f"{file}: {name} is {stored.get_dtype()}, which is none of {', '.join(_FLOATS)}")
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[Any]:
+    """A safetensors file; RunError names it if it is missing or damaged."""
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            yield tensors
+    except FileNotFoundError:
+        raise RunError(f"{file}: missing") from None
+    except (SafetensorError, OSError) as error:
+        raise RunError(f"{file}: damaged ({_one_line(error)})") from None
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunError(f"{file}: damaged JSON ({_one_line(error)})") from None
+    if not isinstance(content, dict):
+        raise RunError(f"{file}: damaged (no object in it)")
+    return content
+
+
+def _write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]

@@ -1,0 +1,215 @@
+"""Between ModelConfig and ``config.json``, and between our parameters and a family's tensors: both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, get_args, get_type_hints
+
+import torch
+from torch import Tensor
+
+from ...errors import UsageError
+from ..config import GATED, AttentionConfig, InitConfig, ModelConfig
+from ..decoder import Decoder
+from ..dotted import dotted
+from .families import ACTIVATIONS, FAMILIES, Family
+
+_BY_TYPE = {family.model_type: family for family in FAMILIES}
+_HINTS = get_type_hints(ModelConfig)
+
+
+def family_of_json(content: Mapping[str, Any], where: str) -> Family:
+    """The family that a ``config.json`` names; UsageError, beginning with ``where``, if it is none of ours."""
+    name = content.get("model_type")
+    if not isinstance(name, str) or name not in _BY_TYPE:
+        raise UsageError(f"{where}: model_type {name!r} is none of {', '.join(_BY_TYPE)}: give a model of one of these")
+    if content.get("quantization_config") is not None:
+        raise UsageError(f"{where}: quantization_config is set: give the checkpoint before it was quantised")
+    return _BY_TYPE[name]
+
+
+def config_from_json(content: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
+    """The model that a ``config.json`` of ``transformers`` describes.
+
+    Dropout, which only training reads, is left out; ``init`` is ``normal`` with std ``initializer_range``.
+
+    Raises:
+        UsageError: no family of ours, or a key whose value ModelConfig cannot express; begins with ``where``.
+    """
+    given = _fields(content, family_of_json(content, where), where)
+    attention = {name.removeprefix("attention."): value for name, value in given.items() if "." in name}
+    std = content.get("initializer_range")
+    std = float(std) if isinstance(std, (int, float)) and std > 0 else InitConfig.std
+    try:
+        return ModelConfig(
+            **{name: value for name, value in given.items() if "." not in name},
+            attention=AttentionConfig(**attention),
+            init=InitConfig(kind="normal", std=std),
+        )
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from None
+
+
+def config_to_json(config: ModelConfig, family: Family) -> dict[str, Any]:
+    """``config.json`` of a model: read by ``transformers`` 4 and 5. Exact where :func:`obstacles` finds none."""
+    ours = _resolved(config)
+    activations = [name for name, mlp in _mlps(family).items() if mlp == config.mlp]
+    content: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
+    content |= {key: ours[name] for key, name in family.keys.items()}
+    content |= {family.activation: (activations or [family.silent[family.activation]])[0]}
+    content |= {key: value for key, value in family.required.items() if isinstance(value, bool)}
+    content |= {old: content[key] for old, key in family.renamed.items()}
+    if "rope_theta" in family.keys:
+        rope = {key: content[key] for key in ("rope_theta", "partial_rotary_factor") if key in content}
+        content["rope_parameters"] = {"rope_type": "default", **rope}
+    content["initializer_range"] = config.init.std
+    return content
+
+
+def obstacles(config: ModelConfig, family: Family) -> dict[str, tuple[Any, Any]]:
+    """Fields of ``config``, dotted, that a model of ``family`` would have otherwise: (value here, value there)."""
+    ours = _resolved(config)
+    theirs = _architecture(ModelConfig()) | _fields(config_to_json(config, family), family, family.model_type)
+    derived = {
+        "n_kv_heads": theirs["n_heads"],
+        "head_dim": theirs["d_model"] // theirs["n_heads"],
+        "d_ff": 4 * theirs["d_model"],
+        "attention.qkv_bias": theirs["bias"],
+    }
+    theirs |= {name: value for name, value in derived.items() if theirs[name] is None}
+    if config.d_model % config.n_heads and not family.any_head_dim:
+        theirs["head_dim"] = f"{config.d_model}/{config.n_heads}"
+    return {name: (value, theirs[name]) for name, value in ours.items() if theirs[name] != value}
+
+
+def family_of(config: ModelConfig) -> Family:
+    """The first family that expresses ``config`` exactly, its distribution at birth aside.
+
+    Raises:
+        UsageError: there is none; names the fields in the way of the family that comes closest.
+    """
+    found = {family.model_type: obstacles(config, family) for family in FAMILIES}
+    closest = min(found, key=lambda name: len(found[name]))
+    if fields := found[closest]:
+        here = ", ".join(f"model.{name} {value}" for name, (value, _) in fields.items())
+        there = ", ".join(str(value) for _, value in fields.values())
+        verb = "has" if len(fields) == 1 else "have"
+        raise UsageError(f"{here} {verb} no counterpart in transformers: the closest family, {closest}, has {there}")
+    return _BY_TYPE[closest]
+
+
+def _architecture(config: ModelConfig) -> dict[str, Any]:
+    """All fields but ``init`` by dotted name."""
+    return {name: value for name, value in dotted(asdict(config)).items() if not name.startswith("init.")}
+
+
+def _resolved(config: ModelConfig) -> dict[str, Any]:
+    """The same with nothing left to a default that another field decides."""
+    bias = config.attention.qkv_bias
+    attention = replace(config.attention, qkv_bias=config.bias if bias is None else bias)
+    return _architecture(
+        replace(config, n_kv_heads=config.kv_heads, head_dim=config.d_head, d_ff=config.ff, attention=attention)
+    )
+
+
+def _fields(content: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
+    """Fields of ModelConfig that a ``config.json`` and its family decide, by dotted name."""
+    told: dict[str, Any] = {key: value for key, value in content.items() if value is not None}
+    told |= {key: told[old] for old, key in family.renamed.items() if old in told}
+    for name in ("rope_parameters", "rope_scaling"):
+        rope = told.get(name) or {}
+        if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
+            raise UsageError(f"{where}: {name} {rope!r}: no counterpart in ModelConfig; leave it at its default")
+        told |= {"rope_type" if key == "type" else key: value for key, value in rope.items() if value is not None}
+    for key, wanted in family.required.items():
+        value = told.get(key, wanted)
+        if any(one != wanted for one in (value if isinstance(value, list) else [value])):
+            named = f"rope_scaling with rope_type {value!r}" if key == "rope_type" else f"{key} {value!r}"
+            raise UsageError(f"{where}: {named} has no counterpart in ModelConfig: only {wanted!r} can be read")
+
+    fields = dict(family.fixed)
+    source: dict[str, str] = {}
+    for key, name in family.keys.items():
+        if key not in told and key not in family.silent:
+            raise UsageError(f"{where}: {key} is missing: give it")
+        value = _typed(told[key], name, f"{where}: {key}") if key in told else family.silent[key]
+        if name in source and fields[name] != value:
+            raise UsageError(
+                f"{where}: {source[name]} {fields[name]!r} with {key} {value!r} has no counterpart in ModelConfig: "
+                "both must be the same"
+            )
+        fields[name], source[name] = value, key
+    activation = told.get(family.activation, family.silent[family.activation])
+    mlp = _mlps(family).get(activation) if isinstance(activation, str) else None
+    if mlp is None:
+        raise UsageError(f"{where}: {family.activation} {activation!r} has no counterpart in ModelConfig")
+    return fields | {"mlp": mlp}
+
+
+def _mlps(family: Family) -> dict[str, str]:
+    """Activations that a ``config.json`` of ``family`` may name → ``mlp``."""
+    kinds = {act: mlp for mlp, act in GATED.items()} if family.gated else {act: act for act in ACTIVATIONS.values()}
+    return {name: kinds[act] for name, act in ACTIVATIONS.items() if act in kinds}
+
+
+def _typed(value: Any, name: str, where: str) -> Any:
+    """``value`` as the field ``name`` of ModelConfig holds it; JSON may write a float as a whole number."""
+    kind = next(kind for kind in get_args(_HINTS[name]) or (_HINTS[name],) if kind is not type(None))
+    if isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float) if kind is float else kind):
+        return kind(value)
+    raise UsageError(f"{where} is {value!r}: give a value of type {kind.__name__}")
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One tensor of theirs and the tensors of ours that it is made of."""
+
+    theirs: str
+    ours: tuple[str, ...]
+    shape: tuple[int, ...]
+    transposed: bool
+    n_heads: int | None
+    """Heads within which ours lie side by side; None: they lie one after the other."""
+
+    def join(self, tensors: list[Tensor]) -> Tensor:
+        """Theirs from ours, ``[out, in]`` or ``[out]`` each, laid side by side along ``out``."""
+        joined = tensors[0]
+        if len(tensors) > 1 and self.n_heads is not None:
+            joined = torch.stack([t.unflatten(0, (self.n_heads, -1)) for t in tensors], dim=1).flatten(0, 2)
+        elif len(tensors) > 1:
+            joined = torch.cat(tensors)
+        return (joined.T if self.transposed else joined).contiguous()
+
+    def split(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """Ours, by name, from theirs."""
+        tensor = tensor.T if self.transposed else tensor
+        n = len(self.ours)
+        if n > 1 and self.n_heads is not None:
+            parts = [part.flatten(0, 1) for part in tensor.unflatten(0, (self.n_heads, n, -1)).unbind(1)]
+        else:
+            parts = list(tensor.chunk(n))
+        yield from zip(self.ours, parts, strict=True)
+
+
+def pieces(config: ModelConfig, family: Family) -> list[Piece]:
+    """Every tensor that a checkpoint of ``family`` holds for ``config``, in our order of parameters."""
+    with torch.device("meta"):
+        parameters = dict(Decoder(config).named_parameters())
+    order = list(family.modules)
+    theirs: dict[str, list[tuple[int, str]]] = {}
+    for name in parameters:
+        module, _, leaf = name.rpartition(".")
+        head, *rest = module.split(".", 2)
+        # Blocks are the one part of a name that counts.
+        general, block = (f"blocks.*.{rest[1]}", rest[0]) if head == "blocks" else (module, "")
+        full = f"{family.modules[general].replace('*', block)}.{'weight' if leaf == 'gain' else leaf}"
+        theirs.setdefault(full, []).append((order.index(general), name))
+    found = []
+    for full, named in theirs.items():
+        ours = tuple(name for _, name in sorted(named))
+        transposed = full.split(".")[-2] in family.transposed and parameters[ours[0]].ndim == 2
+        piece = Piece(full, ours, (), transposed, config.n_heads if family.by_head else None)
+        shape = tuple(piece.join([parameters[name] for name in ours]).shape)
+        found.append(Piece(full, ours, shape, transposed, piece.n_heads))
+    return found

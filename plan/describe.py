@@ -1,0 +1,63 @@
+"""What a model is made of, without allocating it: parameters by part, FLOPs, memory, kernel."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from ..models.attention.kernel_choice import kernel
+from ..models.config import ModelConfig
+from ..models.decoder import Decoder
+from ..trainer.throughput import flops_per_token
+
+#: Bytes per parameter of a training run in float32 or bf16-mixed: weights, gradients and two AdamW moments in float32.
+BYTES = {"weights": 4, "gradients": 4, "optimizer": 8}
+
+
+def _part(name: str) -> str:
+    """The part of the model that a parameter belongs to, block numbers left out."""
+    pieces = [piece for piece in name.split(".")[:-1] if not piece.isdigit()]
+    return ".".join(pieces)
+
+
+def describe(config: ModelConfig) -> dict[str, Any]:
+    """Everything that ``birthmark describe`` tells, as JSON-able values; seconds for 7B, and nothing is allocated.
+
+    Returns:
+        ``n_params``; ``parameters`` by part; ``flops_per_token`` of training at ``max_seq_len``; ``memory`` in bytes,
+        by part, for one device without sharding; ``kv_cache`` in bytes per token in bf16; ``kernel``.
+    """
+    with torch.device("meta"):
+        model = Decoder(config)
+    parts: Counter[str] = Counter()
+    for name, parameter in model.named_parameters():
+        parts[_part(name)] += parameter.numel()
+    n_params = sum(parts.values())
+    return {
+        "n_params": n_params,
+        "parameters": dict(parts),
+        "flops_per_token": flops_per_token(config, n_params, config.max_seq_len),
+        "memory": {part: size * n_params for part, size in BYTES.items()},
+        "kv_cache": 2 * config.n_layers * config.kv_heads * config.d_head * 2,
+        "kernel": kernel(config),
+    }
+
+
+def print_description(told: dict[str, Any], console: Console) -> None:
+    """The same for people."""
+    table = Table("part", "parameters", "share", box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for part, count in told["parameters"].items():
+        table.add_row(part, f"{count:,}", f"{100 * count / told['n_params']:.1f} %")
+    table.add_row("[bold]all", f"[bold]{told['n_params']:,}", "")
+    console.print(table)
+    memory = ", ".join(f"{part} {size / 2**30:.2f} GiB" for part, size in told["memory"].items())
+    console.print(f"training FLOPs per token  {told['flops_per_token']:.4g}", highlight=False)
+    console.print(f"training memory           {memory}, and activations", highlight=False, soft_wrap=True)
+    console.print(f"KV cache                  {told['kv_cache']:,} bytes per token in bf16", highlight=False)
+    console.print(f"attention kernel          {told['kernel']}", highlight=False, soft_wrap=True)

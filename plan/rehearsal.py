@@ -1,0 +1,149 @@
+"""One optimizer step of a run that is only planned: the real model, cut as the run would cut it, without values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from ..errors import UsageError
+from ..models.birth import Spread, empty
+from ..models.decoder import Decoder
+from ..models.tensor_shards import whole
+from ..trainer.config import RunConfig, TrainerConfig
+from ..trainer.module import PretrainModule, next_token_losses
+from ..trainer.strategies import fsdp2
+from .gpu import as_on
+from .ledger import MANY, Curve, Ledger
+
+#: What cuts a model for a way of training, on a device.
+Cut = Callable[[TrainerConfig, torch.device], Spread]
+
+
+@contextmanager
+def _group(n: int) -> Iterator[None]:
+    """Stand as the first of ``n`` processes that do not exist."""
+    if dist.is_initialized():
+        raise UsageError("a plan runs in a process of its own, and this one has joined others")
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=n)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def _update(module: PretrainModule, optimizer: torch.optim.Optimizer) -> None:
+    """As the run does it: the whole gradient's norm, clipping, AdamW."""
+    parameters = [p for p in module.model.parameters() if p.grad is not None]
+    norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    if module.optim.grad_clip > 0:
+        torch.nn.utils.clip_grads_with_norm_(parameters, module.optim.grad_clip, norm)
+    optimizer.step()
+
+
+def _backward(loss: Tensor) -> None:
+    # What `loss.backward()` runs. A mode that is shown that call is not shown what is computed again within.
+    run = torch.autograd.Variable._execution_engine.run_backward
+    run((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
+
+
+def _states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [tensor for state in optimizer.state.values() for tensor in state.values() if isinstance(tensor, Tensor)]
+
+
+def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int) -> None:
+    """One step of two micro-batches, after others."""
+    parameters = list(module.model.parameters())
+    optimizer = module.configure_optimizers()["optimizer"]
+    ledger.mark(parameters, "parameters")
+
+    def mark_gradients() -> None:
+        ledger.mark([p.grad for p in parameters if p.grad is not None], "gradients")
+
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(lambda p: ledger.gradient(p.grad))
+        parameter.grad = torch.zeros_like(parameter)
+    mark_gradients()
+    _update(module, optimizer)
+    ledger.mark(_states(optimizer), "optimizer")
+
+    for nth in ("first", "later"):
+        ledger.begin(f"{nth} forward")
+        batch_BT = torch.zeros(micro_batch_size, module.model.config.max_seq_len + 1, dtype=torch.long)
+        with module.forward_context():
+            loss = next_token_losses(module.model, batch_BT).mean()
+        if nth == "first":
+            # Lightning lets the gradients of the step before go here.
+            optimizer.zero_grad()
+        ledger.begin(f"{nth} backward")
+        _backward(loss / 2)
+        del loss, batch_BT
+        mark_gradients()
+    ledger.begin("update")
+    _update(module, optimizer)
+
+
+def cut_as_zero_3(trainer: TrainerConfig, device: torch.device) -> Spread:
+    """As FSDP2 does it, with what DeepSpeed does else where weights are gathered in bf16: those of maps alone, and no
+    activations are rounded with them."""
+    if trainer.gather == "fp32":
+        return fsdp2.cutter(trainer, device)
+    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
+    rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
+
+    def cut(model: Decoder) -> None:
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=rounded)
+        fully_shard(model, mesh=mesh)
+
+    return cut
+
+
+def rehearse(
+    config: RunConfig,
+    n_processes: int,
+    *,
+    cut: Cut | None = None,
+    device: Literal["cuda", "cpu"],
+    micro_batch_size: int = MANY,
+) -> Curve:
+    """Run a step of two micro-batches of ``config`` as the first of ``n_processes``, on tensors that hold nothing.
+
+    Args:
+        config: the run; of its strategy, ``gather`` and ``replicas`` count where the model is cut.
+        n_processes: of the run.
+        cut: how; by default not at all.
+        device: what it would run on.
+        micro_batch_size: by default the memory of all micro-batches is known at once, which needs kernels that do not
+            depend on it: those of a GPU.
+    """
+    settings = replace(
+        config.trainer,
+        strategy="fsdp2" if cut else "single",
+        replicas=config.trainer.replicas if cut else 1,
+        gather=config.trainer.gather if cut else "fp32",
+        offload="none",
+        offload_dir="",
+        compile="no",
+    )
+    with _group(n_processes):
+        spread = cut(settings, torch.device("cpu")) if cut else None
+        # Cut before there are fake tensors: the pieces of all processes are made there, of which one is kept.
+        model: Decoder = empty(config.model, "meta", spread)
+        with (
+            FakeTensorMode(allow_non_fake_inputs=True) as mode,
+            Ledger(mode, micro_batch_size) as ledger,
+            as_on(device),
+        ):
+            model.to_empty(device="cpu").train()
+            _step(PretrainModule(model, config.optim, settings), ledger, micro_batch_size)
+        return ledger.curve()

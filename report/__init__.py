@@ -1,0 +1,1 @@
+"""What a person looks at: pages, pictures, tables, the terminal."""

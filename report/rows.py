@@ -1,0 +1,98 @@
+"""One row per snapshot, joined with the losses of its step, read and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError
+from ..measure.records import RunDir, Snapshot, read_metrics
+
+# Losses of metrics.jsonl that stand in a row, under the names of the row.
+_LOSSES = {
+    "val_loss": "val/loss",
+    "train_loss": "train/loss",
+    "val_bits_per_byte": "val/bits_per_byte",
+    "val_loss_trigger": "val/loss_trigger",
+}
+
+
+# Dimensions of the arrays that reports draw (docs/run-directory.md): a picture of an array of another shape would
+# either crash far from the file that is to blame or, worse, show something.
+_N_DIMENSIONS = {
+    **dict.fromkeys(("mean_prob", "argmax_share", "alignment", "drift", "energy_share", "effective_rank"), 1),
+    **dict.fromkeys(("inter_mlp", "intra_mlp", "inter_attention", "intra_attention", "sink_epsilons"), 1),
+    **dict.fromkeys(("variance_discrepancy", "variance_discrepancy_out", "super_neurons"), 1),
+    **dict.fromkeys(("sink_mass", "sink_mass_normalised", "sink_rate", "sink_position", "qk_cosine", "qk_positive"), 2),
+    **dict.fromkeys(("alignment_stranger", "activation_first", "activation_others", "neuron_index", "neuron_z"), 2),
+    **dict.fromkeys(("dominance", "massive_value", "massive_position", "massive_channel", "singular_values"), 2),
+    **dict.fromkeys(("importance", "positional_variance", "n_eff", "sink_rate_grid"), 3),
+}
+
+
+def check_snapshot(snapshot: Snapshot, folder: Path) -> None:
+    """Refuse scalars that are no numbers and arrays of another shape than they should have.
+
+    Raises:
+        RunError: the file and the name.
+    """
+    for name, value in snapshot.bias.items():
+        if value is not None and not isinstance(value, (int, float)):
+            raise RunError(f"{folder / 'summary.json'}: damaged (bias.{name} is {value!r}, not a number)")
+    for name, array in snapshot.arrays.items():
+        wanted = _N_DIMENSIONS.get(name.rpartition(".")[2], array.ndim)
+        if array.ndim != wanted:
+            file = folder / "arrays.safetensors"
+            raise RunError(f"{file}: damaged ({name} has {array.ndim} dimensions instead of {wanted})")
+
+
+def read_snapshots(run: RunDir) -> list[Snapshot]:
+    """All snapshots of ``run``, birth first; RunError names the file that is damaged or holds something else."""
+    snapshots = run.snapshots()
+    for folder, snapshot in zip(run.snapshot_folders(), snapshots, strict=True):
+        check_snapshot(snapshot, folder)
+    return snapshots
+
+
+def metrics_by_step(run: RunDir) -> dict[int, dict[str, float]]:
+    """The lines of ``metrics.jsonl`` by step, in step order; where a step is told twice, the later line holds."""
+    merged: dict[int, dict[str, float]] = {}
+    for number, record in enumerate(read_metrics(run.metrics), start=1):
+        if not isinstance(record, dict) or "step" not in record:
+            raise RunError(f"{run.metrics}: line {number} has no step; remove it to go on")
+        merged.setdefault(int(record["step"]), {}).update(record)
+    return dict(sorted(merged.items()))
+
+
+def join_rows(snapshots: Iterable[Snapshot], metrics: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:
+    """Rows of snapshots that were read already; see `snapshot_rows`."""
+    by_step: dict[int, Snapshot | None] = {snapshot.step: snapshot for snapshot in snapshots}
+    last = max([*by_step, *metrics], default=0)
+    if metrics and last not in by_step:
+        by_step[last] = None  # training went on after the last snapshot: its end has losses only
+    rows = []
+    for step in sorted(by_step):
+        snapshot = by_step[step]
+        row: dict[str, Any] = {
+            "step": step,
+            "label": "birth" if step == 0 else "end" if step == last else "step",
+            "tokens": snapshot.summary.get("tokens") if snapshot else metrics[step].get("train/tokens"),
+        }
+        row |= {name: metrics.get(step, {}).get(key) for name, key in _LOSSES.items()}
+        row |= snapshot.bias if snapshot else {}
+        text = snapshot.summary.get("bias_text", {}) if snapshot else {}
+        row |= {f"text_{name}": value for name, value in text.items()}
+        rows.append(row)
+    return rows
+
+
+def snapshot_rows(run: RunDir) -> list[dict[str, Any]]:
+    """One row per snapshot of ``run``, in step order.
+
+    A row holds ``step``, ``label`` (``birth``, ``step``, ``end``), ``tokens``, the losses of metrics.jsonl at exactly
+    that step (``val_loss``, ``train_loss``, ``val_bits_per_byte``, ``val_loss_trigger``; None where that step has
+    none) and every scalar of the snapshot under its own name, those of the text probe with ``text_`` before it.
+    If training went on after the last snapshot, a last row tells the losses of the end.
+    """
+    return join_rows(read_snapshots(run), metrics_by_step(run))

@@ -1,0 +1,1 @@
+"""Sections of pages, one file per link of the causal chain."""

@@ -1,0 +1,115 @@
+"""What the sections of a snapshot's page share: one picture per probe, lines of blocks, numbers of heads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...measure.records import Snapshot
+from ..history import PROBES, arrays_of, of_probe, probes
+from ..pictures import curves as pictures
+from ..pictures.layers import block_axis
+from ..pictures.panels import MAX_PANELS, log_heights, same_scale
+from .section import Cube, Drawn, Section
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Arrays = Mapping[str, np.ndarray]
+LISTED = 12
+"""Rows of a list."""
+_MAX_POSITIONS = 256  # points of a line
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One snapshot, on its way into a page."""
+
+    name: str
+    """What it is of."""
+    snapshot: Snapshot
+
+    @property
+    def n_layers(self) -> int:
+        """Blocks."""
+        return int(self.snapshot.summary.get("n_layers") or len(self.snapshot.arrays.get("sink_mass", ())))
+
+    def at(self, prefix: str) -> dict[str, Any]:
+        """Columns that all numbers of one probe share."""
+        return {"run": self.name, "probe": PROBES[prefix], "step": self.snapshot.step}
+
+    def add(
+        self,
+        section: Section,
+        key: str,
+        caption: str,
+        needs: Sequence[str],
+        draw: Callable[[Arrays], Drawn],
+        square: bool = False,
+    ) -> None:
+        """Add what ``draw`` makes of every probe that holds the arrays it ``needs``, all on one scale."""
+        by_probe = {prefix: arrays_of(self.snapshot, prefix) for prefix in probes(self.snapshot)}
+        made = {
+            prefix: drawn
+            for prefix, arrays in by_probe.items()
+            if all(name in arrays for name in needs) and (drawn := draw(arrays)) is not None
+        }
+        same_scale([figure for figure, _ in made.values()], square)
+        for prefix, (figure, cubes) in made.items():
+            section.add(figure, *of_probe(prefix, key, caption), [c.within(self.at(prefix)) for c in cubes])
+
+
+def of_blocks(caption: str, n_layers: int) -> str:
+    """``caption``, saying how many blocks are drawn if that is not all of them."""
+    return caption if n_layers <= MAX_PANELS else f"{caption.rstrip('.')}; {MAX_PANELS} of {n_layers} blocks."
+
+
+def positions(length: int) -> np.ndarray:
+    """Positions that lines show: all, or as many as a picture can, closer for the first ones."""
+    if length <= _MAX_POSITIONS:
+        return np.arange(length)
+    return np.unique(np.geomspace(1, length, _MAX_POSITIONS).round().astype(int)) - 1
+
+
+def lines(quantity: str, values: np.ndarray, titles: Sequence[tuple[int, str]], t: np.ndarray) -> Cube:
+    """Numbers of the heads' lines of small multiples, of ``[L, H, T]``."""
+    shown = [layer for layer, _ in titles]
+    axes: list[dict[str, Sequence[int]]] = [
+        {"layer": [layer + 1 for layer in shown]},
+        {"head": range(values.shape[1])},
+        {"position": t.tolist()},
+    ]
+    return Cube(quantity, values[shown][:, :, t], axes)
+
+
+def by_block(
+    values: Mapping[str, np.ndarray],
+    roles: Mapping[str, tuple[str, Mapping[str, Any]]],
+    ylabel: str,
+    start: int,
+    controls: Sequence[pictures.Control] = (),
+    *,
+    log: bool = False,
+    from_zero: bool = False,
+) -> Drawn:
+    """Curves over depth, from block ``start``, 0 being the embeddings."""
+    curves = [
+        pictures.Curve(0, "", range(start, start + len(of_blocks)), of_blocks.tolist(), *roles[name])
+        for name, of_blocks in values.items()
+    ]
+    drawn = [np.asarray(values) for values in (*(c.values for c in curves), *(c.values for c in controls))]
+
+    def axis(axes: Axes) -> None:
+        block_axis(axes, embeddings=start == 0)
+        if log:
+            log_heights(axes, drawn)
+
+    figure = pictures.curves(curves, ylabel=ylabel, x_axis=axis, controls=controls, from_zero=from_zero)
+    cubes = [
+        Cube(name, of_blocks, [{"layer": range(start, start + len(of_blocks))}]) for name, of_blocks in values.items()
+    ]
+    cubes += [Cube(c.quantity, np.asarray(c.values), [{"layer": c.steps}]) for c in controls if c.quantity]
+    return figure, cubes

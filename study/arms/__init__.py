@@ -1,0 +1,1 @@
+"""Studies of arms: runs that differ from a base in some fields."""

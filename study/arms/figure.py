@@ -1,0 +1,290 @@
+"""The figure of a study: sinks over training, sink against task, and variance before and after, arm by arm."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from ...files import atomic_path
+from ...report.pictures.labels import place_labels
+from ...report.pictures.style import (
+    INK,
+    MUTED,
+    PAPER,
+    REFERENCE,
+    RUN_COLOURS,
+    count,
+    line,
+    log_axis,
+    no_ticks,
+    picture,
+    run_colour,
+    save_png,
+    short,
+)
+from .file import Study
+from .results import ArmResult
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_WIDTH = 540  # points: the text of a page with small margins
+_COLUMNS = 4
+_MARKERS = "osD^vPXph*"
+_SMALL = 7
+
+
+class Family(NamedTuple):
+    """Arms that share a panel, a marker, and the colours among them."""
+
+    title: str
+    arms: list[ArmResult]
+
+
+class Look(NamedTuple):
+    """How an arm looks, in all panels."""
+
+    colour: str
+    marker: str
+
+
+def families(study: Study, results: Sequence[ArmResult]) -> list[Family]:
+    """The study's families, then what they leave out, as many arms together as there are colours.
+
+    The first arm, which all panels show, stands for itself.
+    """
+    by_name = {result.arm: result for result in results}
+    named = [Family(title, [by_name[arm] for arm in arms if arm in by_name]) for title, arms in study.families.items()]
+    inside = {result.arm for family in named for result in family.arms}
+    left = [result for result in results if result.arm not in inside and result.arm != next(iter(study.arms))]
+    size = len(RUN_COLOURS)
+    # Evenly: 7 arms are 4 and 3, not 6 and 1.
+    chunks = np.array_split(np.arange(len(left)), -(-len(left) // size)) if left else []
+    return [
+        *(family for family in named if family.arms),
+        *(Family("other arms" if named else "", [left[i] for i in chunk]) for chunk in chunks),
+    ]
+
+
+def draw_study(study: Study, results: Sequence[ArmResult], out: Path) -> None:
+    """Write ``figure.png`` and ``figure.svg`` into ``out``; the same results give the same bytes."""
+    figure = study_figure(study, results)
+    save_png(figure, out / "figure.png")
+    save_svg(figure, out / "figure.svg")
+
+
+@picture
+def save_svg(figure: Figure, path: Path) -> Figure:
+    """A file that stands alone, on white; text stays text."""
+    with atomic_path(path) as new:
+        figure.savefig(new, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+    return figure
+
+
+@picture
+def study_figure(study: Study, results: Sequence[ArmResult]) -> Figure:
+    """The figure; see the module."""
+    from matplotlib.figure import Figure
+
+    grouped = families(study, results)
+    first = next((result for result in results if result.arm == next(iter(study.arms))), None)
+    looks = {
+        result.arm: Look(run_colour(i), _MARKERS[place % len(_MARKERS)])
+        for place, family in enumerate(grouped)
+        for i, result in enumerate(family.arms)
+    }
+    if first is not None:
+        looks[first.arm] = Look(INK, "*")
+    panels = grouped or [Family("", [])]
+    columns = min(_COLUMNS, len(panels))
+    rows = -(-len(panels) // columns)
+    longest = [max(len(family.arms) for family in panels[i * columns : (i + 1) * columns]) for i in range(rows)]
+    # Below each panel stand its names; a panel alone has them beside it.
+    upper = [110 + (10 * (n + (first is not None)) if len(panels) > 1 else 20) for n in longest]
+    lower = max(235, 62 + 10.5 * len(results))
+    figure = Figure(figsize=(_WIDTH / 72, (sum(upper) + lower) / 72), layout="constrained")
+    halves: Any = figure.subfigures(2, 1, height_ratios=[sum(upper), lower])
+    above, below = halves
+    above.set_facecolor("none")
+    below.set_facecolor("none")
+    above.suptitle(
+        "Sink mass over optimizer steps: mean and range of the seeds; grey: uniform", x=0.01, ha="left", size=8.5
+    )
+    grid = above.subplots(rows, columns, sharex=True, sharey=True, squeeze=False, height_ratios=upper)
+    _sinks_over_training(grid, panels, first, looks)
+    plane, variance = below.subplots(1, 2, width_ratios=[1.25, 1])
+    ordered = ([first] if first is not None else []) + [
+        result for family in grouped for result in family.arms if result is not first
+    ]
+    _variance(variance, ordered, looks)
+    _sink_against_task(plane, ordered, looks)
+    return figure
+
+
+# ── panel 1 ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _sinks_over_training(grid: Any, panels: Sequence[Family], first: ArmResult | None, looks: dict[str, Look]) -> None:
+    # Raw weights of similarities may be negative or add up to more than 1.
+    ends = [end for family in panels for r in family.arms if r.steps for end in (r.sinks.min(), r.sinks.max())]
+    lowest, highest = min(ends, default=0), max(ends, default=1)
+    for place, axes in enumerate(grid.flat):
+        if place >= len(panels):
+            axes.set_visible(False)
+            continue
+        family = panels[place]
+        shown = [first, *family.arms] if first is not None and first not in family.arms else family.arms
+        entries = []
+        for result in shown:
+            look = looks[result.arm]
+            style: dict[str, Any] = {"color": look.colour, "linewidth": 1.2}
+            if result is first:
+                style |= {"linestyle": (0, (4, 1.6)), "linewidth": 1.0}
+            if result.steps:
+                axes.fill_between(
+                    result.steps, result.sinks.min(0), result.sinks.max(0), color=look.colour, alpha=0.15, linewidth=0
+                )
+                axes.plot(result.steps, result.sinks.mean(0), **style)
+                axes.plot(
+                    result.steps[-1:], result.sinks.mean(0)[-1:], look.marker, color=look.colour, clip_on=False,
+                    markersize=5 if look.marker == "*" else 3,
+                )  # fmt: skip
+            entries.append((result.arm, line(**style, marker=look.marker, markersize=3)))
+        uniform = next((r.uniform for r in shown if np.isfinite(r.uniform)), None)
+        if uniform is not None:
+            axes.axhline(uniform, **REFERENCE | {"linewidth": 0.8}, zorder=1)
+        axes.set_title(family.title)
+        axes.set_ylim(min(-0.02, 1.05 * lowest), max(1.02, 1.05 * highest))
+        axes.margins(x=0.03)
+        axes.xaxis.set_major_formatter(count)
+        axes.xaxis.get_major_locator().set_params(nbins=4)
+        axes.tick_params(labelbottom=True)
+        axes.set_yticks([0, 0.5, 1])
+        axes.tick_params(labelsize=_SMALL)
+        _legend(axes, entries, (1.01, 1) if len(panels) == 1 else (-0.03, -0.22))
+
+
+def _legend(axes: Axes, entries: Sequence[tuple[str, Any]], anchor: tuple[float, float]) -> None:
+    legend = axes.legend(
+        [handle for _, handle in entries], [str(i) for i in range(len(entries))], loc="upper left",
+        bbox_to_anchor=anchor, fontsize=_SMALL, handlelength=1.8, labelspacing=0.2, borderpad=0, borderaxespad=0,
+    )  # fmt: skip
+    for text, (label, _) in zip(legend.get_texts(), entries, strict=True):
+        text.set_parse_math(False)
+        text.set_text(short(label, 26))
+
+
+# ── panel 2 ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _sink_against_task(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) -> None:
+    """One point per arm with bars over its seeds' range; the lower left corner is what one looks for."""
+    loss = "trigger_loss" if any(result.figures["trigger_loss"].n for result in results) else "val_loss"
+    shown = [r for r in results if r.sink.n and r.figures[loss].n]
+    axes.set_title("Lower left: no sink, and the task is learned")
+    axes.set_xlabel("sink mass at the end, as a share of the row")
+    axes.set_ylabel("loss on trigger positions (nats)" if loss == "trigger_loss" else "validation loss (nats)")
+    axes.set_xscale("symlog", linthresh=0.01, linscale=0.35)
+    axes.set_xticks([0, 0.01, 0.1, 1], labels=["0", "0.01", "0.1", "1"])
+    axes.xaxis.set_minor_locator(no_ticks())
+    if not shown:
+        return
+    axes.set_xlim(min(-0.0025, *(1.3 * r.sink.mean for r in shown)), max(2, *(1.5 * r.sink.mean for r in shown)))
+    for result in shown:
+        look, x, y = looks[result.arm], result.sink, result.figures[loss]
+        axes.errorbar(
+            x.mean, y.mean, xerr=[[x.mean - x.min], [x.max - x.mean]], yerr=[[y.mean - y.min], [y.max - y.mean]],
+            fmt=look.marker, color=look.colour, markersize=7 if look.marker == "*" else 4, elinewidth=0.7, zorder=3,
+        )  # fmt: skip
+    axes.margins(y=0.08)
+    means = np.array([result.figures[loss].mean for result in shown])
+    if means.max() > 4 * means.min() > 0:
+        axes.set_yscale("log")
+        low, high = axes.get_ylim()
+        ticks = [tick for decade in (0.001, 0.01, 0.1, 1, 10) for tick in (decade, 2 * decade, 5 * decade)]
+        axes.set_yticks([tick for tick in ticks if low <= tick <= high])
+        axes.yaxis.set_major_formatter(count)
+        axes.yaxis.set_minor_locator(no_ticks())
+        axes.set_ylim(low, high)
+    uniform = next((r.uniform for r in shown if np.isfinite(r.uniform)), None)
+    if uniform is not None:
+        axes.axvline(uniform, **REFERENCE | {"linewidth": 0.8}, zorder=1)
+        axes.text(
+            uniform, 1.0, " uniform", transform=axes.get_xaxis_transform(), fontsize=_SMALL, color=MUTED, va="top"
+        )
+    _label_points(axes, shown, loss, looks)
+
+
+def _label_points(axes: Axes, shown: Sequence[ArmResult], loss: str, looks: dict[str, Look]) -> None:
+    """The arms' names beside their points, with a thin line where a name had to go further away."""
+    figure = axes.get_figure(root=True)
+    assert figure is not None
+    figure.draw_without_rendering()  # the layout decides where the points are
+    scale = figure.dpi / 72
+    points = axes.transData.transform([(r.sink.mean, r.figures[loss].mean) for r in shown])
+    texts = [
+        axes.annotate(
+            short(r.arm, 26), (r.sink.mean, r.figures[loss].mean), (0, 0), textcoords="offset points",
+            fontsize=_SMALL, color=looks[r.arm].colour, parse_math=False, va="bottom", ha="left", annotation_clip=False,
+        )
+        for r in shown
+    ]  # fmt: skip
+    extents = [text.get_window_extent() for text in texts]
+    sizes = np.array([(extent.width, 0.82 * extent.height) for extent in extents])
+    box = axes.get_window_extent().extents
+    # Labels keep clear of the error bars too.
+    bars = []
+    for r, (x, y) in zip(shown, points, strict=True):
+        seen = r.sink, r.figures[loss]
+        (left, low), (right, high) = axes.transData.transform([[v.min for v in seen], [v.max for v in seen]])
+        bars += [(left, y - 1, right, y + 1), (x - 1, low, x + 1, high)]
+    corners = place_labels(points, sizes, box, gap=5.5 * scale, taken=np.array(bars))
+    for text, result, point, corner, size in zip(texts, shown, points, corners, sizes, strict=True):
+        text.set_position(tuple((corner - point) / scale))
+        text.set_in_layout(False)
+        nearest = np.clip(point, corner, corner + size)
+        if np.linalg.norm(nearest - point) > 9 * scale:
+            ends = axes.transData.inverted().transform([point, nearest])
+            axes.plot(ends[:, 0], ends[:, 1], color=looks[result.arm].colour, linewidth=0.5, alpha=0.6, zorder=2)
+
+
+# ── panel 3 ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _variance(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) -> None:
+    """A row per arm: hollow at birth, full at the end; the geometric mean over blocks on the range that they span."""
+    for row, result in enumerate(results):
+        look, ends = looks[result.arm], []
+        for moment, offset in (("birth", 0.13), ("end", -0.13)):
+            layers = np.array([layer.mean for layer in result.layers(moment)])
+            layers = layers[np.isfinite(layers) & (layers > 0)]
+            if not len(layers):
+                continue
+            middle = float(np.exp(np.log(layers).mean()))
+            ends.append(middle)
+            y = row - offset if len(layers) > 1 else row
+            axes.plot([layers.min(), layers.max()], [y, y], color=look.colour, linewidth=0.7, alpha=0.6, zorder=2)
+            axes.plot(
+                middle, y, look.marker, color=look.colour, markersize=6 if look.marker == "*" else 4, zorder=3,
+                markerfacecolor=look.colour if moment == "end" else PAPER, markeredgewidth=0.8,
+            )  # fmt: skip
+        if len(ends) == 2:
+            axes.plot(ends, [row, row], color=look.colour, linewidth=0.9, alpha=0.35, zorder=1)
+        elif not ends:
+            axes.text(1, row, "–", ha="center", va="center", color=MUTED, backgroundcolor=PAPER)
+    axes.axvline(1, **REFERENCE | {"linewidth": 0.8}, zorder=1)
+    axes.set_xscale("log")
+    low, high = axes.get_xlim()
+    axes.set_xlim(min(low, 0.3), max(high, 30))
+    log_axis(axes.xaxis)
+    names = [short(result.arm, 26) for result in results]
+    axes.set_yticks(range(len(results)), labels=names, fontsize=_SMALL, parse_math=False)
+    axes.set_ylim(len(results) - 0.4, -0.6)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="y", linewidth=0.3)
+    axes.set_title("Variance: position 0 over later ones")
+    axes.set_xlabel("σ²(0)/σ²(late); hollow: birth, full: end")

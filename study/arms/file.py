@@ -1,0 +1,94 @@
+"""A study: arms that differ from a base run in some fields, each born from the same seeds (docs/studies.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import UsageError
+from ..reading import Reader, read_fields
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Another base for the same arms."""
+
+    base: Path
+    """Run config."""
+    init_seeds: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Study:
+    """A study file, checked and with its paths resolved."""
+
+    file: Path
+    name: str
+    base: Path
+    """Run config that every arm changes."""
+    init_seeds: tuple[int, ...]
+    """Every arm is born from each of them, so that arms are compared pairwise."""
+    arms: dict[str, dict[str, Any]]
+    """Name → dotted fields that differ from the base; the first arm is what pictures compare the others with."""
+    families: dict[str, list[str]]
+    """Arms that share a panel of the figure; by default the arms in their order, a few to a panel."""
+    scales: dict[str, Scale]
+
+    def at(self, scale: str | None) -> Study:
+        """The study on the base of ``scale``; UsageError if the file has none of that name."""
+        if scale is None:
+            return self
+        if scale not in self.scales:
+            raise UsageError(f"--scale {scale}: {self.file} has {_listed(self.scales)}")
+        chosen = self.scales[scale]
+        return dataclasses.replace(
+            self, name=f"{self.name}-{scale}", base=chosen.base, init_seeds=chosen.init_seeds, scales={}
+        )
+
+    def only(self, arms: Sequence[str]) -> Study:
+        """The study with these arms alone, in the file's order."""
+        for arm in arms:
+            if arm not in self.arms:
+                close = difflib.get_close_matches(arm, self.arms, n=1)
+                hint = f"did you mean {close[0]}?" if close else f"{self.file} has {_listed(self.arms)}"
+                raise UsageError(f"--arms {arm}: no such arm; {hint}")
+        return dataclasses.replace(self, arms={name: f for name, f in self.arms.items() if name in arms})
+
+
+def _listed(names: Mapping[str, Any]) -> str:
+    return ", ".join(names) or "none"
+
+
+# ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def read_study(file: Path) -> Study:
+    """Read and check a study file of the kind ``arms``; UsageError names the file and the field."""
+    content, reader = read_fields(file), Reader(file)
+    reader.known(content, ("kind", "name", "base", "init_seeds", "arms", "families", "scales"), "")
+    for field in ("base", "arms"):
+        if field not in content:
+            raise UsageError(f"{file}: {field} is missing")
+    arms = reader.changes(content["arms"], "arms")
+    if not arms:
+        raise reader.wrong("arms", content["arms"], "name at least one")
+    base, seeds = reader.path(content["base"], "base"), reader.seeds(content.get("init_seeds", [0]), "init_seeds")
+    scales = {}
+    for name, fields in reader.named(content.get("scales", {}), "scales").items():
+        where = f"scales.{name}"
+        reader.known(reader.group(fields, where), ("base", "init_seeds"), f"{where}.")
+        scales[name] = Scale(
+            base=reader.path(fields["base"], f"{where}.base") if "base" in fields else base,
+            init_seeds=reader.seeds(fields["init_seeds"], f"{where}.init_seeds") if "init_seeds" in fields else seeds,
+        )
+    name = content.get("name", file.stem)
+    reader.name(name, "name")
+    families = reader.families(content.get("families", {}), arms)
+    return Study(file, name, base, seeds, arms, families, scales)
+
+
+# ── its runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,146 @@
+"""What came out of a study of arms: figures per arm over its seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...measure.records import Snapshot
+from ...report.history import number
+from ...report.rows import join_rows, metrics_by_step, read_snapshots
+from ..trials import Trial
+from .file import Study
+
+SCALARS = {
+    "sink_mass": "text_sink_mass",
+    "sink_mass_normalised": "text_sink_mass_normalised",
+    "sink_mass_largest_head": "text_sink_mass_max",
+    "sink_mass_random": "sink_mass",
+    "sink_mass_random_normalised": "sink_mass_normalised",
+    "trigger_loss": "val_loss_trigger",
+    "val_loss": "val_loss",
+}
+"""Figure → scalar of a row (report/tables.py), at the end of the run."""
+
+
+ARRAYS = ("variance_discrepancy", "variance_discrepancy_out")
+"""Arrays ``[L]`` of the random probe, at birth and at the end. (Where every sequence starts with one BOS, the variance
+at position 0 is 0.)"""
+
+
+class Spread(NamedTuple):
+    """One figure over the seeds of an arm; NaN where there is none (or, for ``sd``, only one)."""
+
+    mean: float
+    sd: float
+    """Unbiased."""
+    min: float
+    max: float
+    n: int
+    """Seeds that have the figure."""
+
+
+def spread(values: Sequence[float]) -> Spread:
+    """The figures of some seeds; those that are not numbers are left out."""
+    seen = np.array([value for value in values if math.isfinite(value)], dtype=float)
+    if not len(seen):
+        return Spread(math.nan, math.nan, math.nan, math.nan, 0)
+    sd = float(seen.std(ddof=1)) if len(seen) > 1 else math.nan
+    return Spread(float(seen.mean()), sd, float(seen.min()), float(seen.max()), len(seen))
+
+
+@dataclass(frozen=True)
+class ArmResult:
+    """What the runs of one arm tell."""
+
+    arm: str
+    n_runs: int
+    """Runs that the figures are taken from."""
+    step: int
+    """Step at which they are taken."""
+    figures: dict[str, Spread]
+    """By the names of `SCALARS`, and ``ARRAY_birth.LAYER`` and ``ARRAY_end.LAYER`` with layers from 1."""
+    uniform: float
+    """The sink mass of uniform attention."""
+    steps: list[int]
+    """Steps that all of these runs measured."""
+    sinks: np.ndarray
+    """``[runs, steps]`` sink mass: on the task's text where it was measured, a share of the row's sum where rows do
+    not sum to 1."""
+
+    @property
+    def sink(self) -> Spread:
+        """The last of ``sinks``."""
+        return spread(self.sinks[:, -1].tolist() if self.steps else [])
+
+    def layers(self, moment: str) -> list[Spread]:
+        """Variance discrepancy by layer at ``birth`` or at the ``end``: of what enters the output projection."""
+        for array in reversed(ARRAYS):
+            prefix = f"{array}_{moment}."
+            found = [value for name, value in self.figures.items() if name.startswith(prefix)]
+            if found:
+                return found
+        return []
+
+
+class _Read(NamedTuple):
+    trial: Trial
+    rows: dict[int, dict[str, Any]]
+    """By step."""
+    snapshots: dict[int, Snapshot]
+
+
+def read_results(study: Study, planned: Sequence[Trial]) -> list[ArmResult]:
+    """Results of every arm that has a run, in the study's order.
+
+    They are taken from the finished runs; where none is, from the last step that all runs of the arm have come to.
+
+    Raises:
+        RunError: a file of a run is damaged; the message names it.
+    """
+    results = []
+    for arm in study.arms:
+        reads = []
+        for trial in planned:
+            if trial.arm == arm and trial.started:
+                snapshots = read_snapshots(trial.run)
+                rows = {row["step"]: row for row in join_rows(snapshots, metrics_by_step(trial.run))}
+                if rows:
+                    reads.append(_Read(trial, rows, {snapshot.step: snapshot for snapshot in snapshots}))
+        finished = [read for read in reads if read.trial.finished]
+        if reads:
+            results.append(_result(arm, finished or reads))
+    return results
+
+
+def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
+    steps = sorted(set.intersection(*(set(read.rows) for read in reads)))
+    step = steps[-1] if steps else 0
+    ends = [read.rows.get(step, {}) for read in reads]
+    figures = {name: spread([number(end.get(key)) for end in ends]) for name, key in SCALARS.items()}
+    for array in ARRAYS:
+        for moment, at in (("birth", 0), ("end", step)):
+            found = [read.snapshots[at].arrays.get(array) for read in reads if at in read.snapshots]
+            for layer, values in enumerate(zip(*(v for v in found if v is not None), strict=True), start=1):
+                figures[f"{array}_{moment}.{layer}"] = spread([float(value) for value in values])
+    measured = [at for at in steps if all(math.isfinite(_sink(read.rows[at])) for read in reads)]
+    return ArmResult(
+        arm=arm,
+        n_runs=len(reads),
+        step=step,
+        figures=figures,
+        uniform=next((number(end.get("sink_uniform")) for end in ends), math.nan),
+        steps=measured,
+        sinks=np.array([[_sink(read.rows[at]) for at in measured] for read in reads]),
+    )
+
+
+def _sink(row: Mapping[str, Any]) -> float:
+    for key in ("text_sink_mass_normalised", "text_sink_mass", "sink_mass_normalised", "sink_mass"):
+        if row.get(key) is not None:
+            return number(row[key])
+    return math.nan

@@ -1,0 +1,1 @@
+"""Studies of lineage: which models share a birth."""

@@ -1,0 +1,160 @@
+"""`birthmark fingerprint` and `birthmark identify`: which models share a birth, and which seed one was born from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+from math import log10
+from os.path import commonprefix
+from pathlib import Path
+
+import numpy as np
+
+from ...errors import UsageError
+from ...measure.hidden_states import FingerprintProbe, cached_hidden_states, hidden_states
+from ...metrics.recipe import Recipe
+from ...metrics.seedprint import FEWEST_INPUTS, LEVEL, Fingerprint, HiddenStates, bonferroni, compare
+from ...models.birth import born
+from ...models.config import ModelConfig
+from ...models.decoder import Decoder
+from ...trainer.devices import device
+from ...trainer.model_names import Source, vocabulary
+
+#: Tokens of a probe sequence where nothing else is asked and the models can read as many.
+SEQ_LEN = 64
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A test of two models, by their places in the list."""
+
+    a: int
+    b: int
+    found: Fingerprint
+
+
+def choose_probe(probe: FingerprintProbe, seq_len: int | None, configs: Iterable[ModelConfig]) -> FingerprintProbe:
+    """The probe at ``seq_len``, by default 64 or as many tokens as all models can read.
+
+    Raises:
+        UsageError: too few inputs; a length that a model cannot read.
+    """
+    longest = min(config.max_seq_len for config in configs)
+    length = min(SEQ_LEN, longest) if seq_len is None else seq_len
+    if probe.n_inputs < FEWEST_INPUTS:
+        raise UsageError(f"--n_inputs {probe.n_inputs}: give at least {FEWEST_INPUTS}")
+    if not 1 <= length <= longest:
+        raise UsageError(f"--seq_len {length}: give 1 to {longest}, which is what all of the models can read")
+    return replace(probe, seq_len=length)
+
+
+def check_comparable(sources: Sequence[Source], probe: FingerprintProbe) -> None:
+    """UsageError if two of the models cannot be shown the same inputs or have no dimensions to pair."""
+    first = sources[0]
+    for other in sources[1:]:
+        ours, theirs = first.config, other.config
+        if ours.d_model != theirs.d_model:
+            raise UsageError(
+                f"{first.name} has width {ours.d_model}, {other.name} {theirs.d_model}: "
+                "only dimensions of one width can be paired"
+            )
+        if probe.kind == "token" and ours.vocab_size != theirs.vocab_size:
+            raise UsageError(
+                f"{first.name} has {ours.vocab_size} tokens, {other.name} {theirs.vocab_size}: "
+                "they cannot read the same ids; give --probe embedding"
+            )
+    if probe.kind == "token":
+        read = [source for source in sources if source.tokenizer is not None]
+        for other in read[1:]:
+            assert read[0].tokenizer is not None
+            assert other.tokenizer is not None
+            if vocabulary(read[0].tokenizer) != vocabulary(other.tokenizer):
+                raise UsageError(
+                    f"{read[0].name} and {other.name} have different tokenizers: one id is two words; "
+                    "give --probe embedding"
+                )
+
+
+def _loaded(source: Source) -> Decoder:
+    return source.load().to(device())
+
+
+def compare_all(
+    sources: Sequence[Source],
+    probe: FingerprintProbe,
+    recipe: Recipe,
+    cache_dir: Path,
+    advance: Callable[[int], object] = lambda n_inputs: None,
+) -> list[Pair]:
+    """Test every pair of models; each model is loaded once, and run unless the cache knows it."""
+    found: list[HiddenStates] = []
+    for source in sources:
+        model = _loaded(source)
+        if not found:
+            probe = probe.like(model)
+        # A cached model has no passes to tell of.
+        found.append(HiddenStates(cached_hidden_states(model, probe, cache_dir)))
+        advance(probe.n_inputs)
+        del model
+    vocab_size = sources[0].config.vocab_size
+    return [
+        Pair(a, b, compare(found[a], found[b], recipe, probe=probe.kind, vocab_size=vocab_size))
+        for a, b in combinations(range(len(sources)), 2)
+    ]
+
+
+def seeds(text: str) -> list[int]:
+    """Seeds from ``0..9999`` (both ends included), ``7`` and commas between such."""
+    found: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(\d+)(?:\s*\.\.\s*(\d+))?\s*", part)
+        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
+            raise UsageError(f"--seeds {text}: give whole numbers, such as 0..9999 or 3,7,10..20")
+        found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+    return list(dict.fromkeys(found))
+
+
+def identify(
+    source: Source,
+    config: ModelConfig,
+    candidates: Sequence[int],
+    probe: FingerprintProbe,
+    recipe: Recipe,
+    cache_dir: Path,
+    advance: Callable[[int], object] = lambda n_seeds: None,
+) -> list[tuple[int, Fingerprint]]:
+    """Test a model against a birth of ``config`` from every candidate seed; best first, undefined ones last.
+
+    Births are made one at a time and not kept. p counts every candidate (Bonferroni), and so does the verdict.
+    """
+    model = _loaded(source)
+    probe = probe.like(model)
+    asked = HiddenStates(cached_hidden_states(model, probe, cache_dir))
+    del model
+    found: list[tuple[int, Fingerprint]] = []
+    for seed in candidates:
+        birth = hidden_states(born(config, seed, device()), probe)
+        result = compare(asked, birth, recipe, probe=probe.kind, vocab_size=config.vocab_size)
+        if result.verdict != "undefined":
+            log10_p = bonferroni(result.log10_p, len(candidates))
+            stands_out = result.z > 0 and log10_p < log10(LEVEL)
+            result = replace(result, log10_p=log10_p, verdict="kin" if stands_out else "stranger")
+        found.append((seed, result))
+        advance(1)
+    return sorted(found, key=lambda item: -np.inf if np.isnan(item[1].z) else item[1].z, reverse=True)
+
+
+def short_names(sources: Sequence[Source]) -> list[str]:
+    """Their names without the folders that they have in common."""
+    names = [source.name for source in sources]
+    shared = commonprefix(names).rpartition("/")[0]  # noqa: RUF071, cut at a whole folder
+    return [name.removeprefix(f"{shared}/") if shared else name for name in names]
+
+
+# ── what is printed ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+_COLUMNS = (("statistic", ".4f"), ("z", ".2f"), ("log10_p", ".2f"), ("k", "d"))
+_COLOURS = {"kin": "green", "stranger": "", "undefined": "yellow"}

@@ -1,0 +1,133 @@
+"""Pictures of a study of lineage: births and what became of them over training, and all of its models side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...report.pictures.fingerprints import matrix
+from ...report.pictures.style import INK, MUTED, REFERENCE, RUN_COLOURS, count, legend, line, new, picture, save_png
+from ..arms.figure import save_svg
+from .file import Lineage
+from .results import Row, describe
+from .trials import Member, last_step
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_COLUMNS = 3
+_DOTS = {True: "o", False: "^"}
+"""Marker by whether a birth is among the two."""
+_LOOKS: dict[str, dict[str, Any]] = {
+    "kin": {"color": RUN_COLOURS[0], "linewidth": 1.1},
+    "stranger": {"color": RUN_COLOURS[1]},
+}
+
+
+def draw_lineage(study: Lineage, rows: Sequence[Row], out: Path) -> list[str]:
+    """Write ``figure`` and, if there is a pair, ``matrix`` of the first test, each as PNG and SVG; the files' names."""
+    drawn = {"figure": over_training(study, rows)}
+    if rows:
+        drawn["matrix"] = _all_models(study, rows)
+    for name, figure in drawn.items():
+        save_png(figure, out / f"{name}.png")
+        save_svg(figure, out / f"{name}.svg")
+    return [f"{name}.{kind}" for name in drawn for kind in ("png", "svg")]
+
+
+def _all_models(study: Lineage, rows: Sequence[Row]) -> Figure:
+    """Births, last checkpoints and ends of continued runs under the first test."""
+    test = next(iter(study.tests))
+    there = dict.fromkeys(model for row in rows for model in (row.a, row.b))
+    last = last_step(there)
+    models = [model for model in there if model.step in (0, last) or model.continuation]
+    n = len(models)
+    z_MM, verdicts_MM = np.full((n, n), np.nan), np.full((n, n), "", dtype=object)
+    for row in rows:
+        if row.a in models and row.b in models:
+            i, j, found = models.index(row.a), models.index(row.b), row.found[test]
+            z_MM[[i, j], [j, i]], verdicts_MM[[i, j], [j, i]] = found.z, found.verdict
+    title = f"{test}: {describe(study.tests[test].probe)}"
+    return matrix([model.label for model in models], z_MM, verdicts_MM, title)
+
+
+def _age(model: Member, last: int) -> int:
+    """Optimizer steps since its birth; a base ends at ``last``."""
+    return model.step + (last if model.continuation else 0)
+
+
+@picture
+def over_training(study: Lineage, rows: Sequence[Row]) -> Figure:
+    """z of all pairs by the age of the younger model, a panel per test.
+
+    Blue: of one birth; orange: of two. Circles: a birth and another model; triangles: two that have been trained. Full:
+    kin, says the test.
+    """
+    n = len(study.tests)
+    columns = min(n, _COLUMNS)
+    figure, grid = new(
+        60 + 150 * columns,
+        20 + 140 * -(-n // columns),
+        -(-n // columns),
+        columns,
+        squeeze=False,
+        sharex=True,
+        sharey=True,
+    )
+    last = max((row.b.step for row in rows if row.table == 1), default=0)
+    for axes, test in zip(grid.flat, study.tests, strict=False):
+        _panel(axes, rows, test, last)
+    for axes in list(grid.flat)[n:]:
+        axes.set_visible(False)
+    low, high = grid[0][0].get_ylim()
+    grid[0][0].set_ylim(min(low, -4), max(high, 12))
+    for axes in grid[:, 0]:
+        axes.set_ylabel("z")
+    for place, axes in enumerate(grid.flat):
+        if place + columns >= n:
+            axes.tick_params(labelbottom=True)
+            axes.set_xlabel("optimizer steps since birth")
+    dot: dict[str, Any] = {"linestyle": "none", "markersize": 3.2}
+    entries = [
+        ("a model and its birth", line(**_LOOKS["kin"], marker="o", markersize=3.2)),
+        ("another birth", line(**dot, marker="o", **_LOOKS["stranger"])),
+        ("two trained models", line(**dot, marker="^", color=MUTED)),
+        ("not called kin", line(**dot, marker="o", color=INK, markerfacecolor="none")),
+    ]
+    if study.continuations:
+        entries.append(("end of the base", line(**REFERENCE)))
+    legend(figure, entries)
+    return figure
+
+
+def _panel(axes: Axes, rows: Sequence[Row], test: str, last: int) -> None:
+    axes.set_title(test)
+    axes.set_yscale("symlog", linthresh=3, linscale=0.8)
+    axes.set_yticks([0, 3, 10, 30, 100, 300], labels=["0", "3", "10", "30", "100", "300"])
+    axes.minorticks_off()
+    axes.xaxis.set_major_formatter(count)
+    axes.locator_params(axis="x", nbins=5)
+    axes.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
+    paths: dict[tuple[int, str], list[tuple[float, float]]] = {}
+    aside = 0.03 * max((_age(row.b, last) for row in rows), default=0)
+    for row in rows:
+        found = row.found[test]
+        if found.verdict == "undefined":
+            continue
+        newborn, colour = row.a.step == 0, _LOOKS[row.expected]["color"]
+        age = float(_age(row.b, last)) if newborn else _age(row.b, last) + aside
+        axes.plot(
+            age, found.z, _DOTS[newborn], color=colour, markersize=3.2, zorder=3 if row.expected == "kin" else 2,
+            markerfacecolor=colour if found.verdict == "kin" else "none", markeredgewidth=0.7,
+        )  # fmt: skip
+        if row.expected == "kin" and newborn:
+            paths.setdefault((row.a.seed, row.b.continuation), []).append((age, found.z))
+    for (seed, continuation), points in paths.items():
+        before = paths.get((seed, ""), [])[-1:] if continuation else []
+        axes.plot(*zip(*before, *points, strict=True), **_LOOKS["kin"], zorder=2)
+    if any(row.b.continuation for row in rows):
+        axes.axvline(last, **REFERENCE, zorder=1)

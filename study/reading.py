@@ -1,0 +1,124 @@
+"""Study files: reading their YAML and checking its fields, whatever their kind."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ..errors import UsageError
+
+_SCALAR = (str, int, float, bool, type(None))
+
+
+# An arm is a folder and a column of a table.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
+
+
+# What the study itself decides for every run.
+_OURS = ("init_seed", "run_dir", "name")
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice: the second would silently replace the first."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.YAMLError(f"{key} stands twice (line {node.start_mark.line + 1} and below)")
+        return super().construct_mapping(node, deep)
+
+
+def read_fields(file: Path) -> dict[str, Any]:
+    """The fields of a study file of any kind; UsageError names the file."""
+    try:
+        # Ours is a SafeLoader.
+        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: not YAML ({' '.join(str(error).split())})") from None
+    if not isinstance(content, dict):
+        raise UsageError(f"{file}: the file is {content!r}; write fields as `name: value`")
+    return content
+
+
+class Reader:
+    """Checks values of one study file; what is wrong is a UsageError that names file, field and value."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def wrong(self, field: str, value: Any, mend: str) -> UsageError:
+        """The error to raise."""
+        return UsageError(f"{self.file}: {field} is {value!r}: {mend}")
+
+    def known(self, fields: Mapping[str, Any], names: Sequence[str], prefix: str) -> None:
+        """Refuse fields of other names; ``prefix`` is where they stand, with its dot."""
+        for field in fields:
+            if field not in names:
+                close = difflib.get_close_matches(str(field), names, n=1)
+                hint = f"did you mean {prefix}{close[0]}?" if close else f"known are {', '.join(names)}"
+                raise UsageError(f"{self.file}: {prefix}{field}: no such field; {hint}")
+
+    def group(self, value: Any, field: str) -> dict[str, Any]:
+        """Fields under a field."""
+        if not isinstance(value, dict):
+            raise self.wrong(field, value, "write fields as `name: value` under it")
+        return value
+
+    def named(self, value: Any, field: str) -> dict[str, Any]:
+        """A group whose names become folders or columns."""
+        for name in self.group(value, field):
+            self.name(name, f"a name in {field}")
+        return value
+
+    def name(self, value: Any, field: str) -> None:
+        """Refuse what can be no folder's name."""
+        if not isinstance(value, str) or not _NAME.fullmatch(value):
+            raise self.wrong(field, value, "give a name of letters, digits and _ . + - (in quotes if it is a number)")
+
+    def path(self, value: Any, field: str) -> Path:
+        """A config file, relative to the study."""
+        if not isinstance(value, str) or not value:
+            raise self.wrong(field, value, "give the path of a run's config, relative to this file")
+        path = self.file.parent / value
+        if not path.is_file():
+            raise self.wrong(field, value, f"no file {path}")
+        return path
+
+    def seeds(self, value: Any, field: str) -> tuple[int, ...]:
+        """Different seeds, one at least."""
+        whole = isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
+        if not whole or not value or len(set(value)) < len(value):
+            raise self.wrong(field, value, "give a list of different whole numbers from 0")
+        return tuple(value)
+
+    def changes(self, value: Any, group: str) -> dict[str, dict[str, Any]]:
+        """Names, each with dotted fields that differ from the base."""
+        found = self.named(value, group)
+        for name, fields in found.items():
+            for field, wanted in self.group(fields, f"{group}.{name}").items():
+                where = f"{group}.{name}.{field}"
+                if field in _OURS:
+                    raise self.wrong(where, wanted, "the study decides it, leave it out")
+                plain = all(isinstance(item, _SCALAR) for item in (wanted if isinstance(wanted, list) else [wanted]))
+                if not isinstance(field, str) or not plain:
+                    raise self.wrong(where, wanted, "write one dotted field and its value, as in model.d_model: 64")
+        return found
+
+    def families(self, value: Any, arms: Mapping[str, Any]) -> dict[str, list[str]]:
+        """Groups of arms."""
+        families = self.group(value, "families")
+        for family, members in families.items():
+            if not isinstance(members, list) or not members:
+                raise self.wrong(f"families.{family}", members, "give a list of arms")
+            for member in members:
+                if member not in arms:
+                    raise self.wrong(f"families.{family}", member, "no such arm")
+        return families

@@ -1,0 +1,216 @@
+"""The runs of a study as processes: some at a time, each apart from the others, all of them stoppable and resumable."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Column
+
+from .trials import Trial, next_move
+
+_POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Failure:
+    """A run that did not reach its last step."""
+
+    trial: Trial
+    reason: str
+    """The last line that it said."""
+
+
+@dataclass
+class _Process:
+    trial: Trial
+    slot: int
+    process: subprocess.Popen[bytes]
+    since: float
+
+
+def run_trials(planned: Sequence[Trial], jobs: int, console: Console) -> list[Failure]:
+    """Bring every trial to its last step, ``jobs`` at a time; those that are there already are left as they are.
+
+    Returns:
+        The trials that failed; the others have been run all the same.
+
+    Raises:
+        KeyboardInterrupt: a signal came. Running trials have saved a checkpoint; the same call goes on from it.
+    """
+    return _Runner(planned, jobs, console).run()
+
+
+class _Runner:
+    def __init__(self, planned: Sequence[Trial], jobs: int, console: Console) -> None:
+        by_label: dict[str, Trial] = {}
+        for trial in planned:  # arms of one config share their runs
+            by_label.setdefault(trial.label, trial)
+        self.planned = list(by_label.values())
+        self.jobs = jobs
+        self.moves = {trial.label: next_move(trial) for trial in self.planned}
+        self.steps = {trial.label: trial.step for trial in self.planned}
+        self.waiting = deque(trial for trial in self.planned if self.moves[trial.label] != "skip")
+        self.running: list[_Process] = []
+        self.failures: list[Failure] = []
+        self.signals = 0
+        self.bar = Progress(
+            TextColumn("[bold]{task.fields[done]}[/bold] runs"),
+            BarColumn(bar_width=16),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
+            # The one that gives way where the terminal is narrow.
+            TextColumn("{task.fields[current]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
+            console=console,
+            expand=True,
+            disable=not console.is_terminal,
+            transient=True,
+            # A run says little for seconds at a time while it starts and measures.
+            speed_estimate_period=600,
+        )
+
+    def run(self) -> list[Failure]:
+        skipped = len(self.planned) - len(self.waiting)
+        if skipped:
+            self._tell(f"{skipped} of {len(self.planned)} runs are finished already")
+        with self._signals_caught(), self.bar:
+            total = sum(trial.config.trainer.max_steps for trial in self.planned)
+            self.task = self.bar.add_task("", total=total, completed=sum(self.steps.values()), done="", current="")
+            try:
+                self._loop()
+            finally:
+                for job in self.running:  # only after an error of our own
+                    job.process.kill()
+        if self.signals:
+            raise KeyboardInterrupt
+        return self.failures
+
+    def _loop(self) -> None:
+        told = 0
+        while self.running or (self.waiting and not self.signals):
+            while self.waiting and len(self.running) < self.jobs and not self.signals:
+                self._start(self.waiting.popleft())
+            if self.signals > told:
+                told = self.signals
+                self._tell("stopping: runs save a checkpoint, the same command goes on later")
+                for job in self.running:
+                    # The first ends a run at its next step, the second at once (callbacks/stop.py).
+                    job.process.send_signal(signal.SIGKILL if self.signals > 2 else signal.SIGINT)
+            self._show()
+            time.sleep(_POLL_SECONDS)
+            for job in [job for job in self.running if job.process.poll() is not None]:
+                self.running.remove(job)
+                self._end(job)
+
+    def _start(self, trial: Trial) -> None:
+        resume = self.moves[trial.label] == "resume"
+        command = [sys.executable, "-m", "birthmark.launch.cli", "pretrain"]
+        command += (
+            [f"--resume={trial.run.path}"]
+            if resume
+            else [f"--config={trial.base}", *trial.flags, f"--run_dir={trial.run.path}"]
+        )
+        slot = min(set(range(self.jobs)) - {job.slot for job in self.running})
+        trial.log.parent.mkdir(parents=True, exist_ok=True)
+        with trial.log.open("wb") as log:
+            # In a session of its own: a Ctrl-C at the terminal reaches it once, through us.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | _environment(self.jobs, slot),
+                start_new_session=True,
+            )
+        self.running.append(_Process(trial, slot, process, time.monotonic()))
+
+    def _end(self, job: _Process) -> None:
+        trial, status = job.trial, job.process.returncode
+        self.steps[trial.label] = trial.step
+        if trial.finished and status == 0:
+            self._tell(f"{trial.label}  {time.monotonic() - job.since:.0f} s")
+        elif not self.signals:
+            reason = f"killed by {signal.Signals(-status).name}" if status < 0 else _last_line(trial.log)
+            self.failures.append(Failure(trial, reason))
+            self._tell(f"{trial.label}  failed: {reason}")
+
+    # ── progress ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _tell(self, line: str) -> None:
+        self.bar.console.print(escape(line), highlight=False, soft_wrap=True)
+
+    def _show(self) -> None:
+        if self.bar.disable:
+            return
+        done = len(self.planned) - len(self.waiting) - len(self.running)
+        self.steps |= {job.trial.label: _step(job.trial.run.metrics) for job in self.running}
+        current = ", ".join(f"{job.trial.label} {self.steps[job.trial.label]}" for job in self.running)
+        self.bar.update(
+            self.task,
+            completed=sum(self.steps.values()),
+            done=f"{done}/{len(self.planned)}",
+            current=escape(current) + (f"  [red]{len(self.failures)} failed" if self.failures else ""),
+        )
+
+    @contextmanager
+    def _signals_caught(self) -> Iterator[None]:
+        def handle(*_: object) -> None:
+            self.signals += 1
+
+        before = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def _environment(jobs: int, slot: int) -> dict[str, str]:
+    """The part of the machine that one of ``jobs`` runs has: its share of the cores, and of GPUs named by hand."""
+    try:
+        # Who set the number of threads has said how many cores are ours.
+        cores = int(os.environ["OMP_NUM_THREADS"])
+    except (KeyError, ValueError):
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    share = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), "PYTHONUNBUFFERED": "1"}
+    gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
+    if len(gpus) > 1 and jobs > 1:
+        share["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return share
+
+
+def _step(metrics: Path) -> int:
+    """The last step that a run has logged, from the end of the file alone."""
+    try:
+        with metrics.open("rb") as f:
+            f.seek(max(0, f.seek(0, os.SEEK_END) - 8192))
+            lines = f.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            return int(json.loads(line)["step"])
+        except (ValueError, KeyError, TypeError):
+            continue  # cut at either end
+    return 0
+
+
+def _last_line(log: Path) -> str:
+    """What a process said last; its own error line where it has one."""
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("birthmark: ")]
+    return (ours or lines or ["it said nothing"])[-1].removeprefix("birthmark: ").removeprefix("error: ")

@@ -1,0 +1,184 @@
+"""`birthmark snapshot`: every kind of model, measured by one command."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import transformers
+from safetensors.torch import load_file, save_file
+
+import birthmark
+from birthmark.callbacks.config import LogConfig
+from birthmark.data.config import DataConfig
+from birthmark.data.probes import random_probe
+from birthmark.launch.cli import main
+from birthmark.launch.commands.snapshot import UNKNOWN_STEP
+from birthmark.measure.config import SnapshotConfig
+from birthmark.measure.measurement import measure
+from birthmark.measure.records import RunDir, Snapshot
+from birthmark.models.birth import born
+from birthmark.models.config import ModelConfig
+from birthmark.models.exchange.pretrained import load_pretrained, save_pretrained
+from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
+from birthmark.trainer.run import pretrain
+
+PROBE = ["--n_sequences=6", "--seq_len=8", "--batch_size=4"]
+SHAPE = {
+    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A tiny run with a checkpoint after 2 and after 4 steps, on the task without text."""
+    path = tmp_path_factory.mktemp("runs") / "tiny"
+    config = RunConfig(
+        name="tiny",
+        init_seed=3,
+        run_dir=str(path),
+        model=ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=24, max_seq_len=12),
+        data=DataConfig(path="backcopy"),
+        optim=OptimConfig(lr=0.01, warmup_steps=2),
+        trainer=TrainerConfig(
+            max_steps=4, micro_batch_size=4, global_batch_size=4, checkpoint_every=2, val_sequences=4, device="cpu"
+        ),
+        snapshot=SnapshotConfig(n_sequences=6, seq_len=8, n_strangers=1),
+        log=LogConfig(wandb="off"),
+    )
+    pretrain(config, RunDir(path))
+    return RunDir(path)
+
+
+def told(capsys, *arguments):
+    """The JSON that the command prints."""
+    capsys.readouterr()  # saving a model of transformers imports DeepSpeed, which prints
+    assert main(["snapshot", *arguments, *PROBE, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys, *arguments):
+    assert main(["snapshot", *arguments]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_a_run_gives_what_its_own_snapshots_say(run, capsys, tmp_path):
+    own = run.snapshots()[-1]
+    found = told(capsys, str(run.path), f"--out={tmp_path / 'out'}")
+    assert found["step"] == own.step == 4
+    same = [name for name in own.bias if not name.endswith("_stranger")]
+    assert set(same) == set(found["scalars"])
+    for name in same:
+        assert found["scalars"][name] == pytest.approx(own.bias[name], rel=1e-5, abs=1e-6), name
+    assert [t["id"] for t in found["top_tokens"]] == [t["id"] for t in own.summary["top_tokens"]]
+    assert [t["rank_at_birth"] for t in found["top_tokens"]] == [t["rank_at_birth"] for t in own.summary["top_tokens"]]
+    written = Snapshot.read(tmp_path / "out")
+    assert written.bias == found["scalars"]
+    np.testing.assert_allclose(written.arrays["importance"], own.arrays["importance"], atol=1e-6)
+    assert [row["layer"] for row in found["layers"]] == [0, 1, 2]
+    assert found["layers"][2]["alignment"] == pytest.approx(found["scalars"]["alignment"])
+    assert "sink_mass" not in found["layers"][0]
+
+
+def test_steps_checkpoints_and_births_are_found(run, capsys):
+    by_option = told(capsys, str(run.path), "--step=2")
+    for name in (f"{run.path}@2", str(run.checkpoint(2))):
+        found = told(capsys, name)
+        assert (found["step"], found["scalars"]) == (2, by_option["scalars"])
+    newborn = told(capsys, str(run.path), "--step=0")
+    assert (newborn["step"], newborn["scalars"]["drift"]) == (0, pytest.approx(1, abs=1e-9))
+    assert newborn["scalars"]["rank_persistence"] == pytest.approx(1)
+    assert told(capsys, f"{run.config}@3")["scalars"] == newborn["scalars"]
+
+
+def test_a_folder_of_transformers_is_measured_without_a_birth(capsys, tmp_path):
+    config = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=40, max_seq_len=12, mlp="swiglu")
+    save_pretrained(born(config, 0), tmp_path / "llama")
+    found = told(capsys, str(tmp_path / "llama"), f"--out={tmp_path / 'out'}")
+    probe = random_probe(40, 6, 8, 0)
+    native = measure(load_pretrained(tmp_path / "llama"), probe, batch_size=4)
+    assert found["scalars"].keys() == native.scalars.keys()
+    for name, value in native.scalars.items():
+        assert found["scalars"][name] == pytest.approx(value, rel=1e-5, abs=1e-6), name
+    assert "alignment" not in found["layers"][1]
+    assert "rank_at_birth" not in found["top_tokens"][0]
+    assert (found["step"], found["model"]["model_type"]) == (UNKNOWN_STEP, "llama")
+    assert Snapshot.read(tmp_path / "out").arrays.keys() == native.arrays.keys()
+
+
+def test_what_is_written_can_be_reported(run, capsys, tmp_path):
+    """Also without a birth: what compares with it is missing in the page, and nothing else."""
+    shutil.copytree(run.path, tmp_path / "run")
+    copy = RunDir(tmp_path / "run")
+    transformers.GemmaForCausalLM(transformers.GemmaConfig(**SHAPE, head_dim=8)).save_pretrained(tmp_path / "gemma")
+    for model, step in ((run.path, 4), (tmp_path / "gemma", 2)):
+        folder = copy.snapshot(step)
+        shutil.rmtree(folder)
+        told(capsys, str(model), f"--step={step}", f"--out={folder}")
+    assert main(["report", str(copy.path)]) == 0
+    assert copy.report.is_file()
+
+
+def test_a_family_that_our_decoder_cannot_be_is_measured_too(capsys, tmp_path):
+    transformers.GemmaForCausalLM(transformers.GemmaConfig(**SHAPE, head_dim=8)).save_pretrained(tmp_path / "gemma")
+    found = told(capsys, str(tmp_path / "gemma"), "--dtype=bfloat16")
+    assert found["probe"] | {"dtype": "bfloat16", "seq_len": 8} == found["probe"]
+    assert 0 < found["scalars"]["sink_mass"] < 1
+    assert main(["snapshot", str(tmp_path / "gemma"), *PROBE]) == 0
+    page = capsys.readouterr().out
+    assert told(capsys, str(tmp_path / "gemma"), "--step=1000")["step"] == 1000
+    assert "favourite tokens: [" in page
+    assert "6 sequences of 8 random tokens, float32" in page
+    assert "sink_mass_max" in page
+    assert "nan" not in page.split()
+
+
+def test_what_cannot_be_measured_is_told_in_one_line(run, capsys, tmp_path):
+    assert "neither a run" in refused(capsys, "./nowhere")
+    assert "neither a run" in refused(capsys, str(tmp_path))
+    assert "transformers cannot load it" in refused(capsys, "someone/nothing")
+    assert "says its step itself" in refused(capsys, f"{run.path}@2", "--step=3")
+    assert "give 0 or more" in refused(capsys, str(run.path), "--step=-3")
+    assert "no checkpoint of step 3" in refused(capsys, str(run.path), "--step=3")
+    assert "'x' is no step" in refused(capsys, f"{run.path}@x")
+    assert "--n_sequences is 1: give at least 2" in refused(capsys, str(run.path), "--n_sequences=1")
+    assert "exists already" in refused(capsys, str(run.path), f"--out={tmp_path}")
+    transformers.OPTForCausalLM(
+        transformers.OPTConfig(
+            vocab_size=9, hidden_size=8, word_embed_proj_dim=8, ffn_dim=8, num_hidden_layers=1, num_attention_heads=1
+        )
+    ).save_pretrained(tmp_path / "opt")
+    assert "model type 'opt' cannot be measured; there are: gpt2" in refused(capsys, str(tmp_path / "opt"))
+    gpt2 = transformers.GPT2Config(vocab_size=40, n_embd=8, n_head=1, n_layer=1, n_positions=12)
+    transformers.GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "gpt2")
+    assert "--seq_len 13: this model has 12 positions" in refused(capsys, str(tmp_path / "gpt2"), "--seq_len=13")
+    assert told(capsys, str(tmp_path / "gpt2"))["n_heads"] == 1
+
+
+def test_a_folder_that_lacks_a_tensor_is_not_measured(capsys, tmp_path):
+    config = transformers.LlamaConfig(**SHAPE)
+    transformers.LlamaForCausalLM(config).save_pretrained(tmp_path / "hf")
+    file = tmp_path / "hf/model.safetensors"
+    tensors = load_file(file)
+    del tensors["model.layers.0.mlp.up_proj.weight"]
+    save_file(tensors, file, metadata={"format": "pt"})
+    assert main(["snapshot", str(tmp_path / "hf"), *PROBE]) == 1
+    assert re.search(r"layers\.0\.mlp\.up_proj\.weight is missing", capsys.readouterr().err)
+
+
+def test_the_example_in_the_docs_runs(tmp_path, monkeypatch):
+    page = (Path(birthmark.__file__).parent / "docs/measurements.md").read_text()
+    section = page.split("## Any transformers model")[1]
+    code = section.split("```python\n")[1].split("```")[0]
+    model = transformers.GemmaForCausalLM(transformers.GemmaConfig(**SHAPE, head_dim=8))
+    monkeypatch.setattr(transformers.AutoModelForCausalLM, "from_pretrained", lambda name: model)
+    scope = {}
+    exec(code, scope)
+    assert 0 < scope["found"].scalars["sink_mass"] < 1

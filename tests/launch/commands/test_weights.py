@@ -1,0 +1,220 @@
+"""What a run's weights become: text, a folder of transformers, and the start of another run."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import yaml
+from safetensors.torch import load_file
+
+from birthmark.launch.cli import main
+from birthmark.measure.records import RunDir
+from birthmark.models.birth import digest
+from birthmark.trainer.checkpoints.find import find_checkpoint
+from birthmark.trainer.checkpoints.folder_io import load_model
+from birthmark.trainer.config_file import resolve
+
+WORDS = [
+    "the",
+    "seed",
+    "decides",
+    "which",
+    "token",
+    "a",
+    "newborn",
+    "model",
+    "likes",
+    "and",
+    "no",
+    "corpus",
+    "ever",
+    "asks",
+    "why",
+    "it",
+    "does",
+]
+
+
+def config_file(folder, **model):
+    """A run on a small text, as a config file."""
+    folder.mkdir(exist_ok=True)
+    corpus = folder / "corpus.txt"
+    rng = np.random.default_rng(0)
+    corpus.write_text("\n\n".join(" ".join(rng.choice(WORDS, 12)) + "." for _ in range(400)))
+    content = {
+        "model": {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16, "mlp": "swiglu"}
+        | model,
+        "data": {"path": str(corpus), "cache_dir": str(folder / "cache")},
+        "optim": {"lr": 0.01, "warmup_steps": 2},
+        "trainer": {
+            "max_steps": 40, "micro_batch_size": 8, "global_batch_size": 8, "checkpoint_every": 20, "log_every": 10,
+            "val_sequences": 8, "device": "cpu",
+        },
+        "snapshot": {"n_sequences": 8, "seq_len": 8, "n_strangers": 1},
+        "log": {"wandb": "off"},
+    }  # fmt: skip
+    file = folder / "run.yaml"
+    file.write_text(yaml.safe_dump(content))
+    return file
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A finished run on text."""
+    folder = tmp_path_factory.mktemp("trained")
+    assert main(["pretrain", "--config", str(config_file(folder)), "--run-dir", str(folder / "run")]) == 0
+    return RunDir(folder / "run")
+
+
+def test_text_goes_on_from_a_prompt_and_the_seed_decides_it(trained, capsys):
+    def text(*more):
+        assert main(["sample", str(trained.path), "--prompt", "the seed", "--max-tokens", "12", *more]) == 0
+        return capsys.readouterr().out
+
+    one, again, other = text(), text(), text("--seed", "1")
+    assert one == again != other
+    assert all(t.startswith("the seed") and t.endswith("\n") and len(t) > 20 for t in (one, other))
+    assert text("--temperature", "0") == text("--temperature", "0", "--seed", "5")
+    assert text("--temperature", "5", "--top-k", "1") == text("--temperature", "0")
+    assert text("--step", "20", "--temperature", "0") != text("--temperature", "0")
+
+
+def test_an_empty_prompt_begins_a_text(trained, capsys):
+    assert main(["sample", str(trained.path), "--max_tokens", "3"]) == 0
+    assert capsys.readouterr().out.strip()
+
+
+def test_greedy_text_is_that_of_transformers(trained, tmp_path, capsys):
+    """The whole way: export, their tokenizer, their model, their generation without a cache."""
+    assert main(["export", str(trained.path), str(tmp_path / "theirs")]) == 0
+    capsys.readouterr()
+    model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "theirs")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "theirs")
+    ids = tokenizer("which token", return_tensors="pt").input_ids
+    expected = model.generate(ids, max_new_tokens=10, do_sample=False, use_cache=False, pad_token_id=0)
+    assert main(["sample", str(trained.path), "--prompt", "which token", "--max-tokens", "10", "--temperature=0"]) == 0
+    written = [int(i) for i in expected[0] if int(i) != tokenizer.eos_token_id]
+    assert capsys.readouterr().out.rstrip("\n") == tokenizer.decode(written)
+
+
+@pytest.mark.parametrize("dtype", [None, "bfloat16"])
+def test_an_export_has_the_checkpoints_weights(trained, tmp_path, dtype):
+    more = [] if dtype is None else ["--dtype", dtype]
+    assert main(["export", str(trained.path), str(tmp_path / "out"), "--step", "20", *more]) == 0
+    ours = load_model(resolve(trained.config).model, trained.checkpoint(20))
+    theirs = load_file(tmp_path / "out" / "model.safetensors")
+    expected = dict(ours.named_parameters())["blocks.1.attn.q.weight"].to(getattr(torch, dtype or "float32"))
+    assert torch.equal(theirs["model.layers.1.self_attn.q_proj.weight"], expected)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 300
+
+
+def test_a_run_starts_where_an_export_ended_with_its_tokenizer(trained, tmp_path, capsys):
+    assert main(["export", str(trained.path), str(tmp_path / "theirs")]) == 0
+    corpus = resolve(trained.config).data.path
+    command = ["pretrain", "--init-from", str(tmp_path / "theirs"), "--data.path", corpus, "--model.max_seq_len", "12"]
+    command += [f"--data.cache_dir={tmp_path}", "--trainer.max_steps=4", "--trainer.checkpoint_every=2"]
+    command += ["--snapshot.seq_len=8", "--snapshot.n_sequences=8", "--trainer.micro_batch_size=4", "--log.wandb=off"]
+    command += ["--trainer.global_batch_size=4", "--trainer.device=cpu", "--run_dir"]
+    assert main([*command, str(tmp_path / "run")]) == 0
+    run = RunDir(tmp_path / "run")
+    began, ended = json.loads(run.birth.read_text()), load_model(resolve(trained.config).model, trained.checkpoint(40))
+    assert began["digest"] == digest(ended)
+    assert began["init_from"] == str(tmp_path / "theirs")
+    assert "distribution" not in str(began["parameters"])
+    assert (run.path / "tokenizer.json").read_bytes() == trained.tokenizer.read_bytes()
+    assert resolve(run.config).model.max_seq_len == 12
+    first = run.snapshots()[0]
+    # It knows the text already, and its reference is where it started.
+    assert first.summary["bias"]["drift"] == pytest.approx(1)
+    assert first.summary["bias"]["kl_uniform"] > 5 * trained.snapshots()[0].summary["bias"]["kl_uniform"]
+
+    # Resuming goes on from its own checkpoint, with the same start behind it; a changed source is told.
+    assert main(["pretrain", "--resume", str(run.path), "--trainer.max_steps", "6"]) == 0
+    assert run.checkpoint(6).is_dir()
+    source = tmp_path / "theirs" / "model.safetensors"
+    content = bytearray(source.read_bytes())
+    content[-1] ^= 1
+    source.write_bytes(content)
+    capsys.readouterr()
+    assert main(["pretrain", "--resume", str(run.path), "--trainer.max_steps", "8"]) == 1
+    assert "the certificate says" in capsys.readouterr().err
+
+
+def test_a_model_that_the_source_is_not_is_refused_by_field(trained, tmp_path, capsys):
+    assert main(["export", str(trained.path), str(tmp_path / "theirs")]) == 0
+    capsys.readouterr()
+    for field, value in (("d_model", "32"), ("attention.aggregation", "headnorm"), ("mlp", "geglu")):
+        assert main(["pretrain", "--init_from", str(tmp_path / "theirs"), f"--model.{field}={value}"]) == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert f"model.{field} is {value}, but --init_from" in error
+
+
+def test_text_without_the_sources_tokenizer_is_refused(trained, tmp_path, capsys):
+    assert main(["export", str(trained.path), str(tmp_path / "theirs")]) == 0
+    (tmp_path / "theirs" / "tokenizer.json").unlink()
+    corpus = resolve(trained.config).data.path
+    assert main(["pretrain", "--init_from", str(tmp_path / "theirs"), "--data.path", corpus]) == 2
+    assert "has no tokenizer.json" in capsys.readouterr().err
+
+
+def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, capsys):
+    (tmp_path / "taken").mkdir()
+    for arguments, told in (
+        (["sample", str(tmp_path)], "not a run"),
+        (["sample", str(trained.path), "--step", "7"], "checkpoints of steps 20, 40"),
+        (["sample", str(trained.path), "--temperature=-1"], "--temperature"),
+        (["sample", str(trained.path), "--max_tokens", "0"], "--max_tokens"),
+        (["export", str(trained.path), str(tmp_path / "taken")], "exists already"),
+        (["export", str(trained.path), str(tmp_path / "new"), "--dtype", "int8"], "dtype"),
+    ):
+        assert main(arguments) == 2, arguments
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.count("\n") == 1
+        assert told in captured.err
+
+
+def test_an_arm_that_transformers_lacks_is_refused_by_name(tmp_path, capsys):
+    file = config_file(tmp_path, attention={"aggregation": "headnorm"})
+    flags = ["--trainer.max_steps=2", "--trainer.checkpoint_every=2", f"--run_dir={tmp_path / 'run'}"]
+    assert main(["pretrain", f"--config={file}", *flags]) == 0
+    capsys.readouterr()
+    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 2
+    assert "model.attention.aggregation headnorm has no counterpart in transformers" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_of_no_text_has_no_prompt(tmp_path, capsys):
+    flags = ["--data.path=backcopy", "--model.vocab_size=64", "--model.d_model=16", "--model.n_heads=2"]
+    flags += ["--model.n_layers=1", "--model.max_seq_len=16", "--snapshot.enabled=false", "--trainer.max_steps=1"]
+    flags += ["--trainer.checkpoint_every=1", "--log.wandb=off", f"--run_dir={tmp_path / 'run'}"]
+    assert main(["pretrain", *flags]) == 0
+    capsys.readouterr()
+    assert main(["sample", str(tmp_path / "run"), "--prompt", "a"]) == 2
+    assert "has no tokenizer.json" in capsys.readouterr().err
+
+
+def test_a_damaged_checkpoint_is_told(trained, tmp_path, capsys):
+    import shutil
+
+    shutil.copytree(trained.path, tmp_path / "run")
+    file = RunDir(tmp_path / "run").checkpoint(40) / "tensors.safetensors"
+    file.write_bytes(file.read_bytes()[:-5])
+    for arguments in (["sample", str(tmp_path / "run"), "--prompt", "a"], ["export", str(tmp_path / "run"), "out"]):
+        assert main(arguments) == 1
+        assert str(file) in capsys.readouterr().err
+
+
+def test_the_command_writes_text_in_a_process_of_its_own(trained):
+    command = [sys.executable, "-m", "birthmark.launch.cli", "sample", str(trained.path), "--prompt", "a newborn"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("a newborn")
+    assert done.stderr == ""
+    assert find_checkpoint(trained, None) == trained.checkpoint(40)

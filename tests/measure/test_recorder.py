@@ -1,0 +1,222 @@
+"""Snapshots in a training loop written out by hand, around a model of transformers."""
+
+from __future__ import annotations
+
+import copy
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+import birthmark
+from birthmark.data.probes import random_probe
+from birthmark.errors import RunError, UsageError
+from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.measurement import birth_reference, measure
+from birthmark.measure.recorder import SnapshotRecorder, top_tokens
+from birthmark.measure.records import RunDir, Snapshot
+from birthmark.models.birth import born
+from birthmark.models.config import ModelConfig
+
+transformers.logging.set_verbosity_error()
+
+COMPARED = {"alignment", "drift", "energy_share", "energy_share_chance", "rank_persistence", "kendall_tau", "rbo"}
+
+
+def train(model, batches, each=lambda step: None):
+    """Losses of a plain loop; ``each`` is called at step 0 and after every step."""
+    torch.manual_seed(1)
+    optimizer, losses = torch.optim.AdamW(model.train().parameters(), lr=0.01), []
+    each(0)
+    for step, batch in enumerate(batches, start=1):
+        loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+        each(step)
+    return losses
+
+
+def test_the_training_is_the_same_bit_for_bit_with_and_without(llama, token_batches, small_probe, tmp_path):
+    recorder, (measured, left) = SnapshotRecorder(tmp_path, small_probe), (llama(), llama())
+    losses = train(measured, token_batches, lambda step: recorder.take(measured, step))
+    state = torch.get_rng_state()
+    assert losses == train(left, token_batches)
+    assert torch.equal(state, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(measured.parameters(), left.parameters(), strict=True))
+    assert [m.training for m in measured.modules()] == [m.training for m in left.modules()]
+    assert [sorted(vars(m)) for m in measured.modules()] == [sorted(vars(m)) for m in left.modules()]
+
+
+def test_a_snapshot_is_what_measure_gives_compared_with_step_0(llama, token_batches, small_probe, tmp_path):
+    recorder, model, copies = SnapshotRecorder(tmp_path, small_probe), llama(), {}
+
+    def each(step):
+        copies[step] = copy.deepcopy(model)
+        if step % 2 == 0:
+            recorder.take(model, step)
+
+    train(model, token_batches, each)
+    probe = random_probe(61, 10, 8, 0)
+    birth = birth_reference(ForeignModel(copies[0]), probe, 4)
+    snapshots = RunDir(tmp_path).snapshots()
+    assert [snapshot.step for snapshot in snapshots] == [0, 2, 4]
+    for snapshot in snapshots:
+        found = measure(ForeignModel(copies[snapshot.step]), probe, birth, batch_size=4)
+        assert snapshot.bias == found.scalars
+        assert snapshot.arrays.keys() == found.arrays.keys()
+        for name, array in found.arrays.items():
+            np.testing.assert_array_equal(snapshot.arrays[name], array, err_msg=name)
+    first, _, last = snapshots
+    assert first.bias["drift"] == pytest.approx(1)
+    assert last.bias["drift"] < 0.999
+    assert last.summary["model"]["model_type"] == "llama"
+    assert last.summary["probe"] == {
+        "kind": "random", "n_sequences": 10, "seq_len": 8, "probe_seed": 0, "dtype": "float32",
+    }  # fmt: skip
+    assert not {"tokens", "init_seed", "alignment_stranger"} & {*last.summary, *last.bias}
+    order = np.argsort(-first.arrays["mean_prob"], kind="stable").tolist()
+    for token in last.summary["top_tokens"]:
+        assert token["rank_at_birth"] == order.index(token["id"]) + 1
+        assert token["text"] == f"[{token['id']}]"
+    assert len(last.summary["top_tokens"]) == 5
+
+
+def test_a_later_recorder_compares_with_the_step_0_that_stands_there(llama, token_batches, small_probe, tmp_path):
+    model, one = llama(), SnapshotRecorder(tmp_path, small_probe)
+    one.take(model, 0)
+    train(model, token_batches)
+    again = SnapshotRecorder(tmp_path, small_probe).take(model, 5)
+    assert again.bias == one.take(model, 5).bias
+
+
+def test_attached_late_it_leaves_out_what_compares_with_birth(llama, small_probe, tmp_path):
+    model, newborn = llama(1), llama(0)
+    late = SnapshotRecorder(tmp_path / "late", small_probe).take(model, 7)
+    birth = birth_reference(ForeignModel(newborn), random_probe(61, 10, 8, 0), 4)
+    given = SnapshotRecorder(tmp_path / "given", small_probe, birth=birth).take(model, 7)
+    assert given.bias.keys() - late.bias.keys() == COMPARED | {"overlap_10"}
+    assert all(given.bias[name] == value for name, value in late.bias.items())
+    assert "rank_at_birth" not in late.summary["top_tokens"][0]
+    # A birth that is given holds at step 0 too.
+    assert SnapshotRecorder(tmp_path / "first", small_probe, birth=birth).take(model, 0).bias == given.bias
+
+
+def test_births_that_can_be_made_again_give_references_and_strangers(llama, small_probe, tmp_path):
+    """As our own runs have them, for models of transformers."""
+    model = llama(9)
+    recorder = SnapshotRecorder(tmp_path / "seeds", small_probe, newborn=llama, init_seed=3, tokens_per_step=48)
+    found, probe = recorder.take(model, 2), random_probe(61, 10, 8, 0)
+    births = [birth_reference(ForeignModel(llama(seed)), probe, 4) for seed in (3, 4, 5)]
+    assert found.bias == measure(ForeignModel(model), probe, births[0], births[1:], batch_size=4).scalars
+    assert (found.summary["init_seed"], found.summary["tokens"]) == (3, 96)
+    first = recorder.take(model, 0)
+    np.testing.assert_array_equal(first.arrays["stranger_mean_prob"], [b.mean_prob for b in births[1:]])
+    resumed = SnapshotRecorder(tmp_path / "seeds", small_probe, newborn=llama, init_seed=3)
+    assert len(resumed.take(model, 4).arrays["rank_persistence_stranger"]) == 2
+
+
+def test_wrapped_models_are_the_same_model(llama, small_probe, tmp_path):
+    model, recorder = llama(), SnapshotRecorder(tmp_path, small_probe)
+    plain = recorder.take(model, 0)
+    assert recorder.take(torch.compile(model), 1).bias == plain.bias
+    assert recorder.take(ForeignModel(model), 2).bias == plain.bias
+    ours = born(ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=24), 0)
+    assert SnapshotRecorder(tmp_path / "ours", small_probe).take(torch.compile(ours), 0).bias["drift"] == pytest.approx(
+        1
+    )
+
+
+def test_a_text_probe_stands_beside_the_random_one(llama, small_probe, tmp_path):
+    text = np.arange(24).reshape(3, 8)
+    model = llama()
+    found = SnapshotRecorder(tmp_path, small_probe, probes={"text": text}).take(model, 0)
+    alone = measure(ForeignModel(model), text, batch_size=4).scalars
+    assert {name: found.summary["bias_text"][name] for name in alone} == alone
+    np.testing.assert_array_equal(
+        found.arrays["text.sink_mass"], Snapshot.read(RunDir(tmp_path).snapshot(0)).arrays["text.sink_mass"]
+    )
+    assert found.scalars()["bias_text/sink_mass"] == alone["sink_mass"]
+
+
+def test_an_earlier_training_is_put_aside_whole(llama, small_probe, tmp_path):
+    recorder = SnapshotRecorder(tmp_path, small_probe)
+    for step in (0, 3):
+        recorder.take(llama(1), step)
+    with pytest.warns(UserWarning, match=r"snapshots of an earlier training; they are in .*snapshots\.1 now"):
+        recorder.take(llama(2), 0)
+    assert [folder.name for folder in sorted((tmp_path / "snapshots").iterdir())] == ["step-00000000"]
+    assert [folder.name for folder in sorted((tmp_path / "snapshots.1").iterdir())] == [
+        "step-00000000",
+        "step-00000003",
+    ]
+    # The second model is compared with itself.
+    assert recorder.take(llama(2), 1).bias["drift"] == pytest.approx(1)
+    with pytest.warns(UserWarning, match=r"snapshots\.2"):
+        SnapshotRecorder(tmp_path, small_probe).take(llama(2), 0)
+
+
+def test_what_cannot_be_is_told_in_one_line(llama, their_model, small_probe, tiny, tmp_path):
+    def refused(match, act):
+        with pytest.raises(UsageError, match=match) as caught:
+            act()
+        assert "\n" not in str(caught.value)
+
+    SnapshotRecorder(tmp_path, small_probe).take(llama(), 0)
+    other = transformers.LlamaForCausalLM(transformers.LlamaConfig(**llama().config.to_dict() | {"vocab_size": 60}))
+    refused("step-00000000: is of another model", lambda: SnapshotRecorder(tmp_path, small_probe).take(other, 1))
+    longer = tiny({"snapshot.seq_len": 9, "snapshot.batch_size": 4}).snapshot
+    refused("or another probe", lambda: SnapshotRecorder(tmp_path, longer).take(llama(), 1))
+    refused(
+        "snapshot.seq_len is 64: this model has 24 positions; give at most 24",
+        lambda: SnapshotRecorder(tmp_path / "gpt2").take(their_model("gpt2"), 0),
+    )
+    refused("n_sequences is 1", lambda: SnapshotRecorder(tmp_path, tiny({"snapshot.n_sequences": 1}).snapshot))
+    text = tiny({"snapshot.probes": ["random", "text"]}).snapshot
+    refused("snapshot.probes has 'text': give its token ids", lambda: SnapshotRecorder(tmp_path, text))
+    refused("newborn and init_seed go together", lambda: SnapshotRecorder(tmp_path, init_seed=0))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/birth.json").write_text("{}")
+    refused("holds a run of its own", lambda: SnapshotRecorder(tmp_path / "run"))
+    refused(
+        "Linear is no language model of transformers", lambda: SnapshotRecorder(tmp_path).take(torch.nn.Linear(2, 2), 0)
+    )
+    broken = llama()
+    with torch.no_grad():
+        broken.lm_head.weight[0, 0] = torch.nan
+    with pytest.raises(RunError, match="step 4, random probe: the model gives NaN or inf, first in the logits"):
+        SnapshotRecorder(tmp_path, small_probe).take(broken, 4)
+    assert not RunDir(tmp_path).snapshot(4).exists()
+
+
+def test_top_tokens_are_the_ranking_with_texts_and_ranks_at_birth():
+    arrays = {"mean_prob": np.array([0.1, 0.4, 0.2, 0.3]), "argmax_share": np.array([0.0, 0.5, 0.0, 0.5])}
+    plain = top_tokens(arrays, None, 2, None)
+    assert plain == [
+        {"rank": 1, "id": 1, "text": "[1]", "p": 0.4, "argmax_share": 0.5},
+        {"rank": 2, "id": 3, "text": "[3]", "p": 0.3, "argmax_share": 0.5},
+    ]
+    assert json.loads(json.dumps(plain)) == plain
+    texts = top_tokens(arrays, None, 9, lambda ids: [f"t{i}" for i in ids])
+    assert [token["text"] for token in texts] == ["t1", "t3", "t2", "t0"]
+
+
+def test_the_loop_in_the_docs_runs(llama, token_batches, tmp_path, monkeypatch, capsys):
+    page = (Path(birthmark.__file__).parent / "docs/measurements.md").read_text()
+    section = page.split("### In a training of your own")[1].split("\n## ")[0]
+    (code,) = [block.split("```")[0] for block in section.split("```python\n")[1:] if "recorder.take" in block]
+    monkeypatch.chdir(tmp_path)
+    model = llama()
+    scope = {
+        "model": model,
+        "optimizer": torch.optim.AdamW(model.parameters()),
+        "batches": [token_batches[0]] * 500,
+    }
+    exec(code, scope)
+    snapshots = RunDir(tmp_path / "bias").snapshots()
+    assert [snapshot.step for snapshot in snapshots] == [0, 500]
+    assert float(capsys.readouterr().out) == snapshots[-1].bias["sink_mass"]

@@ -1,0 +1,144 @@
+"""ρ, the correlation of values across positions, and what correlated calibration makes of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from birthmark.models.attention.correlation import EstimatedCorrelation, LearnedCorrelation
+from birthmark.models.birth import born, digest
+from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+
+CONFIG = ModelConfig(
+    d_model=64,
+    n_layers=3,
+    n_heads=4,
+    vocab_size=512,
+    max_seq_len=64,
+    attention=AttentionConfig("calibrated", calibration=CalibrationConfig(correlation="estimated")),
+)
+
+
+def values(rho, n=400, length=24, seed=0, mean=3.0):
+    """Values ``[B, H, S, K]`` of 4 heads whose positions correlate with ``rho`` by construction, off centre."""
+    rng = np.random.default_rng(seed)
+    rho = np.asarray(rho)[:, None, None]
+    shared, own = rng.normal(size=(n, 4, 1, 16)), rng.normal(size=(n, 4, length, 16))
+    return torch.from_numpy(np.sqrt(rho) * shared + np.sqrt(1 - rho) * own + mean * rng.normal(size=(1, 4, 1, 16)))
+
+
+def test_the_estimate_is_the_correlation_that_was_put_in():
+    rho = [0.0, 0.2, 0.5, 0.9]
+    part = EstimatedCorrelation(CONFIG)
+    found = part(values(rho).float())
+    assert found.shape == (4, 1)
+    # 400·16 shared draws: a standard error of at most √(2/6400) = .018.
+    np.testing.assert_allclose(found[:, 0], rho, atol=4 * 0.018)
+
+
+def test_the_first_batch_decides_alone_and_later_ones_count_a_tenth():
+    part = EstimatedCorrelation(CONFIG)
+    low, high = values([0.1] * 4).float(), values([0.8] * 4, seed=0).float()
+    first = part(low)
+    moved = part(high)
+    # Same centre and variance in both: ρ is linear in the moments that differ.
+    alone = EstimatedCorrelation(CONFIG)(high)
+    np.testing.assert_allclose(moved, 0.9 * first + 0.1 * alone, atol=0.01)
+
+
+def test_evaluation_freezes_it_and_before_the_first_batch_it_is_zero():
+    part = EstimatedCorrelation(CONFIG).eval()
+    assert (part(values([0.5] * 4).float()) == 0).all()
+    part.train()
+    found = part(values([0.5] * 4).float())
+    part.eval()
+    assert torch.equal(part(values([0.9] * 4).float()), found)
+
+
+def test_learned_correlations_start_where_config_says_and_get_gradients():
+    attention = AttentionConfig("calibrated", calibration=CalibrationConfig(correlation="learned", rho=0.3))
+    model = born(replace(CONFIG, attention=attention), 0)
+    parts = [m for m in model.modules() if isinstance(m, LearnedCorrelation)]
+    assert len(parts) == 3
+    for part in parts:
+        torch.testing.assert_close(part(torch.zeros(1)), torch.full((4, 1), 0.3))
+    model(torch.arange(40)[None]).square().sum().backward()
+    assert all(part.logit.grad.abs().min() > 0 for part in parts)
+
+
+def test_a_birth_settles_by_its_seed_alone_and_leaves_the_mode_as_it_was():
+    torch.manual_seed(1)
+    one = born(CONFIG, 0)
+    torch.manual_seed(2)
+    two, other = born(CONFIG, 0), born(CONFIG, 1)
+    for (name, a), (_, b), (_, c) in zip(one.named_buffers(), two.named_buffers(), other.named_buffers(), strict=True):
+        assert torch.equal(a, b), name
+        assert not torch.equal(a, c) or name.endswith(("n_batches", "length"))
+    assert one.training
+    assert digest(one) == digest(two)
+    # Paired births: the parameters are those of the plain arm.
+    assert digest(one) == digest(born(replace(CONFIG, attention=AttentionConfig()), 0))
+    rho = torch.stack(
+        [part(torch.zeros(1, 1, 1, 1))[:, 0] for part in one.eval().modules() if isinstance(part, EstimatedCorrelation)]
+    )
+    # Values of different positions are independent in the first block, and share what attention averaged further on.
+    assert rho[0].max() < 0.1
+    assert rho[1:].mean() > 0.2
+
+
+@pytest.mark.parametrize("correlation", ["none", "estimated"])
+def test_the_correlated_form_equalises_every_layer_where_the_exact_one_inverts_them(correlation):
+    """facts: σ²(0)/σ²(late) stays near 1 in every layer with ρ, and falls below .1 without it after the first."""
+    attention = AttentionConfig("calibrated", calibration=CalibrationConfig(correlation=correlation))
+    config = replace(CONFIG, attention=attention, vocab_size=4096, init=replace(CONFIG.init, kind="normal"))
+    ratios = []
+
+    class Keep:
+        def residual(self, *args):
+            pass
+
+        def attention(self, layer, attended):
+            variance = attended.out_BHTK.var(0).mean((0, 2))
+            ratios.append(float(variance[0] / variance[32:].mean()))
+
+        def neurons(self, *args):
+            pass
+
+    model = born(config, 0).eval()
+    with torch.no_grad():
+        model(torch.from_numpy(np.random.default_rng(0).integers(0, 4096, (512, 64))), observer=Keep())
+    assert 0.85 < ratios[0] < 1.15
+    if correlation == "none":
+        assert max(ratios[1:]) < 0.1
+    else:
+        assert min(ratios[1:]) > 0.8
+        assert max(ratios[1:]) < 1.25
+
+
+TWO_RANKS = """
+import sys
+import torch
+import torch.distributed as dist
+from birthmark.models.attention.correlation import EstimatedCorrelation
+from birthmark.models.config import ModelConfig
+
+rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
+dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+part = EstimatedCorrelation(ModelConfig(d_model=64, n_heads=4))
+v = torch.randn(8, 4, 10, 16, generator=torch.Generator().manual_seed(0)) + 1
+part(v[rank::2])
+torch.save(dict(part.named_buffers()), out)
+"""
+
+
+def test_two_ranks_have_the_same_moments_those_of_all_their_sequences(two_ranks):
+    outs = two_ranks(TWO_RANKS, ".pt")
+    whole = EstimatedCorrelation(ModelConfig(d_model=64, n_heads=4))
+    whole(torch.randn(8, 4, 10, 16, generator=torch.Generator().manual_seed(0)) + 1)
+    one, two = (torch.load(out, weights_only=True) for out in outs)
+    for name, expected in whole.named_buffers():
+        assert torch.equal(one[name], two[name]), name
+        torch.testing.assert_close(one[name], expected, msg=name)

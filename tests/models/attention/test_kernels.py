@@ -1,0 +1,308 @@
+"""Fused attention with its log-sum-exp against explicit T×T matrices, forward and backward."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from birthmark.models.attention import blockwise as blocks
+from birthmark.models.attention import kernels
+from birthmark.models.attention.normalisers import FusedSoftmax
+from birthmark.models.attention.positions import Placement
+from birthmark.models.attention.scores import Scores
+
+# Both paths: fused CPU kernels, and what other devices take.
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+
+
+def make(shape, seed=0, dtype=torch.float64, device="cpu", spread=1.0):
+    """q, k, v, and random upstream gradients of out and lse."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v, d_out = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(4))
+    d_lse = torch.randn(shape[:3], generator=generator, dtype=torch.float64)
+    values = [(q * spread).to(dtype), (k * spread).to(dtype), v.to(dtype), d_out.to(dtype), d_lse]
+    return [x.to(device) for x in values]
+
+
+def explicit(q, k, v, scale):
+    """Out, lse and weights from the whole matrix, in float64."""
+    q, k, v = q.double(), k.double(), v.double()
+    n = q.shape[2]
+    seen = torch.ones(n, n, dtype=torch.bool, device=q.device).tril()
+    scores = torch.where(seen, torch.einsum("bhtk,bhsk->bhts", q, k) * scale, -torch.inf)
+    lse = scores.exp().sum(-1).log()
+    weights = torch.where(seen, (scores - lse[..., None]).exp(), 0.0)
+    return weights @ v, lse, weights
+
+
+def effective_tokens(q, k, scale, asked_before=True):
+    """As calibration asks for them, and as an observer does, after the output was made."""
+    scores = Scores(q, k, scale, Placement())
+    mixed = FusedSoftmax(scores, torch.zeros_like(k), [], needs_weights=True, needs_squares=asked_before)
+    return 1 / mixed.sum_squares()
+
+
+def leaves(*tensors):
+    return [x.detach().clone().requires_grad_() for x in tensors]
+
+
+def relative(a, b):
+    """Largest error over the largest value."""
+    a, b = a.detach().double(), b.detach().double()
+    return float((a - b).abs().max() / b.abs().max().clamp_min(1e-300))
+
+
+SHAPES = [(2, 3, 1, 8), (1, 2, 2, 4), (2, 3, 7, 5), (1, 2, 33, 16), (1, 1, 130, 12), (1, 2, 261, 64), (1, 1, 600, 8)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [
+        (torch.float64, 1e-10),
+        # Float32 has 6e-8 a rounding; scores, exponentials and sums of up to 600 terms add up a few dozen of them.
+        (torch.float32, 1e-5),
+    ],
+)
+def test_outputs_and_gradients_equal_the_explicit_matrix(shape, dtype, tolerance, device):
+    q, k, v, d_out, d_lse = make(shape, dtype=dtype, device=device)
+    scale = shape[-1] ** -0.5
+    ours, reference = leaves(q, k, v), leaves(q.double(), k.double(), v.double())
+    out, lse = kernels.attention_with_lse(*ours, scale)
+    expected_out, expected_lse, _ = explicit(*reference, scale)
+    assert out.dtype == dtype
+    assert lse.dtype == dtype
+    assert relative(out, expected_out) < tolerance
+    assert relative(lse, expected_lse) < tolerance
+    # Gradients through both at once, and through either alone.
+    for a, b in ((1, 1), (1, 0), (0, 1)):
+        loss = a * (out * d_out).sum() + b * (lse * d_lse.to(lse.dtype)).sum()
+        expected = a * (expected_out * d_out.double()).sum() + b * (expected_lse * d_lse).sum()
+        got = torch.autograd.grad(loss, ours, retain_graph=True)
+        wanted = torch.autograd.grad(expected, reference, retain_graph=True, allow_unused=True)
+        # One token's softmax is constant: its score gradients are 0, ours up to rounding.
+        size = max(float(w.abs().max()) for w in wanted if w is not None)
+        for g, w in zip(got, wanted, strict=True):
+            assert g.dtype == dtype
+            assert float((g.double() - (0 if w is None else w)).abs().max()) < 10 * tolerance * size
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("length", [1, 9, 40, 300])
+def test_lse_alone_equals_that_of_the_explicit_matrix(length, device):
+    q, k, v, _, d_lse = make((2, 2, length, 8), seed=length, device=device)
+    ours, reference = leaves(q, k), leaves(q, k)
+    lse, expected = kernels.visible_lse(*ours, 0.7), explicit(*reference, v, 0.7)[1]
+    assert relative(lse, expected) < 1e-10
+    got = torch.autograd.grad((lse * d_lse).sum(), ours)
+    for g, w in zip(got, torch.autograd.grad((expected * d_lse).sum(), reference), strict=True):
+        assert relative(g, w) < 1e-10
+
+
+@pytest.mark.parametrize("block", [1, 4, 5, 256])
+@pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9, 12, 13])
+def test_blockwise_lse_does_not_depend_on_its_blocks(monkeypatch, length, block):
+    monkeypatch.setattr(kernels, "_QUERY_BLOCK", block)
+    q, k, v, _, d_lse = make((2, 3, length, 6), seed=length)
+    ours, reference = leaves(q, k), leaves(q, k)
+    lse, expected = kernels._BlockwiseLSE.apply(*ours, 0.6, True), explicit(*reference, v, 0.6)[1]
+    assert relative(lse, expected) < 1e-10
+    got = torch.autograd.grad((lse * d_lse).sum(), ours)
+    wanted = torch.autograd.grad((expected * d_lse).sum(), reference)
+    for g, w in zip(got, wanted, strict=True):
+        assert relative(g, w) < 1e-10
+
+
+@pytest.mark.parametrize("length", [255, 256, 257, 513])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance", "gradient_tolerance"),
+    [
+        (torch.float64, 1e-10, 1e-10),
+        (torch.float32, 1e-5, 1e-5),
+        # Products of bf16 are rounded to bf16 (4e-3) before they are summed up in the gradient.
+        (torch.bfloat16, 4e-3, 3e-2),
+    ],
+)
+def test_blockwise_lse_at_its_own_block(length, dtype, tolerance, gradient_tolerance):
+    q, k, v, _, d_lse = make((1, 1, length, 16), seed=length, dtype=dtype)
+    ours, reference = leaves(q, k), leaves(q.double(), k.double())
+    lse, expected = kernels._BlockwiseLSE.apply(*ours, 0.25, True), explicit(*reference, v, 0.25)[1]
+    assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert relative(lse, expected) < tolerance
+    got = torch.autograd.grad((lse * d_lse.to(lse.dtype)).sum(), ours)
+    for g, w in zip(got, torch.autograd.grad((expected * d_lse).sum(), reference), strict=True):
+        assert relative(g, w) < gradient_tolerance
+
+
+@pytest.mark.parametrize("length", [1, 5, 64, 200])
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 3e-5)])
+def test_effective_tokens_are_one_over_the_sum_of_squared_weights(length, dtype, tolerance):
+    q, k, v, _, d_lse = make((2, 2, length, 8), seed=length, dtype=dtype)
+    scale = 8**-0.5
+    ours, reference = leaves(q, k), leaves(q.double(), k.double())
+    n_eff = effective_tokens(*ours, scale)
+    expected = 1 / explicit(*reference, v, scale)[2].square().sum(-1)
+    # n_eff of the first token is 1 whatever happens, so errors are taken row by row.
+    assert float(((n_eff.double() - expected) / expected).detach().abs().max()) < tolerance
+    got = torch.autograd.grad((n_eff * d_lse.to(dtype)).sum(), ours)
+    wanted = torch.autograd.grad((expected * d_lse).sum(), reference)
+    for g, w in zip(got, wanted, strict=True):
+        assert float((g.double() - w).abs().max()) < 3 * tolerance * max(1.0, float(w.abs().max()))
+
+
+@pytest.mark.parametrize("asked_before", [True, False])
+def test_effective_tokens_of_bf16_are_computed_in_float32(asked_before):
+    """Facts: the same formula in bf16 is off by 5–73 %. Against the explicit matrix of the same rounded values."""
+    q, k, v, _, d_lse = make((2, 4, 128, 32), dtype=torch.bfloat16)
+    scale = 32**-0.5
+    ours, reference = leaves(q, k), leaves(q.double(), k.double())
+    expected = 1 / explicit(*reference, v, scale)[2].square().sum(-1)
+    for autocast in (False, True):
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            n_eff = effective_tokens(*ours, scale, asked_before)
+        assert n_eff.dtype == torch.float32
+        assert float(((n_eff.double() - expected) / expected).detach().abs().max()) < 1e-5
+    got = torch.autograd.grad((n_eff * d_lse.float()).sum(), ours)
+    wanted = torch.autograd.grad((expected * d_lse).sum(), reference)
+    for g, w in zip(got, wanted, strict=True):
+        # Each of the two log-sum-exps rounds its weights, its score gradients and its sum to bf16 (4e-3 each).
+        assert relative(g, w) < 1.5e-2
+
+
+def test_bf16_attention_rounds_its_output_and_not_its_lse():
+    q, k, v, d_out, d_lse = make((2, 4, 96, 32), dtype=torch.bfloat16)
+    scale = 32**-0.5
+    ours, reference = leaves(q, k, v), leaves(q.double(), k.double(), v.double())
+    out, lse = kernels.attention_with_lse(*ours, scale)
+    expected_out, expected_lse, _ = explicit(*reference, scale)
+    assert (out.dtype, lse.dtype) == (torch.bfloat16, torch.float32)
+    # The kernel's float32 exponential for bf16 inputs is good to about 20 ulp; bf16 itself would give 4e-3.
+    assert relative(lse, expected_lse) < 3e-5
+    assert relative(out, expected_out) < 8e-3
+    loss = (out.float() * d_out.float()).sum() + (lse * d_lse.float()).sum()
+    expected = (expected_out * d_out.double()).sum() + (expected_lse * d_lse).sum()
+    got, wanted = torch.autograd.grad(loss, ours), torch.autograd.grad(expected, reference)
+    for g, w in zip(got, wanted, strict=True):
+        assert relative(g, w) < 3e-2
+
+
+@settings(max_examples=40, deadline=None)
+@given(length=st.integers(1, 40), spread=st.sampled_from([0.0, 0.1, 1.0, 3.0, 30.0]), seed=st.integers(0, 99))
+def test_effective_tokens_lie_between_one_and_the_tokens_seen(length, spread, seed):
+    q, k, *_ = make((1, 2, length, 4), seed=seed, spread=spread)
+    for dtype, slack in ((torch.float64, 1e-9), (torch.float32, 1e-2 if spread == 30.0 else 1e-4)):
+        q_, k_ = q.to(dtype), k.to(dtype)
+        n_eff = effective_tokens(q_, k_, 0.5)
+        seen = torch.arange(1, length + 1, dtype=torch.float64)
+        assert bool((n_eff >= 1 - slack).all())
+        assert bool((n_eff <= seen * (1 + slack)).all())
+        if spread == 0.0:  # uniform attention
+            torch.testing.assert_close(n_eff, seen.to(dtype).expand_as(n_eff))
+
+
+def test_scores_of_hundreds_overflow_nothing():
+    q, k, v, d_out, d_lse = make((1, 1, 20, 8), dtype=torch.float32, spread=20.0)
+    ours = leaves(q, k, v)
+    out, lse = kernels.attention_with_lse(*ours, 1.0)
+    assert lse.abs().max() > 500
+    assert relative(out, torch.softmax((q.double() @ k.double().mT).masked_fill(
+        torch.ones(20, 20).triu(1) > 0, -torch.inf), -1) @ v.double()) < 1e-3  # fmt: skip
+    for g in torch.autograd.grad((out * d_out).sum() + (lse * d_lse.float()).sum(), ours):
+        assert bool(g.isfinite().all())
+    blockwise = kernels._BlockwiseLSE.apply(*ours[:2], 1.0, True)
+    torch.testing.assert_close(blockwise, lse)
+
+
+def test_gradcheck_of_all_paths(monkeypatch):
+    monkeypatch.setattr(kernels, "_QUERY_BLOCK", 3)
+    q, k, v = leaves(*make((1, 2, 5, 4))[:3])
+    assert torch.autograd.gradcheck(lambda *x: kernels.attention_with_lse(*x, 0.5), (q, k, v))
+    assert torch.autograd.gradcheck(lambda *x: kernels.visible_lse(*x, 0.5), (q, k))
+    assert torch.autograd.gradcheck(lambda *x: kernels._BlockwiseLSE.apply(*x, 0.5, True), (q, k))
+
+    assert torch.autograd.gradcheck(lambda *x: effective_tokens(*x, 0.5), (q, k))
+    assert torch.autograd.gradcheck(lambda *x: effective_tokens(*x, 0.5, False), (q, k))
+
+
+def test_views_of_other_strides_give_the_same_numbers():
+    """Attention hands over transposed views, repeated keys and slices, never fresh tensors."""
+    generator = torch.Generator().manual_seed(0)
+    base = torch.randn(2, 9, 3, 24, generator=generator, dtype=torch.float64).requires_grad_()
+    q, k, v = base.transpose(1, 2).chunk(3, dim=-1)
+    fresh = leaves(q.contiguous(), k.contiguous(), v.contiguous())
+    weights = torch.randn(2, 3, 9, 8, generator=generator, dtype=torch.float64)
+    results = []
+    for tensors in ((q, k, v), fresh):
+        out, lse = kernels.attention_with_lse(*tensors, 0.3)
+        results.append(((out * weights).sum() + (lse * weights[..., 0]).sum(), out, lse))
+    torch.testing.assert_close(results[0][1:], results[1][1:])
+    (got,) = torch.autograd.grad(results[0][0], base)
+    wanted = torch.cat(torch.autograd.grad(results[1][0], fresh), dim=-1).transpose(1, 2)
+    torch.testing.assert_close(got, wanted)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("length", [1, 7, 12, 61])
+@pytest.mark.parametrize("prefix", [None, 1, 5, 61])
+@pytest.mark.parametrize("window", [None, 1, 2, 6, 12, 13, 100])
+def test_windows_and_prefixes_equal_the_explicit_matrix(window, prefix, length, device):
+    q, k, v, d_out, d_lse = make((2, 3, length, 5), seed=length, device=device)
+    ours, reference = leaves(q, k, v), leaves(q, k, v)
+    query, key = torch.arange(length)[:, None], torch.arange(length)
+    seen = (key <= query) & (key > query - (window or length)) | (torch.maximum(query, key) < (prefix or 0))
+    scores = torch.einsum("bhtk,bhsk->bhts", *reference[:2]) * 0.4
+    weights = scores.masked_fill(~seen.to(device), -torch.inf).softmax(-1)
+    expected_out = weights @ reference[2]
+    expected_lse = scores.masked_fill(~seen.to(device), -torch.inf).logsumexp(-1)
+    out, lse = kernels.visible_attention(*ours, 0.4, window, prefix)
+    torch.testing.assert_close(out, expected_out)
+    torch.testing.assert_close(lse, expected_lse)
+    torch.testing.assert_close(kernels.visible_lse(*ours[:2], 0.4, window, prefix), expected_lse)
+    got = torch.autograd.grad((out * d_out).sum() + (lse * d_lse).sum(), ours)
+    wanted = torch.autograd.grad((expected_out * d_out).sum() + (expected_lse * d_lse).sum(), reference)
+    torch.testing.assert_close(got, wanted)
+
+
+def test_a_long_window_reads_no_more_memory_than_chunks(monkeypatch):
+    """Windows are made of causal attentions over chunks, so nothing longer than the window is ever attended to."""
+    lengths = []
+    whole = kernels.attention_with_lse
+    monkeypatch.setattr(kernels, "attention_with_lse", lambda q, *rest: lengths.append(q.shape[2]) or whole(q, *rest))
+    q, k, v = make((1, 1, 100, 4))[:3]
+    kernels.visible_attention(q, k, v, 0.5, window=16)
+    assert lengths == [16, 15]
+
+
+@pytest.mark.parametrize("kept", [1 << 30, -1])
+@pytest.mark.parametrize("shape", [(2, 3, 1, 8), (1, 2, 33, 16), (1, 2, 128, 8), (2, 2, 129, 64), (1, 1, 300, 8)])
+def test_bf16_blocks_equal_the_explicit_matrix_whether_weights_are_kept_or_not(shape, kept, monkeypatch):
+    """What bf16 training on CPU runs on; the output alone, and with the log-sum-exp."""
+    monkeypatch.setattr(blocks, "_KEPT", kept)
+    q, k, v, d_out, d_lse = make(shape, seed=3, dtype=torch.bfloat16)
+    scale = shape[-1] ** -0.5
+    ours, reference = leaves(q, k, v), leaves(q.double(), k.double(), v.double())
+    expected_out, expected_lse, _ = explicit(*reference, scale)
+    out, lse = kernels.attention_with_lse(*ours, scale)
+    alone = kernels.causal_attention(*ours, scale)
+    assert relative(out, expected_out) < 8e-3
+    assert relative(alone, expected_out) < 8e-3
+    torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
+    for got, with_lse in ((out, 1), (alone, 0)):
+        loss = (got.float() * d_out.float()).sum() + with_lse * (lse * d_lse.float()).sum()
+        expected = (expected_out * d_out.double()).sum() + with_lse * (expected_lse * d_lse).sum()
+        gradients = torch.autograd.grad(loss, ours, retain_graph=True)
+        wanted = torch.autograd.grad(expected, reference, retain_graph=True, allow_unused=True)
+        size = max(float(w.abs().max()) for w in wanted if w is not None)
+        for g, w in zip(gradients, wanted, strict=True):
+            assert float((g.double() - (0 if w is None else w)).abs().max()) < 3e-2 * size
+
+
+def test_an_autocast_around_bf16_blocks_keeps_their_scores_float32():
+    q, k, v, _, _ = make((1, 2, 150, 32), dtype=torch.bfloat16, spread=3.0)
+    expected = explicit(q, k, v, 0.3)[1]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        _, lse = kernels.attention_with_lse(q, k, v, 0.3)
+    torch.testing.assert_close(lse.double(), expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,50 @@
+"""Keys and values kept: the same logits as from the whole sequence at once, for every arm."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from birthmark.models.attention.kv_cache import KeyValueCache
+from birthmark.models.birth import born
+from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+
+ARMS = {
+    "plain": AttentionConfig(),
+    "headnorm": AttentionConfig("headnorm"),
+    "analytic": AttentionConfig("calibrated", calibration=CalibrationConfig("analytic", direction="attenuate")),
+    "correlated": AttentionConfig("calibrated", calibration=CalibrationConfig(correlation="estimated")),
+    "learned sink": AttentionConfig(normaliser="softmax_sink"),
+    "off by one, key and value bias": AttentionConfig(normaliser="softmax_off_by_one", kv_bias="key_value"),
+    "sigmoid": AttentionConfig(normaliser="sigmoid", sigmoid_bias="log_length"),
+    "normalised identity": AttentionConfig(normaliser="identity", normalise_rows=True),
+    "window": AttentionConfig(window=4),
+    "window, gate, norms": AttentionConfig("headnorm", window=5, gate="channel", qk_norm="width"),
+    "prefix": AttentionConfig(prefix=6),
+}
+
+
+@pytest.mark.parametrize("positions", ["rope", "learned", "sinusoidal", "alibi", "t5", "none"])
+@pytest.mark.parametrize("arm", ARMS)
+def test_steps_through_the_cache_give_the_logits_of_the_whole(arm, positions):
+    config = ModelConfig(
+        d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=61, max_seq_len=24, positions=positions,
+        attention=ARMS[arm],
+    )  # fmt: skip
+    model = born(config, 0).eval()
+    tokens = torch.randint(61, (3, 20), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole = model(tokens)
+        # The prompt at once, then one token, several, one, one.
+        cache, parts = KeyValueCache(config, 3, 20), []
+        for piece in tokens.split([9, 1, 8, 1, 1], dim=1):
+            assert cache.length == sum(part.shape[1] for part in parts)
+            parts.append(model(piece, cache=cache))
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=2e-5, rtol=1e-5)
+
+
+def test_more_than_it_was_made_for_is_refused():
+    config = ModelConfig(d_model=32, n_layers=1, vocab_size=61)
+    cache = KeyValueCache(config, 1, 4)
+    with torch.no_grad(), pytest.raises(ValueError, match="holds 4"):
+        born(config, 0)(torch.zeros(1, 5, dtype=torch.long), cache=cache)

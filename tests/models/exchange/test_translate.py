@@ -1,0 +1,226 @@
+"""Configs of ``transformers`` and ours: each read as the other where they say the same, and refused where not."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+import yaml
+
+import birthmark
+from birthmark.errors import UsageError
+from birthmark.models.birth import born
+from birthmark.models.config import AttentionConfig, CalibrationConfig, InitConfig, ModelConfig
+from birthmark.models.exchange.pretrained import (
+    load_pretrained,
+    read_pretrained,
+    save_pretrained,
+    write_pretrained,
+)
+from birthmark.models.exchange.translate import config_from_json, config_to_json, family_of, pieces
+
+transformers.logging.set_verbosity_error()
+transformers.logging.disable_progress_bar()
+
+PRESETS = {
+    "gpt2-124m": "gpt2",
+    "gpt2-1.5b": "gpt2",
+    "llama2-7b": "llama",
+    "llama3-8b": "llama",
+    "tinyllama-1.1b": "llama",
+    "olmo2-7b": "olmo2",
+    "pythia-1b": "gpt_neox",
+    "qwen3-0.6b": "qwen3",
+    "qwen3-8b": "qwen3",
+}
+
+
+def preset(name):
+    fields = yaml.safe_load((Path(birthmark.__file__).parent / f"configs/models/{name}.yaml").read_text())["model"]
+    inner = {"attention": AttentionConfig(**fields.get("attention", {})), "init": InitConfig(**fields["init"])}
+    return ModelConfig(**fields | inner)
+
+
+@pytest.mark.parametrize(("name", "family"), PRESETS.items())
+def test_a_published_model_has_the_tensors_that_transformers_gives_it(name, family):
+    config = preset(name)
+    content = config_to_json(config, family_of(config))
+    assert content["model_type"] == family
+    with torch.device("meta"):
+        theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**content))
+    expected = {
+        n.replace("lm_head", "embed_out") if family == "gpt_neox" else n: p for n, p in theirs.named_parameters()
+    }
+    found = {piece.theirs: piece.shape for piece in pieces(config, family_of(config))}
+    assert found == {name: tuple(parameter.shape) for name, parameter in expected.items()}
+
+
+def test_configs_as_they_were_first_published_are_our_presets():
+    gpt2 = {
+        "activation_function": "gelu_new",
+        "architectures": ["GPT2LMHeadModel"],
+        "attn_pdrop": 0.1,
+        "initializer_range": 0.02,
+        "layer_norm_epsilon": 1e-05,
+        "model_type": "gpt2",
+        "n_ctx": 1024,
+        "n_embd": 768,
+        "n_head": 12,
+        "n_layer": 12,
+        "n_positions": 1024,
+        "vocab_size": 50257,
+    }
+    pythia = {
+        "hidden_act": "gelu",
+        "hidden_size": 768,
+        "initializer_range": 0.02,
+        "intermediate_size": 3072,
+        "layer_norm_eps": 1e-05,
+        "max_position_embeddings": 2048,
+        "model_type": "gpt_neox",
+        "num_attention_heads": 12,
+        "num_hidden_layers": 12,
+        "rotary_emb_base": 10000,
+        "rotary_pct": 0.25,
+        "tie_word_embeddings": False,
+        "torch_dtype": "float16",
+        "use_parallel_residual": True,
+        "vocab_size": 50304,
+    }
+    for name, content in {"gpt2-124m": gpt2, "pythia-160m": pythia}.items():
+        expected = preset(name)
+        assert config_from_json(content) == dataclasses.replace(
+            expected, init=InitConfig("normal"), d_ff=None if name == "gpt2-124m" else 3072
+        )
+
+
+def test_the_older_spelling_of_rotary_settings_is_read_and_written(their_folder, tmp_path):
+    folder = their_folder("gpt_neox", tmp_path / "hf")
+    config = json.loads((folder / "config.json").read_text())
+    new = config_from_json(config)
+    del config["rope_parameters"]
+    old = config | {"rotary_emb_base": 10000, "rotary_pct": 0.5, "rope_scaling": None}
+    assert config_from_json(old) == new
+    assert config_from_json(config).rope_fraction == 0.25  # what transformers takes
+    save_pretrained(load_pretrained(folder), tmp_path / "out")
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    assert (written["rotary_pct"], written["rotary_emb_base"]) == (0.5, 10000.0)
+
+    llama = their_folder("llama", tmp_path / "llama")
+    config = json.loads((llama / "config.json").read_text())
+    del config["rope_parameters"]
+    assert config_from_json(config | {"rope_theta": 500}).rope_base == 500.0
+    assert config_from_json(config | {"rope_scaling": {"type": "default"}}).rope_base == 10000.0
+
+
+#: Keys that say a model's type and shape.
+SHAPE = {
+    "model_type", "vocab_size", "bos_token_id", "eos_token_id", "pad_token_id",
+    "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
+    "max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions",
+}  # fmt: skip
+
+
+def test_what_a_config_leaves_out_is_what_transformers_takes(our_name, their_config):
+    """Their own class reads the same short config."""
+    theirs = their_config(our_name)
+    short = {key: value for key, value in theirs.to_dict().items() if key in SHAPE}
+    full = type(theirs)(**short).to_dict()
+    read = [config_from_json(content) for content in (short, full)]
+    one, other = (dataclasses.replace(c, n_kv_heads=c.kv_heads, head_dim=c.d_head, d_ff=c.ff) for c in read)
+    assert one == other
+
+
+REFUSED_KEYS = [
+    ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}}, "rope_type 'llama3'"),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
+    ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
+    ("llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5"),
+    ("llama", {"attention_bias": True}, "attention_bias True with mlp_bias False"),
+    ("llama", {"hidden_act": "gelu_new"}, "hidden_act 'gelu_new'"),
+    ("llama", {"hidden_act": "mish"}, "hidden_act 'mish'"),
+    ("llama", {"quantization_config": {"bits": 4}}, "quantization_config"),
+    ("llama", {"hidden_size": "32"}, "hidden_size is '32'"),
+    ("llama", {"tie_word_embeddings": 1}, "tie_word_embeddings is 1"),
+    ("llama", {"num_hidden_layers": 0}, "n_layers is 0"),
+    ("llama", {"model_type": "mamba"}, "model_type 'mamba'"),
+    ("llama", {"model_type": None}, "model_type None"),
+    ("qwen2", {"use_sliding_window": True, "sliding_window": 8}, "use_sliding_window True"),
+    ("qwen2", {"layer_types": ["full_attention", "sliding_attention"]}, "layer_types"),
+    ("qwen3", {"attention_bias": True}, "attention_bias True"),
+    ("olmo2", {"attention_bias": True}, "attention_bias True"),
+    ("gpt_neox", {"attention_bias": False}, "attention_bias False"),
+    ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
+    ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights False"),
+    ("gpt2", {"n_embd": None}, "n_embd is missing"),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "said"), REFUSED_KEYS, ids=[said for *_, said in REFUSED_KEYS])
+def test_what_we_do_not_have_is_refused_by_key_and_value(name, changes, said, their_config):
+    content = their_config(name).to_dict()
+    config_from_json(content)
+    with pytest.raises(UsageError) as error:
+        config_from_json(content | changes, "here/config.json")
+    assert str(error.value).startswith("here/config.json: ")
+    assert said in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_dropout_and_an_unused_window_change_nothing(their_shape):
+    content = transformers.Qwen2Config(**their_shape).to_dict()
+    more = {"attention_dropout": 0.1, "sliding_window": 4096, "max_window_layers": 1, "use_sliding_window": False}
+    assert config_from_json(content | more) == config_from_json(content)
+
+
+def attention(**fields):
+    return {"attention": AttentionConfig(**fields)}
+
+
+REFUSED_ARMS = [
+    ("llama", attention(aggregation="headnorm"), "model.attention.aggregation headnorm has", "llama"),
+    ("qwen3", attention(qk_norm="head", gate="head"), "model.attention.gate head has", "qwen3"),
+    ("llama", {"positions": "alibi", "rope_base": 10000.0}, "model.positions alibi has", "llama"),
+    ("llama", attention(normaliser="softmax_sink"), "model.attention.normaliser softmax_sink has", "llama"),
+    ("llama", attention(window=8), "model.attention.window 8 has", "llama"),
+    ("llama", attention(prefix=4), "model.attention.prefix 4 has", "llama"),
+    ("llama", attention(kv_bias="key"), "model.attention.kv_bias key has", "llama"),
+    (
+        "llama",
+        attention(aggregation="calibrated", calibration=CalibrationConfig("analytic")),
+        "model.attention.aggregation calibrated, model.attention.calibration.n_eff analytic have",
+        "llama",
+    ),
+    ("llama", {"norm_placement": "both"}, "model.norm_placement both has", "llama"),
+    ("llama", {"norm": "none"}, "model.norm none has", "llama"),
+    ("llama", {"mlp": "gelu"}, "model.mlp gelu has", "llama"),
+    ("llama", {"rope_fraction": 0.5}, "model.rope_fraction 0.5 has", "llama"),
+    ("llama", {"d_model": 36, "n_heads": 8, "n_kv_heads": 8, "head_dim": 8}, "model.head_dim 8 has", "llama"),
+    ("gpt2", {"n_kv_heads": 2}, "model.n_kv_heads 2 has", "gpt2"),
+    ("gpt2", {"head_dim": 16}, "model.head_dim 16 has", "gpt2"),
+    ("gpt2", {"bias": False}, "model.bias False, model.attention.qkv_bias False have", "gpt2"),
+    ("gpt_neox", {"n_kv_heads": 2}, "model.n_kv_heads 2 has", "gpt_neox"),
+    ("gpt_neox", {"head_dim": 40}, "model.head_dim 40 has", "gpt_neox"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "said", "closest"), REFUSED_ARMS, ids=[f"{a} {c}" for a, _, c, _ in REFUSED_ARMS]
+)
+def test_an_arm_that_no_family_has_is_refused_by_name(name, changes, said, closest, our_config, tmp_path):
+    config = our_config(name, **changes)
+    with pytest.raises(UsageError) as error:
+        write_pretrained(config, {}, tmp_path / "out")
+    assert str(error.value).startswith(f"{said} no counterpart in transformers: the closest family, {closest}, has ")
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_distribution_at_birth_is_no_part_of_the_exchange(our_config, tmp_path):
+    for init in (InitConfig("xavier"), InitConfig("gpt2", 0.5)):
+        config = our_config("gpt2", init=init)
+        save_pretrained(born(config, 0), tmp_path / init.kind)
+        assert read_pretrained(tmp_path / init.kind).config.init == InitConfig("normal", init.std)

@@ -1,0 +1,161 @@
+"""A plan's peak against the memory that real runs take: of Lightning with this project's strategies, in processes."""
+
+import dataclasses
+import json
+import sys
+
+import pytest
+import torch
+import yaml
+
+from birthmark.plan.planner import Cluster, Planner, way
+
+#: Rank, processes, store, config file, output, device; then ways of training as JSON. Peaks in bytes as JSON.
+SCRIPT = """
+import gc, json, logging, os, re, sys, warnings
+warnings.filterwarnings("ignore")
+import lightning as L
+import torch
+import torch.distributed as dist
+from dataclasses import replace
+from pathlib import Path
+from birthmark.trainer.config_file import resolve
+from birthmark.models.birth import born
+from birthmark.trainer.config import TrainerConfig
+from birthmark.trainer.module import PretrainModule
+from birthmark.trainer.strategies.table import STRATEGIES
+
+rank, world, (store, file, out, device) = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:7]
+ways = [TrainerConfig(**fields) for fields in json.loads(sys.argv[7])]
+torch.set_num_threads(1)
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}.items():
+    os.environ[name] = str(value)
+os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+if world > 1:
+    dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
+config = resolve(Path(file))
+
+class Random(torch.utils.data.IterableDataset):
+    def __init__(self, config):
+        self.shape = config.trainer.micro_batch_size, config.model.max_seq_len + 1
+        self.size = config.model.vocab_size
+
+    def __iter__(self):
+        while True:
+            yield torch.randint(self.size, self.shape)
+
+def train(config):
+    kind = STRATEGIES[config.trainer.strategy]
+    spreading = kind.prepare(config.trainer, config.optim.grad_clip, torch.device(device))
+    model = born(config.model, 0, "cpu", spreading.spread)
+    batches = torch.utils.data.DataLoader(Random(config), batch_size=None)
+    L.Trainer(
+        accelerator="cpu" if device == "cpu" else "gpu", devices=world, strategy=spreading.lightning, max_steps=2,
+        accumulate_grad_batches=config.trainer.global_batch_size // (config.trainer.micro_batch_size * world),
+        logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    ).fit(PretrainModule(model, config.optim, config.trainer), batches)
+
+def status(name):
+    return 1024 * int(re.search(name + r":\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
+
+peaks = []
+small = replace(config.model, d_model=48, d_ff=32, n_layers=1, vocab_size=64, max_seq_len=64)
+for trainer in ways:
+    # What a first run brings along once and for all: libraries, threads, buffers of gloo.
+    train(replace(config, model=small, trainer=trainer))
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        train(replace(config, trainer=trainer))
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        continue
+    before = status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
+    train(replace(config, trainer=trainer))
+    peaks.append(status("VmHWM") - before)
+Path(out).write_text(json.dumps(peaks))
+"""
+
+#: What memory is freed goes back to the system at once, so that what is resident is what is held.
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+
+
+@pytest.fixture
+def run(tiny):
+    """A run of 17 M parameters: 270 MB with gradients and optimizer state."""
+    return tiny(
+        {
+            "model.d_model": 384,
+            "model.n_layers": 6,
+            "model.n_heads": 6,
+            "model.vocab_size": 8192,
+            "model.max_seq_len": 256,
+            "model.mlp": "swiglu",
+            "trainer.micro_batch_size": 4,
+            "trainer.global_batch_size": 16,
+        }
+    )
+
+
+@pytest.fixture
+def measured(run, tmp_path, as_ranks):
+    """``measured(n_processes, ways, device="cpu")``: peaks of the processes in bytes, ``[processes][ways]``."""
+    file = tmp_path / "run.yaml"
+    fields = dataclasses.asdict(run)
+    del fields["name"], fields["run_dir"]
+    file.write_text(yaml.safe_dump(fields))
+
+    def measure(n_processes, ways, device="cpu"):
+        told = json.dumps([dataclasses.asdict(trainer) for trainer in ways])
+        arguments = n_processes, tmp_path / "store", file, tmp_path / "{rank}.json", device, told
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in ENVIRONMENT.items():
+                patch.setenv(name, value)
+            _, statuses = as_ranks(SCRIPT, *arguments, n=n_processes)
+        assert statuses == [0] * n_processes
+        return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(n_processes)]
+
+    return measure
+
+
+def check(run, ways, n_processes, peaks, gpu):
+    planner = Planner(run, Cluster(n_processes, gpu))
+    for number, trainer in enumerate(ways):
+        planned = planner.plan(trainer).peak
+        for of_process in peaks:
+            assert planned == pytest.approx(of_process[number], rel=0.1), (
+                trainer.strategy,
+                planned,
+                of_process[number],
+            )
+
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is read from /proc")
+
+
+@linux
+def test_peak_of_a_single_process(run, measured):
+    ways = [way(run.trainer, "single", "none"), way(run.trainer, "single", "full")]
+    ways.append(dataclasses.replace(way(run.trainer, "single", "selective"), precision="bf16"))
+    check(run, ways, 1, measured(1, ways), "cpu")
+
+
+@linux
+def test_peak_of_two_processes(run, measured):
+    cut, full = way(run.trainer, "fsdp2", "none"), way(run.trainer, "fsdp2", "full")
+    copied = way(run.trainer, "ddp", "full")
+    at_once = dataclasses.replace(copied, global_batch_size=8)
+    ways = [cut, dataclasses.replace(full, precision="bf16", gather="bf16"), copied, at_once]
+    check(run, ways, 2, measured(2, ways), "cpu")
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_peak_on_a_gpu(run, measured, precision):
+    ways = [
+        dataclasses.replace(way(run.trainer, "single", kind), precision=precision, device="cuda")
+        for kind in ("none", "selective", "full")
+    ]
+    check(run, ways, 1, measured(1, ways, "cuda"), "h100-80gb")

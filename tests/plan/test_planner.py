@@ -1,0 +1,407 @@
+"""What `birthmark plan` says, against hand counts, torch's own counters, other sizes, and published figures."""
+
+import ast
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import yaml
+from torch.utils.flop_counter import FlopCounterMode
+
+import birthmark
+from birthmark.errors import UsageError
+from birthmark.launch.cli import main
+from birthmark.launch.parsing import build_parser
+from birthmark.models.attention import kernels
+from birthmark.models.birth import born
+from birthmark.models.dotted import dotted
+from birthmark.plan.gpu import KERNELS, WIDE
+from birthmark.plan.planner import Cluster, Planner, best, way
+from birthmark.plan.rehearsal import rehearse
+from birthmark.trainer.config import OptimConfig, TrainerConfig
+from birthmark.trainer.config_file import resolve
+from birthmark.trainer.module import PretrainModule
+from birthmark.trainer.strategies import fsdp2
+from birthmark.trainer.throughput import GPUS
+
+ROOT = Path(birthmark.__file__).parent
+CONFIGS = ROOT / "configs"
+
+#: A LLaMA with sizes that divide by eight processes.
+LLAMA = {
+    "model.d_model": 64,
+    "model.n_layers": 2,
+    "model.n_heads": 4,
+    "model.d_ff": 96,
+    "model.vocab_size": 128,
+    "model.max_seq_len": 32,
+    "model.mlp": "swiglu",
+    "snapshot.seq_len": 8,
+    "trainer.micro_batch_size": 2,
+    "trainer.global_batch_size": 64,
+    "trainer.precision": "bf16",
+}
+#: Its parameters, by hand: in one block, and in embeddings, last norm and head.
+BLOCK, OUTSIDE = 4 * 64 * 64 + 3 * 64 * 96 + 2 * 64, 2 * 128 * 64 + 64
+
+
+@pytest.fixture
+def llama(tiny):
+    """``llama(fields)``: the run of it with some fields changed."""
+    return lambda fields=None: tiny(LLAMA | (fields or {}))
+
+
+# ---------------------------------------------------------------- rehearsals
+
+
+def test_a_block_keeps_on_a_gpu_what_a_hand_counts(llama):
+    def kept(n_layers):
+        curve = rehearse(llama({"model.n_layers": n_layers}), 1, device="cuda")
+        # At the end of the forward pass, all activations are there.
+        return curve.per_sequence[curve.during("first forward")][-1]
+
+    # Of a token, in bytes: two residual streams in float32, each with its norm's scale; in bf16 what the five maps that
+    # read them read, queries and keys once turned, values, what attention gives and the same laid out for the next map;
+    # in the MLP's width gate and up, the activated gate, their product; and attention's log-sum-exps.
+    d, ff, heads, tokens = 64, 96, 4, 32
+    by_hand = 2 * (4 * d + 4) + 2 * (5 + 2 + 1 + 2) * d + 2 * 4 * ff + 4 * heads
+    assert kept(3) - kept(2) == kept(2) - kept(1) == tokens * by_hand
+
+
+@pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
+@pytest.mark.parametrize("cut", [False, True])
+def test_one_rehearsal_knows_every_micro_batch(llama, cut, checkpointing):
+    fields = {"trainer.activation_checkpointing": checkpointing, "trainer.strategy": "fsdp2" if cut else "single"}
+    config = llama(fields)
+    of_all = rehearse(config, 8 if cut else 1, cut=fsdp2.cutter if cut else None, device="cuda")
+    of_three = rehearse(config, 8 if cut else 1, cut=fsdp2.cutter if cut else None, device="cuda", micro_batch_size=3)
+    assert not of_three.per_sequence.any()
+    assert (of_all.at(3) == of_three.fixed).all()
+    assert of_all.sent == of_three.sent
+
+
+def test_a_cut_model_holds_and_sends_its_part(llama):
+    n, config = 8, llama({"trainer.strategy": "fsdp2"})
+    curve = rehearse(config, n, cut=fsdp2.cutter, device="cuda")
+    whole = 4 * (2 * BLOCK + OUTSIDE)
+    at_rest = curve.fixed[curve.during("update")][-1]
+    # Of each of the 21 parameters, AdamW counts its steps in one number.
+    assert list(at_rest[:3]) == [whole / n, whole / n, 2 * whole / n + 4 * 21]
+    ring = (n - 1) / n
+    for nth in ("first", "later"):
+        assert curve.sent[f"{nth} forward"] == ring * whole
+        # What is outside the blocks stays gathered; gradients are all sent.
+        assert curve.sent[f"{nth} backward"] == ring * (whole + 4 * 2 * BLOCK)
+
+
+def test_copies_of_a_cut_model_sum_their_parts(llama):
+    curves = [
+        rehearse(llama({"trainer.strategy": "fsdp2", "trainer.replicas": replicas}), 8, cut=fsdp2.cutter, device="cuda")
+        for replicas in (1, 4)
+    ]
+    whole = 4 * (2 * BLOCK + OUTSIDE)
+    # Half of the gradients, between four: a ring sends three quarters of it twice.
+    assert curves[1].sent["first backward"] == 1 / 2 * (whole + 4 * 2 * BLOCK) + 2 * 3 / 4 * whole / 2
+    assert list(curves[1].fixed[-1][:2]) == [whole / 2, whole / 2]
+
+
+def test_weights_gathered_in_bf16_take_half(llama):
+    curves = [
+        rehearse(llama({"trainer.strategy": "fsdp2", "trainer.gather": gather}), 8, cut=fsdp2.cutter, device="cuda")
+        for gather in ("fp32", "bf16")
+    ]
+    assert curves[1].sent["first forward"] * 2 == curves[0].sent["first forward"]
+
+
+def test_nothing_is_left_behind(llama):
+    resize = torch.UntypedStorage.resize_
+    rehearse(llama({"trainer.strategy": "fsdp2"}), 4, cut=fsdp2.cutter, device="cuda")
+    assert torch.UntypedStorage.resize_ is resize
+    assert kernels.chosen_for is None
+    assert not dist.is_initialized()
+
+
+ARMS = {
+    "t5": {"positions": "t5"},
+    "alibi": {"positions": "alibi"},
+    "window": {"attention.window": 8},
+    "prefix": {"attention.prefix": 4},
+    "sigmoid": {"attention.normaliser": "sigmoid"},
+    "learned sink": {"attention.normaliser": "softmax_sink"},
+    "key and value": {"attention.kv_bias": "key_value"},
+    "exact": {"attention.aggregation": "calibrated", "attention.calibration.n_eff": "exact"},
+    "head norm, gate": {"attention.aggregation": "headnorm", "attention.gate": "channel"},
+    "GPT-2": {"norm": "layernorm", "bias": True, "positions": "learned", "tie_embeddings": True, "mlp": "gelu"},
+}
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_every_arm_can_be_planned(llama, arm):
+    config = llama({f"model.{name}": value for name, value in ARMS[arm].items()})
+    plan = Planner(config, Cluster(1, "h100-80gb")).plan()
+    states = 16 * Planner(config, Cluster(1, "h100-80gb")).n_params
+    assert states < plan.peak < states + 20e6
+
+
+# ---------------------------------------------------------------- what stands in for a GPU
+
+
+def registered():
+    """Functions that autocast treats on a GPU and leaves alone on a CPU, from torch's own registry."""
+    found = set()
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::"):
+            treats = torch._C._dispatch_has_kernel_for_dispatch_key
+            if treats(name, "AutocastCUDA") and not treats(name, "AutocastCPU"):
+                found.add(name.removeprefix("aten::").partition(".")[0])
+    return found
+
+
+#: Of these, a GPU's autocast makes arguments alike in place of making them wide (torch's documentation of amp); and the
+#: products of einsum are narrow on both.
+OTHERS = {"addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "index_put", "scatter_add", "einsum"}
+
+
+def test_wide_functions_are_those_of_a_gpus_autocast():
+    assert registered() >= WIDE
+    used = set()
+    for file in (ROOT / "models").glob("*.py"):
+        used |= {node.attr for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Attribute)}
+    assert (registered() - OTHERS) & used <= WIDE
+
+
+def test_the_fused_kernels_keep_the_shapes_that_they_replace():
+    q_BHTK, k_BHTK, v_BHTK = torch.randn(3, 2, 4, 6, 8).unbind()
+    calls = {"scaled_dot_product_attention": (q_BHTK, k_BHTK, v_BHTK), "rms_norm": (q_BHTK, (8,), torch.ones(8))}
+    for name, arguments in calls.items():
+        real = getattr(torch.nn.functional, name)(*arguments)
+        with torch._subclasses.FakeTensorMode() as mode:
+            fake = [mode.from_tensor(a) if isinstance(a, torch.Tensor) else a for a in arguments]
+            stand_in = KERNELS[name](*fake)
+        assert (stand_in.shape, stand_in.dtype) == (real.shape, real.dtype)
+
+
+# ---------------------------------------------------------------- plans
+
+
+def flops_of_a_pass(config, checkpointing):
+    """Counted by torch as three sequences run forward and backward on CPU."""
+    trainer = TrainerConfig(activation_checkpointing=checkpointing)
+    module = PretrainModule(born(config.model, 0).train(), OptimConfig(), trainer)
+    with FlopCounterMode(display=False) as counter:
+        module.model(torch.zeros(3, config.model.max_seq_len, dtype=torch.long)).sum().backward()
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("placement", ["pre", "both"])
+def test_what_is_computed_again_is_what_torch_counts(llama, placement):
+    config = llama({"trainer.precision": "fp32", "model.norm_placement": placement})
+    planner = Planner(config, Cluster(1, "h100-80gb"))
+    plain, again = (planner.plan(way(config.trainer, "single", kind)) for kind in ("none", "full"))
+    assert plain.flops_again == 0
+    assert again.flops == plain.flops
+    counted = [flops_of_a_pass(config, kind) / (3 * 32) for kind in ("none", "full")]
+    # Torch's counter does not know attention's kernel on CPU, and counts no gains, which are no matrices.
+    tokens, attention, gains = 64 * 32, 2 * 4 * 4 * 16 * 32, 2 * (1 + 2 * {"pre": 2, "both": 4}[placement]) * 64
+    assert plain.flops / tokens == counted[0] + 3 * (attention + gains)
+    assert again.flops_again / tokens == counted[1] - counted[0] + attention + gains
+
+
+def test_times_follow_from_the_stated_share_of_the_peak(llama):
+    config = llama({"trainer.strategy": "fsdp2", "trainer.activation_checkpointing": "full"})
+    plan = Planner(config, Cluster(16, "a100-80gb", mfu=0.5, bandwidth=1e9)).plan()
+    assert plan.step_seconds == pytest.approx((plan.flops + plan.flops_again) / (16 * 0.5 * 312e12))
+    assert plan.sending_seconds == pytest.approx(plan.sent / 1e9)
+    assert Cluster(16, "a100-80gb").sends == 50e9  # two machines
+    assert Cluster(8, "a100-80gb").sends == GPUS["a100-80gb"].link
+
+
+def test_states_are_shared_as_each_strategy_says(llama):
+    config = llama()
+    whole, n = 4 * (2 * BLOCK + OUTSIDE), 8
+    planner = Planner(config, Cluster(n, "h100-80gb"))
+    plans = {s: planner.plan(way(config.trainer, s, "none")) for s in ("ddp", "fsdp2", "zero1", "zero2", "zero3")}
+    for name, parameters, optimizer in (
+        ("ddp", whole, 2 * whole),
+        ("fsdp2", whole / n, 2 * whole / n),
+        ("zero1", whole, 3 * whole / n),
+        ("zero2", whole, 3 * whole / n),
+        ("zero3", whole / n, 2 * whole / n),
+    ):
+        parts = plans[name].parts
+        assert (parts["parameters"], parts["optimizer"]) == pytest.approx((parameters, optimizer), rel=1e-3), name
+    # Four micro-batches: of DDP gradients beside their buckets.
+    assert plans["ddp"].parts["gradients"] == 2 * whole
+    assert plans["ddp"].sent == 2 * 7 / 8 * whole
+    offloaded = planner.plan(dataclasses.replace(way(config.trainer, "zero3", "none"), offload="cpu"))
+    assert offloaded.parts["parameters"] == offloaded.parts["optimizer"] == 0
+    assert offloaded.host_per_node == pytest.approx(6 * whole)  # all eight parts
+    assert plans["zero3"].host_per_node == 0
+
+
+def test_one_micro_batch_needs_no_gradients_beside_buckets(llama):
+    config = llama({"trainer.strategy": "ddp", "trainer.global_batch_size": 16})
+    plan = Planner(config, Cluster(8, "h100-80gb")).plan()
+    assert plan.accumulate == 1
+    assert plan.parts["gradients"] == 4 * (2 * BLOCK + OUTSIDE)
+
+
+def test_the_largest_micro_batch_that_fits_is_found(llama):
+    config = llama({"trainer.strategy": "fsdp2", "model.n_layers": 4})
+    roomy = Planner(config, Cluster(8, "h100-80gb"))
+    plans = [roomy.plan(dataclasses.replace(config.trainer, micro_batch_size=size)) for size in (1, 2, 4, 8)]
+    assert sorted(plan.peak for plan in plans) == [plan.peak for plan in plans]
+    found = []
+    for between in ((plans[1].peak + plans[2].peak) / 2, plans[0].peak - 1):
+        narrow = Planner(config, Cluster(8, "h100-80gb", usable=between / GPUS["h100-80gb"].memory))
+        found.append(narrow.largest(config.trainer))
+    assert (found[0].micro_batch_size, found[0].fits) == (2, True)
+    assert (found[1].micro_batch_size, found[1].fits) == (1, False)
+    assert best(found) is found[0]
+    assert best(found[1:]) is None
+
+
+def test_the_best_way_computes_and_sends_least(llama):
+    planner = Planner(llama({"trainer.strategy": "fsdp2"}), Cluster(8, "h100-80gb"))
+    plans = [planner.largest(trainer) for trainer in planner.ways()]
+    kinds = {(plan.strategy, plan.activation_checkpointing) for plan in plans}
+    assert kinds >= {("ddp", "none"), ("fsdp2", "selective"), ("zero3", "full")}
+    assert ("zero3", "selective") not in kinds  # refused by the config
+    assert ("single", "none") not in kinds
+    longest = {id(plan): max(plan.step_seconds, plan.sending_seconds) for plan in plans}
+    assert longest[id(best(plans))] == min(longest.values())
+
+
+# ---------------------------------------------------------------- 7B
+
+
+def fields_of(name):
+    return dotted(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()))
+
+
+@pytest.mark.parametrize("name", ["llama2_7b_fsdp2", "llama2_7b_zero3"])
+def test_variants_are_the_same_run(name):
+    base, variant = fields_of("llama2_7b"), fields_of(name)
+    differing = {field for field in {*base, *variant} if base.get(field) != variant.get(field)}
+    assert differing <= {f"trainer.{f}" for f in ("strategy", "gather", "micro_batch_size", "activation_checkpointing")}
+    assert variant["trainer.strategy"] == name.rpartition("_")[2]
+
+
+def test_llama2_is_trained_as_published():
+    run, model = fields_of("llama2_7b"), dotted(yaml.safe_load((CONFIGS / "models" / "llama2-7b.yaml").read_text()))
+    assert {name: value for name, value in run.items() if name.startswith("model.")} == model
+    tokens = run["trainer.global_batch_size"] * run["model.max_seq_len"]
+    assert tokens == pytest.approx(4e6, rel=0.05)
+    assert run["trainer.max_steps"] * tokens == pytest.approx(2e12, rel=1e-5)
+
+
+def told(capsys, *arguments):
+    assert main(["plan", *map(str, arguments), "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_7b_fits_eight_gpus_when_it_is_cut_and_not_otherwise(capsys):
+    full = ("--set", "trainer.activation_checkpointing=full")
+    cut = told(capsys, CONFIGS / "llama2_7b_fsdp2.yaml", "--n_gpus", 8, "--alone", *full)
+    assert cut["plan"]["fits"]
+    states = sum(cut["plan"]["parts"][part] for part in ("parameters", "gradients", "optimizer"))
+    assert states == pytest.approx(16 * 6_738_415_616 / 8, rel=1e-3)
+    whole = told(capsys, CONFIGS / "llama2_7b.yaml", "--n_gpus", 8, "--alone")
+    assert not whole["plan"]["fits"]
+    assert whole["plan"]["peak"] > 16 * 6_738_415_616
+    assert whole["plan"]["flops"] == pytest.approx(6 * 6.7e9 * 4.19e6, rel=0.2)
+    # LLaMA-2's authors tell their hours of A100 (arXiv 2307.09288, table 2).
+    a100 = told(capsys, CONFIGS / "llama2_7b_fsdp2.yaml", "--n_gpus", 8, "--alone", "--gpu", "a100-80gb")
+    assert 0.5 < a100["budget"]["gpu_hours"] / 184_320 < 2
+
+
+def test_7b_over_1024_gpus(capsys):
+    single = ("--set", "trainer.micro_batch_size=1")
+    plan = told(capsys, CONFIGS / "llama2_7b_zero3.yaml", "--n_gpus", 1024, "--alone", *single)
+    assert plan["plan"]["fits"]
+    assert plan["plan"]["parts"]["optimizer"] == pytest.approx(8 * 6_738_415_616 / 1024, rel=0.01)
+    assert plan["cluster"]["sends"] == 50e9
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def file(llama, tmp_path):
+    """``file(fields)``: a config file of the run."""
+
+    def write(fields=None):
+        config = dataclasses.asdict(llama(fields))
+        del config["name"], config["run_dir"]
+        path = tmp_path / "llama.yaml"
+        path.write_text(yaml.safe_dump(config))
+        return path
+
+    return write
+
+
+def test_people_read_whether_it_fits_and_what_is_best(file, capsys):
+    assert main(["plan", str(file()), "--n_gpus", "8", "--strategy", "zero2", "--price", "3"]) == 0
+    out = capsys.readouterr().out
+    assert "parameters on 8 × h100-80gb" in out
+    assert "zero2, micro-batch 2" in out
+    assert "fits: 73.60 GB" in out
+    assert "reckoned" in out
+    assert "best" in out
+    assert "at 3 an hour" in out
+    assert main(["plan", str(file()), "--n_gpus", "1", "--gpu", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "no peak on CPU is known" in out
+    assert "Other ways" not in out
+
+
+def test_a_batch_that_does_not_divide_is_told_with_ways_that_do(file, capsys):
+    # 64 sequences in micro-batches of 2 over 64 processes.
+    out = told(capsys, file({"trainer.strategy": "fsdp2"}), "--n_gpus", 64)
+    assert out["plan"] is None
+    assert "not a multiple of trainer.micro_batch_size" in out["impossible"]
+    assert {plan["micro_batch_size"] for plan in out["others"]} == {1}
+    assert out["others"][out["best"]]["fits"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--n_gpus", "8", "--gpu", "h100"], "--gpu h100: give cpu or one of"),
+        (["--n_gpus", "0"], "--n_gpus 0: give at least 1"),
+        (["--n_gpus", "12"], "--n_gpus 12 is not a multiple of --gpus_per_node 8"),
+        (["--n_gpus", "8", "--mfu", "40"], "--mfu 40.0: give a share"),
+        (["--n_gpus", "8", "--bandwidth", "0"], "--bandwidth 0: give a positive number"),
+        (["--n_gpus", "8", "--strategy", "fsdp"], "--strategy fsdp: give single, ddp"),
+        (["--n_gpus", "8", "--tokens", "-1"], "--tokens -1: give at least 0"),
+        (["--n_gpus", "3", "--gpus_per_node", "3"], "64 is not a multiple of"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(file, capsys, arguments, words):
+    path = file({"trainer.strategy": "fsdp2"})
+    assert main(["plan", str(path), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert error.count("\n") == 1
+
+
+def test_no_plan_inside_a_group(llama):
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with pytest.raises(UsageError, match="a process of its own"):
+            Planner(llama(), Cluster(1, "h100-80gb")).plan()
+    finally:
+        dist.destroy_process_group()
+
+
+def test_the_help_names_every_gpu():
+    text = " ".join(build_parser()[1]["plan"].format_help().split())
+    assert all(name in text for name in GPUS)
+
+
+def test_the_variants_resolve():
+    for name in ("llama2_7b", "llama2_7b_fsdp2", "llama2_7b_zero3"):
+        assert resolve(CONFIGS / f"{name}.yaml").model.n_layers == 32

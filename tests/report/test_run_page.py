@@ -1,0 +1,565 @@
+"""The page of a run: whole, closed to the outside, true to the files, the same every time."""
+
+import builtins
+import csv
+import html
+import json
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.stats
+
+from birthmark.errors import RunError, UsageError
+from birthmark.files import read_json, write_json, write_text
+from birthmark.launch.cli import main
+from birthmark.measure.records import RunDir, Snapshot, append_metrics
+from birthmark.report.history import printable, ranks
+from birthmark.report.pictures import layers as layer_pictures
+from birthmark.report.pictures.style import save_png
+from birthmark.report.run_page import build_report, summarise
+
+ATTACK = "<script>alert(1)</script>"
+TEXTS = [ATTACK, " the", "$x^2$", "_y", "日本", "\u202eabc", "a\\nb"]
+SCALARS = (
+    "alignment", "drift", "preference_ratio", "top1_share", "rank_persistence", "kendall_tau", "overlap_10",
+    "overlap_100", "overlap_1000", "sink_mass", "sink_mass_max", "sink_uniform", "sink_rate", "super_neurons",
+)  # fmt: skip
+STRANGERS = ("alignment_stranger", "rank_persistence_stranger")
+
+
+def make_snapshot(step, rng, *, n_layers=3, n_heads=2, vocab=120, length=16, strangers=True, **bias):
+    """Random but plausible: what a snapshot holds, as far as reports read it."""
+    p = rng.dirichlet(np.ones(vocab)).astype(np.float32)
+    arrays = {
+        "mean_prob": p,
+        "argmax_share": rng.dirichlet(np.ones(vocab)),
+        "inter_mlp": rng.random(n_layers + 1),
+        "intra_mlp": rng.random(n_layers + 1),
+        "inter_attention": rng.random(n_layers),
+        "intra_attention": rng.random(n_layers),
+        "sink_mass": rng.random((n_layers, n_heads)),
+        "importance": rng.random((n_layers, n_heads, length)),
+        "positional_variance": rng.random((n_layers, n_heads, length)),
+        "variance_discrepancy": 1 + rng.random(n_layers),
+        "n_eff": 1 + rng.random((n_layers, n_heads, length)),
+        "neuron_z": np.sort(1 + rng.random((n_layers, 4)))[:, ::-1],
+        "dominance": 1 + rng.random((n_layers + 1, length)),
+        "massive_value": np.sort(1 + rng.random((n_layers + 1, 5)))[:, ::-1],
+        "effective_rank": 1 + rng.random(n_layers + 1),
+        "qk_cosine": rng.random((n_layers, n_heads)),
+        "qk_positive": rng.random((n_layers, n_heads)),
+    }
+    scalars = {name: float(rng.random()) for name in (*SCALARS, *(STRANGERS if strangers else ()))}
+    order = np.argsort(-p, kind="stable")[:15]
+    top = [
+        {"rank": i + 1, "id": int(t), "text": TEXTS[i % len(TEXTS)], "p": float(p[t]), "argmax_share": 0.01}
+        for i, t in enumerate(order)
+    ]
+    summary = {"step": step, "tokens": step * 100, "vocab_size": vocab, "bias": scalars | bias, "top_tokens": top}
+    return Snapshot(summary, arrays)
+
+
+def make_run(path, *, seed=0, steps=(0, 1, 8, 64), losses=True, **shape):
+    """A run on disk, as `pretrain` leaves it."""
+    rng = np.random.default_rng(seed)
+    run = RunDir(path)
+    path.mkdir(parents=True)
+    write_text(run.config, f"name: {path.name}\nnote: '{ATTACK}'\n")
+    birth = {
+        "digest": rng.bytes(32).hex(), "init_seed": seed, "data_seed": 1, "probe_seed": 2, "n_params": 1234567,
+        "model": {"n_layers": 3}, "data": {"path": "http://example.org/corpus", "unigram_entropy": 4.321},
+        "versions": {"birthmark": "0.1.0"},
+    }  # fmt: skip
+    write_json(run.birth, birth)
+    for step in range(1, steps[-1] + 1) if losses else ():
+        line = {"train/loss": 5 - step / 100}
+        append_metrics(run.metrics, step, line | ({"val/loss": 5.1 - step / 100} if step in steps else {}))
+    for step in steps:
+        make_snapshot(step, rng, **shape).write(run.snapshot(step))
+    return run
+
+
+class Page(HTMLParser):
+    """An oracle of its own: balance of tags, attributes, ids, text and table cells."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.stack, self.attributes, self.tags, self.rows, self.text, self.links = [], [], [], [], [], []
+        self.feed(text)
+        self.close()
+        assert self.stack == []
+
+    def handle_starttag(self, tag, attrs):
+        self.handle_startendtag(tag, attrs)
+        if tag not in ("meta", "br"):
+            self.stack.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.links += [value for name, value in attrs if (tag, name) == ("a", "href")]
+        self.attributes += [(name, value) for name, value in attrs if (tag, name) != ("a", "href")]
+        if tag == "tr":
+            self.rows.append([])
+        if tag == "td":
+            self.rows[-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.stack.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+        if "td" in self.stack:
+            self.rows[-1][-1] += data
+
+    def table(self, n_columns):
+        return [row for row in self.rows if len(row) == n_columns]
+
+
+def build(runs, folder):
+    build_report(runs, folder / "report.html")
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    """Two runs of different shapes, and the page of both."""
+    root = tmp_path_factory.mktemp("pair")
+    runs = [
+        make_run(root / "_one$", seed=0),
+        make_run(root / "two", seed=1, n_layers=5, n_heads=7, vocab=300, length=700, steps=(0, 10, 20, 30)),
+    ]
+    return runs, build(runs, root)
+
+
+def test_the_page_is_well_formed_and_fetches_nothing(pair):
+    _, text = pair
+    page = Page(text)
+    assert {"script", "link", "iframe", "img", "object"}.isdisjoint(page.tags)
+    assert not re.search(r"@import|expression\(|javascript:", text)
+    assert all(target.startswith(("#", "data:")) for target in re.findall(r"url\(['\"]?([^)]*)\)", text))
+    for name, value in page.attributes:
+        assert not name.startswith("on")
+        if name in ("src", "href", "xlink:href", "action", "data"):
+            assert value.startswith(("#", "data:image/png")), value
+    assert any(name == "content" and "default-src 'none'" in value for name, value in page.attributes)
+
+
+def test_links_lead_into_the_page_or_to_files_beside_it(pair):
+    runs, text = pair
+    links = Page(text).links
+    assert len(links) > 20
+    for link in links:
+        assert link.startswith("#") or (runs[0].path.parent / link).is_file(), link
+        assert not link.startswith(("/", ".", "http", "file", "javascript")), link
+
+
+def test_every_id_is_unique_and_every_reference_finds_its_own(pair):
+    page = Page(pair[1])
+    ids = [value for name, value in page.attributes if name == "id"]
+    assert len(ids) == len(set(ids))
+    wanted = {value[1:] for name, value in page.attributes if name == "href" and value.startswith("#")}
+    wanted |= {link[1:] for link in page.links if link.startswith("#")}
+    wanted |= set(re.findall(r"url\(#([^)]*)\)", pair[1]))
+    assert wanted
+    assert wanted <= set(ids)
+
+
+def test_text_of_tokens_names_and_config_is_escaped(pair):
+    runs, text = pair
+    assert ATTACK not in text
+    assert html.escape(ATTACK) in text
+    shown = "".join(Page(text).text)
+    assert ATTACK in shown  # the reader still sees it as it is
+    assert "_one$" in shown
+    assert "\u202e" not in text  # would turn the rest of its line around
+    for run in runs:
+        assert read_json(run.birth)["digest"] in shown
+
+
+def test_the_table_shows_what_the_files_hold(pair):
+    runs, text = pair
+    # Written out by hand, not by the code under test.
+    cells = Page(text).table(12)
+    expected = []
+    for run in runs:
+        lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+        for snapshot in run.snapshots():
+            b, step = snapshot.bias, snapshot.step
+            loss = next((line for line in lines if line["step"] == step), {})
+            kind = "birth" if step == 0 else "end" if step == lines[-1]["step"] else ""
+            expected.append([
+                f"{kind}{step}",
+                f"{loss['val/loss']:.3f}" if loss else "–",
+                f"{loss['train/loss']:.3f}" if loss else "–",
+                f"{b['alignment']:.3f} ({b['alignment_stranger']:.3f})",
+                f"{b['drift']:.3f}",
+                f"{b['preference_ratio']:.2f}",
+                f"{100 * b['top1_share']:.1f} %",
+                f"{b['rank_persistence']:.3f} ({b['rank_persistence_stranger']:.3f})",
+                f"{b['kendall_tau']:.3f}",
+                f"{b['overlap_100']:.2f}",
+                f"{b['sink_mass']:.3f} ({b['sink_uniform']:.3f})",
+                f"{b['sink_rate']:.1f}",
+            ])  # fmt: skip
+    assert cells == expected
+
+
+def test_ranked_lists_tell_where_each_favourite_went(pair):
+    runs, text = pair
+    lists = Page(text).table(5)
+    assert len(lists) == 2 * 2 * 10
+    first, last = runs[0].snapshots()[0], runs[0].snapshots()[-1]
+    token = first.summary["top_tokens"][3]
+    p_now = last.arrays["mean_prob"]
+    rank_now = 1 + int((p_now > p_now[token["id"]]).sum())
+    assert lists[3] == ["4", token["text"], f"{token['p'] * 120:.2f}", "1.0 %", str(rank_now)]
+
+
+def test_summary_equals_the_files(pair):
+    runs, _ = pair
+    told = json.loads(json.dumps(summarise(runs), allow_nan=False))["runs"]
+    for run, entry in zip(runs, told, strict=True):
+        birth, snapshots = read_json(run.birth), run.snapshots()
+        assert entry["path"] == str(run.path)
+        assert {k: entry[k] for k in ("digest", "init_seed", "data_seed", "probe_seed", "n_params")} == {
+            k: birth[k] for k in ("digest", "init_seed", "data_seed", "probe_seed", "n_params")
+        }
+        assert entry["corpus"] == birth["data"]
+        assert entry["final_step"] == snapshots[-1].step
+        assert [row["label"] for row in entry["rows"]] == ["birth", "step", "step", "end"]
+        for row, snapshot in zip(entry["rows"], snapshots, strict=True):
+            assert {name: row[name] for name in snapshot.bias} == snapshot.bias
+    assert [entry["name"] for entry in told] == ["_one$", "two"]
+
+
+def test_the_same_runs_give_the_same_bytes(pair, tmp_path):
+    runs, text = pair
+    assert build(runs, tmp_path) == text
+    first, second = ({p.name: p.read_bytes() for p in data(folder)} for folder in (runs[0].path.parent, tmp_path))
+    assert first == second
+
+
+def data(folder):
+    """The CSV files of a page."""
+    return sorted((folder / "report-data").iterdir())
+
+
+def read(folder, name):
+    """Rows of one of them."""
+    with (folder / "report-data" / name).open(encoding="utf-8", newline="") as f:
+        return list(csv.DictReader(f))
+
+
+def test_every_picture_names_its_csv_and_every_csv_has_a_picture(pair):
+    runs, text = pair
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text, re.S)
+    named = [re.findall(r'<a class="data" href="report-data/([^"]*)">\1</a>', caption) for caption in captions]
+    assert len(captions) == text.count("<figure>")
+    assert all(len(names) == 1 for names in named)
+    assert {name for names in named for name in names} == {path.name for path in data(runs[0].path.parent)}
+
+
+def test_csv_files_are_tidy_and_hold_what_was_measured(pair):
+    runs, _ = pair
+    folder = runs[0].path.parent
+    order = [
+        "run", "probe", "step", "lambda", "layer", "head", "position", "epsilon", "rank", "unit", "channel", "token",
+        "text", "quantity", "value",
+    ]  # fmt: skip
+    for path in data(folder):
+        header = path.read_text(encoding="utf-8").splitlines()[0].split(",")
+        assert header == [name for name in order if name in header], path.name
+        assert {"quantity", "value"} <= set(header)
+        rows = read(folder, path.name)
+        keys = [tuple(value for name, value in row.items() if name != "value") for row in rows]
+        assert len(keys) == len(set(keys)) > 0, path.name
+
+    def held(name, **where):
+        return [
+            float(row["value"])
+            for row in read(folder, name)
+            if all(row[key] == str(value) for key, value in where.items())
+        ]
+
+    for run, label in zip(runs, ("_one$", "two"), strict=True):
+        for s in run.snapshots():
+            of = {"run": label, "step": s.step}
+            a = s.arrays
+            assert held("aggregation-discrepancy.csv", **of) == a["variance_discrepancy"].tolist()
+            assert held("aggregation-n-eff.csv", **of) == [heads[:, -1].mean() for heads in a["n_eff"]]
+            assert held("neurons-z.csv", **of) == a["neuron_z"].max(1).tolist()
+            assert held("dominance-massive.csv", **of) == a["massive_value"].max(1).tolist()
+            assert held("dominance-rank.csv", **of) == a["effective_rank"].tolist()
+            for quantity, values in (
+                ("dominance_first", a["dominance"][:, 0]),
+                ("dominance_median", [np.median(of_block) for of_block in a["dominance"]]),
+            ):
+                assert held("dominance-ratio.csv", **of, quantity=quantity) == list(values)
+            assert held("lock-cosine-heads.csv", **of) == a["qk_cosine"].ravel().tolist()
+            assert held("sink-mass-heads.csv", **of) == a["sink_mass"].ravel().tolist()
+            variance = a["positional_variance"]
+            length = variance.shape[2]
+            ratios = [
+                heads[0] / (sum(heads[t] for t in range(length) if t >= length / 2) / (length // 2))
+                for heads in variance.reshape(-1, length)
+            ]
+            assert held("aggregation-discrepancy-heads.csv", **of) == pytest.approx(ratios)
+            assert held("sink-mass.csv", **of, quantity="bias/sink_mass") == [s.bias["sink_mass"]]
+
+
+def test_the_flow_of_ranks_names_every_favourite_at_both_ends(pair):
+    runs, text = pair
+    svg = re.search(r'<svg[^>]*aria-label="two. Rank in p̄.*?</svg>', text, re.S)[0]
+    shown = [html.unescape(t) for t in re.findall(r">([^<]*‹[^<]*›[^<]*)<", svg)]
+    first, *_, last = runs[1].snapshots()
+    favourites = {t["id"] for s in (first, last) for t in s.summary["top_tokens"][:10]}
+    assert len(shown) == 2 * len(favourites)
+    rows = [row for row in read(runs[0].path.parent, "preference-ranks.csv") if row["run"] == "two"]
+    assert {int(row["token"]) for row in rows} == favourites
+    for snapshot in (first, last):
+        ranked = scipy.stats.rankdata(-snapshot.arrays["mean_prob"].astype(float), "ordinal")
+        told = {int(row["token"]): float(row["value"]) for row in rows if row["step"] == str(snapshot.step)}
+        assert told == {token: ranked[token] for token in favourites}
+
+
+def test_the_lineage_test_has_a_section_where_it_was_taken(tmp_path):
+    run = make_run(tmp_path / "run")
+    assert 'id="lineage"' not in build([run], tmp_path)
+    for step, z in ((0, 50.0), (64, 20.5)):
+        told = {"seedprint/z": z, "seedprint/z_stranger": 1.5, "seedprint/log10_p": -z}
+        append_metrics(run.metrics, step, told)
+    assert 'id="lineage"' in build([run], tmp_path)
+    rows = read(tmp_path, "lineage-z.csv")
+    assert [(row["step"], row["quantity"], row["value"]) for row in rows] == [
+        ("0", "seedprint/z", "50"),
+        ("64", "seedprint/z", "20.5"),
+        ("0", "seedprint/z_stranger", "1.5"),
+        ("64", "seedprint/z_stranger", "1.5"),
+    ]
+
+
+def test_numbers_of_an_older_page_are_replaced_and_nothing_else_is(tmp_path):
+    run = make_run(tmp_path / "run", steps=(0, 1))
+    folder = tmp_path / "report-data"
+    folder.mkdir()
+    (folder / "gone.csv").write_text("a\n1\n")
+    build([run], tmp_path)
+    assert "gone.csv" not in [path.name for path in data(tmp_path)]
+    (folder / "notes.txt").write_text("mine")
+    before = (tmp_path / "report.html").read_bytes()
+    make_snapshot(2, np.random.default_rng(0)).write(run.snapshot(2))
+    with pytest.raises(UsageError, match=r"notes\.txt: in the way"):
+        build_report([run], tmp_path / "report.html")
+    assert (folder / "notes.txt").read_text() == "mine"
+    assert (tmp_path / "report.html").read_bytes() == before
+
+
+def test_a_snapshot_of_an_unknown_step_alone_has_a_page(tmp_path):
+    run = make_run(tmp_path / "run", steps=(0,))
+    run.snapshot(0).rename(run.snapshot(-1))
+    write_json(run.snapshot(-1) / "summary.json", read_json(run.snapshot(-1) / "summary.json") | {"step": -1})
+    text = build([run], tmp_path)
+    assert Page(text).table(10)[0][0] == "unknown"
+    assert "step -1" not in text
+    assert "sink-map.csv" in text
+    # Beside dated ones it takes no place in time.
+    make_snapshot(0, np.random.default_rng(0)).write(run.snapshot(0))
+    make_snapshot(5, np.random.default_rng(1)).write(run.snapshot(5))
+    assert "now, step 5" in build([run], tmp_path)
+    assert {row["step"] for row in read(tmp_path, "dominance-rank.csv")} == {"0", "5"}
+
+
+def test_snapshots_of_somebody_elses_training_have_a_page_over_it(tmp_path, capsys):
+    whole = make_run(tmp_path / "run", strangers=False)
+    (tmp_path / "bias").mkdir()
+    (whole.path / "snapshots").rename(tmp_path / "bias" / "snapshots")
+    assert main(["report", str(tmp_path / "bias")]) == 0
+    assert capsys.readouterr().out.strip() == str(tmp_path / "bias" / "report.html")
+    page = (tmp_path / "bias" / "report.html").read_text()
+    ids = re.findall(r'<section id="(\w+)"', page)
+    assert "sink" in ids
+    assert "preference" in ids
+    assert "loss" not in ids
+    assert "Birth certificate" not in page
+    assert "Validation loss" not in page
+    assert main(["report", str(tmp_path / "bias"), "--step=8"]) == 0
+    with pytest.raises(UsageError, match="not a run"):
+        RunDir.open_measured(tmp_path)
+
+
+def test_one_run_has_no_headings_of_runs(tmp_path):
+    page = Page(build([make_run(tmp_path / "run")], tmp_path))
+    assert "h3" not in page.tags
+    # loss 1, aggregation 3, neurons 2, dominance 3, lock 3, sink 5, and 2 each of the seed's mark
+    assert page.tags.count("figure") == 17 + 4 * 2
+
+
+def test_a_newborn_has_a_page(tmp_path):
+    text = build([make_run(tmp_path / "run", steps=(0,))], tmp_path)
+    page = Page(text)
+    assert "No losses are recorded yet." in text
+    assert "svg" in page.tags
+    assert len(page.table(10)) == 1  # without the two losses, which nothing was told of
+    assert "now" not in [d.strip() for d in page.text]
+
+
+def test_nothing_measured_at_all_has_a_page(tmp_path):
+    run = make_run(tmp_path / "run", steps=(0,))
+    (run.snapshot(0) / "summary.json").unlink()
+    (run.snapshot(0) / "arrays.safetensors").unlink()
+    run.snapshot(0).rmdir()
+    assert "No snapshots yet." in build([run], tmp_path)
+    assert summarise([run])["runs"][0]["rows"] == []
+
+
+def test_losses_without_snapshots_after_birth(tmp_path):
+    run = make_run(tmp_path / "run", steps=(0,))
+    append_metrics(run.metrics, 7, {"train/loss": 3.5})
+    append_metrics(run.metrics, 9, {"train/loss": 3.25, "train/tokens": 900})
+    build([run], tmp_path)
+    rows = summarise([run])["runs"][0]["rows"]
+    assert [(r["step"], r["label"], r["train_loss"], r["tokens"]) for r in rows] == [
+        (0, "birth", None, 0),
+        (9, "end", 3.25, 900),
+    ]
+
+
+def test_a_run_without_strangers_and_without_arrays(tmp_path):
+    run = make_run(tmp_path / "run", strangers=False)
+    for snapshot in run.snapshots():
+        Snapshot(snapshot.summary, {"argmax_share": snapshot.arrays["argmax_share"]}).write(run.snapshot(snapshot.step))
+    text = build([run], tmp_path)
+    assert "strangers, largest" not in text
+    assert "(–)" in text
+    assert text.count("The snapshots do not hold it.") == 4  # aggregation, dominance, lock, contraction
+
+
+def test_what_is_not_a_number_is_shown_as_missing(tmp_path):
+    run = make_run(tmp_path / "run")
+    with run.metrics.open("a") as f:  # as a foreign writer may put it: ours writes null
+        f.write('{"step": 65, "train/loss": NaN, "val/loss": Infinity}\n')
+    rng = np.random.default_rng(0)
+    broken = make_snapshot(65, rng, alignment=float("nan"), drift=None, preference_ratio=float("inf"))
+    for array in broken.arrays.values():
+        array[...] = np.nan
+    broken.write(run.snapshot(65))
+    text = build([run], tmp_path)
+    row = Page(text).table(12)[-1]
+    assert row[:3] == ["end65", "∞", "–"]
+    assert row[3].startswith("– (")
+    assert row[4:6] == ["–", "–"]
+    assert "train/loss is not a number in 1 lines, first at step 65" in text
+    last = json.loads(json.dumps(summarise([run]), allow_nan=False))["runs"][0]["rows"][-1]
+    assert (last["alignment"], last["train_loss"], last["val_loss"], last["preference_ratio"]) == (None,) * 4
+
+
+def test_a_long_log_does_not_make_a_large_page(tmp_path):
+    run = make_run(tmp_path / "run")
+    with run.metrics.open("a") as f:
+        f.writelines(f'{{"step": {step}, "train/loss": 4.0}}\n' for step in range(65, 20_000))
+    assert len(build([run], tmp_path)) < 500_000
+
+
+@pytest.mark.parametrize("damage", ["cut", "no step", "no number", "shape", "json"])
+def test_a_damaged_snapshot_is_named(tmp_path, damage):
+    run = make_run(tmp_path / "run")
+    folder = run.snapshot(8)
+    name = "summary.json"
+    summary = read_json(folder / name)
+    if damage == "cut":
+        name = "arrays.safetensors"
+        (folder / name).write_bytes((folder / name).read_bytes()[:-5])
+    elif damage == "no step":
+        write_json(folder / name, {"bias": {}})
+    elif damage == "no number":
+        write_json(folder / name, summary | {"bias": {"alignment": "high"}})
+    elif damage == "shape":
+        name = "arrays.safetensors"
+        Snapshot(summary, {"sink_mass": np.zeros(3)}).write(folder)
+    else:
+        write_text(folder / name, "{")
+    out = tmp_path / "report.html"
+    out.write_text("before")
+    with pytest.raises(RunError, match=re.escape(str(folder / name))):
+        build_report([run], out)
+    assert out.read_text() == "before"
+
+
+def test_a_log_line_without_a_step_is_named(tmp_path):
+    run = make_run(tmp_path / "run")
+    with run.metrics.open("a") as f:
+        f.write('{"train/loss": 1.0}\n')
+    with pytest.raises(RunError, match=r"metrics.jsonl: line 65 has no step"):
+        summarise([run])
+
+
+def test_the_file_is_replaced_whole(tmp_path):
+    run = make_run(tmp_path / "run")
+    run.report.write_text("old")
+    old = run.report.open()  # still the old file, whole, for whoever reads it now
+    build_report([run], run.report)
+    assert old.read() == "old"
+    old.close()
+    assert run.report.read_text(encoding="utf-8").endswith("</html>\n")
+    assert [p.name for p in run.path.iterdir() if p.name.startswith(".")] == []
+
+
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    runs = [make_run(tmp_path / "a" / "run", steps=(0,)), make_run(tmp_path / "b" / "run", steps=(0,))]
+    assert [entry["name"] for entry in summarise(runs)["runs"]] == ["a/run", "b/run"]
+    assert [entry["name"] for entry in summarise([runs[0]] * 2)["runs"]] == ["run", "run (2)"]
+
+
+def test_no_run_is_a_usage_error(tmp_path):
+    with pytest.raises(UsageError, match="at least one run"):
+        build_report([], tmp_path / "report.html")
+
+
+def test_without_matplotlib_the_install_line_is_told(tmp_path, monkeypatch):
+    run = make_run(tmp_path / "run")
+    real = builtins.__import__
+
+    def no_matplotlib(name, *args, **kwargs):
+        if name.partition(".")[0] == "matplotlib":
+            raise ModuleNotFoundError(f"No module named {name!r}", name="matplotlib")
+        return real(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", no_matplotlib)
+    with pytest.raises(UsageError, match=re.escape("pip install 'birthmark[plots]'")):
+        build_report([run], tmp_path / "report.html")
+    assert summarise([run])["runs"]
+
+
+def test_pictures_leave_the_settings_of_others_alone(tmp_path):
+    import matplotlib
+
+    before = dict(matplotlib.rcParams)
+    figure = layer_pictures.head_maps([("at birth", np.full((2, 2), 0.25))], "sink mass")
+    save_png(figure, tmp_path / "sink.png")
+    assert (tmp_path / "sink.png").read_bytes().startswith(b"\x89PNG")
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_importing_reports_needs_no_matplotlib():
+    code = "import sys, birthmark.report.run_page; sys.exit('matplotlib' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_ranks_and_printable_by_hand():
+    assert ranks(np.array([0.1, 0.5, 0.1, 0.3])).tolist() == [3, 1, 4, 2]
+    assert np.isnan(ranks(np.array([0.1, np.nan]))).all()
+    assert printable("a\x00\u202e\ud800 é日") == "a\\x00\\u202e\\ud800 é日"
+
+
+def test_the_templates_ship_with_the_package():
+    import birthmark.launch
+
+    folder = Path(birthmark.launch.__file__).parent
+    assert {path.name for path in folder.glob("*.j2")} >= {
+        "page.html.j2", "parts.html.j2", "report.html.j2", "snapshot.html.j2",
+    }  # fmt: skip

@@ -1,0 +1,112 @@
+"""The table on the terminal: right numbers, no line too long, no crash where the terminal is poor."""
+
+import io
+import json
+import math
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from birthmark.files import write_json, write_text
+from birthmark.measure.records import RunDir, Snapshot, append_metrics
+from birthmark.report.rows import snapshot_rows
+from birthmark.report.tables import MISSING, format_value, print_table
+
+BIAS = {
+    "alignment": 0.51234, "alignment_stranger": 0.04321, "preference_ratio": 12.3456, "rank_persistence": -0.25,
+    "rank_persistence_stranger": 0.031, "sink_mass": 0.125, "sink_uniform": 0.0625, "drift": float("nan"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDir(tmp_path / "run")
+    write_text(run.config, "{}\n")
+    write_json(run.birth, {"digest": "0"})
+    for step in (0, 100, 123456):
+        summary = {"step": step, "tokens": step, "bias": BIAS, "top_tokens": [], "vocab_size": 4}
+        Snapshot(summary, {"mean_prob": np.full(4, 0.25)}).write(run.snapshot(step))
+    append_metrics(run.metrics, 100, {"train/loss": 2.0})
+    append_metrics(run.metrics, 100, {"val/loss": 2.5, "val/bits_per_byte": 1.25})
+    append_metrics(run.metrics, 150, {"train/loss": 1.5, "val/loss": 1.75})
+    return run
+
+
+def printed(run, **settings):
+    console = Console(file=io.StringIO(), **settings)
+    print_table(run, console)
+    return console.file.getvalue()
+
+
+def test_rows_join_snapshots_and_losses_by_step(run):
+    rows = snapshot_rows(run)
+    assert [(r["step"], r["label"]) for r in rows] == [(0, "birth"), (100, "step"), (123456, "end")]
+    assert [r["val_loss"] for r in rows] == [None, 2.5, None]  # never a neighbour's
+    assert (rows[1]["train_loss"], rows[1]["val_bits_per_byte"], rows[1]["val_loss_trigger"]) == (2.0, 1.25, None)
+    assert all(r[name] == value for r in rows for name, value in BIAS.items() if not math.isnan(value))
+
+
+def test_the_table_of_a_wide_terminal(run):
+    lines = printed(run, width=100).splitlines()
+    row = next(line for line in lines if line.split()[:1] == ["100"])
+    assert row.split() == ["100", "2.500", "0.512", "(0.043)", "12.35", "-0.250", "(0.031)", "0.125", "(0.062)"]
+    assert any("123,456" in line for line in lines)
+    head = " ".join(lines[:2])
+    assert all(word in head for word in ("loss", "alignment", "(stranger)", "rank persistence", "(uniform)"))
+
+
+@pytest.mark.parametrize("width", [200, 100, 80, 60, 40, 20])
+@pytest.mark.parametrize("terminal", [True, False])
+def test_no_line_is_longer_than_the_terminal(run, width, terminal):
+    text = printed(run, width=width, force_terminal=terminal, no_color=True, color_system=None)
+    lines = [line.rstrip() for line in text.splitlines()]
+    assert max(map(len, lines)) <= width
+    assert "…" not in text  # columns give way, numbers are never cut
+    assert sum(line.lstrip().startswith("123,456") for line in lines) == 1
+
+
+def test_everything_fits_in_eighty_columns(run):
+    assert "(stranger)" in printed(run, width=80)
+
+
+def test_an_ascii_terminal(run):
+    class Ascii(io.StringIO):
+        encoding = "ascii"
+
+    console = Console(file=Ascii(), width=100)
+    print_table(run, console)
+    console.file.getvalue().encode("ascii")
+
+
+def test_train_loss_stands_in_where_no_validation_was_run(run):
+    records = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    run.metrics.write_text("")
+    for record in records:
+        append_metrics(run.metrics, record.pop("step"), {k: v for k, v in record.items() if k == "train/loss"})
+    text = printed(run, width=100)
+    assert "train" in text
+    assert "2.000" in text
+
+
+def test_no_snapshots_yet(tmp_path):
+    assert "no snapshots yet" in printed(RunDir(tmp_path), width=100)
+
+
+@pytest.mark.parametrize(
+    ("value", "spec", "text"),
+    [
+        (None, ".3f", MISSING),
+        (float("nan"), ".3f", MISSING),
+        (float("inf"), "ratio", "∞"),
+        (float("-inf"), ",d", "-∞"),
+        (1234567, ",d", "1,234,567"),
+        (0.1234, "percent", "12.3 %"),
+        (12.345, "ratio", "12.35"),
+        (123.45, "ratio", "123.5"),
+        (12345.6, "ratio", "12,346"),
+        (-0.5, ".3f", "-0.500"),
+    ],
+)
+def test_numbers_as_printed(value, spec, text):
+    assert format_value(value, spec) == text

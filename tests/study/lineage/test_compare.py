@@ -1,0 +1,279 @@
+"""Lineage from the command line: models by every name, tables, JSON, pictures, and what cannot be compared."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+
+from birthmark.launch.cli import main
+from birthmark.measure.records import RunDir
+from birthmark.models.birth import digest
+from birthmark.report.pictures.fingerprints import clustered
+from birthmark.study.lineage.compare import seeds
+from birthmark.trainer.model_names import open_source
+
+MODEL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16, "mlp": "swiglu"}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """Two runs on one text from births of two seeds, the first's export, and the config of their births."""
+    folder = tmp_path_factory.mktemp("lineage")
+    rng = np.random.default_rng(0)
+    words = ["seed", "birth", "token", "a", "model", "likes", "the", "sink", "norm", "of", "it", "never"]
+    (folder / "corpus.txt").write_text("\n\n".join(" ".join(rng.choice(words, 12)) + "." for _ in range(400)))
+    content = {
+        "model": MODEL,
+        "data": {"path": str(folder / "corpus.txt"), "cache_dir": str(folder / "cache")},
+        "optim": {"lr": 0.001, "warmup_steps": 2},
+        "trainer": {
+            "max_steps": 20, "micro_batch_size": 8, "global_batch_size": 8, "checkpoint_every": 10, "log_every": 10,
+            "val_sequences": 8, "device": "cpu",
+        },
+        "snapshot": {"enabled": False},
+        "log": {"wandb": "off"},
+    }  # fmt: skip
+    config = folder / "run.yaml"
+    config.write_text(yaml.safe_dump(content))
+    for seed in (7, 8):
+        run = folder / f"run-{seed}"
+        assert main(["pretrain", "--config", str(config), f"--init_seed={seed}", f"--run_dir={run}"]) == 0
+    assert main(["export", str(folder / "run-7"), str(folder / "exported")]) == 0
+    return folder
+
+
+@pytest.fixture
+def lineage(place, tmp_path, monkeypatch, capsys):
+    """Run a command in an empty folder: exit status, JSON if there is any, standard error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments, json_too=True):
+        capsys.readouterr()
+        options = ["--n_inputs=200", f"--cache_dir={place / 'hidden'}", *(["--json"] if json_too else [])]
+        status = main([*map(str, arguments), *options])
+        out, err = capsys.readouterr()
+        return status, json.loads(out) if out and json_too else out, err
+
+    return run
+
+
+def write_config(file, **model):
+    file.write_text(yaml.safe_dump({"model": MODEL | model, "snapshot": {"enabled": False}}))
+    return file
+
+
+# ── a model by its names ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_one_model_has_many_names(place):
+    run, config = place / "run-7", place / "run.yaml"
+
+    def same(*names):
+        return len({digest(open_source(str(name)).load()) for name in names}) == 1
+
+    assert same(run, f"{run}@20", RunDir(run).checkpoint(20), place / "exported")
+    assert same(f"{run}@0", f"{config}@7")
+    assert same(config, f"{config}@0")
+    assert not same(f"{run}@0", f"{run}@10")
+    assert open_source(str(place / "exported")).tokenizer is not None
+    assert open_source(f"{config}@7").tokenizer is None
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("{place}/run-7@15", "has no checkpoint of step 15; there are: 10, 20"),
+        ("{place}/run-7@x", "'x' is no step"),
+        ("{place}/run.yaml@-1", "'-1' is no seed"),
+        ("{place}/nothing.yaml@1", "nothing.yaml: cannot be read"),
+        ("{place}", "neither a run, RUN@STEP, a checkpoint, CONFIG.yaml@SEED nor a folder of transformers"),
+        ("{place}/nowhere", "no such folder"),
+        ("nobody/has-such-a-model", "not from the hub either"),
+    ],
+)
+def test_a_model_that_is_not_there_is_told_in_one_line(lineage, place, name, told):
+    status, out, err = lineage("fingerprint", place / "run-7", name.format(place=place))
+    assert (status, out) == (2, "")
+    assert err.count("\n") == 1
+    assert told in err
+
+
+# ── kin and strangers ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_trained_model_is_kin_of_its_own_birth_alone(lineage, place):
+    status, out, _ = lineage("fingerprint", place / "run-7", f"{place}/run.yaml@7", f"{place}/run.yaml@8")
+    assert status == 0
+    own, other, births = out["pairs"]
+    assert own["verdict"] == "kin"
+    assert own["log10_p"] < -5
+    assert own["a"].endswith("run-7")
+    assert own["b"].endswith("run.yaml@7")
+    assert (own["null"], own["k"], own["n_inputs"], own["warnings"]) == ("dimensions", 32, 200, [])
+    assert other["verdict"] == births["verdict"] == "stranger"
+    assert other["p"] == pytest.approx(10 ** other["log10_p"])
+    assert out["probe"]["seq_len"] == 16
+
+
+def test_runs_of_two_seeds_on_the_same_data_are_strangers_and_an_export_is_its_run(lineage, place):
+    _, out, _ = lineage("fingerprint", place / "run-7", place / "run-8", place / "exported", "--seq-len", "8")
+    verdicts = {(p["a"].split("/")[-1], p["b"].split("/")[-1]): p for p in out["pairs"]}
+    assert verdicts["run-7", "run-8"]["verdict"] == "stranger"
+    assert verdicts["run-8", "exported"]["verdict"] == "stranger"
+    same = verdicts["run-7", "exported"]
+    assert same["verdict"] == "kin"
+    assert same["statistic"] == pytest.approx(1, abs=1e-6)
+
+
+def test_the_aggregated_signal_is_asked_for_by_name(lineage, place):
+    pair = ["fingerprint", f"{place}/run.yaml@7", f"{place}/run.yaml@8", "--null=analytic", "--k=16"]
+    _, alone, _ = lineage(*pair)
+    _, both, _ = lineage(*pair, "--aggregate=true")
+    assert both["recipe"]["aggregate"] is True
+    assert both["pairs"][0]["z"] >= alone["pairs"][0]["z"]
+    status, _, err = lineage("fingerprint", place / "run-7", place / "run-8", "--aggregate=true")
+    assert status == 2
+    assert "--aggregate is true: the null dimensions has no such signal; give --null analytic" in err
+
+
+def test_hidden_states_are_kept_for_the_next_time(lineage, place, monkeypatch):
+    arguments = ["fingerprint", place / "run-7", place / "run-8", "--probe_seed=5"]
+    first = lineage(*arguments)
+    monkeypatch.setattr("birthmark.measure.hidden_states.hidden_states", lambda *a, **k: pytest.fail("ran again"))
+    assert lineage(*arguments) == first
+
+
+def test_people_get_a_table_a_picture_of_three_and_the_warnings(lineage, place, tmp_path):
+    names = [place / "run-7", place / "run-8", f"{place}/run-7@0"]
+    status, out, err = lineage("fingerprint", *names, json_too=False)
+    assert status == 0
+    assert "null dimensions, 200 sequences of 16 random tokens" in out
+    assert [word for word in out.split() if word in ("kin", "stranger")] == ["stranger", "kin", "stranger"]
+    assert str(place) not in out
+    assert (tmp_path / "fingerprint.png").read_bytes().startswith(b"\x89PNG")
+    assert "picture: fingerprint.png" in err
+    (tmp_path / "fingerprint.png").unlink()
+    _, out, _ = lineage("fingerprint", *names[:2], "--null=analytic", json_too=False)
+    assert "takes columns for independent" in out
+    assert "undefined: " in out
+    assert not list(tmp_path.iterdir())
+
+
+def test_embedding_probes_compare_models_of_other_vocabularies_and_warn(lineage, place, tmp_path):
+    other = write_config(tmp_path / "other.yaml", vocab_size=200)
+    _, out, _ = lineage("fingerprint", place / "run-7", f"{other}@1", "--probe", "embedding")
+    (pair,) = out["pairs"]
+    assert "leaks along the residual stream" in pair["warnings"][0]
+    assert out["probe"]["kind"] == "embedding"
+
+
+@pytest.mark.parametrize("null", ["dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"])
+def test_every_null_can_be_asked_for(lineage, place, null):
+    _, out, _ = lineage("fingerprint", place / "run-7", f"{place}/run-7@0", f"--null={null}", "--k=16", "--choice=base")
+    assert out["pairs"][0]["null"] == null
+    assert out["pairs"][0]["verdict"] == "kin"
+    assert out["pairs"][0]["k"] == (32 if null == "dimensions_sampled" else 16)
+
+
+def test_models_of_one_birth_stand_side_by_side():
+    z = np.array([[0, 0.5, 40, -1], [0.5, 0, np.nan, 30], [40, np.nan, 0, 1], [-1, 30, 1, 0]])
+    order = clustered(z).tolist()
+    assert abs(order.index(0) - order.index(2)) == 1
+    assert abs(order.index(1) - order.index(3)) == 1
+
+
+# ── which seed ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_seed_that_a_model_was_born_from_is_found(lineage, place, tmp_path):
+    status, out, _ = lineage("identify", place / "run-7", "--seeds", "0..20")
+    assert status == 0
+    assert (out["best"], out["verdict"], out["n_candidates"]) == (7, "kin", 21)
+    assert [s["verdict"] for s in out["seeds"]].count("kin") == 1
+    # Weights of no known birth need the config of the candidates.
+    status, out, _ = lineage("identify", place / "exported", "--seeds=5..9", f"--config={place / 'run.yaml'}")
+    assert (status, out["best"], out["verdict"]) == (0, 7, "kin")
+    status, _, err = lineage("identify", place / "exported", "--seeds=5..9")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "give --config" in err
+    _, out, _ = lineage("identify", place / "run-7", "--seeds=20..30", json_too=False)
+    assert "none of 11 seeds stands out" in out
+
+
+def test_every_candidate_counts(lineage, place):
+    _, few, _ = lineage("identify", place / "run-7", "--seeds=8,9")
+    _, more, _ = lineage("identify", place / "run-7", "--seeds=8..17")
+    p = {s["seed"]: s["p"] for s in few["seeds"]}[8]
+    assert {s["seed"]: s["p"] for s in more["seeds"]}[8] == pytest.approx(min(1, 5 * p)) or p == 1
+
+
+def test_seeds_are_ranges_and_lists():
+    assert seeds("3, 5..7,5") == [3, 5, 6, 7]
+
+
+# ── calibration ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_calibration_counts_strangers_and_kin_under_every_null(lineage, place, tmp_path):
+    config = write_config(tmp_path / "small.yaml", d_model=16, n_layers=1)
+    arguments = ["--calibrate", config, "--pairs=6", "--kin_pairs=2", "--seq_len=4", "--k=12"]
+    more = ["--null=dimensions_sampled", "--draws=1000", "--out=one.png"]
+    status, out, _ = lineage("fingerprint", *arguments, *more)
+    assert status == 0
+    assert list(out["nulls"]) == ["dimensions_sampled"]
+    found = out["nulls"]["dimensions_sampled"]
+    assert found["strangers"]["n"] == 6
+    assert found["kin"]["rate"] == 1
+    assert found["kin"]["low"] == pytest.approx(0.025 ** (1 / 2))
+    assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
+    _, out, _ = lineage("fingerprint", *arguments, json_too=False)
+    rows = [line.split()[0] for line in out.splitlines() if line.startswith((" dim", " ana", " emp", " inp"))]
+    assert rows == ["dimensions", "dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"]
+    _, out, _ = lineage(
+        "fingerprint", "--calibrate", place / "run.yaml", "--pairs=2", "--null=dimensions", "--kin", place / "run-7"
+    )
+    assert out["nulls"]["dimensions"]["kin"]["n"] == 2
+    assert out["nulls"]["dimensions"]["kin"]["rate"] == 1
+
+
+# ── what cannot be compared ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_what_cannot_be_compared_is_told_in_one_line(lineage, place, tmp_path):
+    run, config = place / "run-7", place / "run.yaml"
+    wide, words = write_config(tmp_path / "a.yaml", d_model=64), write_config(tmp_path / "b.yaml", vocab_size=200)
+    shutil.copytree(place / "exported", tmp_path / "foreign")
+    tokenizer = json.loads((tmp_path / "foreign" / "tokenizer.json").read_text())
+    vocab = tokenizer["model"]["vocab"]
+    first, second, *_ = vocab
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    (tmp_path / "foreign" / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for arguments, told in (
+        (["fingerprint", run], "at least two models"),
+        (["fingerprint", run, f"{wide}@0"], "has width 32"),
+        (["fingerprint", run, f"{words}@0"], "give --probe embedding"),
+        (["fingerprint", run, tmp_path / "foreign"], "different tokenizers"),
+        (["fingerprint", run, config, "--seq_len=17"], "--seq_len 17: give 1 to 16"),
+        (["fingerprint", run, config, "--k=1.5"], "--k is 1.5"),
+        (["fingerprint", run, config, "--null=luck"], "null"),
+        (["identify", run, "--seeds=9..3"], "--seeds 9..3"),
+        (["identify", run, "--seeds=1", f"--config={wide}"], "width"),
+        (["fingerprint", run, "--calibrate", config], "leave out"),
+        (["fingerprint", "--calibrate", config, "--pairs=0"], "--pairs 0"),
+        (["fingerprint", "--calibrate", config, "--kin", tmp_path], "not a run"),
+    ):
+        status, out, err = lineage(*arguments)
+        assert (status, out) == (2, ""), arguments
+        assert err.count("\n") == 1
+        assert told in err
+    assert main(["fingerprint", str(run), str(config), "--n_inputs=5"]) == 2
+    # Half a model is no model.
+    weights = tmp_path / "foreign" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-10])
+    status, _, err = lineage("fingerprint", run, tmp_path / "foreign", "--probe=embedding")
+    assert (status, err.count("\n")) == (1, 1)
+    assert str(weights) in err

@@ -1,0 +1,369 @@
+"""A study of lineage: what its file says, what it refuses, and a small one from births to tables and pictures."""
+
+from __future__ import annotations
+
+import csv
+import shutil
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+import yaml
+from scipy import stats
+
+from birthmark.data.probes import random_probe
+from birthmark.errors import UsageError
+from birthmark.files import read_json
+from birthmark.launch.cli import main
+from birthmark.launch.commands.ablate import kind_of
+from birthmark.measure.records import RunDir
+from birthmark.metrics.seedprint import Fingerprint
+from birthmark.models.birth import born, digest
+from birthmark.study.lineage.file import read_lineage
+from birthmark.study.lineage.results import Row, tally
+from birthmark.study.lineage.table import markdown
+from birthmark.study.lineage.trials import Member, members, pairs, plan
+from birthmark.trainer.config_file import resolve
+
+BASE = {
+    "model": {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16, "mlp": "swiglu"},
+    "optim": {"lr": 0.001, "warmup_steps": 2},
+    "trainer": {
+        "max_steps": 20, "micro_batch_size": 8, "global_batch_size": 8, "checkpoint_every": 10, "log_every": 10,
+        "val_sequences": 8, "device": "cpu",
+    },
+    "snapshot": {"enabled": False},
+    "log": {"wandb": "off"},
+}  # fmt: skip
+STUDY = {
+    "kind": "lineage",
+    "base": "base.yaml",
+    "init_seeds": [7, 8],
+    "test": {"n_inputs": 200, "k": 0.5},
+    "tests": {
+        "dimensions": {},
+        "published": {"null": "analytic"},
+        "aggregated": {"null": "analytic", "aggregate": True},
+        "narrow": {"null": "analytic", "k": 3},
+        "embedding": {"probe": "embedding"},
+    },
+}
+
+
+def continued(folder):
+    """The runs that go on, on the text in ``folder``."""
+    return {"other": {"data.path": str(folder / "other.txt"), "trainer.max_steps": 10}}
+
+
+@pytest.fixture
+def write(tmp_path):
+    """``write(changes=None, **fields)``: a study in the test's own folder, and its base; None takes a field away."""
+
+    def build(changes=None, **fields):
+        (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE | (changes or {})))
+        (tmp_path / "other.txt").write_text("text")
+        fields = {"continue": continued(tmp_path)} | fields
+        study = {name: value for name, value in (STUDY | fields).items() if value is not None}
+        (tmp_path / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+        return tmp_path / "study.yaml"
+
+    return build
+
+
+# ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+BAD = {
+    "no base": ({"base": None}, "base is missing"),
+    "a misspelt field": ({"contine": {}}, "contine: no such field; did you mean continue?"),
+    "arms": ({"arms": {}}, "arms: no such field; known are"),
+    "one seed": ({"init_seeds": [1]}, "init_seeds is [1]: give at least two: strangers are the control"),
+    "steps that are none": ({"steps": [10, 0]}, "steps is [10, 0]: give a list of different steps"),
+    "a step twice": ({"steps": [10, 10]}, "steps is [10, 10]"),
+    "continuations that have no names": ({"continue": {"data.path": "x"}}, "continue.data.path is 'x': write fields"),
+    "a continuation called base": ({"continue": {"base": {}}}, "a name in continue is 'base'"),
+    "a continuation that says where from": (
+        {"continue": {"other": {"init_from": "x"}}},
+        "continue.other.init_from is 'x': the study decides it",
+    ),
+    "a seed in a continuation": ({"continue": {"o": {"init_seed": 1}}}, "continue.o.init_seed is 1: the study decides"),
+    "no tests": ({"tests": {}}, "tests is {}: name at least one"),
+    "a test that is no group": ({"tests": {"a": 3}}, "tests.a is 3: write fields"),
+    "a misspelt option": (
+        {"tests": {"a": {"prob": "token"}}},
+        "tests.a.prob: no such field; did you mean tests.a.probe?",
+    ),
+    "a misspelt option of all": ({"test": {"n_input": 3}}, "test.n_input: no such field; did you mean test.n_inputs?"),
+    "a null that there is not": (
+        {"tests": {"a": {"null": "x"}}},
+        "tests.a: null: 'x' is not a value of this field; see",
+    ),
+    "an impossible recipe": ({"tests": {"a": {"aggregate": True}}}, "tests.a: aggregate is true: the null dimensions"),
+    "a scale's field": ({"scales": {"big": {"kind": "lineage"}}}, "scales.big.kind: no such field"),
+    "a scale's base": ({"scales": {"big": {"base": "x.yaml"}}}, "scales.big.base is 'x.yaml': no file"),
+    "a scale's test": ({"scales": {"big": {"tests": {"a": {"l": 1}}}}}, "scales.big.tests.a.l: no such field"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_a_wrong_study_names_file_and_field(case, write):
+    fields, expected = BAD[case]
+    file = write(**fields)
+    with pytest.raises(UsageError) as error:
+        read_lineage(file)
+    assert str(error.value).startswith(f"{file}: {expected}")
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("base", "fields", "expected"),
+    [
+        ({}, {"steps": [15]}, "steps has 15: base.yaml has checkpoints every 10 steps up to 20"),
+        ({}, {"steps": [30]}, "steps has 30"),
+        ({"init_from": "gpt2"}, {}, "init_from is 'gpt2': a study of lineage begins with births"),
+        ({}, {"test": {"seq_len": 17}}, "tests.dimensions: --seq_len 17: give 1 to 16"),
+        ({}, {"test": {"n_inputs": 3}}, "tests.dimensions: --n_inputs 3: give at least 10"),
+        (
+            {},
+            {"continue": {"o": {"trainer.max_steeps": 3}}},
+            "continue.o: trainer.max_steeps: no such field; did you mean",
+        ),
+        (
+            {},
+            {"continue": {"o": {"trainer.max_steps": "many"}}},
+            "continue.o: trainer.max_steps: 'many' is not a whole",
+        ),
+    ],
+)
+def test_an_impossible_study_is_told_before_any_run(base, fields, expected, write, tmp_path, capsys):
+    file = write(base, **fields)
+    assert main(["ablate", str(file), f"--out={tmp_path / 'out'}"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_what_kind_a_study_is_stands_in_its_file(write, tmp_path, capsys):
+    assert kind_of(write()) == "lineage"
+    assert kind_of(write(kind=None)) == "arms"
+    for wrong, hint in (("lineages", "did you mean lineage?"), ([3], "known are arms, lineage")):
+        assert main(["ablate", str(write(kind=wrong))]) == 2
+        assert f"kind is {wrong!r}: no such kind; {hint}" in capsys.readouterr().err
+    assert main(["ablate", str(write()), "--arms=plain"]) == 2
+    assert "--arms plain: a study of lineage has none" in capsys.readouterr().err
+
+
+def test_tests_are_the_options_of_the_fingerprint_command(write, tmp_path):
+    file = write(scales={"big": {"init_seeds": [1, 2, 3], "test": {"n_inputs": 500, "seq_len": 8}}})
+    # YAML reads the bare word null as nothing, also where it is a name.
+    file.write_text(file.read_text().replace("'null': analytic", "null: analytic"))
+    study = plan(read_lineage(file), tmp_path / "out", resolve).study
+    assert [test.probe.kind for test in study.tests.values()] == ["token"] * 4 + ["embedding"]
+    assert {(test.probe.n_inputs, test.probe.seq_len) for test in study.tests.values()} == {(200, 16)}
+    assert [test.recipe.null for test in study.tests.values()].count("analytic") == 3
+    assert study.tests["published"].recipe.k == 0.5
+    assert study.tests["narrow"].recipe.k == 3
+    big = plan(read_lineage(file).at("big"), tmp_path / "out", resolve).study
+    assert (big.name, big.init_seeds) == ("study-big", (1, 2, 3))
+    assert {(test.probe.n_inputs, test.probe.seq_len, test.recipe.k) for test in big.tests.values()} >= {(500, 8, 0.1)}
+    with pytest.raises(UsageError, match=r"--scale huge: .* has big"):
+        read_lineage(file).at("huge")
+
+
+# ── pairs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_every_table_has_its_pairs_and_no_pair_twice():
+    run = RunDir(Path("run"))
+    models = [Member(seed, 0, "", run) for seed in (1, 2, 3)]
+    models += [Member(seed, step, "", run) for seed in (1, 2, 3) for step in (10, 20)]
+    models += [Member(seed, 5, name, run) for seed in (1, 2, 3) for name in ("code", "prose")]
+    found = pairs(models)
+    assert len(found) == len(set(found))
+    counts = [sum(table == i for table, *_ in found) for i in range(4)]
+    # 3 births; 3 births × 6 checkpoints; 3 ends; 6 continued ones against 3 births and 3 ends, and among themselves.
+    assert counts == [3, 18, 3, 36 + 15]
+    kin = [sum(table == i and a.seed == b.seed for table, a, b in found) for i in range(4)]
+    assert kin == [0, 6, 0, 12 + 3]
+    assert all({a.step, b.step} == {20} for table, a, b in found if table == 2)
+    # A run that is behind the others: the ends are where all have been.
+    behind = [model for model in models if (model.seed, model.step) != (3, 20)]
+    assert all({a.step, b.step} == {10} for table, a, b in pairs(behind) if table == 2)
+    assert pairs([]) == []
+
+
+# ── a small study, run ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory):
+    """A study all of whose runs but one were there when the command began: file, folder, what it said."""
+    folder = tmp_path_factory.mktemp("lineage")
+    rng = np.random.default_rng(0)
+    for file, words in (
+        ("corpus.txt", "seed birth token a model likes the sink norm of it never"),
+        ("other.txt", "rain on river stone cold bridge under night walks she slowly home"),
+    ):
+        lines = (" ".join(rng.choice(words.split(), 12)) + "." for _ in range(400))
+        (folder / file).write_text("\n\n".join(lines))
+    data = {"path": str(folder / "corpus.txt"), "cache_dir": str(folder / "cache")}
+    (folder / "base.yaml").write_text(yaml.safe_dump(BASE | {"data": data}))
+    (folder / "study.yaml").write_text(yaml.safe_dump(STUDY | {"continue": continued(folder)}, sort_keys=False))
+    planned = plan(read_lineage(folder / "study.yaml"), folder / "out", resolve)
+    for trial in [*planned.bases, planned.continued[0]]:
+        assert main(["pretrain", f"--config={trial.base}", *trial.flags, f"--run_dir={trial.run.path}"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def rows(ready):
+    """The study's table.csv, after the command."""
+    assert main(["ablate", str(ready / "study.yaml"), f"--out={ready / 'out'}"]) == 0
+    return list(csv.DictReader((ready / "out" / "table.csv").open()))
+
+
+def of(rows, test, **fields):
+    return [row for row in rows if row["test"] == test and all(row[name] == value for name, value in fields.items())]
+
+
+def test_continued_runs_start_where_their_base_ended_with_its_words(ready, rows):
+    for seed in ("7", "8"):
+        base, run = (RunDir(ready / "out" / name / f"seed-{seed}") for name in ("base", "other"))
+        record = read_json(run.birth)
+        assert record["init_from"] == f"{base.path}@20"
+        assert record["data"]["path"] == str(ready / "other.txt")
+        assert run.tokenizer.read_bytes() == base.tokenizer.read_bytes()
+        assert run.checkpoint(10).is_dir()
+        assert digest(born(resolve(base.config).model, int(seed))) == read_json(base.birth)["digest"]
+    log = (ready / "out" / "other" / "seed-8.log").read_text()
+    assert "step     10" in log
+    assert not (ready / "out" / "other" / "seed-7.log").exists()  # it was there
+
+
+def test_kin_are_kin_and_strangers_are_strangers(rows):
+    for test in ("dimensions", "published", "aggregated"):
+        assert len(of(rows, test)) == 1 + 8 + 1 + 9
+        assert all(row["verdict"] == row["in_truth"] for row in of(rows, test))
+    kin = of(rows, "dimensions", in_truth="kin")
+    assert len(kin) == 4 + 4
+    assert min(float(row["z"]) for row in kin) > 10
+    assert {row["null"] for row in of(rows, "published")} == {"analytic"}
+    # 3 of 32 dimensions hardly meet: no test, which is neither.
+    lost = of(rows, "narrow", verdict="undefined")
+    assert lost
+    assert {row["z"] for row in lost} == {""}
+    assert all("identity dimensions in common (of 3)" in row["reason"] for row in lost)
+
+
+def test_the_aggregated_signal_is_never_weaker_and_costs_a_factor_of_two(rows):
+    for alone, both in zip(of(rows, "published"), of(rows, "aggregated"), strict=True):
+        assert float(both["z"]) >= float(alone["z"])
+        assert float(both["log10_p"]) <= min(0, float(alone["log10_p"]) + np.log10(2)) + 1e-12
+
+
+def test_a_statistic_is_scipys_on_the_hidden_states_of_transformers(ready, rows, tmp_path):
+    tokens = torch.from_numpy(random_probe(300, 200, 16, 0))
+    hidden = []
+    for seed in (7, 8):
+        assert main(["export", str(ready / "out" / "base" / f"seed-{seed}"), str(tmp_path / str(seed))]) == 0
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / str(seed))
+        with torch.no_grad():
+            hidden.append(model(tokens, output_hidden_states=True).hidden_states[-1][:, -1].numpy())
+    (row,) = of(rows, "dimensions", table="3")
+    expected = np.mean([stats.spearmanr(*columns).statistic for columns in zip(*(x.T for x in hidden), strict=True)])
+    assert float(row["statistic"]) == pytest.approx(expected, abs=1e-5)
+    assert (row["a"], row["b"], row["in_truth"]) == ("7@20", "8@20", "stranger")
+
+
+def test_tables_are_for_people_too(ready, rows):
+    text = (ready / "out" / "table.md").read_text()
+    for title in ("## 200 sequences of 16 random tokens", "## 200 sequences of 16 Gaussian vectors", "### 3. Trained"):
+        assert text.count(title) == (2 if title.startswith("###") else 1)
+    (row,) = of(rows, "dimensions", a="birth 7", b="7 other@10")
+    assert f"| birth 7 | 7 other@10 | kin | {float(row['statistic']):.4f} | {float(row['z']):.2f} |" in text
+    assert "| 2. Birth and trained model | stranger | 4 | 0 of 4 kin, z " in text
+    assert "null analytic: takes columns for independent" in text
+    assert "narrow, undefined: " in text
+    wrong = of(rows, "embedding", in_truth="stranger", verdict="kin")
+    assert text.count("**kin**") == len(wrong) + len(of(rows, "narrow", in_truth="stranger", verdict="kin"))
+
+
+def test_pictures_are_drawn_and_a_second_time_nothing_is_run(ready, rows, capsys, monkeypatch):
+    files = ("figure.png", "figure.svg", "matrix.png", "matrix.svg", "table.csv", "table.md")
+    before = {file: (ready / "out" / file).read_bytes() for file in files}
+    assert before["figure.png"].startswith(b"\x89PNG")
+    assert b"8 other@10" in before["matrix.svg"]
+    assert b"published" in before["figure.svg"]
+    assert b"end of the base" in before["figure.svg"]
+    monkeypatch.setattr("birthmark.measure.hidden_states.hidden_states", lambda *a, **k: pytest.fail("ran again"))
+    monkeypatch.setattr("subprocess.Popen", lambda *a, **k: pytest.fail("ran again"))
+    for more in ([], ["--summary"]):
+        assert main(["ablate", str(ready / "study.yaml"), f"--out={ready / 'out'}", *more]) == 0
+        assert {file: (ready / "out" / file).read_bytes() for file in files} == before
+    assert "4 of 4 kin" in capsys.readouterr().out
+
+
+def test_a_run_of_another_config_stands_in_the_way(ready, rows, capsys):
+    command = ["ablate", str(ready / "study.yaml"), f"--out={ready / 'out'}", "--set", "optim.lr=0.5"]
+    assert main(command) == 2
+    assert "a run of another config (optim.lr 0.001 there, 0.5 here)" in capsys.readouterr().err
+    text = (ready / "study.yaml").read_text()
+    (ready / "faster.yaml").write_text(text.replace("max_steps: 10", "max_steps: 10\n    optim.lr: 0.5"))
+    assert main(["ablate", str(ready / "faster.yaml"), f"--out={ready / 'out'}"]) == 2
+    assert "other/seed-7: a run of another config (optim.lr 0.001 there, 0.5 here)" in capsys.readouterr().err
+
+
+def test_what_is_there_of_an_unfinished_study_is_told(ready, rows, tmp_path, capsys):
+    summary = ["ablate", str(ready / "study.yaml"), f"--out={tmp_path / 'out'}", "--summary"]
+    assert main(summary) == 2
+    assert "no run of" in capsys.readouterr().err
+    shutil.copytree(ready / "out" / "base", tmp_path / "out" / "base")
+    assert main(summary) == 0
+    partial_rows = list(csv.DictReader((tmp_path / "out" / "table.csv").open()))
+    assert {row["table"] for row in partial_rows} == {"1", "2", "3"}
+    assert partial_rows == [row for row in rows if row["table"] != "4"]
+    # One run alone has nobody to be compared with but its own birth.
+    shutil.rmtree(tmp_path / "out" / "base" / "seed-8")
+    assert main(summary) == 0
+    assert {row["in_truth"] for row in csv.DictReader((tmp_path / "out" / "table.csv").open())} == {"kin"}
+
+
+def test_only_the_steps_that_were_asked_for_are_compared(ready, rows, tmp_path):
+    study = yaml.safe_load((ready / "study.yaml").read_text())
+    file = ready / "late.yaml"
+    file.write_text(yaml.safe_dump(study | {"steps": [20]}))
+    planned = plan(read_lineage(file), ready / "out", resolve)
+    assert {model.step for model in members(planned) if not model.continuation} == {0, 20}
+    shutil.copytree(ready / "out" / "base", tmp_path / "base")
+    shutil.rmtree(tmp_path / "base" / "seed-8" / "checkpoints" / "step-00000010")
+    file.write_text(yaml.safe_dump(study | {"steps": [10, 20]}))
+    with pytest.raises(UsageError, match=r"seed-8: has no checkpoint of step 10, as steps of .*late\.yaml asks for"):
+        members(plan(read_lineage(file), tmp_path, resolve))
+
+
+# ── what is told of it ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_tally_counts_verdicts_of_what_is_in_truth_the_same():
+    run = RunDir(Path("run"))
+    one, two, later = Member(1, 0, "", run), Member(2, 0, "", run), Member(1, 9, "", run)
+    found = partial(Fingerprint, "dimensions", log10_p=-1.0, k=9, n_inputs=50)
+    rows = [
+        Row(1, one, later, {"t": found(verdict="kin", statistic=0.5, z=9.0)}),
+        Row(1, two, later, {"t": found(verdict="kin", statistic=0.1, z=3.0)}),
+        Row(1, two, later, {"t": found(verdict="stranger", statistic=0.0, z=-1.0)}),
+        Row(1, two, later, {"t": found(verdict="undefined", statistic=np.nan, z=np.nan, reason="too few")}),
+    ]
+    kin, strangers = tally(rows, "t")
+    assert (kin.expected, kin.n, kin.low, kin.high) == ("kin", 1, 9, 9)
+    assert (strangers.n, strangers.low, strangers.high) == (3, -1, 3)
+    assert strangers.verdicts == {"kin": 1, "stranger": 1, "undefined": 1}
+
+
+def test_the_tables_of_no_pair_say_so_little_that_they_are_whole(write, tmp_path):
+    study = plan(read_lineage(write()), tmp_path / "out", resolve).study
+    text = markdown(study, [])
+    assert "| table | in truth | pairs | dimensions |" in text
+    assert "###" not in text

@@ -1,0 +1,187 @@
+"""The runs of a study: real runs in real processes, to its table and figure."""
+
+import csv
+import dataclasses
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from birthmark.files import read_json
+from birthmark.launch.cli import main
+from birthmark.measure.records import RunDir, append_metrics
+from birthmark.models.birth import born, digest
+from birthmark.study.arms.file import read_study
+from birthmark.study.arms.trials import trials
+from birthmark.study.runner import _environment, _last_line, _step
+from birthmark.trainer.config_file import resolve
+
+
+def weights(run):
+    return (run.checkpoints()[-1] / "tensors.safetensors").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def ready(tmp_path_factory, study_file, arms):
+    """A small study that has been run: its file, its folder, what the command said."""
+    folder = tmp_path_factory.mktemp("study")
+    # An arm that a config alone does not show to be impossible: the task needs 8 tokens.
+    broken = arms | {"broken": {"model.vocab_size": 4}}
+    file = study_file(folder, {"trainer.checkpoint_every": 3}, name=None, arms=broken)
+    command = [sys.executable, "-m", "birthmark.launch.cli", "ablate", str(file), "--out", str(folder / "out")]
+    done = subprocess.run(
+        [*command, "--jobs=2"], capture_output=True, text=True, env=os.environ | {"COLUMNS": "300"}, check=False
+    )
+    return file, folder / "out", done, command
+
+
+def test_a_study_runs_all_arms_and_tells_which_failed(ready):
+    _, out, done, _ = ready
+    assert done.returncode == 1
+    errors = done.stderr.splitlines()
+    assert [line.split(": ")[2] for line in errors] == ["broken/seed-0", "broken/seed-1"]
+    assert all("birthmark: error: " in line and "seed-" in line and ".log" in line for line in errors)
+    assert "model.vocab_size: 4 is too small" in errors[0]
+    for arm in ("plain", "headnorm"):
+        for seed in (0, 1):
+            run = RunDir(out / arm / f"seed-{seed}")
+            assert run.checkpoints()[-1].name == "step-00000006"
+            assert "step      6" in run.path.with_suffix(".log").read_text()
+    assert {"table.md", "table.csv", "figure.png", "figure.svg"} <= {file.name for file in out.iterdir()}
+    assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
+    assert "headnorm" in (out / "figure.svg").read_text()
+    assert "headnorm" in done.stdout
+    assert "sink" in done.stdout
+
+
+def test_births_are_paired(ready, arms):
+    file, out, _, _ = ready
+    study = read_study(file)
+    # An arm without parameters of its own has the birth of the plain one; another has what they share.
+    calibrated = dataclasses.replace(study, arms={"calibrated": {"model.attention.aggregation": "calibrated"}})
+    for twin in trials(calibrated, out, resolve):
+        told = {arm: read_json(out / arm / f"seed-{twin.seed}" / "birth.json") for arm in arms}
+        assert digest(born(twin.config.model, twin.seed)) == told["plain"]["digest"] != told["headnorm"]["digest"]
+        plain, headnorm = (
+            dict(born(trial.config.model, trial.seed).named_parameters())
+            for trial in trials(study.only(list(arms)), out, resolve)
+            if trial.seed == twin.seed
+        )
+        assert set(plain) < set(headnorm)
+        assert all(torch.equal(plain[name], headnorm[name]) for name in plain)
+        assert told["plain"]["parameters"].items() <= told["headnorm"]["parameters"].items()
+
+
+def test_the_table_is_what_the_run_folders_say(ready, arms):
+    _, out, _, _ = ready
+    table = {row["arm"]: row for row in csv.DictReader((out / "table.csv").open())}
+    for arm in arms:
+        sinks, random, largest, losses = [], [], [], []
+        for seed in (0, 1):
+            run = out / arm / f"seed-{seed}"
+            summary = json.loads((run / "snapshots/step-00000006/summary.json").read_text())
+            sinks.append(summary["bias_text"]["sink_mass"])
+            largest.append(summary["bias_text"]["sink_mass_max"])
+            random.append(summary["bias"]["sink_mass"])
+            lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+            (loss,) = (line["val/loss_trigger"] for line in lines if line["step"] == 6 and "val/loss_trigger" in line)
+            losses.append(loss)
+        row = table[arm]
+        assert (row["runs"], row["step"]) == ("2", "6")
+        for name, values in (
+            ("sink_mass", sinks), ("sink_mass_largest_head", largest), ("sink_mass_random", random),
+            ("trigger_loss", losses),
+        ):  # fmt: skip
+            mean = (values[0] + values[1]) / 2
+            sd = abs(values[0] - values[1]) / 2**0.5
+            told = [float(row[f"{name}_{part}"]) for part in ("mean", "sd", "min", "max", "n")]
+            assert told == pytest.approx([mean, sd, min(values), max(values), 2])
+        mean, sd = np.mean(sinks), np.std(sinks, ddof=1)
+        cell = f"{mean:.3f} ± {sd:.3f} ({min(sinks):.3f}–{max(sinks):.3f})"
+        assert f"| {arm} | 2/2 | 6 | {cell} |" in (out / "table.md").read_text()
+
+
+def test_finished_runs_are_left_alone_and_interrupted_ones_go_on_to_the_same_end(ready):
+    file, out, _, _ = ready
+    whole, cut = RunDir(out / "plain" / "seed-0"), RunDir(out / "plain" / "seed-1")
+    expected, untouched = weights(cut), {f: f.stat().st_mtime_ns for f in whole.path.rglob("*") if f.is_file()}
+    # As a crash after the checkpoint at step 3 leaves it.
+    for folder in (cut.checkpoint(6), cut.snapshot(6)):
+        shutil.rmtree(folder)
+    assert main(["ablate", str(file), f"--out={out}", "--arms=plain"]) == 0
+    assert weights(cut) == expected
+    assert "resumed at step 3" in cut.path.with_suffix(".log").read_text()
+    assert {f: f.stat().st_mtime_ns for f in whole.path.rglob("*") if f.is_file()} == untouched
+
+
+def test_a_run_of_another_config_is_an_error_that_names_it(ready, capsys):
+    file, out, _, _ = ready
+    status = main(["ablate", str(file), f"--out={out}", "--set", "optim.weight_decay=0.5"])
+    lines = capsys.readouterr().err.splitlines()
+    assert (status, len(lines)) == (2, 1)
+    assert f"{out / 'plain' / 'seed-0'}: a run of another config (optim.weight_decay 0.1 there, 0.5 here)" in lines[0]
+
+
+def test_an_interrupt_stops_the_runs_with_a_checkpoint(ready, tmp_path):
+    *_, command = ready
+    out = tmp_path / "out"
+    settings = ["--set", "trainer.max_steps=20000", "trainer.checkpoint_every=20000"]
+    process = subprocess.Popen(
+        [*command[:-1], str(out), "--arms=plain", *settings], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    run = RunDir(out / "plain" / "seed-0")
+    try:
+        while process.poll() is None and _step(run.metrics) < 20:
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        told, error = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "the same command goes on later" in told
+    assert error.splitlines() == ["birthmark: interrupted"]
+    (stopped,) = run.checkpoints()
+    assert 0 < int(stopped.name[5:]) < 20000
+    assert not (out / "plain" / "seed-1").exists()
+
+
+# ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_jobs_share_the_cores_and_the_gpus_that_were_named(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "8")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    told = [_environment(3, slot) for slot in range(3)]
+    assert [t["OMP_NUM_THREADS"] for t in told] == ["2"] * 3
+    assert [t["CUDA_VISIBLE_DEVICES"] for t in told] == ["2", "5", "2"]
+    assert "CUDA_VISIBLE_DEVICES" not in _environment(1, 0)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert _environment(4, 0)["OMP_NUM_THREADS"] == "1"
+
+
+def test_what_a_process_said_last(tmp_path):
+    log = tmp_path / "log"
+    for text, expected in (
+        ("step 1\nbirthmark: error: no space left\n\n", "no space left"),
+        ("Traceback\nMemoryError\n", "MemoryError"),
+        ("", "it said nothing"),
+    ):
+        log.write_text(text)
+        assert _last_line(log) == expected
+
+
+def test_the_step_of_a_run_is_read_from_the_end_of_its_metrics(tmp_path):
+    metrics = tmp_path / "metrics.jsonl"
+    assert _step(metrics) == 0
+    for step in range(500):
+        append_metrics(metrics, step, {"train/loss": 1.0})
+    with metrics.open("a") as f:
+        f.write('{"step": 500, "tra')
+    assert _step(metrics) == 499

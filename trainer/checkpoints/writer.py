@@ -1,0 +1,301 @@
+"""Writing a checkpoint beside training: every rank its own part, one rename at the end, a thread for all but the copy.
+
+1. Training stands still while each rank copies its pieces to the CPU.
+2. In the background each writes ``tensors-RRRRR.safetensors`` into a hidden folder, and beside it a note with the
+   file's checksum and what is in it.
+3. Rank 0's thread waits for all notes, writes ``state.json`` from them and renames the folder. No thread takes part in
+   a collective: the file system is what the ranks have in common.
+
+A process that is killed at any time leaves a hidden folder, which the next run deletes, and the checkpoints before it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...errors import RunError
+from ...files import atomic_path, read_json, write_json
+from ...measure.ranks import from_first, rank, world_size
+from ...models.tensor_shards import Piece
+from ..joint_failure import raise_together
+from ..processes import TIMEOUT
+from .format import STATE, described, facts, pack, part_name, sealed, sha256
+
+# After a failure of the run: how long rank 0 still waits for the others' parts, which they had as long to write.
+_GRACE = timedelta(seconds=10)
+# Between two looks at whether a part is there, in seconds.
+_SOON, _LATER = 0.02, 0.5
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the names in ``folder`` outlast a power cut."""
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _new_folder(path: Path) -> Path:
+    """A hidden folder beside ``path``, with a name that no process of an earlier start can be writing to."""
+    scratch = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
+    try:
+        scratch.mkdir(parents=True)
+    except OSError as error:
+        raise _unwritable(path, error) from error
+    return scratch
+
+
+def _unwritable(path: Path, error: Exception) -> RunError:
+    return RunError(f"{path}: cannot be written ({error}); the checkpoints before it are intact")
+
+
+def _ours(piece: Piece) -> bool:
+    """Whether this rank is the one that writes a piece: of equal ones it is one, of no elements the first."""
+    return piece.replica == 0 and (piece.start < piece.stop or (piece.numel == 0 and rank() == 0))
+
+
+@dataclass(eq=False)
+class _Write:
+    """One checkpoint on its way to the disk, in a thread of its own."""
+
+    path: Path
+    """The folder to come."""
+    scratch: Path
+    """The folder that becomes it."""
+    step: int
+    tree: Any
+    facts: dict[str, dict[str, Any]]
+    """Shape and type of every tensor."""
+    starts: dict[str, int]
+    """Where in the flattened whole the part of this rank begins, of those that it writes."""
+    copies: dict[str, Tensor]
+    """These parts, on the CPU once ``copied`` has returned."""
+    copied: Callable[[], None]
+    rank: int
+    world_size: int
+    patience: timedelta
+    """How long rank 0 waits for the others' parts."""
+    then: Callable[[], None] | None
+    """Called when the folder is there."""
+    error: Exception | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._written = threading.Event()
+        self.hurry(self.patience)
+        # A daemon: who presses Ctrl-C a second time wants out.
+        self._thread = threading.Thread(target=self._run, name=f"checkpoint {self.path.name}", daemon=True)
+        self._thread.start()
+
+    def hurry(self, patience: timedelta) -> None:
+        """Wait for the other ranks' parts no longer than ``patience`` from now."""
+        self._waits_until = time.monotonic() + patience.total_seconds()
+
+    def part_error(self) -> Exception | None:
+        """What went wrong with this rank's own part, once that is written."""
+        self._written.wait()
+        return self.error
+
+    def join(self) -> Exception | None:
+        """What went wrong, once all of it is over."""
+        self._thread.join()
+        return self.error
+
+    def drop(self) -> None:
+        """Take away what has not become a checkpoint."""
+        if self.rank == 0:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def _run(self) -> None:
+        try:
+            self.copied()
+            own = self._write_part()
+            self._written.set()
+            if self.rank == 0:
+                self._complete([own, *self._others()])
+                if self.then is not None:
+                    self.then()
+        except (OSError, SafetensorError) as error:
+            self.error = _unwritable(self.path, error)
+            self.error.__cause__ = error
+        except Exception as error:
+            self.error = error
+        finally:
+            self._written.set()
+
+    def _note(self, rank: int) -> Path:
+        return self.scratch / f"{part_name(rank, self.world_size)}.json"
+
+    def _write_part(self) -> dict[str, Any]:
+        file = f"{part_name(self.rank, self.world_size)}.safetensors"
+        part: dict[str, Any] = {"file": file, "sha256": None, "pieces": {}}
+        if self.copies or self.world_size == 1:
+            with atomic_path(self.scratch / file) as new:
+                save_file(self.copies, new)
+            part["sha256"] = sha256(self.scratch / file)
+            part["pieces"] = {name: (self.starts[name], copy.numel()) for name, copy in self.copies.items()}
+        if self.rank > 0:
+            _sync_folder(self.scratch)
+            # The last thing that happens here: as soon as rank 0 sees it, the folder may have another name.
+            unseen = self._note(self.rank).with_suffix(".unseen")
+            unseen.write_text(json.dumps(part), encoding="utf-8")
+            unseen.replace(self._note(self.rank))
+        return part
+
+    def _others(self) -> list[dict[str, Any]]:
+        """What the other ranks say of their parts, when all have written."""
+        parts: list[dict[str, Any]] = []
+        pause = _SOON
+        for other in range(1, self.world_size):
+            while not (note := self._note(other)).is_file():
+                if time.monotonic() > self._waits_until:
+                    raise RunError(
+                        f"{self.path}: rank {other} of {self.world_size} has not written its part in time; all nodes "
+                        "must see one file system; the checkpoints before it are intact"
+                    )
+                time.sleep(pause)
+                pause = min(2 * pause, _LATER)
+            parts.append(read_json(note))
+        return parts
+
+    def _complete(self, parts: list[dict[str, Any]]) -> None:
+        tensors = described(self.facts, parts)
+        files = {part["file"]: part["sha256"] for part in parts if part["sha256"] is not None}
+        write_json(self.scratch / STATE, sealed(self.step, files, tensors, self.tree))
+        for other in range(1, self.world_size):
+            self._note(other).unlink()
+        _sync_folder(self.scratch)
+        old = self.scratch.with_suffix(".deleted")
+        if self.path.exists():
+            self.path.rename(old)
+        self.scratch.rename(self.path)
+        _sync_folder(self.path.parent)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+class BackgroundWriter:
+    """Writes checkpoints, one at a time.
+
+    Args:
+        asynchronous: whether :meth:`save` returns as soon as the tensors are copied; else when the folder is there.
+        timeout: how long rank 0 waits for the other ranks' parts.
+    """
+
+    def __init__(self, *, asynchronous: bool = False, timeout: timedelta = TIMEOUT) -> None:
+        self.asynchronous, self.timeout = asynchronous, timeout
+        self.on_complete: Callable[[], None] | None = None
+        """Called by the process that completes a checkpoint, in the thread that writes it."""
+        self._writing: _Write | None = None
+        # Kept from one checkpoint to the next: fresh memory costs many times the copy.
+        self._buffers: dict[str, Tensor] = {}
+
+    def save(self, checkpoint: dict[str, Any], path: Path, *, shared: bool) -> None:
+        """Begin to write ``path``, after the one before is done.
+
+        Args:
+            checkpoint: plain data with tensors, DTensors and pieces in it, of the same form on all ranks; it must have
+                a ``global_step``.
+            path: the folder to come, the same on all ranks; one that stands there is replaced.
+            shared: whether all ranks call, each with its pieces; else the only one that calls has all of it.
+
+        Raises:
+            RunError: the checkpoint before, or without ``asynchronous`` this one, could not be written.
+            TypeError: something is neither a tensor nor plain data; nothing is written.
+        """
+        finish = self.finish if shared else self._finish_own
+        finish()
+        found: dict[str, Piece] = {}
+        tree = pack(checkpoint, "", found)
+        mine = {name: piece for name, piece in found.items() if not shared or _ours(piece)}
+        copies, copied = self._copy(mine)
+        self._writing = _Write(
+            path,
+            from_first(lambda: _new_folder(path)) if shared else _new_folder(path),
+            step=checkpoint["global_step"],
+            tree=tree,
+            facts={name: facts(piece) for name, piece in found.items()},
+            starts={name: piece.start for name, piece in mine.items()},
+            copies=copies,
+            copied=copied,
+            rank=rank() if shared else 0,
+            world_size=world_size() if shared else 1,
+            patience=self.timeout,
+            then=self.on_complete,
+        )
+        if not self.asynchronous:
+            finish()
+
+    def _copy(self, pieces: dict[str, Piece]) -> tuple[dict[str, Tensor], Callable[[], None]]:
+        """Copies on the CPU that later steps leave alone, and what waits for them."""
+        buffers: dict[str, Tensor] = {}
+        device: torch.device | None = None
+        for name, piece in pieces.items():
+            local, buffer = piece.local, self._buffers.get(name)
+            if buffer is None or (buffer.shape, buffer.dtype) != (local.shape, local.dtype):
+                buffer = torch.empty(local.shape, dtype=local.dtype, pin_memory=local.is_cuda)
+            # Into pinned memory this only queues the copy; what training does to the tensor is queued behind it.
+            buffers[name] = buffer.copy_(local, non_blocking=local.is_cuda)
+            device = local.device if local.is_cuda else device
+        self._buffers = buffers
+        # Whole tensors are written in their shape, so that any reader of safetensors finds them as they are.
+        copies = {n: b.view(pieces[n].shape) if b.numel() == pieces[n].numel else b for n, b in buffers.items()}
+        if device is None:
+            return copies, lambda: None
+        return copies, torch.cuda.current_stream(device).record_event().synchronize
+
+    def finish(self) -> None:
+        """Wait until the checkpoint that is being written is there. In a group every rank must call.
+
+        Raises:
+            RunError: it could not be written; on all ranks.
+        """
+        writing, self._writing = self._writing, None
+        try:
+            # First the parts: rank 0 must not wait for one that will not come.
+            raise_together(writing.part_error() if writing is not None else None)
+            raise_together(writing.join() if writing is not None else None)
+        except Exception:
+            if writing is not None:
+                writing.hurry(timedelta(0))
+                writing.join()
+                writing.drop()
+            raise
+
+    def _finish_own(self) -> None:
+        writing, self._writing = self._writing, None
+        if writing is not None and (error := writing.join()) is not None:
+            writing.drop()
+            raise error
+
+    def settle(self, error: BaseException) -> None:
+        """After a failure of the run: let a checkpoint that is being written become whole, if it still can.
+
+        Nothing is raised, and no other rank need be alive; what goes wrong becomes a note of ``error``.
+        """
+        writing, self._writing = self._writing, None
+        if writing is None or isinstance(error, KeyboardInterrupt):
+            return
+        writing.hurry(_GRACE)
+        if (failure := writing.join()) is not None:
+            writing.drop()
+            error.add_note(str(failure))
+
+    def teardown(self) -> None:
+        """Wait for what this process is still writing, where nothing else has: see :meth:`finish`."""
+        self._finish_own()

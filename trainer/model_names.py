@@ -1,0 +1,137 @@
+"""A model by any of its names: a run, a checkpoint, a birth, a folder of transformers, a hub id."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError, UsageError
+from ..measure.records import RunDir, step_of
+from ..models.config import ModelConfig
+from ..models.decoder import Decoder
+from ..models.exchange.pretrained import is_path, load_pretrained, read_pretrained
+from . import initial_weights as start
+from .checkpoints.find import find_checkpoint
+from .checkpoints.folder_io import load_model
+from .config import RunConfig
+from .config_file import resolve
+
+
+@dataclass(frozen=True)
+class Source:
+    """A model that has been found and not yet been loaded."""
+
+    name: str
+    """As it was given."""
+    config: ModelConfig
+    """The model."""
+    load: Callable[[], Decoder]
+    """Allocates it and reads or draws its weights."""
+    tokenizer: Path | None
+    """``tokenizers`` JSON of the text it reads, where it has one."""
+
+
+@dataclass(frozen=True)
+class Native(Source):
+    """One of ours, whose config says how it was born."""
+
+    birth: Callable[[], Decoder]
+    """Allocates it as it was at step 0."""
+    step: int
+    """Optimizer steps that it has been trained for."""
+
+
+def open_source(name: str) -> Source:
+    """Find a model.
+
+    Args:
+        name: ``RUN`` (its last checkpoint), ``RUN@STEP`` (``@0`` is its birth), a checkpoint's folder,
+            ``CONFIG.yaml@SEED`` or ``CONFIG.yaml`` (a birth), a folder that transformers' save_pretrained wrote, or a
+            hub id, ``@REVISION`` if wanted.
+
+    Raises:
+        UsageError: there is no such model.
+        RunError: a damaged file.
+    """
+    native = open_native(name)
+    if native is not None:
+        return native
+    try:
+        found = read_pretrained(name)
+    except UsageError as error:
+        if Path(name).exists() or is_path(name):
+            raise no_such_model(name, str(error).removeprefix(f"{name}: ")) from None
+        raise
+    return Source(name, found.config, partial(load_pretrained, found), found.tokenizer_file)
+
+
+def no_such_model(name: str, why: str = "") -> UsageError:
+    """The error for a path where no model is."""
+    return UsageError(
+        f"{name}: neither a run, RUN@STEP, a checkpoint, CONFIG.yaml@SEED nor a folder of transformers"
+        + (f" ({why})" if why else "")
+    )
+
+
+def open_native(name: str) -> Native | None:
+    """Find a model that is one of ours; None if it is of ``transformers``, or none at all.
+
+    Raises:
+        UsageError: a run without this step, a config that is impossible, a seed or step that is no number.
+    """
+    whole, head, tail = Path(name), *_split(name)
+    if RunDir.is_run(whole):
+        return _of_run(name, RunDir(whole), None)
+    if RunDir.is_run(head):
+        return _of_run(name, RunDir(head), _number(name, tail, "step"))
+    if (whole / "state.json").is_file() and RunDir.is_run(whole.parent.parent):
+        return _of_run(name, RunDir(whole.parent.parent), step_of(whole))
+    if whole.suffix in (".yaml", ".yml"):
+        config = start.adopted(resolve(whole))
+        return _of_birth(name, config, config.init_seed)
+    if head.suffix in (".yaml", ".yml"):
+        return _of_birth(name, start.adopted(resolve(head)), _number(name, tail, "seed"))
+    return None
+
+
+def _split(name: str) -> tuple[Path, str]:
+    head, _, tail = name.rpartition("@")
+    return Path(head or "@"), tail
+
+
+def _number(name: str, text: str, what: str) -> int:
+    if not text.isdecimal():
+        raise UsageError(f"{name}: {text!r} is no {what}: give a whole number after the @")
+    return int(text)
+
+
+def _of_run(name: str, run: RunDir, step: int | None) -> Native:
+    config = resolve(run.config)
+    tokenizer = run.tokenizer if run.tokenizer.is_file() else None
+    birth = partial(start.newborn, config, config.init_seed)
+    if step == 0:
+        return Native(name, config.model, birth, tokenizer, birth, 0)
+    if step is not None and not run.checkpoint(step).is_dir():
+        there = ", ".join(map(str, run.checkpoints_by_step())) or "none"
+        raise UsageError(f"{name}: {run.path} has no checkpoint of step {step}; there are: {there}")
+    checkpoint = find_checkpoint(run, step)
+    load = partial(load_model, config.model, checkpoint)
+    return Native(name, config.model, load, tokenizer, birth, step_of(checkpoint))
+
+
+def _of_birth(name: str, config: RunConfig, seed: int) -> Native:
+    birth = partial(start.newborn, config, seed)
+    return Native(name, config.model, birth, None, birth, 0)
+
+
+def vocabulary(file: Path) -> Any:
+    """What decides which id means what in a ``tokenizers`` JSON; other parts of the file may be written either way."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        return content["model"]["vocab"], sorted(t["content"] for t in content.get("added_tokens") or [])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RunError(f"{file}: damaged tokenizer ({' '.join(str(error).split())[:100]})") from None

@@ -1,0 +1,48 @@
+"""Weights, gradients and optimizer state cut over the processes by torch's ``fully_shard``, a block at a time."""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import ModelParallelStrategy
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+from ...models.birth import Spread
+from ...models.decoder import Decoder
+from ..config import TrainerConfig
+from ..processes import TIMEOUT
+from .sharded_checkpoints import PiecewiseCheckpoints
+
+
+def _mesh(device: torch.device, replicas: int) -> DeviceMesh:
+    n = dist.get_world_size()
+    if replicas == 1:
+        return init_device_mesh(device.type, (n,), mesh_dim_names=("shard",))
+    return init_device_mesh(device.type, (replicas, n // replicas), mesh_dim_names=("replicate", "shard"))
+
+
+def cutter(config: TrainerConfig, device: torch.device) -> Spread:
+    """What cuts a model that holds nothing over the processes of the run; all of them call."""
+    mesh = _mesh(device, config.replicas)
+    # Gradients are reduced in float32 whatever a pass runs in.
+    policy = (
+        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        if config.gather == "bf16"
+        else MixedPrecisionPolicy()
+    )
+
+    def cut(model: Decoder) -> None:
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=policy)
+        # What is left: embeddings, last norm, head.
+        fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    return cut
+
+
+class FSDP2Strategy(PiecewiseCheckpoints, ModelParallelStrategy):
+    """Lightning's strategy for a module whose model :func:`cutter` has cut, with this project's checkpoints."""
+
+    def __init__(self) -> None:
+        super().__init__(data_parallel_size=dist.get_world_size(), tensor_parallel_size=1, timeout=TIMEOUT)

@@ -1,0 +1,102 @@
+"""Checkpoints of strategies that cut the model: every rank saves and loads its own pieces, in the one format of all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any
+
+import torch
+from lightning.pytorch.strategies import Strategy
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ...errors import RunError
+from ..checkpoints.folder_io import FolderCheckpointIO
+from ..checkpoints.format import Stored, fill
+
+
+def _like(parameter: Tensor, value: Any) -> Any:
+    """Optimizer state of ``parameter``, cut as that is where it has its shape."""
+    if not isinstance(value, Stored):
+        return value
+    if value.shape != tuple(parameter.shape) or not value.shape:
+        return value.whole()
+    new = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
+    fill(new, value)
+    return new
+
+
+class PiecewiseCheckpoints(Strategy):
+    """Mix into a Lightning strategy, before it, so that it saves and loads through :class:`FolderCheckpointIO`.
+
+    The trainer must have been given one as a plugin. A strategy whose tensors are no DTensors overrides
+    :meth:`lightning_module_state_dict` and :meth:`optimizer_state` with :class:`Piece` in place of tensors, under the
+    names and numbers that they have in a single process.
+    """
+
+    @property
+    def folder_io(self) -> FolderCheckpointIO:
+        """What writes and reads the folders."""
+        io = self.checkpoint_io
+        if not isinstance(io, FolderCheckpointIO):
+            raise TypeError(f"the trainer needs plugins=[FolderCheckpointIO()], it has {type(io).__name__}")
+        return io
+
+    @property
+    def restore_checkpoint_after_setup(self) -> bool:
+        """Pieces are filled where they will stay."""
+        return True
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """Lightning calls :meth:`load_optimizer_state_dict`."""
+        return True
+
+    def lightning_module_state_dict(self) -> dict[str, Any]:
+        """The module's own names; this rank's part of each tensor."""
+        assert self.lightning_module is not None
+        # The parameters themselves: what a strategy knows of its cut hangs on them.
+        return self.lightning_module.state_dict(keep_vars=True)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
+        """Torch's own form, parameters by number; this rank's part of each tensor."""
+        return Strategy.optimizer_state(self, optimizer)
+
+    def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
+        """Every rank saves what it holds."""
+        self.folder_io.save_pieces(checkpoint, filepath)
+
+    def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
+        """The checkpoint, with weights and optimizer state not yet read."""
+        return self.folder_io.load_pieces(checkpoint_path)
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Fill this rank's part of the model, in place.
+
+        Raises:
+            RunError: the checkpoint is of another model.
+        """
+        stored, ours = checkpoint["state_dict"], self.lightning_module_state_dict()
+        if strict and (odd := sorted(ours.keys() ^ stored.keys())):
+            who = "the checkpoint" if odd[0] in ours else "the model"
+            raise RunError(f"{who} has no {odd[0]}; the run's config.yaml is another model's")
+        for name in ours.keys() & stored.keys():
+            fill(ours[name], stored[name])
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Fill this rank's part of the optimizer's state, cut as its parameters are."""
+        for optimizer, stored in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            numbers = chain.from_iterable(group["params"] for group in stored["param_groups"])
+            parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+            by_number = dict(zip(numbers, parameters, strict=True))
+            state = {
+                number: {key: _like(by_number[number], value) for key, value in entries.items()}
+                for number, entries in stored["state"].items()
+            }
+            optimizer.load_state_dict({**stored, "state": state})
+
+    def teardown(self) -> None:
+        """Wait for what is still being written."""
+        super().teardown()
+        self.checkpoint_io.teardown()

@@ -1,0 +1,207 @@
+"""DeepSpeed's ZeRO as a strategy: its config, its cut of a model that holds nothing, its engine on GPUs and on CPU."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import shutil
+import sys
+import tempfile
+import warnings
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from lightning.pytorch.strategies import DeepSpeedStrategy
+from torch import nn
+
+from ...errors import UsageError
+from ...models.birth import Spread
+from ...models.decoder import Decoder
+from ...models.init import Linear
+from ..config import TrainerConfig
+from ..module import PretrainModule
+from ..processes import TIMEOUT
+from .sharded_checkpoints import PiecewiseCheckpoints
+from .zero_state import EngineState, numbered
+
+
+def ready(device: torch.device) -> None:
+    """Import DeepSpeed for this kind of device, and have it join the process group that there is.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    if device.type == "cpu":
+        # DeepSpeed asks when it is imported, and takes a GPU where it finds one.
+        os.environ.setdefault("DS_ACCELERATOR", "cpu")
+    try:
+        import deepspeed
+    except ImportError:
+        raise UsageError(
+            "trainer.strategy zero1 to zero3 need DeepSpeed: DS_BUILD_OPS=0 pip install 'birthmark[deepspeed]'"
+        ) from None
+    # What its operators are built with lies beside Python, where a shell that did not activate .venv does not look.
+    beside = Path(sys.executable).parent
+    if shutil.which("ninja") is None and (beside / "ninja").is_file():
+        os.environ["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
+    deepspeed.utils.logging.logger.setLevel(logging.ERROR)
+    for message in (
+        r".*all_gather_into_tensor.*deprecated",  # DeepSpeed's own use of torch
+        r".*reduce_scatter_tensor.*deprecated",
+        r"Since DeepSpeed handles gradient clipping",  # it is told the longest gradient by its config
+    ):
+        warnings.filterwarnings("ignore", message)
+    # On CPU it builds an operator of its own, and tells so.
+    with redirect_stdout(io.StringIO()):
+        deepspeed.init_distributed(dist.get_backend(), timeout=TIMEOUT, verbose=False)
+
+
+def check_drive(folder: Path) -> None:
+    """Whether optimizer state can be kept on this node's drive.
+
+    Raises:
+        UsageError: nothing can be written to ``folder``, or DeepSpeed's operator for it cannot be built.
+    """
+    from deepspeed.ops.op_builder import AsyncIOBuilder
+
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"trainer.offload_dir {folder}: cannot write there ({error.strerror}); give a folder on each node's drive"
+        ) from None
+    # Without one of them a rank would fail in the middle of the build, and the others wait for it.
+    if shutil.which("ninja") is None or not AsyncIOBuilder().is_compatible(verbose=False):
+        raise UsageError(
+            "trainer.offload is nvme, but DeepSpeed's asynchronous I/O cannot be built: install libaio's headers and "
+            "ninja (apt install libaio-dev; pip install ninja), or give cpu"
+        )
+
+
+def _named(kinds: list[type[Linear]]) -> list[str]:
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
+
+
+def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
+    """DeepSpeed's own config of a run: stage, precision, offload."""
+    stage = int(config.strategy.removeprefix("zero"))
+    zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": stage > 1}
+    if stage == 3:
+        # It would put its own function in the place of torch's, for all that this process does.
+        zero["memory_efficient_linear"] = False
+    if config.offload != "none":
+        where: dict[str, Any] = {"device": config.offload, "pin_memory": torch.cuda.is_available()}
+        if config.offload == "nvme":
+            where["nvme_path"] = config.offload_dir
+        zero["offload_optimizer"] = where
+        if stage == 3:
+            # A drive is too slow for what every pass needs.
+            zero["offload_param"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    return {
+        "train_micro_batch_size_per_gpu": config.micro_batch_size,
+        "gradient_clipping": grad_clip,
+        "zero_optimization": zero,
+        # Weights stay float32 in each process; what is sent of them is what a pass uses.
+        "torch_autocast": {
+            "enabled": config.gather == "bf16",
+            "dtype": "bfloat16",
+            # DeepSpeed asks for the very class, not for its kind.
+            "lower_precision_safe_modules": _named([Linear, *Linear.__subclasses__()]),
+        },
+        # The optimizer is torch's AdamW, as in every other strategy.
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+    }
+
+
+def cutter(config: TrainerConfig, grad_clip: float) -> Spread:
+    """What cuts a model that holds nothing as ZeRO 3 does; all processes call. Stages 1 and 2 cut no weights."""
+    import deepspeed
+
+    settings = engine_config(config, grad_clip)
+    settings["train_batch_size"] = config.micro_batch_size * dist.get_world_size()
+
+    def cut(model: Decoder) -> None:
+        context = deepspeed.zero.Init(config_dict_or_path=settings, dtype=torch.float32)
+        taken: dict[nn.Parameter, nn.Parameter] = {}
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                if parameter not in taken:
+                    # Whole for a moment, in which DeepSpeed takes its part.
+                    taken[parameter] = nn.Parameter(torch.empty(parameter.shape, device=context.local_device))
+                    context._zero_init_param(taken[parameter])
+                module.register_parameter(name, taken[parameter])
+        # A module's weights are gathered for its own pass; of tied embeddings the decoder uses another's.
+        deepspeed.zero.register_external_parameter(model, model.embed.weight)
+
+    return cut
+
+
+class ZeroStrategy(PiecewiseCheckpoints, DeepSpeedStrategy):
+    """Lightning's strategy, and for processes without a GPU too, which Lightning's own refuses."""
+
+    def __init__(self, config: TrainerConfig, grad_clip: float) -> None:
+        super().__init__(config=engine_config(config, grad_clip), timeout=TIMEOUT, logging_level=logging.ERROR)
+
+    @property
+    def root_device(self) -> torch.device:
+        """Where this process computes."""
+        assert self.parallel_devices is not None
+        on_cpu = self.parallel_devices[0].type == "cpu"
+        # DeepSpeed wants a number of every device.
+        return torch.device("cpu", self.local_rank) if on_cpu else super().root_device
+
+    def setup_environment(self) -> None:
+        """Without the check for a GPU."""
+        assert self.accelerator is not None
+        self.accelerator.setup_device(torch.device("cpu") if self.root_device.type == "cpu" else self.root_device)
+        self.setup_distributed()
+
+    def setup_distributed(self) -> None:
+        """The processes have joined already."""
+        self.set_world_ranks()
+
+    def _state(self) -> EngineState:
+        assert isinstance(self.lightning_module, PretrainModule)
+        return EngineState(self.deepspeed_engine, list(numbered(self.lightning_module.parameter_groups())))
+
+    def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
+        """As of torch's AdamW in a single process; this process's part of each tensor."""
+        assert isinstance(self.lightning_module, PretrainModule)
+        numbers = iter(count())
+        groups = [
+            {
+                **{name: value for name, value in of_engine.items() if name != "params"},
+                "params": [next(numbers) for _ in ours["params"]],
+            }
+            for of_engine, ours in zip(optimizer.param_groups, self.lightning_module.parameter_groups(), strict=True)
+        ]
+        return {"state": self._state().pieces(), "param_groups": groups}
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Fill the engine, whose weights have been filled by now."""
+        (stored,) = checkpoint["optimizer_states"]
+        self._state().fill(stored["state"])
+        for group, theirs in zip(self.optimizers[0].param_groups, stored["param_groups"], strict=True):
+            group.update({name: value for name, value in theirs.items() if name != "params"})
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Lightning has divided the loss by the micro-batches of a step; DeepSpeed would divide it again."""
+        return super().backward(closure_loss, optimizer, *args, scale_wrt_gas=False, **kwargs)
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
+        """The engine clips, and knows the norm when it has stepped."""
+        result = super().optimizer_step(*args, **kwargs)
+        norm = self.deepspeed_engine.get_global_grad_norm()
+        if norm is not None:
+            assert isinstance(self.lightning_module, PretrainModule)
+            self.lightning_module.see_gradient_norm(torch.as_tensor(norm, dtype=torch.float32))
+        return result

@@ -1,0 +1,93 @@
+"""The optimizer's state inside a DeepSpeed engine, as pieces of parameters: to be saved, and filled from a checkpoint.
+
+ZeRO keeps one flat tensor per group of parameters and process. Which range of which parameter lies where in it is
+DeepSpeed's to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...models.tensor_shards import Piece, piece_of, shape_of
+from ..checkpoints.format import Stored
+
+#: Moments of AdamW, of the shape of their parameter.
+_MOMENTS = ("exp_avg", "exp_avg_sq")
+
+
+class EngineState:
+    """State of torch's AdamW under ZeRO.
+
+    Args:
+        engine: DeepSpeed's.
+        parameters: in the order in which the optimizer of a single process numbers them.
+    """
+
+    def __init__(self, engine: Any, parameters: Sequence[nn.Parameter]) -> None:
+        self.optimizer, self.stage = engine.optimizer, engine.zero_optimization_stage()
+        self.parameters = parameters
+
+    def _flat(self) -> Sequence[Tensor]:
+        """The flat tensors of this process, which the inner optimizer steps."""
+        zero = self.optimizer
+        return zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
+
+    def _moment(self, parameter: nn.Parameter, key: str) -> Piece:
+        from deepspeed.utils import safe_get_local_optimizer_state
+
+        if self.stage == 3:
+            held = piece_of(parameter)
+            return Piece(safe_get_local_optimizer_state(parameter, key)[: held.local.numel()], held.start, held.shape)
+        mapping = parameter._hp_mapping  # type: ignore[attr-defined]
+        if mapping is None:  # all of it lies with other processes
+            return Piece(torch.empty(0), 0, shape_of(parameter))
+        flat, here = self._flat()[mapping.param_group_index], mapping.hp_fragment_address
+        moment = self.optimizer.optimizer.state[flat][key].view(-1)[here.start : here.start + here.numel]
+        return Piece(moment, mapping.lp_fragment_address.start, shape_of(parameter))
+
+    def pieces(self) -> dict[int, dict[str, Any]]:
+        """This process's part of every parameter's state, by number."""
+        inner = self.optimizer.optimizer.state
+        if not any(inner.get(flat) for flat in self._flat()):
+            return {}  # no step yet
+        step = next(inner[flat]["step"] for flat in self._flat() if inner.get(flat))
+        return {
+            number: {"step": step.detach().cpu(), **{key: self._moment(parameter, key) for key in _MOMENTS}}
+            for number, parameter in enumerate(self.parameters)
+        }
+
+    def fill(self, stored: Mapping[int, Mapping[str, Any]]) -> None:
+        """Take this process's part of every parameter's state from a checkpoint, and the weights as they are now."""
+        from deepspeed.utils import safe_set_local_optimizer_state
+
+        self.optimizer.refresh_fp32_params()
+        if not stored:
+            return
+        step = stored[0]["step"]
+        step = step.whole() if isinstance(step, Stored) else step
+        inner = self.optimizer.optimizer.state
+        for flat in self._flat():
+            inner[flat] = {
+                "step": torch.as_tensor(step, dtype=torch.float32).clone().to(flat.device),
+                **{key: torch.zeros_like(flat, requires_grad=False) for key in _MOMENTS},
+            }
+        for number, parameter in enumerate(self.parameters):
+            for key in _MOMENTS:
+                values = stored[number][key]
+                if self.stage < 3:
+                    piece = self._moment(parameter, key)
+                    piece.local.copy_(values.read(piece.start, piece.stop).view(-1))
+                else:
+                    held, padded = piece_of(parameter), torch.zeros_like(parameter.ds_tensor)  # type: ignore[attr-defined]
+                    padded[: held.local.numel()] = values.read(held.start, held.stop).view(-1)
+                    safe_set_local_optimizer_state(parameter, padded, key)
+
+
+def numbered(groups: Sequence[Mapping[str, Any]]) -> Iterator[nn.Parameter]:
+    """Parameters of an optimizer's groups in their numbers' order."""
+    for group in groups:
+        yield from group["params"]
