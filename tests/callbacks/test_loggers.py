@@ -76,7 +76,7 @@ def test_nothing_of_wandb_is_loaded_where_it_is_off(tmp_path):
 
     code = (
         "import sys, pathlib; from birthmark.callbacks.loggers import *;"
-        "from birthmark.measure.config import LogConfig;"
+        "from birthmark.callbacks.config import LogConfig;"
         "from birthmark.measure.records import RunDir;"
         "assert wandb_logger(LogConfig(wandb='off'), RunDir(pathlib.Path('.')), 'id', {}) is None;"
         "assert 'wandb' not in sys.modules"
