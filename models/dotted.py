@@ -15,5 +15,18 @@ def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """
     found: dict[str, Any] = {}
     for name, value in tree.items():
-        found |= dotted(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        found |= dotted(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
     return found
+
+
+def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree whose leaves have these dotted names, the reverse of `dotted`: ``{"a.b": 1}`` is ``{"a": {"b": 1}}``."""
+    tree: dict[str, Any] = {}
+    for name, value in fields.items():
+        *groups, last = name.split(".")
+        branch = tree
+        for group in groups:
+            below = branch.get(group)
+            branch[group] = branch = below if isinstance(below, dict) else {}
+        branch[last] = value
+    return tree

@@ -5,18 +5,27 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+from collections.abc import Iterable
+from functools import cache
 
 from .config import RunConfig
 
 
-def _fields(config: type, prefix: str = "") -> list[str]:
-    """Dotted names of all fields of a tree of dataclasses."""
-    names = []
+@cache
+def _fields(config: type, prefix: str = "") -> tuple[str, ...]:
+    """Dotted names of all fields of a tree of dataclasses, and of its groups."""
+    names: list[str] = []
     for name, value in ((f.name, f.default_factory) for f in dataclasses.fields(config)):
         names.append(prefix + name)
         if isinstance(value, type) and dataclasses.is_dataclass(value):
             names += _fields(value, f"{prefix}{name}.")
-    return names
+    return tuple(names)
+
+
+def unknown_fields(names: Iterable[str]) -> list[str]:
+    """A line about each name that is no field of a run, nor a group of fields."""
+    known = _fields(RunConfig)
+    return [_unknown(name) for name in names if name not in known]
 
 
 def _unknown(name: str) -> str:

@@ -1,0 +1,129 @@
+"""Reading configs: what stands in a file, what overrides it, and what is refused."""
+
+import dataclasses
+import re
+import time
+
+import pytest
+import yaml
+
+from birthmark.errors import UsageError
+from birthmark.trainer.config import RunConfig
+from birthmark.trainer.config_file import build_config, read_config
+
+
+@pytest.fixture
+def file(tmp_path):
+    """A run's file with a few fields."""
+    file = tmp_path / "small.yaml"
+    file.write_text("model: {d_model: 32, n_heads: 2}\noptim: {lr: 1e-2}\ntrainer:\n  max_steps: 5\n")
+    return file
+
+
+def test_what_a_file_leaves_out_has_its_default(file):
+    expected = RunConfig()
+    expected = dataclasses.replace(
+        expected,
+        model=dataclasses.replace(expected.model, d_model=32, n_heads=2),
+        optim=dataclasses.replace(expected.optim, lr=0.01),
+        trainer=dataclasses.replace(expected.trainer, max_steps=5),
+    )
+    assert read_config(file) == expected
+    assert read_config(str(file)) == expected
+    assert build_config(dataclasses.asdict(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "value"),
+    [
+        ({"trainer.max_steps": 7}, "trainer.max_steps", 7),
+        ({"trainer": {"max_steps": 7}}, "trainer.max_steps", 7),
+        ({"trainer.max_steps": "7"}, "trainer.max_steps", 7),
+        ({"optim.lr": "1e-3"}, "optim.lr", 0.001),
+        ({"optim.lr": 1}, "optim.lr", 1.0),
+        ({"trainer.keep_last": 3}, "trainer.keep_last", 3),
+        ({"trainer.keep_last": None}, "trainer.keep_last", None),
+        ({"model.attention.window": 4}, "model.attention.window", 4),
+        ({"snapshot.probes": ["random"]}, "snapshot.probes", ["random"]),
+        ({"name": "7"}, "name", "7"),
+        ({"init_seed": 9}, "init_seed", 9),
+    ],
+    ids=str,
+)
+def test_overrides_replace_fields_of_the_file_and_nothing_else(file, overrides, path, value):
+    changed = read_config(file, overrides)
+    found = changed
+    for name in path.split("."):
+        found = getattr(found, name)
+    assert found == value
+    assert type(found) is type(value)
+    branch = expected = dataclasses.asdict(read_config(file))
+    *groups, last = path.split(".")
+    for group in groups:
+        branch = branch[group]
+    branch[last] = value
+    assert dataclasses.asdict(changed) == expected
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"trainer.max_stps": 3}, "trainer.max_stps: no such field; did you mean trainer.max_steps?"),
+        ({"trainr.max_steps": 3}, "trainr.max_steps: no such field; did you mean trainer.max_steps?"),
+        ({"frobnicate": 3}, "frobnicate: no such field; see birthmark pretrain --help"),
+        ({"trainer": 3}, "trainer is 3; write fields as `name: value` under it"),
+        ({"trainer.max_steps": 1.5}, "trainer.max_steps: '1.5' is not a whole number"),
+        ({"trainer.precision": "fp8"}, "trainer.precision: 'fp8' is not one of 'fp32', 'bf16'"),
+        ({"model.d_model": 33}, "model.d_model 33 is not divisible by model.n_heads 2"),
+    ],
+    ids=str,
+)
+def test_a_wrong_override_is_refused_by_its_field_and_not_blamed_on_the_file(file, overrides, message):
+    with pytest.raises(UsageError) as refused:
+        read_config(file, overrides)
+    assert str(refused.value).startswith(message)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("model: {d_modle: 8}", "model.d_modle: no such field; did you mean model.d_model?"),
+        ("1: 2", "1: no such field"),
+        ("model: [1, 2]", "model is [1, 2]"),
+        ("model:", "model is None"),
+        ("", "the file is None"),
+        ("[1]", "the file is [1]"),
+        ("model: {d_model: 8", "not YAML"),
+        ("init_seed: one", "init_seed: 'one' is not a whole number"),
+        ("model: {d_model: 33, n_heads: 2}", "model.d_model 33 is not divisible"),
+    ],
+    ids=repr,
+)
+def test_a_wrong_file_is_refused_by_file_and_field(tmp_path, text, message):
+    file = tmp_path / "wrong.yaml"
+    file.write_text(text)
+    for overrides in ({}, {"trainer.max_steps": 3}):
+        with pytest.raises(UsageError, match=re.escape(f"{file}: {message}")):
+            read_config(file, overrides)
+
+
+def test_an_override_can_mend_a_file(tmp_path):
+    file = tmp_path / "open.yaml"
+    file.write_text("model: {d_model: 33, n_heads: 2}")
+    assert read_config(file, {"model.n_heads": 3, "model.positions": "none"}).model.n_heads == 3
+
+
+def test_no_file_is_one_line(tmp_path):
+    with pytest.raises(UsageError, match=r"no\.yaml: cannot be read"):
+        read_config(tmp_path / "no.yaml")
+
+
+def test_reading_thirty_files_takes_a_second_at_most(tmp_path, tiny):
+    """It took three and a half when each built a parser of its own; tenfold room is left for busy machines."""
+    files = [tmp_path / f"{i}.yaml" for i in range(30)]
+    for i, file in enumerate(files):
+        file.write_text(yaml.safe_dump(dataclasses.asdict(tiny({"init_seed": i}))))
+    read_config(files[0])
+    start = time.process_time()
+    assert [read_config(file).init_seed for file in files] == list(range(30))
+    assert time.process_time() - start < 3
