@@ -1,0 +1,260 @@
+"""What a quantity of a snapshot is: its name, dimensions, label, unit, format, control, section and definition.
+
+One declaration drives ``summary.json``, ``arrays.safetensors``, ``metrics.jsonl``, W&B, tables, pages, CSV files and
+docs/run-directory.md. Ours stand in :mod:`.quantities`; a user's metric brings its own. Nothing here loads torch.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+AxisName = Literal[
+    "layer",
+    "state",
+    "head",
+    "position",
+    "channel",
+    "unit",
+    "token",
+    "epsilon",
+    "rank",
+    "direction",
+    "stranger",
+    "index",
+]
+Reduction = Literal["", "mean", "max", "median", "first", "last", "last_mean"]
+ScalarReduction = Literal["", "mean", "max", "sum", "last"]
+ScaleName = Literal["linear", "log"]
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A dimension of an array."""
+
+    letter: str
+    """Its length, as shapes are written."""
+    column: str
+    """Its column in CSV files."""
+    first: int
+    """The coordinate of index 0."""
+    meaning: str
+    """What its indices are."""
+
+
+AXES: Mapping[AxisName, Axis] = {
+    "layer": Axis("L", "layer", 1, "blocks, from 1"),
+    "state": Axis("L+1", "layer", 0, "the residual stream: 0 is the embedding output, the others are after each block"),
+    "head": Axis("H", "head", 0, "query heads, from 0"),
+    "position": Axis("T", "position", 0, "positions of a probe sequence, from 0"),
+    "channel": Axis("d", "channel", 0, "channels of the residual stream, from 0"),
+    "unit": Axis("F", "unit", 0, "hidden units of the MLP, from 0"),
+    "token": Axis("V", "token", 0, "token ids, from 0"),
+    "epsilon": Axis("E", "epsilon", 0, "values of ε, as `sink_epsilons` lists them"),
+    "rank": Axis("K", "rank", 1, "entries of a ranked list, from 1 (10, or fewer where there are fewer)"),
+    "direction": Axis("d", "rank", 1, "directions of the residual stream, from 1 for the strongest"),
+    "stranger": Axis("S", "stranger", 0, "births of the same config from other seeds, from 0"),
+    "index": Axis("N", "index", 0, "entries of a list of any length, from 0"),
+}
+"""Dimensions that an array may have."""
+
+#: An array ``[blocks, …]`` to one number for each block.
+REDUCTIONS: Mapping[Reduction, Callable[[np.ndarray], np.ndarray]] = {
+    "": lambda a: a,
+    "mean": lambda a: a.reshape(len(a), -1).mean(1),
+    "max": lambda a: a.reshape(len(a), -1).max(1),
+    "median": lambda a: np.median(a.reshape(len(a), -1), axis=1),
+    "first": lambda a: a.reshape(len(a), -1)[:, 0],
+    "last": lambda a: a.reshape(len(a), -1)[:, -1],
+    "last_mean": lambda a: a[..., -1].reshape(len(a), -1).mean(1),
+}
+
+#: An array to the scalar of the same name.
+SCALARS: Mapping[ScalarReduction, Callable[[np.ndarray], float]] = {
+    "mean": lambda a: float(a.mean()),
+    "max": lambda a: float(a.max()),
+    "sum": lambda a: float(a.sum()),
+    "last": lambda a: float(np.asarray(a[-1]).mean()),
+}
+
+#: Levels that follow from what was measured, as controls: summary.json → the level.
+LEVELS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
+    "seq_len": lambda summary: float((summary.get("probe") or {}).get("seq_len") or np.nan),
+    "1/d_model": lambda summary: 1 / float((summary.get("model") or {}).get("d_model") or np.nan),
+    "1/sqrt(d_head)": lambda summary: _head_width(summary) ** -0.5,
+}
+
+
+def _head_width(summary: Mapping[str, Any]) -> float:
+    """Channels of a head; NaN where the snapshot does not say."""
+    model = summary.get("model") or {}
+    width = model.get("d_head") or model.get("head_dim")
+    if width is None and model.get("d_model") and model.get("n_heads"):
+        width = model["d_model"] // model["n_heads"]
+    return float(width) if width else float("nan")
+
+
+@dataclass(frozen=True)
+class Column:
+    """How a table shows a quantity."""
+
+    heading: str = ""
+    """By default the quantity's label; a line break where a narrow heading has one."""
+    place: int = 100
+    """Order from the left; those of one place stand in the order of their declarations."""
+    gives_way: int = 1
+    """Order in which columns give way where a terminal is narrow, from 1; 0: never."""
+    page_only: bool = False
+    """The terminal never shows it."""
+    text_heading: str = ""
+    """Heading of a second column, of the text probe, where that was measured; "": none."""
+    key: str = ""
+    """Its name in ``--json``; by default the quantity's."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One quantity that a metric gives: a scalar, an array, or an array with a scalar of the same name."""
+
+    name: str
+    """Key in ``summary.json`` and ``arrays.safetensors``, ``bias/NAME`` in ``metrics.jsonl`` and W&B, ``quantity`` in
+    CSV files."""
+    axes: tuple[AxisName, ...] = ()
+    """Dimensions of its array, outermost first (`AXES`); () where it is a scalar alone."""
+    label: str = ""
+    """What axes and tables call it; by default its name with spaces."""
+    definition: str = ""
+    """What it is, in one plain sentence, as docs/run-directory.md has it."""
+    unit: str = ""
+    """Unit; "" for a plain number."""
+    format: str = ".3f"
+    """How tables print it: a format specification, ``percent`` or ``ratio``."""
+    section: str = ""
+    """The link of the causal chain that it belongs to (`quantities.SECTIONS`), or a section of the user's own."""
+    symbol: str = ""
+    """What it is in a word or a symbol, where there is no room for more."""
+    scale: ScaleName = "linear"
+    """How pictures draw it."""
+    scalar: ScalarReduction = ""
+    """How its array makes the scalar of the same name; "" where there is no such scalar."""
+    of: str = ""
+    """The array that a scalar alone is made of, where there is one."""
+    per_block: Reduction = ""
+    """How an array with more dimensions than blocks (its own, or the one of `of`) gives one number for each block."""
+    control: str | float | None = None
+    """What it is judged against: the name of a quantity, a level of `LEVELS`, or a number."""
+    control_label: str = ""
+    """What the control is."""
+    when: str = ""
+    """The condition under which it is measured; "" where it always is."""
+    over_training: Column | None = Column()
+    """Its column in the table of snapshots, where it has a scalar; None: not shown."""
+    by_block: Column | None = Column()
+    """Its column in the table of blocks, where its array has blocks; None: not shown."""
+
+    def __post_init__(self) -> None:
+        if not self.label:
+            object.__setattr__(self, "label", self.name.replace("_", " "))
+        # JSON has no tuples.
+        object.__setattr__(self, "axes", tuple(self.axes))
+
+    @property
+    def has_array(self) -> bool:
+        """Whether ``arrays.safetensors`` holds it."""
+        return bool(self.axes)
+
+    @property
+    def has_scalar(self) -> bool:
+        """Whether ``summary.json`` and ``metrics.jsonl`` hold it."""
+        return not self.axes or bool(self.scalar)
+
+    @property
+    def array(self) -> str:
+        """Name of the array that blocks are read from; "" where there is none."""
+        return self.name if self.axes else self.of
+
+    @property
+    def shape(self) -> str:
+        """Its array's shape in letters, as docs have it: ``[L, H]``."""
+        return f"[{', '.join(AXES[axis].letter for axis in self.axes)}]"
+
+    def heading(self, column: Column | None) -> str:
+        """Its heading in a column."""
+        return (column.heading if column else "") or self.label
+
+    def blocks(self, array: np.ndarray) -> np.ndarray:
+        """One number for each block (or each state of the residual stream) of its array ``[blocks, …]``."""
+        return REDUCTIONS[self.per_block](array)
+
+    def level(self, summary: Mapping[str, Any], group: str = "bias") -> float:
+        """The control's value in a snapshot; NaN where there is none.
+
+        Args:
+            summary: of the snapshot.
+            group: ``bias``, or ``bias_text`` for the text probe.
+        """
+        if self.control is None or isinstance(self.control, (int, float)):
+            return float("nan" if self.control is None else self.control)
+        if self.control in LEVELS:
+            return LEVELS[self.control](summary)
+        value = (summary.get(group) or {}).get(self.control)
+        return float("nan") if value is None else float(value)
+
+    def problems(self) -> list[str]:
+        """Everything that makes this declaration impossible, one line each, with the mend."""
+        found = []
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
+            found.append(f"name {self.name!r}: give lower-case letters, digits and underscores")
+        for axis in self.axes:
+            if axis not in AXES:
+                found.append(f"{self.name}: axis {axis!r}: give one of {', '.join(AXES)}")
+        choices = (("scalar", ScalarReduction), ("per_block", Reduction), ("scale", ScaleName))
+        for field, choice in choices:
+            if (value := getattr(self, field)) not in get_args(choice):
+                found.append(f"{self.name}: {field} {value!r}: give one of {', '.join(filter(None, get_args(choice)))}")
+        if self.scalar and not self.axes:
+            found.append(f"{self.name}: scalar {self.scalar!r} is made of an array: give axes, or leave it out")
+        if self.format not in ("percent", "ratio"):
+            try:
+                format(1 if self.format.endswith("d") else 1.0, self.format)
+            except ValueError:
+                found.append(f"{self.name}: format {self.format!r}: give a format specification, percent or ratio")
+        if not self.definition:
+            found.append(f"{self.name}: give a definition, one sentence")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The declaration as JSON holds it, without what is as by default."""
+        plain = Quantity(self.name)
+        every = asdict(self)
+        return {
+            field.name: every[field.name]
+            for field in fields(self)
+            if field.name == "name" or getattr(self, field.name) != getattr(plain, field.name)
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Quantity:
+        """The declaration that :meth:`to_json` wrote; fields that a later version may have are left out.
+
+        Raises:
+            ValueError: it is none.
+        """
+        known = {field.name for field in fields(cls)}
+        try:
+            given = {key: entry for key, entry in value.items() if key in known}
+            columns = {field.name for field in fields(Column)}
+            for table in ("over_training", "by_block"):
+                if isinstance(given.get(table), Mapping):
+                    given[table] = Column(**{k: v for k, v in given[table].items() if k in columns})
+            found = cls(**given)
+            problems = found.problems()
+        except (TypeError, AttributeError) as error:
+            raise ValueError(f"{value!r} declares no quantity ({error})") from None
+        if problems:
+            raise ValueError("; ".join(problems))
+        return found
