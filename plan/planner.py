@@ -12,7 +12,8 @@ from ..errors import UsageError
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.processes import Place
 from ..trainer.strategies import fsdp2
-from ..trainer.strategies.table import STRATEGIES, placed
+from ..trainer.strategies.lightning_setup import placed
+from ..trainer.strategies.table import STRATEGIES, StrategyName
 from ..trainer.throughput import GPUS, flops_per_token
 from .describe import describe
 from .ledger import MANY, PARTS, PHASES, Curve
@@ -130,11 +131,11 @@ class Plan:
         return time, self.sent, self.peak
 
 
-def way(trainer: TrainerConfig, strategy: str, checkpointing: str) -> TrainerConfig:
+def way(trainer: TrainerConfig, strategy: StrategyName, checkpointing: str) -> TrainerConfig:
     """Another way of training; options that its strategy does not read go back to their defaults."""
     changes: dict[str, Any] = {"strategy": strategy, "activation_checkpointing": checkpointing, "compile": "no"}
     if strategy != trainer.strategy:
-        gather = trainer.gather if STRATEGIES[strategy].cuts_weights else "fp32"
+        gather = trainer.gather if STRATEGIES[strategy].shards_weights else "fp32"
         changes |= {"replicas": 1, "gather": gather, "offload": "none", "offload_dir": ""}
     return replace(trainer, **changes)
 
@@ -179,7 +180,7 @@ class Planner:
         # On CPU attention chooses its kernel by the size of the micro-batch.
         size = trainer.micro_batch_size if self.cluster.device == "cpu" else MANY
         if cut and trainer.gather == "fp32":
-            cut = fsdp2.cutter  # all cut alike then
+            cut = fsdp2.sharder  # all cut alike then
         return cut, size, trainer.activation_checkpointing, cut and (trainer.gather, trainer.replicas)
 
     def n_rehearsals(self, ways: list[TrainerConfig]) -> int:
@@ -237,7 +238,7 @@ class Planner:
     def ways(self) -> list[TrainerConfig]:
         """Other ways to train the config, and its own: strategies with kinds of checkpointing."""
         alone = self.cluster.n_gpus == 1
-        strategies = [name for name, kind in STRATEGIES.items() if kind.launched != alone]
+        strategies = [name for name, facts in STRATEGIES.items() if facts.launched != alone]
         found = []
         for strategy in strategies:
             for checkpointing in CHECKPOINTING:

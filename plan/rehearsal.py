@@ -96,7 +96,7 @@ def cut_as_zero_3(trainer: TrainerConfig, device: torch.device) -> Spread:
     """As FSDP2 does it, with what DeepSpeed does else where weights are gathered in bf16: those of maps alone, and no
     activations are rounded with them."""
     if trainer.gather == "fp32":
-        return fsdp2.cutter(trainer, device)
+        return fsdp2.sharder(trainer, device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
 

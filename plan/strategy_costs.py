@@ -9,6 +9,7 @@ import numpy as np
 
 from ..trainer.config import TrainerConfig
 from ..trainer.strategies import fsdp2
+from ..trainer.strategies.table import STRATEGIES
 from .ledger import PARTS, Curve
 from .rehearsal import Cut, cut_as_zero_3
 
@@ -67,7 +68,7 @@ def _ddp(held: np.ndarray, curve: Curve, share: Share) -> np.ndarray:
 
 def _zero_1_and_2(held: np.ndarray, curve: Curve, share: Share) -> np.ndarray:
     offloaded = share.trainer.offload != "none"
-    if share.trainer.strategy == "zero1":
+    if STRATEGIES[share.trainer.strategy].zero_stage == 1:
         # Each process sums all gradients, and stages them through one bucket.
         gradients = np.where(curve.during("first forward"), 0, held[:, _GRADIENTS]) + 4.0 * BUCKET * curve.reducing
         parts = 1
@@ -108,7 +109,7 @@ def _sent_by_ddp(curve: Curve, share: Share) -> float:
 
 def _sent_by_zero_1_and_2(curve: Curve, share: Share) -> float:
     # Buckets are summed in all processes, of which each takes its part; then updated weights are gathered.
-    sums = share.accumulates if share.trainer.strategy == "zero2" else 1
+    sums = share.accumulates if STRATEGIES[share.trainer.strategy].zero_stage == 2 else 1
     return share.ring * share.whole * (2 * sums + 1)
 
 
@@ -152,7 +153,7 @@ _STATES = ("parameters", "gradients", "optimizer", "sent")
 WAYS: dict[str, Way] = {
     "single": Way(),
     "ddp": Way(held=_ddp, sent=_sent_by_ddp, reckoned=("gradients", "sent")),
-    "fsdp2": Way(fsdp2.cutter),
+    "fsdp2": Way(fsdp2.sharder),
     "zero1": Way(None, _zero_1_and_2, _sent_by_zero_1_and_2, _on_host_of_zero, _STATES),
     "zero2": Way(None, _zero_1_and_2, _sent_by_zero_1_and_2, _on_host_of_zero, _STATES),
     "zero3": Way(cut_as_zero_3, _zero_3, _sent_by_zero_3, _on_host_of_zero, (*_STATES, "gathered")),

@@ -10,6 +10,7 @@ from ..data.config import DataConfig
 from ..errors import UsageError
 from ..measure.config import SnapshotConfig
 from ..models.config import ModelConfig
+from .strategies.table import StrategyName, strategy_problems
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class TrainerConfig:
     """What each block keeps for its backward pass: everything; what its matrix products and attention gave, the rest
     being computed again; or its input alone."""
 
-    strategy: Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"] = "single"
+    strategy: StrategyName = "single"
     """How the run is spread over the processes that a launcher starts (docs/cluster.md). ``single``: there is one.
     ``ddp``: each holds the whole model. ``fsdp2``: weights, gradients and optimizer state are cut over them.
     DeepSpeed's ``zero1`` cuts the optimizer's state, ``zero2`` the gradients too, ``zero3`` the weights too."""
@@ -153,28 +154,13 @@ class TrainerConfig:
             found.append(f"trainer.keep_every is {self.keep_every}, but all are kept: give trainer.keep_last too")
         if self.replicas < 1:
             found.append(f"trainer.replicas is {self.replicas}: give at least 1")
-        zero = self.strategy.startswith("zero")
-        for name, value, default, read in (
-            ("replicas", self.replicas, 1, self.strategy == "fsdp2"),
-            ("gather", self.gather, "fp32", self.strategy in ("fsdp2", "zero3")),
-            ("offload", self.offload, "none", zero),
-            ("offload_dir", self.offload_dir, "", self.offload == "nvme"),
-        ):
-            if value != default and not read:
-                found.append(f"trainer.{name} is {value}, which strategy {self.strategy} does not read: remove it")
+        found += strategy_problems(self.strategy, vars(self))
         if self.gather == "bf16" and self.precision != "bf16":
             found.append("trainer.gather is bf16, but trainer.precision is fp32: set both to bf16, or neither")
-        if self.compile == "step" and self.strategy in ("fsdp2", "zero3"):
+        if self.offload_dir and self.offload != "nvme":
             found.append(
-                f"trainer.compile is step, but {self.strategy} gathers weights inside the step: give blocks or no"
+                f"trainer.offload_dir is {self.offload_dir}, which offload {self.offload} does not read: remove it"
             )
-        if self.activation_checkpointing == "selective" and self.strategy == "zero3":
-            found.append(
-                "trainer.activation_checkpointing is selective, but zero3 gathers weights inside the blocks, whose "
-                "operators it would have to keep: give full or none"
-            )
-        if self.offload == "nvme" and self.strategy != "zero3":
-            found.append(f"trainer.offload is nvme, which {self.strategy} cannot: give cpu, or trainer.strategy zero3")
         if self.offload == "nvme" and not self.offload_dir:
             found.append("trainer.offload is nvme: give trainer.offload_dir, a folder on the drive")
         return found

@@ -50,7 +50,7 @@ from .module import PretrainModule, next_token_losses
 from .processes import Place, joined, place
 from .provenance import code, environment, versions
 from .stored_config import departures
-from .strategies.table import STRATEGIES, placed
+from .strategies.lightning_setup import placed, set_up_strategy
 from .throughput import flops_per_token, peak_flops
 
 #: Fields that a resumed run must leave as they are: with others it would be another run under the same name.
@@ -305,8 +305,8 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         # Asked here so that a mistake is told at once, and again below, where no other process can come between.
         from_first(lambda: check_resumable(config, run) if resume else _check_unused(run))
         data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
-        spreading = STRATEGIES[config.trainer.strategy].prepare(config.trainer, config.optim.grad_clip, device)
-        model = newborn(config, config.init_seed, device if spreading.spread else "cpu", spreading.spread)
+        strategy = set_up_strategy(config.trainer, config.optim.grad_clip, device)
+        model = newborn(config, config.init_seed, device if strategy.shard else "cpu", strategy.shard)
         birth = digest(model)
         _check_same_everywhere(config, birth, data)
 
@@ -337,7 +337,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
             console.print(f"attention: {kernel(config.model)}", highlight=False, soft_wrap=True)
         if step >= config.trainer.max_steps:
             return Outcome(run, step, None)
-        reference = partial(newborn, config, device=device, spread=spreading.spread_reference)
+        reference = partial(newborn, config, device=device, spread=strategy.shard_reference)
         loggers = _loggers(config, run, record, device, where) if rank() == 0 else []
         held.push(lambda kind, error, trace: close_loggers(loggers, failed=kind is not None))
         callbacks, stop = _callbacks(config, run, data, record["n_params"], reference, device, console)
@@ -345,7 +345,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
             accelerator="gpu" if device.type == "cuda" else "cpu",
             devices=where.local_world_size if where else 1,
             num_nodes=where.n_nodes if where else 1,
-            strategy=spreading.lightning,
+            strategy=strategy.lightning,
             max_steps=config.trainer.max_steps,
             max_epochs=-1,
             accumulate_grad_batches=config.trainer.global_batch_size

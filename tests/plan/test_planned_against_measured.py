@@ -23,7 +23,7 @@ from birthmark.trainer.config_file import resolve
 from birthmark.models.birth import born
 from birthmark.trainer.config import TrainerConfig
 from birthmark.trainer.module import PretrainModule
-from birthmark.trainer.strategies.table import STRATEGIES
+from birthmark.trainer.strategies.lightning_setup import set_up_strategy
 
 rank, world, (store, file, out, device) = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:7]
 ways = [TrainerConfig(**fields) for fields in json.loads(sys.argv[7])]
@@ -46,12 +46,11 @@ class Random(torch.utils.data.IterableDataset):
             yield torch.randint(self.size, self.shape)
 
 def train(config):
-    kind = STRATEGIES[config.trainer.strategy]
-    spreading = kind.prepare(config.trainer, config.optim.grad_clip, torch.device(device))
-    model = born(config.model, 0, "cpu", spreading.spread)
+    strategy = set_up_strategy(config.trainer, config.optim.grad_clip, torch.device(device))
+    model = born(config.model, 0, "cpu", strategy.shard)
     batches = torch.utils.data.DataLoader(Random(config), batch_size=None)
     L.Trainer(
-        accelerator="cpu" if device == "cpu" else "gpu", devices=world, strategy=spreading.lightning, max_steps=2,
+        accelerator="cpu" if device == "cpu" else "gpu", devices=world, strategy=strategy.lightning, max_steps=2,
         accumulate_grad_batches=config.trainer.global_batch_size // (config.trainer.micro_batch_size * world),
         logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
     ).fit(PretrainModule(model, config.optim, config.trainer), batches)

@@ -76,8 +76,8 @@ def test_a_block_keeps_on_a_gpu_what_a_hand_counts(llama):
 def test_one_rehearsal_knows_every_micro_batch(llama, cut, checkpointing):
     fields = {"trainer.activation_checkpointing": checkpointing, "trainer.strategy": "fsdp2" if cut else "single"}
     config = llama(fields)
-    of_all = rehearse(config, 8 if cut else 1, cut=fsdp2.cutter if cut else None, device="cuda")
-    of_three = rehearse(config, 8 if cut else 1, cut=fsdp2.cutter if cut else None, device="cuda", micro_batch_size=3)
+    of_all = rehearse(config, 8 if cut else 1, cut=fsdp2.sharder if cut else None, device="cuda")
+    of_three = rehearse(config, 8 if cut else 1, cut=fsdp2.sharder if cut else None, device="cuda", micro_batch_size=3)
     assert not of_three.per_sequence.any()
     assert (of_all.at(3) == of_three.fixed).all()
     assert of_all.sent == of_three.sent
@@ -85,7 +85,7 @@ def test_one_rehearsal_knows_every_micro_batch(llama, cut, checkpointing):
 
 def test_a_cut_model_holds_and_sends_its_part(llama):
     n, config = 8, llama({"trainer.strategy": "fsdp2"})
-    curve = rehearse(config, n, cut=fsdp2.cutter, device="cuda")
+    curve = rehearse(config, n, cut=fsdp2.sharder, device="cuda")
     whole = 4 * (2 * BLOCK + OUTSIDE)
     at_rest = curve.fixed[curve.during("update")][-1]
     # Of each of the 21 parameters, AdamW counts its steps in one number.
@@ -99,7 +99,9 @@ def test_a_cut_model_holds_and_sends_its_part(llama):
 
 def test_copies_of_a_cut_model_sum_their_parts(llama):
     curves = [
-        rehearse(llama({"trainer.strategy": "fsdp2", "trainer.replicas": replicas}), 8, cut=fsdp2.cutter, device="cuda")
+        rehearse(
+            llama({"trainer.strategy": "fsdp2", "trainer.replicas": replicas}), 8, cut=fsdp2.sharder, device="cuda"
+        )
         for replicas in (1, 4)
     ]
     whole = 4 * (2 * BLOCK + OUTSIDE)
@@ -110,7 +112,7 @@ def test_copies_of_a_cut_model_sum_their_parts(llama):
 
 def test_weights_gathered_in_bf16_take_half(llama):
     curves = [
-        rehearse(llama({"trainer.strategy": "fsdp2", "trainer.gather": gather}), 8, cut=fsdp2.cutter, device="cuda")
+        rehearse(llama({"trainer.strategy": "fsdp2", "trainer.gather": gather}), 8, cut=fsdp2.sharder, device="cuda")
         for gather in ("fp32", "bf16")
     ]
     assert curves[1].sent["first forward"] * 2 == curves[0].sent["first forward"]
@@ -118,7 +120,7 @@ def test_weights_gathered_in_bf16_take_half(llama):
 
 def test_nothing_is_left_behind(llama):
     resize = torch.UntypedStorage.resize_
-    rehearse(llama({"trainer.strategy": "fsdp2"}), 4, cut=fsdp2.cutter, device="cuda")
+    rehearse(llama({"trainer.strategy": "fsdp2"}), 4, cut=fsdp2.sharder, device="cuda")
     assert torch.UntypedStorage.resize_ is resize
     assert kernels.chosen_for is None
     assert not dist.is_initialized()

@@ -20,7 +20,8 @@ from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.config import TrainerConfig
 from birthmark.trainer.processes import Place, place
 from birthmark.trainer.run import pretrain
-from birthmark.trainer.strategies.table import STRATEGIES, placed
+from birthmark.trainer.strategies.lightning_setup import SETUPS, placed
+from birthmark.trainer.strategies.table import STRATEGIES, STRATEGY_FIELDS
 
 # One launch for several runs, because starting takes longer than they do. Each is told as a launch of its own.
 SCRIPT = """
@@ -209,7 +210,16 @@ def test_only_one_process_tells(told, folder):
 
 
 def test_every_strategy_of_the_config_is_in_the_table():
-    assert set(STRATEGIES) == set(get_args(get_type_hints(TrainerConfig)["strategy"]))
+    assert set(STRATEGIES) == set(SETUPS) == set(get_args(get_type_hints(TrainerConfig)["strategy"]))
+
+
+def test_the_table_names_fields_of_the_config_and_their_defaults():
+    defaults = vars(TrainerConfig())
+    assert {name: defaults[name] for name in STRATEGY_FIELDS} == STRATEGY_FIELDS
+    for name, facts in STRATEGIES.items():
+        assert facts.reads <= STRATEGY_FIELDS.keys()
+        for field, value in facts.refuses:
+            assert value in get_args(get_type_hints(TrainerConfig)[field]), (name, field)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Weights, gradients and optimizer state cut over the processes by torch's ``fully_shard``, a block at a time."""
+"""Weights, gradients and optimizer state sharded over the processes by torch's ``fully_shard``, a block at a time."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _mesh(device: torch.device, replicas: int) -> DeviceMesh:
     return init_device_mesh(device.type, (replicas, n // replicas), mesh_dim_names=("replicate", "shard"))
 
 
-def cutter(config: TrainerConfig, device: torch.device) -> Spread:
-    """What cuts a model that holds nothing over the processes of the run; all of them call."""
+def sharder(config: TrainerConfig, device: torch.device) -> Spread:
+    """A function that shards a model on the meta device over the processes of the run; every process must call it."""
     mesh = _mesh(device, config.replicas)
     # Gradients are reduced in float32 whatever a pass runs in.
     policy = (
@@ -32,17 +32,17 @@ def cutter(config: TrainerConfig, device: torch.device) -> Spread:
         else MixedPrecisionPolicy()
     )
 
-    def cut(model: Decoder) -> None:
+    def shard(model: Decoder) -> None:
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
-        # What is left: embeddings, last norm, head.
+        # The rest: embeddings, last norm, head.
         fully_shard(model, mesh=mesh, mp_policy=policy)
 
-    return cut
+    return shard
 
 
 class FSDP2Strategy(PiecewiseCheckpoints, ModelParallelStrategy):
-    """Lightning's strategy for a module whose model :func:`cutter` has cut, with this project's checkpoints."""
+    """Lightning's strategy for a module whose model a :func:`sharder` has sharded, with this project's checkpoints."""
 
     def __init__(self) -> None:
         super().__init__(data_parallel_size=dist.get_world_size(), tensor_parallel_size=1, timeout=TIMEOUT)

@@ -1,115 +1,76 @@
-"""How a run is spread over processes: one table, from ``trainer.strategy`` to Lightning's strategy."""
+"""How a run is spread over processes: one row per strategy with all that other code may ask about it.
+
+Light on purpose: configs and the command line read it before torch is loaded. How each strategy is set up stands beside
+it, in ``lightning_setup.py``.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-import torch
-from lightning.pytorch.strategies import DDPStrategy, Strategy
-
-from ...errors import UsageError
-from ...models.birth import Spread
-from ..config import TrainerConfig
-from ..processes import TIMEOUT, Place
+StrategyName = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 
 
 @dataclass(frozen=True)
-class Spreading:
-    """What a run needs of its strategy, once its processes have joined."""
+class StrategyFacts:
+    """What one strategy does, reads and refuses."""
 
-    lightning: Strategy | str
-    """What ``lightning.Trainer`` takes."""
-    spread: Spread | None = None
-    """Cuts the model that is trained, before it holds anything; None where every process holds all of it."""
-    spread_reference: Spread | None = None
-    """The same for models that are only measured, such as strangers' births."""
-
-
-def _single(config: TrainerConfig, grad_clip: float, device: torch.device) -> Spreading:
-    return Spreading("auto")
-
-
-def _ddp(config: TrainerConfig, grad_clip: float, device: torch.device) -> Spreading:
-    # Buffers are functions of the config, or reduced over ranks by their owner: none needs to be sent at every pass.
-    return Spreading(DDPStrategy(timeout=TIMEOUT, broadcast_buffers=False, gradient_as_bucket_view=True))
-
-
-def _fsdp2(config: TrainerConfig, grad_clip: float, device: torch.device) -> Spreading:
-    from . import fsdp2
-
-    cut = fsdp2.cutter(config, device)
-    return Spreading(fsdp2.FSDP2Strategy(), cut, cut)
-
-
-def _zero(config: TrainerConfig, grad_clip: float, device: torch.device) -> Spreading:
-    from . import fsdp2, zero
-
-    zero.ready(device)
-    if config.offload == "nvme":
-        zero.check_drive(Path(config.offload_dir))
-    strategy = zero.ZeroStrategy(config, grad_clip)
-    if config.strategy != "zero3":
-        return Spreading(strategy)
-    # What has no engine is cut by torch.
-    return Spreading(strategy, zero.cutter(config, grad_clip), fsdp2.cutter(config, device))
-
-
-@dataclass(frozen=True)
-class Kind:
-    """One way to spread a run."""
-
-    prepare: Callable[[TrainerConfig, float, torch.device], Spreading]
-    """(config, longest gradient, device) → what the run needs; all processes call, after they have joined."""
     launched: bool = True
-    """Whether its processes are started by a launcher."""
-    cuts_weights: bool = False
-    """Whether no process holds all weights, so that what runs a whole step would see them come and go."""
-    engine: bool = False
-    """Whether DeepSpeed steps."""
+    """Whether a launcher starts its processes."""
+    shards_weights: bool = False
+    """Whether each process holds a part of the weights, so that passes gather them."""
+    zero_stage: int | None = None
+    """Stage of DeepSpeed's ZeRO; None where torch steps the optimizer."""
+    reads: frozenset[str] = frozenset()
+    """Fields of ``trainer`` that only some strategies read, of which this is one."""
+    refuses: Mapping[tuple[str, Any], str] = field(default_factory=dict)
+    """(field of ``trainer``, value) that it cannot do → why, and the mend; ``{strategy}`` stands for its name."""
+
+    @property
+    def engine(self) -> bool:
+        """Whether DeepSpeed's engine steps the optimizer, clips and knows the gradient's norm."""
+        return self.zero_stage is not None
 
 
-STRATEGIES: dict[str, Kind] = {
-    "single": Kind(_single, launched=False),
-    "ddp": Kind(_ddp),
-    "fsdp2": Kind(_fsdp2, cuts_weights=True),
-    "zero1": Kind(_zero, engine=True),
-    "zero2": Kind(_zero, engine=True),
-    "zero3": Kind(_zero, engine=True, cuts_weights=True),
+_WHOLE_STEP = {("compile", "step"): "but {strategy} gathers weights inside the step: give blocks or no"}
+_NVME = {("offload", "nvme"): "which {strategy} cannot: give cpu, or trainer.strategy zero3"}
+_SELECTIVE = {
+    ("activation_checkpointing", "selective"): "but {strategy} gathers weights inside the blocks, whose operators it "
+    "would have to keep: give full or none"
 }
 
+#: Strategies by ``trainer.strategy``.
+STRATEGIES: dict[StrategyName, StrategyFacts] = {
+    "single": StrategyFacts(launched=False),
+    "ddp": StrategyFacts(),
+    "fsdp2": StrategyFacts(shards_weights=True, reads=frozenset({"replicas", "gather"}), refuses=_WHOLE_STEP),
+    "zero1": StrategyFacts(zero_stage=1, reads=frozenset({"offload"}), refuses=_NVME),
+    "zero2": StrategyFacts(zero_stage=2, reads=frozenset({"offload"}), refuses=_NVME),
+    "zero3": StrategyFacts(
+        shards_weights=True,
+        zero_stage=3,
+        reads=frozenset({"gather", "offload", "offload_dir"}),
+        refuses=_WHOLE_STEP | _SELECTIVE,
+    ),
+}
 
-def placed(config: TrainerConfig, where: Place | None) -> Place | None:
-    """Where this process of the run stands; None where it is the only one, outside any group.
+#: Fields of ``trainer`` that only some strategies read, and the value that they have where they are not set.
+STRATEGY_FIELDS: dict[str, Any] = {"replicas": 1, "gather": "fp32", "offload": "none", "offload_dir": ""}
 
-    Raises:
-        UsageError: strategy, processes and batch do not go together.
-    """
-    if not STRATEGIES[config.strategy].launched:
-        if where is not None and where.world_size > 1:
-            raise UsageError(
-                f"trainer.strategy is {config.strategy}, but {where.world_size} processes were started: give "
-                + ", ".join(name for name, kind in STRATEGIES.items() if kind.launched)
-            )
-        return None
-    if where is None:
-        raise UsageError(
-            f"trainer.strategy is {config.strategy}, but no launcher started this process: start it with torchrun "
-            "(docs/cluster.md), or give single"
-        )
-    if config.global_batch_size % (config.micro_batch_size * where.world_size):
-        raise UsageError(
-            f"trainer.global_batch_size {config.global_batch_size} is not a multiple of trainer.micro_batch_size × "
-            f"processes = {config.micro_batch_size} × {where.world_size}: change one of them"
-        )
-    if where.world_size % config.replicas:
-        raise UsageError(
-            f"trainer.replicas {config.replicas} does not divide {where.world_size} processes: change one of them"
-        )
-    if config.device != "cpu" and torch.cuda.is_available() and where.local_world_size > torch.cuda.device_count():
-        raise UsageError(
-            f"{where.local_world_size} processes on a node, but torch sees {torch.cuda.device_count()} GPUs: start one "
-            "per GPU, or give trainer.device cpu"
-        )
-    return where
+
+def strategy_problems(strategy: StrategyName, values: Mapping[str, Any]) -> list[str]:
+    """What a strategy does not read or cannot do of these values of ``trainer``'s fields, one line each."""
+    facts = STRATEGIES[strategy]
+    found = [
+        f"trainer.{name} is {values[name]}, which strategy {strategy} does not read: remove it"
+        for name, default in STRATEGY_FIELDS.items()
+        if values[name] != default and name not in facts.reads
+    ]
+    found += [
+        f"trainer.{name} is {value}, {why.format(strategy=strategy)}"
+        for (name, value), why in facts.refuses.items()
+        if values[name] == value
+    ]
+    return found

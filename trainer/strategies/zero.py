@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import redirect_stdout
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -25,13 +25,13 @@ from ...models.birth import Spread
 from ...models.decoder import Decoder
 from ...models.init import Linear
 from ..config import TrainerConfig
-from ..module import PretrainModule
 from ..processes import TIMEOUT
 from .sharded_checkpoints import PiecewiseCheckpoints
+from .table import STRATEGIES
 from .zero_state import EngineState, numbered
 
 
-def ready(device: torch.device) -> None:
+def prepare_deepspeed(device: torch.device) -> None:
     """Import DeepSpeed for this kind of device, and have it join the process group that there is.
 
     Raises:
@@ -92,7 +92,8 @@ def _named(kinds: list[type[Linear]]) -> list[str]:
 
 def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
     """DeepSpeed's own config of a run: stage, precision, offload."""
-    stage = int(config.strategy.removeprefix("zero"))
+    stage = STRATEGIES[config.strategy].zero_stage
+    assert stage is not None, config.strategy
     zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": stage > 1}
     if stage == 3:
         # It would put its own function in the place of torch's, for all that this process does.
@@ -122,14 +123,17 @@ def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
     }
 
 
-def cutter(config: TrainerConfig, grad_clip: float) -> Spread:
-    """What cuts a model that holds nothing as ZeRO 3 does; all processes call. Stages 1 and 2 cut no weights."""
+def sharder(config: TrainerConfig, grad_clip: float) -> Spread:
+    """A function that shards a model on the meta device as ZeRO 3 does; every process must call it.
+
+    Stages 1 and 2 shard no weights.
+    """
     import deepspeed
 
     settings = engine_config(config, grad_clip)
     settings["train_batch_size"] = config.micro_batch_size * dist.get_world_size()
 
-    def cut(model: Decoder) -> None:
+    def shard(model: Decoder) -> None:
         context = deepspeed.zero.Init(config_dict_or_path=settings, dtype=torch.float32)
         taken: dict[nn.Parameter, nn.Parameter] = {}
         for module in model.modules():
@@ -142,7 +146,18 @@ def cutter(config: TrainerConfig, grad_clip: float) -> Spread:
         # A module's weights are gathered for its own pass; of tied embeddings the decoder uses another's.
         deepspeed.zero.register_external_parameter(model, model.embed.weight)
 
-    return cut
+    return shard
+
+
+@runtime_checkable
+class EngineModule(Protocol):
+    """What the strategy asks of the LightningModule that it trains."""
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups, in the order of a single process."""
+
+    def see_gradient_norm(self, norm: torch.Tensor) -> None:
+        """Receives the norm of the whole gradient after every step, before clipping."""
 
 
 class ZeroStrategy(PiecewiseCheckpoints, DeepSpeedStrategy):
@@ -169,20 +184,24 @@ class ZeroStrategy(PiecewiseCheckpoints, DeepSpeedStrategy):
         """The processes have joined already."""
         self.set_world_ranks()
 
+    @property
+    def _module(self) -> EngineModule:
+        module = self.lightning_module
+        assert isinstance(module, EngineModule)
+        return module
+
     def _state(self) -> EngineState:
-        assert isinstance(self.lightning_module, PretrainModule)
-        return EngineState(self.deepspeed_engine, list(numbered(self.lightning_module.parameter_groups())))
+        return EngineState(self.deepspeed_engine, list(numbered(self._module.parameter_groups())))
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
         """As of torch's AdamW in a single process; this process's part of each tensor."""
-        assert isinstance(self.lightning_module, PretrainModule)
         numbers = iter(count())
         groups = [
             {
                 **{name: value for name, value in of_engine.items() if name != "params"},
                 "params": [next(numbers) for _ in ours["params"]],
             }
-            for of_engine, ours in zip(optimizer.param_groups, self.lightning_module.parameter_groups(), strict=True)
+            for of_engine, ours in zip(optimizer.param_groups, self._module.parameter_groups(), strict=True)
         ]
         return {"state": self._state().pieces(), "param_groups": groups}
 
@@ -202,6 +221,5 @@ class ZeroStrategy(PiecewiseCheckpoints, DeepSpeedStrategy):
         result = super().optimizer_step(*args, **kwargs)
         norm = self.deepspeed_engine.get_global_grad_norm()
         if norm is not None:
-            assert isinstance(self.lightning_module, PretrainModule)
-            self.lightning_module.see_gradient_norm(torch.as_tensor(norm, dtype=torch.float32))
+            self._module.see_gradient_norm(torch.as_tensor(norm, dtype=torch.float32))
         return result

@@ -21,7 +21,7 @@ from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelCon
 from birthmark.trainer.config import RunConfig, TrainerConfig
 from birthmark.trainer.processes import Place
 from birthmark.trainer.run import pretrain
-from birthmark.trainer.strategies.table import placed
+from birthmark.trainer.strategies.lightning_setup import placed
 
 # What a run does before it trains, once for each strategy.
 BIRTHS = """
@@ -35,15 +35,15 @@ from birthmark.trainer.config_file import resolve
 from birthmark.models.birth import digest
 from birthmark.trainer.processes import joined, place
 from birthmark.trainer.initial_weights import newborn
-from birthmark.trainer.strategies.table import STRATEGIES
+from birthmark.trainer.strategies.lightning_setup import set_up_strategy
 
 file, *names = sys.argv[1:]
 config, where, device = resolve(Path(file)), place(), torch.device("cpu")
 with joined(where, device):
     for name in names:
         settings = replace(config.trainer, strategy=name, replicas=2 if name == "fsdp2" else 1)
-        spreading = STRATEGIES[name].prepare(settings, 1.0, device)
-        model = newborn(config, config.init_seed, device if spreading.spread else "cpu", spreading.spread)
+        strategy = set_up_strategy(settings, 1.0, device)
+        model = newborn(config, config.init_seed, device if strategy.shard else "cpu", strategy.shard)
         found = digest(model)
         if where.rank == 0:
             print("birth", name, found)

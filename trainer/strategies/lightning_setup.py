@@ -1,0 +1,117 @@
+"""How each strategy is set up: from ``trainer.strategy`` to Lightning's strategy and what shards a model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from lightning.pytorch.strategies import DDPStrategy, Strategy
+
+from ...errors import UsageError
+from ...models.birth import Spread
+from ..config import TrainerConfig
+from ..processes import TIMEOUT, Place
+from .table import STRATEGIES, StrategyName
+
+
+@dataclass(frozen=True)
+class StrategySetup:
+    """What a run needs of its strategy, once its processes have joined."""
+
+    lightning: Strategy | str
+    """What ``lightning.Trainer`` takes."""
+    shard: Spread | None = None
+    """Shards the model that is trained while it is on the meta device; None where every process holds all of it."""
+    shard_reference: Spread | None = None
+    """The same for models that are only measured, such as strangers' births."""
+
+
+def _single(config: TrainerConfig, grad_clip: float, device: torch.device) -> StrategySetup:
+    return StrategySetup("auto")
+
+
+def _ddp(config: TrainerConfig, grad_clip: float, device: torch.device) -> StrategySetup:
+    # Buffers are functions of the config, or reduced over ranks by their owner: none needs to be sent at every pass.
+    return StrategySetup(DDPStrategy(timeout=TIMEOUT, broadcast_buffers=False, gradient_as_bucket_view=True))
+
+
+def _fsdp2(config: TrainerConfig, grad_clip: float, device: torch.device) -> StrategySetup:
+    from . import fsdp2
+
+    shard = fsdp2.sharder(config, device)
+    return StrategySetup(fsdp2.FSDP2Strategy(), shard, shard)
+
+
+def _zero(config: TrainerConfig, grad_clip: float, device: torch.device) -> StrategySetup:
+    from . import fsdp2, zero
+
+    zero.prepare_deepspeed(device)
+    if config.offload == "nvme":
+        zero.check_drive(Path(config.offload_dir))
+    strategy = zero.ZeroStrategy(config, grad_clip)
+    if not STRATEGIES[config.strategy].shards_weights:
+        return StrategySetup(strategy)
+    # A model without an engine is sharded by torch.
+    return StrategySetup(strategy, zero.sharder(config, grad_clip), fsdp2.sharder(config, device))
+
+
+#: (config, clip norm, device) → what the run needs, by ``trainer.strategy``.
+SETUPS: dict[StrategyName, Callable[[TrainerConfig, float, torch.device], StrategySetup]] = {
+    "single": _single,
+    "ddp": _ddp,
+    "fsdp2": _fsdp2,
+    "zero1": _zero,
+    "zero2": _zero,
+    "zero3": _zero,
+}
+
+
+def set_up_strategy(config: TrainerConfig, grad_clip: float, device: torch.device) -> StrategySetup:
+    """What a run needs of ``trainer.strategy``. Every process of the run must call, after they have joined.
+
+    Args:
+        config: the strategy and its fields.
+        grad_clip: clip norm, for engines that clip.
+        device: where this process computes.
+
+    Raises:
+        UsageError: DeepSpeed is not installed, or its drive cannot be written to.
+    """
+    return SETUPS[config.strategy](config, grad_clip, device)
+
+
+def placed(config: TrainerConfig, where: Place | None) -> Place | None:
+    """Where this process of the run stands; None where it is the only one, outside any group.
+
+    Raises:
+        UsageError: strategy, processes and batch do not go together.
+    """
+    if not STRATEGIES[config.strategy].launched:
+        if where is not None and where.world_size > 1:
+            raise UsageError(
+                f"trainer.strategy is {config.strategy}, but {where.world_size} processes were started: give "
+                + ", ".join(name for name, facts in STRATEGIES.items() if facts.launched)
+            )
+        return None
+    if where is None:
+        raise UsageError(
+            f"trainer.strategy is {config.strategy}, but no launcher started this process: start it with torchrun "
+            "(docs/cluster.md), or give single"
+        )
+    if config.global_batch_size % (config.micro_batch_size * where.world_size):
+        raise UsageError(
+            f"trainer.global_batch_size {config.global_batch_size} is not a multiple of trainer.micro_batch_size × "
+            f"processes = {config.micro_batch_size} × {where.world_size}: change one of them"
+        )
+    if where.world_size % config.replicas:
+        raise UsageError(
+            f"trainer.replicas {config.replicas} does not divide {where.world_size} processes: change one of them"
+        )
+    if config.device != "cpu" and torch.cuda.is_available() and where.local_world_size > torch.cuda.device_count():
+        raise UsageError(
+            f"{where.local_world_size} processes on a node, but torch sees {torch.cuda.device_count()} GPUs: start one "
+            "per GPU, or give trainer.device cpu"
+        )
+    return where
