@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import UsageError
-from .config_checks import problems
+from .attention.config import AttentionConfig, CalibrationConfig, Setting
+
+__all__ = ["AttentionConfig", "CalibrationConfig", "InitConfig", "ModelConfig"]
 
 #: Gated MLPs, and the activation of their gate.
 GATED = {
@@ -17,102 +19,6 @@ GATED = {
     "bilinear": "identity",
     "relu2glu": "relu2",
 }
-
-#: Normalisers that weigh each score on its own.
-SIMILARITIES = ("sigmoid", "relu", "elu", "identity")
-
-
-@dataclass(frozen=True)
-class CalibrationConfig:
-    """Variance-calibrated attention [BB] (definitions §9); read where attention.aggregation is ``calibrated``."""
-
-    n_eff: Literal["analytic", "exact"] = "exact"
-    """Effective number of tokens: ``analytic`` takes t+1 (uniform attention), ``exact`` 1/Σ a² of the weights."""
-
-    direction: Literal["amplify", "attenuate"] = "amplify"
-    """``amplify`` multiplies head outputs by √n_eff; ``attenuate`` by √(n_eff/t_ref), so that no factor exceeds 1."""
-
-    t_ref: int | None = None
-    """Reference length of ``attenuate``, in tokens; by default model.max_seq_len, the training length."""
-
-    gradient: bool = True
-    """Let gradients flow through the factor; else it is a constant to the backward pass."""
-
-    correlation: Literal["none", "estimated", "learned"] = "none"
-    """Correlated form (definitions §9, in none of the sources): the factor becomes 1/√(ρ + (1−ρ)/n_eff), ρ the
-    correlation of a head's values across positions. ``none`` takes ρ = 0, ``estimated`` running moments of the values
-    (frozen in evaluation), ``learned`` the sigmoid of one scalar per head. ``attenuate`` divides by the factor's own
-    value at n_eff = t_ref."""
-
-    rho: float = 0.5
-    """Where a learned ρ starts, between 0 and 1."""
-
-
-@dataclass(frozen=True)
-class AttentionConfig:
-    """Parts of attention."""
-
-    aggregation: Literal["plain", "headnorm", "calibrated"] = "plain"
-    """What happens to each head's Σ a·v before the output projection: nothing (``plain``); ``headnorm``, head-wise
-    RMSNorm [SO]; or ``calibrated``, variance calibration [BB]."""
-
-    aggregation_blocks: list[int] | None = None
-    """Blocks (from 0) that ``aggregation`` applies to, the others staying plain; by default all."""
-
-    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
-    """Variance calibration's own settings."""
-
-    normaliser: Literal["softmax", "softmax_off_by_one", "softmax_sink", "sigmoid", "relu", "elu", "identity"] = (
-        "softmax"
-    )
-    """How scores become weights. ``softmax`` (arXiv 1706.03762); ``softmax_off_by_one``, exp(s)/(1 + Σ exp(s)) (Miller
-    2023, Attention Is Off By One); ``softmax_sink``, the same with a learned logit per head in place of 0, exp(b) for 1
-    (gpt-oss, arXiv 2508.10925); or a similarity of its own for each score: its ``sigmoid`` (arXiv 2409.04431), its
-    ``relu``, its ``elu`` + 1, or the score itself, ``identity`` [AS]."""
-
-    normalise_rows: bool = False
-    """Divide the similarities ``sigmoid``, ``relu`` and ``elu`` by their sum over the row; ``identity``, whose sum has
-    either sign, by the larger of its size and 1 [AS]."""
-
-    sigmoid_bias: Literal["none", "log_length"] = "none"
-    """Add −log max_seq_len to the scores of ``sigmoid``, so that a newborn row sums to about 1 (arXiv 2409.04431)."""
-
-    window: int | None = None
-    """Sliding window (Longformer, arXiv 2004.05150; Mistral, arXiv 2310.06825): a query sees itself and the
-    window − 1 positions before it; by default all before it."""
-
-    prefix: int | None = None
-    """Prefix language modelling (arXiv 1910.10683): the first ``prefix`` positions see one another; losses count from
-    the last of them on."""
-
-    kv_bias: Literal["none", "key", "value", "key_value"] = "none"
-    """Learned biases [AS]: ``key``, one more key that every query sees, with value 0; ``key_value``, with a learned
-    value; ``value``, a learned vector added to every head output. The key has no position."""
-
-    kv_bias_shared: bool = False
-    """One bias for all heads of a block in place of one for each key/value head."""
-
-    gate: Literal["none", "head", "channel"] = "none"
-    """Multiply head outputs, after ``aggregation``, with a sigmoid of a linear map of the block's input
-    (arXiv 2505.06708): one number per ``head``, or one per ``channel``."""
-
-    qk_norm: Literal["none", "head", "width"] = "none"
-    """RMSNorm of queries and keys before they turn: ``head``, over each head's channels with one gain shared by the
-    heads (Qwen3, arXiv 2505.09388); ``width``, over all heads' channels together (OLMo-2, arXiv 2501.00656)."""
-
-    qkv_bias: bool | None = None
-    """Biases of the query, key and value maps, Qwen2's only ones (arXiv 2407.10671); by default model.bias."""
-
-    @property
-    def weighs_scores_alone(self) -> bool:
-        """Whether the normaliser weighs each score on its own, in place of a softmax over the row."""
-        return self.normaliser in SIMILARITIES
-
-    @property
-    def rows_sum_to_one(self) -> bool:
-        """Whether each query's weights on tokens sum to 1 by construction."""
-        own = self.normaliser == "softmax" or (self.normalise_rows and self.normaliser != "identity")
-        return own and self.kv_bias not in ("key", "key_value")
 
 
 @dataclass(frozen=True)
@@ -149,6 +55,34 @@ class InitConfig:
         ]
     ] = field(default_factory=list)
     """Parts whose matrix starts at 0 in every block, whatever the kind; a part is a module's name, block left out."""
+
+    def problems(self) -> list[str]:
+        """Values out of range, one line each, with the mend."""
+        found = []
+        if not 0 < self.std < float("inf"):
+            found.append(f"model.init.std is {self.std}: give a positive number")
+        if not 0.1 <= self.truncate < float("inf"):
+            found.append(f"model.init.truncate is {self.truncate}: give a number from 0.1 on")
+        if twice := sorted({part for part in self.zero if self.zero.count(part) > 1}):
+            found.append(f"model.init.zero names {', '.join(twice)} twice: name each part once")
+        return found
+
+    def conditional_settings(self) -> list[Setting]:
+        """Fields that other fields must allow."""
+        return [
+            Setting(
+                "init.std",
+                self.std != type(self).std,
+                self.kind in ("normal", "truncated_normal", "gpt2"),
+                "model.init.kind normal, truncated_normal or gpt2",
+            ),
+            Setting(
+                "init.truncate",
+                self.truncate != type(self).truncate,
+                self.kind == "truncated_normal",
+                "model.init.kind truncated_normal",
+            ),
+        ]
 
 
 @dataclass(frozen=True)
@@ -279,4 +213,84 @@ class ModelConfig:
 
     def problems(self) -> list[str]:
         """Everything that makes this config impossible, one line each, with the mend; empty if it is sound."""
-        return problems(self)
+        found = self._size_problems() or self._fit_problems()
+        if not 0 < self.norm_eps < float("inf"):
+            found.append(f"model.norm_eps is {self.norm_eps}: give a positive number")
+        if not 0 < self.rope_base < float("inf"):
+            found.append(f"model.rope_base is {self.rope_base}: give a positive number")
+        found += self.init.problems() + self.attention.problems(self.n_layers, self.max_seq_len)
+        return found + [problem for setting in self.conditional_settings() if (problem := setting.problem)]
+
+    def _size_problems(self) -> list[str]:
+        """Sizes below what a model can have."""
+        found = [
+            f"model.{name} is {value}: give at least 1"
+            for name, value in (
+                ("d_model", self.d_model),
+                ("n_layers", self.n_layers),
+                ("n_heads", self.n_heads),
+                ("n_kv_heads", self.kv_heads),
+                ("head_dim", 1 if self.head_dim is None else self.head_dim),
+                ("d_ff", self.ff),
+                ("max_seq_len", self.max_seq_len),
+            )
+            if value < 1
+        ]
+        if self.vocab_size < 2:
+            found.append(f"model.vocab_size is {self.vocab_size}: give at least 2")
+        return found
+
+    def _fit_problems(self) -> list[str]:
+        """Sizes, each possible, that do not fit together."""
+        found = []
+        if self.head_dim is None and self.d_model % self.n_heads:
+            found.append(
+                f"model.d_model {self.d_model} is not divisible by model.n_heads {self.n_heads}: "
+                f"give a multiple of {self.n_heads}, or model.head_dim"
+            )
+        elif not 0 < self.rope_fraction <= 1:
+            found.append(f"model.rope_fraction is {self.rope_fraction}: give a number above 0 and at most 1")
+        elif self.positions == "rope" and (self.d_rope < 2 or self.d_rope % 2):
+            found.append(
+                f"model.rope_fraction of model.d_model/model.n_heads is {self.d_rope}: rotary positions need an "
+                "even number of channels, change one of these or model.positions"
+            )
+        if self.positions == "sinusoidal" and self.d_model % 2:
+            found.append(f"model.d_model {self.d_model} is odd: model.positions sinusoidal needs pairs of channels")
+        if self.positions == "t5" and not 2 <= self.t5_buckets < 2 * self.t5_max_distance:
+            found.append(
+                f"model.t5_buckets is {self.t5_buckets}: give at least 2, and fewer than twice "
+                f"model.t5_max_distance {self.t5_max_distance}"
+            )
+        if self.n_heads % self.kv_heads:
+            found.append(
+                f"model.n_heads {self.n_heads} is not divisible by model.n_kv_heads {self.kv_heads}: "
+                f"give a divisor of {self.n_heads}"
+            )
+        return found
+
+    def conditional_settings(self) -> list[Setting]:
+        """Fields of the whole tree that other fields must allow."""
+        t5 = (self.positions == "t5", "model.positions t5")
+        rope = (self.positions == "rope", "model.positions rope")
+        parts = {
+            "positions.table": (self.positions in ("learned", "t5"), "model.positions learned or t5"),
+            "attn.gate.map": (self.attention.gate != "none", "model.attention.gate head or channel"),
+            "mlp.gate": (self.gated, "a gated model.mlp"),
+            "head": (not self.tie_embeddings, "model.tie_embeddings false"),
+        }
+        return [
+            *self.attention.conditional_settings(),
+            Setting("t5_buckets", self.t5_buckets != type(self).t5_buckets, *t5),
+            Setting("t5_max_distance", self.t5_max_distance != type(self).t5_max_distance, *t5),
+            *self.init.conditional_settings(),
+            *(Setting(f"init.zero {part}", part in self.init.zero, *exists) for part, exists in parts.items()),
+            Setting("rope_base", self.rope_base != type(self).rope_base, *rope),
+            Setting("rope_fraction", self.rope_fraction != 1, *rope),
+            Setting(
+                "norm_placement",
+                self.norm_placement != "pre",
+                self.norm != "none",
+                "model.norm rmsnorm or layernorm",
+            ),
+        ]

@@ -46,18 +46,11 @@ def name_of(file):
 MODULES = {name_of(file) for file in [*FILES, ROOT / "errors.py", ROOT / "files.py"]}
 
 
-def imports(file, *, of_types=True):
-    """Modules of ours that a module imports anywhere; without those that only a type checker follows, if asked."""
+def imports(file):
+    """Modules of ours that a module imports: at its top, inside a function, or for a type checker alone."""
     package = file.relative_to(ROOT).parent.parts
-    tree = ast.parse(file.read_text())
-    unread = set()
-    if not of_types:
-        checks = [
-            node for node in ast.walk(tree) if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
-        ]
-        unread = {id(inner) for node in checks for inner in ast.walk(node)}
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.ImportFrom) or id(node) in unread:
+    for node in ast.walk(ast.parse(file.read_text())):
+        if not isinstance(node, ast.ImportFrom):
             continue
         if node.level == 0:
             assert not (node.module or "").startswith("birthmark"), f"{file}: imports inside the package are relative"
@@ -79,7 +72,7 @@ def test_no_import_runs_upward(room):
 
 
 def test_no_imports_run_in_a_circle():
-    graph = {name_of(file): {name for name in imports(file, of_types=False) if name} for file in FILES}
+    graph = {name_of(file): {name for name in imports(file) if name} for file in FILES}
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 

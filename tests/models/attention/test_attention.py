@@ -15,12 +15,13 @@ from torch import Tensor
 from birthmark.models.attention import kernels
 from birthmark.models.attention import normalisers as mixing
 from birthmark.models.attention.attention import Attention
+from birthmark.models.attention.config import SIMILARITIES
 from birthmark.models.attention.kernel_choice import falls_back
 from birthmark.models.attention.normalisers import Explicit, FusedSoftmax
 from birthmark.models.attention.positions import Placement
 from birthmark.models.attention.scores import Scores
 from birthmark.models.birth import born
-from birthmark.models.config import SIMILARITIES, AttentionConfig, CalibrationConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 
 B, T, D, H = 2, 11, 24, 4
 AGGREGATIONS = {

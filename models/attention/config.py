@@ -1,0 +1,215 @@
+"""Attention, as a config: its parts, their settings, and what makes them impossible."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
+
+#: Normalisers that weigh each score on its own.
+SIMILARITIES = ("sigmoid", "relu", "elu", "identity")
+
+
+class Setting(NamedTuple):
+    """A field that is read under some configs only."""
+
+    name: str
+    """Dotted, below ``model``."""
+    is_set: bool
+    is_read: bool
+    reader: str
+    """The fields and values under which it is read, in words."""
+
+    @property
+    def problem(self) -> str | None:
+        """Why the field is refused: a field that nothing reads is never ignored. None if it may stand."""
+        if self.is_read or not self.is_set:
+            return None
+        return f"model.{self.name} is set, but only {self.reader} reads it: leave it out or change that"
+
+
+@dataclass(frozen=True)
+class CalibrationConfig:
+    """Variance-calibrated attention [BB] (definitions §9); read where attention.aggregation is ``calibrated``."""
+
+    n_eff: Literal["analytic", "exact"] = "exact"
+    """Effective number of tokens: ``analytic`` takes t+1 (uniform attention), ``exact`` 1/Σ a² of the weights."""
+
+    direction: Literal["amplify", "attenuate"] = "amplify"
+    """``amplify`` multiplies head outputs by √n_eff; ``attenuate`` by √(n_eff/t_ref), so that no factor exceeds 1."""
+
+    t_ref: int | None = None
+    """Reference length of ``attenuate``, in tokens; by default model.max_seq_len, the training length."""
+
+    gradient: bool = True
+    """Let gradients flow through the factor; else it is a constant to the backward pass."""
+
+    correlation: Literal["none", "estimated", "learned"] = "none"
+    """Correlated form (definitions §9, in none of the sources): the factor becomes 1/√(ρ + (1−ρ)/n_eff), ρ the
+    correlation of a head's values across positions. ``none`` takes ρ = 0, ``estimated`` running moments of the values
+    (frozen in evaluation), ``learned`` the sigmoid of one scalar per head. ``attenuate`` divides by the factor's own
+    value at n_eff = t_ref."""
+
+    rho: float = 0.5
+    """Where a learned ρ starts, between 0 and 1."""
+
+    def problems(self) -> list[str]:
+        """Values out of range, one line each, with the mend."""
+        found = []
+        if self.t_ref is not None and self.t_ref < 1:
+            found.append(f"model.attention.calibration.t_ref is {self.t_ref}: give at least 1")
+        if not 0 < self.rho < 1:
+            found.append(f"model.attention.calibration.rho is {self.rho}: give a number between 0 and 1")
+        return found
+
+    def conditional_settings(self) -> list[Setting]:
+        """Fields that other fields must allow."""
+        prefix = "attention.calibration"
+        return [
+            Setting(
+                f"{prefix}.t_ref",
+                self.t_ref is not None,
+                self.direction == "attenuate",
+                f"model.{prefix}.direction attenuate",
+            ),
+            Setting(f"{prefix}.gradient", not self.gradient, self.n_eff == "exact", f"model.{prefix}.n_eff exact"),
+            Setting(
+                f"{prefix}.rho",
+                self.rho != type(self).rho,
+                self.correlation == "learned",
+                f"model.{prefix}.correlation learned",
+            ),
+        ]
+
+
+@dataclass(frozen=True)
+class AttentionConfig:
+    """Parts of attention."""
+
+    aggregation: Literal["plain", "headnorm", "calibrated"] = "plain"
+    """What happens to each head's Σ a·v before the output projection: nothing (``plain``); ``headnorm``, head-wise
+    RMSNorm [SO]; or ``calibrated``, variance calibration [BB]."""
+
+    aggregation_blocks: list[int] | None = None
+    """Blocks (from 0) that ``aggregation`` applies to, the others staying plain; by default all."""
+
+    calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
+    """Variance calibration's own settings."""
+
+    normaliser: Literal["softmax", "softmax_off_by_one", "softmax_sink", "sigmoid", "relu", "elu", "identity"] = (
+        "softmax"
+    )
+    """How scores become weights. ``softmax`` (arXiv 1706.03762); ``softmax_off_by_one``, exp(s)/(1 + Σ exp(s)) (Miller
+    2023, Attention Is Off By One); ``softmax_sink``, the same with a learned logit per head in place of 0, exp(b) for 1
+    (gpt-oss, arXiv 2508.10925); or a similarity of its own for each score: its ``sigmoid`` (arXiv 2409.04431), its
+    ``relu``, its ``elu`` + 1, or the score itself, ``identity`` [AS]."""
+
+    normalise_rows: bool = False
+    """Divide the similarities ``sigmoid``, ``relu`` and ``elu`` by their sum over the row; ``identity``, whose sum has
+    either sign, by the larger of its size and 1 [AS]."""
+
+    sigmoid_bias: Literal["none", "log_length"] = "none"
+    """Add −log max_seq_len to the scores of ``sigmoid``, so that a newborn row sums to about 1 (arXiv 2409.04431)."""
+
+    window: int | None = None
+    """Sliding window (Longformer, arXiv 2004.05150; Mistral, arXiv 2310.06825): a query sees itself and the
+    window − 1 positions before it; by default all before it."""
+
+    prefix: int | None = None
+    """Prefix language modelling (arXiv 1910.10683): the first ``prefix`` positions see one another; losses count from
+    the last of them on."""
+
+    kv_bias: Literal["none", "key", "value", "key_value"] = "none"
+    """Learned biases [AS]: ``key``, one more key that every query sees, with value 0; ``key_value``, with a learned
+    value; ``value``, a learned vector added to every head output. The key has no position."""
+
+    kv_bias_shared: bool = False
+    """One bias for all heads of a block in place of one for each key/value head."""
+
+    gate: Literal["none", "head", "channel"] = "none"
+    """Multiply head outputs, after ``aggregation``, with a sigmoid of a linear map of the block's input
+    (arXiv 2505.06708): one number per ``head``, or one per ``channel``."""
+
+    qk_norm: Literal["none", "head", "width"] = "none"
+    """RMSNorm of queries and keys before they turn: ``head``, over each head's channels with one gain shared by the
+    heads (Qwen3, arXiv 2505.09388); ``width``, over all heads' channels together (OLMo-2, arXiv 2501.00656)."""
+
+    qkv_bias: bool | None = None
+    """Biases of the query, key and value maps, Qwen2's only ones (arXiv 2407.10671); by default model.bias."""
+
+    @property
+    def weighs_scores_alone(self) -> bool:
+        """Whether the normaliser weighs each score on its own, in place of a softmax over the row."""
+        return self.normaliser in SIMILARITIES
+
+    @property
+    def rows_sum_to_one(self) -> bool:
+        """Whether each query's weights on tokens sum to 1 by construction."""
+        own = self.normaliser == "softmax" or (self.normalise_rows and self.normaliser != "identity")
+        return own and self.kv_bias not in ("key", "key_value")
+
+    def problems(self, n_layers: int, max_seq_len: int) -> list[str]:
+        """Values out of range in a model of this size, and parts that contradict each other; one line each."""
+        found = self.calibration.problems()
+        if self.window is not None and self.window < 1:
+            found.append(f"model.attention.window is {self.window}: give at least 1")
+        if self.prefix is not None and not 1 <= self.prefix <= max_seq_len:
+            found.append(
+                f"model.attention.prefix is {self.prefix}: give at least 1 and at most model.max_seq_len {max_seq_len}"
+            )
+        if self.weighs_scores_alone and not self.normalise_rows and self.kv_bias == "key":
+            found.append(
+                f"model.attention.kv_bias key changes nothing under model.attention.normaliser {self.normaliser} "
+                "without normalise_rows: a key of value 0 takes no weight from the others, give key_value"
+            )
+        if self.aggregation == "calibrated":
+            if self.weighs_scores_alone and (not self.normalise_rows or self.normaliser == "identity"):
+                found.append(
+                    "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, and those of "
+                    f"model.attention.normaliser {self.normaliser} do not: set normalise_rows (not with identity), or "
+                    "take aggregation headnorm"
+                )
+            if self.calibration.correlation == "learned" and not self.calibration.gradient:
+                found.append(
+                    "model.attention.calibration.correlation learned is never learned with gradient false: "
+                    "give correlation estimated, or gradient true"
+                )
+        outside = [block for block in self.aggregation_blocks or [] if not 0 <= block < n_layers]
+        if outside:
+            found.append(f"model.attention.aggregation_blocks has {outside}: blocks go from 0 to {n_layers - 1}")
+        return found
+
+    def conditional_settings(self) -> list[Setting]:
+        """Fields that other fields must allow."""
+        return [
+            Setting(
+                "attention.aggregation_blocks",
+                self.aggregation_blocks is not None,
+                self.aggregation != "plain",
+                "model.attention.aggregation headnorm or calibrated",
+            ),
+            Setting(
+                "attention.calibration",
+                self.calibration != CalibrationConfig(),
+                self.aggregation == "calibrated",
+                "model.attention.aggregation calibrated",
+            ),
+            *self.calibration.conditional_settings(),
+            Setting(
+                "attention.normalise_rows",
+                self.normalise_rows,
+                self.weighs_scores_alone,
+                f"model.attention.normaliser {', '.join(SIMILARITIES[:-1])} or {SIMILARITIES[-1]}",
+            ),
+            Setting(
+                "attention.sigmoid_bias",
+                self.sigmoid_bias != "none",
+                self.normaliser == "sigmoid",
+                "model.attention.normaliser sigmoid",
+            ),
+            Setting(
+                "attention.kv_bias_shared",
+                self.kv_bias_shared,
+                self.kv_bias != "none",
+                "model.attention.kv_bias key, value or key_value",
+            ),
+        ]
