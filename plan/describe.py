@@ -20,12 +20,11 @@ BYTES = {"weights": 4, "gradients": 4, "optimizer": 8}
 
 def _part(name: str) -> str:
     """The part of the model that a parameter belongs to, block numbers left out."""
-    pieces = [piece for piece in name.split(".")[:-1] if not piece.isdigit()]
-    return ".".join(pieces)
+    return ".".join(word for word in name.split(".")[:-1] if not word.isdigit())
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
-    """Everything that ``birthmark describe`` tells, as JSON-able values; seconds for 7B, and nothing is allocated.
+    """Everything that ``birthmark describe`` prints, as JSON-able values; seconds for 7B, and nothing is allocated.
 
     Returns:
         ``n_params``; ``parameters`` by part; ``flops_per_token`` of training at ``max_seq_len``; ``memory`` in bytes,
@@ -47,17 +46,17 @@ def describe(config: ModelConfig) -> dict[str, Any]:
     }
 
 
-def print_description(told: dict[str, Any], console: Console) -> None:
-    """The same for people."""
+def print_description(description: dict[str, Any], console: Console) -> None:
+    """Print what :func:`describe` gives as a table."""
     table = Table("part", "parameters", "share", box=None, pad_edge=False)
     for column in table.columns[1:]:
         column.justify = "right"
-    for part, count in told["parameters"].items():
-        table.add_row(part, f"{count:,}", f"{100 * count / told['n_params']:.1f} %")
-    table.add_row("[bold]all", f"[bold]{told['n_params']:,}", "")
+    for part, count in description["parameters"].items():
+        table.add_row(part, f"{count:,}", f"{100 * count / description['n_params']:.1f} %")
+    table.add_row("[bold]all", f"[bold]{description['n_params']:,}", "")
     console.print(table)
-    memory = ", ".join(f"{part} {size / 2**30:.2f} GiB" for part, size in told["memory"].items())
-    console.print(f"training FLOPs per token  {told['flops_per_token']:.4g}", highlight=False)
+    memory = ", ".join(f"{part} {size / 2**30:.2f} GiB" for part, size in description["memory"].items())
+    console.print(f"training FLOPs per token  {description['flops_per_token']:.4g}", highlight=False)
     console.print(f"training memory           {memory}, and activations", highlight=False, soft_wrap=True)
-    console.print(f"KV cache                  {told['kv_cache']:,} bytes per token in bf16", highlight=False)
-    console.print(f"attention kernel          {told['kernel']}", highlight=False, soft_wrap=True)
+    console.print(f"KV cache                  {description['kv_cache']:,} bytes per token in bf16", highlight=False)
+    console.print(f"attention kernel          {description['kernel']}", highlight=False, soft_wrap=True)

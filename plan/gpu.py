@@ -1,4 +1,4 @@
-"""What a pass calls on a GPU, its kernels and its autocast, for tensors of a machine without one."""
+"""The kernels and the autocast of a GPU, for fake tensors on a machine without one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils._pytree import tree_map
 
 from ..models.attention import kernels
 
-#: Functions that autocast runs in float32 on a GPU, and on a CPU in whatever comes: of all there are, those of models.
+#: Functions that autocast runs in float32 on a GPU, and on a CPU in the dtype of its inputs: those that models call.
 WIDE = {"layer_norm", "rms_norm", "norm", "softmax", "softplus", "logsumexp"}
 WIDE |= {"exp", "log", "log2", "pow", "rsqrt", "sum"}
 _LOW = (torch.bfloat16, torch.float16)
@@ -22,7 +22,7 @@ _FLASH_WIDTH = 256
 
 
 class _FusedRMSNorm(torch.autograd.Function):
-    """Holds what the fused kernel holds; the values are nobody's."""
+    """Keeps what the fused kernel keeps for its backward pass; it computes no values."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain: Tensor) -> Tensor:
@@ -48,7 +48,7 @@ def _attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, scal
     return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, is_causal, scale=scale)[0]
 
 
-#: Functions that run on another kernel there, by name.
+#: Functions that run another kernel on a GPU, by name.
 KERNELS: dict[str, Callable[..., Tensor]] = {
     "scaled_dot_product_attention": _attention,
     "rms_norm": _rms_norm,
@@ -73,7 +73,7 @@ class _OnGPU(TorchFunctionMode):
 def as_on(device: str) -> Iterator[None]:
     """Run passes over CPU tensors as on ``cuda``, or leave them as they are for ``cpu``.
 
-    For tensors without values alone: what stands in for a GPU's kernels computes nothing.
+    For fake tensors alone: the stand-ins for a GPU's kernels compute no values.
     """
     kernels.chosen_for = device
     try:

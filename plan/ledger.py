@@ -1,4 +1,4 @@
-"""What a pass under fake tensors holds and sends: live storages by part, collectives by their bytes."""
+"""What a pass under fake tensors holds and sends: live storages by part, collectives by bytes."""
 
 from __future__ import annotations
 
@@ -16,27 +16,29 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-#: What memory is held for. ``gathered``: whole weights of a cut model and the buffers of its collectives.
-#: ``activations``: all else, that is what passes keep for their backward passes, and temporaries.
+#: What memory is held for. ``gathered``: gathered weights of a sharded model and the buffers of its collectives.
+#: ``activations``: all else, that is what forward passes keep for backward passes, and temporaries.
 PARTS = ("parameters", "gradients", "optimizer", "gathered", "activations")
 _GATHERED, _ACTIVATIONS = PARTS.index("gathered"), PARTS.index("activations")
 
-#: Parts of a step, in order. Between the forward and the backward pass of its first micro-batch, the gradients of the
-#: step before go. What comes later is the same for all micro-batches but the first.
+#: Parts of a step, in order. The gradients of the previous step are freed between the forward and the backward pass of
+#: the first micro-batch. All later micro-batches are alike.
 PHASES = ("first forward", "first backward", "later forward", "later backward", "update")
 
-#: Micro-batch of a pass whose memory shall be known for every micro-batch: a prime so large that a storage whose size
-#: has it as a factor grows with the micro-batch.
+#: Micro-batch of a pass from which the memory of every other micro-batch follows: a prime so large that a storage whose
+#: size has it as a factor grows with the micro-batch.
 MANY = 1_000_003
 
 
-def _of_flash_backward(d_out: Tensor, q: Tensor, *more: Any, **options: Any) -> int:
+def _workspace_of_flash_backward(d_out: Tensor, q: Tensor, *more: Any, **options: Any) -> int:
     # FlashAttention-2 sums the gradient of the queries in float32, beside a number per row.
     return 4 * q.numel() + 4 * q.numel() // q.shape[-1]
 
 
-#: Bytes that fused kernels take for the time that they run, by the operator's name.
-WORKSPACE: dict[str, Callable[..., int]] = {"aten::_scaled_dot_product_flash_attention_backward": _of_flash_backward}
+#: Bytes that fused kernels take while they run, by the operator's name.
+WORKSPACE: dict[str, Callable[..., int]] = {
+    "aten::_scaled_dot_product_flash_attention_backward": _workspace_of_flash_backward
+}
 
 
 def _nbytes(tensors: Iterable[Tensor]) -> int:
@@ -53,8 +55,8 @@ def _sent_in_functional_all_reduce(tensor: Tensor, kind: str, group: str) -> int
     return 2 * (n - 1) * _nbytes([tensor]) // n
 
 
-#: Bytes that one process sends, by the collective's name, as a ring sends them: of n parts, n − 1 once where parts are
-#: gathered or scattered, twice where sums come back to all.
+#: Bytes that one process sends, by the collective's name, as a ring sends them: n − 1 of n shards, once to gather or to
+#: reduce and scatter, twice to reduce to all.
 SENT: dict[str, Callable[..., int]] = {
     "c10d::_allgather_base_": lambda whole, part, *more: _nbytes([whole]) - _nbytes([part]),
     "c10d::_reduce_scatter_base_": lambda part, whole, *more: _nbytes([whole]) - _nbytes([part]),
@@ -104,8 +106,8 @@ class Ledger(TorchDispatchMode):
     """Follows every storage of fake tensors from the operator that makes it until nothing holds it.
 
     Args:
-        mode: of the fake tensors; those of other modes, by which torch reasons about shapes, belong to no process.
-        micro_batch_size: sequences in a pass; with :data:`MANY`, memory is told apart by whether it grows with them.
+        mode: of the fake tensors; torch reasons about shapes with those of other modes, which belong to no process.
+        micro_batch_size: sequences in a pass; with :data:`MANY`, memory that grows with them is counted apart.
     """
 
     def __init__(self, mode: FakeTensorMode, micro_batch_size: int) -> None:
@@ -122,7 +124,7 @@ class Ledger(TorchDispatchMode):
         self._gave_gradients = False
 
     def __enter__(self) -> Ledger:
-        """From here on; storages that change their size, as those of gathered weights do, are followed too."""
+        """Start; storages that change their size, as those of gathered weights do, are followed too."""
         self._resize = torch.UntypedStorage.resize_
 
         def resize_(storage: torch.UntypedStorage, size: int) -> Any:
@@ -138,35 +140,35 @@ class Ledger(TorchDispatchMode):
         return self
 
     def __exit__(self, *error: Any) -> None:
-        """Up to here."""
+        """Stop."""
         super().__exit__(*error)
         torch.UntypedStorage.resize_ = self._resize  # type: ignore[method-assign]
 
     def begin(self, phase: str) -> None:
-        """A part of the step begins."""
+        """Begin a part of the step."""
         self._phase, self._gave_gradients = phase, False
 
     def gradient(self, tensor: Tensor) -> None:
-        """A backward pass gives a gradient."""
+        """Record a gradient that a backward pass gives."""
         self.mark([tensor], "gradients")
         self._gave_gradients = True
 
     def mark(self, tensors: Iterable[Tensor], part: str) -> None:
-        """What these tensors of a process lie in is held for ``part``."""
+        """Count the storages of these tensors, or of their local shards, under ``part``."""
         for tensor in tensors:
             local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
             self._file(local.untyped_storage(), PARTS.index(part))
 
     def curve(self) -> Curve:
-        """All that was held since the first phase began."""
+        """Everything held since the first phase began."""
         rows = np.array(self._rows, dtype=np.int64).reshape(-1, len(PARTS) + 1)
         phases, reducing = np.array(self._phases, np.int8), np.array(self._reducing, bool)
         return Curve(rows[:, :-1], rows[:, -1] / MANY, phases, reducing, dict(self._sent))
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """One operator: what it gives is held from now on."""
+        """Run one operator, and count its outputs from here on."""
         if any(issubclass(kind, DTensor) for kind in types):
-            # What it does to the part of this process comes here again.
+            # The operator on the local shard comes here again.
             return NotImplemented
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
@@ -184,7 +186,9 @@ class Ledger(TorchDispatchMode):
 
     def _communicate(self, name: str, args: Any) -> None:
         if name not in SENT:
-            raise NotImplementedError(f"{name}: a collective whose bytes nobody has counted yet (plan_memory.SENT)")
+            raise NotImplementedError(
+                f"{name}: the plan does not know how many bytes this collective sends; add it to plan/ledger.py, SENT"
+            )
         if self._phase:
             self._sent[self._phase] += SENT[name](*args)
         if name == "c10d::_allgather_base_":
@@ -212,10 +216,10 @@ class Ledger(TorchDispatchMode):
         held = self._held.get(key)
         if held is None:
 
-            def gone(_: Any) -> None:
+            def freed(_: Any) -> None:
                 self._count(self._held.pop(key), -1)
 
-            held = self._held[key] = _Held(weakref.ref(storage, gone), storage.nbytes(), _ACTIVATIONS)
+            held = self._held[key] = _Held(weakref.ref(storage, freed), storage.nbytes(), _ACTIVATIONS)
             self._count(held, 1)
         if part is not None and part != held.part:
             self._count(held, -1)

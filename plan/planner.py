@@ -1,99 +1,30 @@
-"""Whether a run fits and what it takes: memory, messages, FLOPs and time, as its config says and in other ways."""
+"""Whether a run fits and what it takes: memory, messages, FLOPs and time, as its config says and under alternatives."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from ..errors import UsageError
+from ..trainer.block_wrapping import CHECKPOINTING
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.processes import Place
 from ..trainer.strategies import fsdp2
 from ..trainer.strategies.lightning_setup import placed
-from ..trainer.strategies.table import STRATEGIES, StrategyName
-from ..trainer.throughput import GPUS, flops_per_token
+from ..trainer.strategies.table import STRATEGIES, STRATEGY_FIELDS, StrategyName
+from ..trainer.throughput import flops_per_token
+from .cluster import Cluster
 from .describe import describe
 from .ledger import MANY, PARTS, PHASES, Curve
 from .rehearsal import rehearse
-from .strategy_costs import WAYS, Share
-
-#: Bytes per second that a GPU sends to other machines: one port of 400 Gbit/s each.
-NETWORK = 50e9
-
-#: Kinds of activation checkpointing that are tried.
-CHECKPOINTING = ("none", "selective", "full")
-
-
-@dataclass(frozen=True)
-class Cluster:
-    """What a run is planned for.
-
-    Raises:
-        UsageError: a value that makes no sense.
-    """
-
-    n_gpus: int
-    gpu: str
-    """A name of :data:`GPUS`; or ``cpu``, processes on this machine, whose times are not known."""
-    gpus_per_node: int = 8
-    usable: float = 0.92
-    """Share of a GPU's memory that is for tensors; the rest is CUDA's, NCCL's, or lost between tensors."""
-    mfu: float = 0.4
-    """Share of the GPU's peak that the operations of a step run at."""
-    bandwidth: float | None = None
-    """Bytes per second that a GPU sends; by default its link within one machine, and :data:`NETWORK` beyond."""
-
-    def __post_init__(self) -> None:
-        if self.gpu != "cpu" and self.gpu not in GPUS:
-            raise UsageError(f"--gpu {self.gpu}: give cpu or one of {', '.join(GPUS)}")
-        for name, value in (("n_gpus", self.n_gpus), ("gpus_per_node", self.gpus_per_node)):
-            if value < 1:
-                raise UsageError(f"--{name} {value}: give at least 1")
-        if self.n_gpus % self.per_node:
-            raise UsageError(f"--n_gpus {self.n_gpus} is not a multiple of --gpus_per_node {self.per_node}")
-        for name, share in (("usable", self.usable), ("mfu", self.mfu)):
-            if not 0 < share <= 1:
-                raise UsageError(f"--{name} {share}: give a share above 0 and at most 1")
-        if self.bandwidth is not None and not self.bandwidth > 0:
-            raise UsageError(f"--bandwidth {self.bandwidth / 1e9:g}: give a positive number")
-
-    @property
-    def device(self) -> Literal["cuda", "cpu"]:
-        """What kernels are chosen for."""
-        return "cpu" if self.gpu == "cpu" else "cuda"
-
-    @property
-    def per_node(self) -> int:
-        """Processes on one machine."""
-        return min(self.gpus_per_node, self.n_gpus)
-
-    @property
-    def memory(self) -> float:
-        """Bytes that the tensors of one process may take."""
-        if self.gpu == "cpu":
-            return self.usable * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / self.per_node
-        return self.usable * GPUS[self.gpu].memory
-
-    @property
-    def sends(self) -> float | None:
-        """Bytes per second that one process sends; None where that is not known."""
-        if self.bandwidth is not None or self.gpu == "cpu":
-            return self.bandwidth
-        return GPUS[self.gpu].link if self.n_gpus <= self.gpus_per_node else NETWORK
-
-    def speed(self, precision: str) -> float | None:
-        """FLOP/s of all GPUs at the stated share of their peak; None where no peak is known."""
-        if self.gpu == "cpu" or precision != "bf16":
-            return None
-        return GPUS[self.gpu].bf16 * self.mfu * self.n_gpus
+from .strategy_costs import STRATEGY_COSTS, StepSizes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one way of training a config takes."""
+    """What a config takes under one strategy and one kind of activation checkpointing."""
 
     strategy: str
     activation_checkpointing: str
@@ -111,8 +42,8 @@ class Plan:
     """Bytes that offloading takes of each machine's own memory."""
     sent: float
     """Bytes that one process sends in a step."""
-    reckoned: tuple[str, ...]
-    """What follows from the strategy's rules; all else was rehearsed."""
+    estimated: tuple[str, ...]
+    """Parts that follow from the strategy's formulas; all others were rehearsed."""
     flops: float
     """Of a step, over all processes, as the model counts them."""
     flops_again: float
@@ -124,19 +55,45 @@ class Plan:
 
     @property
     def order(self) -> tuple[float, float, float]:
-        """The smaller, the better: the longer of computing and sending, as if the other were hidden; what is computed
-        where times are not known; then what is sent, then the peak."""
+        """Sorts plans, the best first.
+
+        First the longer of computing and sending, as if the other were hidden, or FLOPs where times are not known; then
+        bytes sent; then the peak.
+        """
         work = self.flops + self.flops_again
         time = work if self.step_seconds is None else max(self.step_seconds, self.sending_seconds or 0.0)
         return time, self.sent, self.peak
 
 
-def way(trainer: TrainerConfig, strategy: StrategyName, checkpointing: str) -> TrainerConfig:
-    """Another way of training; options that its strategy does not read go back to their defaults."""
+@dataclass(frozen=True)
+class Budget:
+    """What the whole run takes."""
+
+    tokens: float
+    tokens_per_second: float
+    days: float
+    gpu_hours: float
+    cost: float
+
+
+def budget(plan: Plan, config: RunConfig, cluster: Cluster, tokens: float, price: float) -> Budget | None:
+    """Time and money for ``tokens``, if all sending is hidden; None where the time of a step is not known."""
+    if plan.step_seconds is None:
+        return None
+    speed = config.trainer.global_batch_size * config.model.max_seq_len / plan.step_seconds
+    hours = tokens / speed / 3600
+    return Budget(tokens, speed, hours / 24, hours * cluster.n_gpus, hours * cluster.n_gpus * price)
+
+
+def with_strategy(trainer: TrainerConfig, strategy: StrategyName, checkpointing: str) -> TrainerConfig:
+    """``trainer`` under another strategy, uncompiled.
+
+    A change of strategy keeps ``gather`` where the new one reads it; other options of strategies take their defaults.
+    """
     changes: dict[str, Any] = {"strategy": strategy, "activation_checkpointing": checkpointing, "compile": "no"}
     if strategy != trainer.strategy:
-        gather = trainer.gather if STRATEGIES[strategy].shards_weights else "fp32"
-        changes |= {"replicas": 1, "gather": gather, "offload": "none", "offload_dir": ""}
+        kept = {"gather"} & STRATEGIES[strategy].reads
+        changes |= {name: default for name, default in STRATEGY_FIELDS.items() if name not in kept}
     return replace(trainer, **changes)
 
 
@@ -161,8 +118,11 @@ class Planner:
         return int(describe(self.config.model)["n_params"])
 
     def _flops(self, checkpointing: str) -> tuple[float, float]:
-        """FLOPs of a step: the model's own, and what checkpointing computes again: of ``full``, the forward passes of
-        blocks; of ``selective`` nothing that counts, since it keeps what matrix products and attention give."""
+        """FLOPs of a step: the model's own, and what checkpointing computes again.
+
+        ``full`` repeats the forward passes of blocks. ``selective`` repeats nothing that counts, since it keeps the
+        outputs of matrix products and of attention.
+        """
         model = self.config.model
         tokens = self.config.trainer.global_batch_size * model.max_seq_len
         own = flops_per_token(model, self.n_params, model.max_seq_len)
@@ -170,80 +130,84 @@ class Planner:
             return own * tokens, 0.0
         forward = own / 3 - 2.0 * model.vocab_size * model.d_model
         if model.norm == "none" or model.norm_placement == "pre":
-            # Torch stops where nothing more is needed: nothing reads what a block's last map gave.
+            # Torch stops where nothing more is needed: nothing reads the output of a block's last map.
             forward -= 2.0 * model.n_layers * model.ff * model.d_model
         return own * tokens, forward * tokens
 
-    def _needed(self, trainer: TrainerConfig) -> tuple[Any, ...]:
-        """What tells the rehearsals of ways apart."""
-        cut = WAYS[trainer.strategy].cut
+    def _rehearsal_key(self, trainer: TrainerConfig) -> tuple[Any, ...]:
+        """What decides a rehearsal: configs of one key share it. Begins with the sharding and the micro-batch."""
+        shard = STRATEGY_COSTS[trainer.strategy].shard
         # On CPU attention chooses its kernel by the size of the micro-batch.
         size = trainer.micro_batch_size if self.cluster.device == "cpu" else MANY
-        if cut and trainer.gather == "fp32":
-            cut = fsdp2.sharder  # all cut alike then
-        return cut, size, trainer.activation_checkpointing, cut and (trainer.gather, trainer.replicas)
+        if shard and trainer.gather == "fp32":
+            shard = fsdp2.sharder  # without rounding, all strategies that shard weights do it alike
+        return shard, size, trainer.activation_checkpointing, shard and (trainer.gather, trainer.replicas)
 
-    def n_rehearsals(self, ways: list[TrainerConfig]) -> int:
-        """How many rehearsals these ways need between them."""
-        return len({self._needed(trainer) for trainer in ways})
+    def n_rehearsals(self, trainers: list[TrainerConfig]) -> int:
+        """How many rehearsals the plans of these need between them."""
+        return len({self._rehearsal_key(trainer) for trainer in trainers})
 
     def _curve(self, trainer: TrainerConfig) -> Curve:
-        needed = cut, size, *_ = self._needed(trainer)
-        if needed not in self._curves:
-            self._curves[needed] = rehearse(
+        key = shard, size, *_ = self._rehearsal_key(trainer)
+        if key not in self._curves:
+            self._curves[key] = rehearse(
                 replace(self.config, trainer=trainer),
                 self.cluster.n_gpus,
-                cut=cut,
+                shard=shard,
                 device=self.cluster.device,
                 micro_batch_size=size,
             )
             self.rehearsed()
-        return self._curves[needed]
+        return self._curves[key]
 
     def plan(self, trainer: TrainerConfig | None = None) -> Plan:
-        """What the config takes, or another way of training it.
+        """What the config takes, by default as it is, else with ``trainer`` in place of its own.
 
         Raises:
             UsageError: batch, processes and strategy do not go together.
         """
         trainer, cluster = trainer or self.config.trainer, self.cluster
         n, alone = cluster.n_gpus, not STRATEGIES[trainer.strategy].launched and cluster.n_gpus == 1
-        # The devices of this machine are not asked for.
+        # The check against this machine's own devices is for runs, not for plans.
         placed(replace(trainer, device="cpu"), None if alone else Place(0, n, 0, cluster.per_node))
-        rules, share, curve = WAYS[trainer.strategy], Share(trainer, self.n_params, n), self._curve(trainer)
-        held = rules.held(curve.at(trainer.micro_batch_size), curve, share)
-        if share.accumulates == 1:
+        costs, sizes, curve = (
+            STRATEGY_COSTS[trainer.strategy],
+            StepSizes(trainer, self.n_params, n),
+            self._curve(trainer),
+        )
+        held = costs.memory(curve.at(trainer.micro_batch_size), curve, sizes)
+        if sizes.accumulate == 1:
             held[curve.during("later forward", "later backward")] = 0
         highest = int(held.sum(axis=1).argmax())
-        peak, sent = float(held[highest].sum()), rules.sent(curve, share)
+        peak, sent = float(held[highest].sum()), costs.sent(curve, sizes)
         (flops, again), speed = self._flops(trainer.activation_checkpointing), cluster.speed(trainer.precision)
         return Plan(
             strategy=trainer.strategy,
             activation_checkpointing=trainer.activation_checkpointing,
             micro_batch_size=trainer.micro_batch_size,
-            accumulate=share.accumulates,
+            accumulate=sizes.accumulate,
             peak=peak,
             parts=dict(zip(PARTS, map(float, held[highest]), strict=True)),
             phase=PHASES[curve.phases[highest]],
             fits=peak <= cluster.memory,
-            host_per_node=rules.host(share) * cluster.per_node,
+            host_per_node=costs.host_memory(sizes) * cluster.per_node,
             sent=sent,
-            reckoned=rules.reckoned,
+            estimated=costs.estimated,
             flops=flops,
             flops_again=again,
             step_seconds=None if speed is None else (flops + again) / speed,
             sending_seconds=None if cluster.sends is None else sent / cluster.sends,
         )
 
-    def ways(self) -> list[TrainerConfig]:
-        """Other ways to train the config, and its own: strategies with kinds of checkpointing."""
+    def alternatives(self) -> list[TrainerConfig]:
+        """The config under every strategy with every kind of activation checkpointing, its own among them."""
         alone = self.cluster.n_gpus == 1
         strategies = [name for name, facts in STRATEGIES.items() if facts.launched != alone]
         found = []
         for strategy in strategies:
             for checkpointing in CHECKPOINTING:
                 try:
-                    trainer = way(self.config.trainer, strategy, checkpointing)
+                    trainer = with_strategy(self.config.trainer, strategy, checkpointing)
                     found.append(replace(self.config, trainer=trainer).trainer)
                 except UsageError:
                     # These do not go together.

@@ -1,4 +1,4 @@
-"""One optimizer step of a run that is only planned: the real model, cut as the run would cut it, without values."""
+"""One optimizer step of a planned run: the real model, sharded as the run would shard it, without values."""
 
 from __future__ import annotations
 
@@ -25,15 +25,17 @@ from ..trainer.strategies import fsdp2
 from .gpu import as_on
 from .ledger import MANY, Curve, Ledger
 
-#: What cuts a model for a way of training, on a device.
-Cut = Callable[[TrainerConfig, torch.device], Spread]
+#: From a trainer's config and a device to what shards a model over the processes.
+Sharding = Callable[[TrainerConfig, torch.device], Spread]
 
 
 @contextmanager
 def _group(n: int) -> Iterator[None]:
-    """Stand as the first of ``n`` processes that do not exist."""
+    """Be rank 0 of a process group of ``n`` processes, of which no other exists."""
     if dist.is_initialized():
-        raise UsageError("a plan runs in a process of its own, and this one has joined others")
+        raise UsageError(
+            "a plan needs a process of its own, and this one is in a process group: run it without a launcher"
+        )
     dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=n)
     try:
         yield
@@ -42,7 +44,7 @@ def _group(n: int) -> Iterator[None]:
 
 
 def _update(module: PretrainModule, optimizer: torch.optim.Optimizer) -> None:
-    """As the run does it: the whole gradient's norm, clipping, AdamW."""
+    """The update as the run does it: norm of the whole gradient, clipping, AdamW."""
     parameters = [p for p in module.model.parameters() if p.grad is not None]
     norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     if module.optim.grad_clip > 0:
@@ -51,7 +53,7 @@ def _update(module: PretrainModule, optimizer: torch.optim.Optimizer) -> None:
 
 
 def _backward(loss: Tensor) -> None:
-    # What `loss.backward()` runs. A mode that is shown that call is not shown what is computed again within.
+    # What `loss.backward()` runs. A dispatch mode that sees that call does not see what is recomputed within.
     run = torch.autograd.Variable._execution_engine.run_backward
     run((loss,), (torch.ones_like(loss),), False, False, (), allow_unreachable=True, accumulate_grad=True)
 
@@ -61,7 +63,7 @@ def _states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
 
 
 def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int) -> None:
-    """One step of two micro-batches, after others."""
+    """One optimizer step of two micro-batches, as it is after earlier steps."""
     parameters = list(module.model.parameters())
     optimizer = module.configure_optimizers()["optimizer"]
     ledger.mark(parameters, "parameters")
@@ -82,7 +84,7 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int) -> None
         with module.forward_context():
             loss = next_token_losses(module.model, batch_BT).mean()
         if nth == "first":
-            # Lightning lets the gradients of the step before go here.
+            # Lightning frees the gradients of the previous step here.
             optimizer.zero_grad()
         ledger.begin(f"{nth} backward")
         _backward(loss / 2)
@@ -92,52 +94,55 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int) -> None
     _update(module, optimizer)
 
 
-def cut_as_zero_3(trainer: TrainerConfig, device: torch.device) -> Spread:
-    """As FSDP2 does it, with what DeepSpeed does else where weights are gathered in bf16: those of maps alone, and no
-    activations are rounded with them."""
+def shard_like_zero3(trainer: TrainerConfig, device: torch.device) -> Spread:
+    """Shard a model as DeepSpeed's ZeRO 3 does, by FSDP2's means.
+
+    The two differ where weights are gathered in bf16: ZeRO 3 rounds the weights of linear maps alone, and rounds no
+    activations with them.
+    """
     if trainer.gather == "fp32":
         return fsdp2.sharder(trainer, device)
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
 
-    def cut(model: Decoder) -> None:
+    def shard(model: Decoder) -> None:
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=rounded)
         fully_shard(model, mesh=mesh)
 
-    return cut
+    return shard
 
 
 def rehearse(
     config: RunConfig,
     n_processes: int,
     *,
-    cut: Cut | None = None,
+    shard: Sharding | None = None,
     device: Literal["cuda", "cpu"],
     micro_batch_size: int = MANY,
 ) -> Curve:
     """Run a step of two micro-batches of ``config`` as the first of ``n_processes``, on tensors that hold nothing.
 
     Args:
-        config: the run; of its strategy, ``gather`` and ``replicas`` count where the model is cut.
+        config: the run; ``trainer.gather`` and ``trainer.replicas`` count where the model is sharded.
         n_processes: of the run.
-        cut: how; by default not at all.
+        shard: how the model is sharded; by default every process holds all of it.
         device: what it would run on.
         micro_batch_size: by default the memory of all micro-batches is known at once, which needs kernels that do not
             depend on it: those of a GPU.
     """
     settings = replace(
         config.trainer,
-        strategy="fsdp2" if cut else "single",
-        replicas=config.trainer.replicas if cut else 1,
-        gather=config.trainer.gather if cut else "fp32",
+        strategy="fsdp2" if shard else "single",
+        replicas=config.trainer.replicas if shard else 1,
+        gather=config.trainer.gather if shard else "fp32",
         offload="none",
         offload_dir="",
         compile="no",
     )
     with _group(n_processes):
-        spread = cut(settings, torch.device("cpu")) if cut else None
-        # Cut before there are fake tensors: the pieces of all processes are made there, of which one is kept.
+        spread = shard(settings, torch.device("cpu")) if shard else None
+        # Sharded before there are fake tensors: sharding makes the shards of all processes and keeps one.
         model: Decoder = empty(config.model, "meta", spread)
         with (
             FakeTensorMode(allow_non_fake_inputs=True) as mode,

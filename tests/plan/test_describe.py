@@ -1,4 +1,4 @@
-"""Published sizes of published models, counted on the meta device, and what `birthmark describe` says of them."""
+"""Published sizes of published models, counted on the meta device, and what `birthmark describe` prints of them."""
 
 import json
 import time
@@ -90,11 +90,13 @@ def test_transformers_counts_the_same(name):
 
 def test_parts_add_up_and_memory_follows():
     config = ModelConfig(d_model=16, n_layers=2, n_heads=2, n_kv_heads=1, vocab_size=24, max_seq_len=12, mlp="swiglu")
-    told = describe(config)
+    description = describe(config)
     model = born(config, 0)
-    assert told["n_params"] == sum(p.numel() for p in model.parameters()) == sum(told["parameters"].values())
-    assert told["parameters"]["blocks.attn.k"] == 2 * 16 * 8
-    assert told["parameters"]["embed"] == 24 * 16
+    assert (
+        description["n_params"] == sum(p.numel() for p in model.parameters()) == sum(description["parameters"].values())
+    )
+    assert description["parameters"]["blocks.attn.k"] == 2 * 16 * 8
+    assert description["parameters"]["embed"] == 24 * 16
     optimizer = torch.optim.AdamW(model.parameters())
     model(torch.zeros(1, 4, dtype=torch.long)).sum().backward()
     optimizer.step()
@@ -104,7 +106,7 @@ def test_parts_add_up_and_memory_follows():
         ("gradients", [p.grad for p in model.parameters()]),
         ("optimizer", moments),
     ):
-        assert told["memory"][part] == sum(t.nbytes for t in tensors), part
+        assert description["memory"][part] == sum(t.nbytes for t in tensors), part
 
 
 def test_the_kernel_is_named():

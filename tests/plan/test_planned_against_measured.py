@@ -8,9 +8,10 @@ import pytest
 import torch
 import yaml
 
-from birthmark.plan.planner import Cluster, Planner, way
+from birthmark.plan.cluster import Cluster
+from birthmark.plan.planner import Planner, with_strategy
 
-#: Rank, processes, store, config file, output, device; then ways of training as JSON. Peaks in bytes as JSON.
+#: Rank, processes, store, config file, output, device; then trainer configs as JSON. Peaks in bytes as JSON.
 SCRIPT = """
 import gc, json, logging, os, re, sys, warnings
 warnings.filterwarnings("ignore")
@@ -26,7 +27,7 @@ from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.strategies.lightning_setup import set_up_strategy
 
 rank, world, (store, file, out, device) = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:7]
-ways = [TrainerConfig(**fields) for fields in json.loads(sys.argv[7])]
+trainers = [TrainerConfig(**fields) for fields in json.loads(sys.argv[7])]
 torch.set_num_threads(1)
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}.items():
@@ -60,8 +61,8 @@ def status(name):
 
 peaks = []
 small = replace(config.model, d_model=48, d_ff=32, n_layers=1, vocab_size=64, max_seq_len=64)
-for trainer in ways:
-    # What a first run brings along once and for all: libraries, threads, buffers of gloo.
+for trainer in trainers:
+    # A first run loads libraries, starts threads and allocates buffers of gloo once and for all.
     train(replace(config, model=small, trainer=trainer))
     gc.collect()
     if device == "cuda":
@@ -77,7 +78,7 @@ for trainer in ways:
 Path(out).write_text(json.dumps(peaks))
 """
 
-#: What memory is freed goes back to the system at once, so that what is resident is what is held.
+#: Freed memory goes back to the system at once, so that resident memory is what tensors hold.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 
 
@@ -100,15 +101,15 @@ def run(tiny):
 
 @pytest.fixture
 def measured(run, tmp_path, as_ranks):
-    """``measured(n_processes, ways, device="cpu")``: peaks of the processes in bytes, ``[processes][ways]``."""
+    """``measured(n_processes, trainers, device="cpu")``: peaks of the processes in bytes, ``[processes][trainers]``."""
     file = tmp_path / "run.yaml"
     fields = dataclasses.asdict(run)
     del fields["name"], fields["run_dir"]
     file.write_text(yaml.safe_dump(fields))
 
-    def measure(n_processes, ways, device="cpu"):
-        told = json.dumps([dataclasses.asdict(trainer) for trainer in ways])
-        arguments = n_processes, tmp_path / "store", file, tmp_path / "{rank}.json", device, told
+    def measure(n_processes, trainers, device="cpu"):
+        fields_json = json.dumps([dataclasses.asdict(trainer) for trainer in trainers])
+        arguments = n_processes, tmp_path / "store", file, tmp_path / "{rank}.json", device, fields_json
         with pytest.MonkeyPatch.context() as patch:
             for name, value in ENVIRONMENT.items():
                 patch.setenv(name, value)
@@ -119,9 +120,9 @@ def measured(run, tmp_path, as_ranks):
     return measure
 
 
-def check(run, ways, n_processes, peaks, gpu):
+def check(run, trainers, n_processes, peaks, gpu):
     planner = Planner(run, Cluster(n_processes, gpu))
-    for number, trainer in enumerate(ways):
+    for number, trainer in enumerate(trainers):
         planned = planner.plan(trainer).peak
         for of_process in peaks:
             assert planned == pytest.approx(of_process[number], rel=0.1), (
@@ -136,25 +137,27 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="resident memory is r
 
 @linux
 def test_peak_of_a_single_process(run, measured):
-    ways = [way(run.trainer, "single", "none"), way(run.trainer, "single", "full")]
-    ways.append(dataclasses.replace(way(run.trainer, "single", "selective"), precision="bf16"))
-    check(run, ways, 1, measured(1, ways), "cpu")
+    # Two micro-batches a step: the first, and a later one.
+    trainer = dataclasses.replace(run.trainer, global_batch_size=8)
+    trainers = [with_strategy(trainer, "single", "none"), with_strategy(trainer, "single", "full")]
+    trainers.append(dataclasses.replace(with_strategy(trainer, "single", "selective"), precision="bf16"))
+    check(run, trainers, 1, measured(1, trainers), "cpu")
 
 
 @linux
 def test_peak_of_two_processes(run, measured):
-    cut, full = way(run.trainer, "fsdp2", "none"), way(run.trainer, "fsdp2", "full")
-    copied = way(run.trainer, "ddp", "full")
+    sharded, full = with_strategy(run.trainer, "fsdp2", "none"), with_strategy(run.trainer, "fsdp2", "full")
+    copied = with_strategy(run.trainer, "ddp", "full")
     at_once = dataclasses.replace(copied, global_batch_size=8)
-    ways = [cut, dataclasses.replace(full, precision="bf16", gather="bf16"), copied, at_once]
-    check(run, ways, 2, measured(2, ways), "cpu")
+    trainers = [sharded, dataclasses.replace(full, precision="bf16", gather="bf16"), copied, at_once]
+    check(run, trainers, 2, measured(2, trainers), "cpu")
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_peak_on_a_gpu(run, measured, precision):
-    ways = [
-        dataclasses.replace(way(run.trainer, "single", kind), precision=precision, device="cuda")
+    trainers = [
+        dataclasses.replace(with_strategy(run.trainer, "single", kind), precision=precision, device="cuda")
         for kind in ("none", "selective", "full")
     ]
-    check(run, ways, 1, measured(1, ways, "cuda"), "h100-80gb")
+    check(run, trainers, 1, measured(1, trainers, "cuda"), "h100-80gb")

@@ -1,4 +1,4 @@
-"""What `birthmark plan` says, against hand counts, torch's own counters, other sizes, and published figures."""
+"""Plans against hand counts, torch's own counters, other sizes, and published figures; and the command."""
 
 import ast
 import dataclasses
@@ -18,13 +18,16 @@ from birthmark.launch.parsing import build_parser
 from birthmark.models.attention import kernels
 from birthmark.models.birth import born
 from birthmark.models.dotted import dotted
+from birthmark.plan.cluster import Cluster
 from birthmark.plan.gpu import KERNELS, WIDE
-from birthmark.plan.planner import Cluster, Planner, best, way
+from birthmark.plan.planner import Planner, best, with_strategy
 from birthmark.plan.rehearsal import rehearse
+from birthmark.plan.strategy_costs import STRATEGY_COSTS
 from birthmark.trainer.config import OptimConfig, TrainerConfig
 from birthmark.trainer.config_file import resolve
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.strategies import fsdp2
+from birthmark.trainer.strategies.table import STRATEGIES
 from birthmark.trainer.throughput import GPUS
 
 ROOT = Path(birthmark.__file__).parent
@@ -72,20 +75,21 @@ def test_a_block_keeps_on_a_gpu_what_a_hand_counts(llama):
 
 
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
-@pytest.mark.parametrize("cut", [False, True])
-def test_one_rehearsal_knows_every_micro_batch(llama, cut, checkpointing):
-    fields = {"trainer.activation_checkpointing": checkpointing, "trainer.strategy": "fsdp2" if cut else "single"}
+@pytest.mark.parametrize("sharded", [False, True])
+def test_one_rehearsal_knows_every_micro_batch(llama, sharded, checkpointing):
+    fields = {"trainer.activation_checkpointing": checkpointing, "trainer.strategy": "fsdp2" if sharded else "single"}
     config = llama(fields)
-    of_all = rehearse(config, 8 if cut else 1, cut=fsdp2.sharder if cut else None, device="cuda")
-    of_three = rehearse(config, 8 if cut else 1, cut=fsdp2.sharder if cut else None, device="cuda", micro_batch_size=3)
+    n, shard = (8, fsdp2.sharder) if sharded else (1, None)
+    of_all = rehearse(config, n, shard=shard, device="cuda")
+    of_three = rehearse(config, n, shard=shard, device="cuda", micro_batch_size=3)
     assert not of_three.per_sequence.any()
     assert (of_all.at(3) == of_three.fixed).all()
     assert of_all.sent == of_three.sent
 
 
-def test_a_cut_model_holds_and_sends_its_part(llama):
+def test_a_sharded_model_holds_and_sends_its_shard(llama):
     n, config = 8, llama({"trainer.strategy": "fsdp2"})
-    curve = rehearse(config, n, cut=fsdp2.sharder, device="cuda")
+    curve = rehearse(config, n, shard=fsdp2.sharder, device="cuda")
     whole = 4 * (2 * BLOCK + OUTSIDE)
     at_rest = curve.fixed[curve.during("update")][-1]
     # Of each of the 21 parameters, AdamW counts its steps in one number.
@@ -97,10 +101,10 @@ def test_a_cut_model_holds_and_sends_its_part(llama):
         assert curve.sent[f"{nth} backward"] == ring * (whole + 4 * 2 * BLOCK)
 
 
-def test_copies_of_a_cut_model_sum_their_parts(llama):
+def test_replicas_of_a_sharded_model_reduce_their_shards(llama):
     curves = [
         rehearse(
-            llama({"trainer.strategy": "fsdp2", "trainer.replicas": replicas}), 8, cut=fsdp2.sharder, device="cuda"
+            llama({"trainer.strategy": "fsdp2", "trainer.replicas": replicas}), 8, shard=fsdp2.sharder, device="cuda"
         )
         for replicas in (1, 4)
     ]
@@ -112,7 +116,7 @@ def test_copies_of_a_cut_model_sum_their_parts(llama):
 
 def test_weights_gathered_in_bf16_take_half(llama):
     curves = [
-        rehearse(llama({"trainer.strategy": "fsdp2", "trainer.gather": gather}), 8, cut=fsdp2.sharder, device="cuda")
+        rehearse(llama({"trainer.strategy": "fsdp2", "trainer.gather": gather}), 8, shard=fsdp2.sharder, device="cuda")
         for gather in ("fp32", "bf16")
     ]
     assert curves[1].sent["first forward"] * 2 == curves[0].sent["first forward"]
@@ -120,7 +124,7 @@ def test_weights_gathered_in_bf16_take_half(llama):
 
 def test_nothing_is_left_behind(llama):
     resize = torch.UntypedStorage.resize_
-    rehearse(llama({"trainer.strategy": "fsdp2"}), 4, cut=fsdp2.sharder, device="cuda")
+    rehearse(llama({"trainer.strategy": "fsdp2"}), 4, shard=fsdp2.sharder, device="cuda")
     assert torch.UntypedStorage.resize_ is resize
     assert kernels.chosen_for is None
     assert not dist.is_initialized()
@@ -202,7 +206,7 @@ def flops_of_a_pass(config, checkpointing):
 def test_what_is_computed_again_is_what_torch_counts(llama, placement):
     config = llama({"trainer.precision": "fp32", "model.norm_placement": placement})
     planner = Planner(config, Cluster(1, "h100-80gb"))
-    plain, again = (planner.plan(way(config.trainer, "single", kind)) for kind in ("none", "full"))
+    plain, again = (planner.plan(with_strategy(config.trainer, "single", kind)) for kind in ("none", "full"))
     assert plain.flops_again == 0
     assert again.flops == plain.flops
     counted = [flops_of_a_pass(config, kind) / (3 * 32) for kind in ("none", "full")]
@@ -221,11 +225,18 @@ def test_times_follow_from_the_stated_share_of_the_peak(llama):
     assert Cluster(8, "a100-80gb").sends == GPUS["a100-80gb"].link
 
 
-def test_states_are_shared_as_each_strategy_says(llama):
+def test_every_strategy_has_its_costs():
+    assert STRATEGY_COSTS.keys() == STRATEGIES.keys()
+    assert all((STRATEGY_COSTS[name].shard is not None) == facts.shards_weights for name, facts in STRATEGIES.items())
+
+
+def test_states_are_sharded_as_each_strategy_says(llama):
     config = llama()
     whole, n = 4 * (2 * BLOCK + OUTSIDE), 8
     planner = Planner(config, Cluster(n, "h100-80gb"))
-    plans = {s: planner.plan(way(config.trainer, s, "none")) for s in ("ddp", "fsdp2", "zero1", "zero2", "zero3")}
+    plans = {
+        s: planner.plan(with_strategy(config.trainer, s, "none")) for s in ("ddp", "fsdp2", "zero1", "zero2", "zero3")
+    }
     for name, parameters, optimizer in (
         ("ddp", whole, 2 * whole),
         ("fsdp2", whole / n, 2 * whole / n),
@@ -238,7 +249,7 @@ def test_states_are_shared_as_each_strategy_says(llama):
     # Four micro-batches: of DDP gradients beside their buckets.
     assert plans["ddp"].parts["gradients"] == 2 * whole
     assert plans["ddp"].sent == 2 * 7 / 8 * whole
-    offloaded = planner.plan(dataclasses.replace(way(config.trainer, "zero3", "none"), offload="cpu"))
+    offloaded = planner.plan(dataclasses.replace(with_strategy(config.trainer, "zero3", "none"), offload="cpu"))
     assert offloaded.parts["parameters"] == offloaded.parts["optimizer"] == 0
     assert offloaded.host_per_node == pytest.approx(6 * whole)  # all eight parts
     assert plans["zero3"].host_per_node == 0
@@ -266,9 +277,9 @@ def test_the_largest_micro_batch_that_fits_is_found(llama):
     assert best(found[1:]) is None
 
 
-def test_the_best_way_computes_and_sends_least(llama):
+def test_the_best_alternative_computes_and_sends_least(llama):
     planner = Planner(llama({"trainer.strategy": "fsdp2"}), Cluster(8, "h100-80gb"))
-    plans = [planner.largest(trainer) for trainer in planner.ways()]
+    plans = [planner.largest(trainer) for trainer in planner.alternatives()]
     kinds = {(plan.strategy, plan.activation_checkpointing) for plan in plans}
     assert kinds >= {("ddp", "none"), ("fsdp2", "selective"), ("zero3", "full")}
     assert ("zero3", "selective") not in kinds  # refused by the config
@@ -300,29 +311,29 @@ def test_llama2_is_trained_as_published():
     assert run["trainer.max_steps"] * tokens == pytest.approx(2e12, rel=1e-5)
 
 
-def told(capsys, *arguments):
+def planned(capsys, *arguments):
     assert main(["plan", *map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def test_7b_fits_eight_gpus_when_it_is_cut_and_not_otherwise(capsys):
+def test_7b_fits_eight_gpus_when_it_is_sharded_and_not_otherwise(capsys):
     full = ("--set", "trainer.activation_checkpointing=full")
-    cut = told(capsys, CONFIGS / "llama2_7b_fsdp2.yaml", "--n_gpus", 8, "--alone", *full)
-    assert cut["plan"]["fits"]
-    states = sum(cut["plan"]["parts"][part] for part in ("parameters", "gradients", "optimizer"))
+    sharded = planned(capsys, CONFIGS / "llama2_7b_fsdp2.yaml", "--n_gpus", 8, "--alone", *full)
+    assert sharded["plan"]["fits"]
+    states = sum(sharded["plan"]["parts"][part] for part in ("parameters", "gradients", "optimizer"))
     assert states == pytest.approx(16 * 6_738_415_616 / 8, rel=1e-3)
-    whole = told(capsys, CONFIGS / "llama2_7b.yaml", "--n_gpus", 8, "--alone")
+    whole = planned(capsys, CONFIGS / "llama2_7b.yaml", "--n_gpus", 8, "--alone")
     assert not whole["plan"]["fits"]
     assert whole["plan"]["peak"] > 16 * 6_738_415_616
     assert whole["plan"]["flops"] == pytest.approx(6 * 6.7e9 * 4.19e6, rel=0.2)
-    # LLaMA-2's authors tell their hours of A100 (arXiv 2307.09288, table 2).
-    a100 = told(capsys, CONFIGS / "llama2_7b_fsdp2.yaml", "--n_gpus", 8, "--alone", "--gpu", "a100-80gb")
+    # LLaMA-2's authors publish their hours of A100 (arXiv 2307.09288, table 2).
+    a100 = planned(capsys, CONFIGS / "llama2_7b_fsdp2.yaml", "--n_gpus", 8, "--alone", "--gpu", "a100-80gb")
     assert 0.5 < a100["budget"]["gpu_hours"] / 184_320 < 2
 
 
 def test_7b_over_1024_gpus(capsys):
     single = ("--set", "trainer.micro_batch_size=1")
-    plan = told(capsys, CONFIGS / "llama2_7b_zero3.yaml", "--n_gpus", 1024, "--alone", *single)
+    plan = planned(capsys, CONFIGS / "llama2_7b_zero3.yaml", "--n_gpus", 1024, "--alone", *single)
     assert plan["plan"]["fits"]
     assert plan["plan"]["parts"]["optimizer"] == pytest.approx(8 * 6_738_415_616 / 1024, rel=0.01)
     assert plan["cluster"]["sends"] == 50e9
@@ -351,18 +362,19 @@ def test_people_read_whether_it_fits_and_what_is_best(file, capsys):
     assert "parameters on 8 × h100-80gb" in out
     assert "zero2, micro-batch 2" in out
     assert "fits: 73.60 GB" in out
-    assert "reckoned" in out
+    assert "estimated" in out
+    assert "Alternatives" in out
     assert "best" in out
     assert "at 3 an hour" in out
     assert main(["plan", str(file()), "--n_gpus", "1", "--gpu", "cpu"]) == 0
     out = capsys.readouterr().out
     assert "no peak on CPU is known" in out
-    assert "Other ways" not in out
+    assert "Alternatives" not in out
 
 
-def test_a_batch_that_does_not_divide_is_told_with_ways_that_do(file, capsys):
+def test_a_batch_that_does_not_divide_is_planned_with_alternatives_that_do(file, capsys):
     # 64 sequences in micro-batches of 2 over 64 processes.
-    out = told(capsys, file({"trainer.strategy": "fsdp2"}), "--n_gpus", 64)
+    out = planned(capsys, file({"trainer.strategy": "fsdp2"}), "--n_gpus", 64)
     assert out["plan"] is None
     assert "not a multiple of trainer.micro_batch_size" in out["impossible"]
     assert {plan["micro_batch_size"] for plan in out["others"]} == {1}
@@ -382,7 +394,7 @@ def test_a_batch_that_does_not_divide_is_told_with_ways_that_do(file, capsys):
         (["--n_gpus", "3", "--gpus_per_node", "3"], "64 is not a multiple of"),
     ],
 )
-def test_mistakes_are_told_in_one_line(file, capsys, arguments, words):
+def test_mistakes_are_one_line(file, capsys, arguments, words):
     path = file({"trainer.strategy": "fsdp2"})
     assert main(["plan", str(path), *arguments]) == 2
     error = capsys.readouterr().err

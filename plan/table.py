@@ -1,0 +1,118 @@
+"""Plans as tables for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from ..trainer.config import RunConfig
+from ..trainer.throughput import GPUS
+from .cluster import Cluster
+from .planner import Budget, Plan, best
+
+#: Parts of memory, and of a step, in the words of a person.
+_WORDS = {
+    "first forward": "the first forward pass",
+    "first backward": "the first backward pass",
+    "later forward": "a later forward pass",
+    "later backward": "a later backward pass",
+    "update": "the optimizer's update",
+    "parameters": "parameters",
+    "gradients": "gradients",
+    "optimizer": "optimizer state",
+    "gathered": "gathered weights",
+    "activations": "activations",
+}
+
+
+def _si(number: float, unit: str = "") -> str:
+    """Four digits with a decimal prefix."""
+    for power, prefix in ((18, "E"), (15, "P"), (12, "T"), (9, "G"), (6, "M"), (3, "k")):
+        if abs(number) >= 10**power:
+            return f"{number / 10**power:.4g} {prefix}{unit}"
+    return f"{number:.4g} {unit}".rstrip()
+
+
+def _gb(n_bytes: float) -> str:
+    return f"{n_bytes / 1e9:,.2f}"
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:,.2f} s"
+
+
+def print_memory(plan: Plan, cluster: Cluster, console: Console) -> None:
+    """Print what one process holds at the peak, by part, and whether that fits."""
+    batches = "micro-batches" if plan.accumulate > 1 else "micro-batch"
+    table = Table("one process", "GB", "", box=None, pad_edge=False)
+    table.columns[1].justify = "right"
+    for part, n_bytes in plan.parts.items():
+        table.add_row(_WORDS[part], _gb(n_bytes), "estimated" if part in plan.estimated else "")
+    table.add_row("[bold]peak", f"[bold]{_gb(plan.peak)}", f"in {_WORDS[plan.phase]}")
+    console.print(
+        f"{plan.strategy}, micro-batch {plan.micro_batch_size}, {plan.accumulate} {batches} a step, activation "
+        f"checkpointing {plan.activation_checkpointing}",
+        highlight=False,
+        soft_wrap=True,
+    )
+    console.print(table)
+    verdict = "fits" if plan.fits else "does not fit"
+    console.print(f"[bold]{verdict}: {_gb(cluster.memory)} GB are for tensors", highlight=False)
+    if plan.host_per_node:
+        console.print(f"offloaded, on each machine  {_gb(plan.host_per_node)} GB (estimated)", highlight=False)
+
+
+def print_work(
+    plan: Plan, config: RunConfig, cluster: Cluster, budget: Budget | None, price: float, console: Console
+) -> None:
+    """Print messages, FLOPs and time of a step, and of the whole run where the time of a step is known."""
+    again = f", {_si(plan.flops_again, 'FLOP')} again for checkpointing" if plan.flops_again else ""
+    rate = "" if cluster.sends is None else f": {_seconds(plan.sending_seconds)} at {_si(cluster.sends, 'B/s')}"
+    estimated = " (estimated)" if "sent" in plan.estimated else ""
+    lines = [
+        f"a process sends  {_si(plan.sent, 'B')} a step{estimated}{rate}",
+        f"a step computes  {_si(plan.flops, 'FLOP')}{again}",
+    ]
+    if budget is None:
+        why = "on CPU" if cluster.gpu == "cpu" else f"of {config.trainer.precision}"
+        lines.append(f"a step takes     unknown: no peak {why} is known here")
+    else:
+        peak = _si(GPUS[cluster.gpu].bf16, "FLOP/s")
+        lines += [
+            f"a step takes     {_seconds(plan.step_seconds)} at {100 * cluster.mfu:g} % of {peak} each, if all sending "
+            f"is hidden; {_seconds((plan.step_seconds or 0) + (plan.sending_seconds or 0))} if none is",
+            f"all of it        {_si(budget.tokens)} tokens at {_si(budget.tokens_per_second)} a second: "
+            f"{budget.days:,.1f} days, {budget.gpu_hours:,.0f} GPU hours, {budget.cost:,.0f} at {price:g} an hour",
+        ]
+    for line in lines:
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
+    """Print a row per plan, the best one marked."""
+    chosen = best(list(plans))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for title in ("strategy", "checkpointing"):
+        table.add_column(title)
+    for title in ("micro-batch", "peak GB", "computing", "sending"):
+        table.add_column(title, justify="right")
+    table.add_column("")
+    for plan in plans:
+        mark = "[bold]best" if plan is chosen else "" if plan.fits else "does not fit"
+        table.add_row(
+            plan.strategy,
+            plan.activation_checkpointing,
+            str(plan.micro_batch_size),
+            _gb(plan.peak),
+            _seconds(plan.step_seconds),
+            _seconds(plan.sending_seconds),
+            mark,
+            style="" if plan.fits else "dim",
+        )
+    console.print("\nAlternatives, each with the largest micro-batch that fits:", highlight=False)
+    console.print(table)
+    if chosen is None:
+        console.print("none fits: more GPUs, larger ones, or offloading (docs/cluster.md)", highlight=False)
