@@ -1,19 +1,26 @@
-"""The ``birthmark`` command: parse, run, and tell people in one line what went wrong."""
+"""The ``birthmark`` command: parse, run, and say in one line what went wrong."""
 
 from __future__ import annotations
 
+import difflib
 import os
 import sys
 from collections.abc import Sequence
 
 from ..errors import RunError, UsageError
-from ..trainer.config_file import check_config_files
-from .commands.table import COMMANDS
-from .parsing import build_parser, normal_dashes
+from .command_table import COMMANDS, command_parser, load_command, top_parser
 
 
-def _failed(line: str, status: int) -> int:
-    """Tell it: once, where several processes are one run and fail of the same, or of one another."""
+def normal_dashes(arguments: Sequence[str]) -> list[str]:
+    """Options with their words joined by underscores, as fields are: ``--init-from X`` is ``--init_from X``."""
+    return [
+        "--" + a[2:].partition("=")[0].replace("-", "_") + "".join(a[2:].partition("=")[1:]) if a[:2] == "--" else a
+        for a in arguments
+    ]
+
+
+def _report_failure(line: str, status: int) -> int:
+    """Print ``line`` once, also where several processes are one run and fail together; the exit status."""
     if "WORLD_SIZE" in os.environ:
         from ..trainer.processes import place, tell
 
@@ -27,21 +34,33 @@ def _failed(line: str, status: int) -> int:
     return status
 
 
+def _run(arguments: Sequence[str]) -> int:
+    name = arguments[0] if arguments else "--help"
+    if name.startswith("-"):
+        top_parser().parse_args(arguments or [name])  # prints help or version and leaves
+    if name not in COMMANDS:
+        close = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f"did you mean {close[0]}?" if close else "see birthmark --help"
+        raise UsageError(f"{name}: no such command; {hint}")
+    command, rest = load_command(name), list(arguments[1:])
+    if expand := getattr(command, "expand", None):
+        rest = expand(rest)
+    return command.run(command_parser(name).parse_args(rest))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit status: 0, 1 (it failed), 2 (it was asked wrongly), 130 (interrupted)."""
+    """Run the command line; returns the exit status: 0, 1 (it failed), 2 (wrong usage), 130 (interrupted)."""
     arguments = normal_dashes(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
-        check_config_files(arguments)
-        parser, commands = build_parser()
-        parsed = parser.parse_args(arguments or ["--help"])
-        return COMMANDS[parsed.command](commands[parsed.command], arguments[1:], parsed[parsed.command])
+        return _run(arguments)
     except (UsageError, RunError) as error:
         if debug:
             raise
-        return _failed(f"birthmark: error: {' '.join(str(error).split())}", 2 if isinstance(error, UsageError) else 1)
+        status = 2 if isinstance(error, UsageError) else 1
+        return _report_failure(f"birthmark: error: {' '.join(str(error).split())}", status)
     except BrokenPipeError:
-        # Whoever read our output has seen enough; what is left must not fail again when Python flushes at exit.
+        # The reader of our output has seen enough; what is left must not fail again when Python flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except KeyboardInterrupt:
@@ -52,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             raise
-        return _failed(f"birthmark: {type(error).__name__}: {' '.join(str(error).split())} (--debug shows where)", 1)
+        message = " ".join(str(error).split())
+        return _report_failure(f"birthmark: {type(error).__name__}: {message} (--debug shows where)", 1)
 
 
 if __name__ == "__main__":

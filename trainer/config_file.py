@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
 from ..errors import UsageError
 from ..models.dotted import dotted, nested
@@ -68,10 +68,8 @@ def _dotted_fields(tree: Any, where: str = "") -> dict[str, Any]:
 
 
 def _build(fields: Mapping[str, Any]) -> RunConfig:
-    parser = _run_parser()
     # Defaults are left to the dataclasses: the parser would take six times as long to check them.
-    given = parser.instantiate(parser.parse_object(nested(fields), defaults=False))
-    return RunConfig(**{f.name: given[f.name] for f in dataclasses.fields(RunConfig) if f.name in given})
+    return config_of(_run_parser().parse_object(nested(fields), defaults=False))
 
 
 def _build_or_blame(fields: Mapping[str, Any], file: Path) -> None:
@@ -84,7 +82,7 @@ def _build_or_blame(fields: Mapping[str, Any], file: Path) -> None:
 @cache
 def _run_parser() -> Parser:
     """The parser of a run's fields; building it takes longer than reading a file with it."""
-    parser = Parser()
+    parser = Parser(prog="birthmark pretrain")
     add_run_fields(parser)
     return parser
 
@@ -115,14 +113,29 @@ def _check_groups(where: str, content: Any, config: type, group: str) -> None:
             _check_groups(where, content[field.name], kind, f"{group}.{field.name}".lstrip("."))
 
 
-def run_config(parser: ArgumentParser, parsed: Namespace) -> RunConfig:
-    """The run that was parsed."""
-    built = parser.instantiate(parsed)
-    return RunConfig(**{f.name: built[f.name] for f in dataclasses.fields(RunConfig)})
+def config_of(parsed: Namespace) -> RunConfig:
+    """The run of the fields that a parser has checked; options beside them are left alone.
+
+    Raises:
+        UsageError: the fields contradict each other.
+    """
+    found = _instance(RunConfig, parsed.as_dict())
+    assert isinstance(found, RunConfig)
+    return found
+
+
+def _instance(config: type, values: Mapping[str, Any]) -> Any:
+    given = {}
+    for field in dataclasses.fields(config):
+        if field.name in values:
+            kind, value = field.default_factory, values[field.name]
+            group = isinstance(kind, type) and dataclasses.is_dataclass(kind)
+            given[field.name] = _instance(kind, value) if group else value  # type: ignore[arg-type]
+    return config(**given)
 
 
 def resolve(file: Path, flags: Sequence[str] = ()) -> RunConfig:
     """The run that a YAML file and flags ``--field=value`` describe: the bridge for callers that still make flags."""
     check_config_files(["--config", str(file)])
     parser = _run_parser()
-    return run_config(parser, parser.parse_args([f"--config={file}", *flags]))
+    return config_of(parser.parse_args([f"--config={file}", *flags]))

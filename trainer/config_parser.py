@@ -8,7 +8,7 @@ from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from ..errors import UsageError
 from .config import RunConfig
-from .config_errors import explain
+from .config_errors import one_line
 
 # The dataclasses' attribute docstrings are the help.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -22,7 +22,8 @@ class Parser(ArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """One line, and no usage text."""
-        raise UsageError(explain(message))
+        names = [action.dest for action in self._actions if action.dest != "help"]
+        raise UsageError(one_line(message, names, self.prog))
 
 
 def add_run_fields(parser: ArgumentParser) -> None:

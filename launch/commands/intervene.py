@@ -19,7 +19,7 @@ from ...report.pictures.dose_response import draw
 from ...report.terminal import picture_path, print_json
 from ...trainer.devices import device
 from ...trainer.model_names import open_source
-from .probe_options import check_probe
+from ..options import check_probe
 
 
 def _lambdas(text: str) -> list[float]:

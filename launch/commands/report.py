@@ -1,4 +1,4 @@
-"""What `birthmark report` does: the page of runs over training, or of one snapshot."""
+"""`birthmark report`: the page of runs over training, or of one snapshot."""
 
 from __future__ import annotations
 
@@ -8,25 +8,46 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from ...errors import UsageError
-from ...files import strict
-from ...measure.records import RunDir, Snapshot
-from ...report.run_page import build_report, summarise
-from ...report.snapshot_page import build_snapshot_page, find_snapshot
-from ...report.terminal import print_json
+from ...measure.records import RunDir
+from ...trainer.config_parser import Parser
+
+SUMMARY = "Write the page of a run, of several side by side, or of one snapshot."
 
 
-def report(parsed: Namespace) -> int:
+def add_options(parser: Parser) -> None:
+    """What to show, and where to."""
+    parser.add_argument(
+        "runs",
+        type=str,
+        nargs="+",
+        metavar="RUN",
+        help="Folders that `pretrain` or a callback wrote, or one of `snapshot --out`.",
+    )
+    parser.add_argument("--step", type=int | None, metavar="N", help="The page of this snapshot of the run alone.")
+    parser.add_argument(
+        "--out",
+        type=str | None,
+        help="HTML file; by default RUN/report.html, in the snapshot's folder, or ./report.html for several runs.",
+    )
+    parser.add_argument("--json", action="store_true", help="Print the figures as JSON; no page is written.")
+
+
+def run(options: Namespace) -> int:
     """Write a page, or print its figures."""
-    folder = _one_snapshot([Path(path) for path in parsed.runs], parsed.step)
-    out = None if parsed.out is None else Path(parsed.out)
+    from ...report.run_page import build_report, summarise
+    from ...report.snapshot_page import build_snapshot_page
+    from ...report.terminal import print_json
+
+    folder = _one_snapshot([Path(path) for path in options.runs], options.step)
+    out = None if options.out is None else Path(options.out)
     if folder is not None:
-        if parsed.json:
-            print_json(_told(folder))
+        if options.json:
+            print_json(_figures(folder))
         else:
             print(build_snapshot_page(folder, out))
         return 0
-    runs = [RunDir.open_measured(Path(path)) for path in parsed.runs]
-    if parsed.json:
+    runs = [RunDir.open_measured(Path(path)) for path in options.runs]
+    if options.json:
         print_json(summarise(runs))
         return 0
     out = out or (runs[0].report if len(runs) == 1 else Path("report.html"))
@@ -36,7 +57,9 @@ def report(parsed: Namespace) -> int:
 
 
 def _one_snapshot(paths: Sequence[Path], step: int | None) -> Path | None:
-    """The folder of the snapshot that a page was asked of; None if it was asked of runs."""
+    """The folder of the one snapshot that is meant; None if runs are."""
+    from ...report.snapshot_page import find_snapshot
+
     alone = [path for path in paths if (path / "summary.json").is_file() and not RunDir.is_run(path)]
     if alone and len(paths) > 1:
         raise UsageError(f"{alone[0]}: a snapshot has a page of its own; give it alone, or give runs")
@@ -49,10 +72,9 @@ def _one_snapshot(paths: Sequence[Path], step: int | None) -> Path | None:
     return find_snapshot(RunDir.open_measured(paths[0]), step)
 
 
-def _told(folder: Path) -> dict[str, object]:
-    """What `birthmark snapshot --json` tells of a snapshot."""
-    from .snapshot import layers
+def _figures(folder: Path) -> dict[str, object]:
+    """What `birthmark snapshot --json` prints of a snapshot."""
+    from ...measure.records import Snapshot
+    from .snapshot import figures
 
-    snapshot = Snapshot.read(folder)
-    told = {name: value for name, value in snapshot.summary.items() if name != "bias"}
-    return strict(told | {"scalars": snapshot.bias, "layers": layers(snapshot)})
+    return figures(Snapshot.read(folder))

@@ -3,56 +3,85 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
-import torch
+from jsonargparse import Namespace
 
-from ...data.tokenizer import TextTokenizer
 from ...errors import UsageError
 from ...measure.records import RunDir
-from ...models.config import ModelConfig
-from ...models.generate import generate
-from ...trainer.checkpoints.find import find_checkpoint
-from ...trainer.checkpoints.folder_io import load_model
-from ...trainer.devices import device
+from ...trainer.config_file import read_config
+from ...trainer.config_parser import Parser
+from ..options import add_run
+
+SUMMARY = "Let a run's model continue a text."
 
 
-def sample(
-    run: RunDir,
-    config: ModelConfig,
-    prompt: str,
-    *,
-    n_tokens: int,
-    temperature: float,
-    top_k: int | None,
-    seed: int,
-    step: int | None,
-) -> Iterator[str]:
-    """What a run's model writes after ``prompt``, in pieces as it comes; ends early at the end of text.
+def add_options(parser: Parser) -> None:
+    """The checkpoint, the text, and how tokens are drawn."""
+    add_run(parser)
+    parser.add_argument("--prompt", type=str, default="", help="Text to continue; none begins a new one.")
+    parser.add_argument("--max_tokens", type=int, default=100, metavar="N", help="Tokens to write at most.")
+    parser.add_argument("--temperature", type=float, default=0.8, help="0 always takes the likeliest token.")
+    parser.add_argument("--top_k", type=int | None, metavar="K", help="Draw from the K likeliest tokens only.")
+    parser.add_argument("--seed", type=int, default=0, help="Decides the draws.")
+
+
+def run(options: Namespace) -> int:
+    """Print the text as it comes."""
+    for name, least in (("max_tokens", 1), ("temperature", 0), ("top_k", 1)):
+        if options[name] is not None and not options[name] >= least:
+            raise UsageError(f"--{name} {options[name]}: give at least {least}")
+    parts = _continuation(options)
+    first = next(parts, "")  # a command that fails prints nothing
+    print(options.prompt + first, end="", flush=True)
+    for part in parts:
+        print(part, end="", flush=True)
+    print(flush=True)
+    return 0
+
+
+def _continuation(options: Namespace) -> Iterator[str]:
+    """What the model writes after the prompt, as it comes; ends early at the end of text.
 
     Raises:
         UsageError: the run has no tokenizer; an empty prompt, where no token begins a text.
     """
-    if not run.tokenizer.is_file():
-        raise UsageError(f"{run.path}: has no tokenizer.json (its data is no text), so that no prompt can be read")
-    tokenizer = TextTokenizer.load(run.tokenizer)
+    import torch
+
+    from ...data.tokenizer import TextTokenizer
+    from ...models.generate import generate
+    from ...trainer.checkpoints.find import find_checkpoint
+    from ...trainer.checkpoints.folder_io import load_model
+    from ...trainer.devices import device
+
+    source = RunDir.open(Path(options.run))
+    config = read_config(source.config).model
+    if not source.tokenizer.is_file():
+        raise UsageError(f"{source.path}: has no tokenizer.json (its data is no text), so that no prompt can be read")
+    tokenizer = TextTokenizer.load(source.tokenizer)
     # A text begins where another ended.
-    ids = tokenizer.encode([prompt])[0].tolist() or [t for t in [tokenizer.end_of_text] if t is not None]
+    ids = tokenizer.encode([options.prompt])[0].tolist() or [t for t in [tokenizer.end_of_text] if t is not None]
     if not ids:
         raise UsageError("--prompt is empty, and this tokenizer has no token that begins a text: give some text")
     if max(ids) >= config.vocab_size:
         raise UsageError(f"--prompt has token {max(ids)}: the model has {config.vocab_size}")
-    model = load_model(config, find_checkpoint(run, step), device())
-    written: list[int] = []
-    told = ""
+    model = load_model(config, find_checkpoint(source, options.step), device())
     tokens = generate(
-        model, torch.tensor([ids], device=device()), n_tokens, temperature=temperature, top_k=top_k, seed=seed
+        model,
+        torch.tensor([ids], device=device()),
+        options.max_tokens,
+        temperature=options.temperature,
+        top_k=options.top_k,
+        seed=options.seed,
     )
+    written: list[int] = []
+    printed = ""
     for token in tokens:
         if int(token) == tokenizer.end_of_text:
             break
         written.append(int(token))
         text = tokenizer.decode(written)
         if not text.endswith("\ufffd"):  # bytes of a character that is not whole yet
-            yield text[len(told) :]
-            told = text
-    yield tokenizer.decode(written)[len(told) :]
+            yield text[len(printed) :]
+            printed = text
+    yield tokenizer.decode(written)[len(printed) :]

@@ -33,7 +33,7 @@ from ...report.tables import format_value
 from ...report.terminal import print_json
 from ...trainer.devices import device
 from ...trainer.model_names import no_such_model, open_native
-from .probe_options import check_probe
+from ..options import check_probe
 
 #: The step of a snapshot of a model whose training is not known.
 UNKNOWN_STEP = -1
@@ -217,6 +217,12 @@ def _print(snapshot: Snapshot, console: Console) -> None:
     )
 
 
+def figures(snapshot: Snapshot) -> dict[str, object]:
+    """Everything that --json prints of a snapshot."""
+    summary = {name: value for name, value in snapshot.summary.items() if name != "bias"}
+    return strict(summary | {"scalars": snapshot.bias, "layers": layers(snapshot)})
+
+
 def snapshot(parsed: Namespace) -> int:
     """Measure one model."""
     out = None if parsed.out is None else Path(parsed.out)
@@ -227,9 +233,7 @@ def snapshot(parsed: Namespace) -> int:
     if out is not None:
         found.write(out)
     if parsed.json:
-        told = {name: value for name, value in found.summary.items() if name != "bias"}
-        told = told | {"scalars": found.bias, "layers": layers(found)}
-        print_json(strict(told))
+        print_json(figures(found))
     else:
         _print(found, Console())
     return 0

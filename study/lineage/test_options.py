@@ -34,4 +34,3 @@ def add_test_options(command: Parser, n_inputs: int) -> None:
         "--cache_dir", type=str, default="~/.cache/birthmark", metavar="DIR", help="Where hidden states are kept."
     )
     command.add_argument("--json", action="store_true", help="Print it as JSON.")
-    command.add_argument("--debug", action="store_true", help="Show the traceback of an error.")

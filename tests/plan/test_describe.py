@@ -10,10 +10,10 @@ import transformers
 
 import birthmark
 from birthmark.launch.cli import main
-from birthmark.launch.parsing import build_parser
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.plan.describe import describe
+from birthmark.trainer.config_file import read_config
 
 MODELS = Path(birthmark.__file__).parent / "configs" / "models"
 
@@ -40,8 +40,7 @@ PUBLISHED = {
 
 
 def preset(name):
-    _, commands = build_parser()
-    return commands["pretrain"].instantiate(commands["pretrain"].parse_args([f"--config={MODELS / name}.yaml"])).model
+    return read_config(MODELS / f"{name}.yaml").model
 
 
 def test_every_preset_is_counted():

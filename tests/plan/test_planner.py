@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import birthmark
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
-from birthmark.launch.parsing import build_parser
+from birthmark.launch.command_table import command_parser
 from birthmark.models.attention import kernels
 from birthmark.models.birth import born
 from birthmark.models.dotted import dotted
@@ -412,7 +412,7 @@ def test_no_plan_inside_a_group(llama):
 
 
 def test_the_help_names_every_gpu():
-    text = " ".join(build_parser()[1]["plan"].format_help().split())
+    text = " ".join(command_parser("plan").format_help().split())
     assert all(name in text for name in GPUS)
 
 

@@ -1,16 +1,13 @@
 """The shipped backcopy runs, a quarter as long: a sink in one and none in its head-normed twin."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 import birthmark
-from birthmark.callbacks.config import LogConfig
-from birthmark.launch.parsing import build_parser
 from birthmark.measure.records import RunDir, read_metrics
-from birthmark.trainer.config import RunConfig
+from birthmark.trainer.config_file import read_config
 from birthmark.trainer.run import pretrain
 
 CONFIGS = Path(birthmark.__file__).parent / "configs"
@@ -18,11 +15,7 @@ CONFIGS = Path(birthmark.__file__).parent / "configs"
 
 def final(name, path):
     """Last value of every metric after 500 steps of a shipped config."""
-    _, commands = build_parser()
-    parser = commands["pretrain"]
-    parsed = parser.instantiate(parser.parse_args([f"--config={CONFIGS / name}"]))
-    config = RunConfig(**{field: parsed[field] for field in ("model", "data", "optim", "trainer", "snapshot")})
-    config = replace(config, trainer=replace(config.trainer, max_steps=500, device="cpu"), log=LogConfig(wandb="off"))
+    config = read_config(CONFIGS / name, {"trainer.max_steps": 500, "trainer.device": "cpu", "log.wandb": "off"})
     run = pretrain(config, RunDir(path), console=Console(quiet=True)).run
     return {key: value for record in read_metrics(run.metrics) for key, value in record.items()}
 

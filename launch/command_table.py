@@ -1,0 +1,89 @@
+"""The commands by name, and their parsers: one is built for the command that runs, none for the others."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Protocol, cast
+
+from jsonargparse import Namespace
+
+from .. import __version__
+from ..trainer.config_parser import Parser
+
+#: In the order of ``birthmark --help``. Each is the module of that name in `commands`.
+COMMANDS = (
+    "pretrain",
+    "report",
+    "describe",
+    "plan",
+    "birth",
+    "sample",
+    "export",
+    "ablate",
+    "fingerprint",
+    "identify",
+    "snapshot",
+    "intervene",
+)
+
+
+class Command(Protocol):
+    """What a module in `commands` has.
+
+    It imports frameworks inside `run` only, so that help and completion are quick. A module may also have
+    ``expand(arguments) -> arguments``, which rewrites the words of the command line before they are parsed.
+    """
+
+    SUMMARY: str
+    """One sentence for the help."""
+
+    def add_options(self, parser: Parser) -> None:
+        """Add its options to ``parser``, which has --debug already."""
+
+    def run(self, options: Namespace) -> int:
+        """Do it; the exit status.
+
+        Raises:
+            UsageError: an option is impossible.
+            RunError: it failed on the way.
+        """
+
+
+def load_command(name: str) -> Command:
+    """Import a command's module."""
+    module = import_module(f".commands.{name}", __package__) if name not in _OLD else _old(name)
+    return cast(Command, module)
+
+
+def command_parser(name: str) -> Parser:
+    """The parser of one command's options."""
+    command = load_command(name)
+    parser = Parser(prog=f"birthmark {name}", description=command.SUMMARY)
+    parser.add_argument("--debug", action="store_true", help="Show the traceback of an error.")
+    command.add_options(parser)
+    return parser
+
+
+def top_parser() -> Parser:
+    """The parser of ``birthmark`` itself: help, version, and the commands' names without their options."""
+    parser = Parser(prog="birthmark", description="Pretrain transformers and see the mark they were born with.")
+    parser.add_argument("--version", action="version", version=f"birthmark {__version__}")
+    commands = parser.add_subcommands(dest="command")
+    for name in COMMANDS:
+        summary = load_command(name).SUMMARY
+        commands.add_subcommand(name, Parser(description=summary), help=summary)
+    return parser
+
+
+# ── the bridge for commands that are not modules of their own yet ────────────────────────────────────────────────────
+
+_OLD = ("plan", "ablate", "fingerprint", "identify", "snapshot", "intervene")
+
+
+def _old(name: str) -> object:
+    from types import SimpleNamespace
+
+    from . import parsing
+    from .commands.table import RUN
+
+    return SimpleNamespace(SUMMARY=parsing.SUMMARY[name], add_options=parsing.ADD_OPTIONS[name], run=RUN[name])

@@ -1,0 +1,57 @@
+"""`birthmark birth`: the birth that a config and a seed give."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+
+from ...errors import UsageError
+from ...trainer.config_file import read_config
+from ...trainer.config_parser import Parser
+from ..options import add_config, add_json
+
+SUMMARY = "Re-create a birth from config and seed: its certificate and, if wanted, its weights."
+
+
+def add_options(parser: Parser) -> None:
+    """Config, seed, and where to."""
+    add_config(parser)
+    parser.add_argument("--seed", type=int | None, help="init_seed; by default the config's own.")
+    parser.add_argument("--out", type=str | None, metavar="DIR", help="Folder for the weights and birth.json.")
+    add_json(parser)
+
+
+def run(options: Namespace) -> int:
+    """Draw the weights, and write or print what they are."""
+    from ...files import atomic_path, write_json
+    from ...models.birth import certificate_of
+    from ...models.birth_files import write_birth
+    from ...plan.describe import describe
+    from ...report.terminal import bar, print_json
+
+    config = read_config(Path(options.config))
+    seed = config.init_seed if options.seed is None else options.seed
+    out = Path(options.out) if options.out else None
+    if out is not None and out.exists():
+        raise UsageError(f"--out {out}: exists already; give a new folder")
+    model = {"model": dataclasses.asdict(config.model)}
+    with bar("birth", describe(config.model)["n_params"], quiet=options.json) as advance:
+
+        def each(name: str, values: Any) -> None:
+            advance(values.size)
+
+        if out is None:
+            certificate = certificate_of(config.model, seed, each) | model
+        else:
+            with atomic_path(out) as new:
+                new.mkdir()
+                certificate = write_birth(config.model, seed, new, each=each) | model
+                write_json(new / "birth.json", certificate)
+    if options.json:
+        print_json(certificate)
+    else:
+        print(f"digest    {certificate['digest']}\ninit_seed {seed}\nn_params  {certificate['n_params']:,}", flush=True)
+    return 0

@@ -1,0 +1,87 @@
+"""`birthmark pretrain`: train a model, with a snapshot at birth and at every checkpoint."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+
+from jsonargparse import Namespace
+
+from ...errors import UsageError
+from ...measure.records import RunDir
+from ...trainer.config_file import check_config_files, config_of
+from ...trainer.config_parser import Parser, add_run_fields
+
+SUMMARY = "Train a model and snapshot its biases at birth and at every checkpoint."
+
+
+def add_options(parser: Parser) -> None:
+    """A config, or a run to resume, and every field of a run."""
+    parser.usage = "birthmark pretrain [--config YAML | --resume RUN] [--FIELD VALUE ...]"
+    parser.add_argument("--resume", type=str | None, metavar="RUN", help="Go on with the run in this folder.")
+    add_run_fields(parser)
+
+
+def expand(arguments: Sequence[str]) -> list[str]:
+    """``--resume RUN`` with the run's own config before it, so that the fields that follow override that."""
+    check_config_files(arguments)
+    words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    # A value that is missing is the real parser's to refuse.
+    words.add_argument("--resume", nargs="?")
+    words.add_argument("--config", nargs="?")
+    given, _ = words.parse_known_args(arguments)
+    if given.resume is None:
+        return list(arguments)
+    if given.config is not None:
+        raise UsageError("--resume takes the config of the run itself: leave --config out, override single fields")
+    return [f"--config={RunDir.open(Path(given.resume)).config}", *arguments]
+
+
+def run(options: Namespace) -> int:
+    """Train, then print the table of snapshots and write the report."""
+    from rich.console import Console
+
+    from ...report.run_page import build_report
+    from ...report.tables import print_table
+    from ...trainer import initial_weights
+    from ...trainer.processes import place, restarted
+    from ...trainer.run import pretrain
+
+    config = config_of(options)
+    if options.resume is not None:
+        run_dir = RunDir(Path(options.resume))
+    else:
+        config = dataclasses.replace(config, name=config.name or _name_of(options))
+        run_dir = RunDir(Path(config.run_dir or f"runs/{config.name}"))
+    config = initial_weights.adopted(dataclasses.replace(config, run_dir=str(run_dir.path)))
+    console = Console()
+    # After a restart the launcher repeats the command that began the run.
+    resume = options.resume is not None or (restarted() and RunDir.is_run(run_dir.path))
+    where = place()
+    outcome = pretrain(config, run_dir, resume=resume, console=console)
+    if where is not None and where.rank > 0:
+        return 0
+    if config.snapshot.enabled:
+        print_table(run_dir, console)
+    if importlib.util.find_spec("matplotlib"):
+        build_report([run_dir], run_dir.report)
+        console.print(f"report: {run_dir.report}", highlight=False, soft_wrap=True)
+    else:
+        mend = f"pip install 'birthmark[plots]', then birthmark report {run_dir.path}"
+        console.print(f"no report: {mend}", soft_wrap=True)
+    if outcome.stopped_by:
+        console.print(
+            f"stopped by {outcome.stopped_by} at step {outcome.step} of {config.trainer.max_steps}; "
+            f"go on with: birthmark pretrain --resume {run_dir.path}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return 0
+
+
+def _name_of(options: Namespace) -> str:
+    """The name of a run that has none of its own: its config file's."""
+    return Path(str(options.config[-1])).stem if options.config else "run"

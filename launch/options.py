@@ -1,0 +1,59 @@
+"""Options that several commands have."""
+
+from __future__ import annotations
+
+from ..errors import UsageError
+from ..measure.config import SnapshotConfig
+from ..trainer.config_parser import Parser
+
+#: What a model may be given as, for help texts.
+MODEL_NAMES = (
+    "a run (its last checkpoint), RUN@STEP, a checkpoint, CONFIG@SEED (a birth), transformers folder or hub id"
+)
+
+
+def add_model(parser: Parser) -> None:
+    """One model, by any of its names."""
+    parser.add_argument("model", type=str, metavar="MODEL", help=MODEL_NAMES[0].upper() + MODEL_NAMES[1:] + ".")
+
+
+def add_config(parser: Parser) -> None:
+    """A config of a run or of a model."""
+    parser.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run or of a model.")
+
+
+def add_run(parser: Parser) -> None:
+    """A run and one of its checkpoints."""
+    parser.add_argument("run", type=str, metavar="RUN", help="Folder that `pretrain` wrote.")
+    parser.add_argument("--step", type=int | None, metavar="N", help="Checkpoint after N steps; by default the last.")
+
+
+def add_json(parser: Parser) -> None:
+    """JSON in place of text."""
+    parser.add_argument("--json", action="store_true", help="Print it as JSON.")
+
+
+def add_probe(parser: Parser, n_sequences: int, seq_len: int | None) -> None:
+    """A random probe and how it is read; ``seq_len`` None: it depends on the model."""
+    length = "by default 64, or as many as the model reads" if seq_len is None else f"by default {seq_len}"
+    parser.add_argument(
+        "--n_sequences", type=int, default=n_sequences, metavar="N", help="Sequences in the random probe."
+    )
+    parser.add_argument("--seq_len", type=int | None, default=seq_len, metavar="T", help=f"Tokens in each; {length}.")
+    parser.add_argument("--probe_seed", type=int, default=0, help="Decides the sequences, and nothing else.")
+    parser.add_argument("--batch_size", type=int, default=64, metavar="B", help="Sequences in one forward pass.")
+
+
+def check_probe(settings: SnapshotConfig, n_positions: int | None) -> None:
+    """Check a probe that options ask for.
+
+    Raises:
+        UsageError: the settings are impossible, or a sequence is longer than ``n_positions`` (None: any length can be
+            read); the message names the options.
+    """
+    if problems := settings.problems():
+        raise UsageError("; ".join(problem.replace("snapshot.", "--") for problem in problems))
+    if n_positions is not None and settings.seq_len > n_positions:
+        raise UsageError(
+            f"--seq_len {settings.seq_len}: this model has {n_positions} positions; give at most {n_positions}"
+        )
