@@ -56,7 +56,7 @@ def read_snapshots(run: RunDir) -> list[Snapshot]:
 
 
 def metrics_by_step(run: RunDir) -> dict[int, dict[str, float]]:
-    """The lines of ``metrics.jsonl`` by step, in step order; where a step is told twice, the later line holds."""
+    """The lines of ``metrics.jsonl`` by step, in step order; where a step is logged twice, the later line holds."""
     merged: dict[int, dict[str, float]] = {}
     for number, record in enumerate(read_metrics(run.metrics), start=1):
         if not isinstance(record, dict) or "step" not in record:
@@ -93,6 +93,6 @@ def snapshot_rows(run: RunDir) -> list[dict[str, Any]]:
     A row holds ``step``, ``label`` (``birth``, ``step``, ``end``), ``tokens``, the losses of metrics.jsonl at exactly
     that step (``val_loss``, ``train_loss``, ``val_bits_per_byte``, ``val_loss_trigger``; None where that step has
     none) and every scalar of the snapshot under its own name, those of the text probe with ``text_`` before it.
-    If training went on after the last snapshot, a last row tells the losses of the end.
+    If training went on after the last snapshot, a last row has the losses of the end.
     """
     return join_rows(read_snapshots(run), metrics_by_step(run))

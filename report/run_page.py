@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..files import strict
 from ..measure.records import RunDir
-from .history import Story, number, printable, ranks, read_stories, when
-from .html import chain_links, write_page
-from .pictures.style import short
-from .sections.of_runs import FAVOURITES, one_line, sections
+from .html_page import navigation, write_page
+from .run_history import RunHistory, read_runs
+from .sections.chain import sections_over_training
+from .sections.preference import favourites
+from .sections.training_view import TrainingView
 from .snapshot_page import build_snapshot_page, snapshot_page
-from .tables import format_value, shown_columns
+from .snapshot_table import shown_columns
+from .text import format_value, printable, step_in_words
 
 
 def build_report(runs: Sequence[RunDir], out: Path) -> None:
@@ -27,38 +28,38 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
         RunError: a file of a run is damaged; the message names it.
         UsageError: no run was given, matplotlib is missing, or something stands where the numbers go.
     """
-    stories = read_stories(runs)
-    told = sections(stories)
-    if len(runs) == 1 and out == runs[0].report and stories[0].snapshots:
-        newest = stories[0].last or stories[0].first
+    histories = read_runs(runs)
+    sections = sections_over_training(TrainingView(histories))
+    if len(runs) == 1 and out == runs[0].report and histories[0].snapshots:
+        newest = histories[0].last or histories[0].first
         assert newest is not None
         build_snapshot_page(runs[0].snapshot(newest.step))
-    moments = [snapshot.bias for _, snapshot in stories[0].moments] if len(stories) == 1 else []
+    moments = [snapshot.bias for _, snapshot in histories[0].moments] if len(histories) == 1 else []
     write_page(
         "report.html.j2",
         out,
-        told,
-        stories=stories,
-        strips=[_key_figures(story) for story in stories],
-        columns=shown_columns([row for story in stories for row in story.rows]),
-        favourites=[favourites(story) for story in stories],
-        certificates=[_certificate(story) for story in stories],
-        chain=chain_links(told, moments),
+        sections,
+        runs=histories,
+        strips=[_key_figures(run) for run in histories],
+        columns=shown_columns([row for run in histories for row in run.rows]),
+        favourites=[favourites(run) for run in histories],
+        certificates=[_certificate(run) for run in histories],
+        chain=navigation(sections, moments),
         pages=[
-            (name if len(stories) == 1 else f"{story.name}, {name}", link)
-            for story in stories
-            for name, link in _pages(story, out)
+            (name if len(histories) == 1 else f"{run.name}, {name}", link)
+            for run in histories
+            for name, link in _pages(run, out)
         ],
     )
 
 
-def _pages(story: Story, out: Path) -> list[tuple[str, str]]:
+def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:
     """(name, link) of the pages of single snapshots that stand below the folder of ``out``."""
     links = []
-    for snapshot in story.snapshots:
-        page = snapshot_page(story.run.snapshot(snapshot.step)).resolve()
+    for snapshot in run.snapshots:
+        page = snapshot_page(run.folder.snapshot(snapshot.step)).resolve()
         if page.is_file() and page.is_relative_to(out.resolve().parent):
-            links.append((when(snapshot), page.relative_to(out.resolve().parent).as_posix()))
+            links.append((step_in_words(snapshot.step), page.relative_to(out.resolve().parent).as_posix()))
     return links
 
 
@@ -67,36 +68,36 @@ def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
     return {
         "runs": [
             {
-                "path": str(story.run.path),
-                "name": story.name,
-                "digest": story.birth.get("digest"),
-                "init_seed": story.birth.get("init_seed"),
-                "data_seed": story.birth.get("data_seed"),
-                "probe_seed": story.birth.get("probe_seed"),
-                "n_params": story.birth.get("n_params"),
-                "corpus": story.birth.get("data"),
-                "final_step": max([*story.metrics, *(s.step for s in story.snapshots)], default=0),
-                "rows": strict(story.rows),
+                "path": str(run.folder.path),
+                "name": run.name,
+                "digest": run.birth.get("digest"),
+                "init_seed": run.birth.get("init_seed"),
+                "data_seed": run.birth.get("data_seed"),
+                "probe_seed": run.birth.get("probe_seed"),
+                "n_params": run.birth.get("n_params"),
+                "corpus": run.birth.get("data"),
+                "final_step": max([*run.metrics, *(s.step for s in run.snapshots)], default=0),
+                "rows": strict(run.rows),
             }
-            for story in read_stories(runs)
+            for run in read_runs(runs)
         ]
     }
 
 
-def _key_figures(story: Story) -> list[tuple[str, str, str]]:
+def _key_figures(run: RunHistory) -> list[tuple[str, str, str]]:
     """(name, value, what to judge it by) of the strip below the title."""
-    bias = [snapshot.bias for snapshot in story.snapshots]
+    bias = [snapshot.bias for snapshot in run.snapshots]
     now: Mapping[str, float] = bias[-1] if bias else {}
 
     def show(key: str, spec: str = ".3f") -> str:
         return format_value(now.get(key), spec)
 
-    steps, losses = story.series("val/loss")
-    unigram = (story.birth.get("data") or {}).get("unigram_entropy")
+    steps, losses = run.series("val/loss")
+    unigram = (run.birth.get("data") or {}).get("unigram_entropy")
     ratio = show("preference_ratio", "ratio")
     if len(bias) > 1:
         ratio = f"{format_value(bias[0].get('preference_ratio'), 'ratio')} → {ratio}"
-    text = story.snapshots[-1].summary.get("bias_text", {}) if story.snapshots else {}
+    text = run.snapshots[-1].summary.get("bias_text", {}) if run.snapshots else {}
     on_text = f"; text probe {format_value(text['sink_mass'], '.3f')}" if "sink_mass" in text else ""
     loss = (
         "Validation loss",
@@ -104,7 +105,7 @@ def _key_figures(story: Story) -> list[tuple[str, str, str]]:
         f"unigram entropy {format_value(unigram, '.3f')}, nats per token" + (f"; step {steps[-1]:,}" if steps else ""),
     )
     return [
-        *([loss] if story.birth or losses else []),
+        *([loss] if run.birth or losses else []),
         ("Alignment", show("alignment"), f"with the seed direction; stranger {show('alignment_stranger')}"),
         ("Rank persistence", show("rank_persistence"), f"ρ to birth; stranger {show('rank_persistence_stranger')}"),
         ("Preference ratio", ratio, "V · max p̄, birth → now; 1 is none"),
@@ -112,13 +113,13 @@ def _key_figures(story: Story) -> list[tuple[str, str, str]]:
     ]
 
 
-def _certificate(story: Story) -> list[tuple[str, str]]:
+def _certificate(run: RunHistory) -> list[tuple[str, str]]:
     """(name, value) of the birth certificate, flat; what it does not hold is left out. Where there is none, of what was
     measured."""
-    birth = story.birth
+    birth = run.birth
     if not birth:
-        told = story.snapshots[-1].summary
-        return [(name, printable(_flat(told[name]))) for name in ("source", "model", "probe") if name in told]
+        summary = run.snapshots[-1].summary
+        return [(name, printable(_flat(summary[name]))) for name in ("source", "model", "probe") if name in summary]
     lines = {key: birth.get(key) for key in ("digest", "init_seed", "data_seed", "probe_seed", "created")}
     lines["parameters"] = birth.get("n_params")
     lines |= {group: birth.get(group) for group in ("model", "data", "versions", "code")}
@@ -133,28 +134,3 @@ def _flat(value: Any) -> str:
         return " ".join(map(_flat, value))
     large = isinstance(value, int) and abs(value) >= 100_000
     return f"{value:,}" if large else str(value)
-
-
-def favourites(story: Story) -> list[tuple[str, str, list[dict[str, Any]]]]:
-    """(title, heading of the last column, rows) of the ranked lists: birth's favourites and today's."""
-    lists = []
-    by_time = dict(story.moments)
-    for now, snapshot in story.moments:
-        size = snapshot.summary.get("vocab_size", math.nan)
-        other = by_time.get(not now)
-        prob = other.arrays.get("mean_prob") if other else None
-        elsewhere = None if prob is None else ranks(prob)
-        rows = [
-            {
-                "rank": token["rank"],
-                "text": short(one_line(token["text"]), 32),
-                "id": token["id"],
-                "ratio": number(token.get("p")) * size,
-                "share": number(token.get("argmax_share")),
-                "other": math.nan if elsewhere is None else float(elsewhere[token["id"]]),
-            }
-            for token in snapshot.summary.get("top_tokens", [])[:FAVOURITES]
-        ]
-        title = f"Now, {when(snapshot)}" if now else "At birth"
-        lists.append((title, "" if elsewhere is None else "rank at birth" if now else "rank now", rows))
-    return lists

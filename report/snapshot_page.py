@@ -7,16 +7,11 @@ from typing import Any
 
 from ..errors import UsageError
 from ..measure.records import RunDir, Snapshot
-from .history import number, printable, when
-from .html import chain_links, write_page
+from .html_page import navigation, write_page
 from .rows import check_snapshot
-from .sections.chain_of_snapshot import aggregation, dominance, lock, neurons, sink
-from .sections.mark_of_snapshot import contraction, direction, preference
-from .sections.one_snapshot import Measured
-from .tables import format_value
-
-#: In causal order: the chain of the sink, and the seed's mark below it.
-_SECTIONS = (aggregation, neurons, dominance, lock, sink, direction, contraction, preference)
+from .sections.chain import sections_in_snapshot
+from .sections.snapshot_view import SnapshotView
+from .text import finite_or_nan, format_value, printable, step_in_words
 
 
 def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
@@ -32,20 +27,19 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
     whole = folder.resolve()
     owner = whole.parent.parent if whole.parent.name == "snapshots" else None
     name = printable(whole.name if owner is None else owner.name)
-    measured = Measured(name, snapshot)
-    sections = [section for make in _SECTIONS if (section := make(measured)).plates or section.lists]
+    sections = sections_in_snapshot(SnapshotView(name, snapshot))
     inside = owner is not None and RunDir.is_run(owner) and out == snapshot_page(folder)
     write_page(
         "snapshot.html.j2",
         out,
         sections,
         name=name,
-        when=when(snapshot),
+        when=step_in_words(snapshot.step),
         strip=_key_figures(snapshot),
-        chain=chain_links(sections, [snapshot.bias]),
+        chain=navigation(sections, [snapshot.bias]),
         about=_about(snapshot),
         report="../../report.html" if inside else "",
-        scalars=[(key, format_value(number(value), ".6g")) for key, value in snapshot.scalars().items()],
+        scalars=[(key, format_value(finite_or_nan(value), ".6g")) for key, value in snapshot.scalars().items()],
     )
     return out
 
@@ -56,7 +50,7 @@ def snapshot_page(folder: Path) -> Path:
 
 
 def find_snapshot(run: RunDir, step: int) -> Path:
-    """The folder of a run's snapshot of ``step``; UsageError tells which there are."""
+    """The folder of a run's snapshot of ``step``; UsageError names those that there are."""
     folder = run.snapshot(step)
     if not folder.is_dir():
         there = ", ".join(str(snapshot.step) for snapshot in run.snapshots()) or "none"
@@ -73,13 +67,13 @@ def _key_figures(snapshot: Snapshot) -> list[tuple[str, str, str]]:
         return format_value(bias.get(key), spec)
 
     on_text = f"; text probe {format_value(text['sink_mass'], '.3f')}" if "sink_mass" in text else ""
-    told = [
+    figures = [
         ("Sink mass", show("sink_mass"), f"on position 0; uniform {show('sink_uniform')}{on_text}"),
         ("Dominance", show("dominance_first", "ratio"), f"of position 0; median {show('dominance_median', 'ratio')}"),
         ("Preference ratio", show("preference_ratio", "ratio"), "V · max p̄; 1 is none"),
     ]
     if "alignment" in bias:
-        told += [
+        figures += [
             (title, show(key), f"{what}; stranger {show(f'{key}_stranger')}" if f"{key}_stranger" in bias else what)
             for title, key, what in (
                 ("Alignment", "alignment", "with the seed direction"),
@@ -87,11 +81,11 @@ def _key_figures(snapshot: Snapshot) -> list[tuple[str, str, str]]:
             )
         ]
     else:
-        told += [
+        figures += [
             ("Contraction", show("inter"), f"across sequences; within them {show('intra')}"),
             ("Effective rank", show("effective_rank", "ratio"), "of the last block's states"),
         ]
-    return told
+    return figures
 
 
 def _about(snapshot: Snapshot) -> str:
@@ -101,7 +95,7 @@ def _about(snapshot: Snapshot) -> str:
     parts = [
         str(summary["source"]) if "source" in summary else "",
         f"blocks {summary.get('n_layers', '?')}, heads {summary.get('n_heads', '?')}",
-        f"vocabulary {number(summary.get('vocab_size')):,.0f}",
+        f"vocabulary {finite_or_nan(summary.get('vocab_size')):,.0f}",
         f"{probe.get('n_sequences', '?')} sequences of {probe.get('seq_len', '?')} tokens, {probe.get('dtype', '?')}",
     ]
     return printable("; ".join(part for part in parts if part))

@@ -16,7 +16,7 @@ from ...measure.hidden_states import FingerprintProbe
 from ...measure.records import RunDir
 from ...metrics.recipe import Recipe
 from ...metrics.seedprint import LEVEL
-from ...report.pictures.style import save_png
+from ...report.pictures.saving import save_png
 from ...report.terminal import bar, picture_path, print_json
 from ...study.lineage.calibration import NULLS, calibrate, print_rates
 from ...study.lineage.compare import Pair, check_comparable, choose_probe, compare_all, identify, seeds, short_names
@@ -73,7 +73,7 @@ def fingerprint(parsed: Namespace) -> int:
 
 
 def _draw_matrix(sources: list[Source], pairs: list[Pair], title: str, out: Path | None) -> None:
-    from ...report.pictures.fingerprints import matrix
+    from ...report.pictures.fingerprints import draw_matrix
 
     if out is None:
         return
@@ -82,7 +82,7 @@ def _draw_matrix(sources: list[Source], pairs: list[Pair], title: str, out: Path
     for pair in pairs:
         for place in ((pair.a, pair.b), (pair.b, pair.a)):
             z_MM[place], verdicts_MM[place] = pair.found.z, pair.found.verdict
-    _save(matrix(short_names(sources), z_MM, verdicts_MM, title), out)
+    _save(draw_matrix(short_names(sources), z_MM, verdicts_MM, title), out)
 
 
 def _calibrate(parsed: Namespace, probe: FingerprintProbe, recipe: Recipe) -> int:

@@ -15,7 +15,7 @@ from ...data.probes import random_probe
 from ...errors import UsageError
 from ...measure.config import SnapshotConfig
 from ...measure.interventions import DoseResponse, Kind, check, intervene
-from ...report.pictures.dose_response import draw
+from ...report.pictures.dose_response import write_picture
 from ...report.terminal import picture_path, print_json
 from ...trainer.devices import device
 from ...trainer.model_names import open_source
@@ -70,6 +70,6 @@ def intervention(parsed: Namespace) -> int:
         title = f"{parsed.model}: {found.kind} at block {found.layer}, position {found.position}"
         _print(found, title, Console())
     if out is not None:
-        draw(found, parsed.model, out)
+        write_picture(found, parsed.model, out)
         Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
     return 0

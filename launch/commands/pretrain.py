@@ -45,7 +45,7 @@ def run(options: Namespace) -> int:
     from rich.console import Console
 
     from ...report.run_page import build_report
-    from ...report.tables import print_table
+    from ...report.snapshot_table import print_table
     from ...trainer import initial_weights
     from ...trainer.processes import place, restarted
     from ...trainer.run import pretrain

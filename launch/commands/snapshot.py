@@ -29,8 +29,8 @@ from ...measure.recorder import snapshot_of
 from ...measure.records import RunDir, Snapshot
 from ...models.decoder import Decoder
 from ...models.exchange.pretrained import is_path
-from ...report.tables import format_value
 from ...report.terminal import print_json
+from ...report.text import format_value
 from ...trainer.devices import device
 from ...trainer.model_names import no_such_model, open_native
 from ..options import check_probe

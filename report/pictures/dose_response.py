@@ -10,41 +10,49 @@ import numpy as np
 
 from ...files import write_text
 from ...measure.interventions import DoseResponse
-from ..sections.section import Cube, tidy
-from .panels import depth_colours, spread
-from .style import MUTED, REFERENCE, legend, line, new, picture, save_png
+from ..csv_files import LabelledArray, to_csv
+from .panels import block_colours, evenly_spaced
+from .saving import save_png
+from .style import (
+    MUTED,
+    REFERENCE,
+    add_legend,
+    in_our_style,
+    legend_line,
+    new_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def draw(found: DoseResponse, model: str, out: Path) -> None:
+def write_picture(found: DoseResponse, model: str, out: Path) -> None:
     """Write the picture to ``out`` and its numbers beside it, as a CSV of the same name; same input, same bytes."""
-    save_png(dose_response(found, model), out)
-    write_text(out.with_suffix(".csv"), tidy(_numbers(found, model)))
+    save_png(draw_dose_response(found, model), out)
+    write_text(out.with_suffix(".csv"), to_csv(_numbers(found, model)))
 
 
-def _numbers(found: DoseResponse, model: str) -> list[Cube]:
+def _numbers(found: DoseResponse, model: str) -> list[LabelledArray]:
     later, n_heads = found.importance.shape[1:]
     layers = range(found.layer + 1, found.layer + 1 + later)
     axes: list[dict[str, Sequence[float]]] = [{"lambda": found.lambdas}, {"layer": layers}, {"head": range(n_heads)}]
     at = {"run": model, "position": found.position}
     return [
-        Cube("importance", found.importance, axes, at),
-        Cube("uniform", np.full(1, found.uniform), [{"lambda": [""]}], at),
+        LabelledArray("importance", found.importance, axes, at),
+        LabelledArray("uniform", np.full(1, found.uniform), [{"lambda": [""]}], at),
     ]
 
 
-@picture
-def dose_response(found: DoseResponse, model: str) -> Figure:
+@in_our_style
+def draw_dose_response(found: DoseResponse, model: str) -> Figure:
     """Importance of the key in every later block against λ: the mean of the heads on their range; dashed: uniform."""
-    figure, axes = new(360, 220)
+    figure, axes = new_figure(360, 220)
     n_later, n_heads = found.importance.shape[1:]
     # A mask has no dose: left alone, and masked.
     order = np.argsort(found.lambdas, kind="stable")
     doses = np.asarray(found.lambdas)[order]
     x = np.arange(len(doses)) if found.kind == "mask" else doses
-    colours = depth_colours(n_later)
+    colours = block_colours(n_later)
     for later, colour in enumerate(colours):
         heads = found.importance[order, later]
         look: dict[str, Any] = {"color": colour, "linewidth": 1.5, "marker": "o", "markersize": 3.5}
@@ -66,11 +74,13 @@ def dose_response(found: DoseResponse, model: str) -> Figure:
         axes.minorticks_off()
         axes.set_xlabel("λ")
     what = f"{found.kind} at block {found.layer}, position {found.position}: "
-    room = 62 - len(what)  # of a long name its end tells more
+    room = 62 - len(what)  # the end of a long name says more
     axes.set_title(what + (model if len(model) <= room else "…" + model[1 - room :]), parse_math=False)
-    shown = spread(n_later, 4)
-    entries = [(f"block {found.layer + 1 + i}", line(color=colours[i], marker="o", markersize=3.5)) for i in shown]
+    shown = evenly_spaced(n_later, 4)
+    entries = [
+        (f"block {found.layer + 1 + i}", legend_line(color=colours[i], marker="o", markersize=3.5)) for i in shown
+    ]
     if n_heads > 1:
-        entries.append(("range of the heads", line(color=MUTED, alpha=0.3, linewidth=5)))
-    legend(figure, [*entries, ("uniform attention", line(**REFERENCE))])
+        entries.append(("range of the heads", legend_line(color=MUTED, alpha=0.3, linewidth=5)))
+    add_legend(figure, [*entries, ("uniform attention", legend_line(**REFERENCE))])
     return figure

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .style import INK, RUN_COLOURS, new, picture, short
+from ..text import shorten
+from .style import INK, RUN_COLOURS, in_our_style, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,8 +25,8 @@ def clustered(z_MM: np.ndarray) -> np.ndarray:
     return leaves_list(linkage(squareform(distance_MM, checks=False), "average", optimal_ordering=True))
 
 
-@picture
-def matrix(names: Sequence[str], z_MM: np.ndarray, verdicts_MM: np.ndarray, title: str) -> Figure:
+@in_our_style
+def draw_matrix(names: Sequence[str], z_MM: np.ndarray, verdicts_MM: np.ndarray, title: str) -> Figure:
     """Every pair of models, clustered: colour is z, a dot kin, a dash an undefined test.
 
     Args:
@@ -36,10 +37,10 @@ def matrix(names: Sequence[str], z_MM: np.ndarray, verdicts_MM: np.ndarray, titl
     """
     order = clustered(z_MM)
     z_MM, verdicts_MM = z_MM[np.ix_(order, order)], verdicts_MM[np.ix_(order, order)]
-    labels = [short(names[i], 32) for i in order]
+    labels = [shorten(names[i], 32) for i in order]
     n = len(names)
     side = max(150, 22 * n)
-    figure, axes = new(side + 6 * max(map(len, labels)) + 70, side + 5 * max(map(len, labels)) + 40)
+    figure, axes = new_figure(side + 6 * max(map(len, labels)) + 70, side + 5 * max(map(len, labels)) + 40)
     axes.grid(visible=False)
     # Beyond a few tens all are as certain, and the weaker kin would look like strangers.
     shown = np.ma.masked_array(np.clip(z_MM, 0, None) ** 0.5, np.isnan(z_MM) | np.eye(n, dtype=bool))

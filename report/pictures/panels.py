@@ -1,23 +1,27 @@
-"""Panels that share a scale: small multiples, lines of many blocks, and the axes that suit them."""
+"""Panels that share a scale: small multiples, lines of many blocks, and what they are judged against."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .style import DEPTH, count, line, new, no_ticks, power, styled
+from .axes import log_heights, log_ticks
+from .style import DEPTH, INK, REFERENCE, legend_line, new_figure, our_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+PREDICTION: dict[str, Any] = {"color": INK, "linestyle": (0, (2, 1.6)), "linewidth": 1.0}
+_REFERENCE_LOOKS = (REFERENCE, PREDICTION)  # of the first and the second reference of a picture
 MAX_PANELS = 12
 """Panels of small multiples; of more blocks those are drawn that lie evenly between the first and the last."""
 
 
-def spread(n: int, most: int = MAX_PANELS) -> list[int]:
+def evenly_spaced(n: int, most: int = MAX_PANELS) -> list[int]:
     """At most ``most`` of ``n`` indices, evenly, the first and the last among them."""
     return sorted({round(i) for i in np.linspace(0, n - 1, min(n, most))})
 
@@ -26,14 +30,16 @@ def small_multiples(n: int, heights: tuple[float, float, float] = (200, 118, 96)
     """``n`` panels of one scale, in one, two or three columns of such a height each, as many as stay readable."""
     columns = _columns(n)
     rows = -(-n // columns)
-    figure, grid = new(360, 24 + heights[columns - 1] * rows, rows, columns, squeeze=False, sharex=True, sharey=True)
+    figure, grid = new_figure(
+        360, 24 + heights[columns - 1] * rows, rows, columns, squeeze=False, sharex=True, sharey=True
+    )
     panels = list(grid.flat)
     for spare in panels[n:]:
         spare.set_visible(False)
     return figure, panels[:n]
 
 
-def label_outside(panels: Sequence[Axes], xlabel: str, ylabel: str) -> None:
+def label_outer_panels(panels: Sequence[Axes], xlabel: str, ylabel: str) -> None:
     """Labels of small multiples: below the lowest panel of each column, and left of the first."""
     columns = _columns(len(panels))
     for i, axes in enumerate(panels):
@@ -46,7 +52,7 @@ def label_outside(panels: Sequence[Axes], xlabel: str, ylabel: str) -> None:
 def same_scale(figures: Sequence[Figure], square: bool = False) -> None:
     """Give figures that stand side by side one y axis, and if ``square`` one x axis; maps keep theirs."""
     panels = [axes for figure in figures for axes in figure.axes if axes.get_visible() and not axes.images]
-    with styled():  # new limits make new ticks
+    with our_style():  # new limits make new ticks
         for name in ("y", "x") if square else ("y",):
             if len({getattr(axes, f"get_{name}scale")() for axes in panels}) > 1:
                 continue
@@ -64,60 +70,7 @@ def _columns(n: int) -> int:
     return 1 if n == 1 else 2 if n <= 4 else 3
 
 
-# ── axes ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def token_axis(axes: Axes, length: int) -> None:
-    """Positions as the number of tokens that a query there sees, t + 1, logarithmic."""
-    axes.set_xscale("log")
-    axes.set_xlim(0.85, length * 1.15)
-    log_ticks(axes.xaxis, 1, length)
-    axes.set_xlabel("t + 1")
-
-
-def position_axis(axes: Axes, length: int) -> None:
-    """Positions from 0, logarithmic behind 1, so that the first ones can be told apart."""
-    axes.set_xscale("symlog", linthresh=1, linscale=0.35)
-    parts = (1,) if length > 3000 else (1, 3)
-    ticks = [0, *(part * 10**i for i in range(7) for part in parts if part * 10**i < length)]
-    axes.set_xticks(ticks, labels=[count(tick) for tick in ticks])
-    axes.xaxis.set_minor_locator(no_ticks())
-    axes.set_xlim(-0.15, length)
-    axes.set_xlabel("position")
-
-
-def whole(axis: Any) -> None:
-    """Ticks at whole numbers only."""
-    axis.get_major_locator().set_params(integer=True)
-
-
-def log_ticks(axis: Any, low: float, high: float) -> None:
-    """Three ticks at least between ``low`` and ``high`` on a logarithmic axis, all of them labelled."""
-    decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
-    every = max(1, (len(decades) + 3) // 6)
-    wanted = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
-    for parts in wanted:
-        ticks = [part * 10.0**d for d in decades if d % every == 0 for part in parts]
-        ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
-        if len(ticks) >= 3:
-            break
-    axis.set_ticks(ticks, labels=[power(tick) or f"{tick:g}" for tick in ticks])
-    axis.set_minor_locator(no_ticks())
-
-
-def log_heights(axes: Axes, values: Sequence[np.ndarray], least: float | None = None) -> None:
-    """A logarithmic y axis around all positive ``values``, down to ``least`` if they do not go lower."""
-    every = np.concatenate([np.ravel(v) for v in values])
-    every = every[np.isfinite(every) & (every > 0)]
-    low, high = (float(every.min()), float(every.max())) if len(every) else (1.0, 10.0)
-    low = min(low, high / 3, high if least is None else least)
-    margin = (high / low) ** 0.06
-    axes.set_yscale("log")
-    axes.set_ylim(low / margin, high * margin)
-    log_ticks(axes.yaxis, low / margin, high * margin)
-
-
-def depth_colours(n_blocks: int) -> list[Any]:
+def block_colours(n_blocks: int) -> list[Any]:
     """Colours of the blocks, first to last."""
     from matplotlib.colors import LinearSegmentedColormap
 
@@ -125,7 +78,58 @@ def depth_colours(n_blocks: int) -> list[Any]:
     return [ramp(i / max(n_blocks - 1, 1)) for i in range(n_blocks)]
 
 
-def depth_entries(n_blocks: int) -> list[tuple[str, Any]]:
+def block_entries(n_blocks: int) -> list[tuple[str, Any]]:
     """What a legend says about blocks: four of them at most."""
-    colours = depth_colours(n_blocks)
-    return [(f"block {i + 1}", line(color=colours[i])) for i in spread(n_blocks, 4)]
+    colours = block_colours(n_blocks)
+    return [(f"block {i + 1}", legend_line(color=colours[i])) for i in evenly_spaced(n_blocks, 4)]
+
+
+@dataclass(frozen=True)
+class Heights:
+    """The y axis of a picture."""
+
+    label: str
+    log: bool = False
+    least: float | None = None
+    """The axis reaches down to it at least."""
+    most: float | None = None
+    """And up to it."""
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Lines over a common x: of heads, or of blocks."""
+
+    title: str
+    x: np.ndarray
+    """``[X]``"""
+    lines: np.ndarray
+    """``[H or blocks, X]``; what is not finite is not drawn."""
+    references: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Label → ``[X]``: what the lines are judged against."""
+
+
+def drawable(values: np.ndarray, heights: Heights) -> np.ndarray:
+    """``values``, NaN where they cannot be drawn."""
+    return np.where(np.isfinite(values) & ((values > 0) | (not heights.log)), values, np.nan)
+
+
+def fit_heights(axes: Axes, heights: Heights, panels: Sequence[Panel]) -> None:
+    """Give ``axes`` the y axis that all lines of all panels need."""
+    drawn = [panel.lines for panel in panels] + [values for panel in panels for values in panel.references.values()]
+    if heights.log and any((values > 0).any() for values in drawn):
+        log_heights(axes, [*drawn, np.array([v for v in (heights.least, heights.most) if v is not None])])
+        return
+    finite = np.concatenate([values[np.isfinite(values)] for values in drawn])
+    low = min([heights.least, *finite.tolist()] if heights.least is not None else finite.tolist(), default=0.0)
+    high = max([heights.most, *finite.tolist()] if heights.most is not None else finite.tolist(), default=1.0)
+    margin = 0.05 * ((high - low) or 1.0)
+    axes.set_ylim(low - margin, high + margin)
+
+
+def draw_references(axes: Axes, panel: Panel, entries: dict[str, Any]) -> None:
+    """Draw the references of a panel, and put them among the legend's ``entries``."""
+    for look, (label, values) in zip(_REFERENCE_LOOKS, panel.references.items(), strict=False):
+        # Predictions are judged where the lines are, so they lie on top of them.
+        axes.plot(panel.x, values, **look, zorder=1 if look is REFERENCE else 4)
+        entries.setdefault(label, legend_line(**look))

@@ -9,22 +9,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ...files import atomic_path
-from ...report.pictures.labels import place_labels
+from ...report.pictures.axes import count_formatter, log_axis, no_ticks
+from ...report.pictures.label_placement import place_labels
+from ...report.pictures.saving import save_png
 from ...report.pictures.style import (
     INK,
     MUTED,
     PAPER,
     REFERENCE,
     RUN_COLOURS,
-    count,
-    line,
-    log_axis,
-    no_ticks,
-    picture,
+    in_our_style,
+    legend_line,
     run_colour,
-    save_png,
-    short,
 )
+from ...report.text import shorten
 from .file import Study
 from .results import ArmResult
 
@@ -77,7 +75,7 @@ def draw_study(study: Study, results: Sequence[ArmResult], out: Path) -> None:
     save_svg(figure, out / "figure.svg")
 
 
-@picture
+@in_our_style
 def save_svg(figure: Figure, path: Path) -> Figure:
     """A file that stands alone, on white; text stays text."""
     with atomic_path(path) as new:
@@ -85,7 +83,7 @@ def save_svg(figure: Figure, path: Path) -> Figure:
     return figure
 
 
-@picture
+@in_our_style
 def study_figure(study: Study, results: Sequence[ArmResult]) -> Figure:
     """The figure; see the module."""
     from matplotlib.figure import Figure
@@ -153,14 +151,14 @@ def _sinks_over_training(grid: Any, panels: Sequence[Family], first: ArmResult |
                     result.steps[-1:], result.sinks.mean(0)[-1:], look.marker, color=look.colour, clip_on=False,
                     markersize=5 if look.marker == "*" else 3,
                 )  # fmt: skip
-            entries.append((result.arm, line(**style, marker=look.marker, markersize=3)))
+            entries.append((result.arm, legend_line(**style, marker=look.marker, markersize=3)))
         uniform = next((r.uniform for r in shown if np.isfinite(r.uniform)), None)
         if uniform is not None:
             axes.axhline(uniform, **REFERENCE | {"linewidth": 0.8}, zorder=1)
         axes.set_title(family.title)
         axes.set_ylim(min(-0.02, 1.05 * lowest), max(1.02, 1.05 * highest))
         axes.margins(x=0.03)
-        axes.xaxis.set_major_formatter(count)
+        axes.xaxis.set_major_formatter(count_formatter())
         axes.xaxis.get_major_locator().set_params(nbins=4)
         axes.tick_params(labelbottom=True)
         axes.set_yticks([0, 0.5, 1])
@@ -175,7 +173,7 @@ def _legend(axes: Axes, entries: Sequence[tuple[str, Any]], anchor: tuple[float,
     )  # fmt: skip
     for text, (label, _) in zip(legend.get_texts(), entries, strict=True):
         text.set_parse_math(False)
-        text.set_text(short(label, 26))
+        text.set_text(shorten(label, 26))
 
 
 # ── panel 2 ──────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -207,7 +205,7 @@ def _sink_against_task(axes: Axes, results: Sequence[ArmResult], looks: dict[str
         low, high = axes.get_ylim()
         ticks = [tick for decade in (0.001, 0.01, 0.1, 1, 10) for tick in (decade, 2 * decade, 5 * decade)]
         axes.set_yticks([tick for tick in ticks if low <= tick <= high])
-        axes.yaxis.set_major_formatter(count)
+        axes.yaxis.set_major_formatter(count_formatter())
         axes.yaxis.set_minor_locator(no_ticks())
         axes.set_ylim(low, high)
     uniform = next((r.uniform for r in shown if np.isfinite(r.uniform)), None)
@@ -228,7 +226,7 @@ def _label_points(axes: Axes, shown: Sequence[ArmResult], loss: str, looks: dict
     points = axes.transData.transform([(r.sink.mean, r.figures[loss].mean) for r in shown])
     texts = [
         axes.annotate(
-            short(r.arm, 26), (r.sink.mean, r.figures[loss].mean), (0, 0), textcoords="offset points",
+            shorten(r.arm, 26), (r.sink.mean, r.figures[loss].mean), (0, 0), textcoords="offset points",
             fontsize=_SMALL, color=looks[r.arm].colour, parse_math=False, va="bottom", ha="left", annotation_clip=False,
         )
         for r in shown
@@ -281,7 +279,7 @@ def _variance(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) 
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, 0.3), max(high, 30))
     log_axis(axes.xaxis)
-    names = [short(result.arm, 26) for result in results]
+    names = [shorten(result.arm, 26) for result in results]
     axes.set_yticks(range(len(results)), labels=names, fontsize=_SMALL, parse_math=False)
     axes.set_ylim(len(results) - 0.4, -0.6)
     axes.tick_params(axis="y", length=0)

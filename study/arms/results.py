@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...measure.records import Snapshot
-from ...report.history import number
 from ...report.rows import join_rows, metrics_by_step, read_snapshots
+from ...report.text import finite_or_nan
 from ..trials import Trial
 from .file import Study
 
@@ -121,7 +121,7 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
     steps = sorted(set.intersection(*(set(read.rows) for read in reads)))
     step = steps[-1] if steps else 0
     ends = [read.rows.get(step, {}) for read in reads]
-    figures = {name: spread([number(end.get(key)) for end in ends]) for name, key in SCALARS.items()}
+    figures = {name: spread([finite_or_nan(end.get(key)) for end in ends]) for name, key in SCALARS.items()}
     for array in ARRAYS:
         for moment, at in (("birth", 0), ("end", step)):
             found = [read.snapshots[at].arrays.get(array) for read in reads if at in read.snapshots]
@@ -133,7 +133,7 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
         n_runs=len(reads),
         step=step,
         figures=figures,
-        uniform=next((number(end.get("sink_uniform")) for end in ends), math.nan),
+        uniform=next((finite_or_nan(end.get("sink_uniform")) for end in ends), math.nan),
         steps=measured,
         sinks=np.array([[_sink(read.rows[at]) for at in measured] for read in reads]),
     )
@@ -142,5 +142,5 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
 def _sink(row: Mapping[str, Any]) -> float:
     for key in ("text_sink_mass_normalised", "text_sink_mass", "sink_mass_normalised", "sink_mass"):
         if row.get(key) is not None:
-            return number(row[key])
+            return finite_or_nan(row[key])
     return math.nan

@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...files import atomic_path, write_text
-from ...report.tables import MISSING, format_value
+from ...report.text import MISSING, format_value
 from .file import Study
 from .results import ArmResult, Spread, spread
 

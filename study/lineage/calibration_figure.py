@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ...report.pictures.style import MUTED, REFERENCE, RUN_COLOURS, legend, line, new, picture
+from ...report.pictures.style import (
+    MUTED,
+    REFERENCE,
+    RUN_COLOURS,
+    add_legend,
+    in_our_style,
+    legend_line,
+    new_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -15,10 +23,10 @@ if TYPE_CHECKING:
     from .calibration import Rates
 
 
-@picture
+@in_our_style
 def rates(found: Sequence[Rates], level: float, title: str) -> Figure:
     """Share of strangers and of kin that each null calls kin, with 95 % intervals; the dashed line is the level."""
-    figure, (left, right) = new(460, 60 + 26 * len(found), 1, 2, sharey=True)
+    figure, (left, right) = new_figure(460, 60 + 26 * len(found), 1, 2, sharey=True)
     places = np.arange(len(found))
     for axes, what, colour, heading in (
         (left, "strangers", RUN_COLOURS[1], "strangers called kin"),
@@ -41,5 +49,5 @@ def rates(found: Sequence[Rates], level: float, title: str) -> Figure:
     right.set_xlim(-0.03, 1.03)
     left.set_yticks(places, labels=[rate.null for rate in found])
     left.set_ylim(len(found) - 0.4, -0.6)
-    legend(figure, [(title, line(linestyle="none")), (f"level {level:g}", line(**REFERENCE))])
+    add_legend(figure, [(title, legend_line(linestyle="none")), (f"level {level:g}", legend_line(**REFERENCE))])
     return figure

@@ -8,8 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...report.pictures.fingerprints import matrix
-from ...report.pictures.style import INK, MUTED, REFERENCE, RUN_COLOURS, count, legend, line, new, picture, save_png
+from ...report.pictures.axes import count_formatter
+from ...report.pictures.fingerprints import draw_matrix
+from ...report.pictures.saving import save_png
+from ...report.pictures.style import (
+    INK,
+    MUTED,
+    REFERENCE,
+    RUN_COLOURS,
+    add_legend,
+    in_our_style,
+    legend_line,
+    new_figure,
+)
 from ..arms.figure import save_svg
 from .file import Lineage
 from .results import Row, describe
@@ -52,7 +63,7 @@ def _all_models(study: Lineage, rows: Sequence[Row]) -> Figure:
             i, j, found = models.index(row.a), models.index(row.b), row.found[test]
             z_MM[[i, j], [j, i]], verdicts_MM[[i, j], [j, i]] = found.z, found.verdict
     title = f"{test}: {describe(study.tests[test].probe)}"
-    return matrix([model.label for model in models], z_MM, verdicts_MM, title)
+    return draw_matrix([model.label for model in models], z_MM, verdicts_MM, title)
 
 
 def _age(model: Member, last: int) -> int:
@@ -60,7 +71,7 @@ def _age(model: Member, last: int) -> int:
     return model.step + (last if model.continuation else 0)
 
 
-@picture
+@in_our_style
 def over_training(study: Lineage, rows: Sequence[Row]) -> Figure:
     """z of all pairs by the age of the younger model, a panel per test.
 
@@ -69,7 +80,7 @@ def over_training(study: Lineage, rows: Sequence[Row]) -> Figure:
     """
     n = len(study.tests)
     columns = min(n, _COLUMNS)
-    figure, grid = new(
+    figure, grid = new_figure(
         60 + 150 * columns,
         20 + 140 * -(-n // columns),
         -(-n // columns),
@@ -93,14 +104,14 @@ def over_training(study: Lineage, rows: Sequence[Row]) -> Figure:
             axes.set_xlabel("optimizer steps since birth")
     dot: dict[str, Any] = {"linestyle": "none", "markersize": 3.2}
     entries = [
-        ("a model and its birth", line(**_LOOKS["kin"], marker="o", markersize=3.2)),
-        ("another birth", line(**dot, marker="o", **_LOOKS["stranger"])),
-        ("two trained models", line(**dot, marker="^", color=MUTED)),
-        ("not called kin", line(**dot, marker="o", color=INK, markerfacecolor="none")),
+        ("a model and its birth", legend_line(**_LOOKS["kin"], marker="o", markersize=3.2)),
+        ("another birth", legend_line(**dot, marker="o", **_LOOKS["stranger"])),
+        ("two trained models", legend_line(**dot, marker="^", color=MUTED)),
+        ("not called kin", legend_line(**dot, marker="o", color=INK, markerfacecolor="none")),
     ]
     if study.continuations:
-        entries.append(("end of the base", line(**REFERENCE)))
-    legend(figure, entries)
+        entries.append(("end of the base", legend_line(**REFERENCE)))
+    add_legend(figure, entries)
     return figure
 
 
@@ -109,7 +120,7 @@ def _panel(axes: Axes, rows: Sequence[Row], test: str, last: int) -> None:
     axes.set_yscale("symlog", linthresh=3, linscale=0.8)
     axes.set_yticks([0, 3, 10, 30, 100, 300], labels=["0", "3", "10", "30", "100", "300"])
     axes.minorticks_off()
-    axes.xaxis.set_major_formatter(count)
+    axes.xaxis.set_major_formatter(count_formatter())
     axes.locator_params(axis="x", nbins=5)
     axes.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
     paths: dict[tuple[int, str], list[tuple[float, float]]] = {}

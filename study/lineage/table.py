@@ -15,7 +15,7 @@ from rich.text import Text
 
 from ...files import atomic_path, write_text
 from ...metrics.seedprint import LEVEL, Fingerprint
-from ...report.tables import format_value
+from ...report.text import format_value
 from .file import Lineage
 from .results import Row, Tally, describe, probes, tally
 from .trials import TABLES

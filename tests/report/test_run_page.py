@@ -14,14 +14,16 @@ import numpy as np
 import pytest
 import scipy.stats
 
+import birthmark.report
 from birthmark.errors import RunError, UsageError
 from birthmark.files import read_json, write_json, write_text
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
-from birthmark.report.history import printable, ranks
-from birthmark.report.pictures import layers as layer_pictures
-from birthmark.report.pictures.style import save_png
+from birthmark.report.pictures.heads import draw_head_maps
+from birthmark.report.pictures.saving import save_png
 from birthmark.report.run_page import build_report, summarise
+from birthmark.report.sections.preference import ranks
+from birthmark.report.text import printable
 
 ATTACK = "<script>alert(1)</script>"
 TEXTS = [ATTACK, " the", "$x^2$", "_y", "日本", "\u202eabc", "a\\nb"]
@@ -209,7 +211,7 @@ def test_the_table_shows_what_the_files_hold(pair):
     assert cells == expected
 
 
-def test_ranked_lists_tell_where_each_favourite_went(pair):
+def test_ranked_lists_show_where_each_favourite_went(pair):
     runs, text = pair
     lists = Page(text).table(5)
     assert len(lists) == 2 * 2 * 10
@@ -222,8 +224,8 @@ def test_ranked_lists_tell_where_each_favourite_went(pair):
 
 def test_summary_equals_the_files(pair):
     runs, _ = pair
-    told = json.loads(json.dumps(summarise(runs), allow_nan=False))["runs"]
-    for run, entry in zip(runs, told, strict=True):
+    summary = json.loads(json.dumps(summarise(runs), allow_nan=False))["runs"]
+    for run, entry in zip(runs, summary, strict=True):
         birth, snapshots = read_json(run.birth), run.snapshots()
         assert entry["path"] == str(run.path)
         assert {k: entry[k] for k in ("digest", "init_seed", "data_seed", "probe_seed", "n_params")} == {
@@ -234,7 +236,7 @@ def test_summary_equals_the_files(pair):
         assert [row["label"] for row in entry["rows"]] == ["birth", "step", "step", "end"]
         for row, snapshot in zip(entry["rows"], snapshots, strict=True):
             assert {name: row[name] for name in snapshot.bias} == snapshot.bias
-    assert [entry["name"] for entry in told] == ["_one$", "two"]
+    assert [entry["name"] for entry in summary] == ["_one$", "two"]
 
 
 def test_the_same_runs_give_the_same_bytes(pair, tmp_path):
@@ -323,16 +325,16 @@ def test_the_flow_of_ranks_names_every_favourite_at_both_ends(pair):
     assert {int(row["token"]) for row in rows} == favourites
     for snapshot in (first, last):
         ranked = scipy.stats.rankdata(-snapshot.arrays["mean_prob"].astype(float), "ordinal")
-        told = {int(row["token"]): float(row["value"]) for row in rows if row["step"] == str(snapshot.step)}
-        assert told == {token: ranked[token] for token in favourites}
+        drawn = {int(row["token"]): float(row["value"]) for row in rows if row["step"] == str(snapshot.step)}
+        assert drawn == {token: ranked[token] for token in favourites}
 
 
 def test_the_lineage_test_has_a_section_where_it_was_taken(tmp_path):
     run = make_run(tmp_path / "run")
     assert 'id="lineage"' not in build([run], tmp_path)
     for step, z in ((0, 50.0), (64, 20.5)):
-        told = {"seedprint/z": z, "seedprint/z_stranger": 1.5, "seedprint/log10_p": -z}
-        append_metrics(run.metrics, step, told)
+        values = {"seedprint/z": z, "seedprint/z_stranger": 1.5, "seedprint/log10_p": -z}
+        append_metrics(run.metrics, step, values)
     assert 'id="lineage"' in build([run], tmp_path)
     rows = read(tmp_path, "lineage-z.csv")
     assert [(row["step"], row["quantity"], row["value"]) for row in rows] == [
@@ -374,7 +376,7 @@ def test_a_snapshot_of_an_unknown_step_alone_has_a_page(tmp_path):
     assert {row["step"] for row in read(tmp_path, "dominance-rank.csv")} == {"0", "5"}
 
 
-def test_snapshots_of_somebody_elses_training_have_a_page_over_it(tmp_path, capsys):
+def test_snapshots_of_a_training_elsewhere_have_a_page_over_it(tmp_path, capsys):
     whole = make_run(tmp_path / "run", strangers=False)
     (tmp_path / "bias").mkdir()
     (whole.path / "snapshots").rename(tmp_path / "bias" / "snapshots")
@@ -404,7 +406,7 @@ def test_a_newborn_has_a_page(tmp_path):
     page = Page(text)
     assert "No losses are recorded yet." in text
     assert "svg" in page.tags
-    assert len(page.table(10)) == 1  # without the two losses, which nothing was told of
+    assert len(page.table(10)) == 1  # without the two losses, of which there are none
     assert "now" not in [d.strip() for d in page.text]
 
 
@@ -465,13 +467,13 @@ def test_a_long_log_does_not_make_a_large_page(tmp_path):
     assert len(build([run], tmp_path)) < 500_000
 
 
-@pytest.mark.parametrize("damage", ["cut", "no step", "no number", "shape", "json"])
+@pytest.mark.parametrize("damage", ["torn", "no step", "no number", "shape", "json"])
 def test_a_damaged_snapshot_is_named(tmp_path, damage):
     run = make_run(tmp_path / "run")
     folder = run.snapshot(8)
     name = "summary.json"
     summary = read_json(folder / name)
-    if damage == "cut":
+    if damage == "torn":
         name = "arrays.safetensors"
         (folder / name).write_bytes((folder / name).read_bytes()[:-5])
     elif damage == "no step":
@@ -501,7 +503,7 @@ def test_a_log_line_without_a_step_is_named(tmp_path):
 def test_the_file_is_replaced_whole(tmp_path):
     run = make_run(tmp_path / "run")
     run.report.write_text("old")
-    old = run.report.open()  # still the old file, whole, for whoever reads it now
+    old = run.report.open()  # still the old file, whole, for its reader of now
     build_report([run], run.report)
     assert old.read() == "old"
     old.close()
@@ -509,7 +511,7 @@ def test_the_file_is_replaced_whole(tmp_path):
     assert [p.name for p in run.path.iterdir() if p.name.startswith(".")] == []
 
 
-def test_runs_of_one_name_are_told_apart(tmp_path):
+def test_runs_of_one_name_get_names_that_differ(tmp_path):
     runs = [make_run(tmp_path / "a" / "run", steps=(0,)), make_run(tmp_path / "b" / "run", steps=(0,))]
     assert [entry["name"] for entry in summarise(runs)["runs"]] == ["a/run", "b/run"]
     assert [entry["name"] for entry in summarise([runs[0]] * 2)["runs"]] == ["run", "run (2)"]
@@ -520,7 +522,7 @@ def test_no_run_is_a_usage_error(tmp_path):
         build_report([], tmp_path / "report.html")
 
 
-def test_without_matplotlib_the_install_line_is_told(tmp_path, monkeypatch):
+def test_without_matplotlib_the_install_line_is_named(tmp_path, monkeypatch):
     run = make_run(tmp_path / "run")
     real = builtins.__import__
 
@@ -539,7 +541,7 @@ def test_pictures_leave_the_settings_of_others_alone(tmp_path):
     import matplotlib
 
     before = dict(matplotlib.rcParams)
-    figure = layer_pictures.head_maps([("at birth", np.full((2, 2), 0.25))], "sink mass")
+    figure = draw_head_maps([("at birth", np.full((2, 2), 0.25))], "sink mass")
     save_png(figure, tmp_path / "sink.png")
     assert (tmp_path / "sink.png").read_bytes().startswith(b"\x89PNG")
     assert dict(matplotlib.rcParams) == before
@@ -557,9 +559,7 @@ def test_ranks_and_printable_by_hand():
 
 
 def test_the_templates_ship_with_the_package():
-    import birthmark.launch
-
-    folder = Path(birthmark.launch.__file__).parent
+    folder = Path(birthmark.report.__file__).parent / "templates"
     assert {path.name for path in folder.glob("*.j2")} >= {
         "page.html.j2", "parts.html.j2", "report.html.j2", "snapshot.html.j2",
     }  # fmt: skip

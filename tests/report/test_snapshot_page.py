@@ -22,7 +22,7 @@ from birthmark.metrics.neurons import RATIO_THRESHOLD, Z_THRESHOLD
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.report.run_page import build_report
-from birthmark.report.sections.chain_of_runs import SUPER_RATIO, SUPER_Z
+from birthmark.report.sections.neurons import SUPER_RATIO, SUPER_Z
 from birthmark.report.snapshot_page import build_snapshot_page
 
 CONFIG = ModelConfig(d_model=32, n_layers=3, n_heads=4, vocab_size=60, mlp="relu")
@@ -112,8 +112,8 @@ def test_the_prediction_is_the_first_variance_over_n_eff(page, measured):
     folder, text = page
     sigma, n_eff = measured.arrays["positional_variance"], measured.arrays["n_eff"]
     expected = [np.mean([sigma[0, h, 0] * n_eff[0, h, 0] / n_eff[0, h, t] for h in range(4)]) for t in range(LENGTH)]
-    told = values(folder, "aggregation-variance.csv", layer=1, quantity="predicted")
-    assert told == pytest.approx(expected, rel=1e-12)
+    predicted = values(folder, "aggregation-variance.csv", layer=1, quantity="predicted")
+    assert predicted == pytest.approx(expected, rel=1e-12)
     # Where all sequences start with one token there is no variance to predict from, nor to compare with.
     assert len(values(folder, "aggregation-variance-text.csv", layer=1, quantity="predicted")) == 0
     assert "All sequences of the text probe start with the same token" in text
@@ -231,39 +231,39 @@ def test_the_newest_snapshot_has_its_page_beside_the_report(run):
 def test_pages_of_snapshots_from_the_command_line(run, measured, tmp_path, capsys):
     def said(*arguments):
         status = main(["report", *map(str, arguments)])
-        told = capsys.readouterr()
-        return status, told.out + told.err
+        printed = capsys.readouterr()
+        return status, printed.out + printed.err
 
     assert said(run.path, "--step", 0) == (0, f"{run.snapshot(0) / 'report.html'}\n")
     measured.write(tmp_path / "alone")
     assert said(tmp_path / "alone", "--out", tmp_path / "other.html") == (0, f"{tmp_path / 'other.html'}\n")
     assert (tmp_path / "other-data" / "sink-map.csv").is_file()
     assert "over training" not in (tmp_path / "other.html").read_text(encoding="utf-8")
-    status, told = said(tmp_path / "alone", "--json")
+    status, text = said(tmp_path / "alone", "--json")
     assert status == 0
-    assert json.loads(told)["scalars"] == measured.bias
-    assert [row["layer"] for row in json.loads(told)["layers"]] == [0, 1, 2, 3]
+    assert json.loads(text)["scalars"] == measured.bias
+    assert [row["layer"] for row in json.loads(text)["layers"]] == [0, 1, 2, 3]
     for arguments, complaint in (
         ((run.path, "--step", 3), f"--step 3: {run.path} has no snapshot of that step; there are: 0, 40"),
         ((run.path, run.path, "--step", 0), "--step 0: a page shows one snapshot; give one run"),
         ((tmp_path / "alone", "--step", 0), f"--step 0: {tmp_path / 'alone'} is one snapshot; leave --step out"),
         ((run.path, tmp_path / "alone"), f"{tmp_path / 'alone'}: a snapshot has a page of its own; give it alone"),
     ):
-        status, told = said(*arguments)
+        status, text = said(*arguments)
         assert status == 2
-        assert told.startswith(f"birthmark: error: {complaint}"), told
+        assert text.startswith(f"birthmark: error: {complaint}"), text
 
 
 # ── what both pages draw with ────────────────────────────────────────────────────────────────────────────────────────
 
 
 def test_names_are_moved_apart_as_little_as_possible():
-    from birthmark.report.pictures.labels import stack
+    from birthmark.report.pictures.label_placement import spread_apart
 
     rng = np.random.default_rng(0)
     for _ in range(20):
         places, gap = rng.random(5), 0.15
-        found = stack(places, gap, 0.0, 1.0)
+        found = spread_apart(places, gap, 0.0, 1.0)
         order = np.argsort(places)
         assert (np.diff(found[order]) >= gap - 1e-9).all()
         assert found.min() >= -1e-9
@@ -275,7 +275,7 @@ def test_names_are_moved_apart_as_little_as_possible():
             bounds=[(0, 1)] * 5, constraints=between, options={"ftol": 1e-12},
         )  # fmt: skip
         assert ((found - places) ** 2).sum() == pytest.approx(best.fun, abs=1e-6)
-    crowded = stack(np.zeros(5), 0.5, 0.0, 1.0)
+    crowded = spread_apart(np.zeros(5), 0.5, 0.0, 1.0)
     assert crowded.tolist() == [0, 0.25, 0.5, 0.75, 1]
 
 
@@ -288,15 +288,15 @@ def test_an_intervention_leaves_a_picture_and_its_numbers(tmp_path, capsys, monk
     (tmp_path / "c.yaml").write_text(
         yaml.safe_dump({"model": model, "data": {"path": "backcopy"}, "snapshot": {"seq_len": 8}})
     )
-    told = ["--layer", "1", "--position", "5", "--n_sequences", "4", "--seq_len", "12"]
-    assert main(["intervene", "c.yaml@3", "--kind", "amplify", "--lambda", "1,4", *told]) == 0
+    options = ["--layer", "1", "--position", "5", "--n_sequences", "4", "--seq_len", "12"]
+    assert main(["intervene", "c.yaml@3", "--kind", "amplify", "--lambda", "1,4", *options]) == 0
     assert "picture: intervene.png" in capsys.readouterr().err
     picture = (tmp_path / "intervene.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
-    assert main(["intervene", "c.yaml@3", "--kind", "amplify", "--lambda", "1,4", *told, "--out", "again.png"]) == 0
+    assert main(["intervene", "c.yaml@3", "--kind", "amplify", "--lambda", "1,4", *options, "--out", "again.png"]) == 0
     assert (tmp_path / "again.png").read_bytes() == picture
     capsys.readouterr()
-    assert main(["intervene", "c.yaml@3", "--kind", "amplify", "--lambda", "1,4", *told, "--json"]) == 0
+    assert main(["intervene", "c.yaml@3", "--kind", "amplify", "--lambda", "1,4", *options, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     with (tmp_path / "intervene.csv").open() as f:
         rows = list(csv.DictReader(f))
@@ -311,7 +311,7 @@ def test_an_intervention_leaves_a_picture_and_its_numbers(tmp_path, capsys, monk
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "again.csv", "again.png", "c.yaml", "intervene.csv", "intervene.png",
     ]  # fmt: skip
-    assert main(["intervene", "c.yaml@3", "--kind", "mask", *told, "--out", "mask.png"]) == 0
+    assert main(["intervene", "c.yaml@3", "--kind", "mask", *options, "--out", "mask.png"]) == 0
     assert (tmp_path / "mask.png").is_file()
-    assert main(["intervene", "c.yaml@3", "--kind", "mask", *told, "--out", "mask.csv"]) == 2
+    assert main(["intervene", "c.yaml@3", "--kind", "mask", *options, "--out", "mask.csv"]) == 2
     assert "--out mask.csv: the picture is a PNG" in capsys.readouterr().err

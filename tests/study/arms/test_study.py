@@ -14,7 +14,7 @@ from birthmark.errors import RunError, UsageError
 from birthmark.files import write_json, write_text
 from birthmark.launch.cli import main
 from birthmark.measure.records import Snapshot, append_metrics
-from birthmark.report.pictures.labels import place_labels
+from birthmark.report.pictures.label_placement import place_labels
 from birthmark.study.arms.figure import families, study_figure
 from birthmark.study.arms.file import read_study
 from birthmark.study.arms.results import ARRAYS, read_results, spread

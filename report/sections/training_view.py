@@ -8,30 +8,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..history import PROBES, Story, arrays_of, number, of_probe
-from ..pictures import curves as pictures
-from ..pictures import layers as layer_pictures
-from ..pictures.layers import Heights, Panel
-from ..pictures.panels import same_scale, spread
-from ..pictures.style import step_axis
-from .section import Cube, Drawn, Section
+from ..csv_files import LabelledArray
+from ..pictures.axes import step_axis
+from ..pictures.curves import Control, Curve, draw_over_training
+from ..pictures.heads import draw_heads
+from ..pictures.layers import draw_blocks
+from ..pictures.panels import Heights, Panel, evenly_spaced, same_scale
+from ..pictures.style import DASHED, SOLID
+from ..probe_arrays import GROUPS, PROBES, arrays_of, of_probe
+from ..run_history import RunHistory
+from ..text import finite_or_nan
+from .section import Drawing, Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SOLID: Mapping[str, Any] = {}
-FAINT: Mapping[str, Any] = {"alpha": 0.45, "linewidth": 0.9}
-DASHED: Mapping[str, Any] = {"linestyle": (0, (4, 1.6))}
-DOTTED: Mapping[str, Any] = {"linestyle": (0, (1, 1.3))}
 _MAX_POINTS = 600  # per loss curve; more than a picture has pixels says nothing more
 
-Roles = Mapping[str, tuple[str, Mapping[str, Any]]]
+Curves = Mapping[str, tuple[str, Mapping[str, Any]]]
 """Name of a quantity → (what a legend calls it, its line style)."""
-Draw = Callable[[Story], Drawn]
+DrawRun = Callable[[RunHistory], Drawing | None]
 
 
 @dataclass(frozen=True)
-class Quantity:
+class BlockValues:
     """Something that every block, or every head, has one of in a snapshot."""
 
     name: str
@@ -47,60 +47,64 @@ class Quantity:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class TrainingView:
     """The runs of a page over training."""
 
-    stories: Sequence[Story]
+    runs: Sequence[RunHistory]
 
     @property
-    def linear(self) -> float | None:
+    def linear_until(self) -> float | None:
         """First step of snapshots that lie close early and wide late; None if they are spaced evenly."""
-        steps = sorted({snapshot.step for story in self.stories for snapshot in story.dated} - {0})
+        steps = sorted({snapshot.step for run in self.runs for snapshot in run.dated} - {0})
         return steps[0] if steps and steps[len(steps) // 2] < steps[-1] / 4 else None
 
-    def legend_name(self, story: Story) -> str:
+    def legend_name(self, run: RunHistory) -> str:
         """One run needs no name in every legend: the page is its own."""
-        return story.name if len(self.stories) > 1 else ""
+        return run.name if len(self.runs) > 1 else ""
 
-    def or_why_not(self, section: Section) -> Section:
-        """``section``, which says why it is empty if it is."""
-        if not section.plates:
-            grown = any(len(story.dated) > 1 for story in self.stories)
+    def explain_if_empty(self, section: Section) -> None:
+        """Make ``section`` say why it has no pictures, if it has none."""
+        if not section.pictures:
+            grown = any(len(run.dated) > 1 for run in self.runs)
             section.notes.append(
                 "The snapshots do not hold it." if grown else "Curves appear once there is a snapshot after birth."
             )
-        return section
 
     # ── curves of runs ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def logged(self, roles: Roles) -> list[pictures.Curve]:
+    def logged(self, curves: Curves) -> list[Curve]:
         """Curves of metrics.jsonl keys."""
         found = []
-        for story in self.stories:
-            for key, (role, style) in roles.items():
-                steps, values = story.series(key)
+        for run in self.runs:
+            for key, (role, style) in curves.items():
+                steps, values = run.series(key)
                 if np.isfinite(values).any():
                     x, y = _thin(steps, values)
-                    name, few = self.legend_name(story), len(x) < 25
-                    found.append(pictures.Curve(story.index, name, x, y, role, style, markers=few, quantity=key))
+                    name, few = self.legend_name(run), len(x) < 25
+                    found.append(Curve(run.index, name, x, y, role, style, markers=few, quantity=key))
         return found
 
-    def measured(self, roles: Roles, group: str = "bias") -> list[pictures.Curve]:
+    def measured(self, curves: Curves, group: str = "bias") -> list[Curve]:
         """Curves of snapshot scalars; ``group`` names the probe's."""
         found = []
-        for story in self.stories:
-            steps = [snapshot.step for snapshot in story.dated]
-            for key, (role, style) in roles.items():
-                values = [number(snapshot.summary.get(group, {}).get(key)) for snapshot in story.dated]
+        for run in self.runs:
+            steps = [snapshot.step for snapshot in run.dated]
+            for key, (role, style) in curves.items():
+                values = [finite_or_nan(snapshot.summary.get(group, {}).get(key)) for snapshot in run.dated]
                 if np.isfinite(values).any():
-                    name, quantity = self.legend_name(story), f"{group}/{key}"
-                    found.append(pictures.Curve(story.index, name, steps, values, role, style, quantity=quantity))
+                    name, quantity = self.legend_name(run), f"{group}/{key}"
+                    found.append(Curve(run.index, name, steps, values, role, style, quantity=quantity))
         return found
 
-    def control(self, key: str, label: str, band: bool = True) -> list[pictures.Control]:
+    def by_probe(self, key: str) -> list[Curve]:
+        """Curves of a snapshot scalar on the random probe and, dashed, on the text probe."""
+        text = self.measured({key: ("text probe", DASHED)}, GROUPS["text."])
+        return [*self.measured({key: ("random probe" if text else "", SOLID)}), *text]
+
+    def control(self, key: str, label: str, band: bool = True) -> list[Control]:
         """The snapshot scalar that others are judged against."""
         return [
-            pictures.Control(label, curve.steps, curve.values, band, curve.quantity, curve.run)
+            Control(label, curve.steps, curve.values, band, curve.quantity, curve.run)
             for curve in self.measured({key: ("", SOLID)})
         ]
 
@@ -109,155 +113,155 @@ class Timeline:
         section: Section,
         key: str,
         caption: str,
-        curves: Sequence[pictures.Curve],
+        curves: Sequence[Curve],
         ylabel: str,
-        controls: Sequence[pictures.Control] = (),
+        controls: Sequence[Control] = (),
         *,
         from_zero: bool = True,
     ) -> None:
         """Add a picture of curves, if at least one run has more than one point to draw."""
         if not any(len(curve.steps) > 1 for curve in curves):
             return
-        figure = pictures.over_training(
-            curves, ylabel=ylabel, controls=controls, linear_until=self.linear, from_zero=from_zero
+        figure = draw_over_training(
+            curves, ylabel=ylabel, controls=controls, linear_until=self.linear_until, from_zero=from_zero
         )
-        told: list[pictures.Curve | pictures.Control] = [*curves, *controls]
-        cubes = [
-            Cube(
+        drawn: list[Curve | Control] = [*curves, *controls]
+        numbers = [
+            LabelledArray(
                 curve.quantity,
                 np.asarray(curve.values, dtype=float),
                 [{"step": curve.steps}],
-                {} if curve.run is None else {"run": self.stories[curve.run].name},
+                {} if curve.run is None else {"run": self.runs[curve.run].name},
             )
-            for curve in told
+            for curve in drawn
         ]
-        section.add(figure, key, caption, cubes)
+        section.add(figure, key, caption, numbers)
 
     # ── pictures of one run ──────────────────────────────────────────────────────────────────────────────────────
 
-    def add_per_run(self, section: Section, key: str, caption: str, draw: Draw) -> None:
+    def add_per_run(self, section: Section, key: str, caption: str, draw: DrawRun) -> None:
         """Add one picture per run that has something to draw; their numbers share a file."""
         self._add([(section, key, caption, draw)], one_scale=False)
 
-    def add_probes(self, section: Section, key: str, caption: str, draw: Callable[[Story, str], Drawn]) -> None:
+    def add_per_probe(
+        self, section: Section, key: str, caption: str, draw: Callable[[RunHistory, str], Drawing | None]
+    ) -> None:
         """Add what ``draw`` makes of each run's random probe, and of its text probe where it has one."""
         wanted = []
         for prefix, probe in PROBES.items():
 
-            def draw_probe(story: Story, prefix: str = prefix, probe: str = probe) -> Drawn:
-                drawn = draw(story, prefix)
-                return drawn and (drawn[0], [cube.within({"probe": probe}) for cube in drawn[1]])
+            def draw_probe(run: RunHistory, prefix: str = prefix, probe: str = probe) -> Drawing | None:
+                drawn = draw(run, prefix)
+                return drawn and (drawn[0], [numbers.within({"probe": probe}) for numbers in drawn[1]])
 
             wanted.append((section, *of_probe(prefix, key, caption), draw_probe))
         self._add(wanted, one_scale=True)
 
-    def _add(self, wanted: Sequence[tuple[Section, str, str, Draw]], one_scale: bool) -> None:
+    def _add(self, wanted: Sequence[tuple[Section, str, str, DrawRun]], one_scale: bool) -> None:
         """Add pictures of one kind."""
         made = []
         for section, key, caption, draw in wanted:
-            for story in self.stories:
-                if (drawn := draw(story)) is not None:
-                    made.append((section, key, caption, story, *drawn))
+            for run in self.runs:
+                if (drawn := draw(run)) is not None:
+                    made.append((section, key, caption, run, *drawn))
         if one_scale:
             same_scale([figure for *_, figure, _ in made])
-        for section, key, caption, story, figure, cubes in made:
-            text = caption if len(self.stories) == 1 else f"{story.name}. {caption}"
-            section.add(figure, key, text, [cube.within({"run": story.name}) for cube in cubes], story.index)
+        for section, key, caption, run, figure, numbers in made:
+            text = caption if len(self.runs) == 1 else f"{run.name}. {caption}"
+            section.add(figure, key, text, [array.within({"run": run.name}) for array in numbers], run.index)
 
-    def add_depth(
+    def add_blocks(
         self,
         section: Section,
         key: str,
         caption: str,
-        quantities: Sequence[Quantity],
+        quantities: Sequence[BlockValues],
         heights: Heights,
         *,
         embeddings: bool = False,
     ) -> None:
         """Add a line per block over training, a panel per quantity, a picture per run and probe."""
 
-        def draw(story: Story, prefix: str) -> Drawn:
-            panels, cubes = [], []
+        def draw(run: RunHistory, prefix: str) -> Drawing | None:
+            panels, numbers = [], []
             for quantity in quantities:
-                steps, values = _read(story, prefix, quantity)
+                steps, values = _read(run, prefix, quantity)
                 if len(steps) < 2:
                     return None
-                panels.append(Panel(quantity.title, steps, values.T, _references(story, prefix, quantity, steps)))
+                panels.append(Panel(quantity.title, steps, values.T, _references(run, prefix, quantity, steps)))
                 layers = range(0 if embeddings else 1, values.shape[1] + (not embeddings))
-                cubes.append(Cube(quantity.name, values, [{"step": steps.tolist()}, {"layer": layers}]))
+                numbers.append(LabelledArray(quantity.name, values, [{"step": steps.tolist()}, {"layer": layers}]))
             if not any(np.isfinite(panel.lines).any() for panel in panels):
                 return None
-            axis = _steps(panels, self.linear)
-            figure = layer_pictures.depth(
+            axis = _steps(panels, self.linear_until)
+            figure = draw_blocks(
                 panels, heights=heights, x_axis=axis, embeddings=embeddings, markers=len(panels[0].x) < 25
             )
-            return figure, cubes
+            return figure, numbers
 
-        self.add_probes(section, key, caption, draw)
+        self.add_per_probe(section, key, caption, draw)
 
-    def add_heads(self, section: Section, key: str, caption: str, quantity: Quantity, heights: Heights) -> None:
+    def add_heads(self, section: Section, key: str, caption: str, quantity: BlockValues, heights: Heights) -> None:
         """Add small multiples over training, one panel per block and a line per head; a picture per run and probe."""
 
-        def draw(story: Story, prefix: str) -> Drawn:
-            steps, values = _read(story, prefix, quantity)
+        def draw(run: RunHistory, prefix: str) -> Drawing | None:
+            steps, values = _read(run, prefix, quantity)
             # One head of one block is what the picture of blocks shows already.
             if len(steps) < 2 or values.shape[1:] == (1, 1) or not np.isfinite(values).any():
                 return None
-            references = _references(story, prefix, quantity, steps)
-            shown = spread(values.shape[1])
+            references = _references(run, prefix, quantity, steps)
+            shown = evenly_spaced(values.shape[1])
             panels = [Panel(f"block {layer + 1}", steps, values[:, layer].T, references) for layer in shown]
-            axis = _steps(panels, self.linear)
-            figure = layer_pictures.heads(
-                panels, run=story.index, heights=heights, x_axis=axis, markers=len(steps) < 25
-            )
+            axis = _steps(panels, self.linear_until)
+            figure = draw_heads(panels, run=run.index, heights=heights, x_axis=axis, markers=len(steps) < 25)
             axes = [
                 {"step": steps.tolist()},
                 {"layer": [layer + 1 for layer in shown]},
                 {"head": range(values.shape[2])},
             ]
-            return figure, [Cube(quantity.name, values[:, shown], axes)]
+            return figure, [LabelledArray(quantity.name, values[:, shown], axes)]
 
-        self.add_probes(section, key, caption, draw)
+        self.add_per_probe(section, key, caption, draw)
 
 
-def _read(story: Story, prefix: str, quantity: Quantity) -> tuple[np.ndarray, np.ndarray]:
+def _read(run: RunHistory, prefix: str, quantity: BlockValues) -> tuple[np.ndarray, np.ndarray]:
     """Steps ``[S]`` and values ``[S, blocks]`` or ``[S, blocks, H]`` of the snapshots that hold the array."""
     name = prefix + quantity.array
-    held = [snapshot for snapshot in story.dated if name in snapshot.arrays]
+    held = [snapshot for snapshot in run.dated if name in snapshot.arrays]
     values = [np.asarray(quantity.read(snapshot.arrays[name]), dtype=float) for snapshot in held]
     return np.array([snapshot.step for snapshot in held]), np.array(values)
 
 
-def _references(story: Story, prefix: str, quantity: Quantity, steps: np.ndarray) -> dict[str, np.ndarray]:
+def _references(run: RunHistory, prefix: str, quantity: BlockValues, steps: np.ndarray) -> dict[str, np.ndarray]:
     if quantity.reference is None:
         return {}
     label, level = quantity.reference
-    last = next(s for s in reversed(story.dated) if prefix + quantity.array in s.arrays)
+    last = next(s for s in reversed(run.dated) if prefix + quantity.array in s.arrays)
     value = level(last.summary, last.arrays[prefix + quantity.array])
     return {label: np.full(len(steps), value)} if np.isfinite(value) else {}
 
 
-def _steps(panels: Sequence[Panel], linear: float | None) -> Callable[[Axes], None]:
+def _steps(panels: Sequence[Panel], linear_until: float | None) -> Callable[[Axes], None]:
     last = max(float(panel.x.max()) for panel in panels)
-    return lambda axes: step_axis(axes, last, linear)
+    return lambda axes: step_axis(axes, last, linear_until)
 
 
 def _thin(steps: list[int], values: list[float]) -> tuple[Sequence[float], Sequence[float]]:
     """Means of neighbours, where there are more points than a picture can show."""
     if len(steps) <= _MAX_POINTS:
         return steps, values
-    # Cuts spaced evenly and cuts spaced logarithmically, so that either axis shows all that it can.
+    # Groups that begin at even and at logarithmic distances, so that either axis shows all that it can.
     half = _MAX_POINTS // 2
-    cuts = np.concatenate([np.geomspace(1, len(steps) - 1, half), np.linspace(1, len(steps) - 1, half)])
-    groups = np.split(np.arange(len(steps)), np.unique(cuts.astype(int)))
+    starts = np.concatenate([np.geomspace(1, len(steps) - 1, half), np.linspace(1, len(steps) - 1, half)])
+    groups = np.split(np.arange(len(steps)), np.unique(starts.astype(int)))
     x, y = np.asarray(steps, dtype=float), np.asarray(values)
     return [x[g].mean() for g in groups], [y[g].mean() for g in groups]
 
 
-def arrays_at(story: Story, prefix: str, *names: str) -> list[tuple[str, int, dict[str, np.ndarray]]]:
+def arrays_at(run: RunHistory, prefix: str, *names: str) -> list[tuple[str, int, dict[str, np.ndarray]]]:
     """(when, step, arrays) of birth and of now, where all these arrays were measured."""
     found = []
-    for now, snapshot in story.moments:
+    for now, snapshot in run.moments:
         arrays = arrays_of(snapshot, prefix)
         if all(name in arrays for name in names):
             title = "at birth" if not now else f"now, step {snapshot.step:,}" if snapshot.step > 0 else "now"

@@ -11,7 +11,8 @@ from rich.console import Console
 from birthmark.files import write_json, write_text
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
 from birthmark.report.rows import snapshot_rows
-from birthmark.report.tables import MISSING, format_value, print_table
+from birthmark.report.snapshot_table import print_table
+from birthmark.report.text import MISSING, format_value
 
 BIAS = {
     "alignment": 0.51234, "alignment_stranger": 0.04321, "preference_ratio": 12.3456, "rank_persistence": -0.25,
@@ -62,7 +63,7 @@ def test_no_line_is_longer_than_the_terminal(run, width, terminal):
     text = printed(run, width=width, force_terminal=terminal, no_color=True, color_system=None)
     lines = [line.rstrip() for line in text.splitlines()]
     assert max(map(len, lines)) <= width
-    assert "…" not in text  # columns give way, numbers are never cut
+    assert "…" not in text  # columns give way, numbers stay whole
     assert sum(line.lstrip().startswith("123,456") for line in lines) == 1
 
 

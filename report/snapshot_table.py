@@ -1,9 +1,7 @@
-"""One row per snapshot, joined with the losses of its step: what the terminal, the JSON and the page all show."""
+"""The table of snapshots: its columns, and how the terminal prints it."""
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +14,7 @@ from rich.text import Text
 
 from ..measure.records import RunDir
 from .rows import snapshot_rows
-
-MISSING = "–"
+from .text import MISSING, format_value
 
 
 @dataclass(frozen=True)
@@ -70,21 +67,6 @@ def shown_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
 
 
 _BY_KEY = {column.key: column for column in COLUMNS}
-
-
-def format_value(value: float | None, spec: str) -> str:
-    """A number as the table prints it; "–" where there is none or where it is not a number."""
-    if value is None or math.isnan(value):
-        return MISSING
-    if math.isinf(value):
-        return "∞" if value > 0 else "-∞"
-    if spec == "percent":
-        return f"{100 * value:.1f} %"
-    if spec == "ratio":
-        decimals = 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
-        return f"{value:,.{decimals}f}"
-    # A small negative number rounds to -0.000, which says nothing that 0.000 does not.
-    return re.sub(r"^-(0\.?0*)$", r"\1", format(int(value) if spec.endswith("d") else value, spec))
 
 
 def print_table(run: RunDir, console: Console) -> None:

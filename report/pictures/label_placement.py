@@ -43,23 +43,20 @@ def place_labels(
     return corners
 
 
-def stack(places: np.ndarray, gap: float, low: float, high: float) -> np.ndarray:
+def spread_apart(places: np.ndarray, gap: float, low: float, high: float) -> np.ndarray:
     """Heights ``[N]`` as near to ``places`` as a distance of ``gap`` between any two and the bounds allow.
 
     The order stays; what does not fit between the bounds is set closer than ``gap``.
     """
+    from scipy.optimize import isotonic_regression
+
     n = len(places)
+    if not n:
+        return np.zeros(0)
     gap = min(gap, (high - low) / max(n - 1, 1))
     order = np.argsort(places, kind="stable")
     # Without the gaps it is isotonic regression: neighbours in the wrong order share their mean.
-    groups: list[tuple[float, int]] = []
-    for wanted in places[order] - gap * np.arange(n):
-        mean, size = float(wanted), 1
-        while groups and groups[-1][0] > mean:
-            other, more = groups.pop()
-            mean, size = (mean * size + other * more) / (size + more), size + more
-        groups.append((mean, size))
-    even = np.concatenate([np.full(size, mean) for mean, size in groups]) if groups else np.zeros(0)
+    even = isotonic_regression(places[order] - gap * np.arange(n)).x
     found = np.empty(n)
     found[order] = np.clip(even, low, high - gap * (n - 1)) + gap * np.arange(n)
     return found

@@ -1,4 +1,4 @@
-"""What the sections of a snapshot's page share: one picture per probe, lines of blocks, numbers of heads."""
+"""How sections draw one snapshot: one picture per probe, lines of blocks, numbers of heads."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...measure.records import Snapshot
-from ..history import PROBES, arrays_of, of_probe, probes
-from ..pictures import curves as pictures
-from ..pictures.layers import block_axis
-from ..pictures.panels import MAX_PANELS, log_heights, same_scale
-from .section import Cube, Drawn, Section
+from ..csv_files import LabelledArray
+from ..pictures.axes import block_axis, log_heights
+from ..pictures.curves import Control, Curve, draw_curves
+from ..pictures.panels import MAX_PANELS, same_scale
+from ..probe_arrays import PROBES, arrays_of, measured_probes, of_probe
+from .section import Drawing, Section
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +26,7 @@ _MAX_POSITIONS = 256  # points of a line
 
 
 @dataclass(frozen=True)
-class Measured:
+class SnapshotView:
     """One snapshot, on its way into a page."""
 
     name: str
@@ -47,19 +48,19 @@ class Measured:
         key: str,
         caption: str,
         needs: Sequence[str],
-        draw: Callable[[Arrays], Drawn],
+        draw: Callable[[Arrays], Drawing | None],
         square: bool = False,
     ) -> None:
         """Add what ``draw`` makes of every probe that holds the arrays it ``needs``, all on one scale."""
-        by_probe = {prefix: arrays_of(self.snapshot, prefix) for prefix in probes(self.snapshot)}
+        by_probe = {prefix: arrays_of(self.snapshot, prefix) for prefix in measured_probes(self.snapshot)}
         made = {
             prefix: drawn
             for prefix, arrays in by_probe.items()
             if all(name in arrays for name in needs) and (drawn := draw(arrays)) is not None
         }
         same_scale([figure for figure, _ in made.values()], square)
-        for prefix, (figure, cubes) in made.items():
-            section.add(figure, *of_probe(prefix, key, caption), [c.within(self.at(prefix)) for c in cubes])
+        for prefix, (figure, numbers) in made.items():
+            section.add(figure, *of_probe(prefix, key, caption), [a.within(self.at(prefix)) for a in numbers])
 
 
 def of_blocks(caption: str, n_layers: int) -> str:
@@ -67,14 +68,14 @@ def of_blocks(caption: str, n_layers: int) -> str:
     return caption if n_layers <= MAX_PANELS else f"{caption.rstrip('.')}; {MAX_PANELS} of {n_layers} blocks."
 
 
-def positions(length: int) -> np.ndarray:
+def shown_positions(length: int) -> np.ndarray:
     """Positions that lines show: all, or as many as a picture can, closer for the first ones."""
     if length <= _MAX_POSITIONS:
         return np.arange(length)
     return np.unique(np.geomspace(1, length, _MAX_POSITIONS).round().astype(int)) - 1
 
 
-def lines(quantity: str, values: np.ndarray, titles: Sequence[tuple[int, str]], t: np.ndarray) -> Cube:
+def head_lines(quantity: str, values: np.ndarray, titles: Sequence[tuple[int, str]], t: np.ndarray) -> LabelledArray:
     """Numbers of the heads' lines of small multiples, of ``[L, H, T]``."""
     shown = [layer for layer, _ in titles]
     axes: list[dict[str, Sequence[int]]] = [
@@ -82,23 +83,28 @@ def lines(quantity: str, values: np.ndarray, titles: Sequence[tuple[int, str]], 
         {"head": range(values.shape[1])},
         {"position": t.tolist()},
     ]
-    return Cube(quantity, values[shown][:, :, t], axes)
+    return LabelledArray(quantity, values[shown][:, :, t], axes)
 
 
-def by_block(
+def block_and_head(array: np.ndarray) -> list[dict[str, Sequence[int]]]:
+    """Axes of a ``[L, H]`` array: blocks from 1, heads from 0."""
+    return [{"layer": range(1, array.shape[0] + 1)}, {"head": range(array.shape[1])}]
+
+
+def draw_by_block(
     values: Mapping[str, np.ndarray],
     roles: Mapping[str, tuple[str, Mapping[str, Any]]],
     ylabel: str,
     start: int,
-    controls: Sequence[pictures.Control] = (),
+    controls: Sequence[Control] = (),
     *,
     log: bool = False,
     from_zero: bool = False,
-) -> Drawn:
+) -> Drawing:
     """Curves over depth, from block ``start``, 0 being the embeddings."""
     curves = [
-        pictures.Curve(0, "", range(start, start + len(of_blocks)), of_blocks.tolist(), *roles[name])
-        for name, of_blocks in values.items()
+        Curve(0, "", range(start, start + len(blocks)), blocks.tolist(), *roles[name])
+        for name, blocks in values.items()
     ]
     drawn = [np.asarray(values) for values in (*(c.values for c in curves), *(c.values for c in controls))]
 
@@ -107,9 +113,9 @@ def by_block(
         if log:
             log_heights(axes, drawn)
 
-    figure = pictures.curves(curves, ylabel=ylabel, x_axis=axis, controls=controls, from_zero=from_zero)
-    cubes = [
-        Cube(name, of_blocks, [{"layer": range(start, start + len(of_blocks))}]) for name, of_blocks in values.items()
+    figure = draw_curves(curves, ylabel=ylabel, x_axis=axis, controls=controls, from_zero=from_zero)
+    numbers = [
+        LabelledArray(name, blocks, [{"layer": range(start, start + len(blocks))}]) for name, blocks in values.items()
     ]
-    cubes += [Cube(c.quantity, np.asarray(c.values), [{"layer": c.steps}]) for c in controls if c.quantity]
-    return figure, cubes
+    numbers += [LabelledArray(c.quantity, np.asarray(c.values), [{"layer": c.steps}]) for c in controls if c.quantity]
+    return figure, numbers

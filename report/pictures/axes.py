@@ -1,0 +1,126 @@
+"""Axes that pictures share: optimizer steps, positions, blocks, logarithmic ones, and the numbers at their ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.ticker import EngFormatter
+
+# ── numbers at ticks ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def count_formatter() -> EngFormatter:
+    """Ticks of a count: 0, 10, 1k, 1.5k, 10M."""
+    from matplotlib.ticker import EngFormatter
+
+    formatter = EngFormatter(sep="")
+    # What is less than 1 is written out: a fraction of a step is no milli-step.
+    formatter.ENG_PREFIXES = {
+        exponent: prefix for exponent, prefix in EngFormatter.ENG_PREFIXES.items() if exponent >= 0
+    }
+    return formatter
+
+
+def power_of_ten(value: float, _: object = None) -> str:
+    """A tick of a logarithmic axis.
+
+    Those of matplotlib write powers as mathematics, in a font that a page does not have.
+    """
+    exponent = round(np.log10(value)) if value > 0 else 0
+    if not np.isclose(value, 10.0**exponent, rtol=1e-6):
+        return ""
+    return f"{value:g}" if -3 <= exponent <= 3 else "10" + str(exponent).translate(_SUPERSCRIPT)
+
+
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+def step_axis(axes: Axes, last: float, linear_until: float | None) -> None:
+    """Optimizer steps from birth on; with ``linear_until`` linear up to there and logarithmic behind."""
+    axes.set_xlabel("optimizer step")
+    if linear_until is None or last <= linear_until:
+        axes.xaxis.set_major_formatter(count_formatter())
+        axes.margins(x=0.02)
+        return
+    axes.set_xscale("symlog", linthresh=linear_until, linscale=0.4)
+    decades = 10.0 ** np.arange(np.ceil(np.log10(linear_until) - 1e-9), np.floor(np.log10(last) + 1e-9) + 1)
+    if len(decades) < 3:
+        decades = np.unique(np.concatenate([decades, decades * 3, [linear_until]]))
+    axes.set_xticks([0.0, *decades[decades <= last * 1.001]])
+    axes.xaxis.set_minor_locator(no_ticks())
+    axes.xaxis.set_major_formatter(count_formatter())
+    axes.set_xlim(-0.12 * linear_until, last * 1.12)
+
+
+def no_ticks() -> Any:
+    """A tick locator that finds none."""
+    from matplotlib.ticker import NullLocator
+
+    return NullLocator()
+
+
+def log_axis(axis: Any) -> None:
+    """Label the decades of a logarithmic axis and nothing between."""
+    axis.set_major_formatter(power_of_ten)
+    axis.set_minor_locator(no_ticks())
+
+
+def token_axis(axes: Axes, length: int) -> None:
+    """Positions as the number of tokens that a query there sees, t + 1, logarithmic."""
+    axes.set_xscale("log")
+    axes.set_xlim(0.85, length * 1.15)
+    log_ticks(axes.xaxis, 1, length)
+    axes.set_xlabel("t + 1")
+
+
+def position_axis(axes: Axes, length: int) -> None:
+    """Positions from 0, logarithmic behind 1, so that the first ones stand apart."""
+    axes.set_xscale("symlog", linthresh=1, linscale=0.35)
+    parts = (1,) if length > 3000 else (1, 3)
+    ticks = [0, *(part * 10**i for i in range(7) for part in parts if part * 10**i < length)]
+    axes.set_xticks(ticks, labels=[count_formatter()(tick) for tick in ticks])
+    axes.xaxis.set_minor_locator(no_ticks())
+    axes.set_xlim(-0.15, length)
+    axes.set_xlabel("position")
+
+
+def whole_ticks(axis: Any) -> None:
+    """Ticks at whole numbers only."""
+    axis.get_major_locator().set_params(integer=True)
+
+
+def log_ticks(axis: Any, low: float, high: float) -> None:
+    """Three ticks at least between ``low`` and ``high`` on a logarithmic axis, all of them labelled."""
+    decades = range(int(np.floor(np.log10(low))), int(np.ceil(np.log10(high))) + 1)
+    every = max(1, (len(decades) + 3) // 6)
+    wanted = ((1,), (1, 3), (1, 2, 5), (1, 1.5, 2, 3, 5, 7), (1, 1.2, 1.4, 1.6, 1.8, 2, 2.5, 3, 3.5, 4, 5, 6, 7, 8, 9))
+    for parts in wanted:
+        ticks = [part * 10.0**d for d in decades if d % every == 0 for part in parts]
+        ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
+        if len(ticks) >= 3:
+            break
+    axis.set_ticks(ticks, labels=[power_of_ten(tick) or f"{tick:g}" for tick in ticks])
+    axis.set_minor_locator(no_ticks())
+
+
+def log_heights(axes: Axes, values: Sequence[np.ndarray], least: float | None = None) -> None:
+    """A logarithmic y axis around all positive ``values``, down to ``least`` if they do not go lower."""
+    every = np.concatenate([np.ravel(v) for v in values])
+    every = every[np.isfinite(every) & (every > 0)]
+    low, high = (float(every.min()), float(every.max())) if len(every) else (1.0, 10.0)
+    low = min(low, high / 3, high if least is None else least)
+    margin = (high / low) ** 0.06
+    axes.set_yscale("log")
+    axes.set_ylim(low / margin, high * margin)
+    log_ticks(axes.yaxis, low / margin, high * margin)
+
+
+def block_axis(axes: Axes, embeddings: bool = True) -> None:
+    """Blocks from 1, and the embeddings before them."""
+    axes.set_xlabel("block (0: embeddings)" if embeddings else "block")
+    whole_ticks(axes.xaxis)

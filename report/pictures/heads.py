@@ -1,0 +1,148 @@
+"""Pictures of heads: small multiples with a line per head, maps by block and head, importance over key positions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .axes import log_axis
+from .panels import (
+    Heights,
+    Panel,
+    block_colours,
+    block_entries,
+    draw_references,
+    drawable,
+    fit_heights,
+    label_outer_panels,
+    small_multiples,
+)
+from .style import REFERENCE, add_legend, in_our_style, legend_line, new_figure, run_colour
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+_MAX_HEAD_LINES = 16  # more heads than that are a band
+
+
+@in_our_style
+def draw_heads(
+    panels: Sequence[Panel], *, run: int, heights: Heights, x_axis: Callable[[Axes], None], markers: bool = False
+) -> Figure:
+    """Small multiples, one panel per block: a thin line per head, their mean bold; many heads are a band.
+
+    Args:
+        panels: of the blocks.
+        run: which run of the page; decides the colour.
+        heights: the y axis, common to all panels.
+        x_axis: sets scale, ticks and label of x.
+        markers: mark every point of the mean.
+    """
+    figure, grid = small_multiples(len(panels))
+    colour = run_colour(run)
+    faint: dict[str, Any] = {"color": colour, "alpha": 0.5, "linewidth": 0.8}
+    entries: dict[str, Any] = {}
+    for axes, panel in zip(grid, panels, strict=True):
+        values = drawable(panel.lines, heights)
+        n_heads = len(values)
+        if n_heads > _MAX_HEAD_LINES:
+            band: dict[str, Any] = {"color": colour, "alpha": 0.2, "linewidth": 0}
+            entries["range of the heads"] = axes.fill_between(panel.x, values.min(0), values.max(0), zorder=2, **band)
+        elif n_heads > 1:
+            for of_head in values:
+                axes.plot(panel.x, of_head, zorder=2, **faint)
+            entries["one head"] = legend_line(**faint)
+        bold: dict[str, Any] = {"color": colour, "linewidth": 1.5, "marker": "o" if markers else "", "markersize": 2.5}
+        axes.plot(panel.x, values.mean(0), zorder=3, **bold)
+        entries["mean of the heads" if n_heads > 1 else "the head"] = legend_line(**bold)
+        draw_references(axes, panel, entries)
+        axes.set_title(panel.title)
+    fit_heights(grid[0], heights, panels)
+    x_axis(grid[0])
+    label_outer_panels(grid, grid[0].get_xlabel(), heights.label)
+    add_legend(figure, list(entries.items()))
+    return figure
+
+
+@in_our_style
+def draw_head_maps(panels: Sequence[tuple[str, np.ndarray]], label: str) -> Figure:
+    """A share by block and head, one panel per (title, ``[L, H]`` array), all on the fixed range 0 to 1."""
+    n_layers, n_heads = (max(array.shape[i] for _, array in panels) for i in (0, 1))
+    figure, grid = new_figure(
+        360, 62 + min(max(16 * n_layers, 150), 190), columns=len(panels), squeeze=False, sharey=True
+    )
+    for axes, (title, array) in zip(grid[0], panels, strict=True):
+        rows, columns = array.shape
+        extent = (-0.5, columns - 0.5, rows + 0.5, 0.5)
+        axes.imshow(array, cmap="cividis", vmin=0, vmax=1, aspect="auto", interpolation="none", extent=extent)
+        if n_heads * len(panels) <= 16 and n_layers <= 16:
+            for (layer, head), value in np.ndenumerate(array):
+                shade = "#ffffff" if value < 0.55 else "#000000"  # in the cell, so in no colour of the page
+                axes.text(
+                    head, layer + 1, f"{value:.2f}".lstrip("0"), color=shade, fontsize=7, ha="center", va="center"
+                )
+        axes.set_title(title)
+        axes.set_xlabel("head")
+        axes.grid(False)
+        for spine in axes.spines.values():
+            spine.set_visible(False)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
+            axis.set_tick_params(length=0)
+    grid[0][0].set_ylabel("block")
+    _colour_bar(figure, grid[0], label)
+    return figure
+
+
+def _colour_bar(figure: Figure, panels: Sequence[Axes], label: str) -> None:
+    """One image instead of matplotlib's 256 rectangles."""
+    bar = figure.colorbar(panels[0].images[0], ax=list(panels), aspect=18, pad=0.03, label=label, ticks=[0, 0.5, 1])
+    for part in (bar.outline, bar.solids):
+        if part is not None:
+            part.set_visible(False)
+    ramp = np.linspace(0, 1, 128)[:, None]
+    bar.ax.imshow(ramp, cmap="cividis", aspect="auto", extent=(0, 1, 0, 1), origin="lower", interpolation="none")
+    bar.ax.grid(False)
+    bar.ax.tick_params(length=0)
+
+
+@in_our_style
+def draw_importance(panels: Sequence[tuple[str, np.ndarray]]) -> Figure:
+    """Importance over key position, mean over heads, one curve per block, panels per (title, ``[L, H, T]`` array)."""
+    figure, grid = new_figure(360, 200, columns=len(panels), squeeze=False, sharey=True)
+    n_layers = max(array.shape[0] for _, array in panels)
+    colours = block_colours(n_layers)
+    for axes, (title, array) in zip(grid[0], panels, strict=True):
+        keys = np.arange(array.shape[2])
+        for layer, values in enumerate(array.mean(axis=1)):
+            shown = least_and_greatest(values)
+            axes.plot(shown, np.where(values > 0, values, np.nan)[shown], color=colours[layer], linewidth=1.1)
+        axes.plot(keys, uniform_importance(len(keys)), **REFERENCE)
+        axes.set_yscale("log")
+        axes.set_title(title)
+        axes.set_xlabel("key position")
+        axes.xaxis.get_major_locator().set_params(integer=True, nbins=5)
+    low, high = grid[0][0].get_ylim()
+    grid[0][0].set_ylim(10 ** np.floor(np.log10(low)), max(high, 1.0))
+    log_axis(grid[0][0].yaxis)
+    grid[0][0].set_ylabel("importance")
+    add_legend(figure, [*block_entries(n_layers), ("uniform", legend_line(**REFERENCE))])
+    return figure
+
+
+def uniform_importance(length: int) -> np.ndarray:
+    """``[T]``: what uniform attention gives each key, 1/(t+1) from every query, on average over the queries t ≥ j."""
+    keys = np.arange(length)
+    return np.cumsum(1 / (keys[::-1] + 1.0))[::-1] / (length - keys)
+
+
+def least_and_greatest(values: np.ndarray, limit: int = 256) -> np.ndarray:
+    """Indices of the least and the greatest of each group of neighbours: fewer points, and no peak is lost."""
+    if len(values) <= limit:
+        return np.arange(len(values))
+    groups = np.array_split(np.arange(len(values)), limit // 2)
+    return np.unique([group[pick(values[group])] for group in groups for pick in (np.argmin, np.argmax)])

@@ -1,0 +1,33 @@
+"""The arrays of a snapshot by probe: those of the text probe stand under names of their own."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..measure.records import Snapshot
+
+PROBES = {"": "random", "text.": "text"}
+"""Prefix of a probe's arrays → the probe's name."""
+
+GROUPS = {"": "bias", "text.": "bias_text"}
+"""Prefix of a probe's arrays → the group of its scalars in ``summary.json``."""
+
+
+def measured_probes(snapshot: Snapshot) -> list[str]:
+    """Prefixes of the probes that a snapshot was measured on."""
+    return [
+        prefix
+        for prefix in PROBES
+        if any(n.startswith(prefix) and "." not in n[len(prefix) :] for n in snapshot.arrays)
+    ]
+
+
+def arrays_of(snapshot: Snapshot, prefix: str) -> dict[str, np.ndarray]:
+    """The arrays of one probe, without its prefix."""
+    names = {name: name.removeprefix(prefix) for name in snapshot.arrays if name.startswith(prefix)}
+    return {short: snapshot.arrays[name] for name, short in names.items() if "." not in short}
+
+
+def of_probe(prefix: str, key: str, caption: str) -> tuple[str, str]:
+    """Key and caption of a picture that every probe has one of."""
+    return (f"{key}-{PROBES[prefix]}", f"{caption.rstrip('.')}; {PROBES[prefix]} probe.") if prefix else (key, caption)

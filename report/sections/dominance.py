@@ -1,0 +1,150 @@
+"""Dominant channels: what super neurons write concentrates the first token's state in few channels [SO]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..csv_files import LabelledArray
+from ..pictures.axes import log_ticks, position_axis
+from ..pictures.hidden_units import draw_massive
+from ..pictures.layers import draw_blocks
+from ..pictures.panels import Heights, Panel
+from ..pictures.style import SOLID
+from ..probe_arrays import PROBES, arrays_of, measured_probes
+from ..text import format_value
+from .link import Link
+from .section import Drawing, Listing, Section
+from .snapshot_view import LISTED, Arrays, SnapshotView, draw_by_block, shown_positions
+from .training_view import BlockValues, TrainingView
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# ── over training ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_FIRST = BlockValues("dominance_first", "dominance", lambda a: a[:, 0], "position 0")
+_MEDIAN = BlockValues("dominance_median", "dominance", lambda a: np.median(a, axis=-1), "median position")
+_MASSIVE = BlockValues("massive", "massive_value", lambda a: a[:, 0])
+_EFFECTIVE_RANK = BlockValues("effective_rank", "effective_rank")
+
+
+def _over_training(view: TrainingView, section: Section) -> None:
+    heights = Heights("dominance ratio", log=True, least=1)
+    view.add_blocks(section, "ratio", "Dominance ratio by block.", [_FIRST, _MEDIAN], heights, embeddings=True)
+    caption = "Largest absolute value in the residual stream, by block."
+    view.add_blocks(section, "massive", caption, [_MASSIVE], Heights("largest |h|", log=True), embeddings=True)
+    caption = "Effective rank of the residual stream, by block."
+    heights = Heights("effective rank", least=0)
+    view.add_blocks(section, "rank", caption, [_EFFECTIVE_RANK], heights, embeddings=True)
+    view.explain_if_empty(section)
+
+
+# ── in one snapshot ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _in_snapshot(view: SnapshotView, section: Section) -> None:
+    view.add(section, "position", "Dominance ratio by position and block.", ["dominance"], _draw_by_position)
+    caption = "The ten largest absolute values after every block, one per position and channel."
+    needs = ["massive_value", "massive_position", "massive_channel"]
+    view.add(section, "massive", caption, needs, _draw_massive)
+    view.add(
+        section, "spectrum", "Singular values of the hidden states, by block.", ["singular_values"], _draw_spectrum
+    )
+
+    def effective(arrays: Arrays) -> Drawing:
+        found = {"effective_rank": arrays["effective_rank"]}
+        return draw_by_block(found, {"effective_rank": ("", SOLID)}, "effective rank", 0, from_zero=True)
+
+    view.add(section, "rank", "Effective rank of the hidden states by block.", ["effective_rank"], effective)
+    for prefix in measured_probes(view.snapshot):
+        _list_massive(view, section, prefix)
+
+
+def _draw_by_position(arrays: Arrays) -> Drawing:
+    ratio = arrays["dominance"]
+    t = shown_positions(ratio.shape[1])
+    figure = draw_blocks(
+        [Panel("", t, ratio[:, t])],
+        heights=Heights("dominance ratio", log=True, least=1),
+        x_axis=lambda axes: position_axis(axes, int(t[-1]) + 1),
+        embeddings=True,
+    )
+    axes = [{"layer": range(len(ratio))}, {"position": t.tolist()}]
+    return figure, [LabelledArray("dominance", ratio[:, t], axes)]
+
+
+def _draw_massive(arrays: Arrays) -> Drawing | None:
+    value, position, channel = (arrays[f"massive_{name}"] for name in ("value", "position", "channel"))
+    if not (np.isfinite(value) & (value > 0)).all():
+        return None
+    numbers = []
+    for layer in range(len(value)):
+        axis = {
+            "rank": range(1, value.shape[1] + 1),
+            "position": position[layer].tolist(),
+            "channel": channel[layer].tolist(),
+        }
+        numbers.append(LabelledArray("massive_value", value[layer], [axis], {"layer": layer}))
+    return draw_massive(value, position, run=0), numbers
+
+
+def _draw_spectrum(arrays: Arrays) -> Drawing | None:
+    values = arrays["singular_values"]
+    rank = np.unique(np.geomspace(1, values.shape[1], 128).round().astype(int))
+
+    def axis(axes: Axes) -> None:
+        axes.set_xscale("log")
+        log_ticks(axes.xaxis, 1, values.shape[1])
+        axes.set_xlabel("direction, by singular value")
+
+    shown = np.where(values > 1e-6 * values.max(), values, np.nan)[:, rank - 1]
+    if not np.isfinite(shown).any():
+        return None
+    figure = draw_blocks(
+        [Panel("", rank, shown)], heights=Heights("singular value", log=True), x_axis=axis, embeddings=True
+    )
+    axes = [{"layer": range(len(values))}, {"rank": rank.tolist()}]
+    return figure, [LabelledArray("singular_value", values[:, rank - 1], axes)]
+
+
+def _list_massive(view: SnapshotView, section: Section, prefix: str) -> None:
+    arrays = arrays_of(view.snapshot, prefix)
+    if any(f"massive_{name}" not in arrays for name in ("value", "position", "channel")):
+        return
+    value, position, channel = (arrays[f"massive_{name}"] for name in ("value", "position", "channel"))
+    order = np.argsort(-np.nan_to_num(value, nan=-np.inf).ravel(), kind="stable")[:LISTED]
+    rows = [
+        [
+            format_value(float(value[at]), ".2f"),
+            str(at[0]) if at[0] else "embeddings",
+            str(position[at]),
+            str(channel[at]),
+        ]
+        for at in zip(*np.unravel_index(order, value.shape), strict=True)
+    ]
+    probe = PROBES[prefix]
+    section.listings.append(
+        Listing(
+            "Massive activations" + (f", {probe} probe" if prefix else ""),
+            ["|h|", "block", "position", "channel"],
+            rows,
+            f"dominance-massive{'-' + probe if prefix else ''}.csv",
+            [],  # the picture's file holds them
+        )
+    )
+
+
+DOMINANCE = Link(
+    "dominance",
+    "Dominant channels",
+    "chain",
+    "What super neurons write concentrates the first token's state in few channels. Dominance is the largest "
+    "channel over the mean one, 1 to d; effective rank is how many directions all states spread over.",
+    _over_training,
+    "Dominance is the largest channel of a state over its mean one, 1 to d. Massive activations are the largest "
+    "values of the residual stream. The spectrum shows over how many directions all states spread.",
+    _in_snapshot,
+    headline=("dominance_first", "max/mean", "ratio"),
+)

@@ -1,0 +1,118 @@
+"""Super neurons: hidden units of the MLP that answer to the first token alone amplify its difference [SO]."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..csv_files import LabelledArray
+from ..pictures.hidden_units import Units, draw_units
+from ..pictures.layers import block_titles
+from ..pictures.panels import Heights
+from ..probe_arrays import PROBES, arrays_of, measured_probes
+from ..text import format_value
+from .link import Link
+from .section import Drawing, Listing, Section
+from .snapshot_view import LISTED, Arrays, SnapshotView, of_blocks
+from .training_view import BlockValues, TrainingView
+from .value_aggregation import positive_ratio
+
+SUPER_Z, SUPER_RATIO = 10.0, 5.0
+"""What makes a super neuron: the thresholds of `metrics.neurons`, which would load torch."""
+
+_Z = BlockValues(
+    "neuron_z", "neuron_z", lambda a: positive_ratio(a[:, 0]), reference=("threshold", lambda summary, a: SUPER_Z)
+)
+
+
+def _over_training(view: TrainingView, section: Section) -> None:
+    caption = "Robust z of the unit that position 0 excites most, by block."
+    view.add_blocks(section, "z", caption, [_Z], Heights("largest robust z", log=True, least=1, most=20))
+    curves = view.by_probe("super_neurons")
+    view.add_curves(section, "count", "Super neurons in all blocks.", curves, "super neurons")
+    view.explain_if_empty(section)
+
+
+def _in_snapshot(view: SnapshotView, section: Section) -> None:
+    caption = (
+        "Mean absolute activation of the hidden units, one of those that lie on one another; marked are the super "
+        "neurons among the ten units of largest z."
+    )
+    needs = ["activation_first", "activation_others", "neuron_index", "neuron_is_super", "super_neurons"]
+    view.add(section, "units", of_blocks(caption, view.n_layers), needs, _draw_units, square=True)
+    for prefix in measured_probes(view.snapshot):
+        _list_units(view, section, prefix)
+
+
+def _draw_units(arrays: Arrays) -> Drawing | None:
+    """Hidden units at the first position against the others."""
+    first, others = arrays["activation_first"], arrays["activation_others"]
+    every = np.concatenate([first.ravel(), others.ravel()])
+    if not np.isfinite(every).all() or not (every > 0).any():
+        return None
+    is_super = np.zeros(first.shape, dtype=bool)
+    np.put_along_axis(is_super, arrays["neuron_index"], arrays["neuron_is_super"], axis=1)
+    silent = max(float(every[every > 0].min()), 1e-4 * float(every.max()))
+    titles = block_titles(len(first))
+    panels, numbers = [], []
+    for layer, block in titles:
+        n_super = int(arrays["super_neurons"][layer])
+        title = f"{block}: {n_super} super" if n_super else block
+        panels.append(Units(title, first[layer], others[layer], is_super[layer], silent))
+    for (layer, _), panel in zip(titles, panels, strict=True):
+        shown = panel.drawn()
+        for name, units in (("activation_first", panel.first), ("activation_others", panel.others)):
+            numbers.append(LabelledArray(name, units[shown], [{"unit": shown.tolist()}], {"layer": layer + 1}))
+    return draw_units(panels, run=0, ratio=SUPER_RATIO), numbers
+
+
+#: Columns of the list of units: array, heading, format.
+_UNIT_COLUMNS = (
+    ("neuron_first", "at position 0", ".3f"),
+    ("neuron_others", "elsewhere", ".3f"),
+    ("neuron_ratio", "ratio", "ratio"),
+    ("neuron_z", "robust z", ".1f"),
+    ("neuron_gate_norm", "gate norm", ".2f"),
+    ("neuron_up_norm", "up norm", ".2f"),
+    ("neuron_down_sparsity", "down max/mean", ".1f"),
+    ("neuron_down_dimension", "writes channel", "d"),
+)
+
+
+def _list_units(view: SnapshotView, section: Section, prefix: str) -> None:
+    arrays = arrays_of(view.snapshot, prefix)
+    if "neuron_index" not in arrays or any(name not in arrays for name, _, _ in _UNIT_COLUMNS):
+        return
+    index, z, is_super = arrays["neuron_index"], arrays["neuron_z"], arrays["neuron_is_super"]
+    order = np.argsort(-np.nan_to_num(z, nan=-np.inf).ravel(), kind="stable")[:LISTED]
+    shown = [column for column in _UNIT_COLUMNS if not np.isnan(arrays[column[0]].astype(float)).all()]
+    rows, units = [], []
+    for layer, place in zip(*np.unravel_index(order, z.shape), strict=True):
+        values = [format_value(float(arrays[name][layer, place]), spec) for name, _, spec in shown]
+        rows.append([str(layer + 1), str(index[layer, place]), *values, "yes" if is_super[layer, place] else "no"])
+        units.append((int(layer) + 1, int(index[layer, place])))
+    axis = {"layer": [layer for layer, _ in units], "unit": [unit for _, unit in units]}
+    numbers = [LabelledArray(name, arrays[name].ravel()[order], [axis], view.at(prefix)) for name, _, _ in shown]
+    probe = PROBES[prefix]
+    section.listings.append(
+        Listing(
+            "Units of largest z" + (f", {probe} probe" if prefix else ""),
+            ["block", "unit", *(title for _, title, _ in shown), "super"],
+            rows,
+            f"neurons-list{'-' + probe if prefix else ''}.csv",
+            numbers,
+        )
+    )
+
+
+NEURONS = Link(
+    "neurons",
+    "Super neurons",
+    "chain",
+    "Hidden units of the MLP that answer to the first token far more than their neighbours (robust z of at least "
+    "10) and far more than to other tokens (at least 5 times) carry its difference on.",
+    _over_training,
+    "Hidden units of the MLP at position 0 against the other positions. A super neuron is excited there far more "
+    "than its layer's other units (robust z of at least 10), and at least 5 times as much as elsewhere.",
+    _in_snapshot,
+    headline=("super_neurons", "", ",d"),
+)

@@ -1,0 +1,154 @@
+"""Token preference: which tokens the model favours whatever it reads [BB, SP]."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from ...metrics.rankings import places
+from ..csv_files import LabelledArray
+from ..pictures.token_ranks import Distribution, TokenPath, draw_preference, draw_rank_paths
+from ..run_history import RunHistory
+from ..text import finite_or_nan, format_value, one_line, shorten, step_in_words
+from .link import Link
+from .section import Drawing, Listing, Section
+from .snapshot_view import Arrays, SnapshotView
+from .training_view import TrainingView
+
+_FAVOURITES = 10  # in a list over training
+_FAVOURITES_OF_SNAPSHOT = 20
+
+
+def ranks(mean_prob: np.ndarray) -> np.ndarray:
+    """Rank of every token in p̄, from 1; NaN everywhere if p̄ is not finite."""
+    if not np.isfinite(mean_prob).all():
+        return np.full(len(mean_prob), np.nan)
+    return places(mean_prob) + 1.0
+
+
+# ── over training ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _over_training(view: TrainingView, section: Section) -> None:
+    caption = (
+        "Rank in p̄ of the ten favourites of birth and of the ten of now, by their text at both ends; shaded: the first "
+        "ten ranks."
+    )
+    view.add_per_run(section, "ranks", caption, lambda run: _draw_ranks(run, view.linear_until))
+    distributions, numbers = [], []
+    for run in view.runs:
+        for now, snapshot in run.moments:
+            p = snapshot.arrays.get("mean_prob")
+            if p is not None and np.isfinite(p).all():
+                shown = Distribution(run.index, view.legend_name(run), p, now)
+                distributions.append(shown)
+                numbers.append(_numbers(shown, {"run": run.name, "step": snapshot.step}))
+    if distributions:
+        section.add(draw_preference(distributions), "all", "All tokens, most preferred first.", numbers)
+
+
+def _numbers(shown: Distribution, at: dict[str, object]) -> LabelledArray:
+    """The numbers of one line of the picture of p̄."""
+    rank, ratio = shown.points()
+    return LabelledArray("preference_ratio", ratio, [{"rank": rank.tolist()}], at)
+
+
+def _draw_ranks(run: RunHistory, linear_until: float | None) -> Drawing | None:
+    snapshots = [snapshot for snapshot in run.dated if "mean_prob" in snapshot.arrays]
+    if run.first is None or run.last is None or len(snapshots) < 2:
+        return None
+    born, now = (
+        {t["id"]: t["text"] for t in s.summary.get("top_tokens", [])[:_FAVOURITES]} for s in (run.first, run.last)
+    )
+    ranks_by_step = [ranks(snapshot.arrays["mean_prob"]) for snapshot in snapshots]
+    tokens = now | born
+    paths = [
+        TokenPath(one_line(text), [float(r[token]) for r in ranks_by_step], token in born, token in now)
+        for token, text in tokens.items()
+    ]
+    if not paths or not np.isfinite([path.ranks for path in paths]).all():
+        return None
+    steps = [snapshot.step for snapshot in snapshots]
+    figure = draw_rank_paths(steps, paths, run=run.index, top=_FAVOURITES, linear_until=linear_until)
+    axes = [{"token": list(tokens), "text": [path.text for path in paths]}, {"step": steps}]
+    return figure, [LabelledArray("rank", np.array([path.ranks for path in paths]), axes)]
+
+
+def favourites(run: RunHistory) -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """(title, heading of the last column, rows) of the ranked lists: birth's favourites and today's."""
+    lists = []
+    by_time = dict(run.moments)
+    for now, snapshot in run.moments:
+        size = snapshot.summary.get("vocab_size", math.nan)
+        other = by_time.get(not now)
+        prob = other.arrays.get("mean_prob") if other else None
+        elsewhere = None if prob is None else ranks(prob)
+        rows = [
+            {
+                "rank": token["rank"],
+                "text": shorten(one_line(token["text"]), 32),
+                "id": token["id"],
+                "ratio": finite_or_nan(token.get("p")) * size,
+                "share": finite_or_nan(token.get("argmax_share")),
+                "other": math.nan if elsewhere is None else float(elsewhere[token["id"]]),
+            }
+            for token in snapshot.summary.get("top_tokens", [])[:_FAVOURITES]
+        ]
+        title = f"Now, {step_in_words(snapshot.step)}" if now else "At birth"
+        lists.append((title, "" if elsewhere is None else "rank at birth" if now else "rank now", rows))
+    return lists
+
+
+# ── in one snapshot ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _in_snapshot(view: SnapshotView, section: Section) -> None:
+    view.add(section, "all", "All tokens, most preferred first.", ["mean_prob"], _draw_distribution)
+    tokens = view.snapshot.summary.get("top_tokens", [])[:_FAVOURITES_OF_SNAPSHOT]
+    size = finite_or_nan(view.snapshot.summary.get("vocab_size"))
+    at_birth = any("rank_at_birth" in token for token in tokens) and view.snapshot.step != 0
+    rows = [
+        [
+            str(token["rank"]),
+            one_line(token["text"]),
+            str(token["id"]),
+            format_value(finite_or_nan(token.get("p")) * size, "ratio"),
+            format_value(finite_or_nan(token.get("argmax_share")), "percent"),
+            *([format_value(finite_or_nan(token.get("rank_at_birth")), ",d")] if at_birth else []),
+        ]
+        for token in tokens
+    ]
+    if rows:
+        headings = ["", "token", "id", "V · p̄", "argmax share", *(["rank at birth"] if at_birth else [])]
+        axis = {
+            "rank": [token["rank"] for token in tokens],
+            "token": [token["id"] for token in tokens],
+            "text": [one_line(token["text"]) for token in tokens],
+        }
+        numbers = [
+            LabelledArray(name, np.array([finite_or_nan(token.get(name)) for token in tokens]), [axis], view.at(""))
+            for name in ("p", "argmax_share", *(["rank_at_birth"] if at_birth else []))
+        ]
+        section.listings.append(Listing("Favourite tokens", headings, rows, "preference-list.csv", numbers, texts=[1]))
+
+
+def _draw_distribution(arrays: Arrays) -> Drawing | None:
+    if not np.isfinite(arrays["mean_prob"]).all() or not (arrays["mean_prob"] > 0).any():
+        return None
+    shown = Distribution(0, "", arrays["mean_prob"], True)
+    return draw_preference([shown]), [_numbers(shown, {})]
+
+
+PREFERENCE = Link(
+    "preference",
+    "Token preference",
+    "mark",
+    "p̄ is the mean next-token distribution over random inputs: a model without preference gives every token 1/V. "
+    "Listed are the tokens that it favours, at birth and now.",
+    _over_training,
+    "p̄ is the mean next-token distribution over the probe: a model without preference gives every token 1/V.",
+    _in_snapshot,
+    headline=("preference_ratio", "V·max p̄", "ratio"),
+)

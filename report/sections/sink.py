@@ -1,0 +1,144 @@
+"""The attention sink: what attention the first token, and every other, gets [AS, SO]."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..csv_files import LabelledArray
+from ..pictures.axes import position_axis
+from ..pictures.heads import draw_head_maps, draw_heads, draw_importance, uniform_importance
+from ..pictures.layers import block_titles, draw_blocks
+from ..pictures.panels import Heights, Panel
+from ..pictures.style import DASHED, DOTTED, SOLID
+from ..probe_arrays import PROBES, arrays_of, measured_probes
+from ..run_history import RunHistory
+from ..text import finite_or_nan, format_value
+from .link import Link
+from .section import Drawing, Section
+from .snapshot_view import Arrays, SnapshotView, block_and_head, head_lines, of_blocks, shown_positions
+from .training_view import BlockValues, TrainingView, arrays_at
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# ── over training ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_MASS_OF_HEADS = BlockValues(
+    "sink_mass", "sink_mass", reference=("uniform", lambda s, a: s["bias"].get("sink_uniform") or float("nan"))
+)
+
+
+def _over_training(view: TrainingView, section: Section) -> None:
+    curves = view.measured({"sink_mass": ("mean over heads", SOLID), "sink_mass_max": ("largest head", DOTTED)})
+    curves += view.measured({"sink_mass": ("mean over heads, text probe", DASHED)}, "bias_text")
+    level = view.control("sink_uniform", "uniform", band=False)
+    view.add_curves(section, "mass", "Sink mass over training.", curves, "sink mass", level)
+    epsilons = {format_value(s.bias.get("sink_epsilon"), "g") for run in view.runs for s in run.snapshots}
+    threshold = " or ".join(sorted(epsilons))
+    caption = f"Share of (sequence, layer, head) whose importance of key 0 exceeds ε = {threshold}."
+    view.add_curves(section, "rate", caption, view.by_probe("sink_rate"), "sink rate (%)")
+    heights = Heights("sink mass", least=0)
+    view.add_heads(section, "mass-heads", "Sink mass of every head.", _MASS_OF_HEADS, heights)
+    view.add_per_probe(section, "map", "Sink mass by block and head.", _draw_mass)
+    caption = "Importance over key position, mean over the heads of a block."
+    view.add_per_probe(section, "keys", caption, _draw_importance)
+
+
+def _draw_mass(run: RunHistory, prefix: str) -> Drawing | None:
+    found = arrays_at(run, prefix, "sink_mass")
+    numbers = [
+        LabelledArray("sink_mass", a["sink_mass"], block_and_head(a["sink_mass"]), {"step": step})
+        for _, step, a in found
+    ]
+    panels = [(title, arrays["sink_mass"]) for title, _, arrays in found]
+    return (draw_head_maps(panels, "sink mass"), numbers) if panels else None
+
+
+def _draw_importance(run: RunHistory, prefix: str) -> Drawing | None:
+    found = arrays_at(run, prefix, "importance")
+    panels = [(title, arrays["importance"]) for title, _, arrays in found]
+    numbers = []
+    for _, step, arrays in found:
+        mean = arrays["importance"].mean(1)
+        axes = [{"layer": range(1, len(mean) + 1)}, {"position": range(mean.shape[1])}]
+        numbers.append(LabelledArray("importance", mean, axes, {"step": step}))
+    return (draw_importance(panels), numbers) if panels else None
+
+
+# ── in one snapshot ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _in_snapshot(view: SnapshotView, section: Section) -> None:
+    epsilon = finite_or_nan(view.snapshot.bias.get("sink_epsilon"))
+    caption = f"Sink mass and sink rate (importance of key 0 above {format_value(epsilon, 'g')}) by block and head."
+    view.add(section, "map", caption, ["sink_mass"], _draw_maps)
+    caption = "Sink rate of position 0 by the importance ε that makes a sink, mean over the heads of a block."
+    view.add(section, "rate", caption, ["sink_rate_grid", "sink_epsilons"], _draw_rates)
+    caption = of_blocks("Importance by key position.", view.n_layers)
+    view.add(section, "keys", caption, ["importance"], _draw_keys)
+    for prefix in measured_probes(view.snapshot):
+        found = arrays_of(view.snapshot, prefix).get("sink_position")
+        if found is not None:
+            places, counts = np.unique(found, return_counts=True)
+            order = np.argsort(-counts, kind="stable")[:4]
+            most = ", ".join(f"position {places[i]} ({counts[i]})" for i in order)
+            section.notes.append(f"Heads by their key of largest importance, {PROBES[prefix]} probe: {most}.")
+
+
+def _draw_maps(arrays: Arrays) -> Drawing:
+    shown = {"sink_mass": ("sink mass", arrays["sink_mass"])}
+    if "sink_mass_normalised" in arrays:
+        shown["sink_mass_normalised"] = ("as a share of the row", arrays["sink_mass_normalised"])
+    if "sink_rate" in arrays:
+        shown["sink_rate"] = ("sink rate", arrays["sink_rate"] / 100)
+    figure = draw_head_maps(list(shown.values()), "")
+    return figure, [LabelledArray(name, arrays[name], block_and_head(arrays[name])) for name in shown]
+
+
+def _draw_rates(arrays: Arrays) -> Drawing:
+    grid, epsilons = arrays["sink_rate_grid"], arrays["sink_epsilons"]
+
+    def axis(axes: Axes) -> None:
+        axes.set_xlabel("ε")
+
+    figure = draw_blocks(
+        [Panel("", epsilons, grid.mean(2).T)], heights=Heights("sink rate (%)", least=0, most=100), x_axis=axis
+    )
+    axes = [{"epsilon": epsilons.tolist()}, {"layer": range(1, grid.shape[1] + 1)}]
+    return figure, [LabelledArray("sink_rate", grid.mean(2), axes)]
+
+
+def _draw_keys(arrays: Arrays) -> Drawing | None:
+    values = arrays["importance"]
+    j = shown_positions(values.shape[2])
+    titles = block_titles(len(values))
+    uniform = uniform_importance(values.shape[2])[j]
+    panels = [
+        Panel(title, j, np.where(values[layer] > 0, values[layer], np.nan)[:, j], {"uniform attention": uniform})
+        for layer, title in titles
+    ]
+    if not any(np.isfinite(panel.lines).any() for panel in panels):
+        return None
+    figure = draw_heads(
+        panels,
+        run=0,
+        heights=Heights("importance", log=True, most=1),
+        x_axis=lambda axes: position_axis(axes, int(j[-1]) + 1),
+    )
+    return figure, [head_lines("importance", values, titles, j)]
+
+
+SINK = Link(
+    "sink",
+    "Attention sink",
+    "chain",
+    "Sink mass is the mean attention that later queries spend on position 0; importance is the mean attention that "
+    "a key receives. Grey: what uniform attention would give.",
+    _over_training,
+    "Sink mass is the mean attention that later queries spend on position 0; the sink rate is the share of "
+    "sequences in which position 0 is a sink; importance is the mean attention that a key receives.",
+    _in_snapshot,
+    headline=("sink_mass", "mass", ".3f"),
+)

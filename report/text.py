@@ -1,0 +1,56 @@
+"""Numbers and texts as people read them: in tables, pages, captions and on the terminal."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+MISSING = "–"
+"""What stands where there is no number."""
+
+
+def finite_or_nan(value: Any) -> float:
+    """A logged value as a finite float, or NaN."""
+    finite = isinstance(value, (int, float)) and math.isfinite(value)
+    return float(value) if finite else math.nan
+
+
+def format_value(value: float | None, spec: str) -> str:
+    """A number as tables print it; "–" where there is none or where it is not a number.
+
+    Args:
+        value: the number.
+        spec: a format specification, ``percent`` or ``ratio``.
+    """
+    if value is None or math.isnan(value):
+        return MISSING
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if spec == "percent":
+        return f"{100 * value:.1f} %"
+    if spec == "ratio":
+        decimals = 2 if abs(value) < 100 else 1 if abs(value) < 1000 else 0
+        return f"{value:,.{decimals}f}"
+    # A small negative number rounds to -0.000, which says nothing that 0.000 does not.
+    return re.sub(r"^-(0\.?0*)$", r"\1", format(int(value) if spec.endswith("d") else value, spec))
+
+
+def printable(text: Any) -> str:
+    """Text with everything that does not print written out: token texts and file names may hold anything."""
+    return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def one_line(text: Any) -> str:
+    """A token's text as one printable line."""
+    return printable(text).replace("\n", "\\n")
+
+
+def shorten(text: str, limit: int) -> str:
+    """``text``, or its first ``limit`` characters, the last of them an ellipsis, where it is longer."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def step_in_words(step: int) -> str:
+    """A snapshot's step; a negative one is unknown."""
+    return "at birth" if step == 0 else f"step {step:,}" if step > 0 else "step unknown"
