@@ -1,7 +1,8 @@
-"""What is measured during a run and where it is told, as configs."""
+"""What is measured during a run, as configs."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -74,6 +75,10 @@ class SnapshotConfig:
     top_k: int = 50
     """Preferred tokens that the ranked list shows."""
 
+    metrics: list[str] = field(default_factory=list)
+    """Your own metrics, ``module:Class`` each: a torchmetrics.Metric that declares its quantities, from the working
+    directory or installed (docs/measurements.md). They are recorded, logged and drawn like ours."""
+
     fingerprint: FingerprintConfig = field(default_factory=FingerprintConfig)
     """The lineage test."""
 
@@ -91,4 +96,9 @@ class SnapshotConfig:
             found.append("snapshot.probes lacks 'random': the seed direction is defined on it; add it")
         if not 0 < self.sink_epsilon < 1:
             found.append(f"snapshot.sink_epsilon is {self.sink_epsilon}: give a number between 0 and 1")
+        for i, name in enumerate(self.metrics):
+            if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", name):
+                found.append(f"snapshot.metrics has {name!r}: give module:Class")
+            elif name in self.metrics[:i]:
+                found.append(f"snapshot.metrics has {name!r} twice: give it once")
         return found + self.fingerprint.problems()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
@@ -10,15 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import RunError
-from ..metrics.preference import TokenPreference
 from ..metrics.sinks import KeySummer
 from ..models.attention.weight_reader import read_weights
 from ..models.decoder import Decoder
 from ..models.tensor_shards import release
 from .foreign import ForeignModel
-from .observer import BiasObserver, ReferenceObserver
+from .observed import BirthReference, MetricSource, Setting
+from .observer import FiniteWatch, MetricObserver
+from .our_metrics import ObservedBirth, ObservedPreference, our_metrics
 from .ranks import own_batches
-from .summary import BirthReference, Measurement, summarise
+from .summary import Measurement, summarise
+from .user_metrics import Guarded, MetricLike, find_metrics, left_alone
 
 __all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "measure", "undisturbed"]
 
@@ -53,15 +55,19 @@ class Batches:
 
 def birth_reference(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_size: int) -> BirthReference:
     """Seed direction and token preference of a newborn model, from one pass over the probe."""
-    device = next(model.parameters()).device
-    observer, preference = ReferenceObserver(model.config, device), TokenPreference(model.config.vocab_size).to(device)
-    # Weights are read, though nobody asks for sums here: then p̄ at birth is that of a measurement, bit for bit.
+    setting = Setting(model, probe_NT.shape[1])
+    observer = MetricObserver([ObservedBirth(setting), ObservedPreference(setting)])
+    # Weights are read, though nothing here needs their sums: then p̄ at birth is that of a measurement, bit for bit.
     with undisturbed(model), read_weights(KeySummer):
-        for tokens_BT, counts in Batches(model, probe_NT, batch_size):
-            logits_BV = model(tokens_BT, last_only=True, observer=observer if counts else None)
-            if counts:
-                preference.update(logits_BV)
-    return BirthReference(observer.alignment.compute().mean_direction, preference.compute().mean_prob)
+        _pass(model, Batches(model, probe_NT, batch_size), observer)
+    return BirthReference(setting.alignment.compute().mean_direction, setting.preference.compute().mean_prob)
+
+
+def _pass(model: Decoder | ForeignModel, batches: Batches, observer: MetricObserver) -> None:
+    for tokens_BT, counts in batches:
+        logits_BV = model(tokens_BT, last_only=True, observer=observer if counts else None)
+        if counts:
+            observer.logits(logits_BV)
 
 
 def measure(
@@ -72,8 +78,9 @@ def measure(
     *,
     batch_size: int = 64,
     sink_epsilon: float = 0.3,
+    metrics: Sequence[MetricLike | MetricSource] = (),
 ) -> Measurement:
-    """Every quantity of definitions §3–7 from one forward pass over a probe.
+    """Every quantity of definitions §3–7, and of your own metrics, from one forward pass over a probe.
 
     The pass runs in the parameters' own precision; statistics are float32 inside a batch (float64 where the parameters
     are) and float64 across batches. In a process group every rank calls, passes its part of the probe through its own
@@ -86,25 +93,23 @@ def measure(
         strangers: references of other births of the same config.
         batch_size: sequences in one pass; the result does not depend on it.
         sink_epsilon: ε of the sink rate.
+        metrics: your own: ``module:Class``, classes or instances (docs/measurements.md).
 
     Raises:
-        RunError: the model gives NaN or inf; says where in the pass first.
+        UsageError: one of your metrics is none.
+        RunError: the model gives NaN or inf, and where in the pass first; or one of your metrics fails, or changes the
+            model.
     """
-    parameter = next(model.parameters())
-    device = parameter.device
-    strangers, config = strangers or [], model.config
-    known = [*([] if birth is None else [birth]), *strangers]
-    directions = [torch.from_numpy(reference.direction) for reference in known]
-    references = torch.stack(directions) if known else torch.zeros(0, config.n_layers + 1, config.d_model)
-    observer = BiasObserver(config, references, probe_NT.shape[1], sink_epsilon, device, parameter.dtype)
-    preference = TokenPreference(config.vocab_size).to(device)
-    with undisturbed(model), read_weights(KeySummer):
-        for tokens_BT, counts in Batches(model, probe_NT, batch_size):
-            logits_BV = model(tokens_BT, last_only=True, observer=observer if counts else None)
-            if counts:
-                observer.finite.see("logits", config.n_layers, logits_BV)
-                preference.update(logits_BV)
-        # Told by all ranks or by none: the metrics below wait for one another.
-        if (place := observer.finite.first(everywhere=True)) is not None:
+    sources = find_metrics(metrics)
+    setting = Setting(model, probe_NT.shape[1], birth, strangers or [], sink_epsilon)
+    finite = FiniteWatch(model.config.n_layers, setting.device)
+    with left_alone(model, sources), undisturbed(model), read_weights(KeySummer):
+        theirs = [Guarded(source, setting) for source in sources]
+        observed = [*our_metrics(setting), *theirs]
+        _pass(model, Batches(model, probe_NT, batch_size), MetricObserver(observed, finite))
+        # Every rank raises, or none: the metrics below wait for one another.
+        for metric in theirs:
+            metric.check()
+        if (place := finite.first(everywhere=True)) is not None:
             raise RunError(f"the model gives NaN or inf, first in {place}")
-        return summarise(model, observer, preference, birth, strangers)
+        return summarise(observed, setting.sizes)

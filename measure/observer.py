@@ -1,45 +1,16 @@
-"""What the decoder's named places are fed into as a pass runs: every metric of the snapshot, and a watch for NaN."""
+"""What the decoder's named places are shown to as a pass runs: the metrics that read them, and a watch for NaN."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..metrics.alignment import SeedAlignment
-from ..metrics.contraction import Contraction
-from ..metrics.neurons import SuperNeurons
-from ..metrics.qk_lock import QKLock
-from ..metrics.sinks import AttentionSinks, key_sums
-from ..metrics.states import DominanceRatio, EffectiveRank, MassiveActivations
-from ..metrics.variance import EffectiveTokens, PositionalVariance
-from ..models.config import ModelConfig
 from ..models.observe import Attended, Site
-from .foreign import ForeignConfig
+from .observed import PLACES, AttentionView, Observed
 from .ranks import summed
-
-#: The values of ε at which sink rates are told beside the configured one.
-SINK_EPSILONS = tuple(i / 10 for i in range(1, 10))
-#: How many massive activations and how many hidden units of a layer are listed.
-N_MASSIVE, N_NEURONS = 10, 10
-
-
-class ReferenceObserver:
-    """Feeds the mean direction alone."""
-
-    def __init__(self, config: ModelConfig | ForeignConfig, device: torch.device) -> None:
-        self.alignment = SeedAlignment(torch.zeros(0, config.n_layers + 1, config.d_model)).to(device)
-
-    def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
-        """See models/observe.py."""
-        if site != "attention":
-            self.alignment.update(layer, h_BTD)
-
-    def attention(self, layer: int, attended: Attended) -> None:
-        """Not read."""
-
-    def neurons(self, layer: int, a_BTF: Tensor) -> None:
-        """Not read."""
-
 
 _SITES = {
     "attention": "the residual stream after the attention of block {}",
@@ -53,6 +24,7 @@ class FiniteWatch:
     """Which places of a forward pass have shown NaN or inf. Asks the device nothing before the end."""
 
     def __init__(self, n_layers: int, device: torch.device) -> None:
+        self.n_layers = n_layers
         self.names = {("embedding", 0): "the embeddings"}
         for layer in range(1, n_layers + 1):
             for site in ("heads", "attention", "neurons", "mlp"):
@@ -74,67 +46,45 @@ class FiniteWatch:
         return next((name for name, broken in zip(self.names.values(), shown, strict=True) if broken), None)
 
 
-class BiasObserver(ReferenceObserver):
-    """Feeds every metric of definitions §3 and §5–7 as a pass runs."""
+class MetricObserver:
+    """Shows every place of a pass to the metrics that read it, in their order.
 
-    def __init__(
-        self,
-        config: ModelConfig | ForeignConfig,
-        references_RSD: Tensor,
-        seq_len: int,
-        epsilon: float,
-        device: torch.device,
-        dtype: torch.dtype,
-    ) -> None:
-        n_layers, n_heads, width = config.n_layers, config.n_heads, config.d_model
-        self.seq_len, self.rows_sum_to_one = seq_len, config.attention.rows_sum_to_one
-        self.finite = FiniteWatch(n_layers, device)
-        self.alignment = SeedAlignment(references_RSD).to(device)
-        self.after_mlp = Contraction(n_layers + 1, width).to(device)
-        self.after_attention = Contraction(n_layers, width).to(device)
-        self.dominance = DominanceRatio(n_layers + 1, seq_len).to(device)
-        self.massive = MassiveActivations(n_layers + 1, seq_len, width, N_MASSIVE).to(device)
-        self.rank = EffectiveRank(n_layers + 1, width).to(device)
-        self.sinks = AttentionSinks(
-            n_layers, n_heads, seq_len, epsilon, SINK_EPSILONS, rows_sum_to_one=self.rows_sum_to_one
-        ).to(device)
-        self.tokens = EffectiveTokens(n_layers, n_heads, seq_len).to(device)
-        self.lock = QKLock(n_layers, n_heads, config.d_head).to(device)
-        self.units = SuperNeurons(n_layers, config.ff).to(device)
-        shape = n_layers, n_heads, seq_len, config.d_head
-        wide = torch.promote_types(dtype, torch.float32)
-        self.variance = PositionalVariance(*shape, dtype=wide).to(device)
-        # Of what norm, calibration and gate make of the value aggregation; where there are none it is the same.
-        plain = config.attention.aggregation == "plain" and config.attention.gate == "none"
-        self.variance_out = self.variance if plain else PositionalVariance(*shape, dtype=wide).to(device)
+    Args:
+        metrics: what reads.
+        finite: looks at all tensors first; None where nothing watches for NaN.
+    """
+
+    def __init__(self, metrics: Sequence[Observed], finite: FiniteWatch | None = None) -> None:
+        self.finite = finite
+        self.hooks = {place: [hook for m in metrics if (hook := m.hook(place)) is not None] for place in PLACES}
+
+    def _show(self, place: Any, *tensors: Any) -> None:
+        for hook in self.hooks[place]:
+            hook(*tensors)
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
         """See models/observe.py."""
-        super().residual(site, layer, h_BTD)
-        self.finite.see(site, layer, h_BTD)
-        if site == "attention":
-            self.after_attention.update(layer - 1, h_BTD)
-        else:
-            self.after_mlp.update(layer, h_BTD)
-            self.dominance.update(layer, h_BTD)
-            self.massive.update(layer, h_BTD)
-            self.rank.update(layer, h_BTD)
+        if self.finite is not None:
+            self.finite.see(site, layer, h_BTD)
+        self._show("residual", site, layer, h_BTD)
 
     def attention(self, layer: int, attended: Attended) -> None:
         """See models/observe.py."""
-        # Fused kernels may give finite outputs for queries that are not. Values that are not make outputs that are not.
-        for x_BHTK in (attended.q_BHTK, attended.k_BHTK, attended.out_BHTK):
-            self.finite.see("heads", layer, x_BHTK)
-        sums = key_sums(attended.weights, self.seq_len)
-        self.sinks.update(layer - 1, sums)
-        raw_BHT, normalised_BHT = sums.squares_2BHT
-        self.tokens.update(layer - 1, raw_BHT, None if self.rows_sum_to_one else normalised_BHT)
-        self.lock.update(layer - 1, attended.q_BHTK, attended.k_BHTK)
-        self.variance.update(layer - 1, attended.o_BHTK)
-        if self.variance_out is not self.variance:
-            self.variance_out.update(layer - 1, attended.out_BHTK)
+        if self.finite is not None:
+            # Fused kernels may give finite outputs for queries that are not. Values that are not make outputs that are
+            # not.
+            for x_BHTK in (attended.q_BHTK, attended.k_BHTK, attended.out_BHTK):
+                self.finite.see("heads", layer, x_BHTK)
+        self._show("attention", layer, AttentionView(**vars(attended)))
 
     def neurons(self, layer: int, a_BTF: Tensor) -> None:
         """See models/observe.py."""
-        self.finite.see("neurons", layer, a_BTF)
-        self.units.update(layer - 1, a_BTF)
+        if self.finite is not None:
+            self.finite.see("neurons", layer, a_BTF)
+        self._show("neurons", layer, a_BTF)
+
+    def logits(self, logits_BV: Tensor) -> None:
+        """Last-position logits of a batch, when its pass is over."""
+        if self.finite is not None:
+            self.finite.see("logits", self.finite.n_layers, logits_BV)
+        self._show("logits", logits_BV)

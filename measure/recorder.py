@@ -26,6 +26,7 @@ from .foreign import ForeignModel
 from .measurement import BirthReference, Measurement, birth_reference, measure
 from .ranks import from_first
 from .records import RunDir, Snapshot
+from .user_metrics import MetricLike, find_metrics
 
 TokenTexts = Callable[[Sequence[int]], list[str]]
 
@@ -41,11 +42,11 @@ def top_tokens(
     top = ranking(p_V)[:top_k].tolist()
     texts = [f"[{token}]" for token in top] if token_texts is None else token_texts(top)
     at_birth = None if birth is None else places(birth.mean_prob) + 1
-    told = []
+    listed = []
     for rank, (token, text) in enumerate(zip(top, texts, strict=True), start=1):
         entry = {"rank": rank, "id": token, "text": text, "p": float(p_V[token]), "argmax_share": float(w_V[token])}
-        told.append(entry if at_birth is None else entry | {"rank_at_birth": int(at_birth[token])})
-    return told
+        listed.append(entry if at_birth is None else entry | {"rank_at_birth": int(at_birth[token])})
+    return listed
 
 
 def snapshot_of(
@@ -91,6 +92,9 @@ def snapshot_of(
         "bias": found.scalars,
         "top_tokens": top_tokens(found.arrays, birth, top_k, token_texts),
     }
+    if found.declared:
+        # Who reads the snapshot need not have the user's module.
+        summary["quantities"] = [quantity.to_json() for quantity in found.declared]
     return Snapshot(summary, dict(found.arrays))
 
 
@@ -115,10 +119,12 @@ class SnapshotRecorder:
         birth: what to compare with in place of step 0.
         token_texts: text of token ids, for the ranked list (of a tokenizer of ``transformers``:
             ``convert_ids_to_tokens``).
-        tokens_per_step: tokens in a global batch, where the summary is to tell how many were seen.
+        tokens_per_step: tokens in a global batch, where the summary is to say how many were seen.
+        metrics: your own beside those that ``config`` names: classes, instances or ``module:Class``.
 
     Raises:
-        UsageError: an impossible config, or a folder that holds a run of ``birthmark pretrain``.
+        UsageError: an impossible config, a folder that holds a run of ``birthmark pretrain``, or a metric of yours that
+            is none.
     """
 
     def __init__(
@@ -132,6 +138,7 @@ class SnapshotRecorder:
         birth: BirthReference | None = None,
         token_texts: TokenTexts | None = None,
         tokens_per_step: int | None = None,
+        metrics: Sequence[MetricLike] = (),
     ) -> None:
         self.run, self.config = RunDir(Path(dirpath)), config or SnapshotConfig()
         self.probes = dict(probes or {})
@@ -149,6 +156,7 @@ class SnapshotRecorder:
             problems.append(f"{dirpath}: holds a run of its own; give another folder")
         if problems:
             raise UsageError("; ".join(problems))
+        self.metrics = find_metrics([*self.config.metrics, *metrics])
         self.birth: BirthReference | None = None
         self.strangers: list[BirthReference] = []
         self.last: Snapshot | None = None
@@ -255,6 +263,7 @@ class SnapshotRecorder:
                 self.strangers,
                 batch_size=self.config.batch_size,
                 sink_epsilon=self.config.sink_epsilon,
+                metrics=self.metrics,
             )
         except RunError as error:
             raise RunError(f"step {step}, {probe} probe: {error}; no snapshot is written") from None

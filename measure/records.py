@@ -15,6 +15,8 @@ from safetensors.numpy import load_file, save_file
 
 from ..errors import RunError, UsageError
 from ..files import _disk_full, atomic_path, read_json, strict, write_json, write_text
+from ..metrics.quantities import quantities_of
+from ..metrics.quantity import Quantity
 
 
 @dataclass(frozen=True)
@@ -37,6 +39,11 @@ class Snapshot:
         """The scalars, by name without the ``bias/`` prefix."""
         return self.summary["bias"]
 
+    @property
+    def quantities(self) -> dict[str, Quantity]:
+        """Declarations of all that it may hold, by name: ours, and those of the user's metrics in it."""
+        return quantities_of(self.summary)
+
     def scalars(self) -> dict[str, float]:
         """The scalars of every probe under the names that loggers use: ``bias/…``, ``bias_text/…``."""
         groups = {name: value for name, value in self.summary.items() if name == "bias" or name.startswith("bias_")}
@@ -55,6 +62,10 @@ class Snapshot:
         summary = read_json(folder / "summary.json")
         if not isinstance(summary, dict) or not isinstance(summary.get("bias"), dict) or "step" not in summary:
             raise RunError(f"{folder / 'summary.json'}: damaged (no step or no bias in it)")
+        try:
+            quantities_of(summary)
+        except ValueError as error:
+            raise RunError(f"{folder / 'summary.json'}: damaged (quantities: {error})") from None
         file = folder / "arrays.safetensors"
         try:
             arrays = load_file(file)
@@ -184,6 +195,6 @@ def write_metrics_csv(run: RunDir) -> None:
 
 
 def truncate_metrics(path: Path, last_step: int) -> None:
-    """Drop the lines after ``last_step``, so that a resumed run does not tell one step twice."""
+    """Drop the lines after ``last_step``, so that a resumed run does not log one step twice."""
     kept = [r for r in read_metrics(path) if r["step"] <= last_step]
     write_text(path, "".join(json.dumps(r) + "\n" for r in kept))

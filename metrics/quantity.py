@@ -99,6 +99,33 @@ def _head_width(summary: Mapping[str, Any]) -> float:
 
 
 @dataclass(frozen=True)
+class Sizes:
+    """What a metric is made for: a model's shape, and the length of the probe's sequences."""
+
+    n_layers: int
+    n_heads: int
+    d_model: int
+    d_head: int
+    d_ff: int
+    vocab_size: int
+    seq_len: int
+
+    def of(self, axis: AxisName) -> int | None:
+        """The length of a dimension; None where the metric decides it."""
+        lengths: dict[AxisName, int] = {
+            "layer": self.n_layers,
+            "state": self.n_layers + 1,
+            "head": self.n_heads,
+            "position": self.seq_len,
+            "channel": self.d_model,
+            "direction": self.d_model,
+            "unit": self.d_ff,
+            "token": self.vocab_size,
+        }
+        return lengths.get(axis)
+
+
+@dataclass(frozen=True)
 class Column:
     """How a table shows a quantity."""
 
@@ -189,6 +216,10 @@ class Quantity:
     def blocks(self, array: np.ndarray) -> np.ndarray:
         """One number for each block (or each state of the residual stream) of its array ``[blocks, …]``."""
         return REDUCTIONS[self.per_block](array)
+
+    def reduced(self, array: np.ndarray) -> float:
+        """The scalar of its array."""
+        return SCALARS[self.scalar](array)
 
     def level(self, summary: Mapping[str, Any], group: str = "bias") -> float:
         """The control's value in a snapshot; NaN where there is none.

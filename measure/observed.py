@@ -1,0 +1,176 @@
+"""What a metric of a snapshot is to the instrument: the places of a pass that it reads, and what it gives by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, Literal, get_args
+
+import numpy as np
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from ..errors import RunError
+from ..metrics.alignment import SeedAlignment
+from ..metrics.preference import TokenPreference
+from ..metrics.quantity import Quantity, Sizes
+from ..metrics.sinks import KeySums, key_sums
+from ..models.config import ModelConfig
+from ..models.decoder import Decoder
+from ..models.observe import Attended
+from .foreign import ForeignConfig, ForeignModel
+
+Scalars = dict[str, float | np.floating | np.integer]
+Arrays = dict[str, np.ndarray]
+Place = Literal["residual", "attention", "neurons", "logits"]
+
+PLACES: tuple[Place, ...] = get_args(Place)
+
+
+@dataclass(frozen=True)
+class BirthReference:
+    """What later checkpoints are compared with: the mean directions and the preference of a newborn model."""
+
+    direction: np.ndarray
+    """``[L+1, d]`` float64 unit vectors: the seed direction."""
+    mean_prob: np.ndarray
+    """``[V]`` float64: p̄."""
+
+
+@dataclass(frozen=True)
+class AttentionView(Attended):
+    """One attention as metrics see it, with the sums over its weights, which are taken once for all of them."""
+
+    @cached_property
+    def sums(self) -> KeySums:
+        """What queries give to keys."""
+        return key_sums(self.weights, self.q_BHTK.shape[2])
+
+
+def sizes_of(config: ModelConfig | ForeignConfig, seq_len: int) -> Sizes:
+    """Sizes of a model and of a probe's sequences."""
+    return Sizes(config.n_layers, config.n_heads, config.d_model, config.d_head, config.ff, config.vocab_size, seq_len)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """All that metrics of one measurement are made of."""
+
+    model: Decoder | ForeignModel
+    seq_len: int
+    birth: BirthReference | None = None
+    strangers: Sequence[BirthReference] = field(default_factory=list)
+    sink_epsilon: float = 0.3
+
+    @cached_property
+    def sizes(self) -> Sizes:
+        """Of the model and the probe."""
+        return sizes_of(self.model.config, self.seq_len)
+
+    @cached_property
+    def device(self) -> torch.device:
+        """Where states are."""
+        return next(self.model.parameters()).device
+
+    @cached_property
+    def dtype(self) -> torch.dtype:
+        """Of sums inside a batch that need not be float64."""
+        return torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
+
+    @property
+    def rows_sum_to_one(self) -> bool:
+        """Whether weights over their row's sum are the weights."""
+        return self.model.config.attention.rows_sum_to_one
+
+    @cached_property
+    def alignment(self) -> SeedAlignment:
+        """Compared with the model's own birth, where it is known, then with strangers."""
+        known = [*([] if self.birth is None else [self.birth]), *self.strangers]
+        directions = [torch.from_numpy(reference.direction) for reference in known]
+        none = torch.zeros(0, self.sizes.n_layers + 1, self.sizes.d_model)
+        return SeedAlignment(torch.stack(directions) if known else none).to(self.device)
+
+    @cached_property
+    def preference(self) -> TokenPreference:
+        """Of the pass."""
+        return TokenPreference(self.sizes.vocab_size).to(self.device)
+
+
+class Observed:
+    """One metric (or some that belong together) as an observer feeds it.
+
+    A subclass has a method for each place that it reads, with the names and arguments of ``models/observe.py``:
+    ``residual``, ``attention`` (an :class:`AttentionView`), ``neurons``; and ``logits``, of the last position
+    ``[B, V]``.
+    """
+
+    name: str
+    """As errors call it."""
+    quantities: Sequence[Quantity]
+    """What it gives."""
+
+    def hook(self, place: Place) -> Callable[..., None] | None:
+        """What is called with the tensors of a place; None where it does not read it."""
+        return getattr(self, place, None)
+
+    def result(self) -> tuple[Scalars, Arrays]:
+        """Scalars and arrays by their declared names. In a process group all ranks call, and get those of all."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class MetricSource:
+    """A metric that observes a pass itself, checked, and not yet made."""
+
+    name: str
+    """As errors call it."""
+    quantities: tuple[Quantity, ...]
+    make: Callable[[Sizes], Metric]
+
+
+class SelfObserving(Observed):
+    """A metric that has the methods of the places that it reads."""
+
+    def __init__(self, source: MetricSource, setting: Setting) -> None:
+        self.name, self.quantities = source.name, source.quantities
+        self.metric = source.make(setting.sizes).to(setting.device)
+
+    def hook(self, place: Place) -> Callable[..., None] | None:
+        """See :class:`Observed`."""
+        return getattr(self.metric, place, None)
+
+    def result(self) -> tuple[Scalars, Arrays]:
+        """See :class:`Observed`."""
+        return self._named(self.metric.compute())
+
+    def _named(self, values: Any) -> tuple[Scalars, Arrays]:
+        """Arrays by name, with their scalars, and scalars alone."""
+        if not isinstance(values, Mapping):
+            raise RunError(f"{self.name}: compute gives {type(values).__name__}; give a dict of values by name")
+        declared = {quantity.name: quantity for quantity in self.quantities}
+        scalars, arrays = Scalars(), Arrays()
+        for name, value in values.items():
+            array, quantity = _array(value), declared.get(name)
+            if array.dtype.kind not in "fiub":
+                raise RunError(f"{self.name}: {name} is of type {array.dtype}; give numbers")
+            if quantity is None or quantity.has_array:
+                # torchmetrics makes a scalar of any tensor of one element.
+                squeezed = quantity is not None and array.ndim == 0
+                arrays[name] = array.reshape((1,) * len(quantity.axes)) if squeezed and quantity else array
+            elif array.size == 1:
+                scalars[name] = float(array.reshape(()))
+            else:
+                raise RunError(f"{self.name}: {name} is declared a scalar, and is an array {list(array.shape)}")
+        for name, quantity in declared.items():
+            if quantity.scalar and name in arrays:
+                scalars[name] = quantity.reduced(arrays[name])
+        return scalars, arrays
+
+
+def _array(value: Any) -> np.ndarray:
+    if isinstance(value, Tensor):
+        value = value.detach().cpu()
+        return (value.float() if value.dtype in (torch.bfloat16, torch.float16) else value).numpy()
+    return np.asarray(value)

@@ -1,0 +1,373 @@
+"""The metrics of every snapshot: what each is shown of a pass, and what it gives by its declared names.
+
+Their quantities are declared in ``metrics/quantities.py``. A key there that names a class observes the pass itself; the
+others, which need more than the pass or belong together, have their row in `OBSERVED`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from typing import ClassVar
+
+import numpy as np
+from torch import Tensor
+
+from .. import metrics as _metrics
+from ..metrics.contraction import Contraction
+from ..metrics.neurons import SuperNeurons, UnitWeights, super_neurons, unit_weights
+from ..metrics.preference import coverage, kl_to_uniform, normalised_entropy, preference_ratio
+from ..metrics.qk_lock import QKLock
+from ..metrics.quantities import METRICS
+from ..metrics.rankings import kendall_tau, rank_biased_overlap, spearman, top_overlap
+from ..metrics.sinks import AttentionSinks
+from ..metrics.states import DominanceRatio, EffectiveRank, MassiveActivations
+from ..metrics.variance import EffectiveTokens, PositionalVariance
+from ..models.decoder import Block, Decoder
+from ..models.observe import Site
+from ..models.tensor_shards import whole
+from .foreign import ForeignModel
+from .observed import Arrays, AttentionView, MetricSource, Observed, Scalars, SelfObserving, Setting
+
+#: Values of ε at which sink rates are measured beside the configured one.
+SINK_EPSILONS = tuple(i / 10 for i in range(1, 10))
+#: How many massive activations, and how many hidden units of a layer, are listed.
+N_MASSIVE, N_NEURONS = 10, 10
+
+
+class _Ours(Observed):
+    """One of ours, under its key in ``metrics/quantities.py``."""
+
+    key: ClassVar[str]
+
+    def __init__(self, setting: Setting) -> None:
+        self.name, self.quantities = self.key, METRICS[self.key]
+
+
+class ObservedContraction(_Ours):
+    """Contraction after attention and after the MLP (definitions §3)."""
+
+    key = "contraction"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        n_layers, width = setting.sizes.n_layers, setting.sizes.d_model
+        self.after_mlp = Contraction(n_layers + 1, width).to(setting.device)
+        self.after_attention = Contraction(n_layers, width).to(setting.device)
+
+    def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
+        """See models/observe.py."""
+        if site == "attention":
+            self.after_attention.update(layer - 1, h_BTD)
+        else:
+            self.after_mlp.update(layer, h_BTD)
+
+    def result(self) -> tuple[Scalars, Arrays]:
+        """See :class:`Observed`."""
+        mlp, attention = self.after_mlp.compute(), self.after_attention.compute()
+        arrays = {
+            "inter_mlp": mlp.inter,
+            "intra_mlp": mlp.intra,
+            "inter_attention": attention.inter,
+            "intra_attention": attention.intra,
+        }
+        return {"inter": mlp.inter[-1], "intra": mlp.intra[-1]}, arrays
+
+
+class ObservedPreference(_Ours):
+    """Token preference (definitions §4)."""
+
+    key = "preference"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.preference = setting.preference
+
+    def logits(self, logits_BV: Tensor) -> None:
+        """See :class:`Observed`."""
+        self.preference.update(logits_BV)
+
+    def result(self) -> tuple[Scalars, Arrays]:
+        """See :class:`Observed`."""
+        p, w = self.preference.compute()
+        scalars: Scalars = {
+            "kl_uniform": kl_to_uniform(p),
+            "preference_ratio": preference_ratio(p),
+            "top1_share": w.max(),
+            "coverage_80": coverage(w),
+            "entropy": normalised_entropy(p),
+            "entropy_argmax": normalised_entropy(w),
+        }
+        return scalars, {"mean_prob": p, "argmax_share": w}
+
+
+class ObservedBirth(_Ours):
+    """Alignment and persistence: the pass compared with births (definitions §3, §4).
+
+    The preference itself is fed by :class:`ObservedPreference`.
+    """
+
+    key = "birth"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.alignment, self.preference = setting.alignment, setting.preference
+        self.birth, self.strangers = setting.birth, setting.strangers
+
+    def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
+        """See models/observe.py."""
+        if site != "attention":
+            self.alignment.update(layer, h_BTD)
+
+    def result(self) -> tuple[Scalars, Arrays]:
+        """See :class:`Observed`."""
+        alignment, p = self.alignment.compute(), self.preference.compute().mean_prob
+        arrays, scalars = {"mean_direction": alignment.mean_direction}, Scalars()
+        birth, strangers = self.birth, self.strangers
+        if birth is not None:
+            q = birth.mean_prob
+            by_layer = {name: getattr(alignment, name)[0] for name in ("alignment", "drift", "energy_share")}
+            arrays |= by_layer
+            scalars |= {name: of_layers[-1] for name, of_layers in by_layer.items()}
+            scalars |= {
+                "energy_share_chance": 1 / birth.direction.shape[-1],
+                "rank_persistence": spearman(p, q),
+                "kendall_tau": kendall_tau(p, q),
+                **{f"overlap_{k}": top_overlap(p, q, k) for k in (10, 100, 1000) if k <= len(p)},
+                "rbo": rank_biased_overlap(p, q),
+            }
+        if birth is not None or strangers:
+            arrays["alignment_stranger"] = alignment.alignment[len(alignment.alignment) - len(strangers) :]
+            arrays["rank_persistence_stranger"] = np.array([spearman(p, s.mean_prob) for s in strangers])
+        if strangers:
+            scalars["alignment_stranger"] = np.abs(arrays["alignment_stranger"][:, -1]).max()
+            scalars["rank_persistence_stranger"] = np.abs(arrays["rank_persistence_stranger"]).max()
+        return scalars, arrays
+
+
+class ObservedSinks(_Ours):
+    """Attention sinks (definitions §5)."""
+
+    key = "sinks"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        sizes, self.rows_sum_to_one = setting.sizes, setting.rows_sum_to_one
+        self.sinks = AttentionSinks(
+            sizes.n_layers,
+            sizes.n_heads,
+            sizes.seq_len,
+            setting.sink_epsilon,
+            SINK_EPSILONS,
+            rows_sum_to_one=self.rows_sum_to_one,
+        ).to(setting.device)
+
+    def attention(self, layer: int, attended: AttentionView) -> None:
+        """See models/observe.py."""
+        self.sinks.update(layer - 1, attended.sums)
+
+    def result(self) -> tuple[Scalars, Arrays]:
+        """See :class:`Observed`."""
+        sinks = self.sinks.compute()
+        scalars: Scalars = {"sink_uniform": sinks.uniform, "sink_epsilon": self.sinks.epsilon}
+        arrays: Arrays = {"sink_epsilons": np.array(self.sinks.grid)}
+        for suffix in ("",) if self.rows_sum_to_one else ("", "_normalised"):
+            mass, rate = getattr(sinks, f"mass{suffix}"), getattr(sinks, f"rate{suffix}")[..., 0]
+            grid_ELHT = getattr(sinks, f"rate_grid{suffix}")
+            arrays |= {
+                f"sink_mass{suffix}": mass,
+                f"sink_rate{suffix}": rate,
+                f"sink_rate_grid{suffix}": np.ascontiguousarray(grid_ELHT[..., 0]),
+                f"sink_rate_by_key{suffix}": grid_ELHT.mean((1, 2)),
+                f"sink_position{suffix}": getattr(sinks, f"position{suffix}"),
+                f"importance{suffix}": getattr(sinks, f"importance{suffix}"),
+            }
+            scalars |= {
+                f"sink_mass{suffix}": mass.mean(),
+                f"sink_mass{suffix}_max": mass.max(),
+                f"sink_rate{suffix}": rate.mean(),
+            }
+        return scalars, arrays
+
+
+class ObservedAggregation(_Ours):
+    """Positional variance and effective number of tokens (definitions §6)."""
+
+    key = "aggregation"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        sizes, attention, device = setting.sizes, setting.model.config.attention, setting.device
+        self.rows_sum_to_one = setting.rows_sum_to_one
+        self.tokens = EffectiveTokens(sizes.n_layers, sizes.n_heads, sizes.seq_len).to(device)
+        shape = sizes.n_layers, sizes.n_heads, sizes.seq_len, sizes.d_head
+        self.variance = PositionalVariance(*shape, dtype=setting.dtype).to(device)
+        # Of what norm, calibration and gate make of the value aggregation; where there are none it is the same.
+        plain = attention.aggregation == "plain" and attention.gate == "none"
+        self.variance_out = self.variance if plain else PositionalVariance(*shape, dtype=setting.dtype).to(device)
+
+    def attention(self, layer: int, attended: AttentionView) -> None:
+        """See models/observe.py."""
+        raw_BHT, normalised_BHT = attended.sums.squares_2BHT
+        self.tokens.update(layer - 1, raw_BHT, None if self.rows_sum_to_one else normalised_BHT)
+        self.variance.update(layer - 1, attended.o_BHTK)
+        if self.variance_out is not self.variance:
+            self.variance_out.update(layer - 1, attended.out_BHTK)
+
+    def result(self) -> tuple[Scalars, Arrays]:
+        """See :class:`Observed`."""
+        variance, variance_out = self.variance.compute(), self.variance_out.compute()
+        tokens = self.tokens.compute()
+        arrays = {
+            "positional_variance": variance.variance,
+            "positional_variance_out": variance_out.variance,
+            "variance_discrepancy": variance.discrepancy,
+            "variance_discrepancy_out": variance_out.discrepancy,
+            "n_eff": tokens.n_eff,
+        }
+        if not self.rows_sum_to_one:
+            arrays["n_eff_normalised"] = tokens.n_eff_normalised
+        scalars: Scalars = {
+            "variance_discrepancy": variance.discrepancy.mean(),
+            "variance_discrepancy_out": variance_out.discrepancy.mean(),
+            "n_eff": tokens.n_eff_normalised[..., -1].mean(),
+        }
+        return scalars, arrays
+
+
+def _mlp_weights(model: Decoder | ForeignModel) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
+    """Each block's up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps."""
+    if isinstance(model, ForeignModel):
+        yield from model.mlp_weights()
+        return
+    for block in model.blocks:
+        assert isinstance(block, Block)
+        # A block at a time is whole.
+        gate = block.mlp.gate
+        yield whole(block.mlp.up.weight), whole(block.mlp.down.weight), None if gate is None else whole(gate.weight)
+
+
+class ObservedNeurons(_Ours):
+    """Super neurons (definitions §7): every unit's activations, and weights of the units of largest robust z."""
+
+    key = "neurons"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.model = setting.model
+        self.units = SuperNeurons(setting.sizes.n_layers, setting.sizes.d_ff).to(setting.device)
+
+    def neurons(self, layer: int, a_BTF: Tensor) -> None:
+        """See models/observe.py."""
+        self.units.update(layer - 1, a_BTF)
+
+    def result(self) -> tuple[Scalars, Arrays]:
+        """See :class:`Observed`."""
+        first_LF, others_LF = self.units.compute()
+        z_LF, ratio_LF, is_super_LF = super_neurons(first_LF, others_LF)
+        top_LK = np.argsort(-z_LF, axis=-1, kind="stable")[:, :N_NEURONS]
+        weights = [unit_weights(top, *maps) for top, maps in zip(top_LK, _mlp_weights(self.model), strict=True)]
+        arrays = {
+            "activation_first": first_LF,
+            "activation_others": others_LF,
+            "super_neurons": is_super_LF.sum(-1),
+            "neuron_index": top_LK,
+        }
+        for name, of_units in (
+            ("first", first_LF),
+            ("others", others_LF),
+            ("z", z_LF),
+            ("ratio", ratio_LF),
+            ("is_super", is_super_LF),
+        ):
+            arrays[f"neuron_{name}"] = np.take_along_axis(of_units, top_LK, axis=-1)
+        for name, by_layer in zip(UnitWeights._fields, zip(*weights, strict=True), strict=True):
+            arrays[f"neuron_{name}"] = np.stack(by_layer)
+        return {"super_neurons": is_super_LF.sum()}, arrays
+
+
+class ObservedStates(_Ours):
+    """Dominance, massive activations and effective rank of the residual stream (definitions §7)."""
+
+    key = "states"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        n_places, seq_len, width = setting.sizes.n_layers + 1, setting.sizes.seq_len, setting.sizes.d_model
+        self.dominance = DominanceRatio(n_places, seq_len).to(setting.device)
+        self.massive = MassiveActivations(n_places, seq_len, width, N_MASSIVE).to(setting.device)
+        self.rank = EffectiveRank(n_places, width).to(setting.device)
+
+    def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
+        """See models/observe.py."""
+        if site != "attention":
+            self.dominance.update(layer, h_BTD)
+            self.massive.update(layer, h_BTD)
+            self.rank.update(layer, h_BTD)
+
+    def result(self) -> tuple[Scalars, Arrays]:
+        """See :class:`Observed`."""
+        dominance, massive, rank = self.dominance.compute(), self.massive.compute(), self.rank.compute()
+        arrays = {
+            "dominance": dominance.by_position,
+            "massive_value": massive.value,
+            "massive_position": massive.position,
+            "massive_channel": massive.channel,
+            "effective_rank": rank.effective_rank,
+            "singular_values": rank.singular_values,
+        }
+        strongest = dominance.first.argmax()
+        scalars: Scalars = {
+            "dominance_first": dominance.first[strongest],
+            "dominance_median": dominance.median[strongest],
+            "massive_max": massive.value.max(),
+            "effective_rank": rank.effective_rank[-1],
+        }
+        return scalars, arrays
+
+
+class ObservedLock(_Ours):
+    """QK lock (definitions §7)."""
+
+    key = "lock"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        sizes = setting.sizes
+        self.lock = QKLock(sizes.n_layers, sizes.n_heads, sizes.d_head).to(setting.device)
+
+    def attention(self, layer: int, attended: AttentionView) -> None:
+        """See models/observe.py."""
+        self.lock.update(layer - 1, attended.q_BHTK, attended.k_BHTK)
+
+    def result(self) -> tuple[Scalars, Arrays]:
+        """See :class:`Observed`."""
+        lock = self.lock.compute()
+        arrays = {"qk_cosine": lock.cosine, "qk_cosine_signed": lock.signed, "qk_positive": lock.positive}
+        return {"qk_cosine": lock.cosine.mean(), "qk_positive": lock.positive.mean()}, arrays
+
+
+OBSERVED: Mapping[str, type[_Ours]] = {
+    metric.key: metric
+    for metric in (
+        ObservedContraction,
+        ObservedPreference,
+        ObservedBirth,
+        ObservedSinks,
+        ObservedAggregation,
+        ObservedNeurons,
+        ObservedStates,
+        ObservedLock,
+    )
+}
+"""Metrics that are fed here, by their key in ``metrics/quantities.py``."""
+
+
+def our_metrics(setting: Setting) -> list[Observed]:
+    """All of ours, in the order of their declarations."""
+    return [OBSERVED[key](setting) if key in OBSERVED else SelfObserving(_our_source(key), setting) for key in METRICS]
+
+
+def _our_source(key: str) -> MetricSource:
+    module, _, name = key.partition(":")
+    return MetricSource(key, METRICS[key], getattr(importlib.import_module(f"{_metrics.__name__}.{module}"), name))
