@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import netrc
 import os
 from argparse import Namespace
@@ -34,7 +35,7 @@ class JsonLinesLogger(Logger):
 
     @property
     def version(self) -> str:
-        """Runs are told apart by their name alone."""
+        """A run has its name alone."""
         return ""
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -94,11 +95,14 @@ def wandb_logger(config: LogConfig, run: RunDir, run_id: str, record: dict[str, 
     except (wandb.Error, TimeoutError, OSError) as error:
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise RunError(f"log.wandb {mode}: W&B did not start ({reason}); try again, or give --log.wandb off") from error
+    # As Lightning does for a run that it starts itself: steps of training are the horizontal axis.
+    experiment.define_metric("trainer/global_step")
+    experiment.define_metric("*", step_metric="trainer/global_step", step_sync=True)
     return WandbLogger(experiment=experiment)
 
 
 def close_loggers(loggers: Iterable[Logger], failed: bool) -> None:
-    """End the W&B run, so that whoever goes on with it, in this process or under the same W&B service, can open it."""
+    """End the W&B run, so that it can be opened again, in this process or under the same W&B service."""
     from lightning.pytorch.loggers import WandbLogger
 
     for logger in loggers:
@@ -106,8 +110,27 @@ def close_loggers(loggers: Iterable[Logger], failed: bool) -> None:
             logger.experiment.finish(exit_code=int(failed))
 
 
+def chart_groups(snapshot: Snapshot) -> dict[str, float]:
+    """The scalars again as W&B groups charts: ``SECTION/NAME``, beside it ``SECTION/NAME (CONTROL)``.
+
+    W&B makes a group of what stands before the slash and sorts it by name. Those of the text probe are called
+    ``NAME on text``.
+    """
+    found: dict[str, float] = {}
+    for group, suffix in (("bias", ""), ("bias_text", " on text")):
+        scalars = snapshot.summary.get(group) or {}
+        for name, quantity in snapshot.quantities.items():
+            if quantity.section and (value := scalars.get(name)) is not None:
+                key = f"{quantity.section}/{name}{suffix}"
+                found[key] = value
+                if math.isfinite(level := quantity.level(snapshot.summary, group)):
+                    found[f"{key} ({quantity.control_label or 'control'})"] = level
+    return found
+
+
 def log_snapshot(loggers: Iterable[Logger], snapshot: Snapshot) -> None:
-    """Show a snapshot's ranked tokens and layer × head sink mass as W&B objects, where W&B is among the loggers."""
+    """Show a snapshot in W&B, where that is among the loggers: its scalars as charts in groups, its ranked tokens and
+    what it has of every head as tables, and sink mass as a picture."""
     from lightning.pytorch.loggers import WandbLogger
 
     for logger in loggers:
@@ -117,13 +140,18 @@ def log_snapshot(loggers: Iterable[Logger], snapshot: Snapshot) -> None:
 
         top = snapshot.summary["top_tokens"]
         mass_LH = snapshot.arrays["sink_mass"]
-        heads = [[layer + 1, head, float(m)] for layer, row in enumerate(mass_LH) for head, m in enumerate(row)]
         objects: dict[str, Any] = {
             "bias/preferred_tokens": wandb.Table(columns=list(top[0]), data=[list(t.values()) for t in top]),
-            "bias/sink_mass_by_head": wandb.Table(columns=["layer", "head", "sink_mass"], data=heads),
             "bias/sink_heatmap": wandb.Image(
                 (mass_LH.clip(0, 1) * 255).astype("uint8").repeat(24, axis=0).repeat(24, axis=1),
                 caption=f"step {snapshot.step}: rows are layers from 1, columns heads; white is 1",
             ),
         }
-        logger.experiment.log(objects | {"trainer/global_step": snapshot.step})
+        for name, quantity in snapshot.quantities.items():
+            column = quantity.over_training
+            if quantity.axes == ("layer", "head") and quantity.scalar and column is not None and not column.page_only:
+                if (array_LH := snapshot.arrays.get(name)) is None:
+                    continue
+                heads = [[layer, h, float(x)] for layer, row in enumerate(array_LH, 1) for h, x in enumerate(row)]
+                objects[f"bias/{name}_by_head"] = wandb.Table(columns=["layer", "head", name], data=heads)
+        logger.experiment.log(objects | chart_groups(snapshot) | {"trainer/global_step": snapshot.step})

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import lightning as L
-import numpy as np
 
 from ..errors import UsageError
-from ..measure.config import SnapshotConfig
 from ..measure.find_model import model_in
-from ..measure.measurement import BirthReference
 from ..measure.ranks import rank
-from ..measure.recorder import SnapshotRecorder, TokenTexts
-from ..measure.records import RunDir, Snapshot
+from ..measure.recorder import RecorderArguments, SnapshotRecorder
+from ..measure.records import Snapshot
 from .loggers import log_snapshot
 from .milestones import MilestoneCallback, log_metrics
 
@@ -23,22 +20,16 @@ from .milestones import MilestoneCallback, log_metrics
 class BiasSnapshot(MilestoneCallback):
     """Takes a :class:`Snapshot` of the language model in a LightningModule at every milestone and logs its scalars.
 
-    The module is our own or anybody's that holds a causal language model of ``transformers``. Training is left alone;
-    what is written, and what snapshots are compared with: :class:`SnapshotRecorder`, whose arguments are not told again
-    here.
+    The module is our own or any that holds a causal language model of ``transformers``. Training is left alone. What is
+    measured, written and compared with is the recorder's: ``BiasSnapshot(SnapshotRecorder("bias", …), every=500)``. The
+    short form ``BiasSnapshot(dirpath="bias", every=500)`` makes one of the same arguments.
 
     Args:
-        config: what to measure.
+        recorder: takes the snapshots and writes them.
         every: optimizer steps between snapshots.
-        dirpath: where they are written.
-        run: our own run's directory, in place of ``dirpath``.
         model: finds the model in the module; by default the only one of ``transformers`` in it.
-        probes: see there.
-        newborn: see there.
-        init_seed: see there.
-        birth: see there.
-        token_texts: see there.
-        tokens_per_step: see there.
+        dirpath: where they are written, in place of ``recorder``.
+        arguments: further ones of that :class:`SnapshotRecorder`.
 
     Raises:
         UsageError: an impossible argument. When training begins: a model that cannot be found or measured.
@@ -46,36 +37,18 @@ class BiasSnapshot(MilestoneCallback):
 
     def __init__(
         self,
-        config: SnapshotConfig | None = None,
+        recorder: SnapshotRecorder | None = None,
         *,
         every: int,
         dirpath: str | Path | None = None,
-        run: RunDir | None = None,
         model: Callable[[Any], Any] = model_in,
-        probes: Mapping[str, np.ndarray] | None = None,
-        newborn: Callable[[int], Any] | None = None,
-        init_seed: int | None = None,
-        birth: BirthReference | None = None,
-        token_texts: TokenTexts | None = None,
-        tokens_per_step: int | None = None,
+        **arguments: Unpack[RecorderArguments],
     ) -> None:
         super().__init__(every)
-        folder = dirpath if run is None else run.path
-        if folder is None:
-            raise UsageError("BiasSnapshot: give dirpath, the folder that snapshots are written into")
         if every < 1:
             raise UsageError(f"BiasSnapshot: every is {every}; give at least 1")
         self.model = model
-        self.recorder = SnapshotRecorder(
-            folder,
-            config,
-            probes=probes,
-            newborn=newborn,
-            init_seed=init_seed,
-            birth=birth,
-            token_texts=token_texts,
-            tokens_per_step=tokens_per_step,
-        )
+        self.recorder = _recorder(recorder, dirpath, arguments)
         self._step = self._taken = 0
 
     @property
@@ -108,3 +81,24 @@ class BiasSnapshot(MilestoneCallback):
         """The end, where it came unannounced: of the epochs, or by a callback that stops after a validation."""
         if self._taken != trainer.global_step:
             self.on_milestone(trainer, pl_module, trainer.global_step)
+
+
+def _recorder(
+    recorder: SnapshotRecorder | None, dirpath: str | Path | None, arguments: RecorderArguments
+) -> SnapshotRecorder:
+    """The recorder given, or one of the arguments."""
+    if unknown := [name for name in arguments if name not in RecorderArguments.__annotations__]:
+        mend = "dirpath=run.path" if unknown[0] == "run" else f"one of {', '.join(RecorderArguments.__annotations__)}"
+        raise UsageError(f"BiasSnapshot: there is no argument {unknown[0]}; give {mend}")
+    if recorder is None:
+        if dirpath is None:
+            raise UsageError("BiasSnapshot: give dirpath, the folder that snapshots are written into")
+        return SnapshotRecorder(dirpath, **arguments)
+    if not isinstance(recorder, SnapshotRecorder):
+        raise UsageError(
+            f"BiasSnapshot: {type(recorder).__name__} is no SnapshotRecorder; a config goes by name: "
+            "BiasSnapshot(config=…, dirpath=…, every=…)"
+        )
+    if misplaced := [*([] if dirpath is None else ["dirpath"]), *arguments]:
+        raise UsageError(f"BiasSnapshot: give {', '.join(misplaced)} to the SnapshotRecorder")
+    return recorder

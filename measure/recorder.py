@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -96,6 +96,19 @@ def snapshot_of(
         # Who reads the snapshot need not have the user's module.
         summary["quantities"] = [quantity.to_json() for quantity in found.declared]
     return Snapshot(summary, dict(found.arrays))
+
+
+class RecorderArguments(TypedDict, total=False):
+    """Arguments of a :class:`SnapshotRecorder` beside its folder."""
+
+    config: SnapshotConfig | None
+    probes: Mapping[str, np.ndarray] | None
+    newborn: Callable[[int], Any] | None
+    init_seed: int | None
+    birth: BirthReference | None
+    token_texts: TokenTexts | None
+    tokens_per_step: int | None
+    metrics: Sequence[MetricLike]
 
 
 class SnapshotRecorder:

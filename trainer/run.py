@@ -37,6 +37,7 @@ from ..data.probes import random_probe, text_probe
 from ..errors import RunError, UsageError
 from ..files import atomic_path, read_json, write_json, write_text
 from ..measure.ranks import check_clocks, check_same, from_first, rank, world_size
+from ..measure.recorder import SnapshotRecorder
 from ..measure.records import RunDir, truncate_metrics, write_metrics_csv
 from ..models.attention.kernel_choice import falls_back, kernel
 from ..models.birth import certificate, digest
@@ -231,14 +232,16 @@ def _callbacks(
     )
     snapshot = (
         BiasSnapshot(
-            config.snapshot,
+            SnapshotRecorder(
+                run.path,
+                config.snapshot,
+                probes=_probes(config, data),
+                newborn=reference,
+                init_seed=config.init_seed,
+                token_texts=data.token_texts,
+                tokens_per_step=tokens_per_step,
+            ),
             every=every,
-            run=run,
-            probes=_probes(config, data),
-            newborn=reference,
-            init_seed=config.init_seed,
-            token_texts=data.token_texts,
-            tokens_per_step=tokens_per_step,
         )
         if config.snapshot.enabled
         else None

@@ -22,6 +22,7 @@ from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
 from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.measurement import birth_reference, measure
+from birthmark.measure.recorder import SnapshotRecorder
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
@@ -78,7 +79,7 @@ def steps(folder):
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_the_training_is_the_same_bit_for_bit_with_and_without(llama, token_batches, small_probe, tmp_path, precision):
     measured, left = Theirs(llama()), Theirs(llama())
-    with_it = BiasSnapshot(small_probe, every=2, dirpath=tmp_path / "bias")
+    with_it = BiasSnapshot(config=small_probe, every=2, dirpath=tmp_path / "bias")
     fit(measured, token_batches, tmp_path, with_it, precision=precision)
     state = torch.get_rng_state()
     fit(left, token_batches, tmp_path, precision=precision)
@@ -92,7 +93,7 @@ def test_the_training_is_the_same_bit_for_bit_with_and_without(llama, token_batc
 
 def test_what_is_written_and_logged_is_what_measure_gives(llama, token_batches, small_probe, tmp_path):
     module, newborn = Theirs(llama()), llama()
-    snapshots = BiasSnapshot(small_probe, every=2, dirpath=tmp_path / "bias")
+    snapshots = BiasSnapshot(config=small_probe, every=2, dirpath=tmp_path / "bias")
     logger = CSVLogger(tmp_path, name="", version="csv")
     fit(module, token_batches, tmp_path, snapshots, logger=logger, precision="bf16-mixed")
     probe = random_probe(61, 10, 8, 0)
@@ -113,14 +114,14 @@ def test_what_is_written_and_logged_is_what_measure_gives(llama, token_batches, 
 
 def test_steps_are_counted_where_epochs_end_within_an_accumulation(llama, token_batches, small_probe, tmp_path):
     """Three micro-batches, two to a step: an epoch is two steps, its second one of a single micro-batch."""
-    snapshots = BiasSnapshot(small_probe, every=2, dirpath=tmp_path / "bias")
+    snapshots = BiasSnapshot(config=small_probe, every=2, dirpath=tmp_path / "bias")
     trainer = fit(Theirs(llama()), token_batches[:3], tmp_path, snapshots, max_epochs=3, accumulate_grad_batches=2)
     assert trainer.global_step == 6
     assert steps(tmp_path / "bias") == [0, 2, 4, 6]
 
 
 def test_a_stop_after_a_validation_has_its_snapshot(llama, token_batches, small_probe, tmp_path):
-    snapshots = BiasSnapshot(small_probe, every=100, dirpath=tmp_path / "bias")
+    snapshots = BiasSnapshot(config=small_probe, every=100, dirpath=tmp_path / "bias")
     stop = EarlyStopping("val_loss", patience=1)
     trainer = fit(
         Theirs(llama()), token_batches, tmp_path, snapshots, stop, validate=True, val_check_interval=2, max_epochs=50
@@ -131,7 +132,7 @@ def test_a_stop_after_a_validation_has_its_snapshot(llama, token_batches, small_
 
 def test_a_training_that_goes_on_is_compared_with_its_birth(llama, token_batches, small_probe, tmp_path):
     def part(module, folder, **more):
-        snapshots = BiasSnapshot(small_probe, every=2, dirpath=tmp_path / folder)
+        snapshots = BiasSnapshot(config=small_probe, every=2, dirpath=tmp_path / folder)
         return fit(module, token_batches, tmp_path, snapshots, enable_checkpointing=True, **more)
 
     first = part(Theirs(llama()), "parts", max_steps=2)
@@ -168,7 +169,7 @@ def test_the_model_is_found_wherever_it_is(llama, token_batches, small_probe, tm
         module = Theirs(None)
         module.model = net
         snapshots = BiasSnapshot(
-            small_probe, every=1, dirpath=tmp_path / name, **({} if model is None else {"model": model})
+            config=small_probe, every=1, dirpath=tmp_path / name, **({} if model is None else {"model": model})
         )
         snapshots.on_milestone(L.Trainer(logger=False, accelerator="cpu", enable_checkpointing=False), module, 0)
         wanted = llama(1) if name == "one of two" else llama(0)
@@ -181,7 +182,7 @@ def test_the_model_is_found_wherever_it_is(llama, token_batches, small_probe, tm
 
 def test_what_cannot_be_found_is_told_with_the_mend(llama, token_batches, small_probe, tmp_path):
     module = Theirs(nn.Linear(2, 2))
-    snapshots = BiasSnapshot(small_probe, every=1, dirpath=tmp_path)
+    snapshots = BiasSnapshot(config=small_probe, every=1, dirpath=tmp_path)
     with pytest.raises(UsageError, match=r"Theirs holds no model of transformers: say which .*model=lambda module: "):
         fit(module, token_batches, tmp_path, snapshots)
     module.student, module.teacher = llama(), llama()
@@ -191,6 +192,12 @@ def test_what_cannot_be_found_is_told_with_the_mend(llama, token_batches, small_
         BiasSnapshot(every=1)
     with pytest.raises(UsageError, match="every is 0; give at least 1"):
         BiasSnapshot(every=0, dirpath=tmp_path)
+    with pytest.raises(UsageError, match=r"SnapshotConfig is no SnapshotRecorder; .*BiasSnapshot\(config=…, dirpath=…"):
+        BiasSnapshot(small_probe, every=1, dirpath=tmp_path)
+    with pytest.raises(UsageError, match="give dirpath, init_seed to the SnapshotRecorder"):
+        BiasSnapshot(SnapshotRecorder(tmp_path), every=1, dirpath=tmp_path, init_seed=3)
+    with pytest.raises(UsageError, match=r"no argument run; give dirpath=run\.path"):
+        BiasSnapshot(every=1, run=RunDir(tmp_path))
 
 
 def test_the_five_lines_in_the_readme_run(llama, token_batches, tmp_path, monkeypatch):
@@ -243,7 +250,9 @@ class Module(L.LightningModule):
         return torch.optim.SGD(self.net.parameters(), lr=0.1)
 
 module = Module()
-snapshots = BiasSnapshot(SnapshotConfig(n_sequences=9, seq_len=8, batch_size=2), every=2, dirpath=store + "-bias")
+snapshots = BiasSnapshot(
+    SnapshotRecorder(store + "-bias", SnapshotConfig(n_sequences=9, seq_len=8, batch_size=2)), every=2
+)
 trainer = L.Trainer(
     accelerator="cpu", devices=2, strategy="ddp", max_steps=3, callbacks=[snapshots], enable_progress_bar=False,
     enable_checkpointing=False, enable_model_summary=False, use_distributed_sampler=False,
