@@ -1,0 +1,84 @@
+"""The metric of docs/measurements.md, in a real run: it shows wherever ours do."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import birthmark
+from birthmark.data.probes import random_probe
+from birthmark.measure.measurement import Batches
+from birthmark.measure.records import RunDir, read_metrics
+from birthmark.models.birth import born
+from birthmark.trainer.run import pretrain
+
+
+@pytest.fixture(scope="module")
+def code():
+    """The example."""
+    page = (Path(birthmark.__file__).parent / "docs/measurements.md").read_text()
+    section = page.split("## A metric of your own")[1].split("\n## ")[0]
+    (block,) = [block.split("```")[0] for block in section.split("```python\n")[1:]]
+    return block
+
+
+@pytest.fixture(scope="module")
+def run(code, tiny, tmp_path_factory):
+    """A run of two steps with it, logged to W&B offline."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "value_norm.py").write_text(code)
+    fields = {
+        "snapshot.metrics": ["value_norm:ValueNorm"],
+        "snapshot.probes": ["random", "text"],
+        "log.wandb": "offline",
+        "trainer.max_steps": 2,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.delitem(sys.modules, "value_norm", raising=False)
+        pretrain(tiny(fields), RunDir(folder / "run"))
+    return RunDir(folder / "run")
+
+
+def test_it_is_short(code):
+    assert len([line for line in code.splitlines() if line.strip()]) <= 30
+
+
+def test_it_is_in_every_snapshot(run, tiny):
+    config = tiny()
+    first, last = run.snapshots()
+    kept = {}
+
+    class Keep:
+        def residual(self, *_): ...
+        def neurons(self, *_): ...
+        def attention(self, layer, attended):
+            norm = attended.v_BHTK.double().norm(dim=-1).mean(0)
+            kept[layer] = norm[:, 0] / norm[:, 1:].mean(-1)
+
+    probe = random_probe(24, 10, 8, 0)
+    model = born(config.model, config.init_seed)
+    with torch.no_grad():
+        for tokens, _ in Batches(model, probe, 64):
+            model(tokens, observer=Keep())
+    np.testing.assert_allclose(first.arrays["value_norm"], torch.stack([kept[1], kept[2]]), rtol=1e-5)
+    for snapshot in (first, last):
+        assert snapshot.bias["value_norm"] == pytest.approx(snapshot.arrays["value_norm"].mean())
+        assert snapshot.summary["bias_text"]["value_norm"] == pytest.approx(snapshot.arrays["text.value_norm"].mean())
+        assert snapshot.quantities["value_norm"].label == "value norm"
+
+
+def test_it_is_logged_like_ours(run, offline_wandb):
+    lines = [line for line in read_metrics(run.metrics) if "bias/value_norm" in line]
+    assert [line["step"] for line in lines] == [0, 2]
+    assert [line["bias/value_norm"] for line in lines] == [s.bias["value_norm"] for s in run.snapshots()]
+    ((_, history, _),) = offline_wandb(run.path)
+    merged = {name: value for line in history for name, value in line.items()}
+    last = run.snapshots()[-1]
+    assert merged["bias/value_norm"] == merged["sink/value_norm"] == last.bias["value_norm"]
+    assert merged["bias_text/value_norm"] == merged["sink/value_norm on text"]
+    assert merged["sink/value_norm (no difference)"] == 1
+    assert merged["bias/value_norm_by_head/_type"] == merged["bias/sink_mass_by_head/_type"] == "table-file"
+    assert merged["sink/sink_mass (uniform)"] == last.bias["sink_uniform"]
