@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from ..models.attention.kernel_choice import kernel
+from ..models.attention.kernel_choice import kernel_sentence
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..trainer.throughput import flops_per_token
@@ -42,7 +42,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "flops_per_token": flops_per_token(config, n_params, config.max_seq_len),
         "memory": {part: size * n_params for part, size in BYTES.items()},
         "kv_cache": 2 * config.n_layers * config.kv_heads * config.d_head * 2,
-        "kernel": kernel(config),
+        "kernel": kernel_sentence(config),
     }
 
 

@@ -39,7 +39,7 @@ from ..files import atomic_path, read_json, write_json, write_text
 from ..measure.ranks import check_clocks, check_same, from_first, rank, world_size
 from ..measure.recorder import SnapshotRecorder
 from ..measure.records import RunDir, truncate_metrics, write_metrics_csv
-from ..models.attention.kernel_choice import falls_back, kernel
+from ..models.attention.kernel_choice import explicit_because, kernel_sentence
 from ..models.birth import certificate, digest
 from ..models.decoder import Decoder
 from .allocator import keep_freed_memory
@@ -336,8 +336,8 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
             highlight=False,
             soft_wrap=True,
         )
-        if falls_back(config.model) is not None:
-            console.print(f"attention: {kernel(config.model)}", highlight=False, soft_wrap=True)
+        if explicit_because(config.model) is not None:
+            console.print(f"attention: {kernel_sentence(config.model)}", highlight=False, soft_wrap=True)
         if step >= config.trainer.max_steps:
             return Outcome(run, step, None)
         reference = partial(newborn, config, device=device, spread=strategy.shard_reference)

@@ -17,7 +17,7 @@ import yaml
 from docstring_parser import parse_from_object
 
 from ...errors import UsageError
-from ...models.attention.kernel_choice import kernel
+from ...models.attention.kernel_choice import KERNELS, kernel_name
 from ...models.config import ModelConfig
 
 _HEAD = """\
@@ -32,6 +32,9 @@ two together. How fields are set, in YAML and on the command line, is the same f
   Sink, arXiv 2605.06611; [SP] SeedPrints, arXiv 2509.26404.
 - **kernel**: what attention runs on in the default model with this value, and with what the field needs to be read at
   all (below); of a field without names, with a value that is not its default. –: the field has no part in it.
+
+| kernel | what attention runs |
+|---|---|
 """
 
 _REFUSED = """\
@@ -142,7 +145,7 @@ def companions(changes: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
         changes = changes | {needed[0][0]: yaml.safe_load(needed[0][1])}
 
 
-def _told(value: Any) -> str:
+def _yaml(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip()
 
 
@@ -150,11 +153,18 @@ def _row(*cells: str) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
+def _kernel_legend() -> Iterator[str]:
+    """A row for each name that the table's last column is put together from."""
+    for name, words in KERNELS.items():
+        added = words[0] in ",;"
+        yield _row(f"**{'… + ' if added else ''}{name}**", words.lstrip(",; "))
+
+
 def _rows(field: Field) -> Iterator[str]:
     needed = companions({field.path: field.others()[0]})[0]
     values = list(field.choices) if field.named else field.others()[:1]
-    kernels = [kernel(build(needed | {field.path: value})) for value in values]
-    without = kernel(build({path: value for path, value in needed.items() if path != field.path}))
+    kernels = [kernel_name(build(needed | {field.path: value})) for value in values]
+    without = kernel_name(build({path: value for path, value in needed.items() if path != field.path}))
     apart = not field.path.startswith("model.attention.") and set(kernels) == {without}
     meaning = re.sub(r"\s*" + _SOURCE, "", field.text).replace("``", "`")
     found = field.sources()
@@ -164,14 +174,14 @@ def _rows(field: Field) -> Iterator[str]:
             sources = found.get(value, []) + (found.get(None, []) if value != "none" else [])
         else:
             cell, sources = _type(field), found.get(None, [])
-        told = "–" if apart else kernels[i]
-        yield _row(f"`{field.path}`", cell, "" if i else meaning, ", ".join(sources) or "–", told)
+        kernel = "–" if apart else kernels[i]
+        yield _row(f"`{field.path}`", cell, "" if i else meaning, ", ".join(sources) or "–", kernel)
 
 
 def _type(field: Field) -> str:
     kind = field.hint.__name__ if isinstance(field.hint, type) else str(field.hint)
     kind = f"list of {', '.join(field.choices)}" if field.choices else kind
-    return f"{kind.replace(' | None', ' or null')}; **{_told(field.default)}**"
+    return f"{kind.replace(' | None', ' or null')}; **{_yaml(field.default)}**"
 
 
 def refusals() -> dict[str, dict[str, Any]]:
@@ -188,11 +198,12 @@ def refusals() -> dict[str, dict[str, Any]]:
 
 def field_table() -> str:
     """The whole of docs/model-fields.md."""
-    lines = [_HEAD, _row("field", "values", "what it does", "source", "kernel"), "|---" * 5 + "|"]
+    lines = [_HEAD + "\n".join(_kernel_legend()), ""]
+    lines += [_row("field", "values", "what it does", "source", "kernel"), "|---" * 5 + "|"]
     lines += [row for field in model_fields() for row in _rows(field)]
     lines += ["", _REFUSED, _row("example", "why"), "|---" * 2 + "|"]
     for problem, changes in refusals().items():
-        lines.append(_row(", ".join(f"`{path}: {_told(value)}`" for path, value in changes.items()), problem))
+        lines.append(_row(", ".join(f"`{path}: {_yaml(value)}`" for path, value in changes.items()), problem))
     return "\n".join(lines) + "\n"
 
 

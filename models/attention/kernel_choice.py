@@ -1,11 +1,23 @@
-"""Which kernel the attention of a config runs on, in words; what the parts do at run time is tested to agree."""
+"""Which kernels the attention of a config runs on: by name and in words. A test holds it to what runs."""
 
 from __future__ import annotations
 
 from ..config import ModelConfig
 
+#: Names of what an attention runs, in the order in which they are said, each with its words.
+KERNELS = {
+    "explicit": "explicit weights, 256 queries at a time, computed again in the backward pass",
+    "fused": "fused scaled_dot_product_attention (bf16 on CPU: blocks of matrix products, their weights kept for the "
+    "backward pass up to 32 MiB)",
+    "window": ", two such attentions per window",
+    "prefix": ", one more such attention for the prefix",
+    "distances": ", distance penalties as 8 more channels",
+    "n_eff": "; a second fused log-sum-exp for n_eff",
+    "log-sum-exp": "; log-sum-exps from the kernel on CPU, 256 queries at a time elsewhere",
+}
 
-def falls_back(config: ModelConfig) -> str | None:
+
+def explicit_because(config: ModelConfig) -> str | None:
     """The field that keeps attention from the fused kernels, with its value; None where they are used."""
     attention = config.attention
     if attention.weighs_scores_alone:
@@ -17,23 +29,28 @@ def falls_back(config: ModelConfig) -> str | None:
     return None
 
 
-def kernel(config: ModelConfig) -> str:
-    """The kernel of every block's attention, and what it computes beside its output."""
-    attention, reason = config.attention, falls_back(config)
-    if reason is not None:
-        return f"explicit weights, 256 queries at a time, computed again in the backward pass ({reason})"
-    told = "fused scaled_dot_product_attention (bf16 on CPU: blocks of matrix products, "
-    told += "their weights kept for the backward pass up to 32 MiB)"
-    if attention.window is not None:
-        told += ", two per window"
-    if attention.prefix is not None:
-        told += ", one more for the prefix"
-    if config.positions == "alibi":
-        told += ", distance penalties as 8 more channels"
-    exact = attention.aggregation == "calibrated" and attention.calibration.n_eff == "exact"
-    if exact:
-        told += "; a second fused log-sum-exp for n_eff"
-    extra = attention.normaliser != "softmax" or attention.kv_bias in ("key", "key_value")
-    if exact or extra or attention.window is not None or attention.prefix is not None or config.positions == "alibi":
-        told += "; log-sum-exps from the kernel on CPU, 256 queries at a time elsewhere"
-    return told
+def kernels_of(config: ModelConfig) -> list[str]:
+    """Names, all of :data:`KERNELS`, of what every block's attention runs beside one another."""
+    if explicit_because(config) is not None:
+        return ["explicit"]
+    attention = config.attention
+    added = {
+        "window": attention.window is not None,
+        "prefix": attention.prefix is not None,
+        "distances": config.positions == "alibi",
+        "n_eff": attention.aggregation == "calibrated" and attention.calibration.n_eff == "exact",
+    }
+    extra_keys = attention.normaliser != "softmax" or attention.kv_bias in ("key", "key_value")
+    added["log-sum-exp"] = extra_keys or any(added.values())
+    return ["fused", *(name for name, is_added in added.items() if is_added)]
+
+
+def kernel_name(config: ModelConfig) -> str:
+    """The names in one: ``fused + window + log-sum-exp``."""
+    return " + ".join(kernels_of(config))
+
+
+def kernel_sentence(config: ModelConfig) -> str:
+    """The kernels of every block's attention, and what they compute beside its output, in words."""
+    reason = explicit_because(config)
+    return "".join(KERNELS[name] for name in kernels_of(config)) + (f" ({reason})" if reason is not None else "")

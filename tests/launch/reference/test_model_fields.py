@@ -36,18 +36,18 @@ def rows():
 
 
 def test_the_file_is_what_the_code_says():
-    told = field_table()
-    assert told == field_table()
-    assert FILE.read_text(encoding="utf-8") == told, (
+    table = field_table()
+    assert table == field_table()
+    assert FILE.read_text(encoding="utf-8") == table, (
         "docs/model-fields.md is old: python -m birthmark.launch.reference.model_fields > docs/model-fields.md"
     )
 
 
 def test_every_field_is_there_with_its_docstring_and_default():
     """Read from the source text, a second way."""
-    told = {}
+    found = {}
     for field, value, meaning, *_ in rows():
-        told.setdefault(field, []).append((value, meaning))
+        found.setdefault(field, []).append((value, meaning))
     expected = set()
     for prefix, group in GROUPS.items():
         body = ast.parse(inspect.getsource(group)).body[0].body
@@ -59,12 +59,12 @@ def test_every_field_is_there_with_its_docstring_and_default():
             expected.add(path)
             # Sources have a column of their own: the words around them stay.
             first = re.split(r"\[|\(|``", docs[field.name])[0].split()
-            assert " ".join(first) in told[path][0][1], path
-            defaults = [value for value, _ in told[path] if "**" in value]
+            assert " ".join(first) in found[path][0][1], path
+            defaults = [value for value, _ in found[path] if "**" in value]
             assert len(defaults) == 1, path
             if isinstance(field.default, str):
                 assert defaults == [f"**{field.default}**"], path
-    assert set(told) == expected
+    assert set(found) == expected
 
 
 def test_every_value_of_every_field_has_a_row():
@@ -106,6 +106,13 @@ def test_a_source_belongs_to_the_values_that_its_clause_names():
     assert field.sources() == {None: ["[AS]"], "a": ["arXiv 1.1", "Name 2010"], "b": ["Name 2010"]}
 
 
+def test_every_kernel_of_the_table_is_in_the_legend():
+    lines = FILE.read_text(encoding="utf-8").splitlines()
+    legend = {line.split("**")[1].removeprefix("… + ") for line in lines if line.startswith("| **")}
+    used = {name for *_, kernel in rows() for name in kernel.split(" + ")}
+    assert used - {"–"} == legend
+
+
 class Seer:
     def __init__(self):
         self.seen = set()
@@ -121,7 +128,7 @@ class Seer:
 
 
 @pytest.mark.parametrize("field", ["model.attention.normaliser", "model.positions"])
-def test_the_kernel_that_is_told_is_the_one_that_runs(field):
+def test_the_kernel_of_the_table_is_the_one_that_runs(field):
     kernels = {value.strip("*"): kernel for name, value, _, _, kernel in rows() if name == field}
     assert field != "model.attention.normaliser" or list(kernels) == list(NORMALISERS)
     small = {

@@ -16,7 +16,7 @@ from birthmark.models.attention import kernels
 from birthmark.models.attention import normalisers as mixing
 from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.config import SIMILARITIES
-from birthmark.models.attention.kernel_choice import falls_back
+from birthmark.models.attention.kernel_choice import explicit_because
 from birthmark.models.attention.normalisers import Explicit, FusedSoftmax
 from birthmark.models.attention.positions import Placement
 from birthmark.models.attention.scores import Scores
@@ -321,7 +321,9 @@ def test_the_kernel_that_is_named_is_the_one_that_runs(name, positions):
 
     module = build(ARMS[name])
     module(torch.randn(1, T, D, dtype=torch.float64), place(positions)[0], 1, Seer())
-    expected = falls_back(ModelConfig(positions=positions, attention=replace(ARMS[name], aggregation_blocks=None)))
+    expected = explicit_because(
+        ModelConfig(positions=positions, attention=replace(ARMS[name], aggregation_blocks=None))
+    )
     assert type(seen[0]) is (FusedSoftmax if expected is None else Explicit)
 
 

@@ -1,0 +1,40 @@
+"""The names and the words of what an attention runs on; that they are true is tested beside attention itself."""
+
+import pytest
+
+from birthmark.models.attention.kernel_choice import KERNELS, explicit_because, kernel_name, kernel_sentence
+from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+
+ANALYTIC = CalibrationConfig(n_eff="analytic")
+NAMES = [
+    (ModelConfig(), "fused"),
+    (ModelConfig(positions="t5"), "explicit"),
+    (ModelConfig(attention=AttentionConfig(normaliser="relu", window=8)), "explicit"),
+    (ModelConfig(positions="alibi"), "fused + distances + log-sum-exp"),
+    (ModelConfig(positions="alibi", attention=AttentionConfig(prefix=4)), "explicit"),
+    (ModelConfig(attention=AttentionConfig(window=8, prefix=4)), "fused + window + prefix + log-sum-exp"),
+    (ModelConfig(attention=AttentionConfig(normaliser="softmax_sink")), "fused + log-sum-exp"),
+    (ModelConfig(attention=AttentionConfig(kv_bias="key")), "fused + log-sum-exp"),
+    (ModelConfig(attention=AttentionConfig(kv_bias="value")), "fused"),
+    (ModelConfig(attention=AttentionConfig("calibrated")), "fused + n_eff + log-sum-exp"),
+    (ModelConfig(attention=AttentionConfig("calibrated", calibration=ANALYTIC)), "fused"),
+]
+
+
+@pytest.mark.parametrize(("config", "name"), NAMES, ids=[f"{i} {name}" for i, (_, name) in enumerate(NAMES)])
+def test_a_config_has_the_name_of_what_it_adds(config, name):
+    assert kernel_name(config) == name
+    assert (explicit_because(config) is not None) == (name == "explicit")
+    sentence = kernel_sentence(config)
+    for part, words in KERNELS.items():
+        assert (words in sentence) == (part in name.split(" + ")), part
+
+
+def test_the_sentence_reads_on_and_names_the_field_that_forbids_the_fused_kernels():
+    both = kernel_sentence(ModelConfig(attention=AttentionConfig(window=8, prefix=4)))
+    assert both.startswith("fused scaled_dot_product_attention (bf16 on CPU")
+    assert both.endswith(
+        "32 MiB), two such attentions per window, one more such attention for the prefix; "
+        "log-sum-exps from the kernel on CPU, 256 queries at a time elsewhere"
+    )
+    assert kernel_sentence(ModelConfig(positions="t5")).endswith("in the backward pass (model.positions t5)")
