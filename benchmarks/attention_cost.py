@@ -114,7 +114,7 @@ def layer_step(model: Decoder, shape: Shape, bf16: bool, compiled: bool) -> Call
     upstream = torch.randn(x.shape)
 
     def attend(model: Decoder, x: torch.Tensor) -> torch.Tensor:
-        return model.blocks[0].attn(x, model.positions.place(shape.seq_len, x.device), 1)
+        return model.blocks[0].attn(x, model.positions.place(shape.seq_len, x.device))
 
     function = torch.compile(attend) if compiled else attend
 

@@ -5,8 +5,6 @@ Parameter names are a file format (definitions §1): renaming one changes every 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -17,9 +15,7 @@ from .config import ModelConfig
 from .init import Embedding, Linear
 from .mlp import MLP
 from .norms import NORMS, around
-from .observe import Observer
-
-TrainPass = Callable[["Block", Tensor, Placement], Tensor]
+from .observe import Observer, show_residual
 
 
 class Block(nn.Module):
@@ -32,32 +28,19 @@ class Block(nn.Module):
         self.norm_attn, self.norm_attn_out = around(config)
         self.attn = Attention(config, block)
         self.norm_mlp, self.norm_mlp_out = around(config)
-        self.mlp = MLP(config)
+        self.mlp = MLP(config, block)
 
     def forward(
         self, x_BTD: Tensor, place: Placement, observer: Observer | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         """``[B, T, D] → [B, T, D]``."""
-        if self.training and observer is None and cache is None:
-            return self.train_pass(self, x_BTD, place)
-        return self.body(x_BTD, place, observer, cache)
-
-    def body(
-        self, x_BTD: Tensor, place: Placement, observer: Observer | None = None, cache: LayerCache | None = None
-    ) -> Tensor:
-        """The block itself, whatever is wrapped around it in training."""
-        attention_BTD = self.attn(self.norm_attn(x_BTD), place, self.layer, observer, cache)
+        attention_BTD = self.attn(self.norm_attn(x_BTD), place, observer, cache)
         attended_BTD = x_BTD + self.norm_attn_out(attention_BTD)
-        if observer is not None:
-            observer.residual("attention", self.layer, attended_BTD)
-        read_BTD = x_BTD if self.parallel else attended_BTD
-        x_BTD = attended_BTD + self.norm_mlp_out(self.mlp(self.norm_mlp(read_BTD), self.layer, observer))
-        if observer is not None:
-            observer.residual("mlp", self.layer, x_BTD)
+        show_residual(observer, "attention", self.layer, attended_BTD)
+        mlp_BTD = self.mlp(self.norm_mlp(x_BTD if self.parallel else attended_BTD), observer)
+        x_BTD = attended_BTD + self.norm_mlp_out(mlp_BTD)
+        show_residual(observer, "mlp", self.layer, x_BTD)
         return x_BTD
-
-    #: How training runs the body of a block: as it is, compiled, or with what it keeps for the backward pass changed.
-    train_pass: TrainPass = staticmethod(body)
 
 
 class Decoder(nn.Module):
@@ -94,8 +77,7 @@ class Decoder(nn.Module):
         first = 0 if cache is None else cache.length
         x_BTD = self.positions.embed(self.embed(tokens_BT), first)
         place = self.positions.place(tokens_BT.shape[1], tokens_BT.device, first)
-        if observer is not None:
-            observer.residual("embedding", 0, x_BTD)
+        show_residual(observer, "embedding", 0, x_BTD)
         for i, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i])
         x = self.norm(x_BTD[:, -1] if last_only else x_BTD)

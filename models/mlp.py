@@ -27,19 +27,20 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 class MLP(nn.Module):
     """``down(act(up(x)))``, or ``down(act(gate(x)) · up(x))`` when gated."""
 
-    def __init__(self, config: ModelConfig) -> None:
+    def __init__(self, config: ModelConfig, block: int = 0) -> None:
         super().__init__()
+        self.layer = block + 1
         self.activation = ACTIVATIONS[GATED.get(config.mlp, config.mlp)]
         self.gate = Linear(config.d_model, config.ff, bias=config.bias) if config.gated else None
         self.up = Linear(config.d_model, config.ff, bias=config.bias)
         self.down = Linear(config.ff, config.d_model, bias=config.bias, residual_writers=2 * config.n_layers)
 
-    def forward(self, x_BTD: Tensor, layer: int = 0, observer: Observer | None = None) -> Tensor:
-        """``[B, T, d] → [B, T, d]``; ``layer`` is the name that the observer is told."""
+    def forward(self, x_BTD: Tensor, observer: Observer | None = None) -> Tensor:
+        """``[B, T, d] → [B, T, d]``."""
         if self.gate is None:
             a_BTF = self.activation(self.up(x_BTD))
         else:
             a_BTF = self.activation(self.gate(x_BTD)) * self.up(x_BTD)
         if observer is not None:
-            observer.neurons(layer, a_BTF)
+            observer.neurons(self.layer, a_BTF)
         return self.down(a_BTF)

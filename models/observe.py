@@ -50,3 +50,9 @@ class Observer(Protocol):
 
     def neurons(self, layer: int, a_BTF: Tensor) -> None:
         """Hidden activations of one block's MLP."""
+
+
+def show_residual(observer: Observer | None, site: Site, layer: int, h_BTD: Tensor) -> None:
+    """Show a place of the residual stream to the observer, if there is one."""
+    if observer is not None:
+        observer.residual(site, layer, h_BTD)

@@ -7,10 +7,17 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
-from ..models.decoder import Block, Decoder, TrainPass
+from ..models.attention.kv_cache import LayerCache
+from ..models.attention.positions import Placement
+from ..models.decoder import Block, Decoder
+from ..models.observe import Observer
 from .config import TrainerConfig
+
+#: What training runs of a block: (block, ``[B, T, D]``, positions) → ``[B, T, D]``.
+TrainPass = Callable[[Block, Tensor, Placement], Tensor]
 
 #: Operators whose results ``selective`` keeps, by name: matrix products with weights, and fused attention. All else is
 #: cheap to compute again, or as large as an attention matrix.
@@ -47,12 +54,29 @@ CHECKPOINTING: dict[str, Callable[[TrainPass], TrainPass]] = {
 }
 
 
+def _wrapped(
+    block: Block,
+    train_pass: TrainPass,
+    x_BTD: Tensor,
+    place: Placement,
+    observer: Observer | None = None,
+    cache: LayerCache | None = None,
+) -> Tensor:
+    """In training the wrapped pass; with an observer or a cache, and in evaluation, the block's own."""
+    if block.training and observer is None and cache is None:
+        return train_pass(block, x_BTD, place)
+    return Block.forward(block, x_BTD, place, observer, cache)
+
+
 def wrap_blocks(model: Decoder, config: TrainerConfig) -> None:
     """Checkpoint and compile what training runs of each block; what measurement runs of it stays as it is."""
-    train_pass = CHECKPOINTING[config.activation_checkpointing](Block.train_pass)
+    if config.activation_checkpointing == "none" and config.compile != "blocks":
+        return
+    train_pass = CHECKPOINTING[config.activation_checkpointing](Block.forward)
     if config.compile == "blocks":
         # One function for all blocks, so that they share one graph.
         train_pass = torch.compile(train_pass)
     for block in model.blocks:
         assert isinstance(block, Block)
-        block.train_pass = train_pass
+        # On the instance: FSDP2 exchanges the class.
+        block.forward = partial(_wrapped, block, train_pass)  # type: ignore[method-assign]

@@ -45,14 +45,29 @@ class OutputGate(PlainOutput):
 GATES: dict[str, type[PlainOutput]] = {"none": PlainOutput, "head": OutputGate, "channel": OutputGate}
 
 
-class KeyValueBias(nn.Module):
+class NoKeyValueBias(nn.Module):
+    """No learned biases; also the base of those that are."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+
+    def extra_keys(self, scores: Scores) -> list[ExtraKey]:
+        """Keys beside the tokens' that every query sees."""
+        return []
+
+    def add(self, o_BHTK: Tensor) -> Tensor:
+        """Head outputs ``[B, H, T, d_head]`` plus a value that belongs to no key."""
+        return o_BHTK
+
+
+class KeyValueBias(NoKeyValueBias):
     """Learned biases [AS]: a key that every query sees, without position; its value; or a vector added to outputs.
 
     One per key/value head, or one for all heads of the block. Drawn like a row of the key and value maps.
     """
 
     def __init__(self, config: ModelConfig) -> None:
-        super().__init__()
+        super().__init__(config)
         kind, self.d_model = config.attention.kv_bias, config.d_model
         rows = 1 if config.attention.kv_bias_shared else config.kv_heads
         self.repeats = config.n_heads // rows
@@ -82,6 +97,15 @@ class KeyValueBias(nn.Module):
 
     def _value(self) -> Tensor | None:
         return None if self.value is None else self.value.repeat_interleave(self.repeats, dim=0)
+
+
+#: Learned biases by name.
+KV_BIASES: dict[str, type[NoKeyValueBias]] = {
+    "none": NoKeyValueBias,
+    "key": KeyValueBias,
+    "value": KeyValueBias,
+    "key_value": KeyValueBias,
+}
 
 
 class Projection(Linear):
@@ -120,6 +144,7 @@ class Attention(nn.Module):
     def __init__(self, config: ModelConfig, block: int) -> None:
         super().__init__()
         attention = config.attention
+        self.layer = block + 1
         self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.d_head
         self.scale, self.window, self.prefix = config.d_head**-0.5, attention.window, attention.prefix
         self.q = Projection(config, self.n_heads, attention.qk_norm)
@@ -127,19 +152,14 @@ class Attention(nn.Module):
         self.v = Projection(config, self.n_kv_heads, "none")
         self.o = Linear(self.n_heads * self.d_head, config.d_model, config.bias, residual_writers=2 * config.n_layers)
         self.normaliser = NORMALISERS[attention.normaliser](config)
-        self.bias = KeyValueBias(config) if attention.kv_bias != "none" else None
+        self.bias = KV_BIASES[attention.kv_bias](config)
         self.aggregate = build_aggregation(config, block)
         self.gate = GATES[attention.gate](config)
 
     def forward(
-        self,
-        x_BTD: Tensor,
-        place: Placement,
-        layer: int,
-        observer: Observer | None = None,
-        cache: LayerCache | None = None,
+        self, x_BTD: Tensor, place: Placement, observer: Observer | None = None, cache: LayerCache | None = None
     ) -> Tensor:
-        """``[B, T, D] → [B, T, D]``; ``layer`` is the name that the observer is told; the cache holds earlier keys."""
+        """``[B, T, D] → [B, T, D]``; the cache, if there is one, holds earlier keys and values and gets these."""
         q, k, v = rotate(self.q(x_BTD), place.rotation), rotate(self.k(x_BTD), place.rotation), self.v(x_BTD)
         if cache is not None:
             k, v = cache.extend(k, v)
@@ -147,11 +167,10 @@ class Attention(nn.Module):
             k, v = (x.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1) for x in (k, v))
 
         scores = Scores(q, k, self.scale, place, self.window, self.prefix)
-        extra = [] if self.bias is None else self.bias.extra_keys(scores)
-        mixed = self.normaliser.mix(scores, v, extra, observer is not None, self.aggregate.needs_squares)
-        if self.bias is not None:
-            mixed.o_BHTK = self.bias.add(mixed.o_BHTK)
+        extra, needs_weights = self.bias.extra_keys(scores), observer is not None
+        mixed = self.normaliser.mix(scores, v, extra, needs_weights, self.aggregate.needs_squares)
+        mixed.o_BHTK = self.bias.add(mixed.o_BHTK)
         out_BHTK = self.gate(self.aggregate(mixed, v), x_BTD)
         if observer is not None:
-            observer.attention(layer, Attended(q, k, v, mixed.o_BHTK, out_BHTK, mixed))
+            observer.attention(self.layer, Attended(q, k, v, mixed.o_BHTK, out_BHTK, mixed))
         return self.o(out_BHTK.transpose(1, 2).flatten(2))

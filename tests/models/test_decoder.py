@@ -137,7 +137,7 @@ def test_what_an_observer_sees_is_what_its_name_says(kind, lively, random_tokens
             torch.testing.assert_close(heads.weights.rows(0, 24).double(), a, atol=1e-5, rtol=1e-5)
             torch.testing.assert_close(heads.o_BHTK.double(), a @ v, atol=1e-5, rtol=1e-5)
             after_attention, after = seen["attention", layer][0], seen["mlp", layer][0]
-            attended = block.attn(block.norm_attn(before), model.positions.place(24, tokens.device), layer)
+            attended = block.attn(block.norm_attn(before), model.positions.place(24, tokens.device))
             read = heads.out_BHTK.transpose(1, 2).flatten(2)
             torch.testing.assert_close(F.linear(read, block.attn.o.weight), attended)
             torch.testing.assert_close(after_attention, before + attended)
@@ -250,7 +250,7 @@ def test_norms_on_both_sides_and_side_by_side(norm, parallel, lively):
         y = y / (y.square().mean(-1, keepdim=True) + config.norm_eps).sqrt() * gains[f"{name}.gain"]
         return y + gains[f"{name}.bias"] if norm == "layernorm" else y
 
-    attended = x + normed("norm_attn_out", block.attn(normed("norm_attn", x), Placement(), 2))
+    attended = x + normed("norm_attn_out", block.attn(normed("norm_attn", x), Placement()))
     read = x if parallel else attended
     expected = attended + normed("norm_mlp_out", block.mlp(normed("norm_mlp", read)))
     torch.testing.assert_close(block(x, Placement()), expected, atol=1e-12, rtol=1e-12)

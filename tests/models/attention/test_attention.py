@@ -264,7 +264,7 @@ def agree(name, kind, positions="none", kv_heads=H, bias=False, observed=False):
     given, angles, distance_bias = place(positions)
 
     parameters = dict(module.named_parameters())
-    out = module(x, given, 1, Deaf() if observed else None)
+    out = module(x, given, Deaf() if observed else None)
     expected = slow_attention(parameters, x, kv_heads, kind, angles, distance_bias)
     # The analytic factor √(t+1), a running ρ and the slopes are float32 numbers.
     rough = kind.calibration.n_eff == "analytic" or kind.calibration.correlation != "none" or positions == "alibi"
@@ -320,7 +320,7 @@ def test_the_kernel_that_is_named_is_the_one_that_runs(name, positions):
             seen.append(attended.weights)
 
     module = build(ARMS[name])
-    module(torch.randn(1, T, D, dtype=torch.float64), place(positions)[0], 1, Seer())
+    module(torch.randn(1, T, D, dtype=torch.float64), place(positions)[0], Seer())
     expected = explicit_because(
         ModelConfig(positions=positions, attention=replace(ARMS[name], aggregation_blocks=None))
     )
@@ -340,7 +340,7 @@ def test_an_observer_is_shown_the_weights_that_made_the_output(name, positions):
     module = build(replace(kind, gate="none", aggregation="plain", calibration=CalibrationConfig()))
     with torch.no_grad():
         x = torch.randn(B, T, D, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
-        out = module(x, place(positions)[0], 1, Seer())
+        out = module(x, place(positions)[0], Seer())
     (seen,) = shown
     rows = torch.zeros(B, H, T, T, dtype=torch.float64)
     for start, stop in ((0, 3), (3, 4), (4, 11)):
@@ -365,7 +365,7 @@ def test_a_gradient_through_the_exact_factor_is_another_gradient():
     for gradient in (True, False):
         module = build(AttentionConfig("calibrated", calibration=CalibrationConfig("exact", gradient=gradient)))
         x = torch.randn(B, T, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-        module(x, Placement(), 1).square().sum().backward()
+        module(x, Placement()).square().sum().backward()
         gradients.append(module.q.weight.grad)
     assert (gradients[0] - gradients[1]).abs().max() > 0.01 * gradients[0].abs().max()
 
@@ -384,7 +384,7 @@ def test_an_aggregation_applies_to_the_blocks_named_and_no_others(name, blocks):
         for i, block in enumerate(model.blocks):
             parameters = dict(block.attn.named_parameters())
             chosen = kind if blocks is None or i in blocks else AttentionConfig()
-            torch.testing.assert_close(block.attn(x, Placement(), 1), slow_attention(parameters, x, H, chosen, None))
+            torch.testing.assert_close(block.attn(x, Placement()), slow_attention(parameters, x, H, chosen, None))
             assert ("aggregate.gain" in parameters) == (chosen.aggregation == "headnorm")
 
 
@@ -405,7 +405,7 @@ def test_uniform_attention_over_independent_values_gets_equal_variance(n_eff):
         module.v.weight.copy_(torch.eye(D))
     x = torch.randn(2000, 16, D, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     with torch.no_grad():
-        variance = module(x, Placement(), 1).var(0).mean(-1)
+        variance = module(x, Placement()).var(0).mean(-1)
     # 2000 · 24 draws each: a standard error of √(2/48000) = .0065.
     assert (variance - 1).abs().max() < 5 * 0.0065
 
@@ -439,9 +439,9 @@ def test_bf16_autocast_stays_near_float32(name):
     """What training runs in. Two sides of one module; errors are a few bf16 roundings (4e-3 each)."""
     module = build(AGGREGATIONS[name]).float()
     x = torch.randn(B, T, D, generator=torch.Generator().manual_seed(1))
-    exact = module(x, Placement(), 1)
+    exact = module(x, Placement())
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rough = module(x, Placement(), 1)
+        rough = module(x, Placement())
     assert rough.dtype == torch.bfloat16
     assert (rough - exact).abs().max() < 0.05 * exact.abs().max()
     rough.float().square().sum().backward()

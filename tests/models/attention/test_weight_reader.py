@@ -89,9 +89,9 @@ def passed(module, where, make=None):
     watch = Watch()
     with torch.no_grad():
         if make is None:
-            return module(x, where, 1, watch), watch.attended
+            return module(x, where, watch), watch.attended
         with read_weights(make):
-            return module(x, where, 1, watch), watch.attended
+            return module(x, where, watch), watch.attended
 
 
 @pytest.mark.parametrize("cached", [1, 64 * T * 2, 1 << 18])
