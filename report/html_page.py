@@ -24,6 +24,13 @@ def write_page(template: str, out: Path, sections: Iterable[Section], **values: 
     """
     sections, folder = list(sections), data_folder(out)
     check_data_folder(folder)
+    page = render(template, sections=sections, data=folder.name, theme=THEME, **values)
+    write_csv_files(folder, csv_texts(sections))
+    write_text(out, page)
+
+
+def render(template: str, **values: Any) -> str:
+    """HTML of a template of this room."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__),
         autoescape=True,
@@ -38,9 +45,7 @@ def write_page(template: str, out: Path, sections: Iterable[Section], **values: 
         "colour": colour_variable,
         "shorten": lambda text: shorten(text, 32),
     }
-    page = environment.get_template(template).render(sections=sections, data=folder.name, theme=THEME, **values)
-    write_csv_files(folder, csv_texts(sections))
-    write_text(out, page)
+    return environment.get_template(template).render(**values)
 
 
 def navigation(sections: Iterable[Section], moments: Sequence[Mapping[str, float]]) -> tuple[list[Any], list[Any]]:

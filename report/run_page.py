@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ..files import strict
 from ..measure.records import RunDir
 from .html_page import navigation, write_page
+from .key_figures import of_run
 from .run_history import RunHistory, read_runs
 from .sections.chain import sections_over_training
 from .sections.preference import favourites
 from .sections.training_view import TrainingView
 from .snapshot_page import build_snapshot_page, snapshot_page
 from .snapshot_table import shown_columns
-from .text import format_value, printable, step_in_words
+from .text import printable, step_in_words
 
 
 def build_report(runs: Sequence[RunDir], out: Path) -> None:
@@ -40,7 +41,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
         out,
         sections,
         runs=histories,
-        strips=[_key_figures(run) for run in histories],
+        strips=[of_run(run) for run in histories],
         columns=shown_columns([row for run in histories for row in run.rows]),
         favourites=[favourites(run) for run in histories],
         certificates=[_certificate(run) for run in histories],
@@ -82,35 +83,6 @@ def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
             for run in read_runs(runs)
         ]
     }
-
-
-def _key_figures(run: RunHistory) -> list[tuple[str, str, str]]:
-    """(name, value, what to judge it by) of the strip below the title."""
-    bias = [snapshot.bias for snapshot in run.snapshots]
-    now: Mapping[str, float] = bias[-1] if bias else {}
-
-    def show(key: str, spec: str = ".3f") -> str:
-        return format_value(now.get(key), spec)
-
-    steps, losses = run.series("val/loss")
-    unigram = (run.birth.get("data") or {}).get("unigram_entropy")
-    ratio = show("preference_ratio", "ratio")
-    if len(bias) > 1:
-        ratio = f"{format_value(bias[0].get('preference_ratio'), 'ratio')} → {ratio}"
-    text = run.snapshots[-1].summary.get("bias_text", {}) if run.snapshots else {}
-    on_text = f"; text probe {format_value(text['sink_mass'], '.3f')}" if "sink_mass" in text else ""
-    loss = (
-        "Validation loss",
-        format_value(losses[-1] if losses else None, ".3f"),
-        f"unigram entropy {format_value(unigram, '.3f')}, nats per token" + (f"; step {steps[-1]:,}" if steps else ""),
-    )
-    return [
-        *([loss] if run.birth or losses else []),
-        ("Alignment", show("alignment"), f"with the seed direction; stranger {show('alignment_stranger')}"),
-        ("Rank persistence", show("rank_persistence"), f"ρ to birth; stranger {show('rank_persistence_stranger')}"),
-        ("Preference ratio", ratio, "V · max p̄, birth → now; 1 is none"),
-        ("Sink mass", show("sink_mass"), f"on position 0; uniform {show('sink_uniform')}{on_text}"),
-    ]
 
 
 def _certificate(run: RunHistory) -> list[tuple[str, str]]:

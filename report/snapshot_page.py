@@ -8,6 +8,7 @@ from typing import Any
 from ..errors import UsageError
 from ..measure.records import RunDir, Snapshot
 from .html_page import navigation, write_page
+from .key_figures import of_snapshot
 from .rows import check_snapshot
 from .sections.chain import sections_in_snapshot
 from .sections.snapshot_view import SnapshotView
@@ -35,7 +36,7 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
         sections,
         name=name,
         when=step_in_words(snapshot.step),
-        strip=_key_figures(snapshot),
+        strip=of_snapshot(snapshot),
         chain=navigation(sections, [snapshot.bias]),
         about=_about(snapshot),
         report="../../report.html" if inside else "",
@@ -56,36 +57,6 @@ def find_snapshot(run: RunDir, step: int) -> Path:
         there = ", ".join(str(snapshot.step) for snapshot in run.snapshots()) or "none"
         raise UsageError(f"--step {step}: {run.path} has no snapshot of that step; there are: {there}")
     return folder
-
-
-def _key_figures(snapshot: Snapshot) -> list[tuple[str, str, str]]:
-    """(name, value, what to judge it by) of the strip below the title."""
-    bias = snapshot.bias
-    text = snapshot.summary.get("bias_text", {})
-
-    def show(key: str, spec: str = ".3f") -> str:
-        return format_value(bias.get(key), spec)
-
-    on_text = f"; text probe {format_value(text['sink_mass'], '.3f')}" if "sink_mass" in text else ""
-    figures = [
-        ("Sink mass", show("sink_mass"), f"on position 0; uniform {show('sink_uniform')}{on_text}"),
-        ("Dominance", show("dominance_first", "ratio"), f"of position 0; median {show('dominance_median', 'ratio')}"),
-        ("Preference ratio", show("preference_ratio", "ratio"), "V · max p̄; 1 is none"),
-    ]
-    if "alignment" in bias:
-        figures += [
-            (title, show(key), f"{what}; stranger {show(f'{key}_stranger')}" if f"{key}_stranger" in bias else what)
-            for title, key, what in (
-                ("Alignment", "alignment", "with the seed direction"),
-                ("Rank persistence", "rank_persistence", "ρ to birth"),
-            )
-        ]
-    else:
-        figures += [
-            ("Contraction", show("inter"), f"across sequences; within them {show('intra')}"),
-            ("Effective rank", show("effective_rank", "ratio"), "of the last block's states"),
-        ]
-    return figures
 
 
 def _about(snapshot: Snapshot) -> str:

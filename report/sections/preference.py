@@ -37,6 +37,8 @@ def _over_training(view: TrainingView, section: Section) -> None:
         "ten ranks."
     )
     view.add_per_run(section, "ranks", caption, lambda run: _draw_ranks(run, view.linear_until))
+    if section.is_full:
+        return
     distributions, numbers = [], []
     for run in view.runs:
         for now, snapshot in run.moments:

@@ -54,6 +54,13 @@ class Section:
     listings: list[Listing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What a reader must know before the pictures, or why there are none."""
+    most: int | None = None
+    """Pictures that are wanted; those after them are not drawn. None: all."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further picture is wanted."""
+        return self.most is not None and len(self.pictures) >= self.most
 
     def add(
         self, figure: Figure, key: str, caption: str, numbers: Sequence[LabelledArray], index: int | None = None

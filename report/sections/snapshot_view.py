@@ -52,6 +52,8 @@ class SnapshotView:
         square: bool = False,
     ) -> None:
         """Add what ``draw`` makes of every probe that holds the arrays it ``needs``, all on one scale."""
+        if section.is_full:
+            return
         by_probe = {prefix: arrays_of(self.snapshot, prefix) for prefix in measured_probes(self.snapshot)}
         made = {
             prefix: drawn

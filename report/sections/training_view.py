@@ -120,7 +120,7 @@ class TrainingView:
         from_zero: bool = True,
     ) -> None:
         """Add a picture of curves, if at least one run has more than one point to draw."""
-        if not any(len(curve.steps) > 1 for curve in curves):
+        if section.is_full or not any(len(curve.steps) > 1 for curve in curves):
             return
         figure = draw_over_training(
             curves, ylabel=ylabel, controls=controls, linear_until=self.linear_until, from_zero=from_zero
@@ -161,7 +161,7 @@ class TrainingView:
         """Add pictures of one kind."""
         made = []
         for section, key, caption, draw in wanted:
-            for run in self.runs:
+            for run in () if section.is_full else self.runs:
                 if (drawn := draw(run)) is not None:
                     made.append((section, key, caption, run, *drawn))
         if one_scale:

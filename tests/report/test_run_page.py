@@ -7,7 +7,6 @@ import json
 import re
 import subprocess
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 
 import numpy as np
@@ -25,102 +24,6 @@ from birthmark.report.run_page import build_report, summarise
 from birthmark.report.sections.preference import ranks
 from birthmark.report.text import printable
 
-ATTACK = "<script>alert(1)</script>"
-TEXTS = [ATTACK, " the", "$x^2$", "_y", "日本", "\u202eabc", "a\\nb"]
-SCALARS = (
-    "alignment", "drift", "preference_ratio", "top1_share", "rank_persistence", "kendall_tau", "overlap_10",
-    "overlap_100", "overlap_1000", "sink_mass", "sink_mass_max", "sink_uniform", "sink_rate", "super_neurons",
-)  # fmt: skip
-STRANGERS = ("alignment_stranger", "rank_persistence_stranger")
-
-
-def make_snapshot(step, rng, *, n_layers=3, n_heads=2, vocab=120, length=16, strangers=True, **bias):
-    """Random but plausible: what a snapshot holds, as far as reports read it."""
-    p = rng.dirichlet(np.ones(vocab)).astype(np.float32)
-    arrays = {
-        "mean_prob": p,
-        "argmax_share": rng.dirichlet(np.ones(vocab)),
-        "inter_mlp": rng.random(n_layers + 1),
-        "intra_mlp": rng.random(n_layers + 1),
-        "inter_attention": rng.random(n_layers),
-        "intra_attention": rng.random(n_layers),
-        "sink_mass": rng.random((n_layers, n_heads)),
-        "importance": rng.random((n_layers, n_heads, length)),
-        "positional_variance": rng.random((n_layers, n_heads, length)),
-        "variance_discrepancy": 1 + rng.random(n_layers),
-        "n_eff": 1 + rng.random((n_layers, n_heads, length)),
-        "neuron_z": np.sort(1 + rng.random((n_layers, 4)))[:, ::-1],
-        "dominance": 1 + rng.random((n_layers + 1, length)),
-        "massive_value": np.sort(1 + rng.random((n_layers + 1, 5)))[:, ::-1],
-        "effective_rank": 1 + rng.random(n_layers + 1),
-        "qk_cosine": rng.random((n_layers, n_heads)),
-        "qk_positive": rng.random((n_layers, n_heads)),
-    }
-    scalars = {name: float(rng.random()) for name in (*SCALARS, *(STRANGERS if strangers else ()))}
-    order = np.argsort(-p, kind="stable")[:15]
-    top = [
-        {"rank": i + 1, "id": int(t), "text": TEXTS[i % len(TEXTS)], "p": float(p[t]), "argmax_share": 0.01}
-        for i, t in enumerate(order)
-    ]
-    summary = {"step": step, "tokens": step * 100, "vocab_size": vocab, "bias": scalars | bias, "top_tokens": top}
-    return Snapshot(summary, arrays)
-
-
-def make_run(path, *, seed=0, steps=(0, 1, 8, 64), losses=True, **shape):
-    """A run on disk, as `pretrain` leaves it."""
-    rng = np.random.default_rng(seed)
-    run = RunDir(path)
-    path.mkdir(parents=True)
-    write_text(run.config, f"name: {path.name}\nnote: '{ATTACK}'\n")
-    birth = {
-        "digest": rng.bytes(32).hex(), "init_seed": seed, "data_seed": 1, "probe_seed": 2, "n_params": 1234567,
-        "model": {"n_layers": 3}, "data": {"path": "http://example.org/corpus", "unigram_entropy": 4.321},
-        "versions": {"birthmark": "0.1.0"},
-    }  # fmt: skip
-    write_json(run.birth, birth)
-    for step in range(1, steps[-1] + 1) if losses else ():
-        line = {"train/loss": 5 - step / 100}
-        append_metrics(run.metrics, step, line | ({"val/loss": 5.1 - step / 100} if step in steps else {}))
-    for step in steps:
-        make_snapshot(step, rng, **shape).write(run.snapshot(step))
-    return run
-
-
-class Page(HTMLParser):
-    """An oracle of its own: balance of tags, attributes, ids, text and table cells."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.stack, self.attributes, self.tags, self.rows, self.text, self.links = [], [], [], [], [], []
-        self.feed(text)
-        self.close()
-        assert self.stack == []
-
-    def handle_starttag(self, tag, attrs):
-        self.handle_startendtag(tag, attrs)
-        if tag not in ("meta", "br"):
-            self.stack.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-        self.links += [value for name, value in attrs if (tag, name) == ("a", "href")]
-        self.attributes += [(name, value) for name, value in attrs if (tag, name) != ("a", "href")]
-        if tag == "tr":
-            self.rows.append([])
-        if tag == "td":
-            self.rows[-1].append("")
-
-    def handle_endtag(self, tag):
-        assert self.stack.pop() == tag
-
-    def handle_data(self, data):
-        self.text.append(data)
-        if "td" in self.stack:
-            self.rows[-1][-1] += data
-
-    def table(self, n_columns):
-        return [row for row in self.rows if len(row) == n_columns]
-
 
 def build(runs, folder):
     build_report(runs, folder / "report.html")
@@ -128,7 +31,7 @@ def build(runs, folder):
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory):
+def pair(tmp_path_factory, make_run):
     """Two runs of different shapes, and the page of both."""
     root = tmp_path_factory.mktemp("pair")
     runs = [
@@ -138,9 +41,9 @@ def pair(tmp_path_factory):
     return runs, build(runs, root)
 
 
-def test_the_page_is_well_formed_and_fetches_nothing(pair):
+def test_the_page_is_well_formed_and_fetches_nothing(pair, parse):
     _, text = pair
-    page = Page(text)
+    page = parse(text)
     assert {"script", "link", "iframe", "img", "object"}.isdisjoint(page.tags)
     assert not re.search(r"@import|expression\(|javascript:", text)
     assert all(target.startswith(("#", "data:")) for target in re.findall(r"url\(['\"]?([^)]*)\)", text))
@@ -151,17 +54,17 @@ def test_the_page_is_well_formed_and_fetches_nothing(pair):
     assert any(name == "content" and "default-src 'none'" in value for name, value in page.attributes)
 
 
-def test_links_lead_into_the_page_or_to_files_beside_it(pair):
+def test_links_lead_into_the_page_or_to_files_beside_it(pair, parse):
     runs, text = pair
-    links = Page(text).links
+    links = parse(text).links
     assert len(links) > 20
     for link in links:
         assert link.startswith("#") or (runs[0].path.parent / link).is_file(), link
         assert not link.startswith(("/", ".", "http", "file", "javascript")), link
 
 
-def test_every_id_is_unique_and_every_reference_finds_its_own(pair):
-    page = Page(pair[1])
+def test_every_id_is_unique_and_every_reference_finds_its_own(pair, parse):
+    page = parse(pair[1])
     ids = [value for name, value in page.attributes if name == "id"]
     assert len(ids) == len(set(ids))
     wanted = {value[1:] for name, value in page.attributes if name == "href" and value.startswith("#")}
@@ -171,22 +74,22 @@ def test_every_id_is_unique_and_every_reference_finds_its_own(pair):
     assert wanted <= set(ids)
 
 
-def test_text_of_tokens_names_and_config_is_escaped(pair):
+def test_text_of_tokens_names_and_config_is_escaped(pair, parse, attack):
     runs, text = pair
-    assert ATTACK not in text
-    assert html.escape(ATTACK) in text
-    shown = "".join(Page(text).text)
-    assert ATTACK in shown  # the reader still sees it as it is
+    assert attack not in text
+    assert html.escape(attack) in text
+    shown = "".join(parse(text).text)
+    assert attack in shown  # the reader still sees it as it is
     assert "_one$" in shown
     assert "\u202e" not in text  # would turn the rest of its line around
     for run in runs:
         assert read_json(run.birth)["digest"] in shown
 
 
-def test_the_table_shows_what_the_files_hold(pair):
+def test_the_table_shows_what_the_files_hold(pair, parse):
     runs, text = pair
     # Written out by hand, not by the code under test.
-    cells = Page(text).table(12)
+    cells = parse(text).table(12)
     expected = []
     for run in runs:
         lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
@@ -211,9 +114,9 @@ def test_the_table_shows_what_the_files_hold(pair):
     assert cells == expected
 
 
-def test_ranked_lists_show_where_each_favourite_went(pair):
+def test_ranked_lists_show_where_each_favourite_went(pair, parse):
     runs, text = pair
-    lists = Page(text).table(5)
+    lists = parse(text).table(5)
     assert len(lists) == 2 * 2 * 10
     first, last = runs[0].snapshots()[0], runs[0].snapshots()[-1]
     token = first.summary["top_tokens"][3]
@@ -329,7 +232,7 @@ def test_the_flow_of_ranks_names_every_favourite_at_both_ends(pair):
         assert drawn == {token: ranked[token] for token in favourites}
 
 
-def test_the_lineage_test_has_a_section_where_it_was_taken(tmp_path):
+def test_the_lineage_test_has_a_section_where_it_was_taken(tmp_path, make_run):
     run = make_run(tmp_path / "run")
     assert 'id="lineage"' not in build([run], tmp_path)
     for step, z in ((0, 50.0), (64, 20.5)):
@@ -345,7 +248,7 @@ def test_the_lineage_test_has_a_section_where_it_was_taken(tmp_path):
     ]
 
 
-def test_numbers_of_an_older_page_are_replaced_and_nothing_else_is(tmp_path):
+def test_numbers_of_an_older_page_are_replaced_and_nothing_else_is(tmp_path, make_run, make_snapshot):
     run = make_run(tmp_path / "run", steps=(0, 1))
     folder = tmp_path / "report-data"
     folder.mkdir()
@@ -361,12 +264,12 @@ def test_numbers_of_an_older_page_are_replaced_and_nothing_else_is(tmp_path):
     assert (tmp_path / "report.html").read_bytes() == before
 
 
-def test_a_snapshot_of_an_unknown_step_alone_has_a_page(tmp_path):
+def test_a_snapshot_of_an_unknown_step_alone_has_a_page(tmp_path, make_run, make_snapshot, parse):
     run = make_run(tmp_path / "run", steps=(0,))
     run.snapshot(0).rename(run.snapshot(-1))
     write_json(run.snapshot(-1) / "summary.json", read_json(run.snapshot(-1) / "summary.json") | {"step": -1})
     text = build([run], tmp_path)
-    assert Page(text).table(10)[0][0] == "unknown"
+    assert parse(text).table(10)[0][0] == "unknown"
     assert "step -1" not in text
     assert "sink-map.csv" in text
     # Beside dated ones it takes no place in time.
@@ -376,7 +279,7 @@ def test_a_snapshot_of_an_unknown_step_alone_has_a_page(tmp_path):
     assert {row["step"] for row in read(tmp_path, "dominance-rank.csv")} == {"0", "5"}
 
 
-def test_snapshots_of_a_training_elsewhere_have_a_page_over_it(tmp_path, capsys):
+def test_snapshots_of_a_training_elsewhere_have_a_page_over_it(tmp_path, capsys, make_run):
     whole = make_run(tmp_path / "run", strangers=False)
     (tmp_path / "bias").mkdir()
     (whole.path / "snapshots").rename(tmp_path / "bias" / "snapshots")
@@ -394,23 +297,23 @@ def test_snapshots_of_a_training_elsewhere_have_a_page_over_it(tmp_path, capsys)
         RunDir.open_measured(tmp_path)
 
 
-def test_one_run_has_no_headings_of_runs(tmp_path):
-    page = Page(build([make_run(tmp_path / "run")], tmp_path))
+def test_one_run_has_no_headings_of_runs(tmp_path, make_run, parse):
+    page = parse(build([make_run(tmp_path / "run")], tmp_path))
     assert "h3" not in page.tags
     # loss 1, aggregation 3, neurons 2, dominance 3, lock 3, sink 5, and 2 each of the seed's mark
     assert page.tags.count("figure") == 17 + 4 * 2
 
 
-def test_a_newborn_has_a_page(tmp_path):
+def test_a_newborn_has_a_page(tmp_path, make_run, parse):
     text = build([make_run(tmp_path / "run", steps=(0,))], tmp_path)
-    page = Page(text)
+    page = parse(text)
     assert "No losses are recorded yet." in text
     assert "svg" in page.tags
     assert len(page.table(10)) == 1  # without the two losses, of which there are none
     assert "now" not in [d.strip() for d in page.text]
 
 
-def test_nothing_measured_at_all_has_a_page(tmp_path):
+def test_nothing_measured_at_all_has_a_page(tmp_path, make_run):
     run = make_run(tmp_path / "run", steps=(0,))
     (run.snapshot(0) / "summary.json").unlink()
     (run.snapshot(0) / "arrays.safetensors").unlink()
@@ -419,7 +322,7 @@ def test_nothing_measured_at_all_has_a_page(tmp_path):
     assert summarise([run])["runs"][0]["rows"] == []
 
 
-def test_losses_without_snapshots_after_birth(tmp_path):
+def test_losses_without_snapshots_after_birth(tmp_path, make_run):
     run = make_run(tmp_path / "run", steps=(0,))
     append_metrics(run.metrics, 7, {"train/loss": 3.5})
     append_metrics(run.metrics, 9, {"train/loss": 3.25, "train/tokens": 900})
@@ -431,7 +334,7 @@ def test_losses_without_snapshots_after_birth(tmp_path):
     ]
 
 
-def test_a_run_without_strangers_and_without_arrays(tmp_path):
+def test_a_run_without_strangers_and_without_arrays(tmp_path, make_run):
     run = make_run(tmp_path / "run", strangers=False)
     for snapshot in run.snapshots():
         Snapshot(snapshot.summary, {"argmax_share": snapshot.arrays["argmax_share"]}).write(run.snapshot(snapshot.step))
@@ -441,7 +344,7 @@ def test_a_run_without_strangers_and_without_arrays(tmp_path):
     assert text.count("The snapshots do not hold it.") == 4  # aggregation, dominance, lock, contraction
 
 
-def test_what_is_not_a_number_is_shown_as_missing(tmp_path):
+def test_what_is_not_a_number_is_shown_as_missing(tmp_path, make_run, make_snapshot, parse):
     run = make_run(tmp_path / "run")
     with run.metrics.open("a") as f:  # as a foreign writer may put it: ours writes null
         f.write('{"step": 65, "train/loss": NaN, "val/loss": Infinity}\n')
@@ -451,7 +354,7 @@ def test_what_is_not_a_number_is_shown_as_missing(tmp_path):
         array[...] = np.nan
     broken.write(run.snapshot(65))
     text = build([run], tmp_path)
-    row = Page(text).table(12)[-1]
+    row = parse(text).table(12)[-1]
     assert row[:3] == ["end65", "∞", "–"]
     assert row[3].startswith("– (")
     assert row[4:6] == ["–", "–"]
@@ -460,7 +363,7 @@ def test_what_is_not_a_number_is_shown_as_missing(tmp_path):
     assert (last["alignment"], last["train_loss"], last["val_loss"], last["preference_ratio"]) == (None,) * 4
 
 
-def test_a_long_log_does_not_make_a_large_page(tmp_path):
+def test_a_long_log_does_not_make_a_large_page(tmp_path, make_run):
     run = make_run(tmp_path / "run")
     with run.metrics.open("a") as f:
         f.writelines(f'{{"step": {step}, "train/loss": 4.0}}\n' for step in range(65, 20_000))
@@ -468,7 +371,7 @@ def test_a_long_log_does_not_make_a_large_page(tmp_path):
 
 
 @pytest.mark.parametrize("damage", ["torn", "no step", "no number", "shape", "json"])
-def test_a_damaged_snapshot_is_named(tmp_path, damage):
+def test_a_damaged_snapshot_is_named(tmp_path, damage, make_run):
     run = make_run(tmp_path / "run")
     folder = run.snapshot(8)
     name = "summary.json"
@@ -492,7 +395,7 @@ def test_a_damaged_snapshot_is_named(tmp_path, damage):
     assert out.read_text() == "before"
 
 
-def test_a_log_line_without_a_step_is_named(tmp_path):
+def test_a_log_line_without_a_step_is_named(tmp_path, make_run):
     run = make_run(tmp_path / "run")
     with run.metrics.open("a") as f:
         f.write('{"train/loss": 1.0}\n')
@@ -500,7 +403,7 @@ def test_a_log_line_without_a_step_is_named(tmp_path):
         summarise([run])
 
 
-def test_the_file_is_replaced_whole(tmp_path):
+def test_the_file_is_replaced_whole(tmp_path, make_run):
     run = make_run(tmp_path / "run")
     run.report.write_text("old")
     old = run.report.open()  # still the old file, whole, for its reader of now
@@ -511,7 +414,7 @@ def test_the_file_is_replaced_whole(tmp_path):
     assert [p.name for p in run.path.iterdir() if p.name.startswith(".")] == []
 
 
-def test_runs_of_one_name_get_names_that_differ(tmp_path):
+def test_runs_of_one_name_get_names_that_differ(tmp_path, make_run):
     runs = [make_run(tmp_path / "a" / "run", steps=(0,)), make_run(tmp_path / "b" / "run", steps=(0,))]
     assert [entry["name"] for entry in summarise(runs)["runs"]] == ["a/run", "b/run"]
     assert [entry["name"] for entry in summarise([runs[0]] * 2)["runs"]] == ["run", "run (2)"]
@@ -522,7 +425,7 @@ def test_no_run_is_a_usage_error(tmp_path):
         build_report([], tmp_path / "report.html")
 
 
-def test_without_matplotlib_the_install_line_is_named(tmp_path, monkeypatch):
+def test_without_matplotlib_the_install_line_is_named(tmp_path, monkeypatch, make_run):
     run = make_run(tmp_path / "run")
     real = builtins.__import__
 

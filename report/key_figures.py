@@ -1,0 +1,77 @@
+"""The few figures below a page's title: name, value, and what to judge it by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ..measure.records import Snapshot
+from ..metrics.quantities import LOGGED, MEASURED
+from .run_history import RunHistory
+from .text import finite_or_nan, format_value
+
+KeyFigure = tuple[str, str, str]
+
+
+def of_run(run: RunHistory) -> list[KeyFigure]:
+    """Key figures of a run: its validation loss, and its newest snapshot beside birth."""
+    newest = run.snapshots[-1].summary if run.snapshots else {}
+    bias = newest.get("bias", {})
+    ratio = _value("preference_ratio", bias)
+    if len(run.snapshots) > 1:
+        ratio = f"{_value('preference_ratio', run.snapshots[0].bias)} → {ratio}"
+    steps, losses = run.series("val/loss")
+    return [
+        *([_loss(run, steps, losses)] if run.birth or losses else []),
+        ("Alignment", _value("alignment", bias), _judged("with the seed direction", "alignment", bias)),
+        ("Rank persistence", _value("rank_persistence", bias), _judged("ρ to birth", "rank_persistence", bias)),
+        ("Preference ratio", ratio, "V · max p̄, birth → now; 1 is none"),
+        _sink_mass(newest),
+    ]
+
+
+def of_snapshot(snapshot: Snapshot) -> list[KeyFigure]:
+    """Key figures of a snapshot; what is compared with birth only where birth is known."""
+    bias = snapshot.bias
+    figures = [
+        _sink_mass(snapshot.summary),
+        ("Dominance", _value("dominance_first", bias), f"of position 0; median {_value('dominance_median', bias)}"),
+        ("Preference ratio", _value("preference_ratio", bias), "V · max p̄; 1 is none"),
+    ]
+    if "alignment" in bias:
+        return figures + [
+            (title, _value(name, bias), _judged(what, name, bias) if MEASURED[name].control in bias else what)
+            for title, name, what in (
+                ("Alignment", "alignment", "with the seed direction"),
+                ("Rank persistence", "rank_persistence", "ρ to birth"),
+            )
+        ]
+    return [
+        *figures,
+        ("Contraction", _value("inter", bias), f"across sequences; within them {_value('intra', bias)}"),
+        ("Effective rank", _value("effective_rank", bias), "of the last block's states"),
+    ]
+
+
+def _loss(run: RunHistory, steps: list[int], losses: list[float]) -> KeyFigure:
+    loss = LOGGED["val/loss"]
+    unigram = format_value((run.birth.get("data") or {}).get("unigram_entropy"), loss.format)
+    last = f"; step {steps[-1]:,}" if steps else ""
+    value = format_value(losses[-1] if losses else None, loss.format)
+    return "Validation loss", value, f"unigram entropy {unigram}, {loss.unit}{last}"
+
+
+def _sink_mass(summary: Mapping[str, Mapping[str, float]]) -> KeyFigure:
+    bias, text = summary.get("bias", {}), summary.get("bias_text", {})
+    on_text = f"; text probe {_value('sink_mass', text)}" if "sink_mass" in text else ""
+    return "Sink mass", _value("sink_mass", bias), _judged("on position 0", "sink_mass", bias) + on_text
+
+
+def _judged(what: str, name: str, scalars: Mapping[str, float]) -> str:
+    """``what``, and the value of the quantity's control."""
+    quantity = MEASURED[name]
+    level = quantity.level({"bias": scalars})
+    return f"{what}; {quantity.control_label} {format_value(finite_or_nan(level), quantity.format)}"
+
+
+def _value(name: str, scalars: Mapping[str, float]) -> str:
+    return format_value(scalars.get(name), MEASURED[name].format)

@@ -1,0 +1,107 @@
+"""Runs and snapshots as HTML fragments for a notebook: a table and the main pictures, with nothing to fetch.
+
+A fragment brings its own colours and fonts, and stands on a light ground: a notebook has neither our style sheet nor
+a theme that we know.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from markupsafe import Markup
+
+from ..measure.records import RunDir, Snapshot
+from .html_page import render
+from .key_figures import of_run, of_snapshot
+from .pictures.style import GRID, INK, MUTED
+from .run_history import read_runs
+from .sections.direction import DIRECTION
+from .sections.link import Link
+from .sections.loss import LOSS
+from .sections.persistence import PERSISTENCE
+from .sections.preference import PREFERENCE
+from .sections.section import Picture, Section
+from .sections.sink import SINK
+from .sections.snapshot_view import SnapshotView
+from .sections.training_view import TrainingView
+from .sections.value_aggregation import AGGREGATION
+from .snapshot_table import shown_columns
+from .text import step_in_words
+
+#: Whose first picture stands for a run, and for a snapshot.
+_OF_RUN = (LOSS, SINK, DIRECTION, PERSISTENCE)
+_OF_SNAPSHOT = (AGGREGATION, SINK, DIRECTION, PREFERENCE)
+
+
+def run_html(run: RunDir) -> str:
+    """A run over training: its table of snapshots, its main curves.
+
+    Raises:
+        RunError: a file of the run is damaged; the message names it.
+    """
+    (history,) = read_runs([run])
+    view = TrainingView([history])
+
+    def section(link: Link, shown: Section) -> None:
+        link.over_training(view, shown)
+
+    return _render(
+        f"{history.name}",
+        of_run(history),
+        _first_pictures(_OF_RUN, section) if history.snapshots or history.metrics else [],
+        columns=shown_columns(history.rows),
+        rows=history.rows,
+    )
+
+
+def snapshot_html(snapshot: Snapshot, name: str = "") -> str:
+    """One snapshot: its key figures, its main pictures.
+
+    Args:
+        snapshot: the measurement.
+        name: what it is of.
+    """
+    view = SnapshotView(name, snapshot)
+
+    def section(link: Link, shown: Section) -> None:
+        link.in_snapshot(view, shown)
+
+    title = " · ".join(filter(None, [name, step_in_words(snapshot.step)]))
+    return _render(title, of_snapshot(snapshot), _first_pictures(_OF_SNAPSHOT, section))
+
+
+def _first_pictures(links: Iterable[Link], fill: Any) -> list[Picture]:
+    """The first picture of each link that has one; none where matplotlib is missing."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return []
+    found = []
+    for link in links:
+        section = Section(link.id, link.title, "", most=1)
+        fill(link, section)
+        found += section.pictures[:1]
+    return found
+
+
+def _render(title: str, figures: Sequence[tuple[str, str, str]], pictures: Sequence[Picture], **table: Any) -> str:
+    shown = [(Markup(_resolved(picture.svg)), picture.caption) for picture in pictures]
+    page = render(
+        "notebook.html.j2",
+        title=title,
+        strip=figures,
+        pictures=shown,
+        colours={"ink": INK, "muted": MUTED, "grid": GRID},
+        **{"columns": [], "rows": [], **table},
+    )
+    # Ids of a notebook's outputs share one page.
+    digest = hashlib.sha256(page.encode()).hexdigest()[:8]
+    return re.sub(r'((?:\bid="|href="#|url\(#))', rf"\g<1>bm{digest}-", page)
+
+
+def _resolved(svg: str) -> str:
+    """A picture with plain colours and fonts in place of our style sheet's."""
+    plain = re.sub(r"var\(--[\w-]+,(#[0-9a-f]{6})\)", r"\1", svg)
+    return plain.replace("var(--sans)", "sans-serif").replace("var(--mono)", "monospace")
