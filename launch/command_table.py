@@ -77,7 +77,7 @@ def top_parser() -> Parser:
 
 # ── the bridge for commands that are not modules of their own yet ────────────────────────────────────────────────────
 
-_OLD = ("plan", "ablate", "fingerprint", "identify", "snapshot", "intervene")
+_OLD = ("plan", "ablate", "fingerprint", "identify")
 
 
 def _old(name: str) -> object:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
 
 from ..study.lineage.test_options import add_test_options
 from ..trainer.config_parser import Parser
@@ -93,57 +92,11 @@ def _identify(parser: Parser) -> None:
     add_test_options(parser, 500)
 
 
-def _snapshot(parser: Parser) -> None:
-    parser.add_argument("model", type=str, metavar="MODEL", help=_MODEL[0].upper() + _MODEL[1:] + ".")
-    parser.add_argument(
-        "--step",
-        type=int | None,
-        metavar="N",
-        help="Of a run, the checkpoint after N steps; of a model of transformers, the steps to put in its snapshot.",
-    )
-    parser.add_argument("--n_sequences", type=int, default=256, metavar="N", help="Sequences in the random probe.")
-    parser.add_argument(
-        "--seq_len", type=int | None, metavar="T", help="Tokens in each; by default 64, or as many as the model reads."
-    )
-    parser.add_argument("--probe_seed", type=int, default=0, help="Decides the sequences, and nothing else.")
-    parser.add_argument("--batch_size", type=int, default=64, metavar="B", help="Sequences in one forward pass.")
-    parser.add_argument("--sink_epsilon", type=float, default=0.3, help="Importance from which on a key is a sink.")
-    parser.add_argument(
-        "--dtype",
-        type=Literal["float32", "bfloat16", "float16", "float64"],
-        default="float32",
-        help="What the pass runs in.",
-    )
-    parser.add_argument("--out", type=str | None, metavar="DIR", help="New folder for all scalars and arrays.")
-    parser.add_argument("--json", action="store_true", help="Print it as JSON.")
-
-
-def _intervene(parser: Parser) -> None:
-    parser.add_argument("model", type=str, metavar="MODEL", help=_MODEL[0].upper() + _MODEL[1:] + ".")
-    parser.add_argument(
-        "--kind",
-        type=Literal["mask", "amplify", "scale"],
-        required=True,
-        help="mask: its query sees itself only; amplify: its value aggregation moves from the mean; scale: it grows.",
-    )
-    parser.add_argument("--layer", type=int, required=True, metavar="L", help="Block, from 1.")
-    parser.add_argument("--position", type=int, required=True, metavar="K", help="Position, from 0.")
-    parser.add_argument("--lambda", type=str, default="1,2,4,8", metavar="A,B", help="Doses; a mask has none.")
-    parser.add_argument("--n_sequences", type=int, default=64, metavar="N", help="Sequences in the random probe.")
-    parser.add_argument("--seq_len", type=int, default=64, metavar="T", help="Tokens in each.")
-    parser.add_argument("--probe_seed", type=int, default=0, help="Decides the sequences, and nothing else.")
-    parser.add_argument("--batch_size", type=int, default=64, metavar="B", help="Sequences in one forward pass.")
-    parser.add_argument("--out", type=str | None, metavar="PNG", help="Picture; by default intervene.png.")
-    parser.add_argument("--json", action="store_true", help="Print it as JSON.")
-
-
 SUMMARY = {
     "plan": "Tell whether a run fits on a cluster and what it takes there (docs/cluster.md).",
     "ablate": "Run a study: every arm from every seed, then one table and one figure.",
     "fingerprint": "Tell which models share a birth (docs/seedprint.md).",
     "identify": "Tell which seed a model was born from (docs/seedprint.md).",
-    "snapshot": "Measure a model's biases, ours or of transformers (docs/measurements.md).",
-    "intervene": "Change one position in one block, and see whether a sink forms there later.",
 }
 
 ADD_OPTIONS: dict[str, Callable[[Parser], None]] = {
@@ -151,6 +104,4 @@ ADD_OPTIONS: dict[str, Callable[[Parser], None]] = {
     "ablate": _ablate,
     "fingerprint": _fingerprint,
     "identify": _identify,
-    "snapshot": _snapshot,
-    "intervene": _intervene,
 }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -17,9 +17,8 @@ from ..models.attention.normalisers import Mixed
 from ..models.config import ModelConfig
 from ..models.decoder import Block, Decoder
 from ..models.observe import Attended, Site
+from .intervention_kinds import Kind
 from .measurement import Batches, undisturbed
-
-Kind = Literal["mask", "amplify", "scale"]
 
 
 @dataclass(frozen=True)

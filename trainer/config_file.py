@@ -15,8 +15,7 @@ from jsonargparse import Namespace
 from ..errors import UsageError
 from ..models.dotted import dotted, nested
 from .config import RunConfig
-from .config_errors import unknown_fields
-from .config_parser import Parser, add_run_fields
+from .config_parser import Parser, add_run_fields, unknown_fields
 
 
 def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:

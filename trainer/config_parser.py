@@ -1,14 +1,18 @@
-"""The parser of config files and command lines, whose errors are one line."""
+"""The parser of config files and command lines, whose errors are one line for a person."""
 
 from __future__ import annotations
 
+import dataclasses
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any, NoReturn
 
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from ..errors import UsageError
 from .config import RunConfig
-from .config_errors import one_line
 
 # The dataclasses' attribute docstrings are the help.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -30,3 +34,90 @@ def add_run_fields(parser: ArgumentParser) -> None:
     """Let ``parser`` take every field of a run, and ``--config`` files that hold some of them."""
     parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the fields below.")
     parser.add_class_arguments(RunConfig, None, as_group=False)
+
+
+# ── its messages ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@cache
+def _fields(config: type, prefix: str = "") -> tuple[str, ...]:
+    """Dotted names of all fields of a tree of dataclasses, and of its groups."""
+    names: list[str] = []
+    for name, value in ((f.name, f.default_factory) for f in dataclasses.fields(config)):
+        names.append(prefix + name)
+        if isinstance(value, type) and dataclasses.is_dataclass(value):
+            names += _fields(value, f"{prefix}{name}.")
+    return tuple(names)
+
+
+def unknown_fields(names: Iterable[str]) -> list[str]:
+    """A line about each name that is no field of a run, nor a group of fields."""
+    known = _fields(RunConfig)
+    return [_unknown(name, known, "birthmark pretrain") for name in names if name not in known]
+
+
+def _unknown(name: str, known: Sequence[str], command: str) -> str:
+    """A line about a field or an option that does not exist, with the one that was probably meant."""
+    last = name.rpartition(".")[2]
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.75) or [
+        k for k in known if difflib.SequenceMatcher(None, k.rpartition(".")[2], last).ratio() > 0.8
+    ]
+    # A command takes either the fields of a run or a few options.
+    dashes, what = ("", "field") if any("." in k for k in known) else ("--", "option")
+    hint = f"; did you mean {dashes}{close[0]}?" if close else f"; see {command} --help"
+    return f"{dashes}{name}: no such {what}{hint}"
+
+
+def _kind(annotation: str) -> str:
+    """A type in words."""
+    choices = re.fullmatch(r"(?:typing\.)?Literal\[(.*)\]", annotation)
+    if choices:
+        return f"one of {choices[1]}"
+    simple = re.fullmatch(r"<class '(\w+)'>", annotation)
+    return {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}.get(
+        simple[1] if simple else annotation, annotation
+    )
+
+
+def _kinds(annotations: str) -> str:
+    """The types of a union in words."""
+    names = re.findall(r"<class '\w+'>|(?:typing\.)?\w+\[[^\]]*\]", annotations)
+    return " or ".join("null" if name == "<class 'NoneType'>" else _kind(name) for name in names)
+
+
+def one_line(message: str, options: Sequence[str], command: str) -> str:
+    """A message of the argument parser as one line for a person.
+
+    Args:
+        message: what the parser says.
+        options: the names that it knows, without dashes.
+        command: how it is called, such as ``birthmark pretrain``.
+    """
+    line = " ".join(message.split())
+
+    def unknown(name: str) -> str:
+        return _unknown(name, options, command)
+
+    for pattern, rewrite in (
+        (r"Group '([^']+)' does not accept option '([^']+)'", lambda m: unknown(f"{m[1]}.{m[2]}")),
+        (r"Group '([^']+)' does not accept nested key '([^']+)'", lambda m: unknown(f"{m[1]}.{m[2]}")),
+        (r"Option '([^']+)' is not accepted", lambda m: unknown(m[1])),
+        (
+            r"the following arguments are required: (\w+)",
+            lambda m: f"{m[1]}: missing; see {command} --help",
+        ),
+        (r"unrecognized arguments: --?([^ =]+)", lambda m: unknown(m[1])),
+        (
+            r"Parser key \"([^\"]+)\": Expected a (?:typing\.)?(.+?)\. Got value: (.*)",
+            lambda m: f"{m[1]}: {m[3]!r} is not {_kind(m[2])}",
+        ),
+        (
+            r"Parser key \"([^\"]+)\": Does not validate .* Subtypes: \[(.*)\] Errors: .* Given value: (.*)",
+            lambda m: f"{m[1]}: {m[3]!r} is not {_kinds(m[2])}",
+        ),
+        (r"Parser key \"([^\"]+)\": (.*)", lambda m: f"{m[1]}: {m[2]}"),
+    ):
+        found = re.search(pattern, line)
+        if found:
+            return rewrite(found)
+    return line

@@ -21,8 +21,8 @@ from ...report.terminal import bar, picture_path, print_json
 from ...study.lineage.calibration import NULLS, calibrate, print_rates
 from ...study.lineage.compare import Pair, check_comparable, choose_probe, compare_all, identify, seeds, short_names
 from ...study.lineage.verdicts import describe_probe, print_pairs, print_ranking, told
+from ...trainer.by_name.model_names import Native, Source, open_source
 from ...trainer.config_file import resolve
-from ...trainer.model_names import Native, Source, open_source
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

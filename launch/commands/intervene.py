@@ -1,25 +1,78 @@
-"""What `birthmark intervene` does: the dose-response table and picture of one intervention."""
+"""`birthmark intervene`: the dose-response table and picture of one intervention."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import get_args
+from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
-from ...data.probes import random_probe
 from ...errors import UsageError
 from ...measure.config import SnapshotConfig
-from ...measure.interventions import DoseResponse, Kind, check, intervene
-from ...report.pictures.dose_response import write_picture
-from ...report.terminal import picture_path, print_json
-from ...trainer.devices import device
-from ...trainer.model_names import open_source
-from ..options import check_probe
+from ...measure.intervention_kinds import MEANINGS, Kind
+from ...trainer.config_parser import Parser
+from ..options import add_json, add_model, add_probe, check_probe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ...measure.interventions import DoseResponse
+
+SUMMARY = "Change one position in one block, and see whether a sink forms there later."
+
+
+def add_options(parser: Parser) -> None:
+    """The model, what is changed where and how much, and the probe."""
+    add_model(parser)
+    parser.add_argument(
+        "--kind",
+        type=Kind,
+        required=True,
+        help="; ".join(f"{kind}: {meaning}" for kind, meaning in MEANINGS.items()) + ".",
+    )
+    parser.add_argument("--layer", type=int, required=True, metavar="L", help="Block, from 1.")
+    parser.add_argument("--position", type=int, required=True, metavar="K", help="Position, from 0.")
+    parser.add_argument("--lambda", type=str, default="1,2,4,8", metavar="A,B", help="Doses; a mask has none.")
+    add_probe(parser, 64, 64)
+    parser.add_argument("--out", type=str | None, metavar="PNG", help="Picture; by default intervene.png.")
+    add_json(parser)
+
+
+def run(options: Namespace) -> int:
+    """Intervene on one model."""
+    from rich.console import Console
+
+    from ...data.probes import random_probe
+    from ...measure.interventions import check, intervene
+    from ...report.pictures.dose_response import write_picture
+    from ...report.terminal import picture_path, print_json
+    from ...trainer.by_name.model_names import open_source
+    from ...trainer.devices import device
+
+    doses = _lambdas(options["lambda"])
+    out = picture_path(options.out, "intervene.png", as_json=options.json)
+    source = open_source(options.model)
+    settings = SnapshotConfig(n_sequences=options.n_sequences, seq_len=options.seq_len, batch_size=options.batch_size)
+    check_probe(settings, source.config.max_seq_len if source.config.positions == "learned" else None)
+    try:
+        check(source.config, options.kind, options.layer, options.position, options.seq_len, doses)
+    except UsageError as error:
+        raise UsageError(f"--{error}") from None
+    probe_NT = random_probe(source.config.vocab_size, options.n_sequences, options.seq_len, options.probe_seed)
+    model = source.load().to(device())
+    found = intervene(
+        model, probe_NT, options.kind, options.layer, options.position, doses, batch_size=options.batch_size
+    )
+    if options.json:
+        print_json(dataclasses.asdict(found) | {"model": options.model, "importance": found.importance.tolist()})
+    else:
+        title = f"{options.model}: {found.kind} at block {found.layer}, position {found.position}"
+        _print(found, title, Console())
+    if out is not None:
+        write_picture(found, options.model, out)
+        Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
+    return 0
 
 
 def _lambdas(text: str) -> list[float]:
@@ -33,6 +86,9 @@ def _lambdas(text: str) -> list[float]:
 
 
 def _print(found: DoseResponse, title: str, console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("mask" if found.kind == "mask" else "λ", justify="right")
     for layer in range(found.layer + 1, found.layer + 1 + found.importance.shape[1]):
@@ -47,29 +103,3 @@ def _print(found: DoseResponse, title: str, console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-
-
-def intervention(parsed: Namespace) -> int:
-    """Intervene on one model."""
-    doses = _lambdas(parsed["lambda"])
-    out = picture_path(parsed.out, "intervene.png", as_json=parsed.json)
-    source = open_source(parsed.model)
-    settings = SnapshotConfig(n_sequences=parsed.n_sequences, seq_len=parsed.seq_len, batch_size=parsed.batch_size)
-    check_probe(settings, source.config.max_seq_len if source.config.positions == "learned" else None)
-    assert parsed.kind in get_args(Kind)
-    try:
-        check(source.config, parsed.kind, parsed.layer, parsed.position, parsed.seq_len, doses)
-    except UsageError as error:
-        raise UsageError(f"--{error}") from None
-    probe_NT = random_probe(source.config.vocab_size, parsed.n_sequences, parsed.seq_len, parsed.probe_seed)
-    model = source.load().to(device())
-    found = intervene(model, probe_NT, parsed.kind, parsed.layer, parsed.position, doses, batch_size=parsed.batch_size)
-    if parsed.json:
-        print_json(dataclasses.asdict(found) | {"model": parsed.model, "importance": found.importance.tolist()})
-    else:
-        title = f"{parsed.model}: {found.kind} at block {found.layer}, position {found.position}"
-        _print(found, title, Console())
-    if out is not None:
-        write_picture(found, parsed.model, out)
-        Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
-    return 0

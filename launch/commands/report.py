@@ -75,6 +75,6 @@ def _one_snapshot(paths: Sequence[Path], step: int | None) -> Path | None:
 def _figures(folder: Path) -> dict[str, object]:
     """What `birthmark snapshot --json` prints of a snapshot."""
     from ...measure.records import Snapshot
-    from .snapshot import figures
+    from ...report.block_table import figures
 
     return figures(Snapshot.read(folder))

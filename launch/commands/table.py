@@ -31,23 +31,9 @@ def _identify(parsed: Namespace) -> int:
     return identification(parsed)
 
 
-def _snapshot(parsed: Namespace) -> int:
-    from .snapshot import snapshot
-
-    return snapshot(parsed)
-
-
-def _intervene(parsed: Namespace) -> int:
-    from .intervene import intervention
-
-    return intervention(parsed)
-
-
 RUN: dict[str, Callable[[Namespace], int]] = {
     "plan": _plan,
     "ablate": _ablate,
     "fingerprint": _fingerprint,
     "identify": _identify,
-    "snapshot": _snapshot,
-    "intervene": _intervene,
 }

@@ -18,8 +18,8 @@ from ...metrics.recipe import Null, Recipe
 from ...metrics.seedprint import Fingerprint, HiddenStates, compare
 from ...models.birth import born
 from ...models.config import ModelConfig
+from ...trainer.by_name.model_names import Source
 from ...trainer.devices import device
-from ...trainer.model_names import Source
 from ...trainer.module import next_token_losses
 
 #: Every null there is.

@@ -19,8 +19,8 @@ from ...metrics.seedprint import FEWEST_INPUTS, LEVEL, Fingerprint, HiddenStates
 from ...models.birth import born
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
+from ...trainer.by_name.model_names import Source, vocabulary
 from ...trainer.devices import device
-from ...trainer.model_names import Source, vocabulary
 
 #: Tokens of a probe sequence where nothing else is asked and the models can read as many.
 SEQ_LEN = 64

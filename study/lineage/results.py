@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ...measure.hidden_states import FingerprintProbe, cached_hidden_states
 from ...metrics.seedprint import Fingerprint, HiddenStates, Verdict, compare
+from ...trainer.by_name.model_names import open_source
 from ...trainer.devices import device
-from ...trainer.model_names import open_source
 from .compare import check_comparable
 from .file import Lineage
 from .trials import Member, pairs

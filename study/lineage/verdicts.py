@@ -15,7 +15,7 @@ from rich.text import Text
 from ...measure.hidden_states import FingerprintProbe
 from ...metrics.recipe import Recipe
 from ...metrics.seedprint import Fingerprint
-from ...trainer.model_names import Source
+from ...trainer.by_name.model_names import Source
 from .compare import _COLOURS, _COLUMNS, Pair, short_names
 
 

@@ -17,13 +17,13 @@ from birthmark.callbacks.config import LogConfig
 from birthmark.data.config import DataConfig
 from birthmark.data.probes import random_probe
 from birthmark.launch.cli import main
-from birthmark.launch.commands.snapshot import UNKNOWN_STEP
 from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.measurement import measure
 from birthmark.measure.records import RunDir, Snapshot
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained, save_pretrained
+from birthmark.trainer.by_name.loaded_model import UNKNOWN_STEP
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 from birthmark.trainer.run import pretrain
 
@@ -55,7 +55,7 @@ def run(tmp_path_factory):
     return RunDir(path)
 
 
-def told(capsys, *arguments):
+def printed(capsys, *arguments):
     """The JSON that the command prints."""
     capsys.readouterr()  # saving a model of transformers imports DeepSpeed, which prints
     assert main(["snapshot", *arguments, *PROBE, "--json"]) == 0
@@ -71,7 +71,7 @@ def refused(capsys, *arguments):
 
 def test_a_run_gives_what_its_own_snapshots_say(run, capsys, tmp_path):
     own = run.snapshots()[-1]
-    found = told(capsys, str(run.path), f"--out={tmp_path / 'out'}")
+    found = printed(capsys, str(run.path), f"--out={tmp_path / 'out'}")
     assert found["step"] == own.step == 4
     same = [name for name in own.bias if not name.endswith("_stranger")]
     assert set(same) == set(found["scalars"])
@@ -88,20 +88,20 @@ def test_a_run_gives_what_its_own_snapshots_say(run, capsys, tmp_path):
 
 
 def test_steps_checkpoints_and_births_are_found(run, capsys):
-    by_option = told(capsys, str(run.path), "--step=2")
+    by_option = printed(capsys, str(run.path), "--step=2")
     for name in (f"{run.path}@2", str(run.checkpoint(2))):
-        found = told(capsys, name)
+        found = printed(capsys, name)
         assert (found["step"], found["scalars"]) == (2, by_option["scalars"])
-    newborn = told(capsys, str(run.path), "--step=0")
+    newborn = printed(capsys, str(run.path), "--step=0")
     assert (newborn["step"], newborn["scalars"]["drift"]) == (0, pytest.approx(1, abs=1e-9))
     assert newborn["scalars"]["rank_persistence"] == pytest.approx(1)
-    assert told(capsys, f"{run.config}@3")["scalars"] == newborn["scalars"]
+    assert printed(capsys, f"{run.config}@3")["scalars"] == newborn["scalars"]
 
 
 def test_a_folder_of_transformers_is_measured_without_a_birth(capsys, tmp_path):
     config = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=40, max_seq_len=12, mlp="swiglu")
     save_pretrained(born(config, 0), tmp_path / "llama")
-    found = told(capsys, str(tmp_path / "llama"), f"--out={tmp_path / 'out'}")
+    found = printed(capsys, str(tmp_path / "llama"), f"--out={tmp_path / 'out'}")
     probe = random_probe(40, 6, 8, 0)
     native = measure(load_pretrained(tmp_path / "llama"), probe, batch_size=4)
     assert found["scalars"].keys() == native.scalars.keys()
@@ -121,26 +121,26 @@ def test_what_is_written_can_be_reported(run, capsys, tmp_path):
     for model, step in ((run.path, 4), (tmp_path / "gemma", 2)):
         folder = copy.snapshot(step)
         shutil.rmtree(folder)
-        told(capsys, str(model), f"--step={step}", f"--out={folder}")
+        printed(capsys, str(model), f"--step={step}", f"--out={folder}")
     assert main(["report", str(copy.path)]) == 0
     assert copy.report.is_file()
 
 
 def test_a_family_that_our_decoder_cannot_be_is_measured_too(capsys, tmp_path):
     transformers.GemmaForCausalLM(transformers.GemmaConfig(**SHAPE, head_dim=8)).save_pretrained(tmp_path / "gemma")
-    found = told(capsys, str(tmp_path / "gemma"), "--dtype=bfloat16")
+    found = printed(capsys, str(tmp_path / "gemma"), "--dtype=bfloat16")
     assert found["probe"] | {"dtype": "bfloat16", "seq_len": 8} == found["probe"]
     assert 0 < found["scalars"]["sink_mass"] < 1
     assert main(["snapshot", str(tmp_path / "gemma"), *PROBE]) == 0
     page = capsys.readouterr().out
-    assert told(capsys, str(tmp_path / "gemma"), "--step=1000")["step"] == 1000
+    assert printed(capsys, str(tmp_path / "gemma"), "--step=1000")["step"] == 1000
     assert "favourite tokens: [" in page
     assert "6 sequences of 8 random tokens, float32" in page
     assert "sink_mass_max" in page
     assert "nan" not in page.split()
 
 
-def test_what_cannot_be_measured_is_told_in_one_line(run, capsys, tmp_path):
+def test_what_cannot_be_measured_is_refused_in_one_line(run, capsys, tmp_path):
     assert "neither a run" in refused(capsys, "./nowhere")
     assert "neither a run" in refused(capsys, str(tmp_path))
     assert "transformers cannot load it" in refused(capsys, "someone/nothing")
@@ -159,7 +159,7 @@ def test_what_cannot_be_measured_is_told_in_one_line(run, capsys, tmp_path):
     gpt2 = transformers.GPT2Config(vocab_size=40, n_embd=8, n_head=1, n_layer=1, n_positions=12)
     transformers.GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "gpt2")
     assert "--seq_len 13: this model has 12 positions" in refused(capsys, str(tmp_path / "gpt2"), "--seq_len=13")
-    assert told(capsys, str(tmp_path / "gpt2"))["n_heads"] == 1
+    assert printed(capsys, str(tmp_path / "gpt2"))["n_heads"] == 1
 
 
 def test_a_folder_that_lacks_a_tensor_is_not_measured(capsys, tmp_path):

@@ -14,7 +14,7 @@ from birthmark.measure.records import RunDir
 from birthmark.models.birth import digest
 from birthmark.report.pictures.fingerprints import clustered
 from birthmark.study.lineage.compare import seeds
-from birthmark.trainer.model_names import open_source
+from birthmark.trainer.by_name.model_names import open_source
 
 MODEL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16, "mlp": "swiglu"}
 

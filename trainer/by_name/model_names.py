@@ -9,16 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..errors import RunError, UsageError
-from ..measure.records import RunDir, step_of
-from ..models.config import ModelConfig
-from ..models.decoder import Decoder
-from ..models.exchange.pretrained import is_path, load_pretrained, read_pretrained
-from . import initial_weights as start
-from .checkpoints.find import find_checkpoint
-from .checkpoints.folder_io import load_model
-from .config import RunConfig
-from .config_file import resolve
+from ...errors import RunError, UsageError
+from ...measure.records import RunDir, step_of
+from ...models.config import ModelConfig
+from ...models.decoder import Decoder
+from ...models.exchange.pretrained import is_path, load_pretrained, read_pretrained
+from .. import initial_weights as start
+from ..checkpoints.find import find_checkpoint
+from ..checkpoints.folder_io import load_model
+from ..config import RunConfig
+from ..config_file import resolve
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,145 @@
+"""A model by any of its names, loaded and measured: a run's, a birth, or one of ``transformers`` of any family."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...data.probes import random_probe
+from ...data.tokenizer import TextTokenizer
+from ...errors import RunError, UsageError
+from ...measure.config import SnapshotConfig
+from ...measure.foreign import ForeignModel
+from ...measure.measurement import birth_reference, measure
+from ...measure.recorder import snapshot_of
+from ...measure.records import Snapshot
+from ...models.decoder import Decoder
+from ...models.exchange.pretrained import is_path
+from .model_names import no_such_model, open_native
+
+#: The step of a model whose training is not known.
+UNKNOWN_STEP = -1
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model in memory, with what is known of it."""
+
+    name: str
+    """As it was given."""
+    model: Decoder | ForeignModel
+    """Ready to run; a model of ``transformers`` that our decoder cannot be is wrapped, as ``model.model``."""
+    newborn: Callable[[], Decoder] | None
+    """Re-creates its birth, where that is known."""
+    step: int
+    """Optimizer steps that it has been trained for; `UNKNOWN_STEP` where that is not known."""
+    tokenizer_file: Path | None
+    """``tokenizers`` JSON of the text that it reads, where it has one."""
+
+    @property
+    def n_positions(self) -> int | None:
+        """The most tokens that it can read; None: any number."""
+        limited = isinstance(self.model, ForeignModel) or self.model.config.positions == "learned"
+        return self.model.config.max_seq_len if limited else None
+
+
+def load_named(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
+    """Load a model by any of its names (`open_source`); of ``transformers`` also one that our decoder cannot be.
+
+    Raises:
+        UsageError: there is no such model, or it cannot be measured.
+        RunError: a damaged file.
+    """
+    native = open_native(name)
+    if native is None:
+        return _load_foreign(name, dtype)
+    birth = native.birth
+    return LoadedModel(name, native.load().to(dtype), lambda: birth().to(dtype), native.step, native.tokenizer)
+
+
+def _load_foreign(name: str, dtype: torch.dtype) -> LoadedModel:
+    """A folder of transformers or a hub id; nothing is unpickled and no code of the model's own is run."""
+    try:
+        if not torch.cuda.is_available():
+            # Where DeepSpeed is installed transformers imports it, and it would print that it sees no GPU.
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        from transformers import AutoModelForCausalLM, logging
+        from transformers.utils.hub import cached_file
+    except ImportError:
+        raise UsageError(f"measuring {name} needs transformers: pip install transformers") from None
+    folder = Path(name).expanduser()
+    if not (folder / "config.json").is_file() and (folder.exists() or is_path(name)):
+        raise no_such_model(name)
+    where, revision = (str(folder), "") if folder.is_dir() else (name.partition("@")[0], name.partition("@")[2])
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            where,
+            revision=revision or "main",
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except Exception as error:  # the library and the hub's transport raise a dozen kinds, of several sentences each
+        reason = " ".join(str(error).split())[:200].split(". ")[0]
+        raise UsageError(f"{name}: transformers cannot load it ({reason})") from None
+    model, info = loaded
+    if missing := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
+        raise RunError(f"{name}: {missing[0]} is missing or of another shape: its values would be random")
+    tokenizer = None
+    with suppress(Exception):  # a model without one is measured all the same
+        tokenizer = cached_file(where, "tokenizer.json", revision=revision or "main")
+    file = None if tokenizer is None else Path(tokenizer)
+    return LoadedModel(name, ForeignModel(model), None, UNKNOWN_STEP, file)
+
+
+def default_seq_len(loaded: LoadedModel) -> int:
+    """Tokens of a probe's sequence: as in a run's snapshot, or as many as the model reads."""
+    longest = loaded.model.config.max_seq_len
+    return SnapshotConfig.seq_len if longest is None else min(SnapshotConfig.seq_len, longest)
+
+
+def measure_loaded(loaded: LoadedModel, settings: SnapshotConfig, probe_seed: int = 0) -> Snapshot:
+    """One snapshot of ``loaded`` on a random probe, compared with its birth where that is known.
+
+    Args:
+        loaded: the model, on the device where it is to run.
+        settings: the probe's size, and how it is read.
+        probe_seed: decides the probe.
+
+    Raises:
+        RunError: the model gives NaN or inf.
+        UsageError: it cannot be measured.
+    """
+    model = loaded.model
+    device = next(model.parameters()).device
+    probe_NT = random_probe(model.config.vocab_size, settings.n_sequences, settings.seq_len, probe_seed)
+    birth = None
+    if loaded.newborn is not None:
+        birth = birth_reference(loaded.newborn().to(device), probe_NT, settings.batch_size)
+    start = time.perf_counter()
+    try:
+        found = measure(model, probe_NT, birth, batch_size=settings.batch_size, sink_epsilon=settings.sink_epsilon)
+    except (RunError, UsageError) as error:
+        raise type(error)(f"{loaded.name}: {error}") from None
+    tokenizer = None if loaded.tokenizer_file is None else TextTokenizer.load(loaded.tokenizer_file)
+    return snapshot_of(
+        model,
+        found,
+        probe_NT,
+        probe_seed,
+        about={"step": loaded.step, "source": loaded.name},
+        seconds=time.perf_counter() - start,
+        birth=birth,
+        top_k=settings.top_k,
+        token_texts=None if tokenizer is None else tokenizer.token_texts,
+    )
