@@ -24,6 +24,7 @@ COMMANDS = (
     "identify",
     "snapshot",
     "intervene",
+    "configs",
 )
 
 

@@ -7,9 +7,7 @@ from collections.abc import Callable
 from ..study.lineage.test_options import add_test_options
 from ..trainer.config_parser import Parser
 
-_MODEL = (
-    "a run (its last checkpoint), RUN@STEP, a checkpoint, CONFIG.yaml@SEED (a birth), transformers folder or hub id"
-)
+_MODEL = "a run (its last checkpoint), RUN@STEP, a checkpoint, CONFIG@SEED (a birth), transformers folder or hub id"
 
 
 def _plan(parser: Parser) -> None:

@@ -5,24 +5,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import yaml
 from jsonargparse import Namespace
 
 from ..errors import UsageError
 from ..models.dotted import dotted, nested
+from .by_name.shipped_configs import find_config
 from .config import RunConfig
-from .config_parser import Parser, add_run_fields, unknown_fields
+from .config_parser import Parser, add_run_fields, check_groups, load_yaml, unknown_fields
 
 
 def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """The run that a YAML file describes.
 
     Args:
-        path: the file; what it leaves out has its default.
+        path: the file, or the name of one that the package brings; what it leaves out has its default.
         overrides: fields that replace the file's, by dotted names or nested: ``{"trainer.max_steps": 3}``. A string is
             read as on the command line: ``"3"`` is a number where the field is one.
 
@@ -30,8 +29,8 @@ def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) ->
         UsageError: no such file, field or value, or an impossible config; the message names the field, and the file if
             the mistake is there.
     """
-    file = Path(path)
-    fields = _dotted_fields(_load(file), f"{file}: ")
+    file = find_config(path)
+    fields = _dotted_fields(load_yaml(file), f"{file}: ")
     changes = _dotted_fields(overrides or {})
     try:
         return _build(fields | changes)
@@ -45,21 +44,10 @@ def build_config(fields: Mapping[str, Any]) -> RunConfig:
     return _build(_dotted_fields(fields))
 
 
-def _load(file: Path) -> Any:
-    try:
-        # YAML reads 1e-3 as text; the parser makes it the number that the field wants.
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file}: not YAML ({' '.join(str(error).split())})") from None
-    return content
-
-
 def _dotted_fields(tree: Any, where: str = "") -> dict[str, Any]:
     """Dotted names and values of ``tree``, all of which are fields of a run; UsageError begins with ``where``."""
     tree = nested(dotted(tree)) if isinstance(tree, Mapping) else tree
-    _check_groups(where, tree, RunConfig, "")
+    check_groups(where, tree)
     fields = dotted(tree)
     if unknown := unknown_fields(fields):
         raise UsageError(where + "; ".join(unknown))
@@ -89,29 +77,6 @@ def _run_parser() -> Parser:
 # ── what the command line parses itself ──────────────────────────────────────────────────────────────────────────────
 
 
-def check_config_files(arguments: Sequence[str]) -> None:
-    """Refuse config files that the parser would misread: it takes a list or a word in place of a group for nothing."""
-    names = [b for a, b in pairwise(arguments) if a == "--config"]
-    names += [a.partition("=")[2] for a in arguments if a.startswith("--config=")]
-    for name in names:
-        try:
-            content = yaml.safe_load(Path(name).read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UsageError(f"--config {name}: cannot be read ({error.strerror})") from None
-        except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise UsageError(f"--config {name}: not YAML ({' '.join(str(error).split())})") from None
-        _check_groups(f"--config {name}: ", content, RunConfig, "")
-
-
-def _check_groups(where: str, content: Any, config: type, group: str) -> None:
-    if not isinstance(content, dict):
-        raise UsageError(f"{where}{group or 'the file'} is {content!r}; write fields as `name: value` under it")
-    for field in dataclasses.fields(config):
-        kind = field.default_factory
-        if field.name in content and isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            _check_groups(where, content[field.name], kind, f"{group}.{field.name}".lstrip("."))
-
-
 def config_of(parsed: Namespace) -> RunConfig:
     """The run of the fields that a parser has checked; options beside them are left alone.
 
@@ -135,6 +100,5 @@ def _instance(config: type, values: Mapping[str, Any]) -> Any:
 
 def resolve(file: Path, flags: Sequence[str] = ()) -> RunConfig:
     """The run that a YAML file and flags ``--field=value`` describe: the bridge for callers that still make flags."""
-    check_config_files(["--config", str(file)])
     parser = _run_parser()
     return config_of(parser.parse_args([f"--config={file}", *flags]))

@@ -7,11 +7,14 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NoReturn
 
+import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from ..errors import UsageError
+from .by_name.shipped_configs import find_config, shipped_configs
 from .config import RunConfig
 
 # The dataclasses' attribute docstrings are the help.
@@ -30,9 +33,54 @@ class Parser(ArgumentParser):
         raise UsageError(one_line(message, names, self.prog))
 
 
+class ConfigFile(ActionConfigFile):
+    """A config file, found by path or by name, whose groups are groups."""
+
+    def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
+        """Add its fields to those before it."""
+        file = find_config(values)
+        check_groups(f"--config {values}: ", load_yaml(file))
+        self.apply_config(parser, cfg, self.dest, str(file))
+
+    def completer(self, prefix: str, **kwargs: Any) -> list[str]:
+        """Files and names that begin with ``prefix``, for the shell."""
+        names = (config.name for config in shipped_configs() if config.kind != "study")
+        return [*super().completer(prefix, **kwargs), *(name for name in names if name.startswith(prefix))]
+
+
+def load_yaml(file: Path) -> Any:
+    """What a YAML file holds; UsageError names the file."""
+    try:
+        # YAML reads 1e-3 as text; the parser makes it the number that the field wants.
+        return yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read ({error.strerror})") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UsageError(f"{file}: not YAML ({' '.join(str(error).split())})") from None
+
+
+def check_groups(where: str, content: Any, config: type = RunConfig, group: str = "") -> None:
+    """Refuse a value in the place of a group of fields, which the parser would take for nothing.
+
+    Raises:
+        UsageError: it begins with ``where`` and names the group.
+    """
+    if not isinstance(content, dict):
+        raise UsageError(f"{where}{group or 'the file'} is {content!r}; write fields as `name: value` under it")
+    for field in dataclasses.fields(config):
+        kind = field.default_factory
+        if field.name in content and isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            check_groups(where, content[field.name], kind, f"{group}.{field.name}".lstrip("."))
+
+
 def add_run_fields(parser: ArgumentParser) -> None:
     """Let ``parser`` take every field of a run, and ``--config`` files that hold some of them."""
-    parser.add_argument("--config", action=ActionConfigFile, help="YAML file with any of the fields below.")
+    parser.add_argument(
+        "--config",
+        action=ConfigFile,
+        metavar="CONFIG",
+        help="YAML file with any of the fields below, or the name of one that comes with the package.",
+    )
     parser.add_class_arguments(RunConfig, None, as_group=False)
 
 

@@ -12,7 +12,7 @@ from jsonargparse import Namespace
 
 from ...errors import UsageError
 from ...measure.records import RunDir
-from ...trainer.config_file import check_config_files, config_of
+from ...trainer.config_file import config_of
 from ...trainer.config_parser import Parser, add_run_fields
 
 SUMMARY = "Train a model and snapshot its biases at birth and at every checkpoint."
@@ -27,7 +27,6 @@ def add_options(parser: Parser) -> None:
 
 def expand(arguments: Sequence[str]) -> list[str]:
     """``--resume RUN`` with the run's own config before it, so that the fields that follow override that."""
-    check_config_files(arguments)
     words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     # A value that is missing is the real parser's to refuse.
     words.add_argument("--resume", nargs="?")

@@ -114,7 +114,7 @@ def test_an_override_can_mend_a_file(tmp_path):
 
 
 def test_no_file_is_one_line(tmp_path):
-    with pytest.raises(UsageError, match=r"no\.yaml: cannot be read"):
+    with pytest.raises(UsageError, match=r"no\.yaml: no such file"):
         read_config(tmp_path / "no.yaml")
 
 

@@ -14,11 +14,12 @@ from ...measure.records import RunDir, step_of
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...models.exchange.pretrained import is_path, load_pretrained, read_pretrained
-from .. import initial_weights as start
+from .. import initial_weights
 from ..checkpoints.find import find_checkpoint
 from ..checkpoints.folder_io import load_model
 from ..config import RunConfig
-from ..config_file import resolve
+from ..config_file import read_config
+from .shipped_configs import find_config, shipped_config
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ def open_source(name: str) -> Source:
 
     Args:
         name: ``RUN`` (its last checkpoint), ``RUN@STEP`` (``@0`` is its birth), a checkpoint's folder,
-            ``CONFIG.yaml@SEED`` or ``CONFIG.yaml`` (a birth), a folder that transformers' save_pretrained wrote, or a
-            hub id, ``@REVISION`` if wanted.
+            ``CONFIG@SEED`` or ``CONFIG`` (a birth; a YAML file, or the name of one that comes with the package), a
+            folder that transformers' save_pretrained wrote, or a hub id, ``@REVISION`` if wanted.
 
     Raises:
         UsageError: there is no such model.
@@ -72,7 +73,7 @@ def open_source(name: str) -> Source:
 def no_such_model(name: str, why: str = "") -> UsageError:
     """The error for a path where no model is."""
     return UsageError(
-        f"{name}: neither a run, RUN@STEP, a checkpoint, CONFIG.yaml@SEED nor a folder of transformers"
+        f"{name}: neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers"
         + (f" ({why})" if why else "")
     )
 
@@ -83,19 +84,25 @@ def open_native(name: str) -> Native | None:
     Raises:
         UsageError: a run without this step, a config that is impossible, a seed or step that is no number.
     """
-    whole, head, tail = Path(name), *_split(name)
+    whole, (head, tail) = Path(name), _split(name)
     if RunDir.is_run(whole):
         return _of_run(name, RunDir(whole), None)
     if RunDir.is_run(head):
         return _of_run(name, RunDir(head), _number(name, tail, "step"))
     if (whole / "state.json").is_file() and RunDir.is_run(whole.parent.parent):
         return _of_run(name, RunDir(whole.parent.parent), step_of(whole))
-    if whole.suffix in (".yaml", ".yml"):
-        config = start.adopted(resolve(whole))
-        return _of_birth(name, config, config.init_seed)
-    if head.suffix in (".yaml", ".yml"):
-        return _of_birth(name, start.adopted(resolve(head)), _number(name, tail, "seed"))
+    for path, seed in ((whole, None), (head, tail)):
+        if (file := _config_file(path)) is not None:
+            config = initial_weights.adopted(read_config(file))
+            return _of_birth(name, config, config.init_seed if seed is None else _number(name, seed, "seed"))
     return None
+
+
+def _config_file(path: Path) -> Path | None:
+    """A config file by path or by name; None if ``path`` says that it is something else."""
+    if path.suffix in (".yaml", ".yml"):
+        return find_config(path)
+    return None if path.exists() else shipped_config(str(path))
 
 
 def _split(name: str) -> tuple[Path, str]:
@@ -110,9 +117,9 @@ def _number(name: str, text: str, what: str) -> int:
 
 
 def _of_run(name: str, run: RunDir, step: int | None) -> Native:
-    config = resolve(run.config)
+    config = read_config(run.config)
     tokenizer = run.tokenizer if run.tokenizer.is_file() else None
-    birth = partial(start.newborn, config, config.init_seed)
+    birth = partial(initial_weights.newborn, config, config.init_seed)
     if step == 0:
         return Native(name, config.model, birth, tokenizer, birth, 0)
     if step is not None and not run.checkpoint(step).is_dir():
@@ -124,7 +131,7 @@ def _of_run(name: str, run: RunDir, step: int | None) -> Native:
 
 
 def _of_birth(name: str, config: RunConfig, seed: int) -> Native:
-    birth = partial(start.newborn, config, seed)
+    birth = partial(initial_weights.newborn, config, seed)
     return Native(name, config.model, birth, None, birth, 0)
 
 

@@ -90,7 +90,7 @@ def test_one_model_has_many_names(place):
         ("{place}/run-7@x", "'x' is no step"),
         ("{place}/run.yaml@-1", "'-1' is no seed"),
         ("{place}/nothing.yaml@1", "nothing.yaml: cannot be read"),
-        ("{place}", "neither a run, RUN@STEP, a checkpoint, CONFIG.yaml@SEED nor a folder of transformers"),
+        ("{place}", "neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers"),
         ("{place}/nowhere", "no such folder"),
         ("nobody/has-such-a-model", "not from the hub either"),
     ],

@@ -1,0 +1,77 @@
+"""The config files that the package brings, found by name from any folder."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ...errors import UsageError
+
+Kind = Literal["run", "model", "study"]
+
+_ROOT = Path(__file__).parents[2] / "configs"
+
+#: Where each kind stands; a bare name is looked for in this order, for a study in its own folder alone.
+_FOLDERS: Mapping[Kind, Path] = {"run": _ROOT, "model": _ROOT / "models", "study": _ROOT / "studies"}
+
+
+@dataclass(frozen=True)
+class ShippedConfig:
+    """One of the files."""
+
+    name: str
+    """What it is found by: ``demo``, ``models/llama-60m``."""
+    kind: Kind
+    file: Path
+
+    @property
+    def summary(self) -> str:
+        """The first line of the file, a comment."""
+        with self.file.open(encoding="utf-8") as lines:
+            return lines.readline().lstrip("# ").strip()
+
+
+def shipped_configs() -> list[ShippedConfig]:
+    """All of them: runs, then models, then studies, by name."""
+    return [
+        ShippedConfig(file.relative_to(_ROOT).with_suffix("").as_posix(), kind, file)
+        for kind, folder in _FOLDERS.items()
+        for file in sorted(folder.glob("*.yaml"))
+    ]
+
+
+def shipped_config(name: str, kind: Literal["run", "study"] = "run") -> Path | None:
+    """The shipped file of that name; None if there is none.
+
+    Args:
+        name: ``demo``, ``models/llama-60m`` or ``llama-60m``, ``studies/sinks`` (``sinks`` where a study is meant). It
+            may end in ``.yaml`` and begin with ``configs/``.
+        kind: whether a run (or the model of one) or a study is wanted.
+    """
+    names = [name.removeprefix("configs/").removesuffix(".yaml")]
+    if "/" not in names[0]:
+        names = [f"studies/{name}" for name in names] if kind == "study" else [*names, f"models/{names[0]}"]
+    known = {config.name: config.file for config in shipped_configs()}
+    return next((known[name] for name in names if name in known), None)
+
+
+def find_config(name: str | Path, kind: Literal["run", "study"] = "run") -> Path:
+    """The config file of that name: a file that exists, or one of the shipped.
+
+    Raises:
+        UsageError: there is neither; the message names the nearest.
+    """
+    path = Path(name)
+    if path.exists():
+        return path
+    shipped = shipped_config(str(name), kind)
+    if shipped is not None:
+        return shipped
+    wanted = [config.name for config in shipped_configs() if (config.kind == "study") == (kind == "study")]
+    short = {full.rpartition("/")[2]: full for full in wanted}
+    close = difflib.get_close_matches(path.stem, short, n=1, cutoff=0.7)
+    hint = f"did you mean {short[close[0]]}?" if close else "birthmark configs lists those that come with the package"
+    raise UsageError(f"{name}: no such file, nor a config that comes with the package; {hint}")
