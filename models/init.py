@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from .config import InitConfig
+from .parameter_roles import ParameterRole
 
 # ------------------------------------------------------------------------------------------------------------------
 # Distributions
@@ -172,6 +173,7 @@ class Linear(nn.Linear):
         self, in_features: int, out_features: int, bias: bool = True, residual_writers: int | None = None
     ) -> None:
         super().__init__(in_features, out_features, bias)
+        self.parameter_roles = {"weight": ParameterRole.MATRIX, "bias": ParameterRole.BIAS}
         self.role = Role(in_features, out_features, residual_writers)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
@@ -180,7 +182,14 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """A table of vectors. Its fan-in is its width: that is what it is when the table serves as the output head."""
+    """A table of vectors. Its fan-in is its width: that is what it is when the table serves as the output head.
+
+    ``role`` says what its rows are for, where they are no vectors that enter the residual stream.
+    """
+
+    def __init__(self, n_rows: int, width: int, role: ParameterRole = ParameterRole.EMBEDDING) -> None:
+        super().__init__(n_rows, width)
+        self.parameter_roles = {"weight": role}
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`StatesBirth`."""

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from .config import InitConfig, ModelConfig
 from .init import Constant, Distribution
+from .parameter_roles import ParameterRole
 
 
 class RMSNorm(nn.Module):
@@ -19,6 +20,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.gain = nn.Parameter(torch.ones(d))
+        self.parameter_roles = {"gain": ParameterRole.GAIN}
 
     def forward(self, x: Tensor) -> Tensor:
         """``[…, d] → […, d]``."""
@@ -37,6 +39,7 @@ class LayerNorm(nn.Module):
         self.eps = eps
         self.gain = nn.Parameter(torch.ones(d))
         self.bias = nn.Parameter(torch.zeros(d)) if bias else None
+        self.parameter_roles = {"gain": ParameterRole.GAIN, "bias": ParameterRole.BIAS}
 
     def forward(self, x: Tensor) -> Tensor:
         """``[…, d] → […, d]``."""

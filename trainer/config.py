@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -10,18 +11,25 @@ from ..data.config import DataConfig
 from ..errors import UsageError
 from ..measure.config import SnapshotConfig
 from ..models.config import ModelConfig
-from .strategies.table import StrategyName, strategy_problems
+from .optimizers import OPTIMIZERS, OptimizerConfig, OptimizerName, read_optimizer, unread_fields
+from .strategies.table import STRATEGIES, StrategyName, strategy_problems
 
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """AdamW and its learning rate over time."""
+    """The optimizer and its learning rate over time."""
+
+    name: OptimizerName = "adamw"
+    """AdamW; ``nadam``, the same with Nesterov momentum; ``sgd`` with momentum beta1; or ``adafactor``, whose second
+    moments are those of rows and columns, where no strategy shards the optimizer's state. Each refuses fields that it
+    does not read."""
 
     lr: float = 1e-3
     """Peak learning rate."""
 
     weight_decay: float = 0.1
-    """Decoupled weight decay of matrices and embeddings; gains and biases have none."""
+    """Weight decay of matrices and embeddings; gains and biases have none. Decoupled from the gradient, but for
+    ``sgd``."""
 
     warmup_steps: int = 50
     """Steps over which the learning rate rises linearly to lr."""
@@ -37,16 +45,21 @@ class OptimConfig:
     """Share of max_steps that the decay of ``wsd`` takes."""
 
     beta1: float = 0.9
-    """AdamW's first-moment decay."""
+    """First-moment decay of ``adamw`` and ``nadam``; momentum of ``sgd``."""
 
     beta2: float = 0.95
-    """AdamW's second-moment decay."""
+    """Second-moment decay of ``adamw`` and ``nadam``."""
 
     eps: float = 1e-8
-    """AdamW's denominator offset."""
+    """Denominator offset of ``adamw`` and ``nadam``."""
 
     grad_clip: float = 1.0
     """Largest norm of the whole gradient; longer ones are scaled down to it. 0 turns clipping off."""
+
+    @property
+    def optimizer(self) -> OptimizerConfig:
+        """The row of the table of optimizers that ``name`` chooses, with its fields."""
+        return read_optimizer(self.name, vars(self))
 
     def problems(self) -> list[str]:
         """Everything that makes this config impossible, one line each, with the mend."""
@@ -68,6 +81,7 @@ class OptimConfig:
                 found.append(f"optim.{name} is {value}: give a number from 0 to below 1")
         if not self.eps > 0:
             found.append(f"optim.eps is {self.eps}: give a positive number")
+        found += unread_fields(self.name, vars(self), {f.name: f.default for f in dataclasses.fields(self)})
         return found
 
 
@@ -215,6 +229,11 @@ class RunConfig:
             problems.append(
                 "trainer.activation_checkpointing computes blocks again, which would move the running moments of "
                 "model.attention.calibration.correlation estimated twice: give none, or learned"
+            )
+        if STRATEGIES[self.trainer.strategy].shards_optimizer and not OPTIMIZERS[self.optim.name].elementwise:
+            problems.append(
+                f"optim.name is {self.optim.name}, which steps whole matrices, but {self.trainer.strategy} shards its "
+                "state: give trainer.strategy ddp or single, or another optimizer"
             )
         longest = self.model.max_seq_len
         if self.snapshot.enabled and self.snapshot.seq_len > longest:

@@ -12,10 +12,11 @@ from torch.nn import functional as F
 
 from ..errors import RunError
 from ..models.decoder import Decoder
-from ..models.tensor_shards import shape_of, whole
+from ..models.tensor_shards import whole
 from .block_wrapping import wrap_blocks
 from .config import OptimConfig, TrainerConfig
 from .lr_schedule import lr_share
+from .parameter_groups import parameter_groups, renumber_optimizer_state
 from .strategies.table import STRATEGIES
 from .throughput import Stopwatch
 
@@ -44,7 +45,7 @@ class PretrainModule(L.LightningModule):
     def __init__(self, model: Decoder, optim: OptimConfig, trainer: TrainerConfig) -> None:
         super().__init__()
         self.model = model
-        self.optim, self.max_steps = optim, trainer.max_steps
+        self.optim, self.optimizer_config, self.max_steps = optim, optim.optimizer, trainer.max_steps
         self.stopwatch = Stopwatch()
         # A compiled function beside the module, not in its place: snapshots go on calling the module as it is.
         self._losses = torch.compile(next_token_losses) if trainer.compile == "step" else next_token_losses
@@ -122,8 +123,9 @@ class PretrainModule(L.LightningModule):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The config decides learning rate, decay and betas, not the checkpoint: a resumed run may change them."""
         fresh = self.configure_optimizers()
-        stored = checkpoint["optimizer_states"][0]["param_groups"]
-        for group, ours in zip(stored, fresh["optimizer"].param_groups, strict=True):
+        (stored,) = checkpoint["optimizer_states"]
+        renumber_optimizer_state(stored, self.model)
+        for group, ours in zip(stored["param_groups"], fresh["optimizer"].param_groups, strict=True):
             group.update({name: value for name, value in ours.items() if name != "params"})
             group["lr"] = self.learning_rate(checkpoint["global_step"] + 1)
         checkpoint["lr_schedulers"][0]["base_lrs"] = fresh["lr_scheduler"]["scheduler"].base_lrs
@@ -134,23 +136,12 @@ class PretrainModule(L.LightningModule):
             counts.update({name: n + n_batches - counts["ready"] for name, n in counts.items()})
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Groups for the optimizer: matrices and embeddings, which decay, then all others."""
-        parameters = list(self.model.parameters())
-        groups = [
-            {"params": [p for p in parameters if len(shape_of(p)) >= 2], "weight_decay": self.optim.weight_decay},
-            {"params": [p for p in parameters if len(shape_of(p)) < 2], "weight_decay": 0.0},
-        ]
-        return [group for group in groups if group["params"]]
+        """See :func:`~birthmark.trainer.parameter_groups.parameter_groups`."""
+        return parameter_groups(self.model, self.optim.weight_decay)
 
     def configure_optimizers(self) -> Any:
-        """AdamW; decay on matrices and embeddings only; the learning rate changes at every step."""
-        optimizer = torch.optim.AdamW(
-            self.parameter_groups(),
-            lr=self.optim.lr,
-            betas=(self.optim.beta1, self.optim.beta2),
-            eps=self.optim.eps,
-            fused=True,
-        )
+        """``optim.name`` over the parameter groups; the learning rate changes at every step."""
+        optimizer = self.optimizer_config.build(self.parameter_groups(), self.optim.lr)
         scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, lambda step: lr_share(self.optim, self.max_steps, step)
         )

@@ -96,10 +96,12 @@ def _lost(error: RuntimeError) -> bool:
 def joined(where: Place | None, device: torch.device) -> Iterator[None]:
     """Stand in one process group with the others; without a place there is none.
 
+    A group that this process has joined before is used, and left as it is: several runs of one launch may share it.
+
     Raises:
         RunError: the others were not found, or are gone.
     """
-    if where is None:
+    if where is None or dist.is_initialized():
         yield
         return
     on_gpu = device.type == "cuda"

@@ -55,7 +55,7 @@ from .strategies.lightning_setup import placed, set_up_strategy
 from .throughput import flops_per_token, peak_flops
 
 #: Fields that a resumed run must leave as they are: with others it would be another run under the same name.
-_FIXED = ("init_seed", "init_from", "model", "data", "snapshot", "trainer.global_batch_size")
+_FIXED = ("init_seed", "init_from", "model", "data", "optim.name", "snapshot", "trainer.global_batch_size")
 
 _LOCK = ".lock"
 

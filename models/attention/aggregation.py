@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution
+from ..parameter_roles import ParameterRole
 from .correlation import CORRELATIONS
 from .normalisers import Mixed
 
@@ -37,6 +38,7 @@ class HeadNorm(PlainAggregation):
         super().__init__(config)
         self.eps = config.norm_eps
         self.gain = nn.Parameter(torch.ones(config.d_head))
+        self.parameter_roles = {"gain": ParameterRole.GAIN}
 
     def forward(self, mixed: Mixed, v_BHSK: Tensor) -> Tensor:
         """Every head at every position leaves with RMS 1 (before the gain)."""

@@ -9,6 +9,7 @@ from ..config import InitConfig, ModelConfig
 from ..init import INITIALISERS, Distribution, Linear, Role
 from ..norms import RMSNorm
 from ..observe import Attended, Observer
+from ..parameter_roles import ParameterRole
 from .aggregation import build_aggregation
 from .kv_cache import LayerCache
 from .normalisers import NORMALISERS, ExtraKey
@@ -74,6 +75,7 @@ class KeyValueBias(NoKeyValueBias):
         shape = (rows, config.d_head)
         self.key = nn.Parameter(torch.zeros(shape)) if kind in ("key", "key_value") else None
         self.value = nn.Parameter(torch.zeros(shape)) if kind in ("value", "key_value") else None
+        self.parameter_roles = {"key": ParameterRole.BIAS, "value": ParameterRole.BIAS}
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """Both as the initialiser draws a map from the residual stream."""

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution
 from ..keyed_random import keyed
+from ..parameter_roles import ParameterRole
 from ..tensor_shards import release
 
 #: Share of the newest batch in the running moments.
@@ -45,6 +46,7 @@ class LearnedCorrelation(Uncorrelated):
         rho = config.attention.calibration.rho
         self.start = math.log(rho / (1 - rho))
         self.logit = nn.Parameter(torch.full((config.n_heads,), self.start))
+        self.parameter_roles = {"logit": ParameterRole.BIAS}
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """Every head starts at ``calibration.rho``."""

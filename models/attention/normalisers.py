@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution
+from ..parameter_roles import ParameterRole
 from .kernels import attention_with_squares, causal_attention
 from .scores import Scores
 from .weight_reader import EVERYTHING, WeightReader, new_reader, read_softmax
@@ -221,6 +222,7 @@ class LearnedSink(Softmax):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.logit = nn.Parameter(torch.zeros(config.n_heads))
+        self.parameter_roles = {"logit": ParameterRole.BIAS}
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """Starts as softmax-off-by-one."""

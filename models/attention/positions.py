@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..config import ModelConfig
 from ..init import Embedding
+from ..parameter_roles import ParameterRole
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,8 @@ class T5Positions(NoPositions):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.max_distance = config.t5_max_distance
-        self.table = Embedding(config.t5_buckets, config.n_heads)
+        # Its rows are added to scores: a bias of each head.
+        self.table = Embedding(config.t5_buckets, config.n_heads, ParameterRole.BIAS)
 
     def place(self, n_positions: int, device: torch.device, first: int = 0) -> Placement:
         """The table by distance."""

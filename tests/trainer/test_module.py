@@ -3,8 +3,7 @@ import torch
 
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
-from birthmark.trainer.config import OptimConfig, TrainerConfig
-from birthmark.trainer.module import PretrainModule, next_token_losses
+from birthmark.trainer.module import next_token_losses
 from birthmark.trainer.throughput import Stopwatch, flops_per_token
 
 CONFIG = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=24, max_seq_len=12, bias=True, norm="layernorm")
@@ -16,16 +15,6 @@ def test_losses_are_minus_the_log_probability_of_the_next_token():
     probabilities = model(batch[:, :-1]).double().softmax(-1)
     slow = [[-probabilities[b, t, batch[b, t + 1]].log().item() for t in range(8)] for b in range(3)]
     torch.testing.assert_close(next_token_losses(model, batch).double(), torch.tensor(slow).double(), atol=1e-5, rtol=0)
-
-
-def test_decay_is_on_matrices_and_embeddings_only():
-    module = PretrainModule(born(CONFIG, 0), OptimConfig(weight_decay=0.3), TrainerConfig())
-    optimizer = module.configure_optimizers()["optimizer"]
-    decay = {id(p): group["weight_decay"] for group in optimizer.param_groups for p in group["params"]}
-    for name, parameter in module.model.named_parameters():
-        is_matrix = name.endswith("weight")
-        assert decay[id(parameter)] == (0.3 if is_matrix else 0.0), name
-    assert len(decay) == len(list(module.model.parameters()))
 
 
 def test_flops_per_token_count_matrix_products_forward_and_twice_backward():

@@ -33,6 +33,11 @@ class StrategyFacts:
         """Whether DeepSpeed's engine steps the optimizer, clips and knows the gradient's norm."""
         return self.zero_stage is not None
 
+    @property
+    def shards_optimizer(self) -> bool:
+        """Whether each process holds a part of the optimizer's state."""
+        return self.engine or self.shards_weights
+
 
 _WHOLE_STEP = {("compile", "step"): "but {strategy} gathers weights inside the step: give blocks or no"}
 _NVME = {("offload", "nvme"): "which {strategy} cannot: give cpu, or trainer.strategy zero3"}

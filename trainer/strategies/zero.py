@@ -25,10 +25,11 @@ from ...models.birth import Spread
 from ...models.decoder import Decoder
 from ...models.init import Linear
 from ..config import TrainerConfig
+from ..optimizers import OptimizerConfig
 from ..processes import TIMEOUT
 from .sharded_checkpoints import PiecewiseCheckpoints
 from .table import STRATEGIES
-from .zero_state import EngineState, numbered
+from .zero_optimizer_state import EngineState, numbered
 
 
 def prepare_deepspeed(device: torch.device) -> None:
@@ -117,7 +118,7 @@ def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
             # DeepSpeed asks for the very class, not for its kind.
             "lower_precision_safe_modules": _named([Linear, *Linear.__subclasses__()]),
         },
-        # The optimizer is torch's AdamW, as in every other strategy.
+        # The optimizer is torch's, as in every other strategy.
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
     }
@@ -152,6 +153,9 @@ def sharder(config: TrainerConfig, grad_clip: float) -> Spread:
 @runtime_checkable
 class EngineModule(Protocol):
     """What the strategy asks of the LightningModule that it trains."""
+
+    optimizer_config: OptimizerConfig
+    """The optimizer, which says what of its state is sharded."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """The optimizer's groups, in the order of a single process."""
@@ -191,10 +195,11 @@ class ZeroStrategy(PiecewiseCheckpoints, DeepSpeedStrategy):
         return module
 
     def _state(self) -> EngineState:
-        return EngineState(self.deepspeed_engine, list(numbered(self._module.parameter_groups())))
+        parameters = list(numbered(self._module.parameter_groups()))
+        return EngineState(self.deepspeed_engine, parameters, self._module.optimizer_config)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """As of torch's AdamW in a single process; this process's part of each tensor."""
+        """As torch's optimizer has it in a single process; this process's shard of each tensor."""
         numbers = iter(count())
         groups = [
             {

@@ -1,4 +1,4 @@
-"""The optimizer's state inside a DeepSpeed engine, as pieces of parameters: to be saved, and filled from a checkpoint.
+"""The optimizer's state inside a DeepSpeed engine, as shards of parameters: to be saved, and loaded from a checkpoint.
 
 ZeRO keeps one flat tensor per group of parameters and process. Which range of which parameter lies where in it is
 DeepSpeed's to say.
@@ -14,29 +14,28 @@ from torch import Tensor, nn
 
 from ...models.tensor_shards import Piece, piece_of, shape_of
 from ..checkpoints.format import Stored
-
-#: Moments of AdamW, of the shape of their parameter.
-_MOMENTS = ("exp_avg", "exp_avg_sq")
+from ..optimizers import OptimizerConfig
 
 
 class EngineState:
-    """State of torch's AdamW under ZeRO.
+    """State of one of our optimizers under ZeRO.
 
     Args:
         engine: DeepSpeed's.
         parameters: in the order in which the optimizer of a single process numbers them.
+        config: the optimizer; says what of its state is sharded.
     """
 
-    def __init__(self, engine: Any, parameters: Sequence[nn.Parameter]) -> None:
+    def __init__(self, engine: Any, parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> None:
         self.optimizer, self.stage = engine.optimizer, engine.zero_optimization_stage()
-        self.parameters = parameters
+        self.parameters, self.config = parameters, config
 
     def _flat(self) -> Sequence[Tensor]:
         """The flat tensors of this process, which the inner optimizer steps."""
         zero = self.optimizer
         return zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
 
-    def _moment(self, parameter: nn.Parameter, key: str) -> Piece:
+    def _shard(self, parameter: nn.Parameter, key: str) -> Piece:
         from deepspeed.utils import safe_get_local_optimizer_state
 
         if self.stage == 3:
@@ -46,17 +45,18 @@ class EngineState:
         if mapping is None:  # all of it lies with other processes
             return Piece(torch.empty(0), 0, shape_of(parameter))
         flat, here = self._flat()[mapping.param_group_index], mapping.hp_fragment_address
-        moment = self.optimizer.optimizer.state[flat][key].view(-1)[here.start : here.start + here.numel]
-        return Piece(moment, mapping.lp_fragment_address.start, shape_of(parameter))
+        local = self.optimizer.optimizer.state[flat][key].view(-1)[here.start : here.start + here.numel]
+        return Piece(local, mapping.lp_fragment_address.start, shape_of(parameter))
 
     def pieces(self) -> dict[int, dict[str, Any]]:
         """This process's part of every parameter's state, by number."""
         inner = self.optimizer.optimizer.state
         if not any(inner.get(flat) for flat in self._flat()):
             return {}  # no step yet
-        step = next(inner[flat]["step"] for flat in self._flat() if inner.get(flat))
+        stepped = next(inner[flat] for flat in self._flat() if inner.get(flat))
+        numbers = {key: stepped[key].detach().cpu() for key in self.config.replicated_state}
         return {
-            number: {"step": step.detach().cpu(), **{key: self._moment(parameter, key) for key in _MOMENTS}}
+            number: {**numbers, **{key: self._shard(parameter, key) for key in self.config.sharded_state}}
             for number, parameter in enumerate(self.parameters)
         }
 
@@ -67,24 +67,26 @@ class EngineState:
         self.optimizer.refresh_fp32_params()
         if not stored:
             return
-        step = stored[0]["step"]
-        step = step.whole() if isinstance(step, Stored) else step
         inner = self.optimizer.optimizer.state
         for flat in self._flat():
-            inner[flat] = {
-                "step": torch.as_tensor(step, dtype=torch.float32).clone().to(flat.device),
-                **{key: torch.zeros_like(flat, requires_grad=False) for key in _MOMENTS},
-            }
+            inner[flat] = {key: _number(stored[0][key]).to(flat.device) for key in self.config.replicated_state}
+            inner[flat] |= {key: torch.zeros_like(flat, requires_grad=False) for key in self.config.sharded_state}
         for number, parameter in enumerate(self.parameters):
-            for key in _MOMENTS:
+            for key in self.config.sharded_state:
                 values = stored[number][key]
                 if self.stage < 3:
-                    piece = self._moment(parameter, key)
+                    piece = self._shard(parameter, key)
                     piece.local.copy_(values.read(piece.start, piece.stop).view(-1))
                 else:
                     held, padded = piece_of(parameter), torch.zeros_like(parameter.ds_tensor)  # type: ignore[attr-defined]
                     padded[: held.local.numel()] = values.read(held.start, held.stop).view(-1)
                     safe_set_local_optimizer_state(parameter, padded, key)
+
+
+def _number(stored: Any) -> Tensor:
+    """A number of a checkpoint, as an optimizer keeps it."""
+    value = stored.whole() if isinstance(stored, Stored) else stored
+    return torch.as_tensor(value, dtype=torch.float32).clone()
 
 
 def numbered(groups: Sequence[Mapping[str, Any]]) -> Iterator[nn.Parameter]:

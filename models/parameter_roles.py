@@ -1,0 +1,46 @@
+"""What a parameter is for, stated by the module that owns it. Optimizers choose by role, not by dimensions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Protocol, runtime_checkable
+
+from torch import nn
+
+
+class ParameterRole(StrEnum):
+    """What a parameter does in a pass."""
+
+    MATRIX = "matrix"
+    """Maps vectors to vectors."""
+    EMBEDDING = "embedding"
+    """A table of vectors: of tokens, or of positions."""
+    GAIN = "gain"
+    """Scales what passes."""
+    BIAS = "bias"
+    """Is added: to an output, to a score, to what a gate sees; or stands as a key or value of its own."""
+
+
+@runtime_checkable
+class StatesRoles(Protocol):
+    """A module that says what each parameter of its own is for."""
+
+    parameter_roles: Mapping[str, ParameterRole]
+    """Role of each parameter owned directly, by its name inside the module."""
+
+
+def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
+    """Role of every parameter of ``model`` by full name, in the order of ``named_parameters``.
+
+    Raises:
+        TypeError: a module owns parameters but does not state their roles.
+    """
+    roles: dict[str, ParameterRole] = {}
+    for prefix, module in model.named_modules():
+        own = [name for name, _ in module.named_parameters(recurse=False)]
+        stated = module.parameter_roles if isinstance(module, StatesRoles) else {}
+        if missing := [name for name in own if name not in stated]:
+            raise TypeError(f"{type(module).__name__} owns parameters {missing} but does not state their roles")
+        roles |= {f"{prefix}.{name}" if prefix else name: stated[name] for name in own}
+    return {name: roles[name] for name, _ in model.named_parameters()}
