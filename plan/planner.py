@@ -172,7 +172,7 @@ class Planner:
         placed(replace(trainer, device="cpu"), None if alone else Place(0, n, 0, cluster.per_node))
         costs, sizes, curve = (
             STRATEGY_COSTS[trainer.strategy],
-            StepSizes(trainer, self.n_params, n),
+            StepSizes(trainer, self.n_params, n, n_moments=len(self.config.optim.optimizer.sharded_state)),
             self._curve(trainer),
         )
         held = costs.memory(curve.at(trainer.micro_batch_size), curve, sizes)

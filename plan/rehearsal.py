@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -44,12 +44,18 @@ def _group(n: int) -> Iterator[None]:
 
 
 def _update(module: PretrainModule, optimizer: torch.optim.Optimizer) -> None:
-    """The update as the run does it: norm of the whole gradient, clipping, AdamW."""
+    """The update as the run does it: norm of the whole gradient, clipping, the optimizer."""
     parameters = [p for p in module.model.parameters() if p.grad is not None]
     norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     if module.optim.grad_clip > 0:
         torch.nn.utils.clip_grads_with_norm_(parameters, module.optim.grad_clip, norm)
-    optimizer.step()
+    try:
+        optimizer.step()
+    except DataDependentOutputException:
+        raise UsageError(
+            f"optim.name is {module.optim.name}, whose steps depend on values that a rehearsal does not compute: plan "
+            "with another, such as adamw, which needs more memory"
+        ) from None
 
 
 def _backward(loss: Tensor) -> None:

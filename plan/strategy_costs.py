@@ -27,6 +27,8 @@ class StepSizes:
     trainer: TrainerConfig
     n_params: int
     n_processes: int
+    n_moments: int = 2
+    """Tensors of the optimizer's state that have the shape of the weights: two of AdamW."""
 
     @property
     def accumulate(self) -> int:
@@ -93,7 +95,7 @@ def _with_sharded_states(
         gradients = gradients + sizes.shard * (n_shards + curve.during("update"))
     held[:, _GRADIENTS] = gradients
     # The shard of the weights that is updated is a copy.
-    held[:, _OPTIMIZER] = 0 if sizes.offloaded else 3 * sizes.shard
+    held[:, _OPTIMIZER] = 0 if sizes.offloaded else (1 + sizes.n_moments) * sizes.shard
     return held
 
 
@@ -106,7 +108,7 @@ def _memory_of_zero3(held: np.ndarray, curve: Curve, sizes: StepSizes) -> np.nda
     if not sizes.offloaded:
         held[:, _GRADIENTS] += sizes.shard + update * min(sizes.shard, 4.0 * SUB_GROUP)
     held[:, _PARAMETERS] = 0 if sizes.offloaded else sizes.shard
-    held[:, _OPTIMIZER] = 0 if sizes.offloaded else 2 * sizes.shard
+    held[:, _OPTIMIZER] = 0 if sizes.offloaded else sizes.n_moments * sizes.shard
     held[:, _GATHERED] = ~update * itemsize * min(LIVE, sizes.n_params)
     return held
 
@@ -120,8 +122,8 @@ def _host_memory_of_zero(sizes: StepSizes) -> float:
     of ZeRO 1 and 2 a copy of the shard that goes back."""
     if not sizes.offloaded:
         return 0.0
-    on_drive = 3 if sizes.trainer.offload == "nvme" else 0
-    return (6 - on_drive) * sizes.shard
+    on_drive = 1 + sizes.n_moments if sizes.trainer.offload == "nvme" else 0
+    return (4 + sizes.n_moments - on_drive) * sizes.shard
 
 
 # ── bytes sent ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -255,6 +255,21 @@ def test_states_are_sharded_as_each_strategy_says(llama):
     assert plans["zero3"].host_per_node == 0
 
 
+def test_an_optimizer_with_one_moment_needs_less_memory_under_every_strategy(llama):
+    config = llama({"trainer.strategy": "ddp", "trainer.global_batch_size": 64, "optim.name": "sgd"})
+    planner, whole = Planner(config, Cluster(8, "h100-80gb")), 4 * (2 * BLOCK + OUTSIDE)
+    for strategy, expected in (("ddp", whole), ("fsdp2", whole / 8), ("zero2", 2 * whole / 8), ("zero3", whole / 8)):
+        found = planner.plan(with_strategy(config.trainer, strategy, "none")).parts["optimizer"]
+        assert found == pytest.approx(expected, rel=1e-3), strategy
+    offloaded = planner.plan(dataclasses.replace(with_strategy(config.trainer, "zero3", "none"), offload="cpu"))
+    assert offloaded.host_per_node == pytest.approx(5 * whole)
+
+
+def test_an_optimizer_that_cannot_be_rehearsed_is_named(llama):
+    with pytest.raises(UsageError, match=r"optim\.name is adafactor, whose steps depend on values"):
+        Planner(llama({"optim.name": "adafactor"}), Cluster(1, "h100-80gb")).plan()
+
+
 def test_one_micro_batch_needs_no_gradients_beside_buckets(llama):
     config = llama({"trainer.strategy": "ddp", "trainer.global_batch_size": 16})
     plan = Planner(config, Cluster(8, "h100-80gb")).plan()
