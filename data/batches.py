@@ -70,9 +70,9 @@ class ShardedTokens:
                 index = int(np.searchsorted(self._ends, start + done, side="right"))
                 shard = self._shards[index]
                 offset = start + done - (int(self._ends[index]) - len(shard))
-                piece = shard[offset : offset + length - done]
-                row[done : done + len(piece)] = piece
-                done += len(piece)
+                part = shard[offset : offset + length - done]
+                row[done : done + len(part)] = part
+                done += len(part)
         return out
 
 

@@ -13,7 +13,7 @@ from .tokenizer import TextTokenizer
 Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
 
-PIECE_CHARS = 1 << 18
+CHUNK_CHARS = 1 << 18
 _BATCH_CHARS = 1 << 21
 _LINE_START = re.compile(r"(?<=\S\n)(?=\S)")
 
@@ -33,24 +33,24 @@ class Encoded(NamedTuple):
     n_bytes: int
 
 
-def pieces(text: str, limit: int = PIECE_CHARS) -> list[str]:
-    """Cut a long text into pieces of at most ``limit`` characters, so that one long document uses all cores too.
+def text_chunks(text: str, limit: int = CHUNK_CHARS) -> list[str]:
+    """Split a long text into chunks of at most ``limit`` characters, so that one long document uses all cores too.
 
-    Cuts go between a line's end and an unindented line, where a byte-level BPE with the GPT-2 pattern would cut
-    anyway, so that the ids do not change; only a text without such a place in ``limit`` characters is cut elsewhere.
+    A chunk ends where an unindented line begins. A byte-level BPE with the GPT-2 pattern splits there anyway, so that
+    the ids do not change; only a text without such a place in ``limit`` characters is split elsewhere.
     """
     out = []
     start = 0
     while len(text) - start > limit:
-        cut = start + limit
+        end = start + limit
         # Line starts are everywhere in ordinary text: the last few thousand characters nearly always hold one.
         for reach in (4096, limit):
-            near = [match.start() for match in _LINE_START.finditer(text, max(start + 1, cut - reach), cut)]
+            near = [match.start() for match in _LINE_START.finditer(text, max(start + 1, end - reach), end)]
             if near:
-                cut = near[-1]
+                end = near[-1]
                 break
-        out.append(text[start:cut])
-        start = cut
+        out.append(text[start:end])
+        start = end
     return [*out, text[start:]]
 
 
@@ -68,9 +68,9 @@ def encode_documents(documents: Iterable[Document], tokenizer: TextTokenizer) ->
 
 
 def _encode_batch(documents: list[Document], tokenizer: TextTokenizer) -> Iterator[Encoded]:
-    cut = [pieces(document.text) for document in documents]
-    ids = iter(tokenizer.encode([piece for parts in cut for piece in parts]))
+    chunks = [text_chunks(document.text) for document in documents]
+    ids = iter(tokenizer.encode([chunk for of_document in chunks for chunk in of_document]))
     end = [] if tokenizer.end_of_text is None else [np.array([tokenizer.end_of_text], dtype=np.uint32)]
-    for document, parts in zip(documents, cut, strict=True):
-        joined = np.concatenate([*(next(ids) for _ in parts), *end])
+    for document, of_document in zip(documents, chunks, strict=True):
+        joined = np.concatenate([*(next(ids) for _ in of_document), *end])
         yield Encoded(document.split, joined, len(document.text.encode("utf-8")))

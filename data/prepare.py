@@ -15,7 +15,7 @@ from .batches import BatchSource, FixedWindows, TokenWindows
 from .cache import build_once, file_sha256, fingerprint
 from .config import DataConfig
 from .corpora import Corpus, open_corpus
-from .encode import pieces
+from .encode import text_chunks
 from .shards import build_shards, unigram_cross_entropy
 from .tokenizer import TRAINING_BYTES, TextTokenizer, evenly, train_bpe
 
@@ -125,11 +125,10 @@ def _prepare_tokenizer(
 
     def build(scratch: Path) -> dict[str, Any]:
         # The validation text stays unseen, by the tokenizer too.
-        train_texts = (
-            piece for document in corpus.documents() if document.split == "train" for piece in pieces(document.text)
-        )
+        train_texts = (document.text for document in corpus.documents() if document.split == "train")
+        chunks = (chunk for text in train_texts for chunk in text_chunks(text))
         path = scratch / "tokenizer.json"
-        path.write_bytes(train_bpe(evenly(train_texts, corpus.n_bytes), vocab_size).content)
+        path.write_bytes(train_bpe(evenly(chunks, corpus.n_bytes), vocab_size).content)
         return {"files": {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)}}}
 
     build_once(folder, build)

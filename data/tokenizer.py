@@ -94,14 +94,14 @@ class TextTokenizer:
         return [self._token_text(int(i)) for i in ids]
 
     def _token_text(self, token_id: int) -> str:
-        piece = self._tokenizer.id_to_token(token_id)
-        if piece is None:
+        token = self._tokenizer.id_to_token(token_id)
+        if token is None:
             return f"[{token_id}]"
-        if token_id not in self._added and self._is_byte_level and all(ch in _BYTE_OF for ch in piece):
-            return _visible(bytes(_BYTE_OF[ch] for ch in piece))
-        if len(piece) == 6 and piece.startswith("<0x") and piece.endswith(">"):  # byte fallback of other families
-            return _visible(bytes([int(piece[3:5], 16)]))
-        return _visible(piece.replace("▁", " ").encode("utf-8"))
+        if token_id not in self._added and self._is_byte_level and all(ch in _BYTE_OF for ch in token):
+            return _visible(bytes(_BYTE_OF[ch] for ch in token))
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # byte fallback of other families
+            return _visible(bytes([int(token[3:5], 16)]))
+        return _visible(token.replace("▁", " ").encode("utf-8"))
 
     @cached_property
     def _added(self) -> frozenset[int]:

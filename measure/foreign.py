@@ -127,9 +127,9 @@ def _attend(
     k, v = (x if repeats == 1 else x.repeat_interleave(repeats, dim=1) for x in (key, value))
     window = sliding_window if sliding_window and sliding_window < query.shape[2] else None
     scores = Scores(query, k, query.shape[-1] ** -0.5 if scaling is None else scaling, Placement(), window)
-    mixed = FusedSoftmax(scores, v, [], needs_weights=True)
-    observer.attention(layer, Attended(query, k, v, mixed.o_BHTK, mixed.o_BHTK, mixed))
-    return mixed.o_BHTK.transpose(1, 2).contiguous(), None
+    weighted = FusedSoftmax(scores, v, [], needs_weights=True)
+    observer.attention(layer, Attended(query, k, v, weighted.o_BHTK, weighted.o_BHTK, weighted))
+    return weighted.o_BHTK.transpose(1, 2).contiguous(), None
 
 
 class ForeignModel(nn.Module):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..metrics.sinks import AttentionSinks
-from ..models.attention.normalisers import Mixed
+from ..models.attention.normalisers import WeightedSum
 from ..models.config import ModelConfig
 from ..models.decoder import Block, Decoder
 from ..models.observe import Attended, Site
@@ -159,9 +159,9 @@ def _changed(
     """The intervention, while a pass runs: before norm, calibration and gate, which then see what was changed."""
 
     def change(module: nn.Module, args: tuple[Any, ...]) -> None:
-        mixed, v_BHSK = args
-        assert isinstance(mixed, Mixed)
-        o_BHK = mixed.o_BHTK[:, :, position]
+        weighted, v_BHSK = args
+        assert isinstance(weighted, WeightedSum)
+        o_BHK = weighted.o_BHTK[:, :, position]
         if kind == "mask":
             changed_BHK = v_BHSK[:, :, position] if dose else o_BHK
         elif kind == "scale":
@@ -169,8 +169,8 @@ def _changed(
         else:
             assert mean_HK is not None
             changed_BHK = mean_HK + dose * (o_BHK - mean_HK)
-        mixed.o_BHTK = mixed.o_BHTK.clone()
-        mixed.o_BHTK[:, :, position] = changed_BHK.to(mixed.o_BHTK.dtype)
+        weighted.o_BHTK = weighted.o_BHTK.clone()
+        weighted.o_BHTK[:, :, position] = changed_BHK.to(weighted.o_BHTK.dtype)
 
     block = model.blocks[layer - 1]
     assert isinstance(block, Block)

@@ -13,7 +13,7 @@ from ..errors import RunError
 from ..metrics.sinks import KeySummer
 from ..models.attention.weight_reader import read_weights
 from ..models.decoder import Decoder
-from ..models.tensor_shards import release
+from ..models.tensor_shards import reshard
 from .foreign import ForeignModel
 from .observed import BirthReference, MetricSource, Setting
 from .observer import FiniteWatch, MetricObserver
@@ -39,7 +39,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for module, mode in modes.items():
             module.training = mode
         for module in modes:
-            release(module)
+            reshard(module)
 
 
 class Batches:

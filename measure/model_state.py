@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from ..models.tensor_shards import release
+from ..models.tensor_shards import reshard
 
 
 def version(tensor: Tensor) -> int:
@@ -66,7 +66,7 @@ class ModelDigest:
     def __init__(self, model: nn.Module) -> None:
         # What a strategy has gathered is let go of here and at the end: the same tensors are compared.
         for module in model.modules():
-            release(module)
+            reshard(module)
         self.parameters = list(model.named_parameters())
         self.before = self._sums()
 

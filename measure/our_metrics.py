@@ -25,7 +25,7 @@ from ..metrics.states import DominanceRatio, EffectiveRank, MassiveActivations
 from ..metrics.variance import EffectiveTokens, PositionalVariance
 from ..models.decoder import Block, Decoder
 from ..models.observe import Site
-from ..models.tensor_shards import whole
+from ..models.tensor_shards import full_tensor
 from .foreign import ForeignModel
 from .observed import Arrays, AttentionView, MetricSource, Observed, Scalars, SelfObserving, Setting
 
@@ -244,7 +244,8 @@ def _mlp_weights(model: Decoder | ForeignModel) -> Iterator[tuple[Tensor, Tensor
         assert isinstance(block, Block)
         # A block at a time is whole.
         gate = block.mlp.gate
-        yield whole(block.mlp.up.weight), whole(block.mlp.down.weight), None if gate is None else whole(gate.weight)
+        gate_FD = None if gate is None else full_tensor(gate.weight)
+        yield full_tensor(block.mlp.up.weight), full_tensor(block.mlp.down.weight), gate_FD
 
 
 class ObservedNeurons(_Ours):

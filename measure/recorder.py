@@ -19,7 +19,7 @@ from ..data.probes import random_probe
 from ..errors import RunError, UsageError
 from ..metrics.rankings import places, ranking
 from ..models.decoder import Decoder
-from ..models.tensor_shards import used_dtype
+from ..models.tensor_shards import compute_dtype
 from .config import SnapshotConfig
 from .find_model import bare, observable
 from .foreign import ForeignModel
@@ -82,7 +82,7 @@ def snapshot_of(
             "n_sequences": probe_NT.shape[0],
             "seq_len": probe_NT.shape[1],
             "probe_seed": probe_seed,
-            "dtype": str(used_dtype(model)).removeprefix("torch."),
+            "dtype": str(compute_dtype(model)).removeprefix("torch."),
         },
         "model": asdict(config),
         "n_layers": config.n_layers,

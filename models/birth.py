@@ -19,15 +19,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from .attention.correlation import settle
+from .attention.correlation import initialize_moments
 from .config import ModelConfig
 from .decoder import Decoder
 from .init import Distribution, birth_plan
-from .keyed_random import keyed
-from .tensor_shards import piece_of, shape_of, whole
+from .keyed_random import keyed_generator
+from .tensor_shards import full_shape, full_tensor, shard_of
 
 #: Cuts a model that holds nothing over processes, in place.
-Spread = Callable[[Decoder], object]
+Sharder = Callable[[Decoder], object]
 
 #: Elements per key. Part of the file format: another number is another birth.
 BLOCK = 1 << 16
@@ -36,7 +36,7 @@ BLOCK = 1 << 16
 def _block_normals(init_seed: int, name: str, block: int, n: int, again: int = 0) -> np.ndarray:
     """The first ``n`` standard normals of one block, or of the ``again``-th further stream of it, float32."""
     stream = (again,) if again else ()
-    return keyed(init_seed, name, block, *stream).standard_normal(n, dtype=np.float32)
+    return keyed_generator(init_seed, name, block, *stream).standard_normal(n, dtype=np.float32)
 
 
 def draw(
@@ -81,21 +81,21 @@ def draw(
 
 
 @torch.no_grad()
-def give_birth(model: nn.Module, config: ModelConfig, init_seed: int) -> None:
+def initialize_parameters(model: nn.Module, config: ModelConfig, init_seed: int) -> None:
     """Overwrite every parameter of ``model`` with its initial value under ``init_seed``, on whatever device it lies.
 
     Of a parameter that is cut over processes each draws what it holds.
     """
     plan = birth_plan(model, config.init)
     for name, parameter in model.named_parameters():
-        piece = piece_of(parameter)
+        piece = shard_of(parameter)
         piece.local.copy_(torch.from_numpy(draw(init_seed, name, piece.numel, plan[name], piece.start, piece.stop)))
 
 
-def empty(
+def empty_decoder(
     config: ModelConfig,
     device: torch.device | str = "cpu",
-    spread: Spread | None = None,
+    shard: Sharder | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Decoder:
     """A decoder whose parameters hold nothing yet.
@@ -103,24 +103,24 @@ def empty(
     Args:
         config: the model.
         device: where this process holds its part.
-        spread: cuts it over processes, so that none ever holds the whole.
+        shard: cuts it over processes, so that none ever holds the whole.
         dtype: of the parameters.
     """
     with torch.device("meta"):
         model = Decoder(config).to(dtype)
-    if spread is not None:
-        spread(model)
+    if shard is not None:
+        shard(model)
     # What spreading has allocated stays.
     return model.to_empty(device=device) if any(p.is_meta for p in model.parameters()) else model
 
 
 def born(
-    config: ModelConfig, init_seed: int, device: torch.device | str = "cpu", spread: Spread | None = None
+    config: ModelConfig, init_seed: int, device: torch.device | str = "cpu", shard: Sharder | None = None
 ) -> Decoder:
-    """A newborn decoder: :func:`empty`, given birth. No global random state is read or changed."""
-    model = empty(config, device, spread)
-    give_birth(model, config, init_seed)
-    settle(model, config.vocab_size, config.max_seq_len, init_seed)
+    """A newborn decoder: :func:`empty_decoder`, given birth. No global random state is read or changed."""
+    model = empty_decoder(config, device, shard)
+    initialize_parameters(model, config, init_seed)
+    initialize_moments(model, config.vocab_size, config.max_seq_len, init_seed)
     return model
 
 
@@ -147,18 +147,18 @@ def digest(model: nn.Module) -> str:
     """
     sha = Digest()
     for name, parameter in sorted(model.named_parameters()):
-        sha.add(name, whole(parameter).to("cpu", torch.float32).numpy())
+        sha.add(name, full_tensor(parameter).to("cpu", torch.float32).numpy())
     return sha.hexdigest()
 
 
-def _papers(model: nn.Module, config: ModelConfig, init_seed: int, digest: str) -> dict[str, Any]:
+def _certificate(model: nn.Module, config: ModelConfig, init_seed: int, digest: str) -> dict[str, Any]:
     plan = birth_plan(model, config.init)
     return {
         "digest": digest,
         "init_seed": init_seed,
-        "n_params": sum(math.prod(shape_of(p)) for p in model.parameters()),
+        "n_params": sum(math.prod(full_shape(p)) for p in model.parameters()),
         "parameters": {
-            name: {"shape": list(shape_of(parameter)), "distribution": repr(plan[name])}
+            name: {"shape": list(full_shape(parameter)), "distribution": repr(plan[name])}
             for name, parameter in model.named_parameters()
         },
     }
@@ -173,7 +173,7 @@ def certificate(model: nn.Module, config: ModelConfig, init_seed: int, known: st
         init_seed: the seed of the birth.
         known: the digest, where it has been taken already.
     """
-    return _papers(model, config, init_seed, known or digest(model))
+    return _certificate(model, config, init_seed, known or digest(model))
 
 
 def certificate_of(
@@ -197,4 +197,4 @@ def certificate_of(
         sha.add(name, values)
         each(name, values)
         del values  # what `each` did not keep goes before the next is drawn
-    return _papers(model, config, init_seed, sha.hexdigest())
+    return _certificate(model, config, init_seed, sha.hexdigest())

@@ -13,7 +13,7 @@ from safetensors.numpy import save_file
 from .birth import certificate_of
 from .config import ModelConfig
 from .decoder import Decoder
-from .exchange.weight_files import SHARD_BYTES, shard_files, shards, write_index
+from .exchange.weight_files import SHARD_BYTES, shard_file_names, split_into_shards, write_index
 
 
 def write_birth(
@@ -40,8 +40,8 @@ def write_birth(
     """
     with torch.device("meta"):
         sizes = {name: 4 * parameter.numel() for name, parameter in sorted(Decoder(config).named_parameters())}
-    parts = shards(sizes, max_shard_bytes)
-    file_of = {name: file for file, part in zip(shard_files(len(parts)), parts, strict=True) for name in part}
+    parts = split_into_shards(sizes, max_shard_bytes)
+    file_of = {name: file for file, part in zip(shard_file_names(len(parts)), parts, strict=True) for name in part}
     last = {part[-1] for part in parts}
     shard: dict[str, np.ndarray] = {}
 

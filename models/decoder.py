@@ -14,7 +14,7 @@ from .attention.positions import POSITIONS, Placement
 from .config import ModelConfig
 from .init import Embedding, Linear
 from .mlp import MLP
-from .norms import NORMS, around
+from .norms import NORMS, sublayer_norms
 from .observe import Observer, show_residual
 
 
@@ -25,9 +25,9 @@ class Block(nn.Module):
         super().__init__()
         self.layer = block + 1
         self.parallel = config.parallel_residual
-        self.norm_attn, self.norm_attn_out = around(config)
+        self.norm_attn, self.norm_attn_out = sublayer_norms(config)
         self.attn = Attention(config, block)
-        self.norm_mlp, self.norm_mlp_out = around(config)
+        self.norm_mlp, self.norm_mlp_out = sublayer_norms(config)
         self.mlp = MLP(config, block)
 
     def forward(

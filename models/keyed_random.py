@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 
 
-def keyed(init_seed: int, *parts: object) -> np.random.Generator:
+def keyed_generator(init_seed: int, *parts: object) -> np.random.Generator:
     """Philox keyed by a hash of ``init_seed`` and ``parts``. What goes in, and in which order, is a file format."""
     name = "\0".join(["birthmark/1", str(init_seed), *map(str, parts)])
     words = np.frombuffer(hashlib.sha256(name.encode()).digest()[:16], dtype="<u8")

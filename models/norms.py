@@ -58,7 +58,7 @@ NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
 }
 
 
-def around(config: ModelConfig) -> tuple[nn.Module, nn.Module]:
+def sublayer_norms(config: ModelConfig) -> tuple[nn.Module, nn.Module]:
     """Norms of a sublayer's input and of its output, where ``norm_placement`` puts them."""
     pre = NORMS[config.norm](config) if config.norm_placement != "post" else nn.Identity()
     post = NORMS[config.norm](config) if config.norm_placement != "pre" else nn.Identity()

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 
 from torch import Tensor
 
-from .attention.normalisers import Mixed
+from .attention.normalisers import WeightedSum
 
 Site = Literal["embedding", "attention", "mlp"]
 
@@ -35,7 +35,7 @@ class Attended:
     """The value aggregation ``Σ a·v`` before norm, calibration and gate."""
     out_BHTK: Tensor
     """The same after them: what enters the output projection."""
-    weights: Mixed
+    weights: WeightedSum
     """Rows of weights on demand, and their sums."""
 
 

@@ -1,7 +1,7 @@
-"""What a process holds of a tensor that is cut over several: a range of its elements, flattened in C order.
+"""The shard of a tensor that a process holds: a range of its elements, flattened in C order.
 
-FSDP2 cuts a parameter along its first axis, DeepSpeed's ZeRO 3 cuts its flattened elements: both are ranges. Nothing
-else in this project knows how either of them does it.
+FSDP2 shards a parameter along its first axis, DeepSpeed's ZeRO 3 its flattened elements: both are ranges. Nothing else
+in this project knows how either of them does it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorShard:
     """Elements ``start … start + local.numel()`` of a tensor."""
 
     local: Tensor
@@ -27,7 +27,7 @@ class Piece:
     shape: tuple[int, ...]
     """Of the whole tensor."""
     replica: int = 0
-    """Of how many processes that hold this range this one is; 0 where it is the only one, or the first."""
+    """Number, from 0, of this process among those that hold the same range."""
 
     @property
     def stop(self) -> int:
@@ -40,48 +40,49 @@ class Piece:
         return math.prod(self.shape)
 
 
-def shape_of(tensor: Tensor) -> tuple[int, ...]:
-    """Shape of the whole tensor; one that ZeRO 3 has cut is an empty placeholder itself."""
+def full_shape(tensor: Tensor) -> tuple[int, ...]:
+    """Shape of the whole tensor; one that ZeRO 3 has sharded is an empty placeholder itself."""
     return tuple(getattr(tensor, "ds_shape", tensor.shape))
 
 
-def _of_dtensor(tensor: DTensor) -> Piece:
+def _of_dtensor(tensor: DTensor) -> TensorShard:
     local, mesh = tensor.to_local().detach(), tensor.device_mesh
     row, n_rows, first, replica = math.prod(tensor.shape[1:]), tensor.shape[0] if tensor.ndim else 1, 0, 0
     for axis, placement in enumerate(tensor.placements):
         n, mine = mesh.size(axis), mesh.get_local_rank(axis)
         if placement == Shard(0):
-            # As torch.chunk cuts: all parts but the last ones are equally long.
+            # As torch.chunk does it: all parts but the last ones are equally long.
             length = -(-n_rows // n)
             first += min(mine * length, n_rows)
             n_rows = max(min(length, n_rows - mine * length), 0)
         elif placement == Replicate():
             replica = replica * n + mine
         else:
-            raise NotImplementedError(f"a tensor that is placed {placement} has no one range here")
+            raise NotImplementedError(f"with placement {placement} a rank holds no single range of elements")
     assert local.numel() == n_rows * row, (tuple(local.shape), n_rows)
-    return Piece(local.view(-1) if local.numel() else local.reshape(-1), first * row, tuple(tensor.shape), replica)
+    flat = local.view(-1) if local.numel() else local.reshape(-1)
+    return TensorShard(flat, first * row, tuple(tensor.shape), replica)
 
 
-def _of_zero3(tensor: Any) -> Piece:
+def _of_zero3(tensor: Any) -> TensorShard:
     length, rank = tensor.ds_tensor.ds_numel, dist.get_rank(tensor.ds_process_group)
     start = min(rank * length, tensor.ds_numel)
     # The last parts are padded.
-    return Piece(tensor.ds_tensor.detach()[: min(length, tensor.ds_numel - start)], start, shape_of(tensor))
+    return TensorShard(tensor.ds_tensor.detach()[: min(length, tensor.ds_numel - start)], start, full_shape(tensor))
 
 
-def piece_of(tensor: Tensor) -> Piece:
-    """This process's piece; of a tensor that is not cut, all of it."""
+def shard_of(tensor: Tensor) -> TensorShard:
+    """This process's shard; of a tensor that is not sharded, all of it."""
     if isinstance(tensor, DTensor):
         return _of_dtensor(tensor)
     if hasattr(tensor, "ds_tensor"):
         return _of_zero3(tensor)
     replica = dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
-    return Piece(tensor.detach().view(-1), 0, tuple(tensor.shape), replica)
+    return TensorShard(tensor.detach().view(-1), 0, tuple(tensor.shape), replica)
 
 
-def _whole_of_zero3(tensor: Any) -> Tensor:
-    # Offloaded, a part lies where it cannot be sent from.
+def _gathered_from_zero3(tensor: Any) -> Tensor:
+    # An offloaded shard lies on the CPU, which the group may not send from.
     mine = tensor.ds_tensor.detach().to(tensor.device).contiguous()
     padded = mine.new_empty(dist.get_world_size(tensor.ds_process_group) * mine.numel())
     dist.all_gather_into_tensor(padded, mine, group=tensor.ds_process_group)
@@ -89,22 +90,22 @@ def _whole_of_zero3(tensor: Any) -> Tensor:
 
 
 @torch.no_grad()
-def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor, in every process. Of one that is cut all processes must ask, in the same order."""
+def full_tensor(tensor: Tensor) -> Tensor:
+    """The whole tensor, in every process. A collective where it is sharded: all ranks call, in the same order."""
     if isinstance(tensor, DTensor):
         return tensor.full_tensor()
-    return _whole_of_zero3(tensor) if hasattr(tensor, "ds_tensor") else tensor.detach()
+    return _gathered_from_zero3(tensor) if hasattr(tensor, "ds_tensor") else tensor.detach()
 
 
-def used_dtype(model: nn.Module) -> torch.dtype:
-    """The narrowest type that a pass uses weights in: what a strategy gathers them in, or their own."""
+def compute_dtype(model: nn.Module) -> torch.dtype:
+    """The narrowest dtype that a pass uses weights in: the one that a strategy gathers them in, or their own."""
     gathered = {getattr(parameter, "comm_dtype", parameter.dtype) for parameter in model.parameters()}
     if isinstance(model, FSDPModule):
         gathered |= {model._get_fsdp_state()._mp_policy.param_dtype or torch.float32}
     return min(gathered, key=lambda dtype: dtype.itemsize)
 
 
-def release(model: nn.Module) -> None:
-    """Let go of what a pass without gradients has gathered of a model that FSDP2 cuts: its outermost weights stay."""
+def reshard(model: nn.Module) -> None:
+    """Free the outermost weights of a model that FSDP2 shards: after a pass without gradients they stay gathered."""
     if isinstance(model, FSDPModule):
         model.reshard()

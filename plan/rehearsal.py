@@ -16,9 +16,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ..errors import UsageError
-from ..models.birth import Spread, empty
+from ..models.birth import Sharder, empty_decoder
 from ..models.decoder import Decoder
-from ..models.tensor_shards import whole
+from ..models.tensor_shards import full_tensor
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.module import PretrainModule, next_token_losses
 from ..trainer.strategies import fsdp2
@@ -26,7 +26,7 @@ from .gpu import as_on
 from .ledger import MANY, Curve, Ledger
 
 #: From a trainer's config and a device to what shards a model over the processes.
-Sharding = Callable[[TrainerConfig, torch.device], Spread]
+Sharding = Callable[[TrainerConfig, torch.device], Sharder]
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def _group(n: int) -> Iterator[None]:
 def _update(module: PretrainModule, optimizer: torch.optim.Optimizer) -> None:
     """The update as the run does it: norm of the whole gradient, clipping, the optimizer."""
     parameters = [p for p in module.model.parameters() if p.grad is not None]
-    norm = whole(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    norm = full_tensor(torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
     if module.optim.grad_clip > 0:
         torch.nn.utils.clip_grads_with_norm_(parameters, module.optim.grad_clip, norm)
     try:
@@ -100,7 +100,7 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int) -> None
     _update(module, optimizer)
 
 
-def shard_like_zero3(trainer: TrainerConfig, device: torch.device) -> Spread:
+def shard_like_zero3(trainer: TrainerConfig, device: torch.device) -> Sharder:
     """Shard a model as DeepSpeed's ZeRO 3 does, by FSDP2's means.
 
     The two differ where weights are gathered in bf16: ZeRO 3 rounds the weights of linear maps alone, and rounds no
@@ -147,9 +147,9 @@ def rehearse(
         compile="no",
     )
     with _group(n_processes):
-        spread = shard(settings, torch.device("cpu")) if shard else None
+        sharder = shard(settings, torch.device("cpu")) if shard else None
         # Sharded before there are fake tensors: sharding makes the shards of all processes and keeps one.
-        model: Decoder = empty(config.model, "meta", spread)
+        model: Decoder = empty_decoder(config.model, "meta", sharder)
         with (
             FakeTensorMode(allow_non_fake_inputs=True) as mode,
             Ledger(mode, micro_batch_size) as ledger,

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from ..errors import UsageError
-from ..models.birth import Spread, born
+from ..models.birth import Sharder, born
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.dotted import dotted
@@ -81,7 +81,7 @@ def adopted(config: RunConfig) -> RunConfig:
 
 
 def newborn(
-    config: RunConfig, init_seed: int, device: torch.device | str = "cpu", spread: Spread | None = None
+    config: RunConfig, init_seed: int, device: torch.device | str = "cpu", shard: Sharder | None = None
 ) -> Decoder:
     """The model at step 0 of the run for its own seed; a birth of the same architecture for any other.
 
@@ -89,11 +89,11 @@ def newborn(
         config: the run.
         init_seed: its own, or another.
         device: where this process holds it.
-        spread: cuts it over processes.
+        shard: cuts it over processes.
     """
     if config.init_from and init_seed == config.init_seed:
         source = _source(config.init_from)
         if isinstance(source, Origin):
-            return load_origin(replace(source, config=config.model), device, spread)
-        return load_pretrained(replace(source, config=config.model), device=device, spread=spread)
-    return born(config.model, init_seed, device, spread)
+            return load_origin(replace(source, config=config.model), device, shard)
+        return load_pretrained(replace(source, config=config.model), device=device, shard=shard)
+    return born(config.model, init_seed, device, shard)

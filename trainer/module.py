@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from ..errors import RunError
 from ..models.decoder import Decoder
-from ..models.tensor_shards import whole
+from ..models.tensor_shards import full_tensor
 from .block_wrapping import wrap_blocks
 from .config import OptimConfig, TrainerConfig
 from .lr_schedule import lr_share
@@ -91,7 +91,7 @@ class PretrainModule(L.LightningModule):
             return
         parameters = [p for p in self.model.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
-        self.see_gradient_norm(norm := whole(norm))
+        self.see_gradient_norm(norm := full_tensor(norm))
         if self.optim.grad_clip > 0:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.optim.grad_clip, norm)
 

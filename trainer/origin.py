@@ -12,7 +12,7 @@ import torch
 
 from ..errors import RunError, UsageError
 from ..measure.records import RunDir, step_of
-from ..models.birth import Spread, empty
+from ..models.birth import Sharder, empty_decoder
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.dotted import dotted
@@ -79,19 +79,19 @@ def _built(kind: Any, fields: Mapping[str, Any], prefix: str) -> Any:
     return kind(**values)
 
 
-def load_origin(origin: Origin, device: torch.device | str = "cpu", spread: Spread | None = None) -> Decoder:
+def load_origin(origin: Origin, device: torch.device | str = "cpu", shard: Sharder | None = None) -> Decoder:
     """The model of a checkpoint with its buffers, ready to be trained, without the optimizer's state.
 
     Args:
         origin: the checkpoint, and the config that the model is to have.
         device: where this process holds its part.
-        spread: cuts the model over processes; each reads its part of every tensor.
+        shard: cuts the model over processes; each reads its part of every tensor.
 
     Raises:
         RunError: a file is missing or damaged, or not this model's; it is named.
     """
     weights = CheckpointWeights(origin.checkpoint)
-    model = empty(origin.config, device, spread)
+    model = empty_decoder(origin.config, device, shard)
     for name, tensor in model.state_dict(keep_vars=True).items():
         if name not in weights:
             raise RunError(f"{origin.checkpoint}: has no {name}; the run's config.yaml is another model's")

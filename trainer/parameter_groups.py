@@ -9,7 +9,7 @@ from torch import nn
 
 from ..errors import RunError
 from ..models.parameter_roles import ParameterRole, parameter_roles
-from ..models.tensor_shards import shape_of
+from ..models.tensor_shards import full_shape
 
 #: Roles whose parameters decay towards zero.
 DECAYED = {ParameterRole.MATRIX, ParameterRole.EMBEDDING}
@@ -36,8 +36,8 @@ def renumber_optimizer_state(stored: dict[str, Any], model: nn.Module) -> None:
     """
     ours = [group["params"] for group in parameter_groups(model, 0.0)]
     parameters = list(model.parameters())
-    matrices = [p for p in parameters if len(shape_of(p)) >= 2]
-    vectors = [p for p in parameters if len(shape_of(p)) < 2]
+    matrices = [p for p in parameters if len(full_shape(p)) >= 2]
+    vectors = [p for p in parameters if len(full_shape(p)) < 2]
     by_dimensions = [group for group in (matrices, vectors) if group]
     sizes = [len(group["params"]) for group in stored["param_groups"]]
     if sizes == [len(group) for group in ours]:

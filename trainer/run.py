@@ -340,7 +340,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
             console.print(f"attention: {kernel_sentence(config.model)}", highlight=False, soft_wrap=True)
         if step >= config.trainer.max_steps:
             return Outcome(run, step, None)
-        reference = partial(newborn, config, device=device, spread=strategy.shard_reference)
+        reference = partial(newborn, config, device=device, shard=strategy.shard_reference)
         loggers = _loggers(config, run, record, device, where) if rank() == 0 else []
         held.push(lambda kind, error, trace: close_loggers(loggers, failed=kind is not None))
         callbacks, stop = _callbacks(config, run, data, record["n_params"], reference, device, console)

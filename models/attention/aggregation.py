@@ -11,7 +11,7 @@ from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution
 from ..parameter_roles import ParameterRole
 from .correlation import CORRELATIONS
-from .normalisers import Mixed
+from .normalisers import WeightedSum
 
 #: Σ a² of a row of ReLUs may be 0: the factor stays finite.
 _SMALLEST_SQUARES = 1e-6
@@ -26,9 +26,9 @@ class PlainAggregation(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def forward(self, mixed: Mixed, v_BHSK: Tensor) -> Tensor:
+    def forward(self, weighted: WeightedSum, v_BHSK: Tensor) -> Tensor:
         """Head outputs ``[B, H, T, d_head]``, given how they came about and the values that went in."""
-        return mixed.o_BHTK
+        return weighted.o_BHTK
 
 
 class HeadNorm(PlainAggregation):
@@ -40,9 +40,9 @@ class HeadNorm(PlainAggregation):
         self.gain = nn.Parameter(torch.ones(config.d_head))
         self.parameter_roles = {"gain": ParameterRole.GAIN}
 
-    def forward(self, mixed: Mixed, v_BHSK: Tensor) -> Tensor:
+    def forward(self, weighted: WeightedSum, v_BHSK: Tensor) -> Tensor:
         """Every head at every position leaves with RMS 1 (before the gain)."""
-        o = mixed.o_BHTK
+        o = weighted.o_BHTK
         # Rows as short as a head cost the library's norm more than all of the arithmetic.
         size_BHT1 = torch.linalg.vector_norm(o, dim=-1, keepdim=True, dtype=torch.promote_types(o.dtype, torch.float32))
         scale_BHT1 = (size_BHT1.square() / o.shape[-1] + self.eps).rsqrt()
@@ -66,19 +66,19 @@ class AnalyticCalibration(PlainAggregation):
         self.t_ref = (calibration.t_ref or config.max_seq_len) if calibration.direction == "attenuate" else None
         self.rho = CORRELATIONS[calibration.correlation](config)
 
-    def squares(self, mixed: Mixed) -> Tensor:
+    def squares(self, weighted: WeightedSum) -> Tensor:
         """``1/n_eff``, broadcastable to ``[B, H, T]``."""
-        first, o = mixed.scores.place.first, mixed.o_BHTK
+        first, o = weighted.scores.place.first, weighted.o_BHTK
         return 1 / torch.arange(first + 1, first + o.shape[2] + 1, device=o.device, dtype=torch.float32)
 
-    def forward(self, mixed: Mixed, v_BHSK: Tensor) -> Tensor:
+    def forward(self, weighted: WeightedSum, v_BHSK: Tensor) -> Tensor:
         """``o · factor``."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.gradient):
             rho = self.rho(v_BHSK)
-            variance = rho + (1 - rho) * self.squares(mixed).clamp_min(_SMALLEST_SQUARES)
+            variance = rho + (1 - rho) * self.squares(weighted).clamp_min(_SMALLEST_SQUARES)
             reference = 1.0 if self.t_ref is None else rho + (1 - rho) / self.t_ref
             factor = (reference / variance).sqrt()
-        return mixed.o_BHTK * factor[..., None].to(mixed.o_BHTK.dtype)
+        return weighted.o_BHTK * factor[..., None].to(weighted.o_BHTK.dtype)
 
 
 class ExactCalibration(AnalyticCalibration):
@@ -86,9 +86,9 @@ class ExactCalibration(AnalyticCalibration):
 
     needs_squares = True
 
-    def squares(self, mixed: Mixed) -> Tensor:
+    def squares(self, weighted: WeightedSum) -> Tensor:
         """``[B, H, T]``."""
-        return mixed.sum_squares()
+        return weighted.sum_squares()
 
 
 #: Value aggregations by name; ``calibrated`` has two forms.

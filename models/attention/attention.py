@@ -170,9 +170,9 @@ class Attention(nn.Module):
 
         scores = Scores(q, k, self.scale, place, self.window, self.prefix)
         extra, needs_weights = self.bias.extra_keys(scores), observer is not None
-        mixed = self.normaliser.mix(scores, v, extra, needs_weights, self.aggregate.needs_squares)
-        mixed.o_BHTK = self.bias.add(mixed.o_BHTK)
-        out_BHTK = self.gate(self.aggregate(mixed, v), x_BTD)
+        weighted = self.normaliser.weighted_sum(scores, v, extra, needs_weights, self.aggregate.needs_squares)
+        weighted.o_BHTK = self.bias.add(weighted.o_BHTK)
+        out_BHTK = self.gate(self.aggregate(weighted, v), x_BTD)
         if observer is not None:
-            observer.attention(self.layer, Attended(q, k, v, mixed.o_BHTK, out_BHTK, mixed))
+            observer.attention(self.layer, Attended(q, k, v, weighted.o_BHTK, out_BHTK, weighted))
         return self.o(out_BHTK.transpose(1, 2).flatten(2))

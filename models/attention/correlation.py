@@ -14,9 +14,9 @@ from torch import Tensor, nn
 
 from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution
-from ..keyed_random import keyed
+from ..keyed_random import keyed_generator
 from ..parameter_roles import ParameterRole
-from ..tensor_shards import release
+from ..tensor_shards import reshard
 
 #: Share of the newest batch in the running moments.
 _MOMENTUM = 0.1
@@ -127,7 +127,7 @@ CORRELATIONS: dict[str, type[Uncorrelated]] = {
 
 
 @torch.no_grad()
-def settle(model: nn.Module, vocab_size: int, max_seq_len: int, init_seed: int) -> None:
+def initialize_moments(model: nn.Module, vocab_size: int, max_seq_len: int, init_seed: int) -> None:
     """Give a newborn model's estimated correlations their first moments, from random tokens that its seed decides.
 
     Without them it would start as the exact form, and its birth would be measured as another architecture's.
@@ -136,12 +136,12 @@ def settle(model: nn.Module, vocab_size: int, max_seq_len: int, init_seed: int) 
     if not parts:
         return
     shape = (_N_SEQUENCES, min(max_seq_len, _LONGEST))
-    tokens_BT = keyed(init_seed, "correlation").integers(0, vocab_size, shape, dtype=np.int64)
+    tokens_BT = keyed_generator(init_seed, "correlation").integers(0, vocab_size, shape, dtype=np.int64)
     modes = [part.training for part in parts]
     for part in parts:
         part.reset()
         part.train()
     model(torch.from_numpy(tokens_BT).to(parts[0].square_H.device), last_only=True)
-    release(model)
+    reshard(model)
     for part, mode in zip(parts, modes, strict=True):
         part.train(mode)

@@ -1,7 +1,7 @@
 """Normalisers: how scores become weights, and weights and values a head's output (definitions §9).
 
-Each attention of a forward pass makes one :class:`Mixed`: the output, and the weights for whoever asks for rows of
-them. Softmax and its relatives run fused; similarities of their own are explicit, a block of queries at a time.
+Each attention of a forward pass makes one :class:`WeightedSum`: the output, and rows of the weights on demand.
+Softmax and its relatives run fused; similarities of their own are explicit, a block of queries at a time.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ExtraKey(NamedTuple):
     value_HK: Tensor | None = None
 
 
-class Mixed:
+class WeightedSum:
     """A head's output ``o [B, H, T, K]`` and the weights on tokens that it is made of."""
 
     scores: Scores
@@ -56,7 +56,7 @@ class Mixed:
         raise NotImplementedError
 
 
-class FusedSoftmax(Mixed):
+class FusedSoftmax(WeightedSum):
     """Weights ``exp(s)/(Σ exp(s) + Σ exp(extra))``: never as a matrix, all from log-sum-exps."""
 
     def __init__(
@@ -67,7 +67,7 @@ class FusedSoftmax(Mixed):
         if self.plain and not extra and not needs_weights and not needs_squares:
             self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BHSK, v_BHSK, scores.scale)
             return
-        others_BHT = _joined(extra)
+        others_BHT = _lse_of_extra(extra)
         self._lse_BHT: Tensor | None = None
         self._total_BHT: Tensor | None = None
         self._squares_BHT: Tensor | None = None
@@ -102,7 +102,7 @@ class FusedSoftmax(Mixed):
         return self._lse() if self._total_BHT is None else self._total_BHT
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """See :class:`Mixed`."""
+        """See :class:`WeightedSum`."""
         scores, seen = self.scores.block(start, stop, self._total())
         if self.plain:  # only the last square has keys that are not seen; the rest stays in cache untouched
             scores[..., start:].masked_fill_(~seen[:, start:], -torch.inf)
@@ -111,7 +111,7 @@ class FusedSoftmax(Mixed):
         return scores.exp_()
 
     def row_sum(self) -> Tensor | None:
-        """See :class:`Mixed`."""
+        """See :class:`WeightedSum`."""
         return (self._lse() - self._total()).exp() if self.extra else None
 
     def sum_squares(self) -> Tensor:
@@ -121,7 +121,7 @@ class FusedSoftmax(Mixed):
         return (self.scores.lse(sharpness=2.0) - 2 * self._total()).exp()
 
 
-class Explicit(Mixed):
+class Explicit(WeightedSum):
     """Weights from an explicit matrix, a block of queries at a time; the backward pass computes each block again."""
 
     def __init__(
@@ -132,7 +132,7 @@ class Explicit(Mixed):
             new_reader(scores, rows_sum_to_one=weigh is _softmax_rows and not extra) if needs_weights else None
         )
 
-        def mix(start: int, stop: int) -> Tensor:
+        def weighted_sum(start: int, stop: int) -> Tensor:
             weights, shares = self._weights(start, stop)
             o = weights.to(v_BHSK.dtype) @ v_BHSK[:, :, : weights.shape[-1]]
             for key, share in zip(extra, shares, strict=True):
@@ -142,7 +142,7 @@ class Explicit(Mixed):
                 self.reader.read(EVERYTHING, start, weights)
             return o
 
-        self.o_BHTK = self._by_block(mix)
+        self.o_BHTK = self._by_block(weighted_sum)
 
     def _by_block(self, of: Callable[[int, int], Tensor]) -> Tensor:
         """``of`` (first query, one past the last) of every block, joined along the queries."""
@@ -158,11 +158,11 @@ class Explicit(Mixed):
         return self.weigh(scores, seen, [key.score_BHT[:, :, start:stop, None].to(scores.dtype) for key in self.extra])
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """See :class:`Mixed`."""
+        """See :class:`WeightedSum`."""
         return self._weights(start, stop)[0]
 
     def row_sum(self) -> Tensor | None:
-        """See :class:`Mixed`."""
+        """See :class:`WeightedSum`."""
         return self._by_block(lambda start, stop: self.rows(start, stop).abs().sum(-1))
 
     def sum_squares(self) -> Tensor:
@@ -174,7 +174,7 @@ class Explicit(Mixed):
 Weigh = Callable[[Tensor, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
 
 
-def _joined(extra: list[ExtraKey]) -> Tensor | None:
+def _lse_of_extra(extra: list[ExtraKey]) -> Tensor | None:
     """Log-sum-exp of the scores of the extra keys ``[B, H, T]``; None where there are none."""
     scores = [key.score_BHT.to(torch.promote_types(key.score_BHT.dtype, torch.float32)) for key in extra]
     return reduce(torch.logaddexp, scores) if scores else None
@@ -198,9 +198,9 @@ class Softmax(nn.Module):
         """Keys beside the tokens' that the normaliser itself brings."""
         return []
 
-    def mix(
+    def weighted_sum(
         self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
-    ) -> Mixed:
+    ) -> WeightedSum:
         """Aggregate the values; told whether anyone will ask for weights, and for the sums of their squares."""
         extra = self.extra_keys(scores) + extra
         if scores.fusable:
@@ -246,9 +246,9 @@ class Similarity(Softmax):
         """Similarity of each score."""
         return scores
 
-    def mix(
+    def weighted_sum(
         self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
-    ) -> Mixed:
+    ) -> WeightedSum:
         """See :class:`Softmax`."""
         return Explicit(scores, v_BHSK, extra, self._rows, needs_weights)
 

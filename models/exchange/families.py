@@ -1,6 +1,6 @@
 """Model families of ``transformers`` that this decoder can be: their configs and tensors, name by name, in one table.
 
-A family is data: what reads and writes with it (``translate.py``) asks no family's name.
+A family is data: what reads and writes with it (``conversion.py``) asks no family's name.
 """
 
 from __future__ import annotations

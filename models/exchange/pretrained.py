@@ -1,7 +1,7 @@
 """Checkpoints of ``transformers``, read and written: a folder with ``config.json`` and safetensors.
 
 Nothing is unpickled, and one tensor at a time is read: a model is never held twice. Names and layouts stand in
-``families.py`` and ``translate.py``.
+``families.py`` and ``conversion.py``.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...errors import RunError, UsageError
-from ..birth import Spread, empty
+from ..birth import Sharder, empty_decoder
 from ..config import ModelConfig
 from ..decoder import Decoder
-from ..tensor_shards import piece_of
-from .translate import Piece, config_from_json, config_to_json, family_of, family_of_json, pieces
-from .weight_files import INDEX, ONE_FILE, SHARD_BYTES, shard_files, write_index
+from ..tensor_shards import shard_of
+from .conversion import TensorMapping, config_from_json, config_to_json, family_of, family_of_json, tensor_mappings
+from .weight_files import INDEX, ONE_FILE, SHARD_BYTES, shard_file_names, write_index
 
 #: What is fetched of a repository on the hub.
 _WANTED = ("config.json", "model*.safetensors", INDEX, "tokenizer.json", "tokenizer_config.json")
@@ -50,7 +50,7 @@ class Pretrained:
     _where: dict[str, tuple[Path, str]]
     """Tensor of theirs → its file, and its name there."""
 
-    _pieces: list[Piece]
+    _pieces: list[TensorMapping]
     _tied_head: tuple[Path, str] | None
     """File and name of an output head that is stored although it is tied."""
 
@@ -62,7 +62,7 @@ class Pretrained:
         Raises:
             RunError: a damaged file, or an output head that differs from the table it is tied to.
         """
-        by_file: dict[Path, list[Piece]] = {}
+        by_file: dict[Path, list[TensorMapping]] = {}
         for piece in self._pieces:
             by_file.setdefault(self._where[piece.theirs][0], []).append(piece)
         for file, held in by_file.items():
@@ -102,7 +102,7 @@ def read_pretrained(source: str | Path) -> Pretrained:
     content = _read_json(config_file)
     family = family_of_json(content, str(config_file))
     config = config_from_json(content, str(config_file))
-    wanted = {piece.theirs: piece for piece in pieces(config, family)}
+    wanted = {piece.theirs: piece for piece in tensor_mappings(config, family)}
     head = f"{family.modules['head']}.weight"
 
     where: dict[str, tuple[Path, str]] = {}
@@ -135,7 +135,7 @@ def load_pretrained(
     source: str | Path | Pretrained,
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
-    spread: Spread | None = None,
+    shard: Sharder | None = None,
 ) -> Decoder:
     """The model of a checkpoint of ``transformers``, allocated once, filled tensor by tensor.
 
@@ -143,16 +143,16 @@ def load_pretrained(
         source: a folder or hub id, or one that has been read.
         dtype: of the parameters.
         device: where this process holds its part.
-        spread: cuts the model over processes; each keeps its part of every tensor.
+        shard: cuts the model over processes; each keeps its part of every tensor.
 
     Raises:
         UsageError, RunError: see :func:`read_pretrained`.
     """
     pretrained = source if isinstance(source, Pretrained) else read_pretrained(source)
-    model = empty(pretrained.config, device, spread, dtype)
+    model = empty_decoder(pretrained.config, device, shard, dtype)
     parameters = dict(model.named_parameters())
     for name, tensor in pretrained.tensors():
-        piece = piece_of(parameters[name])
+        piece = shard_of(parameters[name])
         piece.local.copy_(tensor.reshape(-1)[piece.start : piece.stop])
     return model
 
@@ -226,7 +226,7 @@ def write_pretrained(
         shards.append(list(held))
         held.clear()
 
-    for piece in pieces(config, family):
+    for piece in tensor_mappings(config, family):
         tensor = piece.join([tensors[name].detach().to("cpu", dtype) for name in piece.ours])
         if tuple(tensor.shape) != piece.shape:
             raise RunError(f"{', '.join(piece.ours)}: not of the shape that the model's config says")
@@ -239,7 +239,7 @@ def write_pretrained(
         size, total = size + n_bytes, total + n_bytes
     flush()
 
-    files = shard_files(len(shards))
+    files = shard_file_names(len(shards))
     for i, file in enumerate(files):
         (folder / f"{i}.part").rename(folder / file)
     write_index(folder, {tensor: file for file, shard in zip(files, shards, strict=True) for tensor in shard}, total)

@@ -12,7 +12,7 @@ ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 SHARD_BYTES = 5 * 10**9
 
 
-def shards(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
+def split_into_shards(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
     """Cut names, in their order, into runs of at most ``max_bytes``; a larger parameter gets a shard of its own."""
     found: list[list[str]] = []
     room = 0
@@ -25,7 +25,7 @@ def shards(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
     return found
 
 
-def shard_files(n: int) -> list[str]:
+def shard_file_names(n: int) -> list[str]:
     """Names of ``n`` files: ``model.safetensors``, or ``model-00001-of-0000N.safetensors`` …"""
     return [ONE_FILE] if n == 1 else [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
-from birthmark.data.encode import Document, encode_documents, pieces
+from birthmark.data.encode import Document, encode_documents, text_chunks
 from birthmark.data.tokenizer import END_OF_TEXT, TextTokenizer, evenly, train_bpe
 from birthmark.errors import UsageError
 
@@ -150,8 +150,8 @@ def test_missing_file(tmp_path: Path) -> None:
 
 @settings(max_examples=30)
 @given(st.integers(2, 400), st.text(st.sampled_from("ab \n\tλ."), max_size=400))
-def test_pieces_make_the_text(limit: int, text: str) -> None:
-    parts = pieces(text, limit)
+def test_the_chunks_of_a_text_make_it_up(limit: int, text: str) -> None:
+    parts = text_chunks(text, limit)
     assert "".join(parts) == text
     assert all(len(part) <= limit for part in parts)
 
@@ -159,7 +159,7 @@ def test_pieces_make_the_text(limit: int, text: str) -> None:
 @pytest.mark.parametrize("limit", [300, 1000, 5000])
 def test_cutting_at_lines_does_not_change_the_ids(limit: int) -> None:
     text = "\n".join(TEXTS) + "\n\n\n  x\n\ny\n" * 50
-    parts = pieces(text, limit)
+    parts = text_chunks(text, limit)
     assert len(parts) > 2
     assert np.array_equal(np.concatenate(BPE.encode(parts)), BPE.encode([text])[0])
 

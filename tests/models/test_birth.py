@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import nn
 
-from birthmark.models.birth import BLOCK, born, certificate, digest, draw, give_birth
+from birthmark.models.birth import BLOCK, born, certificate, digest, draw, initialize_parameters
 from birthmark.models.config import AttentionConfig, InitConfig, ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.models.init import Constant, Linear, Normal, birth_plan
@@ -98,13 +98,13 @@ def test_a_birth_does_not_depend_on_how_the_modules_came_about():
             reverse_modules(model)
             assert next(iter(model.named_parameters()))[0] != next(iter(Decoder(TINY).named_parameters()))[0]
         if prepare == "used before":
-            give_birth(model, TINY, 9)
+            initialize_parameters(model, TINY, 9)
             model(torch.arange(8)[None]).sum().backward()
         if prepare == "bf16 and back":
             model = model.bfloat16().float()
         if prepare == "frozen":
             model.requires_grad_(False)
-        give_birth(model, TINY, 0)
+        initialize_parameters(model, TINY, 0)
         assert digest(model) == TINY_DIGEST, prepare
 
 
@@ -174,7 +174,7 @@ def test_tied_models_count_the_table_once():
     assert untied.head is not None
     untied.head.weight = untied.embed.weight
     assert digest(untied) == digest(tied)
-    give_birth(untied, TINY, 1)
+    initialize_parameters(untied, TINY, 1)
     assert digest(untied) == digest(born(config, 1))
 
 
@@ -311,7 +311,7 @@ def test_a_module_that_does_not_state_its_parameters_is_refused(owner):
     model.blocks[1].extra = owner()
     before = [p.clone() for p in model.parameters()]
     with pytest.raises(TypeError, match="secret"):
-        give_birth(model, TINY, 0)
+        initialize_parameters(model, TINY, 0)
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
 
@@ -339,6 +339,6 @@ def test_no_random_state_of_others_is_read_or_changed():
 
 def test_a_birth_in_bf16_is_the_rounded_one():
     model = Decoder(TINY).bfloat16()
-    give_birth(model, TINY, 0)
+    initialize_parameters(model, TINY, 0)
     for (name, rounded), exact in zip(model.named_parameters(), born(TINY, 0).parameters(), strict=True):
         assert torch.equal(rounded, exact.bfloat16()), name

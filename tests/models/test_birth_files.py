@@ -19,7 +19,7 @@ from safetensors.numpy import load_file
 from birthmark.models.birth import BLOCK, born, certificate, certificate_of
 from birthmark.models.birth_files import write_birth
 from birthmark.models.config import AttentionConfig, InitConfig, ModelConfig
-from birthmark.models.exchange.weight_files import SHARD_BYTES, shards
+from birthmark.models.exchange.weight_files import SHARD_BYTES, split_into_shards
 
 TINY = ModelConfig(
     d_model=16, n_layers=11, n_heads=2, n_kv_heads=1, d_ff=24, vocab_size=50, max_seq_len=8,
@@ -81,14 +81,14 @@ def test_the_files_together_are_the_birth(config, max_bytes, tmp_path):
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1, 80))
-def test_shards_cut_the_names_in_order_and_as_late_as_they_can(sizes, limit):
+def test_a_shard_ends_as_late_as_its_size_allows_and_names_keep_their_order(sizes, limit):
     named = {str(i): size for i, size in enumerate(sizes)}
-    cut = shards(named, limit)
-    assert [name for part in cut for name in part] == list(named)
-    weights = [sum(named[name] for name in part) for part in cut]
-    assert all(weight <= limit or len(part) == 1 for part, weight in zip(cut, weights, strict=True))
+    parts = split_into_shards(named, limit)
+    assert [name for part in parts for name in part] == list(named)
+    weights = [sum(named[name] for name in part) for part in parts]
+    assert all(weight <= limit or len(part) == 1 for part, weight in zip(parts, weights, strict=True))
     # Nothing that begins a shard would have fitted into the one before.
-    assert all(before + named[part[0]] > limit for before, part in zip(weights, cut[1:], strict=False))
+    assert all(before + named[part[0]] > limit for before, part in zip(weights, parts[1:], strict=False))
 
 
 def test_no_more_than_one_shard_is_held(tmp_path):

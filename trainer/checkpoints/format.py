@@ -22,7 +22,7 @@ from torch import Tensor
 from ...errors import RunError
 from ...files import read_json
 from ...measure.ranks import rank, world_size
-from ...models.tensor_shards import Piece, piece_of
+from ...models.tensor_shards import TensorShard, shard_of
 from ..joint_failure import raise_together
 
 FORMAT = 2
@@ -46,15 +46,15 @@ def sha256(file: Path) -> str:
 # ── trees ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def pack(value: Any, path: str, found: dict[str, Piece]) -> Any:
+def pack(value: Any, path: str, found: dict[str, TensorShard]) -> Any:
     """JSON for ``value``; what this rank holds of its tensors goes into ``found`` under their path.
 
     Raises:
         TypeError: something is neither a tensor nor plain data; its path is named.
     """
     if isinstance(value, Tensor):
-        value = piece_of(value if value.is_contiguous() else value.contiguous())
-    if isinstance(value, Piece):
+        value = shard_of(value if value.is_contiguous() else value.contiguous())
+    if isinstance(value, TensorShard):
         found[path] = value
         return {"tensor": path}
     if isinstance(value, dict):
@@ -109,7 +109,7 @@ def _check_whole(name: str, shape: list[int], pieces: list[dict[str, Any]]) -> N
         raise RuntimeError(f"checkpoint entry {name!r}: its pieces do not make up {shape}: {pieces}")
 
 
-def facts(piece: Piece) -> dict[str, Any]:
+def facts(piece: TensorShard) -> dict[str, Any]:
     """Shape and type of a tensor."""
     return {"shape": list(piece.shape), "dtype": str(piece.local.dtype).removeprefix("torch.")}
 
@@ -175,13 +175,13 @@ class Stored:
 
 
 @torch.no_grad()
-def fill(target: Tensor | Piece, stored: Stored) -> None:
+def fill(target: Tensor | TensorShard, stored: Stored) -> None:
     """Copy what this rank holds of ``target`` from a checkpoint, in place; nothing else is read.
 
     Raises:
         RunError: they are not of one shape.
     """
-    piece = target if isinstance(target, Piece) else piece_of(target)
+    piece = target if isinstance(target, TensorShard) else shard_of(target)
     if piece.shape != stored.shape:
         raise RunError(
             f"{stored}: its shape is {list(stored.shape)}, the model's {list(piece.shape)}; the run's config.yaml is "

@@ -31,7 +31,7 @@ from torch import Tensor
 from ...errors import RunError
 from ...files import atomic_path, read_json, write_json
 from ...measure.ranks import from_first, rank, world_size
-from ...models.tensor_shards import Piece
+from ...models.tensor_shards import TensorShard
 from ..joint_failure import raise_together
 from ..processes import TIMEOUT
 from .format import STATE, described, facts, pack, part_name, sealed, sha256
@@ -66,7 +66,7 @@ def _unwritable(path: Path, error: Exception) -> RunError:
     return RunError(f"{path}: cannot be written ({error}); the checkpoints before it are intact")
 
 
-def _ours(piece: Piece) -> bool:
+def _ours(piece: TensorShard) -> bool:
     """Whether this rank is the one that writes a piece: of equal ones it is one, of no elements the first."""
     return piece.replica == 0 and (piece.start < piece.stop or (piece.numel == 0 and rank() == 0))
 
@@ -220,7 +220,7 @@ class BackgroundWriter:
         """
         finish = self.finish if shared else self._finish_own
         finish()
-        found: dict[str, Piece] = {}
+        found: dict[str, TensorShard] = {}
         tree = pack(checkpoint, "", found)
         mine = {name: piece for name, piece in found.items() if not shared or _ours(piece)}
         copies, copied = self._copy(mine)
@@ -241,7 +241,7 @@ class BackgroundWriter:
         if not self.asynchronous:
             finish()
 
-    def _copy(self, pieces: dict[str, Piece]) -> tuple[dict[str, Tensor], Callable[[], None]]:
+    def _copy(self, pieces: dict[str, TensorShard]) -> tuple[dict[str, Tensor], Callable[[], None]]:
         """Copies on the CPU that later steps leave alone, and what waits for them."""
         buffers: dict[str, Tensor] = {}
         device: torch.device | None = None

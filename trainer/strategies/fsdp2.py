@@ -8,7 +8,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from ...models.birth import Spread
+from ...models.birth import Sharder
 from ...models.decoder import Decoder
 from ..config import TrainerConfig
 from ..processes import TIMEOUT
@@ -22,7 +22,7 @@ def _mesh(device: torch.device, replicas: int) -> DeviceMesh:
     return init_device_mesh(device.type, (replicas, n // replicas), mesh_dim_names=("replicate", "shard"))
 
 
-def sharder(config: TrainerConfig, device: torch.device) -> Spread:
+def sharder(config: TrainerConfig, device: torch.device) -> Sharder:
     """A function that shards a model on the meta device over the processes of the run; every process must call it."""
     mesh = _mesh(device, config.replicas)
     # Gradients are reduced in float32 whatever a pass runs in.

@@ -10,7 +10,7 @@ import torch
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from ...errors import UsageError
-from ...models.birth import Spread
+from ...models.birth import Sharder
 from ..config import TrainerConfig
 from ..processes import TIMEOUT, Place
 from .table import STRATEGIES, StrategyName
@@ -22,9 +22,9 @@ class StrategySetup:
 
     lightning: Strategy | str
     """What ``lightning.Trainer`` takes."""
-    shard: Spread | None = None
+    shard: Sharder | None = None
     """Shards the model that is trained while it is on the meta device; None where every process holds all of it."""
-    shard_reference: Spread | None = None
+    shard_reference: Sharder | None = None
     """The same for models that are only measured, such as strangers' births."""
 
 

@@ -31,8 +31,8 @@ class PiecewiseCheckpoints(Strategy):
     """Mix into a Lightning strategy, before it, so that it saves and loads through :class:`FolderCheckpointIO`.
 
     The trainer must have been given one as a plugin. A strategy whose tensors are no DTensors overrides
-    :meth:`lightning_module_state_dict` and :meth:`optimizer_state` with :class:`Piece` in place of tensors, under the
-    names and numbers that they have in a single process.
+    :meth:`lightning_module_state_dict` and :meth:`optimizer_state` with :class:`TensorShard` in place of tensors, under
+    the names and numbers that they have in a single process.
     """
 
     @property

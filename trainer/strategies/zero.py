@@ -21,7 +21,7 @@ from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import nn
 
 from ...errors import UsageError
-from ...models.birth import Spread
+from ...models.birth import Sharder
 from ...models.decoder import Decoder
 from ...models.init import Linear
 from ..config import TrainerConfig
@@ -124,7 +124,7 @@ def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
     }
 
 
-def sharder(config: TrainerConfig, grad_clip: float) -> Spread:
+def sharder(config: TrainerConfig, grad_clip: float) -> Sharder:
     """A function that shards a model on the meta device as ZeRO 3 does; every process must call it.
 
     Stages 1 and 2 shard no weights.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...models.tensor_shards import Piece, piece_of, shape_of
+from ...models.tensor_shards import TensorShard, full_shape, shard_of
 from ..checkpoints.format import Stored
 from ..optimizers import OptimizerConfig
 
@@ -35,18 +35,19 @@ class EngineState:
         zero = self.optimizer
         return zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
 
-    def _shard(self, parameter: nn.Parameter, key: str) -> Piece:
+    def _shard(self, parameter: nn.Parameter, key: str) -> TensorShard:
         from deepspeed.utils import safe_get_local_optimizer_state
 
         if self.stage == 3:
-            held = piece_of(parameter)
-            return Piece(safe_get_local_optimizer_state(parameter, key)[: held.local.numel()], held.start, held.shape)
+            held = shard_of(parameter)
+            local = safe_get_local_optimizer_state(parameter, key)[: held.local.numel()]
+            return TensorShard(local, held.start, held.shape)
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]
         if mapping is None:  # all of it lies with other processes
-            return Piece(torch.empty(0), 0, shape_of(parameter))
+            return TensorShard(torch.empty(0), 0, full_shape(parameter))
         flat, here = self._flat()[mapping.param_group_index], mapping.hp_fragment_address
         local = self.optimizer.optimizer.state[flat][key].view(-1)[here.start : here.start + here.numel]
-        return Piece(local, mapping.lp_fragment_address.start, shape_of(parameter))
+        return TensorShard(local, mapping.lp_fragment_address.start, full_shape(parameter))
 
     def pieces(self) -> dict[int, dict[str, Any]]:
         """This process's part of every parameter's state, by number."""
@@ -78,7 +79,7 @@ class EngineState:
                     piece = self._shard(parameter, key)
                     piece.local.copy_(values.read(piece.start, piece.stop).view(-1))
                 else:
-                    held, padded = piece_of(parameter), torch.zeros_like(parameter.ds_tensor)  # type: ignore[attr-defined]
+                    held, padded = shard_of(parameter), torch.zeros_like(parameter.ds_tensor)  # type: ignore[attr-defined]
                     padded[: held.local.numel()] = values.read(held.start, held.stop).view(-1)
                     safe_set_local_optimizer_state(parameter, padded, key)
 

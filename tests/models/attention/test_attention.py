@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from birthmark.models.attention import kernels
-from birthmark.models.attention import normalisers as mixing
+from birthmark.models.attention import kernels, normalisers
 from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.config import SIMILARITIES
 from birthmark.models.attention.kernel_choice import explicit_because
@@ -125,12 +124,12 @@ def build(aggregation: AttentionConfig, **config) -> Attention:
     return module
 
 
-def mixed_of(o: Tensor, q: Tensor | None = None, k: Tensor | None = None) -> FusedSoftmax:
+def weighted_sum_of(o: Tensor, q: Tensor | None = None, k: Tensor | None = None) -> FusedSoftmax:
     """Outputs as if they had come from attention with these queries and keys."""
     q, k = torch.zeros_like(o) if q is None else q, torch.zeros_like(o) if k is None else k
-    mixed = FusedSoftmax(Scores(q, k, 0.4, Placement()), torch.zeros_like(o), [], needs_weights=True)
-    mixed.o_BHTK = o
-    return mixed
+    weighted = FusedSoftmax(Scores(q, k, 0.4, Placement()), torch.zeros_like(o), [], needs_weights=True)
+    weighted.o_BHTK = o
+    return weighted
 
 
 def turn(x_TK: Tensor, angles: Tensor) -> Tensor:
@@ -297,7 +296,7 @@ def test_penalties_on_distance_compose_with_every_row_of_weights(name, positions
 @pytest.mark.parametrize("name", NORMALISERS | TOGETHER)
 def test_explicit_blocks_change_nothing(name, monkeypatch):
     """Blocks are computed again in the backward pass: three of them here, in place of one."""
-    monkeypatch.setattr(mixing, "_QUERY_BLOCK", 5)
+    monkeypatch.setattr(normalisers, "_QUERY_BLOCK", 5)
     agree(name, ARMS[name], "t5", kv_heads=2)
 
 
@@ -391,7 +390,7 @@ def test_an_aggregation_applies_to_the_blocks_named_and_no_others(name, blocks):
 def test_attenuation_never_exceeds_one_up_to_the_reference_length():
     """At the default reference, max_seq_len, the last position is left as it is and earlier ones shrink."""
     module = build(AGGREGATIONS["analytic, attenuate, t_ref None, gradient True"])
-    factors = module.aggregate(mixed_of(torch.ones(1, H, 32, D // H, dtype=torch.float64)), None)[0, 0, :, 0]
+    factors = module.aggregate(weighted_sum_of(torch.ones(1, H, 32, D // H, dtype=torch.float64)), None)[0, 0, :, 0]
     torch.testing.assert_close(factors, ((torch.arange(32.0).double() + 1) / 32).sqrt(), atol=1e-7, rtol=1e-7)
 
 
@@ -416,7 +415,7 @@ def test_head_wise_rms_is_one_before_the_gain_and_the_gain_is_shared_by_heads():
     assert aggregate.gain.shape == (D // H,)
     o = torch.randn(B, H, T, D // H, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     o = o * torch.logspace(-3, 3, T, dtype=torch.float64)[:, None]  # sizes of every kind
-    rms = aggregate(mixed_of(o), None).square().mean(-1).sqrt()
+    rms = aggregate(weighted_sum_of(o), None).square().mean(-1).sqrt()
     torch.testing.assert_close(rms, torch.ones_like(rms))
 
 
@@ -425,9 +424,9 @@ def test_head_wise_rms_is_one_before_the_gain_and_the_gain_is_shared_by_heads():
 def test_the_exact_factor_lies_between_one_and_that_of_uniform_attention(length, spread, seed):
     generator = torch.Generator().manual_seed(seed)
     q, k = (spread * torch.randn(1, H, length, 6, generator=generator, dtype=torch.float64) for _ in range(2))
-    mixed = mixed_of(torch.ones_like(q), q, k)
-    factor = build(AttentionConfig("calibrated")).aggregate(mixed, None)
-    n_eff = 1 / mixed.rows(0, length).square().sum(-1)
+    weighted = weighted_sum_of(torch.ones_like(q), q, k)
+    factor = build(AttentionConfig("calibrated")).aggregate(weighted, None)
+    n_eff = 1 / weighted.rows(0, length).square().sum(-1)
     torch.testing.assert_close(factor, n_eff.sqrt()[..., None].expand_as(factor))
     upper = torch.arange(1, length + 1, dtype=torch.float64)[:, None].sqrt()
     assert bool((factor >= 1 - 1e-9).all())

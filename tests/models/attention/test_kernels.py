@@ -40,8 +40,8 @@ def explicit(q, k, v, scale):
 def effective_tokens(q, k, scale, asked_before=True):
     """As calibration asks for them, and as an observer does, after the output was made."""
     scores = Scores(q, k, scale, Placement())
-    mixed = FusedSoftmax(scores, torch.zeros_like(k), [], needs_weights=True, needs_squares=asked_before)
-    return 1 / mixed.sum_squares()
+    weighted = FusedSoftmax(scores, torch.zeros_like(k), [], needs_weights=True, needs_squares=asked_before)
+    return 1 / weighted.sum_squares()
 
 
 def leaves(*tensors):

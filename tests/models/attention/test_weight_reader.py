@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 
-from birthmark.models.attention import normalisers as mixing
+from birthmark.models.attention import normalisers
 from birthmark.models.attention import weight_reader as reading
 from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.normalisers import ExtraKey, FusedSoftmax
@@ -102,7 +102,7 @@ def test_what_is_read_are_the_weights_that_make_the_output(name, positions, cach
     if positions == "slopes" and ARMS[name].prefix is not None:
         positions = "bias"
     monkeypatch.setattr(reading, "_CACHED", cached)
-    monkeypatch.setattr(mixing, "_QUERY_BLOCK", 33)
+    monkeypatch.setattr(normalisers, "_QUERY_BLOCK", 33)
     module, where = attention(ARMS[name]), place(positions)
     expected_out, expected = passed(module, where)
     out, found = passed(module, where, Keep)
@@ -135,12 +135,12 @@ def test_softmax_of_lower_precision_is_near_the_matrix_in_float64(length, dtype,
     for extra, total in (([], None), ([ExtraKey(sink)], sink.double().exp())):
         weights = scores.exp() / (scores.exp().sum(-1, keepdim=True) + (0 if total is None else total[..., None]))
         with torch.no_grad(), read_weights(Keep):
-            mixed = FusedSoftmax(Scores(q, k, 0.3, Placement()), v, extra, needs_weights=True, needs_squares=True)
-        assert mixed.o_BHTK.dtype == dtype
-        torch.testing.assert_close(mixed.o_BHTK.double(), weights @ v.double(), atol=tolerance, rtol=tolerance)
+            weighted = FusedSoftmax(Scores(q, k, 0.3, Placement()), v, extra, needs_weights=True, needs_squares=True)
+        assert weighted.o_BHTK.dtype == dtype
+        torch.testing.assert_close(weighted.o_BHTK.double(), weights @ v.double(), atol=tolerance, rtol=tolerance)
         # Weights are float32 whatever the values are.
-        torch.testing.assert_close(mixed.reader.weights, weights, atol=1e-6, rtol=1e-5)
-        torch.testing.assert_close(mixed.sum_squares().double(), weights.square().sum(-1), atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(weighted.reader.weights, weights, atol=1e-6, rtol=1e-5)
+        torch.testing.assert_close(weighted.sum_squares().double(), weights.square().sum(-1), atol=1e-6, rtol=1e-5)
 
 
 def test_scores_of_any_size_make_weights():
@@ -148,9 +148,9 @@ def test_scores_of_any_size_make_weights():
     q = torch.full((1, 1, 40, 4), 30.0)
     k = torch.cat([q[:, :, :20], -q[:, :, 20:]], dim=2)
     with torch.no_grad(), read_weights(Keep):
-        mixed = FusedSoftmax(Scores(q, k, 1.0, Placement()), q, [], needs_weights=True)
-    torch.testing.assert_close(mixed.reader.weights.sum(-1), torch.ones(1, 1, 40, dtype=torch.float64))
-    torch.testing.assert_close(mixed.reader.weights[0, 0, 39, :20], torch.full((20,), 1 / 20, dtype=torch.float64))
+        weighted = FusedSoftmax(Scores(q, k, 1.0, Placement()), q, [], needs_weights=True)
+    torch.testing.assert_close(weighted.reader.weights.sum(-1), torch.ones(1, 1, 40, dtype=torch.float64))
+    torch.testing.assert_close(weighted.reader.weights[0, 0, 39, :20], torch.full((20,), 1 / 20, dtype=torch.float64))
 
 
 def test_nothing_is_read_with_gradients_without_an_observer_or_outside():

@@ -16,13 +16,13 @@ from birthmark.data.tokenizer import train_bpe
 from birthmark.errors import RunError, UsageError
 from birthmark.models.birth import born
 from birthmark.models.config import InitConfig
+from birthmark.models.exchange.conversion import family_of
 from birthmark.models.exchange.pretrained import (
     load_pretrained,
     read_pretrained,
     save_pretrained,
     write_pretrained,
 )
-from birthmark.models.exchange.translate import family_of
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from birthmark.errors import RunError
 from birthmark.models.decoder import Decoder
-from birthmark.models.tensor_shards import Piece
+from birthmark.models.tensor_shards import TensorShard
 from birthmark.trainer.checkpoints.folder_io import CheckpointWeights, FolderCheckpointIO, load_model
 from birthmark.trainer.checkpoints.format import Folder, fill
 
@@ -201,7 +201,7 @@ def test_any_range_is_read_from_pieces_of_any_size(tmp_path_factory, cuts, data)
     stop = data.draw(st.integers(start, 35))
     assert torch.equal(stored.read(start, stop), whole.flatten()[start:stop])
     local = torch.zeros(stop - start)
-    fill(Piece(local, start, (5, 7)), stored)
+    fill(TensorShard(local, start, (5, 7)), stored)
     assert torch.equal(local, whole.flatten()[start:stop].float())
 
 

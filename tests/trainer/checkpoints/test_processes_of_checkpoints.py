@@ -62,7 +62,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from birthmark.errors import RunError
-from birthmark.models.tensor_shards import Piece
+from birthmark.models.tensor_shards import TensorShard
 from birthmark.trainer.checkpoints.format import Folder, Stored, fill, verified
 from birthmark.trainer.checkpoints.writer import BackgroundWriter
 
@@ -133,7 +133,7 @@ FAILURES = """
 told = {}
 if n == 2:
     io = BackgroundWriter()
-    content = {"global_step": 1, "x": Piece(torch.arange(5000.0) + 5000 * rank, 5000 * rank, (10000,))}
+    content = {"global_step": 1, "x": TensorShard(torch.arange(5000.0) + 5000 * rank, 5000 * rank, (10000,))}
     io.save(content, folder / "step-1", shared=True)
 
     if rank == 1:
@@ -144,9 +144,9 @@ if n == 2:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
     told["after full"] = listed()
 
-    twice = {"global_step": 1, "x": Piece(torch.zeros(6), 4 * rank, (10,))}
+    twice = {"global_step": 1, "x": TensorShard(torch.zeros(6), 4 * rank, (10,))}
     told["twice"] = said(lambda: io.save(twice, folder / "step-2", shared=True))
-    gap = {"global_step": 1, "x": Piece(torch.zeros(4), 5 * rank, (10,))}
+    gap = {"global_step": 1, "x": TensorShard(torch.zeros(4), 5 * rank, (10,))}
     told["gap"] = said(lambda: io.save(gap, folder / "step-2", shared=True))
     io.save(content, folder / "step-3", shared=True)
     told["after all"] = listed()
@@ -173,7 +173,7 @@ print(json.dumps(told))
 KILLED = """
 io = BackgroundWriter(asynchronous=True, timeout=timedelta(seconds=2))
 half = 15_000_000
-content = {"global_step": 1, "x": Piece(torch.ones(half), half * rank, (2 * half,))}
+content = {"global_step": 1, "x": TensorShard(torch.ones(half), half * rank, (2 * half,))}
 io.save(content, folder / "step-1", shared=True)
 io.finish()
 io.save(content | {"global_step": 2}, folder / "step-2", shared=True)

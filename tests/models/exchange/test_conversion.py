@@ -15,13 +15,13 @@ import birthmark
 from birthmark.errors import UsageError
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, InitConfig, ModelConfig
+from birthmark.models.exchange.conversion import config_from_json, config_to_json, family_of, tensor_mappings
 from birthmark.models.exchange.pretrained import (
     load_pretrained,
     read_pretrained,
     save_pretrained,
     write_pretrained,
 )
-from birthmark.models.exchange.translate import config_from_json, config_to_json, family_of, pieces
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -55,7 +55,7 @@ def test_a_published_model_has_the_tensors_that_transformers_gives_it(name, fami
     expected = {
         n.replace("lm_head", "embed_out") if family == "gpt_neox" else n: p for n, p in theirs.named_parameters()
     }
-    found = {piece.theirs: piece.shape for piece in pieces(config, family_of(config))}
+    found = {piece.theirs: piece.shape for piece in tensor_mappings(config, family_of(config))}
     assert found == {name: tuple(parameter.shape) for name, parameter in expected.items()}
 
 

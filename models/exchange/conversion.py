@@ -162,7 +162,7 @@ def _typed(value: Any, name: str, where: str) -> Any:
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorMapping:
     """One tensor of theirs and the tensors of ours that it is made of."""
 
     theirs: str
@@ -192,7 +192,7 @@ class Piece:
         yield from zip(self.ours, parts, strict=True)
 
 
-def pieces(config: ModelConfig, family: Family) -> list[Piece]:
+def tensor_mappings(config: ModelConfig, family: Family) -> list[TensorMapping]:
     """Every tensor that a checkpoint of ``family`` holds for ``config``, in our order of parameters."""
     with torch.device("meta"):
         parameters = dict(Decoder(config).named_parameters())
@@ -209,7 +209,7 @@ def pieces(config: ModelConfig, family: Family) -> list[Piece]:
     for full, named in theirs.items():
         ours = tuple(name for _, name in sorted(named))
         transposed = full.split(".")[-2] in family.transposed and parameters[ours[0]].ndim == 2
-        piece = Piece(full, ours, (), transposed, config.n_heads if family.by_head else None)
+        piece = TensorMapping(full, ours, (), transposed, config.n_heads if family.by_head else None)
         shape = tuple(piece.join([parameters[name] for name in ours]).shape)
-        found.append(Piece(full, ours, shape, transposed, piece.n_heads))
+        found.append(TensorMapping(full, ours, shape, transposed, piece.n_heads))
     return found
