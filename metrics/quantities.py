@@ -258,15 +258,15 @@ _COMPARED_WITH_BIRTH = (
 )
 
 
-def _sinks(suffix: str, of_rows: str, when: str) -> tuple[Quantity, ...]:
+def _sinks(suffix: str, mark: str, of_rows: str, when: str) -> tuple[Quantity, ...]:
     sink = partial(_unlisted, section="sink", when=when)
     first = not suffix
     return (
         sink(
             f"sink_mass{suffix}",
             ("layer", "head"),
-            label="sink mass" + of_rows,
-            definition=f"Mean attention{of_rows} of the queries after the first on position 0 (definitions §5).",
+            label="sink mass" + mark,
+            definition=f"Mean attention of the queries after the first on position 0{of_rows} (definitions §5).",
             symbol="mass",
             scalar="mean",
             per_block="mean",
@@ -277,8 +277,8 @@ def _sinks(suffix: str, of_rows: str, when: str) -> tuple[Quantity, ...]:
         ),
         sink(
             f"sink_mass{suffix}_max",
-            label="sink mass of the largest head" + of_rows,
-            definition=f"Sink mass{of_rows} of the head that has most of it (definitions §5).",
+            label="sink mass of the largest head" + mark,
+            definition=f"Sink mass of the head that has most of it{of_rows} (definitions §5).",
             symbol="mass",
             of=f"sink_mass{suffix}",
             per_block="max",
@@ -289,8 +289,8 @@ def _sinks(suffix: str, of_rows: str, when: str) -> tuple[Quantity, ...]:
         sink(
             f"sink_rate{suffix}",
             ("layer", "head"),
-            label="sink rate" + of_rows,
-            definition=f"Percentage of sequences whose importance of key 0{of_rows} exceeds ε; as a scalar over all "
+            label="sink rate" + mark,
+            definition=f"Percentage of sequences whose importance of key 0 exceeds ε{of_rows}; as a scalar over all "
             "(sequence, layer, head) (definitions §5).",
             unit="%",
             format=".1f",
@@ -302,16 +302,16 @@ def _sinks(suffix: str, of_rows: str, when: str) -> tuple[Quantity, ...]:
         sink(
             f"sink_rate_grid{suffix}",
             ("epsilon", "layer", "head"),
-            label="sink rate" + of_rows,
-            definition=f"Sink rate{of_rows} of key 0 at every further ε (definitions §5).",
+            label="sink rate" + mark,
+            definition=f"Sink rate of key 0 at every further ε{of_rows} (definitions §5).",
             unit="%",
             format=".1f",
         ),
         sink(
             f"sink_rate_by_key{suffix}",
             ("epsilon", "position"),
-            label="sink rate" + of_rows,
-            definition=f"Sink rate{of_rows} of every key at every further ε, over all (sequence, layer, head) "
+            label="sink rate" + mark,
+            definition=f"Sink rate of every key at every further ε, over all (sequence, layer, head){of_rows} "
             "(definitions §5).",
             unit="%",
             format=".1f",
@@ -319,14 +319,14 @@ def _sinks(suffix: str, of_rows: str, when: str) -> tuple[Quantity, ...]:
         sink(
             f"sink_position{suffix}",
             ("layer", "head"),
-            label="sink position" + of_rows,
+            label="sink position" + mark,
             definition=f"The key of largest mean importance{of_rows} (int64, definitions §5).",
             format=",d",
         ),
         sink(
             f"importance{suffix}",
             ("layer", "head", "position"),
-            label="importance" + of_rows,
+            label="importance" + mark,
             definition=f"Mean importance{of_rows} of every key (definitions §5).",
             per_block="first",
         ),
@@ -355,8 +355,8 @@ _SINKS = (
         format="g",
         section="sink",
     ),
-    *_sinks("", "", ""),
-    *_sinks("_normalised", ", weights over their row's sum,", _NOT_ONE),
+    *_sinks("", "", "", ""),
+    *_sinks("_normalised", " (normalised)", ", of weights over their row's sum", _NOT_ONE),
 )
 
 _DISCREPANCY = partial(

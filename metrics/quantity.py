@@ -62,6 +62,27 @@ AXES: Mapping[AxisName, Axis] = {
 }
 """Dimensions that an array may have."""
 
+#: Columns of CSV files of numbers, in their order → what they hold. A file has those that its numbers need.
+CSV_COLUMNS: Mapping[str, str] = {
+    "run": "the run's name as the page has it; of `intervene` the model's name",
+    "probe": "`random` or `text`",
+    "step": "optimizer steps",
+    "lambda": "dose of an intervention",
+    "layer": "block from 1; 0 is the embedding output",
+    "head": "query head, from 0",
+    "position": "position of a probe sequence, from 0",
+    "epsilon": "importance above which a key is a sink",
+    "rank": "place in a ranked list, from 1",
+    "unit": "hidden unit of the MLP, from 0",
+    "channel": "channel of the residual stream, from 0",
+    "token": "token id",
+    "text": "the token's text, control characters written out",
+    "stranger": "birth of the same config from another seed, from 0",
+    "index": "entry of a list of any length, from 0",
+    "quantity": "what the number is: its name in the tables above",
+    "value": "the number; empty where there is none",
+}
+
 #: An array ``[blocks, …]`` to one number for each block.
 REDUCTIONS: Mapping[Reduction, Callable[[np.ndarray], np.ndarray]] = {
     "": lambda a: a,

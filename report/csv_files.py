@@ -15,12 +15,10 @@ import numpy as np
 
 from ..errors import UsageError
 from ..files import atomic_path
+from ..metrics.quantity import CSV_COLUMNS
 from .text import one_line
 
-COLUMNS = (
-    "run", "probe", "step", "lambda", "layer", "head", "position", "epsilon", "rank", "unit", "channel", "token",
-    "text", "quantity", "value",
-)  # fmt: skip
+COLUMNS = tuple(CSV_COLUMNS)
 """Columns of the CSV files, in their order; a file has those that its picture needs (docs/run-directory.md)."""
 
 
