@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 
 from birthmark.data.probes import random_probe
-from birthmark.measure.measurement import BirthReference, measure, undisturbed
+from birthmark.measure.measurement import BirthReference, evaluation_mode, measure
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
@@ -67,7 +67,7 @@ def passes(shape: Shape, model: Decoder, times: int = 1) -> dict[str, Callable[[
     birth = BirthReference(direction, np.random.default_rng(0).dirichlet(np.ones(shape.config.vocab_size)))
 
     def forward() -> None:
-        with undisturbed(model):
+        with evaluation_mode(model):
             for tokens in torch.from_numpy(probe).split(shape.batch_size):
                 model(tokens, last_only=True)
 

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 
 import lightning as L
 
-from ..measure.ranks import from_first
+from ..measure.ranks import from_rank_zero
 from ..measure.records import RunDir
 from .milestones import MilestoneCallback
 
@@ -56,7 +56,7 @@ class Checkpoint(MilestoneCallback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Take away what an earlier start of the run left half done."""
-        from_first(self._sweep)
+        from_rank_zero(self._sweep)
         _writer(trainer).on_complete = self._delete_old
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:

@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class LogConfig:
-    """Where a run is told besides its own directory."""
+    """Where a run is logged besides its own directory."""
 
     wandb: Literal["auto", "online", "offline", "off"] = "auto"
     """Weights & Biases: ``auto`` is online where the user is logged in, offline where not, off where wandb is not

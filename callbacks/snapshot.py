@@ -9,7 +9,7 @@ from typing import Any, Unpack
 import lightning as L
 
 from ..errors import UsageError
-from ..measure.find_model import model_in
+from ..measure.find_model import find_language_model
 from ..measure.ranks import rank
 from ..measure.recorder import RecorderArguments, SnapshotRecorder
 from ..measure.records import Snapshot
@@ -41,7 +41,7 @@ class BiasSnapshot(MilestoneCallback):
         *,
         every: int,
         dirpath: str | Path | None = None,
-        model: Callable[[Any], Any] = model_in,
+        model: Callable[[Any], Any] = find_language_model,
         **arguments: Unpack[RecorderArguments],
     ) -> None:
         super().__init__(every)

@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning as L
 
-from ..measure.ranks import largest
+from ..measure.ranks import max_over_ranks
 from .milestones import StepCallback
 
 
@@ -37,7 +37,7 @@ class StopOnSignal(StepCallback):
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Stop here if a signal came."""
-        if number := largest(self._own or 0):
+        if number := max_over_ranks(self._own or 0):
             self.received = signal.Signals(number)
             trainer.should_stop = True
 

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..measure.measurement import undisturbed
-from ..measure.ranks import own_batches, summed, world_size
+from ..measure.measurement import evaluation_mode
+from ..measure.ranks import own_batches, sum_over_ranks, world_size
 from .milestones import MilestoneCallback, StepCallback, log_metrics
 
 
@@ -50,7 +50,7 @@ class TrainingLog(StepCallback):
         tokens, seconds = (step - self._last_step) * self.tokens_per_step, module.stopwatch.take()
         self._last_step = step
         self.last = {
-            "train/loss": float(summed(module.take_loss())) / world_size(),
+            "train/loss": float(sum_over_ranks(module.take_loss())) / world_size(),
             "train/lr": module.learning_rate(step),
             "train/grad_norm": float(module.grad_norm),
             "train/tokens": step * self.tokens_per_step,
@@ -91,7 +91,7 @@ class Validation(MilestoneCallback):
     def on_milestone(self, trainer: L.Trainer, module: Any, step: int) -> None:
         """Validate and log."""
         totals = {name: torch.zeros(2, dtype=torch.float64) for name in ["", *self.groups]}
-        with undisturbed(module), module.forward_context():
+        with evaluation_mode(module), module.forward_context():
             for batch_BT, counts in own_batches(self.sequences_NT, self.batch_size):
                 losses_BT = self.losses(module.model, batch_BT.to(module.device)).double().cpu()
                 if not counts:
@@ -100,7 +100,7 @@ class Validation(MilestoneCallback):
                     mask = self.groups[name](batch_BT[:, :-1]) if name else torch.ones_like(losses_BT)
                     mask = mask[:, -losses_BT.shape[1] :]
                     total += torch.stack([(losses_BT * mask).sum(), mask.sum()])
-        totals = {name: summed(total) for name, total in totals.items()}
+        totals = {name: sum_over_ranks(total) for name, total in totals.items()}
         means = {f"val/loss{'_' if name else ''}{name}": float(s / n) for name, (s, n) in totals.items()}
         if self.bytes_per_token is not None:
             means["val/bits_per_byte"] = means["val/loss"] / math.log(2) / self.bytes_per_token

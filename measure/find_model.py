@@ -1,4 +1,4 @@
-"""Finding and checking the model that somebody else trains, so that it can be measured where it stands."""
+"""Finds the language model in a training that is not ours, and checks that it can be measured."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import UsageError
 from ..models.decoder import Decoder
 from .foreign import ForeignModel
-from .ranks import largest
+from .ranks import max_over_ranks
 
 
-def bare(model: Any) -> Any:
+def unwrap(model: Any) -> Any:
     """``model`` without what wraps it for training: ``DistributedDataParallel``, ``torch.compile``."""
     while True:
         inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", model)
@@ -22,8 +22,8 @@ def bare(model: Any) -> Any:
         model = inner
 
 
-def observable(model: Any) -> Decoder | ForeignModel:
-    """A bare model as ``measure`` reads it. In a process group every rank calls.
+def measurable(model: Any) -> Decoder | ForeignModel:
+    """An unwrapped model as ``measure`` reads it. In a process group every rank calls.
 
     Raises:
         UsageError: no language model, one of a type that cannot be measured, or one whose parameters are sharded.
@@ -31,7 +31,7 @@ def observable(model: Any) -> Decoder | ForeignModel:
     if isinstance(model, Decoder | ForeignModel):
         return model
     # What one rank refuses all refuse: the others would wait for it.
-    if largest(int(_is_sharded(model))):
+    if max_over_ranks(int(_is_sharded(model))):
         raise UsageError(
             f"the parameters of this {type(model).__name__} are sharded over ranks (FSDP, ZeRO 3, tensor parallel), "
             "which cannot be measured; measure its checkpoints with birthmark snapshot"
@@ -50,7 +50,7 @@ def _is_sharded(model: Any) -> bool:
     return any(isinstance(p, DTensor) or p.numel() == 0 for p in model.parameters())
 
 
-def model_in(module: nn.Module) -> nn.Module:
+def find_language_model(module: nn.Module) -> nn.Module:
     """The one language model that a module (a LightningModule) holds: our decoder, or a model of ``transformers``.
 
     Raises:

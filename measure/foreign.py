@@ -206,7 +206,7 @@ class ForeignModel(nn.Module):
 
     def _logits(self, tokens_BT: Tensor, last_only: bool) -> Tensor:
         with _own_forward(self.model):
-            told = self.model(
+            output = self.model(
                 input_ids=tokens_BT,
                 use_cache=False,
                 output_attentions=False,
@@ -214,14 +214,14 @@ class ForeignModel(nn.Module):
                 return_dict=True,
                 logits_to_keep=1 if last_only else 0,
             )
-        return told.logits[:, -1] if last_only else told.logits
+        return output.logits[:, -1] if last_only else output.logits
 
     def _check(self, observed: Tensor, own: Tensor) -> None:
         """Whether the attention that was observed is the model's own."""
         wide = torch.promote_types(own.dtype, torch.float32)
         observed, own = observed.to(wide), own.to(wide)
         worst, scale = (observed - own).abs().max(), own.std()
-        # Logits that are not finite are told by whoever measures, who knows where they come from.
+        # Logits that are not finite are refused by the measurement, which knows where they come from.
         if worst > _TOLERANCE.get(next(self.model.parameters()).dtype, _TOLERANCE_HALF) * scale + 1e-6:
             raise UsageError(
                 f"this {self.config.model_type} model's attention is no plain causal softmax: measured as one, its "
@@ -282,7 +282,7 @@ def _own_forward(model: nn.Module) -> Iterator[None]:
 
 
 def _hook(block: nn.Module, layer: int, places: _Places, observer: Observer) -> list[Any]:
-    """Hooks that tell an observer what passes through a block."""
+    """Hooks that show an observer what passes through a block."""
     x_BTD: list[Tensor] = []
 
     def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -23,8 +23,8 @@ from ..data.streams import stream_key
 from ..errors import UsageError
 from ..models.birth import Digest
 from ..models.decoder import Decoder
-from .measurement import undisturbed
-from .ranks import gathered_rows, own_batches
+from .measurement import evaluation_mode
+from .ranks import gather_rows, own_batches
 
 _FORMAT = 1
 _FILE = "hidden.safetensors"
@@ -108,7 +108,7 @@ def hidden_states(
         model: the decoder; the pass runs in its parameters' own precision.
         probe: what it is shown.
         batch_size: sequences in one pass.
-        advance: is told after each pass how many inputs it was.
+        advance: is called after each pass with its number of inputs.
 
     Raises:
         UsageError: the probe's sequences are longer than the model's.
@@ -123,7 +123,7 @@ def hidden_states(
         found.append(x_BD.float().cpu().numpy())
 
     # The norm's own output is what is asked for: an observer would make the attention keep more than it needs.
-    with undisturbed(model), _hooked(model.norm.register_forward_hook(keep)):
+    with evaluation_mode(model), _hooked(model.norm.register_forward_hook(keep)):
         for tokens_BT, vectors_BTD, counts in _inputs(model, probe, batch_size):
             if vectors_BTD is None:
                 model(tokens_BT, last_only=True)
@@ -134,7 +134,7 @@ def hidden_states(
                 found.pop()
             advance(len(tokens_BT))
     mine_ND = np.concatenate(found) if found else np.empty((0, model.config.d_model), dtype=np.float32)
-    return gathered_rows(torch.from_numpy(mine_ND), probe.n_inputs).numpy()
+    return gather_rows(torch.from_numpy(mine_ND), probe.n_inputs).numpy()
 
 
 def weights_digest(model: Decoder) -> str:

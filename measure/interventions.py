@@ -18,7 +18,7 @@ from ..models.config import ModelConfig
 from ..models.decoder import Block, Decoder
 from ..models.observe import Attended, Site
 from .intervention_kinds import Kind
-from .measurement import Batches, undisturbed
+from .measurement import Batches, evaluation_mode
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ def intervene(
     doses = [0.0, 1.0] if kind == "mask" else [float(dose) for dose in lambdas]
     batches = Batches(model, probe_NT, batch_size)
     rows = []
-    with undisturbed(model):
+    with evaluation_mode(model):
         mean_HK = _mean(model, batches, layer) if kind == "amplify" else None
         for dose in doses:
             seen = _LaterSinks(config, layer, seq_len, batches.device)

@@ -22,11 +22,11 @@ from .ranks import own_batches
 from .summary import Measurement, summarise
 from .user_metrics import Guarded, MetricLike, find_metrics, left_alone
 
-__all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "measure", "undisturbed"]
+__all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "evaluation_mode", "measure"]
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
+def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Evaluate without a trace: no gradients, no autocast, every module's mode put back as it was, and nothing kept of
     weights that were gathered."""
     modes = {module: module.training for module in model.modules()}
@@ -58,7 +58,7 @@ def birth_reference(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_s
     setting = Setting(model, probe_NT.shape[1])
     observer = MetricObserver([ObservedBirth(setting), ObservedPreference(setting)])
     # Weights are read, though nothing here needs their sums: then p̄ at birth is that of a measurement, bit for bit.
-    with undisturbed(model), read_weights(KeySummer):
+    with evaluation_mode(model), read_weights(KeySummer):
         _pass(model, Batches(model, probe_NT, batch_size), observer)
     return BirthReference(setting.alignment.compute().mean_direction, setting.preference.compute().mean_prob)
 
@@ -103,7 +103,7 @@ def measure(
     sources = find_metrics(metrics)
     setting = Setting(model, probe_NT.shape[1], birth, strangers or [], sink_epsilon)
     finite = FiniteWatch(model.config.n_layers, setting.device)
-    with left_alone(model, sources), undisturbed(model), read_weights(KeySummer):
+    with left_alone(model, sources), evaluation_mode(model), read_weights(KeySummer):
         theirs = [Guarded(source, setting) for source in sources]
         observed = [*our_metrics(setting), *theirs]
         _pass(model, Batches(model, probe_NT, batch_size), MetricObserver(observed, finite))

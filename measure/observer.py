@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..models.observe import Attended, Site
 from .observed import PLACES, AttentionView, Observed
-from .ranks import summed
+from .ranks import sum_over_ranks
 
 _SITES = {
     "attention": "the residual stream after the attention of block {}",
@@ -42,7 +42,7 @@ class FiniteWatch:
     def first(self, *, everywhere: bool = False) -> str | None:
         """The first place of the pass that has shown any, in words, here or on any rank; None where all was finite."""
         broken = ~torch.stack(list(self.totals.values())).isfinite()
-        shown = (summed(broken.int()) if everywhere else broken).tolist()
+        shown = (sum_over_ranks(broken.int()) if everywhere else broken).tolist()
         return next((name for name, broken in zip(self.names.values(), shown, strict=True) if broken), None)
 
 

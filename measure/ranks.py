@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ..errors import RunError, UsageError
+from ..metrics.additive import sum_over_ranks as sum_over_ranks
 
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ def own_batches(x: Tensor, batch_size: int) -> list[tuple[Tensor, bool]]:
     """This rank's contiguous part of the rows of ``x`` in batches, and of each whether it counts.
 
     Parts differ by at most one row. A rank that has fewer batches than another fills up with a row that does not count:
-    where weights are cut over ranks, all of them must make as many passes.
+    where weights are sharded over ranks, all of them must make as many passes.
     """
     n_ranks = world_size()
     mine = x.tensor_split(n_ranks)[rank()]
@@ -47,7 +48,7 @@ def own_batches(x: Tensor, batch_size: int) -> list[tuple[Tensor, bool]]:
     return batches + [(x[:1], False)] * (most - len(batches))
 
 
-def gathered_rows(mine: Tensor, n_rows: int) -> Tensor:
+def gather_rows(mine: Tensor, n_rows: int) -> Tensor:
     """All ``n_rows`` rows, of which every rank has the part that :func:`own_batches` gave it. On the CPU."""
     n_ranks = world_size()
     if n_ranks == 1:
@@ -60,15 +61,7 @@ def gathered_rows(mine: Tensor, n_rows: int) -> Tensor:
     return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
 
 
-def summed(x: Tensor) -> Tensor:
-    """``x`` summed over ranks, in a tensor of its own."""
-    if world_size() > 1:
-        x = x.clone()
-        dist.all_reduce(x)
-    return x
-
-
-def largest(value: int) -> int:
+def max_over_ranks(value: int) -> int:
     """The largest of the ranks' values. On the CPU: no device is waited for."""
     if world_size() == 1:
         return value
@@ -77,21 +70,21 @@ def largest(value: int) -> int:
     return int(values)
 
 
-def from_first(make: Callable[[], T]) -> T:
+def from_rank_zero(make: Callable[[], T]) -> T:
     """What ``make`` returns on rank 0, the only one to call it; if it fails there, it fails on every rank."""
     if world_size() == 1:
         return make()
-    told: list[tuple[T | None, Exception | None]] = [(None, None)]
+    sent: list[tuple[T | None, Exception | None]] = [(None, None)]
     failure: Exception | None = None
     if rank() == 0:
         try:
-            told = [(make(), None)]
+            sent = [(make(), None)]
         except Exception as error:
             failure = error
             known = isinstance(error, (UsageError, RunError))
-            told = [(None, error if known else RunError(f"rank 0: {type(error).__name__}: {error}"))]
-    dist.broadcast_object_list(told)
-    value, theirs = told[0]
+            sent = [(None, error if known else RunError(f"rank 0: {type(error).__name__}: {error}"))]
+    dist.broadcast_object_list(sent)
+    value, theirs = sent[0]
     if (cause := failure or theirs) is not None:
         raise cause
     return value  # type: ignore[return-value]

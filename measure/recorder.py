@@ -1,4 +1,4 @@
-"""Snapshots of one model over its training, whoever trains it: measured, compared with birth, written.
+"""Snapshots of one model over its training, by any trainer: measured, compared with birth, written.
 
 Knows no trainer: the callbacks for Lightning (callbacks/snapshot.py) and for the Trainer of ``transformers``
 (callbacks/transformers_trainer.py) are thin shells around it, and a plain loop calls it itself.
@@ -21,10 +21,10 @@ from ..metrics.rankings import places, ranking
 from ..models.decoder import Decoder
 from ..models.tensor_shards import compute_dtype
 from .config import SnapshotConfig
-from .find_model import bare, observable
+from .find_model import measurable, unwrap
 from .foreign import ForeignModel
 from .measurement import BirthReference, Measurement, birth_reference, measure
-from .ranks import from_first
+from .ranks import from_rank_zero
 from .records import RunDir, Snapshot
 from .user_metrics import MetricLike, find_metrics
 
@@ -194,14 +194,14 @@ class SnapshotRecorder:
         start = time.perf_counter()
         by_probe = {name: self._measure(seen, name, step) for name in self.probes}
         snapshot = self.last = self._snapshot(seen, by_probe, step, time.perf_counter() - start)
-        from_first(lambda: snapshot.write(self.run.snapshot(step)))
+        from_rank_zero(lambda: snapshot.write(self.run.snapshot(step)))
         return snapshot
 
     def _observable(self, model: Any) -> Decoder | ForeignModel:
         """The model as it is measured, checked and given its probe when it is first seen."""
-        model = bare(model)
+        model = unwrap(model)
         if self._model is None or self._model[0] is not model:
-            seen = observable(model)
+            seen = measurable(model)
             longest = seen.config.max_seq_len if isinstance(seen, ForeignModel) else None
             if longest is not None and self.config.seq_len > longest:
                 raise UsageError(
@@ -219,7 +219,7 @@ class SnapshotRecorder:
 
     def _find_references(self, model: Decoder | ForeignModel, step: int) -> None:
         self.birth, self.strangers = self.given, []
-        if self.given is None and (stored := from_first(lambda: self._stored_references(model, step))) is not None:
+        if self.given is None and (stored := from_rank_zero(lambda: self._stored_references(model, step))) is not None:
             self.birth, *self.strangers = stored
         elif self.newborn is not None and self.init_seed is not None:
             if self.birth is None:
@@ -227,13 +227,13 @@ class SnapshotRecorder:
             seeds = range(self.init_seed + 1, self.init_seed + 1 + self.config.n_strangers)
             self.strangers = [self._reference(self._newborn(model, seed)) for seed in seeds]
         elif step == 0:
-            from_first(self._put_aside)
+            from_rank_zero(self._put_aside)
             self.birth = self.birth or self._reference(model)
         self._looked = True
 
     def _newborn(self, model: Decoder | ForeignModel, init_seed: int) -> Decoder | ForeignModel:
         assert self.newborn is not None
-        return observable(self.newborn(init_seed)).to(next(model.parameters()).device)
+        return measurable(self.newborn(init_seed)).to(next(model.parameters()).device)
 
     def _reference(self, model: Decoder | ForeignModel) -> BirthReference:
         return birth_reference(model, self.probes["random"], self.config.batch_size)

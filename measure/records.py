@@ -140,7 +140,7 @@ class RunDir:
 
     @classmethod
     def open_measured(cls, path: Path) -> RunDir:
-        """An existing run, or the snapshots of somebody else's training, without its birth or config; UsageError if
+        """An existing run, or the snapshots of a training that is not ours, without birth or config; UsageError if
         ``path`` holds neither."""
         measured = cls(path)
         return measured if measured.is_foreign and measured.snapshot_folders() else cls.open(path)
@@ -161,7 +161,7 @@ def step_of(folder: Path) -> int:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """All lines of a ``metrics.jsonl``, in file order; a last line cut short by a crash is left out."""
+    """All lines of a ``metrics.jsonl``, in file order; a last line that a crash broke off is left out."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     records: list[dict[str, float]] = []
     for number, line in enumerate(lines, start=1):
@@ -174,7 +174,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 
 def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
-    """Append one line ``{"step": …, …}``; lines are written in one call, so that a crash can cut only the last."""
+    """Append one line ``{"step": …, …}``; lines are written in one call, so that a crash breaks off the last only."""
     try:
         with path.open("a", encoding="utf-8") as f:
             f.write(json.dumps(strict({"step": step, **metrics})) + "\n")

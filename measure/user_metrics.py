@@ -26,7 +26,7 @@ from ..metrics.quantity import Quantity, Sizes
 from ..models.observe import Attended
 from .model_state import ModelDigest, ModelState, version
 from .observed import PLACES, Arrays, MetricSource, Place, Scalars, SelfObserving, Setting
-from .ranks import largest
+from .ranks import max_over_ranks
 
 #: A metric as a user names it: ``module:Class``, the class, or one of its instances.
 MetricLike = str | type[Metric] | Metric
@@ -165,7 +165,7 @@ class Guarded(SelfObserving):
 
     def check(self) -> None:
         """RunError on all ranks if anything went wrong on one of them. All call."""
-        if largest(int(self.problem is not None)):
+        if max_over_ranks(int(self.problem is not None)):
             raise RunError(f"{self.name}: {self.problem or 'failed on another rank'}") from self._cause
 
     def result(self) -> tuple[Scalars, Arrays]:
@@ -198,6 +198,6 @@ def left_alone(model: nn.Module, sources: Sequence[MetricSource]) -> Iterator[No
     digest = ModelDigest(model)
     yield
     problem = digest.difference()
-    if largest(int(problem is not None)):
+    if max_over_ranks(int(problem is not None)):
         names = " or ".join(source.name for source in sources)
         raise RunError(f"snapshot.metrics {names}: {problem or 'changed the model on another rank'}")

@@ -1,5 +1,4 @@
-"""Metrics whose states are sums: kept once, added up over processes without gathering everybody's, and gone when their
-metric is."""
+"""Metrics whose states are sums: kept once, all-reduced over ranks, not gathered, and freed with their metric."""
 
 from __future__ import annotations
 
@@ -15,8 +14,8 @@ from torchmetrics import Metric
 from torchmetrics.utilities.distributed import gather_all_tensors
 
 
-class Released(Metric):
-    """A metric that is gone with the last reference to it.
+class FreedMetric(Metric):
+    """A metric that is freed with the last reference to it.
 
     A ``torchmetrics.Metric`` keeps wrappers of its own methods, which hold it: with all of its states it lives on until
     Python's collector comes by, and that one counts objects, not their gigabytes. Here the wrappers hold it weakly.
@@ -31,7 +30,7 @@ class Released(Metric):
         return Metric._wrap_compute(weak, MethodType(type(self).compute, weak))
 
 
-class Additive(Released):
+class AdditiveMetric(FreedMetric):
     """A metric whose states are sums over sequences: additive over batches and ranks.
 
     A ``torchmetrics.Metric`` keeps a copy of each state's default, makes another when processes come together, and
@@ -73,11 +72,13 @@ class Additive(Released):
     def reduce_over(self, group: Any) -> None:
         """Replace every state by what all processes of ``group`` (None: of the run) have together."""
         for name in self._sums:
-            setattr(self, name, summed(getattr(self, name), group))
+            setattr(self, name, sum_over_ranks(getattr(self, name), group))
 
 
-def summed(x: Tensor, group: Any = None) -> Tensor:
-    """``x`` added up over the processes of ``group``, in a tensor of its own."""
+def sum_over_ranks(x: Tensor, group: Any = None) -> Tensor:
+    """``x`` summed over the ranks of ``group`` (None: of the run), in a tensor of its own; alone, ``x`` itself."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return x
     total = x.clone()
     dist.all_reduce(total, group=group)
     return total

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .additive import Additive
+from .additive import AdditiveMetric
 
 
 class AlignmentResult(NamedTuple):
@@ -25,7 +25,7 @@ class AlignmentResult(NamedTuple):
     """``[S, d]`` normalised mean hidden state; at birth this is the seed direction."""
 
 
-class SeedAlignment(Additive):
+class SeedAlignment(AdditiveMetric):
     """Mean direction, and alignment with reference directions, of the last position at several places.
 
     Args:

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .additive import Additive
+from .additive import AdditiveMetric
 
 
 class ContractionResult(NamedTuple):
@@ -35,7 +35,7 @@ def mean_pair_cosine(unit_sum_D: Tensor, n: Tensor | int, n_directed: Tensor | i
     return (pairs / (n * (n - 1))).masked_fill(n < 2, torch.nan)
 
 
-class Contraction(Additive):
+class Contraction(AdditiveMetric):
     """Inter- and intra-sequence contraction at ``n_places`` places of the residual stream.
 
     ``inter``: mean cosine over pairs of different sequences at the last position. ``intra``: mean cosine over pairs of

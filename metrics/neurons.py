@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .additive import Additive
+from .additive import AdditiveMetric
 
 #: Robust z of a unit's mean |activation| at position 0, among its layer's units, from which on it is an outlier.
 Z_THRESHOLD = 10.0
@@ -27,7 +27,7 @@ class ActivationResult(NamedTuple):
     """``[L, F]`` mean |activation| over sequences and positions t ≥ 1; NaN where sequences have a single position."""
 
 
-class SuperNeurons(Additive):
+class SuperNeurons(AdditiveMetric):
     """Mean |activation| of every hidden unit at position 0 and elsewhere. States are sums: additive.
 
     Which units are super neurons: :func:`super_neurons`; what they read and write: :func:`unit_weights`.

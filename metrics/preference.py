@@ -9,7 +9,7 @@ import torch
 from scipy import special
 from torch import Tensor
 
-from .additive import Additive
+from .additive import AdditiveMetric
 
 
 class PreferenceResult(NamedTuple):
@@ -21,7 +21,7 @@ class PreferenceResult(NamedTuple):
     """w: how often each token is the argmax; tied tokens share."""
 
 
-class TokenPreference(Additive):
+class TokenPreference(AdditiveMetric):
     """Mean next-token distribution and argmax shares over a probe. States are sums: additive over batches and ranks.
 
     Where several tokens share the largest logit of a sequence, they share its choice in equal parts: a model whose

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .additive import Additive
-from .parallel import each_on_one_core
+from .additive import AdditiveMetric
+from .threads import each_on_one_core
 
 _TINY = torch.finfo(torch.float64).tiny
 
@@ -30,7 +30,7 @@ class LockResult(NamedTuple):
     """Share of the queries t ≥ 1 with ``q_t·k_0 > 0``, k_0 of the same sequence; NaN where there is none."""
 
 
-class QKLock(Additive):
+class QKLock(AdditiveMetric):
     """Cosine between k_0 and the queries' first principal direction, and share of queries that k_0 attracts.
 
     The principal direction is the first eigenvector of the queries' second moment, not centred, over all sequences and

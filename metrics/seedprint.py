@@ -1,4 +1,4 @@
-"""SeedPrint: whether two models share a birth, told from how they rank the same inputs (definitions §10) [SP]."""
+"""SeedPrint: whether two models share a birth, by how they rank the same inputs (definitions §10) [SP]."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from .nulls import (
+from .config import LineageTestConfig
+from .null_distributions import (
     analytic_sd,
     column_taus,
     common_dimensions,
@@ -22,7 +23,6 @@ from .nulls import (
     sampled_pairings,
     softened,
 )
-from .recipe import Recipe
 
 Verdict = Literal["kin", "stranger", "undefined"]
 
@@ -79,7 +79,7 @@ class HiddenStates:
 
     @cached_property
     def fault(self) -> str:
-        """Why nothing can be told from them; empty if it can."""
+        """Why there is no verdict; empty if there is one."""
         if len(self.x_ND) < FEWEST_INPUTS:
             return f"{len(self.x_ND)} inputs: at least {FEWEST_INPUTS} are needed"
         if not np.isfinite(self.x_ND).all():
@@ -120,7 +120,7 @@ def kendall_matrix(a: HiddenStates, b: HiddenStates) -> np.ndarray:
 def compare(
     x: np.ndarray | HiddenStates,
     y: np.ndarray | HiddenStates,
-    recipe: Recipe = Recipe(),  # noqa: B008, it is immutable
+    recipe: LineageTestConfig = LineageTestConfig(),  # noqa: B008, it is immutable
     *,
     probe: Literal["token", "embedding"] = "token",
     vocab_size: int | None = None,
@@ -149,7 +149,7 @@ def compare(
     return replace(found, warnings=_warnings(found, probe, vocab_size))
 
 
-def _by_pairings(a: HiddenStates, b: HiddenStates, recipe: Recipe) -> Fingerprint:
+def _by_pairings(a: HiddenStates, b: HiddenStates, recipe: LineageTestConfig) -> Fingerprint:
     """The diagonal of the correlation matrix against random pairings of columns.
 
     One-sided, so that strangers are called kin as often as the level says. Where pairings are sampled, p is their share
@@ -169,7 +169,7 @@ def _by_pairings(a: HiddenStates, b: HiddenStates, recipe: Recipe) -> Fingerprin
     return _judged(recipe.null, statistic, (statistic - mean) / sd, log10_p, width, n)
 
 
-def _as_published(a: HiddenStates, b: HiddenStates, recipe: Recipe) -> Fingerprint:
+def _as_published(a: HiddenStates, b: HiddenStates, recipe: LineageTestConfig) -> Fingerprint:
     """Mean τ-b over identity dimensions, and if wanted τ-b of their mean; ``p = 2·sf(z)`` [SP], at most 1 here."""
     n, width = a.x_ND.shape
     wanted, draws = recipe.n_dimensions(width), recipe.draws or 100
@@ -210,27 +210,27 @@ def _judged(null: str, statistic: float, z: float, log10_p: float, k: int, n: in
     return Fingerprint(null, verdict, float(statistic), float(z), float(log10_p), k, n)
 
 
-def _undefined(recipe: Recipe, k: int, n: int, reason: str) -> Fingerprint:
+def _undefined(recipe: LineageTestConfig, k: int, n: int, reason: str) -> Fingerprint:
     return Fingerprint(recipe.null, "undefined", nan, nan, nan, k, n, reason)
 
 
 def _warnings(found: Fingerprint, probe: str, vocab_size: int | None) -> tuple[str, ...]:
-    told, ours = [], found.null.startswith("dimensions")
+    warnings, ours = [], found.null.startswith("dimensions")
     if probe == "embedding":
-        told.append(
+        warnings.append(
             "embedding probe: what goes in leaks along the residual stream to the same dimensions of every model of "
             "this width, so that strangers may pass for kin; use the token probe where vocabularies agree"
         )
     if not ours:
         small = vocab_size is not None and vocab_size < _SMALL_VOCABULARY
-        told.append(
+        warnings.append(
             f"null {found.null}: takes columns for independent, which calls strangers kin more often than p says"
             + (f", the more so with a small vocabulary ({vocab_size})" if small else "")
             + "; the null dimensions is calibrated"
         )
     if 2 <= found.k < _FEW_COLUMNS:
-        told.append(f"{found.k} dimensions: the normal form of the null is rough below {_FEW_COLUMNS}")
-    return tuple(told)
+        warnings.append(f"{found.k} dimensions: the normal form of the null is rough below {_FEW_COLUMNS}")
+    return tuple(warnings)
 
 
 def aggregate(results: Sequence[Fingerprint]) -> Fingerprint:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .additive import Additive
+from .additive import AdditiveMetric
 
 _QUERY_BLOCK = 32  # small enough that a block of weights stays in cache while it is summed
 
@@ -121,7 +121,7 @@ class SinkResult(NamedTuple):
     rate_grid_normalised: np.ndarray
 
 
-class AttentionSinks(Additive):
+class AttentionSinks(AdditiveMetric):
     """Sink mass, importance, sink rate and sink position per layer and head. States are sums: additive.
 
     Args:

@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .additive import Additive, Released, summed
-from .parallel import each_on_one_core
+from .additive import AdditiveMetric, FreedMetric, sum_over_ranks
+from .threads import each_on_one_core
 
 
 class DominanceResult(NamedTuple):
@@ -29,7 +29,7 @@ class DominanceResult(NamedTuple):
     """``[S]`` the median over all T positions (position 0 among them) of ``by_position``."""
 
 
-class DominanceRatio(Additive):
+class DominanceRatio(AdditiveMetric):
     """``max_j |h_j| / mean_j |h_j|`` per place and position: 1 (all channels alike) to d (one channel alone).
 
     A vector of zeros, in which no channel dominates, counts as 1. States are sums: additive over batches and ranks.
@@ -83,7 +83,7 @@ def _merge_lists(lists_WSK3: Tensor) -> Tensor:
     return reduce(_merge_two, lists_WSK3)
 
 
-class MassiveActivations(Released):
+class MassiveActivations(FreedMetric):
     """The k (position, channel) pairs of largest ``|h|`` over the sequences, per place.
 
     The state is the list itself, ``[S, k, 3]`` (value, position, channel). Merging two lists keeps the k largest, which
@@ -93,7 +93,7 @@ class MassiveActivations(Released):
         n_places: places that will be updated.
         seq_len: T, the length of every probe sequence.
         d_model: channels.
-        k: length of the list, cut to T·d.
+        k: length of the list, at most T·d.
     """
 
     full_state_update = False
@@ -137,7 +137,7 @@ class RankResult(NamedTuple):
 _MOMENT_ROWS = 64
 
 
-class EffectiveRank(Additive):
+class EffectiveRank(AdditiveMetric):
     """Effective rank of the hidden states of all sequences and positions, per place, from their second moment.
 
     Singular values of the ``[N·T, d]`` hidden states, not centred, are roots of the eigenvalues of ``Σ h hᵀ``. Of this
@@ -184,8 +184,8 @@ class EffectiveRank(Additive):
         self.n_vectors[place].add_(len(h_ND))
 
     def reduce_over(self, group: Any) -> None:
-        """See :class:`Additive`; the moments, far larger than all other states together, come later, one at a time."""
-        self.n_vectors = summed(self.n_vectors, group)
+        """See :class:`AdditiveMetric`; the moments, far larger than all other states together, come one at a time."""
+        self.n_vectors = sum_over_ranks(self.n_vectors, group)
         self._group = group
 
     def _own_moments(self) -> dict[int, Tensor]:
@@ -214,7 +214,7 @@ class EffectiveRank(Additive):
         for place, values_D in zip(own, each_on_one_core(self._eigenvalues, own.values()), strict=True):
             eigenvalues_SD[place] = values_D
         if self._is_synced:
-            eigenvalues_SD = summed(eigenvalues_SD, self._group)
+            eigenvalues_SD = sum_over_ranks(eigenvalues_SD, self._group)
         singular_SD = (eigenvalues_SD.clamp_min(0) / self.n_vectors[:, None]).sqrt()
         share_SD = singular_SD / singular_SD.sum(-1, keepdim=True)
         rank_S = torch.special.entr(share_SD).sum(-1).exp()

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .additive import Additive, summed
+from .additive import AdditiveMetric, sum_over_ranks
 
 
 class VarianceResult(NamedTuple):
@@ -25,7 +25,7 @@ def _square_sum(x: Tensor) -> Tensor:
     return torch.linalg.vector_norm(x, dim=-1).double().square_()
 
 
-class PositionalVariance(Additive):
+class PositionalVariance(AdditiveMetric):
     """Variance of head outputs over probe sequences, per layer, head and position, in one pass.
 
     Kept are the mean of every channel, and of every head and position the scatter ``Σ‖o − mean‖²``; batches and ranks
@@ -77,13 +77,13 @@ class PositionalVariance(Additive):
         self.mean, self.n_sequences = self.mean + away * share_L111.to(away.dtype), total
 
     def reduce_over(self, group: Any) -> None:
-        """See :class:`Additive`."""
-        total = summed(self.n_sequences, group)
+        """See :class:`AdditiveMetric`."""
+        total = sum_over_ranks(self.n_sequences, group)
         share_L111 = (self.n_sequences / total.clamp_min(1))[:, None, None, None]
-        mean = summed(self.mean * share_L111.to(self.mean.dtype), group)
+        mean = sum_over_ranks(self.mean * share_L111.to(self.mean.dtype), group)
         # A layer at a time: differences take as much memory as means.
         away = torch.stack([_square_sum(own - of_all) for own, of_all in zip(self.mean, mean, strict=True)])
-        self.scatter = summed(self.scatter + away * self.n_sequences[:, None, None], group)
+        self.scatter = sum_over_ranks(self.scatter + away * self.n_sequences[:, None, None], group)
         self.mean, self.n_sequences = mean, total
 
     def compute(self) -> VarianceResult:
@@ -108,7 +108,7 @@ class TokensResult(NamedTuple):
     """The same of ``|a|`` over its row's sum, ``(Σ|a|)² / Σ a²``."""
 
 
-class EffectiveTokens(Additive):
+class EffectiveTokens(AdditiveMetric):
     """Effective number of tokens per layer, head and position, averaged over sequences. States are sums: additive.
 
     A query that gives no weight at all (a row of zeros, which some normalisers allow) averages over 0 tokens.

@@ -36,7 +36,7 @@ from ..data.prepare import PreparedData, prepare
 from ..data.probes import random_probe, text_probe
 from ..errors import RunError, UsageError
 from ..files import atomic_path, read_json, write_json, write_text
-from ..measure.ranks import check_clocks, check_same, from_first, rank, world_size
+from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
 from ..measure.recorder import SnapshotRecorder
 from ..measure.records import RunDir, truncate_metrics, write_metrics_csv
 from ..models.attention.kernel_choice import explicit_because, kernel_sentence
@@ -306,7 +306,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
     with joined(where, device), ExitStack() as held:
         console = (console or Console()) if rank() == 0 else Console(quiet=True)
         # Asked here so that a mistake is told at once, and again below, where no other process can come between.
-        from_first(lambda: check_resumable(config, run) if resume else _check_unused(run))
+        from_rank_zero(lambda: check_resumable(config, run) if resume else _check_unused(run))
         data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
         strategy = set_up_strategy(config.trainer, config.optim.grad_clip, device)
         model = newborn(config, config.init_seed, device if strategy.shard else "cpu", strategy.shard)
@@ -328,7 +328,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
             truncate_metrics(run.metrics, step if checkpoint else -1)
             return checkpoint, step, record
 
-        checkpoint, step, record = from_first(begin)
+        checkpoint, step, record = from_rank_zero(begin)
         console.print(
             f"[bold]{run.path}[/bold]  {record['n_params']:,} parameters  birth {record['digest'][:12]}…  "
             + (f"resumed at step {step}" if resume else config.init_from or f"init_seed {config.init_seed}")
@@ -365,5 +365,5 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         trainer.fit(
             PretrainModule(model, config.optim, config.trainer), datamodule=_Steps(config, data), ckpt_path=checkpoint
         )
-        from_first(lambda: write_metrics_csv(run))
+        from_rank_zero(lambda: write_metrics_csv(run))
         return Outcome(run, trainer.global_step, stop.received.name if stop.received else None)

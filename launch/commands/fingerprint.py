@@ -14,7 +14,7 @@ from rich.console import Console
 from ...errors import UsageError
 from ...measure.hidden_states import FingerprintProbe
 from ...measure.records import RunDir
-from ...metrics.recipe import Recipe
+from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import LEVEL
 from ...report.pictures.saving import save_png
 from ...report.terminal import bar, picture_path, print_json
@@ -28,10 +28,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def _test(parsed: Namespace) -> tuple[FingerprintProbe, Recipe]:
+def _test(parsed: Namespace) -> tuple[FingerprintProbe, LineageTestConfig]:
     """Probe, its length still to be chosen, and recipe."""
-    fields = [field.name for field in dataclasses.fields(Recipe) if field.name != "null"]
-    recipe = Recipe(null=parsed.null or "dimensions", **{name: parsed[name] for name in fields})
+    fields = [field.name for field in dataclasses.fields(LineageTestConfig) if field.name != "null"]
+    recipe = LineageTestConfig(null=parsed.null or "dimensions", **{name: parsed[name] for name in fields})
     if problems := recipe.problems():
         raise UsageError("; ".join(f"--{problem}" for problem in problems))
     return FingerprintProbe(kind=parsed.probe, n_inputs=parsed.n_inputs, probe_seed=parsed.probe_seed), recipe
@@ -85,7 +85,7 @@ def _draw_matrix(sources: list[Source], pairs: list[Pair], title: str, out: Path
     _save(draw_matrix(short_names(sources), z_MM, verdicts_MM, title), out)
 
 
-def _calibrate(parsed: Namespace, probe: FingerprintProbe, recipe: Recipe) -> int:
+def _calibrate(parsed: Namespace, probe: FingerprintProbe, recipe: LineageTestConfig) -> int:
     from ...study.lineage.calibration_figure import rates
 
     if parsed.models:

@@ -14,7 +14,7 @@ from rich.table import Table
 from scipy import stats
 
 from ...measure.hidden_states import FingerprintProbe, hidden_states
-from ...metrics.recipe import Null, Recipe
+from ...metrics.config import LineageTestConfig, Null
 from ...metrics.seedprint import Fingerprint, HiddenStates, compare
 from ...models.birth import born
 from ...models.config import ModelConfig
@@ -116,7 +116,7 @@ def calibrate(
     kin: Sequence[tuple[Source, Source]],
     n_kin: int,
     probe: FingerprintProbe,
-    recipe: Recipe,
+    recipe: LineageTestConfig,
     nulls: Sequence[Null] = NULLS,
     advance: Callable[[int], object] = lambda n_pairs: None,
 ) -> list[Rates]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ...errors import UsageError
 from ...measure.hidden_states import FingerprintProbe, cached_hidden_states, hidden_states
-from ...metrics.recipe import Recipe
+from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import FEWEST_INPUTS, LEVEL, Fingerprint, HiddenStates, bonferroni, compare
 from ...models.birth import born
 from ...models.config import ModelConfig
@@ -84,7 +84,7 @@ def _loaded(source: Source) -> Decoder:
 def compare_all(
     sources: Sequence[Source],
     probe: FingerprintProbe,
-    recipe: Recipe,
+    recipe: LineageTestConfig,
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_inputs: None,
 ) -> list[Pair]:
@@ -121,7 +121,7 @@ def identify(
     config: ModelConfig,
     candidates: Sequence[int],
     probe: FingerprintProbe,
-    recipe: Recipe,
+    recipe: LineageTestConfig,
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_seeds: None,
 ) -> list[tuple[int, Fingerprint]]:

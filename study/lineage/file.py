@@ -11,7 +11,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ...measure.hidden_states import FingerprintProbe
-from ...metrics.recipe import Recipe
+from ...metrics.config import LineageTestConfig
 from ...trainer.config_parser import Parser
 from ..reading import Reader, read_fields
 from ..trials import as_flags
@@ -22,7 +22,7 @@ BASE = "base"
 _SCALED = ("base", "init_seeds", "steps", "continue", "test", "tests")
 _FIELDS = ("kind", "name", *_SCALED, "scales")
 _OF_A_PROBE = ("probe", "n_inputs", "seq_len", "probe_seed")
-_OF_A_TEST = (*_OF_A_PROBE, *(field.name for field in dataclasses.fields(Recipe)))
+_OF_A_TEST = (*_OF_A_PROBE, *(field.name for field in dataclasses.fields(LineageTestConfig)))
 _DEFAULT_TESTS: dict[str, Any] = {"dimensions": {}, "published": {"null": "analytic"}}
 
 
@@ -34,7 +34,7 @@ class Comparison:
     """What both are shown."""
     seq_len: int | None
     """Tokens in a sequence of it, where the file says so; the probe's own are chosen with the models."""
-    recipe: Recipe
+    recipe: LineageTestConfig
     """What is made of it."""
 
 
@@ -145,8 +145,8 @@ def _comparison(reader: Reader, fields: Any, shared: dict[str, Any], where: str)
     except UsageError as error:
         told = str(error).replace("birthmark pretrain --help", "birthmark fingerprint --help")
         raise UsageError(f"{reader.file}: {where}: {told}") from None
-    options = {field.name: parsed[field.name] for field in dataclasses.fields(Recipe)}
-    recipe = Recipe(**options | {"null": parsed.null or Recipe.null})
+    options = {field.name: parsed[field.name] for field in dataclasses.fields(LineageTestConfig)}
+    recipe = LineageTestConfig(**options | {"null": parsed.null or LineageTestConfig.null})
     if problems := recipe.problems():
         raise UsageError(f"{reader.file}: {where}: {'; '.join(problems)}")
     probe = FingerprintProbe(kind=parsed.probe, n_inputs=parsed.n_inputs, probe_seed=parsed.probe_seed)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from ...metrics.recipe import Null, Recipe
+from ...metrics.config import LineageTestConfig, Null
 from ...trainer.config_parser import Parser
 
 
@@ -29,7 +29,7 @@ def add_test_options(command: Parser, n_inputs: int) -> None:
         help="Tokens in each; by default 64, or as many as all of them can read.",
     )
     command.add_argument("--probe_seed", type=int, default=0, help="Decides the sequences, and nothing else.")
-    command.add_class_arguments(Recipe, None, as_group=False, skip={"null"})
+    command.add_class_arguments(LineageTestConfig, None, as_group=False, skip={"null"})
     command.add_argument(
         "--cache_dir", type=str, default="~/.cache/birthmark", metavar="DIR", help="Where hidden states are kept."
     )

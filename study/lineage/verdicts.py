@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...measure.hidden_states import FingerprintProbe
-from ...metrics.recipe import Recipe
+from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import Fingerprint
 from ...trainer.by_name.model_names import Source
 from .compare import _COLOURS, _COLUMNS, Pair, short_names
@@ -25,7 +25,7 @@ def told(found: Fingerprint) -> dict[str, Any]:
     return {name: None if isinstance(v, float) and not np.isfinite(v) else v for name, v in values.items()}
 
 
-def describe_probe(probe: FingerprintProbe, recipe: Recipe) -> str:
+def describe_probe(probe: FingerprintProbe, recipe: LineageTestConfig) -> str:
     """One line about what the numbers below it rest on."""
     what = "random tokens" if probe.kind == "token" else "Gaussian embeddings"
     return f"null {recipe.null}, {probe.n_inputs} sequences of {probe.seq_len} {what}"

@@ -153,7 +153,7 @@ def test_measuring_lineage_does_not_change_training(tiny, tmp_path):
     assert weights("with", enabled=True, n_strangers=0) == weights("without")
 
 
-def test_what_cannot_be_measured_is_told_by_field(tiny, tmp_path):
+def test_what_cannot_be_measured_is_named_by_field(tiny, tmp_path):
     with pytest.raises(UsageError, match=r"snapshot\.fingerprint\.n_inputs is 3: give at least 10"):
         tiny({"snapshot.fingerprint": FingerprintConfig(n_inputs=3)})
     config = tiny({"snapshot.fingerprint": FingerprintConfig(enabled=True, seq_len=13)})

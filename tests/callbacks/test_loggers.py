@@ -66,9 +66,9 @@ def test_wandb_receives_the_same_names_and_native_objects(tmp_path, offline_wand
 
 
 def test_a_wandb_that_does_not_start_is_one_line(tmp_path):
-    with pytest.raises(RunError, match=r"log\.wandb offline: W&B did not start .*--log\.wandb off") as told:
+    with pytest.raises(RunError, match=r"log\.wandb offline: W&B did not start .*--log\.wandb off") as error:
         wandb_logger(LogConfig(wandb="offline", project="no/such/name"), RunDir(tmp_path), "abc123", {})
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(error.value)
 
 
 def test_nothing_of_wandb_is_loaded_where_it_is_off(tmp_path):

@@ -1,4 +1,4 @@
-"""Snapshots in the training of somebody else's LightningModule, and of ours, by a real Trainer."""
+"""Snapshots in the training of a LightningModule that is not ours, by a real Trainer."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 class Theirs(L.LightningModule):
-    """As anybody would write it."""
+    """As a user writes it."""
 
     def __init__(self, net):
         super().__init__()
@@ -180,7 +180,7 @@ def test_the_model_is_found_wherever_it_is(llama, token_batches, small_probe, tm
             )
 
 
-def test_what_cannot_be_found_is_told_with_the_mend(llama, token_batches, small_probe, tmp_path):
+def test_what_cannot_be_found_is_refused_with_the_mend(llama, token_batches, small_probe, tmp_path):
     module = Theirs(nn.Linear(2, 2))
     snapshots = BiasSnapshot(config=small_probe, every=1, dirpath=tmp_path)
     with pytest.raises(UsageError, match=r"Theirs holds no model of transformers: say which .*model=lambda module: "):
@@ -262,14 +262,14 @@ batches = torch.randint(0, 61, (3, 2, 12), generator=torch.Generator().manual_se
 trainer.fit(module, torch.utils.data.DataLoader(batches, batch_size=None))
 torch.save(module.net.state_dict(), out + ".pt")
 recorder = SnapshotRecorder(store + "-bias", snapshots.recorder.config)
-told = {"last": snapshots.last.bias, "again": recorder.take(module.net, 3).bias}
+results = {"last": snapshots.last.bias, "again": recorder.take(module.net, 3).bias}
 fully_shard(module.net)
 try:
     SnapshotRecorder(store + "-cut", recorder.config).take(module.net, 4)
 except UsageError as error:
-    told["sharded"] = str(error)
+    results["sharded"] = str(error)
 with open(out, "w") as file:
-    json.dump(told, file)
+    json.dump(results, file)
 """
 
 

@@ -118,9 +118,9 @@ def test_other_types_give_what_the_explicit_way_gives(name, attention, other_mod
     found = measure(ForeignModel(model), PROBE, birth, [], batch_size=4)
     explicit = other_model(name)
     with torch.no_grad():
-        told = explicit(tokens, output_attentions=True, output_hidden_states=True)
-    # Their last hidden state is normed already; that of the last block is not told.
-    hidden = [h.double() for h in told.hidden_states[:-1]]
+        output = explicit(tokens, output_attentions=True, output_hidden_states=True)
+    # Their last hidden state is normed already; that of the last block is not among them.
+    hidden = [h.double() for h in output.hidden_states[:-1]]
     assert len(hidden) == 2
     for layer, h in enumerate(hidden):
         u = h[:, -1] / h[:, -1].norm(dim=-1, keepdim=True)
@@ -129,12 +129,12 @@ def test_other_types_give_what_the_explicit_way_gives(name, attention, other_mod
         seed = h[:, -1].mean(0) / h[:, -1].mean(0).norm()
         assert found.arrays["alignment"][layer] == pytest.approx((u @ seed).mean().item(), abs=1e-5)
     sinks = AttentionSinks(2, 4, 20)
-    for layer, weights in enumerate(told.attentions):
+    for layer, weights in enumerate(output.attentions):
         sinks.update(layer, Rows(weights))
     expected = sinks.compute()
     np.testing.assert_allclose(found.arrays["sink_mass"], expected.mass, atol=1e-5)
     np.testing.assert_allclose(found.arrays["importance"], expected.importance, atol=1e-5)
-    p = told.logits[:, -1].double().softmax(-1).mean(0)
+    p = output.logits[:, -1].double().softmax(-1).mean(0)
     np.testing.assert_allclose(found.arrays["mean_prob"], p.numpy(), rtol=1e-4)
     assert found.scalars["drift"] == pytest.approx(1, abs=1e-6)
 
@@ -215,7 +215,7 @@ def test_a_measurement_leaves_no_trace(attention, other_model):
     assert measure(ForeignModel(model), PROBE).scalars == first
 
 
-def test_a_pass_that_fails_leaves_no_trace_and_nan_is_told_by_its_place(their_model):
+def test_a_pass_that_fails_leaves_no_trace_and_nan_is_named_by_its_place(their_model):
     model = their_model("gpt2")
     with torch.no_grad():
         model.transformer.h[1].mlp.c_proj.weight[0, 0] = torch.nan
@@ -264,7 +264,7 @@ def test_what_cannot_be_measured_is_refused_by_name(their_shape, enliven):
 
 
 def test_an_attention_that_is_not_what_was_observed_is_refused(their_model):
-    """Whatever a model does to its scores that nobody tells the attention function shows in the logits."""
+    """Whatever a model does to its scores that the attention function does not see shows in the logits."""
     model = their_model("llama")
 
     def squeezed(module, query, key, value, attention_mask, **more):

@@ -136,11 +136,11 @@ def test_the_command_prints_a_table_or_json(tmp_path, capsys, monkeypatch):
     file.write_text(f"{shape}\nsnapshot: {{seq_len: 12}}\n")
     command = ["intervene", f"{file}@3", "--layer=1", "--position=4", "--n_sequences=8", "--seq_len=12"]
     assert main([*command, "--kind=amplify", "--lambda=1,8", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["lambdas"] == [1.0, 8.0]
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["lambdas"] == [1.0, 8.0]
     config = ModelConfig(d_model=16, n_layers=3, n_heads=2, vocab_size=32, max_seq_len=12)
     expected = intervene(born(config, 3), random_probe(32, 8, 12, 0), "amplify", 1, 4, [1, 8])
-    np.testing.assert_allclose(told["importance"], expected.importance, atol=1e-6)
+    np.testing.assert_allclose(printed["importance"], expected.importance, atol=1e-6)
     assert main([*command, "--kind=mask"]) == 0
     page = capsys.readouterr().out.splitlines()
     assert page[0].endswith("mask at block 1, position 4")

@@ -259,7 +259,7 @@ def test_sinks_are_those_of_the_weights_whatever_follows_the_aggregation(aggrega
         ("identity", lambda s: torch.where(s > -torch.inf, s, 0.0)),
     ],
 )
-def test_sinks_of_rows_that_do_not_sum_to_one_are_told_raw_and_normalised(normaliser, weigh):
+def test_sinks_of_rows_that_do_not_sum_to_one_are_given_raw_and_normalised(normaliser, weigh):
     kept = {}
 
     class KeepScores(Keep):

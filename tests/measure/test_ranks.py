@@ -4,14 +4,22 @@ import json
 
 import torch
 
-from birthmark.measure.ranks import check_same, from_first, largest, own_batches, rank, summed, world_size
+from birthmark.measure.ranks import (
+    check_same,
+    from_rank_zero,
+    max_over_ranks,
+    own_batches,
+    rank,
+    sum_over_ranks,
+    world_size,
+)
 
 SCRIPT = """
 import json, sys
 import torch
 import torch.distributed as dist
-from birthmark.measure.ranks import check_same, from_first, gathered_rows, largest, own_batches, rank
-from birthmark.measure.ranks import summed, world_size
+from birthmark.measure.ranks import check_same, from_rank_zero, gather_rows, max_over_ranks, own_batches, rank
+from birthmark.measure.ranks import sum_over_ranks, world_size
 from birthmark.errors import RunError, UsageError
 
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=int(sys.argv[1]), world_size=2)
@@ -26,45 +34,45 @@ def refuse():
     raise UsageError("not so")
 
 x, own = torch.arange(5), torch.tensor([1.0 + rank()])
-told = {
+results = {
     "rank": [rank(), world_size()],
     "parts": [[part.tolist(), counts] for part, counts in own_batches(x, 2)],
     "none": [[part.tolist(), counts] for part, counts in own_batches(x[:1], 2)],
-    "rows": gathered_rows(torch.stack([r for part, counts in own_batches(x, 2) if counts for r in part]), 5).tolist(),
-    "sum": [summed(own).item(), own.item()],
-    "largest": largest(7 * rank()),
-    "first": from_first(lambda: [rank(), "same"]),
-    "refused": said(from_first, refuse),
-    "bug": said(from_first, lambda: {}["x"]),
+    "rows": gather_rows(torch.stack([r for part, counts in own_batches(x, 2) if counts for r in part]), 5).tolist(),
+    "sum": [sum_over_ranks(own).item(), own.item()],
+    "largest": max_over_ranks(7 * rank()),
+    "first": from_rank_zero(lambda: [rank(), "same"]),
+    "refused": said(from_rank_zero, refuse),
+    "bug": said(from_rank_zero, lambda: {}["x"]),
     "same": said(check_same, "seed", "1", "mend it"),
     "other": said(check_same, "seed", str(rank()), "mend it"),
 }
-print(json.dumps(told))
+print(json.dumps(results))
 """
 
 
 def test_two_processes_share_and_agree(tmp_path, as_ranks):
-    told, statuses = as_ranks(SCRIPT, tmp_path / "store")
+    results, statuses = as_ranks(SCRIPT, tmp_path / "store")
     assert statuses == [0, 0]
-    a, b = map(json.loads, told)
+    a, b = map(json.loads, results)
     assert (a["rank"], b["rank"]) == ([0, 2], [1, 2])
     # As many batches for both: what fills up does not count.
     assert (a["parts"], b["parts"]) == ([[[0, 1], True], [[2], True]], [[[3, 4], True], [[0], False]])
     assert (a["none"], b["none"]) == ([[[0], True]], [[[0], False]])
     assert (a["sum"], b["sum"]) == ([3, 1], [3, 2])
     assert (a["bug"], b["bug"]) == ("KeyError: 'x'", "RunError: rank 0: KeyError: 'x'")
-    for told in (a, b):
-        assert told["largest"] == 7
-        assert told["rows"] == [0, 1, 2, 3, 4]
-        assert told["first"] == [0, "same"]
-        assert told["refused"] == "UsageError: not so"
-        assert told["same"] is None
-        assert told["other"] == "RunError: seed of rank 1 is not that of rank 0: mend it"
+    for results in (a, b):
+        assert results["largest"] == 7
+        assert results["rows"] == [0, 1, 2, 3, 4]
+        assert results["first"] == [0, "same"]
+        assert results["refused"] == "UsageError: not so"
+        assert results["same"] is None
+        assert results["other"] == "RunError: seed of rank 1 is not that of rank 0: mend it"
 
 
 def test_without_a_group_one_process_is_all():
     x = torch.arange(5)
-    assert (rank(), world_size(), largest(3), from_first(lambda: 4)) == (0, 1, 3, 4)
+    assert (rank(), world_size(), max_over_ranks(3), from_rank_zero(lambda: 4)) == (0, 1, 3, 4)
     assert [(part.tolist(), counts) for part, counts in own_batches(x, 3)] == [([0, 1, 2], True), ([3, 4], True)]
-    assert summed(x) is x
+    assert sum_over_ranks(x) is x
     check_same("seed", "1", "mend it")

@@ -160,7 +160,7 @@ def test_an_earlier_training_is_put_aside_whole(llama, small_probe, tmp_path):
         SnapshotRecorder(tmp_path, small_probe).take(llama(2), 0)
 
 
-def test_what_cannot_be_is_told_in_one_line(llama, their_model, small_probe, tiny, tmp_path):
+def test_what_cannot_be_is_refused_in_one_line(llama, their_model, small_probe, tiny, tmp_path):
     def refused(match, act):
         with pytest.raises(UsageError, match=match) as caught:
             act()

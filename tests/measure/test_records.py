@@ -58,13 +58,13 @@ def test_a_folder_is_replaced_whole(tmp_path):
 @pytest.mark.parametrize(
     "error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("No space left (os error 28)")]
 )
-def test_a_full_disk_is_told_in_one_line_with_the_file(tmp_path, error):
+def test_a_full_disk_is_one_line_with_the_file(tmp_path, error):
     with pytest.raises(RunError, match=r"a\.txt: no space left"), atomic_path(tmp_path / "a.txt"):
         raise error
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_full_disk_under_the_log_is_told(tmp_path):
+def test_a_full_disk_under_the_log_is_one_line(tmp_path):
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     with pytest.raises(RunError, match=r"metrics\.jsonl: no space left"):
         append_metrics(tmp_path / "metrics.jsonl", 1, {"a": 1.0})
@@ -151,7 +151,7 @@ def test_only_a_run_opens_as_one(tmp_path):
         RunDir.open(tmp_path)
 
 
-def test_checkpoints_are_told_by_their_step(tmp_path):
+def test_checkpoints_are_named_by_their_step(tmp_path):
     run = RunDir(tmp_path)
     assert run.checkpoints_by_step() == {}
     for step in (30, 4, 1200):

@@ -8,11 +8,11 @@ import pickle
 import numpy as np
 import torch
 
-from birthmark.metrics.additive import Additive
+from birthmark.metrics.additive import AdditiveMetric
 from birthmark.metrics.contraction import Contraction
 
 
-class Sums(Additive):
+class Sums(AdditiveMetric):
     """The sum of what it is given, per place, and how much that was."""
 
     def __init__(self):
@@ -61,7 +61,7 @@ def test_copies_have_sums_of_their_own():
         assert other.total[0, 0] == 2
 
 
-def test_one_batch_at_a_time_is_told_alone_and_adds_up():
+def test_one_batch_at_a_time_is_given_alone_and_adds_up():
     """``metric(batch)``, torchmetrics' own way to have both."""
     h = torch.randn(9, 5, 8, generator=torch.Generator().manual_seed(0))
     metric, whole = Contraction(1, 8), Contraction(1, 8)

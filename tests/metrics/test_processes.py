@@ -81,7 +81,7 @@ import sys
 import torch
 import torch.distributed as dist
 import numpy as np
-from birthmark.metrics.additive import Additive
+from birthmark.metrics.additive import AdditiveMetric
 from birthmark.metrics.contraction import Contraction
 from birthmark.metrics.states import EffectiveRank
 from birthmark.metrics.variance import PositionalVariance

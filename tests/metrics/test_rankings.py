@@ -121,5 +121,5 @@ def test_likeness_of_unrelated_rankings_is_that_of_chance():
     assert rank_biased_overlap(p, q) < 0.05
 
 
-def test_numbers_that_cannot_be_told_apart_keep_the_order_of_their_ids():
+def test_numbers_that_are_equal_keep_the_order_of_their_ids():
     assert ranking(np.array([0.5, 0.25, 0.5, 0.25])).tolist() == [0, 2, 1, 3]

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from birthmark.metrics.nulls import (
+from birthmark.metrics.config import LineageTestConfig, Null
+from birthmark.metrics.null_distributions import (
     analytic_sd,
     common_dimensions,
     gaussian_moments,
@@ -19,7 +20,6 @@ from birthmark.metrics.nulls import (
     pipeline_moments,
     sampled_pairings,
 )
-from birthmark.metrics.recipe import Null, Recipe
 from birthmark.metrics.seedprint import HiddenStates, aggregate, bonferroni, compare, kendall_matrix, spearman_matrix
 
 
@@ -48,7 +48,7 @@ def test_the_published_statistic_is_scipys(choice, k):
         columns = [c for c in columns if c in set(np.argsort(y.mean(0))[:wanted])]
     p, q = (special.softmax(z[:, columns] / 10, axis=1) for z in (x, y))
     taus = [stats.kendalltau(p[:, i], q[:, i]).statistic for i in range(len(columns))]
-    found = compare(x, y, Recipe(null="analytic", choice=choice, k=k))
+    found = compare(x, y, LineageTestConfig(null="analytic", choice=choice, k=k))
     assert found.statistic == pytest.approx(np.mean(taus), abs=1e-12)
     assert found.k == len(columns)
     sd = np.sqrt(2 * (2 * 60 + 5) / (9 * 60 * 59)) / np.sqrt(len(columns))
@@ -64,8 +64,8 @@ def test_the_aggregated_signal_is_one_tau_of_raw_means_and_pays_for_two(mirrored
     y = -y if mirrored else y
     columns = sorted(set(np.argsort(x.mean(0))[:20]) & set(np.argsort(y.mean(0))[:20]))
     tau = stats.kendalltau(x[:, columns].mean(1), y[:, columns].mean(1)).statistic
-    alone = compare(x, y, Recipe(null="analytic", k=0.5))
-    found = compare(x, y, Recipe(null="analytic", k=0.5, aggregate=True))
+    alone = compare(x, y, LineageTestConfig(null="analytic", k=0.5))
+    found = compare(x, y, LineageTestConfig(null="analytic", k=0.5, aggregate=True))
     z = max(alone.z, tau / np.sqrt(2 * (2 * 60 + 5) / (9 * 60 * 59)))
     assert found.z == pytest.approx(z, rel=1e-12)
     assert found.p == pytest.approx(min(1, 4 * stats.norm.sf(z)), rel=1e-9)
@@ -77,7 +77,9 @@ def test_the_aggregated_signal_can_see_what_no_column_shows():
     rng = np.random.default_rng(0)
     factor_N1 = rng.standard_normal((200, 1))
     x, y = (0.12 * factor_N1 + rng.standard_normal((200, 60)) for _ in range(2))
-    alone, found = (compare(x, y, Recipe(null="analytic", choice="base", k=60, aggregate=a)) for a in (False, True))
+    alone, found = (
+        compare(x, y, LineageTestConfig(null="analytic", choice="base", k=60, aggregate=a)) for a in (False, True)
+    )
     assert found.z > alone.z
     tau = stats.kendalltau(x.mean(1), y.mean(1)).statistic
     assert found.statistic == pytest.approx(tau, abs=1e-12)
@@ -110,7 +112,7 @@ def test_the_gaussian_nulls_have_mean_zero_and_about_the_analytic_sd():
 
 @pytest.mark.parametrize("null", get_args(Null))
 def test_kin_are_kin_and_strangers_are_not(null):
-    recipe = Recipe(null=null, k=0.5, draws=None if null == "dimensions_sampled" else 60)
+    recipe = LineageTestConfig(null=null, k=0.5, draws=None if null == "dimensions_sampled" else 60)
     found = compare(*kin(0), recipe)
     assert found.verdict == "kin"
     assert found.z > 5
@@ -122,7 +124,7 @@ def test_kin_are_kin_and_strangers_are_not(null):
 def test_the_far_tail_does_not_underflow():
     x = gaussian(0, 2000, 300)
     for null in ("analytic", "dimensions"):
-        found = compare(x, x, Recipe(null=null, k=0.5))
+        found = compare(x, x, LineageTestConfig(null=null, k=0.5))
         assert found.z > 40
         assert found.p == 0
         assert -(found.z**2) < found.log10_p < -(found.z**2) / 5
@@ -158,7 +160,9 @@ def test_correlation_matrices_are_scipys():
         assert spearman_matrix(a, b)[i, j] == pytest.approx(stats.spearmanr(a.x_ND[:, i], b.x_ND[:, j])[0], abs=1e-12)
     a, b = HiddenStates(x[:, :6]), HiddenStates(y[:, :6])
     assert kendall_matrix(a, b)[5, 2] == stats.kendalltau(x[:, 5], y[:, 2]).statistic
-    assert compare(a, b, Recipe(correlation="kendall")).statistic == pytest.approx(np.diag(kendall_matrix(a, b)).mean())
+    assert compare(a, b, LineageTestConfig(correlation="kendall")).statistic == pytest.approx(
+        np.diag(kendall_matrix(a, b)).mean()
+    )
 
 
 def test_strangers_are_called_kin_as_often_as_the_level_says_however_their_columns_hang_together():
@@ -178,11 +182,11 @@ def test_strangers_are_called_kin_as_often_as_the_level_says_however_their_colum
 
 def test_a_sampled_p_is_the_share_of_pairings_that_do_as_well():
     x, y = kin(1, noise=4)
-    exact, sampled = compare(x, y), compare(x, y, Recipe(null="dimensions_sampled", draws=5000))
+    exact, sampled = compare(x, y), compare(x, y, LineageTestConfig(null="dimensions_sampled", draws=5000))
     assert sampled.statistic == exact.statistic
     assert sampled.z == pytest.approx(exact.z, rel=0.05)
     assert sampled.p == pytest.approx(exact.p, rel=0.4, abs=1e-3)
-    assert compare(x, x, Recipe(null="dimensions_sampled", draws=99)).p == pytest.approx(1 / 100)
+    assert compare(x, x, LineageTestConfig(null="dimensions_sampled", draws=99)).p == pytest.approx(1 / 100)
 
 
 # ── no verdict ───────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -190,7 +194,7 @@ def test_a_sampled_p_is_the_share_of_pairings_that_do_as_well():
 
 @pytest.mark.parametrize("null", ["analytic", "dimensions"])
 @pytest.mark.parametrize(
-    ("spoil", "told"),
+    ("spoil", "reason"),
     [
         (lambda x: x[:9], "9 inputs"),
         (lambda x: np.where(np.arange(40) == 2, np.nan, x), "NaN"),
@@ -198,22 +202,22 @@ def test_a_sampled_p_is_the_share_of_pairings_that_do_as_well():
         (lambda x: x[:, :1], "1 dimension"),
     ],
 )
-def test_what_cannot_be_tested_is_undefined(null, spoil, told):
+def test_what_cannot_be_tested_is_undefined(null, spoil, reason):
     x, y = kin(0)
     spoilt = spoil(x)
-    found = compare(spoilt, y[: len(spoilt), : spoilt.shape[1]], Recipe(null=null, k=0.5))
+    found = compare(spoilt, y[: len(spoilt), : spoilt.shape[1]], LineageTestConfig(null=null, k=0.5))
     assert found.verdict == "undefined"
-    assert told in found.reason
+    assert reason in found.reason
     assert np.isnan([found.z, found.statistic, found.log10_p, found.p]).all()
 
 
 def test_too_few_identity_dimensions_in_common_are_undefined():
     x, y = gaussian(0) + np.arange(40), gaussian(1) - np.arange(40)
     for null in ("analytic", "empirical", "empirical_full", "inputs"):
-        found = compare(x, y, Recipe(null=null))
+        found = compare(x, y, LineageTestConfig(null=null))
         assert (found.verdict, found.k) == ("undefined", 0)
         assert "0 identity dimensions in common (of 4)" in found.reason
-    assert compare(x, y, Recipe(null="analytic", choice="base")).verdict != "undefined"
+    assert compare(x, y, LineageTestConfig(null="analytic", choice="base")).verdict != "undefined"
     assert compare(x, y).verdict == "stranger"
 
 
@@ -237,7 +241,7 @@ def test_a_null_that_is_known_to_be_off_says_so():
     assert compare(x, y, vocab_size=50).warnings == ()
     (leak,) = compare(x, y, probe="embedding").warnings
     assert "leaks along the residual stream" in leak
-    small, few = compare(x, y, Recipe(null="analytic", choice="base"), vocab_size=50).warnings
+    small, few = compare(x, y, LineageTestConfig(null="analytic", choice="base"), vocab_size=50).warnings
     assert "vocabulary (50)" in small
     assert "4 dimensions" in few
 
@@ -260,10 +264,12 @@ def test_several_tests_pay_for_their_number():
 
 
 def test_a_recipe_says_what_is_wrong_with_it():
-    assert Recipe().problems() == []
-    assert [Recipe(k=k).n_dimensions(128) for k in (0.1, 0.25, 7, 500)] == [12, 32, 7, 128]
-    problems = " ".join(Recipe(k=1.5, temperature=0, draws=3).problems())
+    assert LineageTestConfig().problems() == []
+    assert [LineageTestConfig(k=k).n_dimensions(128) for k in (0.1, 0.25, 7, 500)] == [12, 32, 7, 128]
+    problems = " ".join(LineageTestConfig(k=1.5, temperature=0, draws=3).problems())
     assert all(name in problems for name in ("k is 1.5", "temperature is 0", "draws is 3"))
-    assert "at least 1000" in Recipe(null="dimensions_sampled", draws=100).problems()[0]
-    assert Recipe(null="analytic", aggregate=True).problems() == []
-    assert "aggregate is true: the null dimensions has no such signal" in Recipe(aggregate=True).problems()[0]
+    assert "at least 1000" in LineageTestConfig(null="dimensions_sampled", draws=100).problems()[0]
+    assert LineageTestConfig(null="analytic", aggregate=True).problems() == []
+    assert (
+        "aggregate is true: the null dimensions has no such signal" in LineageTestConfig(aggregate=True).problems()[0]
+    )

@@ -120,7 +120,7 @@ def test_weights_whose_rows_sum_to_one_are_kept_once():
 
 
 @pytest.mark.parametrize("block", [3, 100])
-def test_rows_that_do_not_sum_to_one_are_told_raw_and_normalised(monkeypatch, block):
+def test_rows_that_do_not_sum_to_one_are_given_raw_and_normalised(monkeypatch, block):
     """Signed weights too: then shares are of absolute weight, and a row without any weight has none to share."""
     monkeypatch.setattr(sinks, "_QUERY_BLOCK", block)
     a = np.tril(np.random.default_rng(0).normal(size=(5, 2, 9, 9)))

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from ...errors import RunError
 from ...files import atomic_path, read_json, write_json
-from ...measure.ranks import from_first, rank, world_size
+from ...measure.ranks import from_rank_zero, rank, world_size
 from ...models.tensor_shards import TensorShard
 from ..joint_failure import raise_together
 from ..processes import TIMEOUT
@@ -226,7 +226,7 @@ class BackgroundWriter:
         copies, copied = self._copy(mine)
         self._writing = _Write(
             path,
-            from_first(lambda: _new_folder(path)) if shared else _new_folder(path),
+            from_rank_zero(lambda: _new_folder(path)) if shared else _new_folder(path),
             step=checkpoint["global_step"],
             tree=tree,
             facts={name: facts(piece) for name, piece in found.items()},

@@ -9,7 +9,7 @@ Null = Literal["dimensions", "dimensions_sampled", "analytic", "empirical", "emp
 
 
 @dataclass(frozen=True)
-class Recipe:
+class LineageTestConfig:
     """How two models are compared."""
 
     null: Null = "dimensions"
@@ -53,7 +53,7 @@ class Recipe:
             found.append(f"temperature is {self.temperature}: give a positive number")
         if self.aggregate and self.null != "analytic":
             found.append(f"aggregate is true: the null {self.null} has no such signal; give --null analytic")
-        # A share of fewer pairings would be too coarse to tell p = 0.01 from its neighbours.
+        # A share of fewer pairings would be too coarse to distinguish p = 0.01 from its neighbours.
         fewest = 1000 if self.null == "dimensions_sampled" else 20
         if self.draws is not None and self.draws < fewest:
             found.append(f"draws is {self.draws}: give at least {fewest} for the null {self.null}")
