@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.measure import Measurement
@@ -12,51 +11,33 @@ from rich.table import Table
 
 from ..files import strict
 from ..measure.records import Snapshot
+from ..metrics.quantities import by_block
+from ..metrics.quantity import Column, Quantity
 from .text import format_value
-
-#: Columns of the table of blocks: name in JSON, heading, from the arrays, format. Those of L + 1 rows begin with the
-#: embeddings.
-_COLUMNS: Sequence[tuple[str, str, Callable[[dict[str, np.ndarray]], np.ndarray], str]] = (
-    ("inter", "inter", lambda a: a["inter_mlp"], ".3f"),
-    ("intra", "intra", lambda a: a["intra_mlp"], ".3f"),
-    ("alignment", "align-\nment", lambda a: a["alignment"], ".3f"),
-    ("sink_mass", "sink\nmass", lambda a: a["sink_mass"].mean(1), ".3f"),
-    ("sink_mass_max", "most in\na head", lambda a: a["sink_mass"].max(1), ".3f"),
-    ("sink_rate", "sink\nrate %", lambda a: a["sink_rate"].mean(1), ".1f"),
-    ("n_eff", "n_eff\nat T", lambda a: a["n_eff"][..., -1].mean(1), "ratio"),
-    ("variance_discrepancy", "variance\ndiscr.", lambda a: a["variance_discrepancy"], "ratio"),
-    ("super_neurons", "super\nneurons", lambda a: a["super_neurons"], ",d"),
-    ("dominance_first", "domi-\nnance", lambda a: a["dominance"][:, 0], "ratio"),
-    ("massive", "largest\n|h|", lambda a: a["massive_value"][:, 0], "ratio"),
-    ("effective_rank", "eff.\nrank", lambda a: a["effective_rank"], "ratio"),
-    ("qk_cosine", "QK\nlock", lambda a: a["qk_cosine"].mean(1), ".3f"),
-)
 
 
 def layers(snapshot: Snapshot) -> list[dict[str, float]]:
     """Figures of the embeddings (layer 0) and of every block, means over heads; what a row has not is left out."""
     rows: list[dict[str, float]] = [{"layer": layer} for layer in range(snapshot.summary["n_layers"] + 1)]
-    for name, _, values_of, _ in _COLUMNS:
-        if name == "alignment" and name not in snapshot.arrays:
-            continue
-        values = values_of(snapshot.arrays)
-        for row, value in zip(rows[len(rows) - len(values) :], values, strict=True):
-            row[name] = float(value)
+    for quantity, column in by_block(snapshot.quantities.values()):
+        if (array := snapshot.arrays.get(quantity.array)) is not None:
+            values = quantity.blocks(array)
+            # Arrays of the residual stream begin with the embeddings.
+            for row, value in zip(rows[len(rows) - len(values) :], values, strict=True):
+                row[column.key or quantity.name] = float(value)
     return rows
 
 
-#: Columns that give way where the terminal is narrow, first to last.
-_GIVE_WAY = ("sink_mass_max", "variance_discrepancy", "qk_cosine", "dominance_first", "effective_rank", "sink_rate")
-
-
-def _table(rows: list[dict[str, float]], left_out: Sequence[str]) -> Table:
+def _table(shown: Sequence[tuple[Quantity, Column]], rows: list[dict[str, float]], given_way: int) -> Table:
+    """The table of blocks, without the columns that give way first."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("block", justify="right", no_wrap=True)
-    shown = [column for column in _COLUMNS if column[0] not in left_out and any(column[0] in row for row in rows)]
-    for _, title, _, _ in shown:
-        table.add_column(title, justify="right", no_wrap=True)
+    kept = [(column.key or q.name, q, column) for q, column in shown if not 0 < column.gives_way <= given_way]
+    kept = [(key, q, column) for key, q, column in kept if any(key in row for row in rows)]
+    for _, quantity, column in kept:
+        table.add_column(quantity.heading(column), justify="right", no_wrap=True)
     for row in rows:
-        cells = [format_value(row.get(name), spec) for name, _, _, spec in shown]
+        cells = [format_value(row.get(key), quantity.format) for key, quantity, _ in kept]
         table.add_row(str(int(row["layer"]) or "embed"), *cells)
     return table
 
@@ -64,8 +45,9 @@ def _table(rows: list[dict[str, float]], left_out: Sequence[str]) -> Table:
 def print_snapshot(snapshot: Snapshot, console: Console) -> None:
     """Print a snapshot; columns give way where the terminal is narrow."""
     probe, rows = snapshot.summary["probe"], layers(snapshot)
-    for n in range(len(_GIVE_WAY) + 1):
-        table = _table(rows, _GIVE_WAY[:n])
+    shown = by_block(snapshot.quantities.values())
+    for given_way in sorted({0, *(column.gives_way for _, column in shown)}):
+        table = _table(shown, rows, given_way)
         if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
             break
     console.print(table)

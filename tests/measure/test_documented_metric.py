@@ -1,17 +1,20 @@
 """The metric of docs/measurements.md, in a real run: it shows wherever ours do."""
 
+import io
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import birthmark
 from birthmark.data.probes import random_probe
 from birthmark.measure.measurement import Batches
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.birth import born
+from birthmark.report.block_table import figures, print_snapshot
 from birthmark.trainer.run import pretrain
 
 
@@ -82,3 +85,14 @@ def test_it_is_logged_like_ours(run, offline_wandb):
     assert merged["sink/value_norm (no difference)"] == 1
     assert merged["bias/value_norm_by_head/_type"] == merged["bias/sink_mass_by_head/_type"] == "table-file"
     assert merged["sink/sink_mass (uniform)"] == last.bias["sink_uniform"]
+
+
+def test_it_has_a_column_in_the_table_of_blocks(run):
+    snapshot = run.snapshots()[-1]
+    wide, narrow = (Console(width=width, file=io.StringIO()) for width in (250, 60))
+    for console in (wide, narrow):
+        print_snapshot(snapshot, console)
+    assert "value norm" in wide.file.getvalue()
+    assert "value norm" not in narrow.file.getvalue()
+    rows = figures(snapshot)["layers"]
+    assert [row.get("value_norm") for row in rows] == [None, *snapshot.arrays["value_norm"].mean(1).tolist()]
