@@ -1,6 +1,6 @@
 """Samples as a pure function of (data_seed, sample index), so that a resumed run needs no loader state.
 
-The global sample index is ``step * global_batch_size + position in the global batch``. Whoever asks for an index gets
+The global sample index is ``step * global_batch_size + position in the global batch``. An index always gives
 the same tokens: at any step, on any rank, under any micro-batch size and any number of workers.
 """
 

@@ -32,12 +32,12 @@ def text_probe(val: BatchSource, n_sequences: int, seq_len: int) -> np.ndarray:
     """
     if seq_len > val.seq_len:
         raise UsageError(
-            f"text probe: {seq_len} tokens a sequence asked, validation samples have {val.seq_len} "
+            f"text probe: sequences of {seq_len} tokens, but validation samples have {val.seq_len} "
             "(model.max_seq_len); ask for shorter sequences"
         )
     if val.n_samples is not None and n_sequences > val.n_samples:
         raise UsageError(
-            f"text probe: {n_sequences} sequences asked, the validation text of data.path holds {val.n_samples}; "
+            f"text probe: {n_sequences} sequences, but the validation text of data.path holds {val.n_samples}; "
             "raise data.val_fraction or ask for fewer"
         )
     return val.batch(0, n_sequences)[:, :seq_len]

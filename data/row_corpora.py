@@ -22,7 +22,7 @@ from ..errors import RunError, UsageError
 from .cache import build_once, file_sha256, fingerprint
 from .config import DataConfig
 from .encode import Document, Encoded, encode_documents
-from .splits import cut_single, key_digest, key_hash, validation_mask
+from .splits import key_digest, key_hash, split_single_document, validation_mask
 from .tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class _RowCorpus:
         single = int((self._rows.n_bytes > 0).sum()) == 1
         for text, val in zip(self._texts(), is_val.tolist(), strict=True):
             if text and single:
-                yield from cut_single(text, self._config.val_fraction)
+                yield from split_single_document(text, self._config.val_fraction)
             elif text:
                 yield Document("val" if val else "train", text)
 
@@ -196,7 +196,7 @@ class TableCorpus(_RowCorpus):
             self._config,
             _READERS[suffix],
             data_files=[str(path.resolve()) for path in self._files],
-            # datasets tells local files apart by their times; this tells them apart by their bytes.
+            # datasets distinguishes local files by their times; this hash does so by their bytes.
             cache_dir=str(self._cache_dir / f"datasets-{self._content_hash[:16]}"),
             **options,
         )
@@ -250,7 +250,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 @contextlib.contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """No progress bars where nobody watches, and no threads of tokenizers in forked processes (they would hang)."""
+    """No progress bars outside a terminal, and no threads of tokenizers in forked processes (they would hang)."""
     import datasets
 
     watched = sys.stderr.isatty()

@@ -2,7 +2,7 @@
 
 A document belongs to validation when the hash of its key falls below ``data.val_fraction``, so adding or removing
 documents does not move the others. Two documents or more always give two non-empty splits: if the hashes put all on
-one side, the one nearest to the other side changes. A single document is cut: its end is for validation.
+one side, the one nearest to the other side changes. A single document is split: its end is for validation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def validation_mask(hashes: np.ndarray, val_fraction: float) -> np.ndarray:
     return is_val
 
 
-def cut_single(text: str, val_fraction: float) -> Iterator[Document]:
+def split_single_document(text: str, val_fraction: float) -> Iterator[Document]:
     """The only document of a corpus: its last ``val_fraction``, from a line's start on, is for validation.
 
     Raises:
@@ -44,10 +44,10 @@ def cut_single(text: str, val_fraction: float) -> Iterator[Document]:
     """
     if len(text) < 2:
         raise UsageError(f"data.path: the whole corpus is one document of {len(text)} character; give more text")
-    cut = min(max(1, round(len(text) * (1 - val_fraction))), len(text) - 1)
-    # The line that the cut falls into goes to validation, unless that line is most of the text.
-    line_start = text.rfind("\n", 0, cut) + 1
-    if line_start > cut // 2:
-        cut = line_start
-    yield Document("train", text[:cut])
-    yield Document("val", text[cut:])
+    boundary = min(max(1, round(len(text) * (1 - val_fraction))), len(text) - 1)
+    # The line that the boundary falls into goes to validation, unless that line is most of the text.
+    line_start = text.rfind("\n", 0, boundary) + 1
+    if line_start > boundary // 2:
+        boundary = line_start
+    yield Document("train", text[:boundary])
+    yield Document("val", text[boundary:])

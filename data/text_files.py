@@ -14,7 +14,7 @@ import numpy as np
 
 from ..errors import RunError, UsageError
 from .encode import Document, Encoded, encode_documents
-from .splits import cut_single, key_digest, key_hash, validation_mask
+from .splits import key_digest, key_hash, split_single_document, validation_mask
 from .tokenizer import TextTokenizer
 
 
@@ -91,7 +91,7 @@ class FileCorpus:
                 raise RunError(f"{document.path}: changed while it was being read; start again")
             text = content.decode("utf-8")
             if len(kept) == 1:
-                yield from cut_single(text, self._val_fraction)
+                yield from split_single_document(text, self._val_fraction)
             else:
                 yield Document("val" if val else "train", text)
 

@@ -25,7 +25,7 @@ class TextTokenizer:
     """One ``tokenizers`` JSON, with what a corpus needs: ids by batch, the end-of-text id, readable tokens.
 
     Text is encoded as text: the name of a special token that occurs in a document is spelled out and never becomes
-    that token, nothing is added around a document, and no padding or truncation that the file asks for is applied.
+    that token, nothing is added around a document, and padding and truncation of the file are switched off.
 
     Raises:
         UsageError: ``content`` is not a tokenizer.
@@ -147,7 +147,7 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
 
 
 def evenly(texts: Iterable[str], total_bytes: int, limit: int = TRAINING_BYTES) -> Iterator[str]:
-    """About ``limit`` bytes of texts, spread evenly over all ``total_bytes`` of them; all of them if they fit."""
+    """About ``limit`` bytes of texts, evenly over all ``total_bytes`` of them; all of them if they fit."""
     share = min(1.0, limit / max(1, total_bytes))
     seen = taken = 0
     for text in texts:

@@ -26,7 +26,7 @@ from .init import Distribution, birth_plan
 from .keyed_random import keyed_generator
 from .tensor_shards import full_shape, full_tensor, shard_of
 
-#: Cuts a model that holds nothing over processes, in place.
+#: Shards a model on the meta device over ranks, in place.
 Sharder = Callable[[Decoder], object]
 
 #: Elements per key. Part of the file format: another number is another birth.
@@ -84,12 +84,12 @@ def draw(
 def initialize_parameters(model: nn.Module, config: ModelConfig, init_seed: int) -> None:
     """Overwrite every parameter of ``model`` with its initial value under ``init_seed``, on whatever device it lies.
 
-    Of a parameter that is cut over processes each draws what it holds.
+    Of a sharded parameter each rank draws its own shard and no more.
     """
     plan = birth_plan(model, config.init)
     for name, parameter in model.named_parameters():
-        piece = shard_of(parameter)
-        piece.local.copy_(torch.from_numpy(draw(init_seed, name, piece.numel, plan[name], piece.start, piece.stop)))
+        shard = shard_of(parameter)
+        shard.local.copy_(torch.from_numpy(draw(init_seed, name, shard.numel, plan[name], shard.start, shard.stop)))
 
 
 def empty_decoder(
@@ -98,19 +98,22 @@ def empty_decoder(
     shard: Sharder | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Decoder:
-    """A decoder whose parameters hold nothing yet.
+    """A decoder whose parameters are not initialised.
+
+    Footgun: modules are built on the meta device. What ``__init__`` computes has no values there, and buffers hold
+    garbage afterwards: a module computes in ``forward``, or has its buffers set after birth.
 
     Args:
         config: the model.
-        device: where this process holds its part.
-        shard: cuts it over processes, so that none ever holds the whole.
+        device: where this process holds its shard, or all.
+        shard: shards it over ranks, in place, so that none ever holds the whole.
         dtype: of the parameters.
     """
     with torch.device("meta"):
         model = Decoder(config).to(dtype)
     if shard is not None:
         shard(model)
-    # What spreading has allocated stays.
+    # Sharding may have allocated already; that stays.
     return model.to_empty(device=device) if any(p.is_meta for p in model.parameters()) else model
 
 
@@ -143,7 +146,7 @@ class Digest:
 def digest(model: nn.Module) -> str:
     """The birth digest (:class:`Digest`) of the parameters that a model has now.
 
-    Of a model that is cut over processes all must ask; one parameter at a time is whole.
+    Of a sharded model all ranks must call: one parameter at a time is gathered.
     """
     sha = Digest()
     for name, parameter in sorted(model.named_parameters()):

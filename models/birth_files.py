@@ -52,6 +52,6 @@ def write_birth(
             save_file(shard, folder / file_of[name], metadata={"format": "pt"})
             shard.clear()
 
-    told = certificate_of(config, init_seed, keep)
+    certificate = certificate_of(config, init_seed, keep)
     write_index(folder, file_of, sum(sizes.values()))
-    return told
+    return certificate

@@ -34,10 +34,10 @@ class InitConfig:
     tables and the output head, which are tables of vectors, stay normal with 1/√width."""
 
     std: float = 0.02
-    """Standard deviation of ``normal``, ``truncated_normal`` (before the cut) and ``gpt2``."""
+    """Standard deviation of ``normal``, ``truncated_normal`` (before truncation) and ``gpt2``."""
 
     truncate: float = 2.0
-    """Where ``truncated_normal`` is cut, in standard deviations."""
+    """Bound of ``truncated_normal``, in standard deviations."""
 
     zero: list[
         Literal[

@@ -66,9 +66,9 @@ class Normal(Distribution):
 
 @dataclass(frozen=True)
 class TruncatedNormal(Distribution):
-    """Normal distribution with mean 0 and, before the cut, standard deviation ``std``, cut at ± ``truncate`` · std.
+    """Normal distribution with mean 0 and standard deviation ``std``, truncated at ± ``truncate`` · std.
 
-    Elements beyond the cut are drawn anew, in their order, from further streams of their block; all others are those
+    Elements beyond the bound are drawn anew, in their order, from further streams of their block; all others are those
     of :class:`Normal` under the same seed and name.
     """
 
@@ -77,13 +77,13 @@ class TruncatedNormal(Distribution):
 
     def block(self, normals: Normals, n: int) -> np.ndarray:
         """See :class:`Distribution`."""
-        values, cut = normals(n), np.float32(self.truncate)
-        again, beyond = 0, np.flatnonzero(np.abs(values) > cut)
+        values, bound = normals(n), np.float32(self.truncate)
+        again, beyond = 0, np.flatnonzero(np.abs(values) > bound)
         while beyond.size:
             again += 1
             fresh = normals(beyond.size, again)
             values[beyond] = fresh
-            beyond = beyond[np.abs(fresh) > cut]
+            beyond = beyond[np.abs(fresh) > bound]
         values *= np.float32(self.std)
         return values
 

@@ -20,7 +20,7 @@ _SMALLEST_SQUARES = 1e-6
 class PlainAggregation(nn.Module):
     """Head outputs go on as they are; also the base of the other kinds."""
 
-    #: Whether :meth:`forward` asks for sums of squared weights.
+    #: Whether :meth:`forward` reads sums of squared weights.
     needs_squares = False
 
     def __init__(self, config: ModelConfig) -> None:

@@ -111,7 +111,7 @@ KV_BIASES: dict[str, type[NoKeyValueBias]] = {
 
 
 class Projection(Linear):
-    """Queries, keys or values: a linear map, cut into heads, normalised if config says so.
+    """Queries, keys or values: a linear map, split into heads, normalised if config says so.
 
     Args:
         config: the model.

@@ -1,8 +1,8 @@
 """Softmax attention that also returns its log-sum-exp, differentiable in both, without a T×T matrix.
 
 The log-sum-exp of a row's scores gives every weight of the row afterwards, ``a[t,j] = exp(s[t,j] − lse[t])``, and two
-attentions over different keys merge by theirs, so whatever asks about weights, or puts a row together from pieces
-(windows, prefixes, extra keys), asks for it instead of for the matrix.
+attentions over different keys merge by theirs, so all code that needs weights, or merges a row from several attentions
+(windows, prefixes, extra keys), uses it in place of the matrix.
 
 Legend: B sequences, H heads, T positions, K head width. Keys and values have as many heads as queries here.
 """
@@ -137,7 +137,7 @@ def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[
 def _windowed(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
     """Every query sees itself and the ``window − 1`` keys before it: O(T·window).
 
-    Positions are cut into chunks as long as the window. A query sees the keys of its own chunk up to itself, which is
+    Positions are split into chunks as long as the window. A query sees the keys of its own chunk up to itself, which is
     causal attention, and of the chunk before those further on than its own place there, which is causal attention with
     both orders reversed and the queries one step behind.
     """

@@ -201,7 +201,15 @@ class Softmax(nn.Module):
     def weighted_sum(
         self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
     ) -> WeightedSum:
-        """Aggregate the values; told whether anyone will ask for weights, and for the sums of their squares."""
+        """Sum the values by their weights.
+
+        Args:
+            scores: of this attention.
+            v_BHSK: values.
+            extra: keys beside the tokens' that every query sees.
+            needs_weights: whether weights will be read afterwards.
+            needs_squares: whether :meth:`WeightedSum.sum_squares` will be called.
+        """
         extra = self.extra_keys(scores) + extra
         if scores.fusable:
             return FusedSoftmax(scores, v_BHSK, extra, needs_weights, needs_squares)

@@ -56,7 +56,7 @@ def read_weights(make: MakeReader) -> Iterator[None]:
 
 
 def new_reader(scores: Scores, rows_sum_to_one: bool) -> WeightReader | None:
-    """The reader of an attention with these scores, if anybody wants to read."""
+    """The reader of an attention with these scores; None outside :func:`read_weights`, and where gradients are on."""
     make = _make_reader.get()
     if make is None or torch.is_grad_enabled():
         return None
@@ -131,7 +131,7 @@ def _blocks(q_BHTK: Tensor) -> tuple[int, list[Part]]:
 
 def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], Tensor]:
     """(first query, one past the last) → scores ``[N, R, keys]`` of a part, −inf where a key is not seen; of that block
-    alone, until the next one is asked for."""
+    alone, until the next call."""
     slopes_H = scores.place.slopes_H
     wide = torch.promote_types(scores.q_BHTK.dtype, torch.float32)
     q, k = (x[part].to(wide) for x in (scores.q_BHTK, scores.k_BHSK))

@@ -115,15 +115,15 @@ def _resolved(config: ModelConfig) -> dict[str, Any]:
 
 def _fields(content: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
     """Fields of ModelConfig that a ``config.json`` and its family decide, by dotted name."""
-    told: dict[str, Any] = {key: value for key, value in content.items() if value is not None}
-    told |= {key: told[old] for old, key in family.renamed.items() if old in told}
+    given: dict[str, Any] = {key: value for key, value in content.items() if value is not None}
+    given |= {key: given[old] for old, key in family.renamed.items() if old in given}
     for name in ("rope_parameters", "rope_scaling"):
-        rope = told.get(name) or {}
+        rope = given.get(name) or {}
         if not isinstance(rope, dict) or any(isinstance(value, dict) for value in rope.values()):
             raise UsageError(f"{where}: {name} {rope!r}: no counterpart in ModelConfig; leave it at its default")
-        told |= {"rope_type" if key == "type" else key: value for key, value in rope.items() if value is not None}
+        given |= {"rope_type" if key == "type" else key: value for key, value in rope.items() if value is not None}
     for key, wanted in family.required.items():
-        value = told.get(key, wanted)
+        value = given.get(key, wanted)
         if any(one != wanted for one in (value if isinstance(value, list) else [value])):
             named = f"rope_scaling with rope_type {value!r}" if key == "rope_type" else f"{key} {value!r}"
             raise UsageError(f"{where}: {named} has no counterpart in ModelConfig: only {wanted!r} can be read")
@@ -131,16 +131,16 @@ def _fields(content: Mapping[str, Any], family: Family, where: str) -> dict[str,
     fields = dict(family.fixed)
     source: dict[str, str] = {}
     for key, name in family.keys.items():
-        if key not in told and key not in family.silent:
+        if key not in given and key not in family.silent:
             raise UsageError(f"{where}: {key} is missing: give it")
-        value = _typed(told[key], name, f"{where}: {key}") if key in told else family.silent[key]
+        value = _typed(given[key], name, f"{where}: {key}") if key in given else family.silent[key]
         if name in source and fields[name] != value:
             raise UsageError(
                 f"{where}: {source[name]} {fields[name]!r} with {key} {value!r} has no counterpart in ModelConfig: "
                 "both must be the same"
             )
         fields[name], source[name] = value, key
-    activation = told.get(family.activation, family.silent[family.activation])
+    activation = given.get(family.activation, family.silent[family.activation])
     mlp = _mlps(family).get(activation) if isinstance(activation, str) else None
     if mlp is None:
         raise UsageError(f"{where}: {family.activation} {activation!r} has no counterpart in ModelConfig")
@@ -209,7 +209,7 @@ def tensor_mappings(config: ModelConfig, family: Family) -> list[TensorMapping]:
     for full, named in theirs.items():
         ours = tuple(name for _, name in sorted(named))
         transposed = full.split(".")[-2] in family.transposed and parameters[ours[0]].ndim == 2
-        piece = TensorMapping(full, ours, (), transposed, config.n_heads if family.by_head else None)
-        shape = tuple(piece.join([parameters[name] for name in ours]).shape)
-        found.append(TensorMapping(full, ours, shape, transposed, piece.n_heads))
+        mapping = TensorMapping(full, ours, (), transposed, config.n_heads if family.by_head else None)
+        shape = tuple(mapping.join([parameters[name] for name in ours]).shape)
+        found.append(TensorMapping(full, ours, shape, transposed, mapping.n_heads))
     return found

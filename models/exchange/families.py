@@ -1,6 +1,6 @@
 """Model families of ``transformers`` that this decoder can be: their configs and tensors, name by name, in one table.
 
-A family is data: what reads and writes with it (``conversion.py``) asks no family's name.
+A family is data: what reads and writes with it (``conversion.py``) never compares a family's name.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Family:
     """Whether tensors that lie side by side do so within each head."""
 
     own_tokenizer: bool = False
-    """Whether ``AutoTokenizer`` (5.x) cuts text by the family's own rules, whatever ``tokenizer.json`` says."""
+    """Whether ``AutoTokenizer`` (5.x) splits text by the family's own rules, whatever ``tokenizer.json`` says."""
 
 
 #: Activations of ``transformers`` → ours; of several names of one, the first is written.

@@ -50,7 +50,7 @@ class Pretrained:
     _where: dict[str, tuple[Path, str]]
     """Tensor of theirs → its file, and its name there."""
 
-    _pieces: list[TensorMapping]
+    _mappings: list[TensorMapping]
     _tied_head: tuple[Path, str] | None
     """File and name of an output head that is stored although it is tied."""
 
@@ -63,15 +63,15 @@ class Pretrained:
             RunError: a damaged file, or an output head that differs from the table it is tied to.
         """
         by_file: dict[Path, list[TensorMapping]] = {}
-        for piece in self._pieces:
-            by_file.setdefault(self._where[piece.theirs][0], []).append(piece)
+        for mapping in self._mappings:
+            by_file.setdefault(self._where[mapping.theirs][0], []).append(mapping)
         for file, held in by_file.items():
             with _opened(file) as tensors:
-                for piece in held:
-                    tensor = tensors.get_tensor(self._where[piece.theirs][1])
-                    if piece.ours == ("embed.weight",):
+                for mapping in held:
+                    tensor = tensors.get_tensor(self._where[mapping.theirs][1])
+                    if mapping.ours == ("embed.weight",):
                         self._check_tied_head(tensor)
-                    yield from piece.split(tensor)
+                    yield from mapping.split(tensor)
 
     def _check_tied_head(self, table: Tensor) -> None:
         if self._tied_head is not None:
@@ -102,7 +102,7 @@ def read_pretrained(source: str | Path) -> Pretrained:
     content = _read_json(config_file)
     family = family_of_json(content, str(config_file))
     config = config_from_json(content, str(config_file))
-    wanted = {piece.theirs: piece for piece in tensor_mappings(config, family)}
+    wanted = {mapping.theirs: mapping for mapping in tensor_mappings(config, family)}
     head = f"{family.modules['head']}.weight"
 
     where: dict[str, tuple[Path, str]] = {}
@@ -142,8 +142,8 @@ def load_pretrained(
     Args:
         source: a folder or hub id, or one that has been read.
         dtype: of the parameters.
-        device: where this process holds its part.
-        shard: cuts the model over processes; each keeps its part of every tensor.
+        device: where this process holds its shard, or all.
+        shard: shards the model over ranks; each keeps its shard of every tensor.
 
     Raises:
         UsageError, RunError: see :func:`read_pretrained`.
@@ -152,8 +152,8 @@ def load_pretrained(
     model = empty_decoder(pretrained.config, device, shard, dtype)
     parameters = dict(model.named_parameters())
     for name, tensor in pretrained.tensors():
-        piece = shard_of(parameters[name])
-        piece.local.copy_(tensor.reshape(-1)[piece.start : piece.stop])
+        part = shard_of(parameters[name])
+        part.local.copy_(tensor.reshape(-1)[part.start : part.stop])
     return model
 
 
@@ -193,15 +193,15 @@ def write_pretrained(
 
     Args:
         config: the model.
-        tensors: every parameter by name; asked for one by one, so that a lazy mapping need not hold them all.
+        tensors: every parameter by name; read one by one, so that a lazy mapping need not hold them all.
         folder: new, or empty.
         tokenizer_file: a ``tokenizers`` JSON, copied.
         eos_token_id: id of the token that ends a document, if there is one.
         dtype: of the weights; by default as they are.
-        max_shard_bytes: size above which weights are cut into several files.
+        max_shard_bytes: size above which weights go into several files.
 
     Returns:
-        What whoever loads the folder must know, one line each; mostly nothing.
+        What a reader of the folder must know, one line each; mostly nothing.
 
     Raises:
         UsageError: an architecture that no family of ``transformers`` has, with the fields in the way; a folder that
@@ -210,7 +210,7 @@ def write_pretrained(
         KeyError: a parameter is not among ``tensors``.
     """
     family, folder = family_of(config), Path(folder)
-    told: dict[str, Any] = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
+    more: dict[str, Any] = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
     tokenizer = None if tokenizer_file is None else _tokenizer_config(Path(tokenizer_file), config, eos_token_id)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: exists already; give a new folder")
@@ -226,15 +226,15 @@ def write_pretrained(
         shards.append(list(held))
         held.clear()
 
-    for piece in tensor_mappings(config, family):
-        tensor = piece.join([tensors[name].detach().to("cpu", dtype) for name in piece.ours])
-        if tuple(tensor.shape) != piece.shape:
-            raise RunError(f"{', '.join(piece.ours)}: not of the shape that the model's config says")
+    for mapping in tensor_mappings(config, family):
+        tensor = mapping.join([tensors[name].detach().to("cpu", dtype) for name in mapping.ours])
+        if tuple(tensor.shape) != mapping.shape:
+            raise RunError(f"{', '.join(mapping.ours)}: not of the shape that the model's config says")
         n_bytes = tensor.numel() * tensor.element_size()
         if held and size + n_bytes > max_shard_bytes:
             flush()
             size = 0
-        held[piece.theirs] = tensor
+        held[mapping.theirs] = tensor
         dtypes.add(tensor.dtype)
         size, total = size + n_bytes, total + n_bytes
     flush()
@@ -243,8 +243,8 @@ def write_pretrained(
     for i, file in enumerate(files):
         (folder / f"{i}.part").rename(folder / file)
     write_index(folder, {tensor: file for file, shard in zip(files, shards, strict=True) for tensor in shard}, total)
-    told["torch_dtype"] = str(reduce(torch.promote_types, dtypes)).removeprefix("torch.")
-    _write_json(folder / "config.json", config_to_json(config, family) | told)
+    more["torch_dtype"] = str(reduce(torch.promote_types, dtypes)).removeprefix("torch.")
+    _write_json(folder / "config.json", config_to_json(config, family) | more)
     if tokenizer_file is None:
         return []
     shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
@@ -252,8 +252,8 @@ def write_pretrained(
     if not family.own_tokenizer:
         return []
     return [
-        f"AutoTokenizer of transformers 5 cuts text by the rules of {family.model_type}, whatever tokenizer.json says: "
-        "load this tokenizer with PreTrainedTokenizerFast.from_pretrained"
+        f"AutoTokenizer of transformers 5 splits text by the rules of {family.model_type}, whatever tokenizer.json "
+        "says: load this tokenizer with PreTrainedTokenizerFast.from_pretrained"
     ]
 
 
@@ -267,13 +267,13 @@ def _tokenizer_config(file: Path, config: ModelConfig, eos_token_id: int | None)
         raise UsageError(
             f"{file}: token {largest} is outside model.vocab_size {config.vocab_size}: give the model's own"
         )
-    told: dict[str, Any] = {
+    content: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config.max_seq_len,
         "clean_up_tokenization_spaces": False,
     }
     end = None if eos_token_id is None else tokenizer.id_to_token(eos_token_id)
-    return told if end is None else told | {"eos_token": end}
+    return content if end is None else content | {"eos_token": end}
 
 
 def is_path(name: str) -> bool:

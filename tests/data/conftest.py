@@ -38,7 +38,7 @@ def tokenizer() -> TextTokenizer:
 
 @pytest.fixture
 def make_tokens(tmp_path: Path) -> Callable[..., ShardedTokens]:
-    """Token files that hold 0, 1, 2, …, cut at the given sizes."""
+    """Token files that hold 0, 1, 2, …, split at the given sizes."""
 
     def make(*sizes: int, dtype: str = "<u4") -> ShardedTokens:
         paths = []

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from birthmark.data.config import DataConfig
 from birthmark.data.corpora import open_corpus
-from birthmark.data.splits import cut_single, key_hash, validation_mask
+from birthmark.data.splits import key_hash, split_single_document, validation_mask
 from birthmark.data.text_files import FileCorpus
 from birthmark.errors import RunError, UsageError
 
@@ -60,15 +60,15 @@ def test_two_documents_give_two_splits(hashes: list[int], fraction: float) -> No
 
 
 @given(st.text(st.sampled_from("ab\n "), min_size=2, max_size=300), st.floats(0.001, 0.999))
-def test_a_single_text_is_cut_in_two(text: str, fraction: float) -> None:
-    train, val = cut_single(text, fraction)
+def test_a_single_text_is_split_in_two(text: str, fraction: float) -> None:
+    train, val = split_single_document(text, fraction)
     assert (train.split, val.split) == ("train", "val")
     assert train.text
     assert val.text
     assert train.text + val.text == text
 
 
-def test_a_single_text_is_cut_at_a_line(tmp_path: Path) -> None:
+def test_a_single_text_is_split_at_a_line(tmp_path: Path) -> None:
     path = tmp_path / "book.txt"
     path.write_text("".join(f"line {i}\n" for i in range(100)))
     train, val = open_corpus(config(path, val_fraction=0.1)).documents()

@@ -91,7 +91,7 @@ def test_folder_of_tables(tmp_path: Path, open_table: Callable[..., Corpus]) -> 
     assert [document.text for document in open_table(tmp_path / "tables").documents()] == ["file 0", "file 1"]
 
 
-def test_one_row_is_cut(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
+def test_one_row_is_split(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
     train, val = open_table(write(tmp_path / "one.parquet", ["x" * 100, None])).documents()
     assert (train.split, val.split) == ("train", "val")
     assert len(train.text) + len(val.text) == 100

@@ -157,7 +157,7 @@ def test_the_chunks_of_a_text_make_it_up(limit: int, text: str) -> None:
 
 
 @pytest.mark.parametrize("limit", [300, 1000, 5000])
-def test_cutting_at_lines_does_not_change_the_ids(limit: int) -> None:
+def test_chunks_that_end_at_lines_do_not_change_the_ids(limit: int) -> None:
     text = "\n".join(TEXTS) + "\n\n\n  x\n\ny\n" * 50
     parts = text_chunks(text, limit)
     assert len(parts) > 2

@@ -178,13 +178,13 @@ def test_tied_models_count_the_table_once():
     assert digest(untied) == digest(born(config, 1))
 
 
-def test_a_certificate_tells_what_was_drawn():
-    papers = certificate(born(TINY, 4), TINY, 4)
-    assert papers["digest"] == digest(born(TINY, 4))
-    assert papers["init_seed"] == 4
-    assert papers["n_params"] == sum(int(np.prod(p["shape"])) for p in papers["parameters"].values())
-    assert papers["parameters"]["blocks.1.mlp.down.weight"]["shape"] == [16, 24]
-    assert str(24**-0.5) in papers["parameters"]["blocks.1.mlp.down.weight"]["distribution"]
+def test_a_certificate_records_what_was_drawn():
+    record = certificate(born(TINY, 4), TINY, 4)
+    assert record["digest"] == digest(born(TINY, 4))
+    assert record["init_seed"] == 4
+    assert record["n_params"] == sum(int(np.prod(p["shape"])) for p in record["parameters"].values())
+    assert record["parameters"]["blocks.1.mlp.down.weight"]["shape"] == [16, 24]
+    assert str(24**-0.5) in record["parameters"]["blocks.1.mlp.down.weight"]["distribution"]
 
 
 @pytest.mark.parametrize(

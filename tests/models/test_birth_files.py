@@ -31,16 +31,16 @@ CONFIGS = [
     replace(TINY, init=InitConfig("truncated_normal", zero=["head"])),
     replace(TINY, init=InitConfig("orthogonal")),
 ]
-IDS = ["plain", "tied", "cut", "orthogonal"]
+IDS = ["plain", "tied", "truncated", "orthogonal"]
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
 def test_the_certificate_needs_no_model(config):
     seen = []
-    told = certificate_of(config, 3, lambda name, values: seen.append((name, values.copy())))
+    record = certificate_of(config, 3, lambda name, values: seen.append((name, values.copy())))
     model = born(config, 3)
-    assert told == certificate(model, config, 3)
-    assert list(told["parameters"]) == [name for name, _ in model.named_parameters()]
+    assert record == certificate(model, config, 3)
+    assert list(record["parameters"]) == [name for name, _ in model.named_parameters()]
     assert [name for name, _ in seen] == sorted(name for name, _ in model.named_parameters())
     for name, values in seen:
         assert np.array_equal(values, model.get_parameter(name).detach().numpy()), name
@@ -49,9 +49,9 @@ def test_the_certificate_needs_no_model(config):
 @pytest.mark.parametrize("max_bytes", [1, 5000, 40_000, SHARD_BYTES])
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
 def test_the_files_together_are_the_birth(config, max_bytes, tmp_path):
-    told = write_birth(config, 3, tmp_path, max_bytes)
+    record = write_birth(config, 3, tmp_path, max_bytes)
     model = born(config, 3)
-    assert told == certificate(model, config, 3)
+    assert record == certificate(model, config, 3)
     expected = {name: p.detach().numpy() for name, p in model.named_parameters()}
     files = sorted(tmp_path.glob("*.safetensors"))
     total = sum(values.nbytes for values in expected.values())

@@ -41,7 +41,7 @@ IMPOSSIBLE = [
     ),
     ({"init": InitConfig("fan_in", 0.5)}, "model.init.std "),
     ({"init": InitConfig("orthogonal", 0.5)}, "model.init.std "),
-    *(({"init": InitConfig("truncated_normal", truncate=cut)}, "model.init.truncate ") for cut in (0.0, 0.09, -2.0)),
+    *(({"init": InitConfig("truncated_normal", truncate=at)}, "model.init.truncate ") for at in (0.0, 0.09, -2.0)),
     ({"init": InitConfig("normal", truncate=3.0)}, "model.init.truncate "),
     ({"init": InitConfig(zero=["attn.o", "embed", "attn.o"])}, "model.init.zero names attn.o twice"),
     # Parts that the model does not have.
@@ -93,20 +93,20 @@ IMPOSSIBLE = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("fields", "told"), IMPOSSIBLE, ids=[f"{f}" for f, _ in IMPOSSIBLE])
-def test_an_impossible_model_is_refused_by_the_name_of_its_field(fields, told):
-    with pytest.raises(UsageError, match=re.escape(told)) as caught:
+@pytest.mark.parametrize(("fields", "named"), IMPOSSIBLE, ids=[f"{f}" for f, _ in IMPOSSIBLE])
+def test_an_impossible_model_is_refused_by_the_name_of_its_field(fields, named):
+    with pytest.raises(UsageError, match=re.escape(named)) as caught:
         ModelConfig(**fields)
     # This problem and no other, but for widths that follow from an impossible one.
     others = {"d_model": "d_ff", "n_heads": "n_kv_heads"}
     problems = str(caught.value).replace("even head width;", "").split("; ")
-    name = told.removeprefix("model.").strip()
+    name = named.removeprefix("model.").strip()
     assert [p for p in problems[1:] if not p.startswith(f"model.{others.get(name)} ")] == []
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize(
-    ("told", "build"),
+    ("named", "build"),
     [
         ("norm_eps", lambda x: ModelConfig(norm_eps=x)),
         ("rope_base", lambda x: ModelConfig(rope_base=x)),
@@ -114,12 +114,12 @@ def test_an_impossible_model_is_refused_by_the_name_of_its_field(fields, told):
         ("init.truncate", lambda x: ModelConfig(init=InitConfig("truncated_normal", truncate=x))),
     ],
 )
-def test_numbers_that_are_none_are_refused(told, build, value):
-    with pytest.raises(UsageError, match=re.escape(told)):
+def test_numbers_that_are_none_are_refused(named, build, value):
+    with pytest.raises(UsageError, match=re.escape(named)):
         build(value)
 
 
-def test_all_problems_are_told_at_once():
+def test_all_problems_are_named_at_once():
     with pytest.raises(UsageError) as caught:
         ModelConfig(
             d_model=30,
@@ -131,9 +131,9 @@ def test_all_problems_are_told_at_once():
             attention=AttentionConfig("calibrated", [9, 1], CalibrationConfig(direction="attenuate", t_ref=0)),
         )
     message = str(caught.value)
-    told = ["d_model 30", "n_kv_heads 3", "norm_eps", "rope_base", "init.std", "t_ref", "[9]"]
-    assert [name for name in told if name not in message] == []
-    assert len(message.split("; ")) == len(told)
+    named = ["d_model 30", "n_kv_heads 3", "norm_eps", "rope_base", "init.std", "t_ref", "[9]"]
+    assert [name for name in named if name not in message] == []
+    assert len(message.split("; ")) == len(named)
     with pytest.raises(UsageError) as caught:
         ModelConfig(d_model=0, n_layers=-1, vocab_size=0, max_seq_len=0, norm_eps=-1)
     message = str(caught.value)

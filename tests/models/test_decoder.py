@@ -181,7 +181,7 @@ def test_positions_matter_only_where_there_are_any(positions, lively, random_tok
     """Without positions, the last logits do not depend on the order of the tokens before; with them they do."""
     config = ModelConfig(**SMALL, positions=positions)
     model, tokens = lively(config), random_tokens(config)
-    # One block alone: the causal mask tells a second one the order.
+    # One block alone: from the causal mask a second one learns the order.
     model.blocks = model.blocks[:1]
     order = torch.cat([torch.arange(22, -1, -1), torch.tensor([23])])
     with torch.no_grad():

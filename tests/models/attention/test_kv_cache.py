@@ -37,9 +37,9 @@ def test_steps_through_the_cache_give_the_logits_of_the_whole(arm, positions):
         whole = model(tokens)
         # The prompt at once, then one token, several, one, one.
         cache, parts = KeyValueCache(config, 3, 20), []
-        for piece in tokens.split([9, 1, 8, 1, 1], dim=1):
+        for part in tokens.split([9, 1, 8, 1, 1], dim=1):
             assert cache.length == sum(part.shape[1] for part in parts)
-            parts.append(model(piece, cache=cache))
+            parts.append(model(part, cache=cache))
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=2e-5, rtol=1e-5)
 
 

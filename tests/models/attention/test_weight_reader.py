@@ -116,7 +116,7 @@ def test_what_is_read_are_the_weights_that_make_the_output(name, positions, cach
     torch.testing.assert_close(reader.weights, rows, atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(out, expected_out, atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(found.o_BHTK, expected.o_BHTK, atol=1e-10, rtol=1e-10)
-    # Whoever asks later is told the same.
+    # What is read later is the same.
     torch.testing.assert_close(found.weights.rows(3, 20), expected.weights.rows(3, 20), atol=1e-10, rtol=1e-10)
     torch.testing.assert_close(found.weights.sum_squares(), rows.square().sum(-1), atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(found.weights.row_sum(), expected.weights.row_sum(), atol=1e-10, rtol=1e-10)

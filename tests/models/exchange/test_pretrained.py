@@ -96,7 +96,7 @@ def test_our_model_gives_our_logits_there_and_comes_back_bit_for_bit(our_name, o
         assert load_pretrained(back).config.init == InitConfig("normal", 0.02)
 
 
-def test_shards_are_cut_where_they_are_full_and_all_in_the_index(our_model, tmp_path):
+def test_shards_end_where_they_are_full_and_are_all_in_the_index(our_model, tmp_path):
     save_pretrained(our_model("llama"), tmp_path / "many", max_shard_bytes=9000)
     index = json.loads((tmp_path / "many/model.safetensors.index.json").read_text())
     found, total = {}, 0
@@ -251,7 +251,7 @@ def test_a_checkpoint_without_the_head_is_read_under_its_shorter_names(name, the
     assert_same_tensors(load_pretrained(tmp_path / "bare").state_dict(), expected)
 
 
-def test_a_file_that_is_cut_short_or_empty_is_named(their_folder, tmp_path):
+def test_a_truncated_or_empty_file_is_named(their_folder, tmp_path):
     folder = their_folder("llama", tmp_path / "hf")
     whole = (folder / "model.safetensors").read_bytes()
     for content in (whole[:-100], whole[:20], b"", b"\x80\x04not a pickle either"):
