@@ -9,6 +9,7 @@ from typing import Any
 import jinja2
 
 from ..files import write_text
+from ..metrics.quantities import MEASURED, SECTIONS
 from .csv_files import check_data_folder, data_folder, write_csv_files
 from .pictures.style import RUN_COLOURS, THEME
 from .sections.chain import LINKS
@@ -48,20 +49,36 @@ def render(template: str, **values: Any) -> str:
     return environment.get_template(template).render(**values)
 
 
-def navigation(sections: Iterable[Section], moments: Sequence[Mapping[str, float]]) -> tuple[list[Any], list[Any]]:
-    """What leads to the sections: (id, title, its scalar at those moments) of the chain, and of the mark below it."""
-    ids = {section.id for section in sections}
+NavigationLink = tuple[str, str, str]
+"""Id and title of a section, and its headline."""
 
-    def links(part: str) -> list[tuple[str, str, str]]:
-        found = []
-        for link in LINKS:
-            if link.part == part and link.id in ids:
-                key, word, spec = link.headline
-                values = " → ".join(format_value(m.get(key), spec) for m in moments if m.get(key) is not None)
-                found.append((link.id, link.title, f"{word} {values}".strip() if values else ""))
-        return found
 
-    return links("chain"), links("mark")
+def navigation(
+    sections: Iterable[Section], moments: Sequence[Mapping[str, float]]
+) -> tuple[list[NavigationLink], list[NavigationLink]]:
+    """What leads to the sections: the chain of the sink, and the seed's mark with sections of users' own below it.
+
+    Args:
+        sections: of the page.
+        moments: the scalars of which each link shows its own.
+    """
+    by_id = {section.id: section for section in sections}
+    parts: dict[str, list[NavigationLink]] = {"chain": [], "mark": []}
+    for name, link in SECTIONS.items():
+        if name in by_id:
+            parts[link.part].append((name, by_id[name].title, _headline(link.headline, moments)))
+    known = {link.id for link in LINKS}
+    own = [(section.id, section.title, "") for section in by_id.values() if section.id not in known]
+    return parts["chain"], parts["mark"] + own
+
+
+def _headline(name: str, moments: Sequence[Mapping[str, float]]) -> str:
+    """A scalar at those moments, after what it is in a word."""
+    if not name:
+        return ""
+    quantity = MEASURED[name]
+    values = " → ".join(format_value(m.get(name), quantity.format) for m in moments if m.get(name) is not None)
+    return f"{quantity.symbol} {values}".strip() if values else ""
 
 
 def colour_variable(run: int) -> str:

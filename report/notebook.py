@@ -53,7 +53,7 @@ def run_html(run: RunDir) -> str:
         f"{history.name}",
         of_run(history),
         _first_pictures(_OF_RUN, section) if history.snapshots or history.metrics else [],
-        columns=shown_columns(history.rows),
+        columns=shown_columns(history.rows, view.quantities),
         rows=history.rows,
     )
 

@@ -8,27 +8,15 @@ from typing import Any
 
 from ..errors import RunError
 from ..measure.records import RunDir, Snapshot, read_metrics
+from ..metrics.quantities import MEASURED
+from ..metrics.quantity import Quantity
 
-# Losses of metrics.jsonl that stand in a row, under the names of the row.
-_LOSSES = {
-    "val_loss": "val/loss",
-    "train_loss": "train/loss",
-    "val_bits_per_byte": "val/bits_per_byte",
-    "val_loss_trigger": "val/loss_trigger",
-}
+_LOSSES = ("val/loss", "train/loss", "val/bits_per_byte", "val/loss_trigger")  # in this order in a row
 
 
-# Dimensions of the arrays that reports draw (docs/run-directory.md): a picture of an array of another shape would
-# either crash far from the file that is to blame or, worse, show something.
-_N_DIMENSIONS = {
-    **dict.fromkeys(("mean_prob", "argmax_share", "alignment", "drift", "energy_share", "effective_rank"), 1),
-    **dict.fromkeys(("inter_mlp", "intra_mlp", "inter_attention", "intra_attention", "sink_epsilons"), 1),
-    **dict.fromkeys(("variance_discrepancy", "variance_discrepancy_out", "super_neurons"), 1),
-    **dict.fromkeys(("sink_mass", "sink_mass_normalised", "sink_rate", "sink_position", "qk_cosine", "qk_positive"), 2),
-    **dict.fromkeys(("alignment_stranger", "activation_first", "activation_others", "neuron_index", "neuron_z"), 2),
-    **dict.fromkeys(("dominance", "massive_value", "massive_position", "massive_channel", "singular_values"), 2),
-    **dict.fromkeys(("importance", "positional_variance", "n_eff", "sink_rate_grid"), 3),
-}
+def row_key(name: str) -> str:
+    """What a row calls a quantity."""
+    return name.replace("/", "_")
 
 
 def check_snapshot(snapshot: Snapshot, folder: Path) -> None:
@@ -40,11 +28,22 @@ def check_snapshot(snapshot: Snapshot, folder: Path) -> None:
     for name, value in snapshot.bias.items():
         if value is not None and not isinstance(value, (int, float)):
             raise RunError(f"{folder / 'summary.json'}: damaged (bias.{name} is {value!r}, not a number)")
+    # A picture of an array of another shape would crash far from the file that is to blame or, worse, show something.
+    quantities = snapshot.quantities
     for name, array in snapshot.arrays.items():
-        wanted = _N_DIMENSIONS.get(name.rpartition(".")[2], array.ndim)
+        quantity = quantities.get(name.rpartition(".")[2])
+        wanted = len(quantity.axes) if quantity else array.ndim
         if array.ndim != wanted:
             file = folder / "arrays.safetensors"
             raise RunError(f"{file}: damaged ({name} has {array.ndim} dimensions instead of {wanted})")
+
+
+def declared_quantities(snapshots: Iterable[Snapshot]) -> dict[str, Quantity]:
+    """Every quantity that snapshots may hold, by name: ours, and those that users' metrics declared in them."""
+    found = dict(MEASURED)
+    for snapshot in snapshots:
+        found |= snapshot.quantities
+    return found
 
 
 def read_snapshots(run: RunDir) -> list[Snapshot]:
@@ -79,7 +78,7 @@ def join_rows(snapshots: Iterable[Snapshot], metrics: Mapping[int, Mapping[str, 
             "label": "birth" if step == 0 else "end" if step == last else "step",
             "tokens": snapshot.summary.get("tokens") if snapshot else metrics[step].get("train/tokens"),
         }
-        row |= {name: metrics.get(step, {}).get(key) for name, key in _LOSSES.items()}
+        row |= {row_key(name): metrics.get(step, {}).get(name) for name in _LOSSES}
         row |= snapshot.bias if snapshot else {}
         text = snapshot.summary.get("bias_text", {}) if snapshot else {}
         row |= {f"text_{name}": value for name, value in text.items()}

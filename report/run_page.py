@@ -30,7 +30,8 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
         UsageError: no run was given, matplotlib is missing, or something stands where the numbers go.
     """
     histories = read_runs(runs)
-    sections = sections_over_training(TrainingView(histories))
+    view = TrainingView(histories)
+    sections = sections_over_training(view)
     if len(runs) == 1 and out == runs[0].report and histories[0].snapshots:
         newest = histories[0].last or histories[0].first
         assert newest is not None
@@ -42,7 +43,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
         sections,
         runs=histories,
         strips=[of_run(run) for run in histories],
-        columns=shown_columns([row for run in histories for row in run.rows]),
+        columns=shown_columns([row for run in histories for row in run.rows], view.quantities),
         favourites=[favourites(run) for run in histories],
         certificates=[_certificate(run) for run in histories],
         chain=navigation(sections, moments),

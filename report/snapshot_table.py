@@ -1,9 +1,9 @@
-"""The table of snapshots: its columns, and how the terminal prints it."""
+"""The table of snapshots: its columns, from the declarations of the quantities, and how the terminal prints it."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from rich import box
@@ -13,8 +13,12 @@ from rich.table import Table
 from rich.text import Text
 
 from ..measure.records import RunDir
-from .rows import snapshot_rows
+from ..metrics.quantities import LOGGED, MEASURED, over_training
+from ..metrics.quantity import Quantity
+from .rows import declared_quantities, join_rows, metrics_by_step, read_snapshots, row_key
 from .text import MISSING, format_value
+
+_LOSSES = ("val_loss", "train_loss")  # the terminal shows the first of them that was logged
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,10 @@ class Column:
     """Name of the control that stands in brackets behind it."""
     control_title: str = ""
     """What the control is."""
-    extra: bool = False
-    """Only some runs measure it: the terminal's short table has it, too, where it was."""
+    gives_way: int = 0
+    """Order in which columns give way where a terminal is narrow, from 1; 0: never."""
+    page_only: bool = False
+    """The terminal never shows it."""
 
     def cell(self, row: Mapping[str, Any]) -> str:
         """The value of ``row``, without its control."""
@@ -43,54 +49,71 @@ class Column:
         return format_value(row.get(self.control), self.spec) if self.control else ""
 
 
-COLUMNS = (
-    Column("step", "step", ",d"),
-    Column("val_loss", "val loss", ".3f"),
-    Column("train_loss", "train loss", ".3f"),
-    Column("val_loss_trigger", "trigger loss", ".3f", extra=True),
-    Column("alignment", "alignment", ".3f", "alignment_stranger", "stranger"),
-    Column("drift", "drift", ".3f"),
-    Column("preference_ratio", "preference ratio", "ratio"),
-    Column("top1_share", "top-1 share", "percent"),
-    Column("rank_persistence", "rank persistence", ".3f", "rank_persistence_stranger", "stranger"),
-    Column("kendall_tau", "Kendall τ", ".3f"),
-    Column("overlap_100", "overlap@100", ".2f"),
-    Column("sink_mass", "sink mass", ".3f", "sink_uniform", "uniform"),
-    Column("sink_rate", "sink rate %", ".1f"),
-    Column("text_sink_mass", "sink mass on text", ".3f", extra=True),
-)
+_STEP = Column("step", "step", ",d")
 
 
-def shown_columns(rows: Sequence[Mapping[str, Any]]) -> list[Column]:
+def _column(quantity: Quantity, known: Mapping[str, Quantity]) -> Column:
+    shown = quantity.over_training
+    assert shown is not None
+    measured = isinstance(quantity.control, str) and quantity.control in known
+    return Column(
+        row_key(quantity.name),
+        " ".join(quantity.heading(shown).split("\n")),
+        quantity.format,
+        row_key(str(quantity.control)) if measured else "",
+        quantity.control_label if measured else "",
+        shown.gives_way,
+        shown.page_only,
+    )
+
+
+def columns_of(quantities: Mapping[str, Quantity]) -> list[Column]:
+    """All columns in the order of the page: losses, scalars on the random probe, then those on the text probe."""
+    known = {**LOGGED, **quantities}
+    listed = [quantity for quantity, _ in over_training(known.values())]
+    text = [
+        Column(f"text_{q.name}", q.over_training.text_heading, q.format, gives_way=q.over_training.gives_way)
+        for q in listed
+        if q.over_training is not None and q.over_training.text_heading
+    ]
+    return [_STEP, *(_column(q, known) for q in listed), *text]
+
+
+def shown_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity] = MEASURED) -> list[Column]:
     """The columns that ``rows`` have something for."""
-    return [column for column in COLUMNS if any(row.get(column.key) is not None for row in rows)]
-
-
-_BY_KEY = {column.key: column for column in COLUMNS}
+    return [column for column in columns_of(quantities) if any(row.get(column.key) is not None for row in rows)]
 
 
 def print_table(run: RunDir, console: Console) -> None:
     """Print the rows of ``run``; controls, then whole columns give way where the console is narrow."""
-    rows = snapshot_rows(run)
+    snapshots = read_snapshots(run)
+    rows = join_rows(snapshots, metrics_by_step(run))
     if not rows:
         console.print(Text(f"{run.path}: no snapshots yet"))
         return
-    loss = "val_loss" if any(row["val_loss"] is not None for row in rows) else "train_loss"
-    full = ["step", loss, "alignment", "preference_ratio", "rank_persistence", "sink_mass"]
-    measured = [column.key for column in shown_columns(rows) if column.extra]
-    full += measured
+    full = _terminal_columns(rows, declared_quantities(snapshots))
     table = _table(rows, full, console, controls=True)
-    for columns in (full, ["step", loss, "alignment", "sink_mass", *measured], ["step", loss]):
+    for least in (1, 2, 3):
         if Measurement.get(console, console.options, table).maximum < console.width:
             break
-        table = _table(rows, columns, console, controls=False)
+        kept = [column for column in full if not 0 < column.gives_way < least]
+        table = _table(rows, kept, console, controls=False)
     console.print(table)
 
 
-def _table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], console: Console, *, controls: bool) -> Table:
+def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity]) -> list[Column]:
+    """Step and loss, the scalars of snapshots, then other losses and the text probe."""
+    measured = {column.key: column for column in shown_columns(rows, quantities) if not column.page_only}
+    losses = [column for key in _LOSSES if (column := measured.pop(key, None)) is not None]
+    first = [measured.pop(_STEP.key), *(replace(loss, gives_way=0) for loss in losses[:1])]
+    scalars = [column for key, column in measured.items() if key in quantities]
+    return [*first, *scalars, *(column for key, column in measured.items() if key not in quantities)]
+
+
+def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], console: Console, *, controls: bool) -> Table:
     """The rich table of some columns. It is measured unwrapped, so that the caller sees whether it fits."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for column in (_BY_KEY[key] for key in keys):
+    for column in columns:
         first, _, second = column.title.rpartition(" ")
         title = f"{first}\n{second}" if first else second
         if controls and column.control:
@@ -98,7 +121,7 @@ def _table(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], console: Cons
         table.add_column(title, justify="right", no_wrap=True, overflow="ellipsis")
     for row in rows:
         cells = []
-        for column in (_BY_KEY[key] for key in keys):
+        for column in columns:
             text = Text(column.cell(row))
             if controls and column.control:
                 text.append(f" ({column.control_cell(row)})", style="dim")

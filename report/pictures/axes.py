@@ -78,7 +78,7 @@ def token_axis(axes: Axes, length: int) -> None:
     axes.set_xlabel("t + 1")
 
 
-def position_axis(axes: Axes, length: int) -> None:
+def position_axis(axes: Axes, length: int, label: str = "position") -> None:
     """Positions from 0, logarithmic behind 1, so that the first ones stand apart."""
     axes.set_xscale("symlog", linthresh=1, linscale=0.35)
     parts = (1,) if length > 3000 else (1, 3)
@@ -86,7 +86,7 @@ def position_axis(axes: Axes, length: int) -> None:
     axes.set_xticks(ticks, labels=[count_formatter()(tick) for tick in ticks])
     axes.xaxis.set_minor_locator(no_ticks())
     axes.set_xlim(-0.15, length)
-    axes.set_xlabel("position")
+    axes.set_xlabel(label)
 
 
 def whole_ticks(axis: Any) -> None:

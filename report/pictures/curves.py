@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .axes import step_axis, whole_ticks
+from .axes import log_heights, step_axis, whole_ticks
 from .style import (
     INK,
     MUTED,
@@ -70,6 +70,7 @@ def draw_curves(
     x_axis: Callable[[Axes], None],
     controls: Sequence[Control] = (),
     from_zero: bool = False,
+    log: bool = False,
 ) -> Figure:
     """Curves over steps, or over blocks: colour is the run, line style the role, grey the control.
 
@@ -79,6 +80,7 @@ def draw_curves(
         x_axis: sets scale, ticks and label of x.
         controls: what they are judged against.
         from_zero: show the zero of the quantity.
+        log: y is logarithmic.
     """
     figure, axes = new_figure(360, 200)
     several = any(curve.name for curve in shown)
@@ -116,6 +118,9 @@ def draw_curves(
     if all(float(value).is_integer() for curve in shown for value in curve.values):
         whole_ticks(axes.yaxis)
     x_axis(axes)
+    if log:
+        drawn: list[Curve | Control] = [*shown, *controls]
+        log_heights(axes, [np.asarray(curve.values, dtype=float) for curve in drawn])
     add_legend(figure, list(entries.items()))
     return figure
 
@@ -127,6 +132,7 @@ def draw_over_training(
     controls: Sequence[Control] = (),
     linear_until: float | None = None,
     from_zero: bool = False,
+    log: bool = False,
 ) -> Figure:
     """`draw_curves` over optimizer steps, which are logarithmic behind ``linear_until``."""
     last = max((max(curve.steps) for curve in shown), default=0)
@@ -136,6 +142,7 @@ def draw_over_training(
         x_axis=lambda axes: step_axis(axes, last, linear_until),
         controls=controls,
         from_zero=from_zero,
+        log=log,
     )
 
 

@@ -69,8 +69,21 @@ def draw_heads(
 
 
 @in_our_style
-def draw_head_maps(panels: Sequence[tuple[str, np.ndarray]], label: str) -> Figure:
-    """A share by block and head, one panel per (title, ``[L, H]`` array), all on the fixed range 0 to 1."""
+def draw_head_maps(
+    panels: Sequence[tuple[str, np.ndarray]],
+    label: str,
+    limits: tuple[float, float] = (0, 1),
+    write: Callable[[float], str] = lambda share: f"{share:.2f}".lstrip("0"),
+) -> Figure:
+    """Values by block and head, one panel per (title, ``[L, H]`` array), all on one range.
+
+    Args:
+        panels: by default of shares.
+        label: what they are.
+        limits: values of the first and the last colour.
+        write: a value as its cell has it, where cells are few.
+    """
+    low, high = limits
     n_layers, n_heads = (max(array.shape[i] for _, array in panels) for i in (0, 1))
     figure, grid = new_figure(
         360, 62 + min(max(16 * n_layers, 150), 190), columns=len(panels), squeeze=False, sharey=True
@@ -78,13 +91,13 @@ def draw_head_maps(panels: Sequence[tuple[str, np.ndarray]], label: str) -> Figu
     for axes, (title, array) in zip(grid[0], panels, strict=True):
         rows, columns = array.shape
         extent = (-0.5, columns - 0.5, rows + 0.5, 0.5)
-        axes.imshow(array, cmap="cividis", vmin=0, vmax=1, aspect="auto", interpolation="none", extent=extent)
+        axes.imshow(array, cmap="cividis", vmin=low, vmax=high, aspect="auto", interpolation="none", extent=extent)
         if n_heads * len(panels) <= 16 and n_layers <= 16:
             for (layer, head), value in np.ndenumerate(array):
-                shade = "#ffffff" if value < 0.55 else "#000000"  # in the cell, so in no colour of the page
-                axes.text(
-                    head, layer + 1, f"{value:.2f}".lstrip("0"), color=shade, fontsize=7, ha="center", va="center"
-                )
+                shade = (
+                    "#ffffff" if value < low + 0.55 * (high - low) else "#000000"
+                )  # in the cell, so in no colour of the page
+                axes.text(head, layer + 1, write(float(value)), color=shade, fontsize=7, ha="center", va="center")
         axes.set_title(title)
         axes.set_xlabel("head")
         axes.grid(False)
@@ -94,18 +107,20 @@ def draw_head_maps(panels: Sequence[tuple[str, np.ndarray]], label: str) -> Figu
             axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
             axis.set_tick_params(length=0)
     grid[0][0].set_ylabel("block")
-    _colour_bar(figure, grid[0], label)
+    _colour_bar(figure, grid[0], label, limits)
     return figure
 
 
-def _colour_bar(figure: Figure, panels: Sequence[Axes], label: str) -> None:
+def _colour_bar(figure: Figure, panels: Sequence[Axes], label: str, limits: tuple[float, float]) -> None:
     """One image instead of matplotlib's 256 rectangles."""
-    bar = figure.colorbar(panels[0].images[0], ax=list(panels), aspect=18, pad=0.03, label=label, ticks=[0, 0.5, 1])
+    low, high = limits
+    ticks = [low, (low + high) / 2, high]
+    bar = figure.colorbar(panels[0].images[0], ax=list(panels), aspect=18, pad=0.03, label=label, ticks=ticks)
     for part in (bar.outline, bar.solids):
         if part is not None:
             part.set_visible(False)
     ramp = np.linspace(0, 1, 128)[:, None]
-    bar.ax.imshow(ramp, cmap="cividis", aspect="auto", extent=(0, 1, 0, 1), origin="lower", interpolation="none")
+    bar.ax.imshow(ramp, cmap="cividis", aspect="auto", extent=(0, 1, low, high), origin="lower", interpolation="none")
     bar.ax.grid(False)
     bar.ax.tick_params(length=0)
 

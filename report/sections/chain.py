@@ -7,6 +7,11 @@ model gave all states, how far they contract onto it, the tokens that it favours
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping
+
+from ...metrics.quantities import LOGGED
+from ...metrics.quantity import Quantity
 from .contraction import CONTRACTION
 from .direction import DIRECTION
 from .dominance import DOMINANCE
@@ -38,12 +43,37 @@ LINKS: tuple[Link, ...] = (
 )
 """Both pages, the links between their sections and the names of CSV files come from this table."""
 
+_OWN = "What metrics of the run's own measured, beside those of Birthmark."
+
 
 def sections_over_training(view: TrainingView) -> list[Section]:
     """The sections of the page of runs, in its order."""
-    return [section for link in LINKS if (section := link.section_over_training(view)) is not None]
+    logged = (quantity for quantity in LOGGED.values() if quantity.section)
+    links = _with_declared([*logged, *view.quantities.values()])
+    return [s for link, declared in links if (s := link.section_over_training(view, declared)) is not None]
 
 
 def sections_in_snapshot(view: SnapshotView) -> list[Section]:
     """The sections of the page of a snapshot, in its order."""
-    return [section for link in LINKS if (section := link.section_in_snapshot(view)) is not None]
+    links = _with_declared(view.quantities.values())
+    return [s for link, declared in links if (s := link.section_in_snapshot(view, declared)) is not None]
+
+
+def _with_declared(quantities: Iterable[Quantity]) -> list[tuple[Link, list[Quantity]]]:
+    """Every link with the quantities of its section that it does not draw itself; then sections of users' own."""
+    drawn = {name for link in LINKS for name in link.quantities}
+    found: dict[str, list[Quantity]] = {link.id: [] for link in LINKS}
+    for quantity in quantities:
+        if quantity.name not in drawn:
+            found.setdefault(quantity.section, []).append(quantity)
+    known = {link.id: link for link in LINKS}
+    return [(known.get(name) or _own_link(name, found), declared) for name, declared in found.items()]
+
+
+def _own_link(name: str, sections: Mapping[str, object]) -> Link:
+    """The link of a section that is none of ours; its id is one that no other section has."""
+    slugs = [re.sub(r"[^a-z0-9]+", "-", other.lower()).strip("-") for other in sections]
+    place = list(sections).index(name)
+    number = slugs[:place].count(slugs[place])
+    id_ = "-".join(filter(None, ["own", slugs[place], str(number + 1) if number else ""]))
+    return Link(id_, name or "Other quantities", _OWN, optional=True)

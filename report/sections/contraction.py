@@ -33,7 +33,6 @@ def _over_training(view: TrainingView, section: Section) -> None:
             return draw_contraction(profiles, run=run.index), numbers
 
         view.add_per_probe(section, kind, caption, draw)
-    view.explain_if_empty(section)
 
 
 def _in_snapshot(view: SnapshotView, section: Section) -> None:
@@ -58,10 +57,9 @@ def _numbers(kind: str, arrays: Mapping[str, np.ndarray], step: int) -> list[Lab
 CONTRACTION = Link(
     "contraction",
     "Contraction along depth",
-    "mark",
     "The mean cosine between hidden states of different inputs (inter) and of different positions of one input "
     "(intra): near 1, all inputs have become one direction.",
     _over_training,
     in_snapshot=_in_snapshot,
-    headline=("inter", "cos", ".3f"),
+    quantities=tuple(f"{kind}{site}" for kind in _KINDS for site in ("", "_mlp", "_attention")),
 )

@@ -22,7 +22,6 @@ def _over_training(view: TrainingView, section: Section) -> None:
     view.add_curves(section, "alignment", caption, curves, "alignment (cosine)", band)
     drift = view.measured({"drift": ("", SOLID)})
     view.add_curves(section, "drift", "Drift; 1 is birth.", drift, "drift (cosine)")
-    view.explain_if_empty(section)
 
 
 def _in_snapshot(view: SnapshotView, section: Section) -> None:
@@ -53,7 +52,6 @@ def _draw_alignment(arrays: Arrays) -> Drawing:
 DIRECTION = Link(
     "direction",
     "Seed direction",
-    "mark",
     "The seed direction is the mean direction in which random inputs leave the last block at birth. Alignment is "
     "the mean cosine of today's hidden states with it; drift is the cosine of today's mean direction with it.",
     _over_training,
@@ -61,5 +59,8 @@ DIRECTION = Link(
     "cosine of the states with it. Drift: cosine of the mean direction with it. Energy share: how much of the "
     "squared norm lies along it.",
     _in_snapshot,
-    headline=("alignment", "cos", ".3f"),
-)
+    quantities=(
+        "alignment", "alignment_stranger", "drift", "energy_share", "energy_share_chance", "mean_direction",
+        "stranger_direction",
+    ),
+)  # fmt: skip

@@ -6,39 +6,40 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.axes import log_ticks, position_axis
 from ..pictures.hidden_units import draw_massive
 from ..pictures.layers import draw_blocks
-from ..pictures.panels import Heights, Panel
+from ..pictures.panels import Panel
 from ..pictures.style import SOLID
 from ..probe_arrays import PROBES, arrays_of, measured_probes
 from ..text import format_value
 from .link import Link
 from .section import Drawing, Listing, Section
 from .snapshot_view import LISTED, Arrays, SnapshotView, draw_by_block, shown_positions
-from .training_view import BlockValues, TrainingView
+from .training_view import BlockValues, TrainingView, axis_label, heights_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # ── over training ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_FIRST = BlockValues("dominance_first", "dominance", lambda a: a[:, 0], "position 0")
-_MEDIAN = BlockValues("dominance_median", "dominance", lambda a: np.median(a, axis=-1), "median position")
-_MASSIVE = BlockValues("massive", "massive_value", lambda a: a[:, 0])
-_EFFECTIVE_RANK = BlockValues("effective_rank", "effective_rank")
+_FIRST = BlockValues(MEASURED["dominance_first"], title="position 0")
+_MEDIAN = BlockValues(MEASURED["dominance_median"], title="median position")
+_MASSIVE = BlockValues(MEASURED["massive_max"])
+_EFFECTIVE_RANK = BlockValues(MEASURED["effective_rank"])
+_RATIO = heights_of(MEASURED["dominance"], least=1)
 
 
 def _over_training(view: TrainingView, section: Section) -> None:
-    heights = Heights("dominance ratio", log=True, least=1)
-    view.add_blocks(section, "ratio", "Dominance ratio by block.", [_FIRST, _MEDIAN], heights, embeddings=True)
+    view.add_blocks(section, "ratio", "Dominance ratio by block.", [_FIRST, _MEDIAN], _RATIO, embeddings=True)
     caption = "Largest absolute value in the residual stream, by block."
-    view.add_blocks(section, "massive", caption, [_MASSIVE], Heights("largest |h|", log=True), embeddings=True)
+    heights = heights_of(_MASSIVE.quantity)
+    view.add_blocks(section, "massive", caption, [_MASSIVE], heights, embeddings=True)
     caption = "Effective rank of the residual stream, by block."
-    heights = Heights("effective rank", least=0)
+    heights = heights_of(_EFFECTIVE_RANK.quantity, least=0)
     view.add_blocks(section, "rank", caption, [_EFFECTIVE_RANK], heights, embeddings=True)
-    view.explain_if_empty(section)
 
 
 # ── in one snapshot ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -55,7 +56,9 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
 
     def effective(arrays: Arrays) -> Drawing:
         found = {"effective_rank": arrays["effective_rank"]}
-        return draw_by_block(found, {"effective_rank": ("", SOLID)}, "effective rank", 0, from_zero=True)
+        return draw_by_block(
+            found, {"effective_rank": ("", SOLID)}, axis_label(MEASURED["effective_rank"]), 0, from_zero=True
+        )
 
     view.add(section, "rank", "Effective rank of the hidden states by block.", ["effective_rank"], effective)
     for prefix in measured_probes(view.snapshot):
@@ -67,7 +70,7 @@ def _draw_by_position(arrays: Arrays) -> Drawing:
     t = shown_positions(ratio.shape[1])
     figure = draw_blocks(
         [Panel("", t, ratio[:, t])],
-        heights=Heights("dominance ratio", log=True, least=1),
+        heights=_RATIO,
         x_axis=lambda axes: position_axis(axes, int(t[-1]) + 1),
         embeddings=True,
     )
@@ -103,7 +106,7 @@ def _draw_spectrum(arrays: Arrays) -> Drawing | None:
     if not np.isfinite(shown).any():
         return None
     figure = draw_blocks(
-        [Panel("", rank, shown)], heights=Heights("singular value", log=True), x_axis=axis, embeddings=True
+        [Panel("", rank, shown)], heights=heights_of(MEASURED["singular_values"]), x_axis=axis, embeddings=True
     )
     axes = [{"layer": range(len(values))}, {"rank": rank.tolist()}]
     return figure, [LabelledArray("singular_value", values[:, rank - 1], axes)]
@@ -139,12 +142,14 @@ def _list_massive(view: SnapshotView, section: Section, prefix: str) -> None:
 DOMINANCE = Link(
     "dominance",
     "Dominant channels",
-    "chain",
     "What super neurons write concentrates the first token's state in few channels. Dominance is the largest "
     "channel over the mean one, 1 to d; effective rank is how many directions all states spread over.",
     _over_training,
     "Dominance is the largest channel of a state over its mean one, 1 to d. Massive activations are the largest "
     "values of the residual stream. The spectrum shows over how many directions all states spread.",
     _in_snapshot,
-    headline=("dominance_first", "max/mean", "ratio"),
-)
+    quantities=(
+        "dominance_first", "dominance_median", "massive_max", "effective_rank", "singular_values", "dominance",
+        "massive_value", "massive_position", "massive_channel",
+    ),
+)  # fmt: skip

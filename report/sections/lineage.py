@@ -23,9 +23,9 @@ def _over_training(view: TrainingView, section: Section) -> None:
 LINEAGE = Link(
     "lineage",
     "Lineage",
-    "mark",
     "Whether hidden states on random inputs still show which birth the model comes from: z of the lineage test "
     "(dimension permutation) against its own birth. A stranger's z has a standard deviation of 1.",
     _over_training,
+    quantities=("seedprint/z", "seedprint/z_stranger", "seedprint/log10_p"),
     optional=True,
 )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
+from ...metrics.quantity import Quantity
+from .declared import draw_in_snapshot, draw_over_training
 from .section import Section
 from .snapshot_view import SnapshotView
 from .training_view import TrainingView
@@ -18,29 +19,35 @@ class Link:
     id: str
     """Of the section; begins the names of its CSV files."""
     title: str
-    part: Literal["training", "chain", "mark"]
-    """Where it stands: before the chain of the attention sink, in it, or in the seed's mark that runs below it."""
     lede: str
     """What one sees over training."""
     over_training: Callable[[TrainingView, Section], None] = lambda view, section: None
-    """Fills its section of the page of runs."""
+    """Draws what it has pictures of its own for in the page of runs."""
     snapshot_lede: str = ""
     """What one sees in one snapshot; by default the same."""
     in_snapshot: Callable[[SnapshotView, Section], None] = lambda view, section: None
-    """Fills its section of the page of a snapshot."""
-    headline: tuple[str, str, str] = ("", "", "")
-    """The scalar that says most of it: its name, what it is in a word, and how it is printed."""
+    """Draws what it has pictures of its own for in the page of a snapshot."""
+    quantities: Sequence[str] = ()
+    """What it draws itself, or leaves to tables and lists; all else of its section is drawn as it is declared."""
     optional: bool = False
-    """Whether the page of runs leaves it out where nothing is drawn, instead of saying why."""
+    """Whether the page of runs leaves it out where nothing is drawn."""
+    explains: bool = True
+    """Whether it says why, where nothing is drawn."""
 
-    def section_over_training(self, view: TrainingView) -> Section | None:
-        """Its section of the page of runs, if it has one."""
+    def section_over_training(self, view: TrainingView, declared: Sequence[Quantity]) -> Section | None:
+        """Its section of the page of runs, if it has one, with further ``declared`` quantities."""
         section = Section(self.id, self.title, self.lede)
         self.over_training(view, section)
-        return None if self.optional and not (section.pictures or section.notes) else section
+        draw_over_training(view, section, declared)
+        if self.optional:
+            return section if section.pictures or section.notes else None
+        if self.explains:
+            view.explain_if_empty(section)
+        return section
 
-    def section_in_snapshot(self, view: SnapshotView) -> Section | None:
+    def section_in_snapshot(self, view: SnapshotView, declared: Sequence[Quantity]) -> Section | None:
         """Its section of the page of a snapshot, if there is something to show."""
         section = Section(self.id, self.title, self.snapshot_lede or self.lede)
         self.in_snapshot(view, section)
+        draw_in_snapshot(view, section, declared)
         return section if section.pictures or section.listings else None

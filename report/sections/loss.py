@@ -48,9 +48,9 @@ def _over_training(view: TrainingView, section: Section) -> None:
 LOSS = Link(
     "loss",
     "Loss",
-    "training",
     "Mean cross-entropy on training batches and on held-out windows. The unigram entropy is what a model reaches "
     "that knows nothing but how frequent each token is.",
     _over_training,
+    quantities=("train/loss", "val/loss", "val/bits_per_byte", "val/loss_trigger", "train/grad_norm"),
     optional=True,
 )

@@ -4,32 +4,28 @@ from __future__ import annotations
 
 import numpy as np
 
+from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.hidden_units import Units, draw_units
 from ..pictures.layers import block_titles
-from ..pictures.panels import Heights
 from ..probe_arrays import PROBES, arrays_of, measured_probes
 from ..text import format_value
 from .link import Link
 from .section import Drawing, Listing, Section
 from .snapshot_view import LISTED, Arrays, SnapshotView, of_blocks
-from .training_view import BlockValues, TrainingView
+from .training_view import BlockValues, TrainingView, heights_of
 from .value_aggregation import positive_ratio
 
-SUPER_Z, SUPER_RATIO = 10.0, 5.0
-"""What makes a super neuron: the thresholds of `metrics.neurons`, which would load torch."""
-
-_Z = BlockValues(
-    "neuron_z", "neuron_z", lambda a: positive_ratio(a[:, 0]), reference=("threshold", lambda summary, a: SUPER_Z)
-)
+_LARGEST_Z = BlockValues(MEASURED["neuron_z"], lambda a: positive_ratio(a[:, 0]))
+_Z, _RATIO = (MEASURED[name].level({}) for name in ("neuron_z", "neuron_ratio"))  # what makes a super neuron
 
 
 def _over_training(view: TrainingView, section: Section) -> None:
+    heights = heights_of(_LARGEST_Z.quantity, least=1, most=20, label="largest robust z")
     caption = "Robust z of the unit that position 0 excites most, by block."
-    view.add_blocks(section, "z", caption, [_Z], Heights("largest robust z", log=True, least=1, most=20))
+    view.add_blocks(section, "z", caption, [_LARGEST_Z], heights)
     curves = view.by_probe("super_neurons")
-    view.add_curves(section, "count", "Super neurons in all blocks.", curves, "super neurons")
-    view.explain_if_empty(section)
+    view.add_curves(section, "count", "Super neurons in all blocks.", curves, MEASURED["super_neurons"].label)
 
 
 def _in_snapshot(view: SnapshotView, section: Section) -> None:
@@ -62,7 +58,7 @@ def _draw_units(arrays: Arrays) -> Drawing | None:
         shown = panel.drawn()
         for name, units in (("activation_first", panel.first), ("activation_others", panel.others)):
             numbers.append(LabelledArray(name, units[shown], [{"unit": shown.tolist()}], {"layer": layer + 1}))
-    return draw_units(panels, run=0, ratio=SUPER_RATIO), numbers
+    return draw_units(panels, run=0, ratio=_RATIO), numbers
 
 
 #: Columns of the list of units: array, heading, format.
@@ -107,12 +103,14 @@ def _list_units(view: SnapshotView, section: Section, prefix: str) -> None:
 NEURONS = Link(
     "neurons",
     "Super neurons",
-    "chain",
     "Hidden units of the MLP that answer to the first token far more than their neighbours (robust z of at least "
-    "10) and far more than to other tokens (at least 5 times) carry its difference on.",
+    f"{_Z:g}) and far more than to other tokens (at least {_RATIO:g} times) carry its difference on.",
     _over_training,
     "Hidden units of the MLP at position 0 against the other positions. A super neuron is excited there far more "
-    "than its layer's other units (robust z of at least 10), and at least 5 times as much as elsewhere.",
+    f"than its layer's other units (robust z of at least {_Z:g}), and at least {_RATIO:g} times as much as elsewhere.",
     _in_snapshot,
-    headline=("super_neurons", "", ",d"),
-)
+    quantities=(
+        "super_neurons", "activation_first", "activation_others", "neuron_index", "neuron_is_super",
+        *(name for name, _, _ in _UNIT_COLUMNS),
+    ),
+)  # fmt: skip

@@ -19,15 +19,16 @@ def _over_training(view: TrainingView, section: Section) -> None:
     roles = {f"overlap_{k}": (f"top {k:,}", style) for k, style in styles.items() if k < smallest}
     caption = "Overlap of the k most preferred tokens with birth's."
     view.add_curves(section, "overlap", caption, view.measured(roles), "overlap@k")
-    view.explain_if_empty(section)
 
 
 PERSISTENCE = Link(
     "persistence",
     "Rank persistence",
-    "mark",
     "How far the order in which the newborn model preferred tokens still stands, "
     "beside the order of strangers, births of the same config from other seeds.",
     _over_training,
-    headline=("rank_persistence", "ρ", ".3f"),
-)
+    quantities=(
+        "rank_persistence", "rank_persistence_stranger", "kendall_tau", "overlap_10", "overlap_100", "overlap_1000",
+        "rbo",
+    ),
+)  # fmt: skip

@@ -146,11 +146,14 @@ def _draw_distribution(arrays: Arrays) -> Drawing | None:
 PREFERENCE = Link(
     "preference",
     "Token preference",
-    "mark",
     "p̄ is the mean next-token distribution over random inputs: a model without preference gives every token 1/V. "
     "Listed are the tokens that it favours, at birth and now.",
     _over_training,
     "p̄ is the mean next-token distribution over the probe: a model without preference gives every token 1/V.",
     _in_snapshot,
-    headline=("preference_ratio", "V·max p̄", "ratio"),
-)
+    quantities=(
+        "kl_uniform", "preference_ratio", "top1_share", "coverage_80", "entropy", "entropy_argmax", "mean_prob",
+        "argmax_share", "stranger_mean_prob",
+    ),
+    explains=False,  # its lists stand in the page of runs even where no picture does
+)  # fmt: skip

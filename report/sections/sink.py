@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.axes import position_axis
 from ..pictures.heads import draw_head_maps, draw_heads, draw_importance, uniform_importance
@@ -18,29 +19,27 @@ from ..text import finite_or_nan, format_value
 from .link import Link
 from .section import Drawing, Section
 from .snapshot_view import Arrays, SnapshotView, block_and_head, head_lines, of_blocks, shown_positions
-from .training_view import BlockValues, TrainingView, arrays_at
+from .training_view import BlockValues, TrainingView, arrays_at, axis_label, heights_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 # ── over training ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_MASS_OF_HEADS = BlockValues(
-    "sink_mass", "sink_mass", reference=("uniform", lambda s, a: s["bias"].get("sink_uniform") or float("nan"))
-)
+_MASS, _RATE = MEASURED["sink_mass"], MEASURED["sink_rate"]
 
 
 def _over_training(view: TrainingView, section: Section) -> None:
     curves = view.measured({"sink_mass": ("mean over heads", SOLID), "sink_mass_max": ("largest head", DOTTED)})
     curves += view.measured({"sink_mass": ("mean over heads, text probe", DASHED)}, "bias_text")
-    level = view.control("sink_uniform", "uniform", band=False)
-    view.add_curves(section, "mass", "Sink mass over training.", curves, "sink mass", level)
+    level = view.control("sink_uniform", _MASS.control_label, band=False)
+    view.add_curves(section, "mass", "Sink mass over training.", curves, axis_label(_MASS), level)
     epsilons = {format_value(s.bias.get("sink_epsilon"), "g") for run in view.runs for s in run.snapshots}
     threshold = " or ".join(sorted(epsilons))
     caption = f"Share of (sequence, layer, head) whose importance of key 0 exceeds ε = {threshold}."
-    view.add_curves(section, "rate", caption, view.by_probe("sink_rate"), "sink rate (%)")
-    heights = Heights("sink mass", least=0)
-    view.add_heads(section, "mass-heads", "Sink mass of every head.", _MASS_OF_HEADS, heights)
+    view.add_curves(section, "rate", caption, view.by_probe("sink_rate"), axis_label(_RATE))
+    of_heads = BlockValues(_MASS, np.asarray)
+    view.add_heads(section, "mass-heads", "Sink mass of every head.", of_heads, heights_of(_MASS, least=0))
     view.add_per_probe(section, "map", "Sink mass by block and head.", _draw_mass)
     caption = "Importance over key position, mean over the heads of a block."
     view.add_per_probe(section, "keys", caption, _draw_importance)
@@ -53,7 +52,7 @@ def _draw_mass(run: RunHistory, prefix: str) -> Drawing | None:
         for _, step, a in found
     ]
     panels = [(title, arrays["sink_mass"]) for title, _, arrays in found]
-    return (draw_head_maps(panels, "sink mass"), numbers) if panels else None
+    return (draw_head_maps(panels, _MASS.label), numbers) if panels else None
 
 
 def _draw_importance(run: RunHistory, prefix: str) -> Drawing | None:
@@ -88,11 +87,11 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
 
 
 def _draw_maps(arrays: Arrays) -> Drawing:
-    shown = {"sink_mass": ("sink mass", arrays["sink_mass"])}
+    shown = {"sink_mass": (_MASS.label, arrays["sink_mass"])}
     if "sink_mass_normalised" in arrays:
         shown["sink_mass_normalised"] = ("as a share of the row", arrays["sink_mass_normalised"])
     if "sink_rate" in arrays:
-        shown["sink_rate"] = ("sink rate", arrays["sink_rate"] / 100)
+        shown["sink_rate"] = (_RATE.label, arrays["sink_rate"] / 100)
     figure = draw_head_maps(list(shown.values()), "")
     return figure, [LabelledArray(name, arrays[name], block_and_head(arrays[name])) for name in shown]
 
@@ -104,7 +103,7 @@ def _draw_rates(arrays: Arrays) -> Drawing:
         axes.set_xlabel("ε")
 
     figure = draw_blocks(
-        [Panel("", epsilons, grid.mean(2).T)], heights=Heights("sink rate (%)", least=0, most=100), x_axis=axis
+        [Panel("", epsilons, grid.mean(2).T)], heights=heights_of(_RATE, least=0, most=100), x_axis=axis
     )
     axes = [{"epsilon": epsilons.tolist()}, {"layer": range(1, grid.shape[1] + 1)}]
     return figure, [LabelledArray("sink_rate", grid.mean(2), axes)]
@@ -133,12 +132,21 @@ def _draw_keys(arrays: Arrays) -> Drawing | None:
 SINK = Link(
     "sink",
     "Attention sink",
-    "chain",
     "Sink mass is the mean attention that later queries spend on position 0; importance is the mean attention that "
     "a key receives. Grey: what uniform attention would give.",
     _over_training,
     "Sink mass is the mean attention that later queries spend on position 0; the sink rate is the share of "
     "sequences in which position 0 is a sink; importance is the mean attention that a key receives.",
     _in_snapshot,
-    headline=("sink_mass", "mass", ".3f"),
+    quantities=(
+        "sink_uniform",
+        "sink_epsilon",
+        "sink_epsilons",
+        *(
+            f"sink_{name}{suffix}"
+            for name in ("mass", "rate", "rate_grid", "rate_by_key", "position")
+            for suffix in ("", "_normalised")
+        ),
+        *("sink_mass_max", "sink_mass_normalised_max", "importance", "importance_normalised"),
+    ),
 )

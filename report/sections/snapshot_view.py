@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...measure.records import Snapshot
+from ...metrics.quantity import Quantity
 from ..csv_files import LabelledArray
-from ..pictures.axes import block_axis, log_heights
+from ..pictures.axes import block_axis
 from ..pictures.curves import Control, Curve, draw_curves
 from ..pictures.panels import MAX_PANELS, same_scale
 from ..probe_arrays import PROBES, arrays_of, measured_probes, of_probe
+from ..rows import declared_quantities
 from .section import Drawing, Section
 
 if TYPE_CHECKING:
@@ -37,6 +39,11 @@ class SnapshotView:
     def n_layers(self) -> int:
         """Blocks."""
         return int(self.snapshot.summary.get("n_layers") or len(self.snapshot.arrays.get("sink_mass", ())))
+
+    @property
+    def quantities(self) -> dict[str, Quantity]:
+        """Declarations of all that it may hold, by name."""
+        return declared_quantities([self.snapshot])
 
     def at(self, prefix: str) -> dict[str, Any]:
         """Columns that all numbers of one probe share."""
@@ -108,14 +115,11 @@ def draw_by_block(
         Curve(0, "", range(start, start + len(blocks)), blocks.tolist(), *roles[name])
         for name, blocks in values.items()
     ]
-    drawn = [np.asarray(values) for values in (*(c.values for c in curves), *(c.values for c in controls))]
 
     def axis(axes: Axes) -> None:
         block_axis(axes, embeddings=start == 0)
-        if log:
-            log_heights(axes, drawn)
 
-    figure = draw_curves(curves, ylabel=ylabel, x_axis=axis, controls=controls, from_zero=from_zero)
+    figure = draw_curves(curves, ylabel=ylabel, x_axis=axis, controls=controls, from_zero=from_zero, log=log)
     numbers = [
         LabelledArray(name, blocks, [{"layer": range(start, start + len(blocks))}]) for name, blocks in values.items()
     ]

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...metrics.quantities import LOGGED
+from ...metrics.quantity import Quantity
 from ..csv_files import LabelledArray
 from ..pictures.axes import step_axis
 from ..pictures.curves import Control, Curve, draw_over_training
@@ -16,6 +18,7 @@ from ..pictures.layers import draw_blocks
 from ..pictures.panels import Heights, Panel, evenly_spaced, same_scale
 from ..pictures.style import DASHED, SOLID
 from ..probe_arrays import GROUPS, PROBES, arrays_of, of_probe
+from ..rows import declared_quantities
 from ..run_history import RunHistory
 from ..text import finite_or_nan
 from .section import Drawing, Section
@@ -34,16 +37,34 @@ DrawRun = Callable[[RunHistory], Drawing | None]
 class BlockValues:
     """Something that every block, or every head, has one of in a snapshot."""
 
-    name: str
-    """In the CSV."""
-    array: str
-    """The array that it is read from."""
-    read: Callable[[np.ndarray], np.ndarray] = lambda array: array
-    """The array to ``[blocks]`` or ``[blocks, H]``."""
+    quantity: Quantity
+    """Names it, and what it is judged against."""
+    read: Callable[[np.ndarray], np.ndarray] | None = None
+    """Its array to ``[blocks]`` or ``[blocks, H]``; by default as it is declared."""
+    array: str = ""
+    """The array that it is read from; by default the declared one."""
     title: str = ""
     """Above its panel, where a picture has several."""
-    reference: tuple[str, Callable[[Mapping[str, Any], np.ndarray], float]] | None = None
-    """(label, summary and array to the level that it is judged against)."""
+
+    @property
+    def name(self) -> str:
+        """What it is called in the CSV."""
+        column = self.quantity.by_block
+        return (column.key if column else "") or self.quantity.name
+
+    def values(self, array: np.ndarray) -> np.ndarray:
+        """``[blocks]`` or ``[blocks, H]`` of its array."""
+        return np.asarray((self.read or self.quantity.blocks)(array), dtype=float)
+
+
+def axis_label(quantity: Quantity) -> str:
+    """What an axis calls a quantity."""
+    return f"{quantity.label} ({quantity.unit})" if quantity.unit else quantity.label
+
+
+def heights_of(quantity: Quantity, least: float | None = None, most: float | None = None, label: str = "") -> Heights:
+    """The y axis of a quantity, which reaches from ``least`` to ``most`` at least."""
+    return Heights(label or axis_label(quantity), quantity.scale == "log", least, most)
 
 
 @dataclass(frozen=True)
@@ -69,6 +90,11 @@ class TrainingView:
             section.notes.append(
                 "The snapshots do not hold it." if grown else "Curves appear once there is a snapshot after birth."
             )
+
+    @property
+    def quantities(self) -> dict[str, Quantity]:
+        """Declarations of all that the snapshots may hold, by name."""
+        return declared_quantities(snapshot for run in self.runs for snapshot in run.snapshots)
 
     # ── curves of runs ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -108,6 +134,18 @@ class TrainingView:
             for curve in self.measured({key: ("", SOLID)})
         ]
 
+    def controls(self, quantity: Quantity, curves: Sequence[Curve]) -> list[Control]:
+        """What a declared quantity is judged against, beside its ``curves``: measured levels, or a constant one."""
+        name, label = quantity.control, quantity.control_label
+        if not curves or name is None:
+            return []
+        if isinstance(name, str) and name in {**LOGGED, **self.quantities}:
+            beside = (self.logged if name in LOGGED else self.measured)({name: ("", SOLID)})
+            return [Control(label, c.steps, c.values, False, c.quantity, c.run) for c in beside]
+        reach = [0.0, max(max(curve.steps) for curve in curves)]
+        levels = {quantity.level(run.dated[-1].summary if run.dated else {}) for run in self.runs}
+        return [Control(label, reach, [v, v], quantity="level") for v in sorted(levels) if np.isfinite(v)]
+
     def add_curves(
         self,
         section: Section,
@@ -118,12 +156,13 @@ class TrainingView:
         controls: Sequence[Control] = (),
         *,
         from_zero: bool = True,
+        log: bool = False,
     ) -> None:
         """Add a picture of curves, if at least one run has more than one point to draw."""
         if section.is_full or not any(len(curve.steps) > 1 for curve in curves):
             return
         figure = draw_over_training(
-            curves, ylabel=ylabel, controls=controls, linear_until=self.linear_until, from_zero=from_zero
+            curves, ylabel=ylabel, controls=controls, linear_until=self.linear_until, from_zero=from_zero, log=log
         )
         drawn: list[Curve | Control] = [*curves, *controls]
         numbers = [
@@ -224,21 +263,23 @@ class TrainingView:
         self.add_per_probe(section, key, caption, draw)
 
 
-def _read(run: RunHistory, prefix: str, quantity: BlockValues) -> tuple[np.ndarray, np.ndarray]:
-    """Steps ``[S]`` and values ``[S, blocks]`` or ``[S, blocks, H]`` of the snapshots that hold the array."""
-    name = prefix + quantity.array
-    held = [snapshot for snapshot in run.dated if name in snapshot.arrays]
-    values = [np.asarray(quantity.read(snapshot.arrays[name]), dtype=float) for snapshot in held]
-    return np.array([snapshot.step for snapshot in held]), np.array(values)
+def _read(run: RunHistory, prefix: str, values: BlockValues) -> tuple[np.ndarray, np.ndarray]:
+    """Steps ``[S]`` and values ``[S, blocks]`` or ``[S, blocks, H]`` of the snapshots that hold the array.
+
+    A metric of the user's own may have changed its shape when training was resumed: the latest shape holds.
+    """
+    name = prefix + (values.array or values.quantity.array)
+    held = [(s.step, values.values(s.arrays[name])) for s in run.dated if name in s.arrays]
+    held = [(step, found) for step, found in held if found.shape == held[-1][1].shape]
+    return np.array([step for step, _ in held]), np.array([found for _, found in held])
 
 
-def _references(run: RunHistory, prefix: str, quantity: BlockValues, steps: np.ndarray) -> dict[str, np.ndarray]:
-    if quantity.reference is None:
-        return {}
-    label, level = quantity.reference
-    last = next(s for s in reversed(run.dated) if prefix + quantity.array in s.arrays)
-    value = level(last.summary, last.arrays[prefix + quantity.array])
-    return {label: np.full(len(steps), value)} if np.isfinite(value) else {}
+def _references(run: RunHistory, prefix: str, values: BlockValues, steps: np.ndarray) -> dict[str, np.ndarray]:
+    """The level that block values are judged against, by its label."""
+    name = prefix + (values.array or values.quantity.array)
+    last = next(s for s in reversed(run.dated) if name in s.arrays)
+    level = values.quantity.level(last.summary, GROUPS[prefix])
+    return {values.quantity.control_label: np.full(len(steps), level)} if np.isfinite(level) else {}
 
 
 def _steps(panels: Sequence[Panel], linear_until: float | None) -> Callable[[Axes], None]:

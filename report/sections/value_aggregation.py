@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from ...measure.records import Snapshot
+from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.axes import token_axis
 from ..pictures.curves import Control
@@ -19,7 +20,7 @@ from ..probe_arrays import PROBES, arrays_of, measured_probes
 from .link import Link
 from .section import Drawing, Section
 from .snapshot_view import Arrays, SnapshotView, draw_by_block, head_lines, of_blocks, shown_positions
-from .training_view import BlockValues, TrainingView
+from .training_view import BlockValues, TrainingView, axis_label, heights_of
 
 
 def positive(values: np.ndarray, scale: float | None = None) -> np.ndarray:
@@ -60,30 +61,28 @@ def _notes_of_constant_first(snapshot: Snapshot) -> list[str]:
 
 # ── over training ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_EQUAL = ("equal variance", lambda summary, array: 1.0)
-_RAW = BlockValues("variance_discrepancy", "variance_discrepancy", positive_ratio, "value aggregation", _EQUAL)
-_OUT = BlockValues("variance_discrepancy_out", "variance_discrepancy_out", positive_ratio, "enters the output", _EQUAL)
-_OF_HEADS = BlockValues(
-    "variance_discrepancy", "positional_variance", lambda a: positive_ratio(_discrepancy_of_heads(a)), reference=_EQUAL
+_AGGREGATED, _ENTERS = MEASURED["variance_discrepancy"], MEASURED["variance_discrepancy_out"]
+_OF_BLOCKS = (
+    BlockValues(_AGGREGATED, positive_ratio, title="value aggregation"),
+    BlockValues(_ENTERS, positive_ratio, title="enters the output"),
 )
-_N_EFF = BlockValues(
-    "n_eff", "n_eff", lambda a: a[..., -1].mean(1), reference=("uniform attention", lambda summary, a: a.shape[-1])
-)
+_OF_HEADS = BlockValues(_AGGREGATED, lambda a: positive_ratio(_discrepancy_of_heads(a)), "positional_variance")
+_N_EFF = BlockValues(MEASURED["n_eff"])
 
 
 def _over_training(view: TrainingView, section: Section) -> None:
     calibrated = any(_differ(s.arrays) for run in view.runs for s in run.dated)
-    both = [_RAW, _OUT] if calibrated else [replace(_RAW, title="")]
+    both = _OF_BLOCKS if calibrated else [replace(_OF_BLOCKS[0], title="")]
+    discrepancy = heights_of(_AGGREGATED, most=3)
     caption = "Variance discrepancy, σ²(0) over its mean at t ≥ T/2, by block."
-    view.add_blocks(section, "discrepancy", caption, both, Heights("σ²(0) / σ²(late)", log=True, most=3))
+    view.add_blocks(section, "discrepancy", caption, both, discrepancy)
     caption = "Effective number of tokens that the last position averages over, by block."
-    view.add_blocks(section, "n-eff", caption, [_N_EFF], Heights("n_eff at the last position", log=True, least=1))
+    heights = heights_of(_N_EFF.quantity, least=1, label="n_eff at the last position")
+    view.add_blocks(section, "n-eff", caption, [_N_EFF], heights)
     caption = "Variance discrepancy of every head."
-    heights = Heights("σ²(0) / σ²(late)", log=True, most=3)
-    view.add_heads(section, "discrepancy-heads", caption, _OF_HEADS, heights)
+    view.add_heads(section, "discrepancy-heads", caption, _OF_HEADS, discrepancy)
     notes = [note for run in view.runs if run.last for note in _notes_of_constant_first(run.last)]
     section.notes.extend(dict.fromkeys(notes))
-    view.explain_if_empty(section)
 
 
 # ── in one snapshot ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -126,9 +125,10 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
         found = {name: positive_ratio(arrays[name]) for name in names if name in arrays}
         if n_layers < 2 or not any(np.isfinite(values).any() for values in found.values()):
             return None
-        levels = [Control("equal variance", [1, n_layers], [1.0, 1.0])]
+        level = _AGGREGATED.level(view.snapshot.summary)
+        levels = [Control(_AGGREGATED.control_label, [1, n_layers], [level, level])]
         roles = names if len(found) > 1 else dict.fromkeys(names, ("", SOLID))
-        return draw_by_block(found, roles, "σ²(0) / σ²(late)", 1, levels, log=True)
+        return draw_by_block(found, roles, axis_label(_AGGREGATED), 1, levels, log=True)
 
     caption = "Variance discrepancy by block: σ²(0) over its mean at t ≥ T/2."
     view.add(section, "discrepancy", caption, ["variance_discrepancy"], discrepancy)
@@ -160,7 +160,6 @@ def _draw_variance(sigma: np.ndarray, n_eff: np.ndarray | None) -> Drawing | Non
 AGGREGATION = Link(
     "aggregation",
     "Aggregation",
-    "chain",
     "The first token sees itself alone, later ones average over what they see: so the variance of what attention "
     "aggregates falls with the position, about as 1/n_eff, and the first token stands out before anything is "
     "learned.",
@@ -169,5 +168,8 @@ AGGREGATION = Link(
     "that are independent across positions it would be σ²(0)/n_eff(t): what lies above is correlation between the "
     "values.",
     _in_snapshot,
-    headline=("variance_discrepancy", "σ²(0)/σ²", "ratio"),
-)
+    quantities=(
+        "variance_discrepancy", "variance_discrepancy_out", "n_eff", "n_eff_normalised", "positional_variance",
+        "positional_variance_out",
+    ),
+)  # fmt: skip

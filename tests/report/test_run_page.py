@@ -174,7 +174,7 @@ def test_csv_files_are_tidy_and_hold_what_was_measured(pair):
     folder = runs[0].path.parent
     order = [
         "run", "probe", "step", "lambda", "layer", "head", "position", "epsilon", "rank", "unit", "channel", "token",
-        "text", "quantity", "value",
+        "text", "stranger", "index", "quantity", "value",
     ]  # fmt: skip
     for path in data(folder):
         header = path.read_text(encoding="utf-8").splitlines()[0].split(",")

@@ -19,10 +19,10 @@ from birthmark.launch.cli import main
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.measure.records import RunDir, Snapshot
 from birthmark.metrics.neurons import RATIO_THRESHOLD, Z_THRESHOLD
+from birthmark.metrics.quantities import MEASURED
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.report.run_page import build_report
-from birthmark.report.sections.neurons import SUPER_RATIO, SUPER_Z
 from birthmark.report.snapshot_page import build_snapshot_page
 
 CONFIG = ModelConfig(d_model=32, n_layers=3, n_heads=4, vocab_size=60, mlp="relu")
@@ -144,7 +144,7 @@ def test_lists_show_units_massive_activations_and_tokens(page, measured):
 
 
 def test_super_neurons_are_marked_and_counted(measured, tmp_path):
-    assert (SUPER_Z, SUPER_RATIO) == (Z_THRESHOLD, RATIO_THRESHOLD)
+    assert (MEASURED["neuron_z"].control, MEASURED["neuron_ratio"].control) == (Z_THRESHOLD, RATIO_THRESHOLD)
     arrays = {name: array.copy() for name, array in measured.arrays.items() if not name.startswith("text.")}
     first, others = arrays["activation_first"], arrays["activation_others"]
     first[1, 5], others[1, 5] = 50.0, 0.5

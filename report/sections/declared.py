@@ -1,0 +1,251 @@
+"""Pictures of a quantity that no link draws itself, from its declaration alone: its axes decide which.
+
+A scalar is a curve over training beside its control; what every block has one of is a line per block; what every head
+has one of is small multiples and a map; what stands along positions, or along another index, is lines over it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...metrics.quantities import LOGGED
+from ...metrics.quantity import AXES, Quantity
+from ..csv_files import LabelledArray
+from ..pictures.axes import position_axis
+from ..pictures.curves import Control, Curve, draw_curves
+from ..pictures.heads import draw_head_maps, draw_heads
+from ..pictures.layers import block_titles, draw_blocks
+from ..pictures.panels import Panel
+from ..pictures.style import DASHED, SOLID
+from ..probe_arrays import GROUPS, measured_probes
+from ..run_history import RunHistory
+from ..text import finite_or_nan, format_value
+from .section import Drawing, Listing, Section
+from .snapshot_view import Arrays, SnapshotView, draw_by_block, of_blocks, shown_positions
+from .training_view import BlockValues, TrainingView, arrays_at, axis_label, heights_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_BLOCKS = ("layer", "state")
+Moment = tuple[str, Mapping[str, Any], np.ndarray]
+"""When, the columns of its numbers, and the array."""
+
+
+def draw_over_training(view: TrainingView, section: Section, quantities: Iterable[Quantity]) -> None:
+    """Add the pictures of ``quantities`` to a section of the page of runs."""
+    for quantity in quantities:
+        key, caption = _key(section, quantity), _caption(quantity)
+        if quantity.name in LOGGED:
+            curves = view.logged({quantity.name: ("", SOLID)})
+        else:
+            curves = view.by_probe(quantity.name) if quantity.has_scalar else []
+        controls = view.controls(quantity, curves)
+        log = quantity.scale == "log"
+        view.add_curves(section, key, caption, curves, axis_label(quantity), controls, from_zero=not log, log=log)
+        if not quantity.axes:
+            continue
+        heights, values = heights_of(quantity), BlockValues(quantity)
+        if quantity.axes[0] in _BLOCKS and (len(quantity.axes) == 1 or quantity.per_block):
+            embeddings = quantity.axes[0] == "state"
+            view.add_blocks(section, f"{key}-blocks", f"{caption} By block.", [values], heights, embeddings=embeddings)
+        if quantity.axes == ("layer", "head"):
+            heads = replace(values, read=np.asarray)
+            view.add_heads(section, f"{key}-heads", f"{caption} Every head.", heads, heights)
+            view.add_per_probe(section, f"{key}-map", f"{caption} By block and head.", partial(_map_of_run, quantity))
+        elif _has_lines(quantity):
+            over = AXES[quantity.axes[-1]].column
+            view.add_per_probe(section, f"{key}-{over}", f"{caption} By {over}.", partial(_lines_of_run, quantity))
+
+
+def draw_in_snapshot(view: SnapshotView, section: Section, quantities: Iterable[Quantity]) -> None:
+    """Add the pictures of ``quantities``, and a list of their scalars, to a section of the page of a snapshot."""
+    every = list(quantities)
+    for quantity in every:
+        if not quantity.axes:
+            continue
+        key, caption, name = _key(section, quantity), _caption(quantity), quantity.name
+        if quantity.axes[0] in _BLOCKS and (len(quantity.axes) == 1 or quantity.per_block):
+            draw = partial(_draw_blocks, view, quantity)
+            view.add(section, f"{key}-blocks", f"{caption} By block.", [name], draw)
+        if quantity.axes == ("layer", "head"):
+            view.add(section, f"{key}-map", f"{caption} By block and head.", [name], partial(_draw_map, quantity))
+        elif _has_lines(quantity):
+            over = AXES[quantity.axes[-1]].column
+            text = f"{caption} By {over}."
+            if len(quantity.axes) == 3:
+                text = of_blocks(text, view.n_layers)
+            view.add(section, f"{key}-{over}", text, [name], partial(_draw_lines, quantity))
+    _list_scalars(view, section, [quantity for quantity in every if quantity.has_scalar])
+
+
+def _key(section: Section, quantity: Quantity) -> str:
+    """What its pictures are called in their section: its name, unless the link has a picture of that name."""
+    key = quantity.name.replace("/", "-")
+    taken = {picture.file for picture in section.pictures} | {listing.file for listing in section.listings}
+    clash = any(file.removesuffix(".csv").startswith(f"{section.id}-{key}") for file in taken)
+    return f"own-{key}" if clash else key
+
+
+def _caption(quantity: Quantity) -> str:
+    label = quantity.label[:1].upper() + quantity.label[1:]
+    return f"{label}: {quantity.definition.rstrip('.')}."
+
+
+def _has_lines(quantity: Quantity) -> bool:
+    """Whether it is an array of lines: one, one for each block, or one for each head of every block."""
+    *lead, _ = quantity.axes
+    return tuple(lead) in ((), ("layer",), ("state",), ("layer", "head")) and quantity.axes[-1] not in (
+        *_BLOCKS,
+        "head",
+    )
+
+
+def _labels(quantity: Quantity, shape: Sequence[int]) -> list[dict[str, Sequence[int]]]:
+    """Columns of the axes of its array."""
+    axes = [AXES[name] for name in quantity.axes]
+    return [{axis.column: range(axis.first, axis.first + n)} for axis, n in zip(axes, shape, strict=True)]
+
+
+# ── maps of heads ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _maps(quantity: Quantity, moments: Sequence[Moment]) -> Drawing | None:
+    finite = np.concatenate([array[np.isfinite(array)].ravel() for *_, array in moments]) if moments else np.zeros(0)
+    if not len(finite):
+        return None
+    low, high = min(0.0, float(finite.min())), float(finite.max())
+    limits = (low, high if high > low else low + 1)
+    panels = [(title, array) for title, _, array in moments]
+    figure = draw_head_maps(panels, axis_label(quantity), limits, lambda value: format_value(value, quantity.format))
+    return figure, [LabelledArray(quantity.name, array, _labels(quantity, array.shape), at) for _, at, array in moments]
+
+
+def _map_of_run(quantity: Quantity, run: RunHistory, prefix: str) -> Drawing | None:
+    return _maps(quantity, _moments(quantity, run, prefix))
+
+
+def _draw_map(quantity: Quantity, arrays: Arrays) -> Drawing | None:
+    return _maps(quantity, [("", {}, arrays[quantity.name].astype(float))])
+
+
+def _moments(quantity: Quantity, run: RunHistory, prefix: str) -> list[Moment]:
+    return [
+        (when, {"step": step}, arrays[quantity.name].astype(float))
+        for when, step, arrays in arrays_at(run, prefix, quantity.name)
+        if arrays[quantity.name].ndim == len(quantity.axes)
+    ]
+
+
+# ── lines over an index ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _over_index(quantity: Quantity, length: int) -> tuple[np.ndarray, Any]:
+    """The indices that lines show, and what sets their axis."""
+    shown = shown_positions(length)
+    label = AXES[quantity.axes[-1]].column
+    first = AXES[quantity.axes[-1]].first
+
+    def axis(axes: Axes) -> None:
+        position_axis(axes, int(shown[-1]) + 1 + first, label)
+
+    return shown, axis
+
+
+def _lines_of_run(quantity: Quantity, run: RunHistory, prefix: str) -> Drawing | None:
+    """Lines at birth and now; those of heads as their mean."""
+    moments = _moments(quantity, run, prefix)
+    if not any(np.isfinite(array).any() for *_, array in moments):
+        return None
+    if len(quantity.axes) == 3:
+        quantity = replace(quantity, axes=(quantity.axes[0], quantity.axes[2]))
+        moments = [(when, at, array.mean(1)) for when, at, array in moments]
+    return _lines(quantity, moments, run.index)
+
+
+def _lines(quantity: Quantity, moments: Sequence[Moment], run: int) -> Drawing:
+    shown, axis = _over_index(quantity, max(array.shape[-1] for *_, array in moments))
+    x = shown + AXES[quantity.axes[-1]].first
+    numbers, panels = [], []
+    for when, at, array in moments:
+        kept = shown[shown < array.shape[-1]]
+        labels = _labels(quantity, array.shape)
+        labels[-1] = {AXES[quantity.axes[-1]].column: x[: len(kept)].tolist()}
+        numbers.append(LabelledArray(quantity.name, array[..., kept], labels, at))
+        panels.append(Panel(when, x[: len(kept)], array[..., kept]))
+    log = quantity.scale == "log"
+    if len(quantity.axes) == 1:
+        curves = [
+            Curve(run, "", panel.x.tolist(), panel.lines.tolist(), panel.title, look, markers=len(panel.x) < 25)
+            for panel, look in zip(panels, (DASHED, SOLID)[-len(panels) :], strict=True)
+        ]
+        return draw_curves(curves, ylabel=axis_label(quantity), x_axis=axis, log=log), numbers
+    embeddings = quantity.axes[0] == "state"
+    return draw_blocks(panels, heights=heights_of(quantity), x_axis=axis, embeddings=embeddings), numbers
+
+
+def _draw_lines(quantity: Quantity, arrays: Arrays) -> Drawing | None:
+    array = arrays[quantity.name].astype(float)
+    if not np.isfinite(array).any():
+        return None
+    if len(quantity.axes) < 3:
+        return _lines(quantity, [("", {}, array)], 0)
+    shown, axis = _over_index(quantity, array.shape[-1])
+    titles = block_titles(len(array))
+    x = shown + AXES[quantity.axes[-1]].first
+    panels = [Panel(title, x, array[layer][:, shown]) for layer, title in titles]
+    figure = draw_heads(panels, run=0, heights=heights_of(quantity), x_axis=axis)
+    labels = _labels(quantity, array.shape)
+    labels[0] = {"layer": [layer + 1 for layer, _ in titles]}
+    labels[-1] = {AXES[quantity.axes[-1]].column: x.tolist()}
+    kept = array[[layer for layer, _ in titles]][..., shown]
+    return figure, [LabelledArray(quantity.name, kept, labels)]
+
+
+# ── blocks and scalars of a snapshot ─────────────────────────────────────────────────────────────────────────────────
+
+
+def _draw_blocks(view: SnapshotView, quantity: Quantity, arrays: Arrays) -> Drawing | None:
+    values = np.asarray(quantity.blocks(arrays[quantity.name]), dtype=float)
+    if not np.isfinite(values).any():
+        return None
+    start = AXES[quantity.axes[0]].first
+    controls = []
+    control = arrays.get(quantity.control) if isinstance(quantity.control, str) else None
+    level = quantity.level(view.snapshot.summary)
+    blocks = [start, start + len(values) - 1]
+    if control is not None and control.shape == values.shape:
+        of_blocks = range(start, start + len(values))
+        controls = [Control(quantity.control_label, of_blocks, control.tolist(), quantity=str(quantity.control))]
+    elif np.isfinite(level):
+        controls = [Control(quantity.control_label, blocks, [level, level], quantity="level")]
+    log = quantity.scale == "log"
+    roles = {quantity.name: ("", SOLID)}
+    return draw_by_block(
+        {quantity.name: values}, roles, axis_label(quantity), start, controls, log=log, from_zero=not log
+    )
+
+
+def _list_scalars(view: SnapshotView, section: Section, quantities: Sequence[Quantity]) -> None:
+    """A list of scalars on each probe, beside their controls."""
+    summary = view.snapshot.summary
+    probes = [prefix for prefix in measured_probes(view.snapshot) if GROUPS[prefix] in summary] or [""]
+    rows, numbers = [], []
+    for quantity in quantities:
+        values = {prefix: summary.get(GROUPS[prefix], {}).get(quantity.name) for prefix in probes}
+        if all(value is None for value in values.values()):
+            continue
+        level = quantity.level(summary)
+        control = f"{quantity.control_label} {format_value(level, quantity.format)}" if np.isfinite(level) else ""
+        cells = [format_value(finite_or_nan(value), quantity.format) for value in values.values()]
+        rows.append([axis_label(quantity), *cells, control])
+        for prefix, value in values.items():
+            numbers.append(LabelledArray(quantity.name, np.array(finite_or_nan(value)), [], view.at(prefix)))
+    if rows:
+        headings = ["", *(view.at(prefix)["probe"] for prefix in probes), "against"]
+        section.listings.append(Listing("Scalars", headings, rows, f"{section.id}-scalars.csv", numbers))
