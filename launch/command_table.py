@@ -52,8 +52,7 @@ class Command(Protocol):
 
 def load_command(name: str) -> Command:
     """Import a command's module."""
-    module = import_module(f".commands.{name}", __package__) if name not in _OLD else _old(name)
-    return cast(Command, module)
+    return cast(Command, import_module(f".commands.{name}", __package__))
 
 
 def command_parser(name: str) -> Parser:
@@ -74,17 +73,3 @@ def top_parser() -> Parser:
         summary = load_command(name).SUMMARY
         commands.add_subcommand(name, Parser(description=summary), help=summary)
     return parser
-
-
-# ── the bridge for commands that are not modules of their own yet ────────────────────────────────────────────────────
-
-_OLD = ("plan", "ablate", "fingerprint", "identify")
-
-
-def _old(name: str) -> object:
-    from types import SimpleNamespace
-
-    from . import parsing
-    from .commands.table import RUN
-
-    return SimpleNamespace(SUMMARY=parsing.SUMMARY[name], add_options=parsing.ADD_OPTIONS[name], run=RUN[name])

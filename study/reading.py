@@ -14,13 +14,11 @@ from ..errors import UsageError
 
 _SCALAR = (str, int, float, bool, type(None))
 
-
-# An arm is a folder and a column of a table.
+#: An arm is a folder and a column of a table.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 
-
-# What the study itself decides for every run.
-_OURS = ("init_seed", "run_dir", "name")
+#: Fields of a run that the study itself sets.
+SET_BY_STUDY = ("init_seed", "run_dir", "name")
 
 
 class _Loader(yaml.SafeLoader):
@@ -37,7 +35,7 @@ class _Loader(yaml.SafeLoader):
 def read_fields(file: Path) -> dict[str, Any]:
     """The fields of a study file of any kind; UsageError names the file."""
     try:
-        # Ours is a SafeLoader.
+        # _Loader is a SafeLoader.
         content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
     except OSError as error:
         raise UsageError(f"{file}: cannot be read ({error.strerror})") from None
@@ -59,7 +57,7 @@ class Reader:
         return UsageError(f"{self.file}: {field} is {value!r}: {mend}")
 
     def known(self, fields: Mapping[str, Any], names: Sequence[str], prefix: str) -> None:
-        """Refuse fields of other names; ``prefix`` is where they stand, with its dot."""
+        """Refuse fields of other names; ``prefix`` is the group that they stand in, with its dot."""
         for field in fields:
             if field not in names:
                 close = difflib.get_close_matches(str(field), names, n=1)
@@ -67,7 +65,7 @@ class Reader:
                 raise UsageError(f"{self.file}: {prefix}{field}: no such field; {hint}")
 
     def group(self, value: Any, field: str) -> dict[str, Any]:
-        """Fields under a field."""
+        """The fields of a group."""
         if not isinstance(value, dict):
             raise self.wrong(field, value, "write fields as `name: value` under it")
         return value
@@ -79,7 +77,7 @@ class Reader:
         return value
 
     def name(self, value: Any, field: str) -> None:
-        """Refuse what can be no folder's name."""
+        """Refuse what cannot name a folder."""
         if not isinstance(value, str) or not _NAME.fullmatch(value):
             raise self.wrong(field, value, "give a name of letters, digits and _ . + - (in quotes if it is a number)")
 
@@ -93,27 +91,27 @@ class Reader:
         return path
 
     def seeds(self, value: Any, field: str) -> tuple[int, ...]:
-        """Different seeds, one at least."""
+        """Seeds: at least one, all different."""
         whole = isinstance(value, list) and all(type(seed) is int and seed >= 0 for seed in value)
         if not whole or not value or len(set(value)) < len(value):
             raise self.wrong(field, value, "give a list of different whole numbers from 0")
         return tuple(value)
 
     def changes(self, value: Any, group: str) -> dict[str, dict[str, Any]]:
-        """Names, each with dotted fields that differ from the base."""
+        """Names, each with the dotted fields in which a run differs from the base."""
         found = self.named(value, group)
         for name, fields in found.items():
             for field, wanted in self.group(fields, f"{group}.{name}").items():
                 where = f"{group}.{name}.{field}"
-                if field in _OURS:
-                    raise self.wrong(where, wanted, "the study decides it, leave it out")
+                if field in SET_BY_STUDY:
+                    raise self.wrong(where, wanted, "the study sets it, leave it out")
                 plain = all(isinstance(item, _SCALAR) for item in (wanted if isinstance(wanted, list) else [wanted]))
                 if not isinstance(field, str) or not plain:
                     raise self.wrong(where, wanted, "write one dotted field and its value, as in model.d_model: 64")
         return found
 
     def families(self, value: Any, arms: Mapping[str, Any]) -> dict[str, list[str]]:
-        """Groups of arms."""
+        """Groups of arms, by title."""
         families = self.group(value, "families")
         for family, members in families.items():
             if not isinstance(members, list) or not members:

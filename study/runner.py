@@ -1,4 +1,4 @@
-"""The runs of a study as processes: some at a time, each apart from the others, all of them stoppable and resumable."""
+"""The runs of a study as processes: a few at a time, each independent, all of them stoppable and resumable."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
+from ..trainer.stored_config import write_config
 from .trials import Trial, next_move
 
 _POLL_SECONDS = 0.2
@@ -30,7 +31,7 @@ class Failure:
 
     trial: Trial
     reason: str
-    """The last line that it said."""
+    """The last line of its output."""
 
 
 @dataclass
@@ -41,28 +42,28 @@ class _Process:
     since: float
 
 
-def run_trials(planned: Sequence[Trial], jobs: int, console: Console) -> list[Failure]:
-    """Bring every trial to its last step, ``jobs`` at a time; those that are there already are left as they are.
+def run_trials(trials: Sequence[Trial], jobs: int, console: Console) -> list[Failure]:
+    """Bring every trial to its last step, ``jobs`` at a time; finished ones are left as they are.
 
     Returns:
-        The trials that failed; the others have been run all the same.
+        The trials that failed. A failure stops no other trial.
 
     Raises:
-        KeyboardInterrupt: a signal came. Running trials have saved a checkpoint; the same call goes on from it.
+        KeyboardInterrupt: a signal came. Running trials have saved a checkpoint; the same call resumes them.
     """
-    return _Runner(planned, jobs, console).run()
+    return _Runner(trials, jobs, console).run()
 
 
 class _Runner:
-    def __init__(self, planned: Sequence[Trial], jobs: int, console: Console) -> None:
+    def __init__(self, trials: Sequence[Trial], jobs: int, console: Console) -> None:
         by_label: dict[str, Trial] = {}
-        for trial in planned:  # arms of one config share their runs
+        for trial in trials:  # arms of one config share their runs
             by_label.setdefault(trial.label, trial)
-        self.planned = list(by_label.values())
+        self.trials = list(by_label.values())
         self.jobs = jobs
-        self.moves = {trial.label: next_move(trial) for trial in self.planned}
-        self.steps = {trial.label: trial.step for trial in self.planned}
-        self.waiting = deque(trial for trial in self.planned if self.moves[trial.label] != "skip")
+        self.moves = {trial.label: next_move(trial) for trial in self.trials}
+        self.steps = {trial.label: trial.step for trial in self.trials}
+        self.waiting = deque(trial for trial in self.trials if self.moves[trial.label] != "skip")
         self.running: list[_Process] = []
         self.failures: list[Failure] = []
         self.signals = 0
@@ -73,22 +74,22 @@ class _Runner:
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
-            # The one that gives way where the terminal is narrow.
+            # On a narrow terminal this column is the one that shrinks.
             TextColumn("{task.fields[current]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
             console=console,
             expand=True,
             disable=not console.is_terminal,
             transient=True,
-            # A run says little for seconds at a time while it starts and measures.
+            # A run logs nothing for seconds at a time while it starts and measures.
             speed_estimate_period=600,
         )
 
     def run(self) -> list[Failure]:
-        skipped = len(self.planned) - len(self.waiting)
+        skipped = len(self.trials) - len(self.waiting)
         if skipped:
-            self._tell(f"{skipped} of {len(self.planned)} runs are finished already")
+            self._print(f"{skipped} of {len(self.trials)} runs are finished already")
         with self._signals_caught(), self.bar:
-            total = sum(trial.config.trainer.max_steps for trial in self.planned)
+            total = sum(trial.config.trainer.max_steps for trial in self.trials)
             self.task = self.bar.add_task("", total=total, completed=sum(self.steps.values()), done="", current="")
             try:
                 self._loop()
@@ -100,13 +101,13 @@ class _Runner:
         return self.failures
 
     def _loop(self) -> None:
-        told = 0
+        signals_sent = 0
         while self.running or (self.waiting and not self.signals):
             while self.waiting and len(self.running) < self.jobs and not self.signals:
                 self._start(self.waiting.popleft())
-            if self.signals > told:
-                told = self.signals
-                self._tell("stopping: runs save a checkpoint, the same command goes on later")
+            if self.signals > signals_sent:
+                signals_sent = self.signals
+                self._print("stopping: runs save a checkpoint, the same command resumes them later")
                 for job in self.running:
                     # The first ends a run at its next step, the second at once (callbacks/stop.py).
                     job.process.send_signal(signal.SIGKILL if self.signals > 2 else signal.SIGINT)
@@ -117,23 +118,22 @@ class _Runner:
                 self._end(job)
 
     def _start(self, trial: Trial) -> None:
-        resume = self.moves[trial.label] == "resume"
         command = [sys.executable, "-m", "birthmark.launch.cli", "pretrain"]
-        command += (
-            [f"--resume={trial.run.path}"]
-            if resume
-            else [f"--config={trial.base}", *trial.flags, f"--run_dir={trial.run.path}"]
-        )
+        if self.moves[trial.label] == "resume":
+            command.append(f"--resume={trial.run.path}")
+        else:
+            write_config(trial.config, trial.config_file)
+            command.append(f"--config={trial.config_file}")
         slot = min(set(range(self.jobs)) - {job.slot for job in self.running})
         trial.log.parent.mkdir(parents=True, exist_ok=True)
         with trial.log.open("wb") as log:
-            # In a session of its own: a Ctrl-C at the terminal reaches it once, through us.
+            # In a session of its own, so that a Ctrl-C at the terminal reaches it once, through this process.
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | _environment(self.jobs, slot),
+                env=os.environ | process_environment(self.jobs, slot),
                 start_new_session=True,
             )
         self.running.append(_Process(trial, slot, process, time.monotonic()))
@@ -142,27 +142,27 @@ class _Runner:
         trial, status = job.trial, job.process.returncode
         self.steps[trial.label] = trial.step
         if trial.finished and status == 0:
-            self._tell(f"{trial.label}  {time.monotonic() - job.since:.0f} s")
+            self._print(f"{trial.label}  {time.monotonic() - job.since:.0f} s")
         elif not self.signals:
-            reason = f"killed by {signal.Signals(-status).name}" if status < 0 else _last_line(trial.log)
+            reason = f"killed by {signal.Signals(-status).name}" if status < 0 else last_line(trial.log)
             self.failures.append(Failure(trial, reason))
-            self._tell(f"{trial.label}  failed: {reason}")
+            self._print(f"{trial.label}  failed: {reason}")
 
     # ── progress ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _tell(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self.bar.console.print(escape(line), highlight=False, soft_wrap=True)
 
     def _show(self) -> None:
         if self.bar.disable:
             return
-        done = len(self.planned) - len(self.waiting) - len(self.running)
-        self.steps |= {job.trial.label: _step(job.trial.run.metrics) for job in self.running}
+        done = len(self.trials) - len(self.waiting) - len(self.running)
+        self.steps |= {job.trial.label: last_logged_step(job.trial.run.metrics) for job in self.running}
         current = ", ".join(f"{job.trial.label} {self.steps[job.trial.label]}" for job in self.running)
         self.bar.update(
             self.task,
             completed=sum(self.steps.values()),
-            done=f"{done}/{len(self.planned)}",
+            done=f"{done}/{len(self.trials)}",
             current=escape(current) + (f"  [red]{len(self.failures)} failed" if self.failures else ""),
         )
 
@@ -179,22 +179,25 @@ class _Runner:
                 signal.signal(number, handler)
 
 
-def _environment(jobs: int, slot: int) -> dict[str, str]:
-    """The part of the machine that one of ``jobs`` runs has: its share of the cores, and of GPUs named by hand."""
+def process_environment(jobs: int, slot: int) -> dict[str, str]:
+    """Environment variables that divide the machine among ``jobs`` runs.
+
+    Each gets an equal number of cores. If CUDA_VISIBLE_DEVICES names several GPUs, each gets one of them, by ``slot``.
+    """
     try:
-        # Who set the number of threads has said how many cores are ours.
+        # A user who sets the number of threads says how many cores the study may use.
         cores = int(os.environ["OMP_NUM_THREADS"])
     except (KeyError, ValueError):
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    share = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), "PYTHONUNBUFFERED": "1"}
+    environment = {"OMP_NUM_THREADS": str(max(1, cores // jobs)), "PYTHONUNBUFFERED": "1"}
     gpus = [gpu for gpu in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if gpu]
     if len(gpus) > 1 and jobs > 1:
-        share["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
-    return share
+        environment["CUDA_VISIBLE_DEVICES"] = gpus[slot % len(gpus)]
+    return environment
 
 
-def _step(metrics: Path) -> int:
-    """The last step that a run has logged, from the end of the file alone."""
+def last_logged_step(metrics: Path) -> int:
+    """The last step in a run's ``metrics.jsonl``, from the end of the file alone; 0 if there is none."""
     try:
         with metrics.open("rb") as f:
             f.seek(max(0, f.seek(0, os.SEEK_END) - 8192))
@@ -205,12 +208,12 @@ def _step(metrics: Path) -> int:
         try:
             return int(json.loads(line)["step"])
         except (ValueError, KeyError, TypeError):
-            continue  # cut at either end
+            continue  # an incomplete line
     return 0
 
 
-def _last_line(log: Path) -> str:
-    """What a process said last; its own error line where it has one."""
+def last_line(log: Path) -> str:
+    """The last line of a process's output; birthmark's own error line if there is one."""
     lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("birthmark: ")]
-    return (ours or lines or ["it said nothing"])[-1].removeprefix("birthmark: ").removeprefix("error: ")
+    return (ours or lines or ["no output"])[-1].removeprefix("birthmark: ").removeprefix("error: ")

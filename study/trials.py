@@ -1,22 +1,18 @@
-"""One run of a study: what it is called, where it stands, what has to be done for it."""
+"""One run of a study: its name, its state on disk, and what is left to do for it."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import RunError, UsageError
 from ..files import read_json
 from ..measure.records import RunDir
 from ..trainer.config import RunConfig
 from ..trainer.stored_config import departures
-from .reading import _OURS
-
-Resolve = Callable[[Path, Sequence[str]], RunConfig]
-"""From a run's config file and flags ``--field=value`` to the run."""
 
 
 @dataclass(frozen=True)
@@ -24,22 +20,32 @@ class Trial:
     """One run of a study: an arm born from a seed."""
 
     arm: str
-    seed: int
-    base: Path
-    flags: tuple[str, ...]
-    """What the base's config is changed by, ``--field=value``."""
     config: RunConfig
-    """The whole run."""
-    run: RunDir
+    """The whole run, with its seed, name and folder."""
+
+    @property
+    def seed(self) -> int:
+        """What it is born from."""
+        return self.config.init_seed
+
+    @property
+    def run(self) -> RunDir:
+        """Its folder."""
+        return RunDir(Path(self.config.run_dir))
 
     @property
     def label(self) -> str:
-        """What people call it: the end of its path."""
+        """Its short name: the end of its path."""
         return "/".join(self.run.path.parts[-2:])
 
     @property
+    def config_file(self) -> Path:
+        """The config that its process reads, beside the run's folder."""
+        return self.run.path.with_suffix(".yaml")
+
+    @property
     def log(self) -> Path:
-        """What its process says."""
+        """The output of its process, beside the run's folder."""
         return self.run.path.with_suffix(".log")
 
     @property
@@ -49,7 +55,7 @@ class Trial:
 
     @property
     def started(self) -> bool:
-        """Whether it has been born."""
+        """Whether its birth is on disk."""
         return self.run.birth.is_file()
 
     @property
@@ -58,28 +64,21 @@ class Trial:
         return self.started and self.step >= self.config.trainer.max_steps
 
 
-def common_flags(settings: Sequence[str]) -> list[str]:
-    """Flags from ``FIELD=VALUE`` words; UsageError names the one that is neither."""
-    for setting in settings:
-        field, equals, _ = setting.partition("=")
-        if not equals or not field or field in _OURS:
-            why = "the study decides it" if field in _OURS else "write FIELD=VALUE, as in trainer.max_steps=100"
-            raise UsageError(f"--set {setting}: {why}")
-    return [f"--{setting}" for setting in settings]
+def make_trial(study: str, arm: str, seed: int, config: RunConfig, folder: Path) -> Trial:
+    """The run of ``config`` from ``seed`` in ``folder/seed-N``, under the name ``STUDY-ARM-SEED``."""
+    named = dataclasses.replace(
+        config, init_seed=seed, name=f"{study}-{arm}-{seed}", run_dir=str(folder / f"seed-{seed}")
+    )
+    return Trial(arm, named)
 
 
-def as_flags(fields: Mapping[str, Any]) -> list[str]:
-    """Dotted fields as the command line takes them."""
-    return [f"--{field}={value if isinstance(value, str) else json.dumps(value)}" for field, value in fields.items()]
-
-
-def check_buildable(planned: Sequence[Trial]) -> None:
+def check_buildable(trials: Sequence[Trial]) -> None:
     """UsageError if an arm's model cannot be built, found without allocating it."""
     import torch
 
     from ..models.decoder import Decoder
 
-    for trial in {trial.arm: trial for trial in planned}.values():
+    for trial in {trial.arm: trial for trial in trials}.values():
         try:
             with torch.device("meta"):
                 Decoder(trial.config.model)
@@ -88,7 +87,7 @@ def check_buildable(planned: Sequence[Trial]) -> None:
 
 
 def check_stored(trial: Trial) -> None:
-    """UsageError if a run stands in the trial's folder that is not the trial's."""
+    """UsageError if the trial's folder holds a run of another config."""
     if not trial.started:
         return
     changed = [
@@ -104,7 +103,7 @@ def check_stored(trial: Trial) -> None:
 
 
 def next_move(trial: Trial) -> Literal["start", "resume", "skip"]:
-    """What has to be done for a trial. A folder of a run that died before its birth is made ready to start again."""
+    """What is left to do for a trial. Clears the folder of a run that died before its birth, so that it can start."""
     if trial.finished:
         return "skip"
     if trial.started:

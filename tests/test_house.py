@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 import birthmark
-from birthmark.launch.commands.ablate import KINDS, kind_of
-from birthmark.study.arms.file import read_study
-from birthmark.study.arms.trials import trials
-from birthmark.study.lineage.file import read_lineage
-from birthmark.study.lineage.trials import plan
+from birthmark.study.arms.file import read_arm_study
+from birthmark.study.arms.trials import arm_trials
+from birthmark.study.kinds import KINDS, kind_of
+from birthmark.study.lineage.file import read_lineage_study
+from birthmark.study.lineage.trials import lineage_trials
 from birthmark.study.trials import check_buildable
-from birthmark.trainer.config_file import read_config, resolve
+from birthmark.trainer.config_file import read_config
 
 ROOT = Path(birthmark.__file__).parent
 
@@ -129,19 +129,19 @@ def test_every_config_file_is_a_run(file):
 
 
 def runs_of_arms(study, out):
-    planned = trials(study, out, resolve)
-    assert {trial.arm for trial in planned} == set(study.arms)
-    return planned
+    trials = arm_trials(study, out)
+    assert {trial.arm for trial in trials} == set(study.arms)
+    return trials
 
 
 def runs_of_a_lineage(study, out):
-    planned = plan(study, out, resolve)
-    assert {trial.seed for trial in planned.bases} == set(study.init_seeds)
-    assert len(planned.continued) == len(study.continuations) * len(study.init_seeds)
-    return planned.bases
+    trials = lineage_trials(study, out)
+    assert {trial.seed for trial in trials.bases} == set(study.init_seeds)
+    assert len(trials.continued) == len(study.continuations) * len(study.init_seeds)
+    return trials.bases
 
 
-READ = {"arms": (read_study, runs_of_arms), "lineage": (read_lineage, runs_of_a_lineage)}
+READ = {"arms": (read_arm_study, runs_of_arms), "lineage": (read_lineage_study, runs_of_a_lineage)}
 
 
 @pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.name)

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from jsonargparse import Namespace
 
@@ -88,13 +88,18 @@ def config_of(parsed: Namespace) -> RunConfig:
     return found
 
 
-def _instance(config: type, values: Mapping[str, Any]) -> Any:
-    given = {}
+def _instance(config: type, values: Mapping[str, Any], group: str = "") -> Any:
+    given, types = {}, get_type_hints(config)
     for field in dataclasses.fields(config):
-        if field.name in values:
-            kind, value = field.default_factory, values[field.name]
-            group = isinstance(kind, type) and dataclasses.is_dataclass(kind)
-            given[field.name] = _instance(kind, value) if group else value  # type: ignore[arg-type]
+        if field.name not in values:
+            continue
+        kind, value, name = field.default_factory, values[field.name], f"{group}{field.name}"
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            value = _instance(kind, value, f"{name}.")
+        elif value is None and type(None) not in get_args(types[field.name]):
+            # The parser takes None for any field.
+            raise UsageError(f"{name} is null: give a value, or leave it out")
+        given[field.name] = value
     return config(**given)
 
 

@@ -18,7 +18,6 @@ from typing import Any
 import lightning as L
 import numpy as np
 import torch
-import yaml
 from filelock import FileLock, Timeout
 from lightning.pytorch.loggers import Logger
 from rich.console import Console
@@ -35,7 +34,7 @@ from ..data.batches import MicroBatches
 from ..data.prepare import PreparedData, prepare
 from ..data.probes import random_probe, text_probe
 from ..errors import RunError, UsageError
-from ..files import atomic_path, read_json, write_json, write_text
+from ..files import atomic_path, read_json, write_json
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
 from ..measure.recorder import SnapshotRecorder
 from ..measure.records import RunDir, truncate_metrics, write_metrics_csv
@@ -50,7 +49,7 @@ from .launch_environment import Launched
 from .module import PretrainModule, next_token_losses
 from .processes import Place, joined, place
 from .provenance import code, environment, versions
-from .stored_config import departures
+from .stored_config import departures, write_config
 from .strategies.lightning_setup import placed, set_up_strategy
 from .throughput import flops_per_token, peak_flops
 
@@ -110,10 +109,6 @@ def _claimed(run: RunDir) -> Iterator[None]:
         lock.release()
 
 
-def _write_config(config: RunConfig, run: RunDir) -> None:
-    write_text(run.config, yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True))
-
-
 def _check_same_everywhere(config: RunConfig, birth: str, data: PreparedData) -> None:
     """RunError if the processes of a run would not train one and the same."""
     check_clocks(_CLOCKS_S)
@@ -146,7 +141,7 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, found: str, dat
             for name, facts in birth["parameters"].items()
         },
     }
-    _write_config(config, run)
+    write_config(config, run.config)
     if data.tokenizer_path is not None:
         with atomic_path(run.tokenizer) as new:
             shutil.copyfile(data.tokenizer_path, new)
@@ -167,7 +162,7 @@ def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: 
         raise RunError(
             "data.path: the corpus is not the one this run began with (content hash {}, was {})".format(*hashes)
         )
-    _write_config(config, run)
+    write_config(config, run.config)
     return record
 
 

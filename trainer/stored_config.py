@@ -1,15 +1,22 @@
-"""Where a config departs from the one that a run on disk was made with."""
+"""Configs on disk: writing a whole one, and where a config departs from the one that a run was made with."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ..files import write_text
 from ..measure.records import RunDir
 from ..models.dotted import dotted
 from .config import RunConfig
+
+
+def write_config(config: RunConfig, file: Path) -> None:
+    """Write every field of ``config`` as YAML, which `read_config` reads."""
+    write_text(file, yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True))
 
 
 def stored_fields(run: RunDir) -> dict[str, Any]:

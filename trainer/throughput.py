@@ -1,13 +1,18 @@
-"""How fast a run is: floating-point operations per token, and the peak of the device that it runs on."""
+"""How fast a run is: floating-point operations per token, and the peak of the device that it runs on.
+
+The command line reads the table of GPUs before torch is loaded.
+"""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-
-import torch
+from typing import TYPE_CHECKING
 
 from ..models.config import ModelConfig
+
+if TYPE_CHECKING:
+    import torch
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     """Peak FLOP/s of a device at a precision; None where it is not known."""
     if device.type != "cuda" or precision != "bf16":
         return None
+    import torch
+
     name = torch.cuda.get_device_name(device)
     return next((gpu.bf16 for gpu in GPUS.values() if gpu.part in name), None)
 

@@ -1,39 +1,54 @@
-"""`birthmark ablate`: a study by the kind that its file says it is."""
+"""`birthmark ablate`: run a study."""
 
 from __future__ import annotations
 
-import difflib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 from jsonargparse import Namespace
 
 from ...errors import UsageError
-from ...study.arms.run import arms
-from ...study.lineage.run import lineage
-from ...study.reading import read_fields
-from ...study.runner import Failure
+from ...trainer.by_name.shipped_configs import find_config
+from ...trainer.config_parser import Parser
+from ..overrides import add_overrides, read_overrides
 
-#: What is done with a study file by its ``kind``; a file without one has arms.
-KINDS: dict[str, Callable[[Namespace], list[Failure]]] = {"arms": arms, "lineage": lineage}
+SUMMARY = "Run a study: every arm from every seed, then one table and one figure."
 
 
-def kind_of(file: Path) -> str:
-    """The kind of a study file; UsageError if there is none of that name."""
-    kind = read_fields(file).get("kind", "arms")
-    if not isinstance(kind, str) or kind not in KINDS:
-        close = difflib.get_close_matches(str(kind), KINDS, n=1)
-        hint = f"did you mean {close[0]}?" if close else f"known are {', '.join(KINDS)}"
-        raise UsageError(f"{file}: kind is {kind!r}: no such kind; {hint}")
-    return kind
+def add_options(parser: Parser) -> None:
+    """The study, and what of it to run."""
+    parser.add_argument(
+        "study",
+        type=str,
+        metavar="STUDY",
+        help="YAML file of a study, of arms or of lineage (docs/studies.md), or one that `birthmark configs` lists.",
+    )
+    parser.add_argument("--scale", type=str | None, metavar="NAME", help="One of the file's scales: another base.")
+    parser.add_argument("--out", type=str | None, metavar="DIR", help="By default studies/NAME or studies/NAME-SCALE.")
+    parser.add_argument("--arms", type=str | None, metavar="A,B", help="These arms alone; by default all.")
+    add_overrides(parser, "Change the base of every arm.")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="Runs at a time; they share the cores.")
+    parser.add_argument("--summary", action="store_true", help="Run nothing: table and figure of what is there.")
 
 
-def ablate(parsed: Namespace) -> int:
-    """Run the study in a file; the exit status."""
-    if parsed.jobs < 1:
-        raise UsageError(f"--jobs {parsed.jobs}: give at least 1")
-    failures = KINDS[kind_of(Path(parsed.study))](parsed)
+def run(options: Namespace) -> int:
+    """Run the study; 1 if a run of it failed."""
+    from ...study.kinds import run_study
+    from ...study.reading import SET_BY_STUDY
+    from ...study.request import StudyRequest
+
+    if options.jobs < 1:
+        raise UsageError(f"--jobs {options.jobs}: give at least 1")
+    request = StudyRequest(
+        file=find_config(options.study, "study"),
+        scale=options.scale,
+        out=Path(options.out) if options.out else None,
+        arms=None if options.arms is None else tuple(arm.strip() for arm in options.arms.split(",")),
+        overrides=read_overrides(options["set"], SET_BY_STUDY, "the study sets it for every run, leave it out"),
+        jobs=options.jobs,
+        summary=options.summary,
+    )
+    failures = run_study(request)
     for failure in failures:
         print(f"birthmark: error: {failure.trial.label}: {failure.reason} ({failure.trial.log})", file=sys.stderr)
     return 1 if failures else 0

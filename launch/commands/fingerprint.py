@@ -1,160 +1,170 @@
-"""What `birthmark fingerprint` and `birthmark identify` do with their options."""
+"""`birthmark fingerprint`: which models share a birth, and how far the test can be trusted."""
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 from jsonargparse import Namespace
-from rich.console import Console
 
 from ...errors import UsageError
-from ...measure.hidden_states import FingerprintProbe
-from ...measure.records import RunDir
-from ...metrics.config import LineageTestConfig
-from ...metrics.seedprint import LEVEL
-from ...report.pictures.saving import save_png
-from ...report.terminal import bar, picture_path, print_json
-from ...study.lineage.calibration import NULLS, calibrate, print_rates
-from ...study.lineage.compare import Pair, check_comparable, choose_probe, compare_all, identify, seeds, short_names
-from ...study.lineage.verdicts import describe_probe, print_pairs, print_ranking, told
-from ...trainer.by_name.model_names import Native, Source, open_source
-from ...trainer.config_file import resolve
+from ...study.lineage.comparison_options import add_comparison_options
+from ...trainer.config_parser import Parser
+from ..options import MODEL_NAMES, add_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from ...study.lineage.compare import ModelPair
+    from ...study.lineage.comparison import Comparison
+    from ...trainer.by_name.model_names import Source
 
-def _test(parsed: Namespace) -> tuple[FingerprintProbe, LineageTestConfig]:
-    """Probe, its length still to be chosen, and recipe."""
-    fields = [field.name for field in dataclasses.fields(LineageTestConfig) if field.name != "null"]
-    recipe = LineageTestConfig(null=parsed.null or "dimensions", **{name: parsed[name] for name in fields})
-    if problems := recipe.problems():
-        raise UsageError("; ".join(f"--{problem}" for problem in problems))
-    return FingerprintProbe(kind=parsed.probe, n_inputs=parsed.n_inputs, probe_seed=parsed.probe_seed), recipe
+SUMMARY = "Show which models share a birth (docs/seedprint.md)."
 
 
-def _save(figure: Figure, out: Path) -> None:
-    save_png(figure, out)
-    Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
+def add_options(parser: Parser) -> None:
+    """The models, or a calibration; how they are compared."""
+    parser.add_argument("models", type=str, nargs="*", metavar="MODEL", help=f"Each {MODEL_NAMES}.")
+    parser.add_argument(
+        "--out", type=str | None, metavar="PNG", help="Picture; by default fingerprint.png, of three models or more."
+    )
+    parser.add_argument(
+        "--calibrate",
+        type=str | None,
+        metavar="CONFIG",
+        help="Measure how often the nulls are wrong about births of this config.",
+    )
+    parser.add_argument(
+        "--pairs", type=int, default=200, metavar="N", help="Pairs of strangers that --calibrate makes."
+    )
+    parser.add_argument(
+        "--kin",
+        type=str,
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="Runs whose checkpoints are the kin of --calibrate; by default --kin_pairs births trained a little.",
+    )
+    parser.add_argument("--kin_pairs", type=int, default=20, metavar="N", help="See --kin.")
+    add_comparison_options(parser, n_inputs=2000)
+    add_json(parser)
 
 
-def fingerprint(parsed: Namespace) -> int:
+def run(options: Namespace) -> int:
     """Compare models, or calibrate."""
-    probe, recipe = _test(parsed)
-    if parsed.calibrate is not None:
-        return _calibrate(parsed, probe, recipe)
-    if len(parsed.models) < 2:
+    from rich.console import Console
+
+    from ...report.terminal import bar, picture_path, print_json
+    from ...study.lineage.compare import check_comparable, choose_probe, compare_models
+    from ...study.lineage.comparison import comparison_of
+    from ...study.lineage.verdicts import describe_test, fingerprint_json, print_pairs
+    from ...trainer.by_name.model_names import open_source
+
+    comparison = comparison_of(options)
+    if options.calibrate is not None:
+        return _calibrate(options, comparison)
+    if len(options.models) < 2:
         raise UsageError("give at least two models, or --calibrate CONFIG")
-    drawn = len(parsed.models) > 2 or parsed.out is not None
-    out = picture_path(parsed.out, "fingerprint.png", as_json=parsed.json) if drawn else None
-    sources = [open_source(name) for name in parsed.models]
-    check_comparable(sources, probe)
-    probe = choose_probe(probe, parsed.seq_len, [source.config for source in sources])
-    with bar("hidden states", len(sources), quiet=parsed.json) as advance:
-        pairs = compare_all(sources, probe, recipe, Path(parsed.cache_dir), advance)
-    if parsed.json:
+    drawn = len(options.models) > 2 or options.out is not None
+    out = picture_path(options.out, "fingerprint.png", as_json=options.json) if drawn else None
+    sources = [open_source(name) for name in options.models]
+    check_comparable(sources, comparison.probe)
+    probe = choose_probe(comparison.probe, comparison.seq_len, [source.config for source in sources])
+    with bar("hidden states", len(sources), quiet=options.json) as advance:
+        pairs = compare_models(sources, probe, comparison.recipe, Path(options.cache_dir), advance)
+    if options.json:
+        names = options.models
         print_json(
             {
-                "models": parsed.models,
+                "models": names,
                 "probe": asdict(probe),
-                "recipe": asdict(recipe),
-                "pairs": [{"a": parsed.models[p.a], "b": parsed.models[p.b]} | told(p.found) for p in pairs],
+                "recipe": asdict(comparison.recipe),
+                "pairs": [{"a": names[p.a], "b": names[p.b]} | fingerprint_json(p.fingerprint) for p in pairs],
             }
         )
     else:
-        print_pairs(sources, pairs, describe_probe(probe, recipe), Console())
+        print_pairs(sources, pairs, describe_test(probe, comparison.recipe), Console())
     if out is not None:
-        _draw_matrix(sources, pairs, describe_probe(probe, recipe), out)
+        _draw_matrix(sources, pairs, describe_test(probe, comparison.recipe), out)
     return 0
 
 
-def _draw_matrix(sources: list[Source], pairs: list[Pair], title: str, out: Path | None) -> None:
-    from ...report.pictures.fingerprints import draw_matrix
+def _draw_matrix(sources: list[Source], pairs: list[ModelPair], title: str, out: Path) -> None:
+    import numpy as np
 
-    if out is None:
-        return
+    from ...report.pictures.fingerprints import draw_matrix
+    from ...study.lineage.verdicts import short_names
+
     n = len(sources)
     z_MM, verdicts_MM = np.full((n, n), np.nan), np.full((n, n), "", dtype=object)
     for pair in pairs:
         for place in ((pair.a, pair.b), (pair.b, pair.a)):
-            z_MM[place], verdicts_MM[place] = pair.found.z, pair.found.verdict
+            z_MM[place], verdicts_MM[place] = pair.fingerprint.z, pair.fingerprint.verdict
     _save(draw_matrix(short_names(sources), z_MM, verdicts_MM, title), out)
 
 
-def _calibrate(parsed: Namespace, probe: FingerprintProbe, recipe: LineageTestConfig) -> int:
-    from ...study.lineage.calibration_figure import rates
+def _save(figure: Figure, out: Path) -> None:
+    from rich.console import Console
 
-    if parsed.models:
-        raise UsageError(f"--calibrate makes its own models: leave out {' '.join(parsed.models)}")
+    from ...report.pictures.saving import save_png
+
+    save_png(figure, out)
+    Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _calibrate(options: Namespace, comparison: Comparison) -> int:
+    from rich.console import Console
+
+    from ...metrics.seedprint import LEVEL
+    from ...report.terminal import bar, picture_path, print_json
+    from ...study.lineage.calibration import NULLS, calibrate
+    from ...study.lineage.calibration_figure import draw_rates
+    from ...study.lineage.compare import check_comparable, choose_probe
+    from ...study.lineage.comparison import RECIPE_FIELDS
+    from ...study.lineage.verdicts import print_rates
+    from ...trainer.by_name.model_names import open_source
+
+    if options.models:
+        raise UsageError(f"--calibrate makes its own models: leave out {' '.join(options.models)}")
     for name in ("pairs", "kin_pairs"):
-        if parsed[name] < 1:
-            raise UsageError(f"--{name} {parsed[name]}: give at least 1")
-    births = open_source(f"{parsed.calibrate}@0")
-    kin = [pair for name in parsed.kin for pair in _with_birth(name)]
+        if options[name] < 1:
+            raise UsageError(f"--{name} {options[name]}: give at least 1")
+    births = open_source(f"{options.calibrate}@0")
+    kin = [pair for name in options.kin for pair in _with_birth(name)]
     sources = [births, *(source for pair in kin for source in pair)]
-    check_comparable(sources, probe)
-    probe = choose_probe(probe, parsed.seq_len, [source.config for source in sources])
-    nulls = NULLS if parsed.null is None else (parsed.null,)
-    n_kin = len(kin) or parsed.kin_pairs
-    out = picture_path(parsed.out, "calibration.png", as_json=parsed.json)
-    with bar("pairs", parsed.pairs + n_kin, quiet=parsed.json) as advance:
-        found = calibrate(births.config, parsed.pairs, kin, n_kin, probe, recipe, nulls, advance)
-    title = f"{Path(parsed.calibrate).name}, {probe.n_inputs} sequences of {probe.seq_len}, {probe.kind} probe"
-    if parsed.json:
+    check_comparable(sources, comparison.probe)
+    probe = choose_probe(comparison.probe, comparison.seq_len, [source.config for source in sources])
+    nulls = NULLS if options.null is None else (options.null,)
+    n_kin = len(kin) or options.kin_pairs
+    out = picture_path(options.out, "calibration.png", as_json=options.json)
+    with bar("pairs", options.pairs + n_kin, quiet=options.json) as advance:
+        rates = calibrate(births.config, options.pairs, kin, n_kin, probe, comparison.recipe, nulls, advance)
+    title = f"{Path(options.calibrate).name}, {probe.n_inputs} sequences of {probe.seq_len}, {probe.kind} probe"
+    if options.json:
         print_json(
             {
-                "config": parsed.calibrate,
+                "config": options.calibrate,
                 "level": LEVEL,
                 "probe": asdict(probe),
-                "recipe": {name: value for name, value in asdict(recipe).items() if name != "null"},
-                "nulls": {r.null: {"strangers": r.strangers.told(), "kin": r.kin.told()} for r in found},
+                "recipe": {name: getattr(comparison.recipe, name) for name in RECIPE_FIELDS if name != "null"},
+                "nulls": {r.null: {"strangers": r.strangers.as_json(), "kin": r.kin.as_json()} for r in rates},
             }
         )
     else:
-        print_rates(found, title, Console())
+        print_rates(rates, title, Console())
     if out is not None:
-        _save(rates(found, LEVEL, title), out)
+        _save(draw_rates(rates, LEVEL, title), out)
     return 0
 
 
 def _with_birth(name: str) -> list[tuple[Source, Source]]:
     """A run's birth with each of its checkpoints."""
+    from ...measure.records import RunDir
+    from ...trainer.by_name.model_names import open_source
+
     run = RunDir.open(Path(name))
     steps = run.checkpoints_by_step()
     if not steps:
         raise UsageError(f"--kin {name}: has no checkpoint yet")
     return [(open_source(f"{name}@0"), open_source(f"{name}@{step}")) for step in steps]
-
-
-def identification(parsed: Namespace) -> int:
-    """Rank candidate seeds."""
-    probe, recipe = _test(parsed)
-    candidates = seeds(parsed.seeds)
-    source = open_source(parsed.model)
-    if parsed.config is None and not isinstance(source, Native):
-        raise UsageError(f"{parsed.model} is no run of ours, and does not say how it was born: give --config CONFIG")
-    config = source.config if parsed.config is None else resolve(Path(parsed.config)).model
-    births = dataclasses.replace(source, name=parsed.config or parsed.model, config=config, tokenizer=None)
-    check_comparable([source, births], probe)
-    probe = choose_probe(probe, parsed.seq_len, [source.config, config])
-    with bar("births", len(candidates), quiet=parsed.json) as advance:
-        found = identify(source, config, candidates, probe, recipe, Path(parsed.cache_dir), advance)
-    if parsed.json:
-        print_json(
-            {
-                "model": parsed.model,
-                "probe": asdict(probe),
-                "recipe": asdict(recipe),
-                "n_candidates": len(found),
-                "best": found[0][0],
-                "verdict": found[0][1].verdict,
-                "seeds": [{"seed": seed} | told(result) for seed, result in found],
-            }
-        )
-    else:
-        print_ranking(found, f"{parsed.model}: {describe_probe(probe, recipe)}", Console())
-    return 0

@@ -1,29 +1,58 @@
-"""What `birthmark plan` does: show whether a run fits, what it takes, and which alternative takes least."""
+"""`birthmark plan`: show whether a run fits on a cluster, what it takes, and which alternative takes least."""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from jsonargparse import Namespace
-from rich.console import Console
 
 from ...errors import UsageError
-from ...plan.cluster import Cluster
-from ...plan.planner import Planner, best, budget, with_strategy
-from ...plan.table import print_alternatives, print_memory, print_work
-from ...report.terminal import bar, print_json
-from ...study.trials import common_flags
-from ...trainer import initial_weights as start
 from ...trainer.config import RunConfig
-from ...trainer.config_file import resolve
+from ...trainer.config_file import read_config
+from ...trainer.config_parser import Parser
 from ...trainer.strategies.table import STRATEGIES
+from ...trainer.throughput import GPUS
+from ..overrides import add_overrides, read_overrides
+
+SUMMARY = "Show whether a run fits on a cluster and what it takes there (docs/cluster.md)."
 
 
-def planned_config(file: Path, settings: list[str], strategy: str | None) -> RunConfig:
-    """The config of a file with fields changed, and its strategy replaced if another is named."""
-    config = start.adopted(resolve(file, common_flags(settings)))
+def add_options(parser: Parser) -> None:
+    """The run, the cluster, and what is assumed of both."""
+    parser.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run.")
+    parser.add_argument("--n_gpus", type=int, required=True, metavar="N", help="GPUs, each with one process.")
+    parser.add_argument(
+        "--gpu", type=str, default="h100-80gb", help=f"{', '.join(GPUS)}; cpu: processes on this machine."
+    )
+    parser.add_argument("--gpus_per_node", type=int, default=8, metavar="N", help="GPUs in one machine.")
+    parser.add_argument(
+        "--strategy", type=str | None, metavar="NAME", help=f"In place of the config's: {', '.join(STRATEGIES)}."
+    )
+    add_overrides(parser, "Change the config.")
+    parser.add_argument("--mfu", type=float, default=0.4, help="Share of the GPU's bf16 peak that a step runs at.")
+    parser.add_argument(
+        "--bandwidth",
+        type=float | None,
+        metavar="GB/S",
+        help="That a GPU sends; by default its own link within one machine, else a port of 400 Gbit/s, 50 GB/s.",
+    )
+    parser.add_argument(
+        "--usable", type=float, default=0.92, help="Share of a GPU's memory for tensors; CUDA and NCCL take the rest."
+    )
+    parser.add_argument("--tokens", type=float | None, metavar="N", help="To train on; by default those of max_steps.")
+    parser.add_argument("--price", type=float, default=2.0, help="Of an hour of one GPU, in any currency.")
+    parser.add_argument("--alone", action="store_true", help="Plan the config as it is, without alternatives.")
+    parser.add_argument("--json", action="store_true", help="Print it as JSON, in bytes and seconds.")
+
+
+def _planned_config(file: Path, overrides: Mapping[str, Any], strategy: str | None) -> RunConfig:
+    from ...plan.planner import with_strategy
+    from ...trainer import initial_weights
+
+    config = initial_weights.adopted(read_config(file, overrides))
     if strategy is None or strategy == config.trainer.strategy:
         return config
     named = next((name for name in STRATEGIES if name == strategy), None)
@@ -33,22 +62,29 @@ def planned_config(file: Path, settings: list[str], strategy: str | None) -> Run
     return dataclasses.replace(config, trainer=trainer)
 
 
-def plan_run(parsed: Namespace) -> int:
+def run(options: Namespace) -> int:
     """Plan one run.
 
     Raises:
         UsageError: a config, or an option, that is impossible.
     """
+    from rich.console import Console
+
+    from ...plan.cluster import Cluster
+    from ...plan.planner import Planner, best, budget
+    from ...plan.table import print_alternatives, print_memory, print_work
+    from ...report.terminal import bar, print_json
+
     for name in ("tokens", "price"):
-        if parsed[name] is not None and not parsed[name] >= 0:
-            raise UsageError(f"--{name} {parsed[name]:g}: give at least 0")
-    bandwidth = None if parsed.bandwidth is None else parsed.bandwidth * 1e9
-    cluster = Cluster(parsed.n_gpus, parsed.gpu, parsed.gpus_per_node, parsed.usable, parsed.mfu, bandwidth)
-    config = planned_config(Path(parsed.config), parsed["set"], parsed.strategy)
+        if options[name] is not None and not options[name] >= 0:
+            raise UsageError(f"--{name} {options[name]:g}: give at least 0")
+    bandwidth = None if options.bandwidth is None else options.bandwidth * 1e9
+    cluster = Cluster(options.n_gpus, options.gpu, options.gpus_per_node, options.usable, options.mfu, bandwidth)
+    config = _planned_config(Path(options.config), read_overrides(options["set"]), options.strategy)
     planner = Planner(config, cluster)
     # On CPU every micro-batch would be a rehearsal of its own.
-    trainers = [] if parsed.alone or cluster.gpu == "cpu" else planner.alternatives()
-    with bar("rehearsing steps", planner.n_rehearsals([config.trainer, *trainers]), quiet=parsed.json) as advance:
+    trainers = [] if options.alone or cluster.gpu == "cpu" else planner.alternatives()
+    with bar("rehearsing steps", planner.n_rehearsals([config.trainer, *trainers]), quiet=options.json) as advance:
         planner.rehearsed = lambda: advance(1)
         plan, impossible = None, ""
         try:
@@ -59,9 +95,9 @@ def plan_run(parsed: Namespace) -> int:
     if plan is None and not others:
         raise UsageError(impossible)
     batch = config.trainer.global_batch_size * config.model.max_seq_len
-    tokens = parsed.tokens if parsed.tokens is not None else config.trainer.max_steps * batch
-    whole_run = None if plan is None else budget(plan, config, cluster, tokens, parsed.price)
-    if parsed.json:
+    tokens = options.tokens if options.tokens is not None else config.trainer.max_steps * batch
+    whole_run = None if plan is None else budget(plan, config, cluster, tokens, options.price)
+    if options.json:
         chosen = best(others)
         record: dict[str, Any] = {
             "n_params": planner.n_params,
@@ -76,13 +112,13 @@ def plan_run(parsed: Namespace) -> int:
         return 0
     console = Console()
     where = f"{cluster.n_gpus} × {cluster.gpu}" + (" (processes on this machine)" if cluster.gpu == "cpu" else "")
-    title = f"[bold]{parsed.config}[/bold]  {planner.n_params:,} parameters on {where}"
+    title = f"[bold]{options.config}[/bold]  {planner.n_params:,} parameters on {where}"
     console.print(title, highlight=False, soft_wrap=True)
     if plan is None:
         console.print(f"as it is, impossible: {impossible}", highlight=False, soft_wrap=True, markup=False)
     else:
         print_memory(plan, cluster, console)
-        print_work(plan, config, cluster, whole_run, parsed.price, console)
+        print_work(plan, config, cluster, whole_run, options.price, console)
         if config.trainer.compile != "no":
             console.print("planned as without trainer.compile, which takes less memory", highlight=False)
     if others:

@@ -102,3 +102,9 @@ def save_png(figure: Figure, path: Path, dpi: int = 200) -> None:
     """Write the figure as a PNG on white, for documents that do not show SVG."""
     with our_style(), atomic_path(path) as new:
         figure.savefig(new, format="png", dpi=dpi, facecolor="white", metadata={"Software": None})
+
+
+def save_svg(figure: Figure, path: Path) -> None:
+    """Write the figure as an SVG on white that stands alone; text stays text."""
+    with our_style(), atomic_path(path) as new:
+        figure.savefig(new, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})

@@ -8,10 +8,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ...files import atomic_path
 from ...report.pictures.axes import count_formatter, log_axis, no_ticks
 from ...report.pictures.label_placement import place_labels
-from ...report.pictures.saving import save_png
+from ...report.pictures.saving import save_png, save_svg
 from ...report.pictures.style import (
     INK,
     MUTED,
@@ -23,7 +22,7 @@ from ...report.pictures.style import (
     run_colour,
 )
 from ...report.text import shorten
-from .file import Study
+from .file import ArmStudy
 from .results import ArmResult
 
 if TYPE_CHECKING:
@@ -50,7 +49,7 @@ class Look(NamedTuple):
     marker: str
 
 
-def families(study: Study, results: Sequence[ArmResult]) -> list[Family]:
+def families(study: ArmStudy, results: Sequence[ArmResult]) -> list[Family]:
     """The study's families, then what they leave out, as many arms together as there are colours.
 
     The first arm, which all panels show, stands for itself.
@@ -68,23 +67,16 @@ def families(study: Study, results: Sequence[ArmResult]) -> list[Family]:
     ]
 
 
-def draw_study(study: Study, results: Sequence[ArmResult], out: Path) -> None:
-    """Write ``figure.png`` and ``figure.svg`` into ``out``; the same results give the same bytes."""
+def draw_study(study: ArmStudy, results: Sequence[ArmResult], out: Path) -> list[str]:
+    """Write ``figure.png`` and ``figure.svg`` into ``out``; their names. The same results give the same bytes."""
     figure = study_figure(study, results)
     save_png(figure, out / "figure.png")
     save_svg(figure, out / "figure.svg")
+    return ["figure.png", "figure.svg"]
 
 
 @in_our_style
-def save_svg(figure: Figure, path: Path) -> Figure:
-    """A file that stands alone, on white; text stays text."""
-    with atomic_path(path) as new:
-        figure.savefig(new, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
-    return figure
-
-
-@in_our_style
-def study_figure(study: Study, results: Sequence[ArmResult]) -> Figure:
+def study_figure(study: ArmStudy, results: Sequence[ArmResult]) -> Figure:
     """The figure; see the module."""
     from matplotlib.figure import Figure
 

@@ -1,4 +1,4 @@
-"""A study: arms that differ from a base run in some fields, each born from the same seeds (docs/studies.md)."""
+"""The file of a study of arms: runs that differ from a base in some fields, from the same seeds (docs/studies.md)."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ class Scale:
 
 
 @dataclass(frozen=True)
-class Study:
-    """A study file, checked and with its paths resolved."""
+class ArmStudy:
+    """A study file of the kind ``arms``, checked and with its paths resolved."""
 
     file: Path
     name: str
     base: Path
     """Run config that every arm changes."""
     init_seeds: tuple[int, ...]
-    """Every arm is born from each of them, so that arms are compared pairwise."""
+    """Every arm is born from each of them, so that arms are compared birth by birth."""
     arms: dict[str, dict[str, Any]]
     """Name → dotted fields that differ from the base; the first arm is what pictures compare the others with."""
     families: dict[str, list[str]]
-    """Arms that share a panel of the figure; by default the arms in their order, a few to a panel."""
+    """Arms that share a panel of the figure; arms without a family fill panels in their order."""
     scales: dict[str, Scale]
 
-    def at(self, scale: str | None) -> Study:
+    def at(self, scale: str | None) -> ArmStudy:
         """The study on the base of ``scale``; UsageError if the file has none of that name."""
         if scale is None:
             return self
@@ -49,7 +49,7 @@ class Study:
             self, name=f"{self.name}-{scale}", base=chosen.base, init_seeds=chosen.init_seeds, scales={}
         )
 
-    def only(self, arms: Sequence[str]) -> Study:
+    def only(self, arms: Sequence[str]) -> ArmStudy:
         """The study with these arms alone, in the file's order."""
         for arm in arms:
             if arm not in self.arms:
@@ -66,7 +66,7 @@ def _listed(names: Mapping[str, Any]) -> str:
 # ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_study(file: Path) -> Study:
+def read_arm_study(file: Path) -> ArmStudy:
     """Read and check a study file of the kind ``arms``; UsageError names the file and the field."""
     content, reader = read_fields(file), Reader(file)
     reader.known(content, ("kind", "name", "base", "init_seeds", "arms", "families", "scales"), "")
@@ -88,7 +88,4 @@ def read_study(file: Path) -> Study:
     name = content.get("name", file.stem)
     reader.name(name, "name")
     families = reader.families(content.get("families", {}), arms)
-    return Study(file, name, base, seeds, arms, families, scales)
-
-
-# ── its runs ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+    return ArmStudy(file, name, base, seeds, arms, families, scales)

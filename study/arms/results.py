@@ -13,7 +13,7 @@ from ...measure.records import Snapshot
 from ...report.rows import join_rows, metrics_by_step, read_snapshots
 from ...report.text import finite_or_nan
 from ..trials import Trial
-from .file import Study
+from .file import ArmStudy
 
 SCALARS = {
     "sink_mass": "text_sink_mass",
@@ -55,7 +55,7 @@ def spread(values: Sequence[float]) -> Spread:
 
 @dataclass(frozen=True)
 class ArmResult:
-    """What the runs of one arm tell."""
+    """Figures of one arm over its runs."""
 
     arm: str
     n_runs: int
@@ -94,7 +94,7 @@ class _Read(NamedTuple):
     snapshots: dict[int, Snapshot]
 
 
-def read_results(study: Study, planned: Sequence[Trial]) -> list[ArmResult]:
+def read_results(study: ArmStudy, trials: Sequence[Trial]) -> list[ArmResult]:
     """Results of every arm that has a run, in the study's order.
 
     They are taken from the finished runs; where none is, from the last step that all runs of the arm have come to.
@@ -105,7 +105,7 @@ def read_results(study: Study, planned: Sequence[Trial]) -> list[ArmResult]:
     results = []
     for arm in study.arms:
         reads = []
-        for trial in planned:
+        for trial in trials:
             if trial.arm == arm and trial.started:
                 snapshots = read_snapshots(trial.run)
                 rows = {row["step"]: row for row in join_rows(snapshots, metrics_by_step(trial.run))}

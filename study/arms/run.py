@@ -2,38 +2,49 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from functools import partial
 
-from jsonargparse import Namespace
 from rich.console import Console
 
 from ...errors import UsageError
-from ...trainer.config_file import resolve
+from ..outputs import write_outputs
+from ..request import StudyRequest
 from ..runner import Failure, run_trials
-from ..trials import check_buildable, check_stored, common_flags
-from .file import read_study
+from ..trials import check_buildable, check_stored
+from .figure import draw_study
+from .file import read_arm_study
 from .results import read_results
-from .table import report_study
-from .trials import trials
+from .table import markdown, print_results, write_csv
+from .trials import arm_trials
 
 
-def arms(parsed: Namespace) -> list[Failure]:
-    """Run every arm from every seed, and lay the arms side by side; runs that failed."""
-    study = read_study(Path(parsed.study)).at(parsed.scale)
-    if parsed.arms is not None:
-        study = study.only([arm.strip() for arm in parsed.arms.split(",")])
-    out = Path(parsed.out or f"studies/{study.name}")
-    planned = trials(study, out, resolve, common_flags(parsed["set"]))
-    for trial in planned:
+def run_arms(request: StudyRequest) -> list[Failure]:
+    """Run every arm from every seed, and lay the arms side by side.
+
+    Returns:
+        The runs that failed.
+
+    Raises:
+        UsageError: the request, the file or an arm is impossible, or another run is in the way; found before any run.
+    """
+    study = read_arm_study(request.file).at(request.scale)
+    if request.arms is not None:
+        study = study.only(request.arms)
+    out = request.folder(study.name)
+    trials = arm_trials(study, out, request.overrides)
+    for trial in trials:
         check_stored(trial)
     console = Console()
     failures: list[Failure] = []
-    if not parsed.summary:
-        check_buildable(planned)
-        failures = run_trials(planned, parsed.jobs, console)
-    results = read_results(study, planned)
+    if not request.summary:
+        check_buildable(trials)
+        failures = run_trials(trials, request.jobs, console)
+    results = read_results(study, trials)
     if results:
-        report_study(study, results, out, console)
-    elif parsed.summary:
+        print_results(study, results, console)
+        write_outputs(
+            out, markdown(study, results), partial(write_csv, results), partial(draw_study, study, results), console
+        )
+    elif request.summary:
         raise UsageError(f"{out}: no run of {study.file} in it yet")
     return failures

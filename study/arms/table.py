@@ -1,9 +1,8 @@
-"""What came out of a study: figures per arm over its seeds, as a table for people, for papers and for programs."""
+"""The tables of a study of arms: for people, for papers and for programs."""
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,15 +13,11 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ...files import atomic_path, write_text
+from ...files import atomic_path
 from ...report.text import MISSING, format_value
-from .file import Study
+from ..markdown import markdown_table
+from .file import ArmStudy
 from .results import ArmResult, Spread, spread
-
-# ── figures ──────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-# ── tables ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 _COLUMNS = {
     "sink_mass": "sink mass",
@@ -40,39 +35,41 @@ _NARROW = ("sink_mass", "sink_mass_normalised", "trigger_loss", "val_loss", "end
 
 
 def _shown(results: Sequence[ArmResult]) -> list[str]:
-    """Columns that a table has: only what rows that sum to 1 do not need is left out where nobody has it."""
+    """Columns of the table. Only those that differ for rows that do not sum to 1 are left out where no arm has them."""
     return [key for key in _COLUMNS if key not in _OPTIONAL or any(r.figures[key].n for r in results)]
 
 
 def _cell(result: ArmResult, column: str, *, ranges: bool) -> str:
     if column not in ("birth", "end"):
-        return _told(result.figures[column], ".3f", ranges=ranges)
+        return _format_spread(result.figures[column], ".3f", ranges=ranges)
     layers = result.layers(column)
     if len(layers) == 1:
-        return _told(layers[0], ".3g", ranges=ranges)
+        return _format_spread(layers[0], ".3g", ranges=ranges)
     return ", ".join(format_value(layer.mean, ".3g") for layer in layers) or MISSING
 
 
-def _told(value: Spread, spec: str, *, ranges: bool) -> str:
+def _format_spread(value: Spread, spec: str, *, ranges: bool) -> str:
     """Mean ± sd (min–max); the mean alone of one seed."""
     if value.n < 2:
         return format_value(value.mean, spec)
     low, high = format_value(value.min, spec), format_value(value.max, spec)
-    told = f"{format_value(value.mean, spec)} ± {format_value(value.sd, spec)}"
-    return f"{told} ({low}–{high})" if ranges else told
+    text = f"{format_value(value.mean, spec)} ± {format_value(value.sd, spec)}"
+    return f"{text} ({low}–{high})" if ranges else text
 
 
-def markdown(study: Study, results: Sequence[ArmResult]) -> str:
+def markdown(study: ArmStudy, results: Sequence[ArmResult]) -> str:
     """The table in Markdown."""
     columns = _shown(results)
-    lines = [
-        "| " + " | ".join(["arm", "runs", "step", *(_COLUMNS[column] for column in columns)]) + " |",
-        "|" + "|".join(["---", *["---:"] * (len(columns) + 2)]) + "|",
+    rows = [
+        [
+            result.arm,
+            f"{result.n_runs}/{len(study.init_seeds)}",
+            f"{result.step:,}",
+            *(_cell(result, column, ranges=True) for column in columns),
+        ]
+        for result in results
     ]
-    for result in results:
-        cells = [_cell(result, column, ranges=True) for column in columns]
-        runs = f"{result.n_runs}/{len(study.init_seeds)}"
-        lines.append("| " + " | ".join([result.arm, runs, f"{result.step:,}", *cells]) + " |")
+    table = markdown_table(["arm", "runs", "step", *(_COLUMNS[column] for column in columns)], rows, n_text=1)
     uniform = ", ".join(sorted({format_value(result.uniform, ".3f") for result in results}))
     notes = (
         f"Mean ± sd (min–max) over init_seeds {', '.join(map(str, study.init_seeds))}. Sink mass: mean attention on "
@@ -80,7 +77,7 @@ def markdown(study: Study, results: Sequence[ArmResult]) -> str:
         "σ²(0)/σ²(late): variance of what enters the output projection at position 0 over its mean in the later half, "
         "random tokens" + ("; one figure per block." if any(len(r.layers("end")) > 1 for r in results) else ".")
     )
-    return "\n".join([*lines, "", notes, ""])
+    return f"{table}\n\n{notes}\n"
 
 
 def write_csv(results: Sequence[ArmResult], path: Path) -> None:
@@ -91,11 +88,11 @@ def write_csv(results: Sequence[ArmResult], path: Path) -> None:
         table.writerow(["arm", "runs", "step", *(f"{name}_{part}" for name in names for part in Spread._fields)])
         for result in results:
             figures = [value for name in names for value in result.figures.get(name, spread([]))]
-            told = ["" if isinstance(value, float) and math.isnan(value) else repr(value) for value in figures]
-            table.writerow([result.arm, result.n_runs, result.step, *told])
+            cells = ["" if isinstance(value, float) and math.isnan(value) else repr(value) for value in figures]
+            table.writerow([result.arm, result.n_runs, result.step, *cells])
 
 
-def _rich_table(study: Study, results: Sequence[ArmResult], columns: Sequence[str], *, ranges: bool) -> Table:
+def _rich_table(study: ArmStudy, results: Sequence[ArmResult], columns: Sequence[str], *, ranges: bool) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("arm", no_wrap=True)
     table.add_column("runs", justify="right", no_wrap=True)
@@ -109,10 +106,8 @@ def _rich_table(study: Study, results: Sequence[ArmResult], columns: Sequence[st
     return table
 
 
-def report_study(study: Study, results: Sequence[ArmResult], out: Path, console: Console) -> None:
-    """Write ``table.md``, ``table.csv``, ``figure.png`` and ``figure.svg`` into ``out``, and print the table."""
-    write_text(out / "table.md", markdown(study, results))
-    write_csv(results, out / "table.csv")
+def print_results(study: ArmStudy, results: Sequence[ArmResult], console: Console) -> None:
+    """Print the widest form of the table that fits the console."""
     wide = _shown(results)
     narrow = [column for column in _NARROW if column in wide]
     for columns, ranges in ((wide, True), (wide, False), (narrow, False), (narrow[:-2], False)):
@@ -120,12 +115,3 @@ def report_study(study: Study, results: Sequence[ArmResult], out: Path, console:
         if Measurement.get(console, console.options, table).maximum < console.width:
             break
     console.print(table)
-    written = "table.md table.csv"
-    if importlib.util.find_spec("matplotlib"):
-        from .figure import draw_study
-
-        draw_study(study, results, out)
-        written += " figure.png figure.svg"
-    else:
-        written += " (no figure: pip install 'birthmark[plots]')"
-    console.print(f"{out}: {written}", highlight=False, soft_wrap=True)

@@ -2,51 +2,41 @@
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from ...errors import UsageError
-from ...measure.records import RunDir
 from ...trainer.config import RunConfig
-from ..trials import Resolve, Trial, as_flags
-from .file import Study
+from ...trainer.config_file import read_config
+from ..trials import Trial, make_trial
+from .file import ArmStudy
 
 
-def trials(study: Study, out: Path, resolve: Resolve, common: Sequence[str] = ()) -> list[Trial]:
-    """Every run of ``study`` in ``out``, seed by seed, all resolved.
+def arm_trials(study: ArmStudy, out: Path, overrides: Mapping[str, Any] | None = None) -> list[Trial]:
+    """Every run of ``study`` in the folder ``out``, seed by seed.
 
-    Arms that come to the same config (one that says what the base says already) share their runs.
+    Arms that come to the same config (one repeats what the base says) share their runs.
 
     Args:
         study: what to run.
         out: the study's folder.
-        resolve: how a base and flags become a run.
-        common: flags that change the base of every arm.
+        overrides: dotted fields that replace the base's, in every arm; an arm's own fields win over them.
 
     Raises:
         UsageError: an arm is impossible; the message names it.
     """
     configs: dict[str, RunConfig] = {}
-    flags: dict[str, tuple[str, ...]] = {}
     folders: dict[str, str] = {}
     for arm, fields in study.arms.items():
-        flags[arm] = (*common, *as_flags(fields))
         try:
-            config = resolve(study.base, flags[arm])
+            config = read_config(study.base, {**(overrides or {}), **fields})
         except UsageError as error:
             raise UsageError(f"{study.file}: arms.{arm}: {error}") from None
         folders[arm] = next((folders[other] for other, same in configs.items() if same == config), arm)
         configs[arm] = config
     return [
-        Trial(
-            arm,
-            seed,
-            study.base,
-            (*flags[arm], f"--init_seed={seed}", f"--name={study.name}-{arm}-{seed}"),
-            dataclasses.replace(configs[arm], init_seed=seed),
-            RunDir(out / folders[arm] / f"seed-{seed}"),
-        )
+        make_trial(study.name, arm, seed, configs[arm], out / folders[arm])
         for seed in study.init_seeds
         for arm in study.arms
     ]

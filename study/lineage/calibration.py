@@ -1,4 +1,4 @@
-"""`birthmark fingerprint --calibrate`: how often each null is wrong about strangers and right about kin."""
+"""Calibration of nulls: how often each is wrong about strangers and right about kin."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from rich import box
-from rich.console import Console
-from rich.table import Table
 from scipy import stats
 
 from ...measure.hidden_states import FingerprintProbe, hidden_states
@@ -24,31 +21,31 @@ from ...trainer.module import next_token_losses
 
 #: Every null there is.
 NULLS: tuple[Null, ...] = get_args(Null)
-#: Optimizer steps on random tokens that make kin of a birth where no runs are given.
+#: Optimizer steps on random tokens that turn a birth into its kin, where no runs are given.
 KIN_STEPS = 30
 
 
 @dataclass(frozen=True)
-class Share:
-    """How many of some pairs were called kin."""
+class KinRate:
+    """How many of some pairs a null calls kin."""
 
     n: int
     """Pairs."""
     n_undefined: int
-    """Those that had no test."""
+    """Pairs that could not be tested."""
     n_kin: int
-    """Those called kin."""
+    """Pairs called kin."""
     sd_z: float
-    """Standard deviation of z over the defined ones; between strangers it should be 1."""
+    """Standard deviation of z over the tested pairs; between strangers it should be 1."""
 
     @property
     def n_defined(self) -> int:
-        """Pairs with a test."""
+        """Pairs that were tested."""
         return self.n - self.n_undefined
 
     @property
     def rate(self) -> float:
-        """Share of the defined ones called kin; NaN where there are none."""
+        """Fraction of the tested pairs called kin; NaN where there are none."""
         return self.n_kin / self.n_defined if self.n_defined else float("nan")
 
     @property
@@ -69,25 +66,25 @@ class Share:
         """Upper end of the interval."""
         return self.interval[1]
 
-    def told(self) -> dict[str, Any]:
-        """As JSON says it."""
+    def as_json(self) -> dict[str, Any]:
+        """For JSON: what is not defined is null."""
         values = asdict(self) | {"rate": self.rate, "low": self.low, "high": self.high}
         return {name: None if value != value else value for name, value in values.items()}
 
 
 @dataclass(frozen=True)
-class Rates:
-    """What one null does."""
+class NullRates:
+    """How often one null calls strangers and kin kin."""
 
     null: str
-    strangers: Share
-    kin: Share
+    strangers: KinRate
+    kin: KinRate
 
 
-def _share(found: Sequence[Fingerprint]) -> Share:
+def _kin_rate(found: Sequence[Fingerprint]) -> KinRate:
     z = [f.z for f in found if f.verdict != "undefined"]
     sd = float(np.std(z, ddof=1)) if len(z) > 1 else float("nan")
-    return Share(len(found), len(found) - len(z), sum(f.verdict == "kin" for f in found), sd)
+    return KinRate(len(found), len(found) - len(z), sum(f.verdict == "kin" for f in found), sd)
 
 
 def _birth(config: ModelConfig, seed: int, probe: FingerprintProbe) -> HiddenStates:
@@ -119,20 +116,20 @@ def calibrate(
     recipe: LineageTestConfig,
     nulls: Sequence[Null] = NULLS,
     advance: Callable[[int], object] = lambda n_pairs: None,
-) -> list[Rates]:
+) -> list[NullRates]:
     """Rates of every null over pairs of births from other seeds, and over kin.
 
     No birth is in two pairs, so that the intervals hold.
 
     Args:
-        config: of the births.
+        config: model of the births.
         n_pairs: pairs of strangers.
-        kin: models that are kin, pair by pair; where there are none, births are trained a little.
-        n_kin: how many are.
-        probe: what all are shown.
-        recipe: all but the null.
-        nulls: the ones to try.
-        advance: is told of every pair that is done.
+        kin: pairs of models that are kin; without any, births are trained a little.
+        n_kin: how many births are trained so.
+        probe: inputs of all models.
+        recipe: of the tests, but for the null.
+        nulls: the nulls to calibrate.
+        advance: is called after every pair.
     """
 
     def tests(pairs: Iterator[tuple[HiddenStates, HiddenStates]]) -> list[list[Fingerprint]]:
@@ -158,23 +155,4 @@ def calibrate(
         if kin
         else (kin_by_training(config, seed, probe) for seed in range(n_kin))
     )
-    return [Rates(null, _share(s), _share(r)) for null, s, r in zip(nulls, strange, related, strict=True)]
-
-
-def print_rates(found: Sequence[Rates], title: str, console: Console) -> None:
-    """A row per null."""
-    console.print(title, highlight=False, soft_wrap=True, markup=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("null", no_wrap=True)
-    for heading in ("strangers, %", "no test", "sd of z", "kin, %", "no test"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for rates in found:
-        sd = rates.strangers.sd_z
-        table.add_row(rates.null, *_cells(rates.strangers), "–" if sd != sd else f"{sd:.2f}", *_cells(rates.kin))
-    console.print(table)
-    console.print("called kin, of those that had a test, with 95 % intervals", highlight=False)
-
-
-def _cells(share: Share) -> tuple[str, str]:
-    rate, low, high = (f"{100 * value:.1f}".removesuffix(".0") for value in (share.rate, *share.interval))
-    return f"{rate} ({low}–{high})" if share.n_defined else "–", f"{share.n_undefined}/{share.n}"
+    return [NullRates(null, _kin_rate(s), _kin_rate(r)) for null, s, r in zip(nulls, strange, related, strict=True)]

@@ -1,4 +1,4 @@
-"""The picture of a calibration: how often each null is wrong."""
+"""The picture of a calibration."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from ...report.pictures.style import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from .calibration import Rates
+    from .calibration import NullRates
 
 
 @in_our_style
-def rates(found: Sequence[Rates], level: float, title: str) -> Figure:
+def draw_rates(found: Sequence[NullRates], level: float, title: str) -> Figure:
     """Share of strangers and of kin that each null calls kin, with 95 % intervals; the dashed line is the level."""
     figure, (left, right) = new_figure(460, 60 + 26 * len(found), 1, 2, sharey=True)
     places = np.arange(len(found))
@@ -33,11 +33,11 @@ def rates(found: Sequence[Rates], level: float, title: str) -> Figure:
         (right, "kin", RUN_COLOURS[0], "kin called kin"),
     ):
         for place, rate in zip(places, found, strict=True):
-            share = getattr(rate, what)
-            if share.n_defined:
-                axes.plot([share.low, share.high], [place, place], color=colour, linewidth=1.6)
-                axes.plot([share.rate], [place], "o", color=colour, markersize=4.5)
-            note = f"{share.n_undefined} of {share.n} undefined" if share.n_undefined else ""
+            shown = getattr(rate, what)
+            if shown.n_defined:
+                axes.plot([shown.low, shown.high], [place, place], color=colour, linewidth=1.6)
+                axes.plot([shown.rate], [place], "o", color=colour, markersize=4.5)
+            note = f"{shown.n_undefined} of {shown.n} undefined" if shown.n_undefined else ""
             axes.annotate(note, (1, place), xycoords=("axes fraction", "data"), xytext=(0, 5), color=MUTED,
                           textcoords="offset points", ha="right", fontsize=6.5)  # fmt: skip
         axes.set_title(heading)

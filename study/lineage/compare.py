@@ -1,13 +1,11 @@
-"""`birthmark fingerprint` and `birthmark identify`: which models share a birth, and which seed one was born from."""
+"""Which of some models share a birth, and which seed one was born from."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import log10
-from os.path import commonprefix
 from pathlib import Path
 
 import numpy as np
@@ -22,17 +20,19 @@ from ...models.decoder import Decoder
 from ...trainer.by_name.model_names import Source, vocabulary
 from ...trainer.devices import device
 
-#: Tokens of a probe sequence where nothing else is asked and the models can read as many.
+#: Tokens of a probe sequence, by default and where the models can read as many.
 SEQ_LEN = 64
 
 
 @dataclass(frozen=True)
-class Pair:
-    """A test of two models, by their places in the list."""
+class ModelPair:
+    """A test of two models."""
 
     a: int
+    """The first model's index in the list of models."""
     b: int
-    found: Fingerprint
+    """The second's."""
+    fingerprint: Fingerprint
 
 
 def choose_probe(probe: FingerprintProbe, seq_len: int | None, configs: Iterable[ModelConfig]) -> FingerprintProbe:
@@ -51,7 +51,7 @@ def choose_probe(probe: FingerprintProbe, seq_len: int | None, configs: Iterable
 
 
 def check_comparable(sources: Sequence[Source], probe: FingerprintProbe) -> None:
-    """UsageError if two of the models cannot be shown the same inputs or have no dimensions to pair."""
+    """UsageError if two of the models cannot read the same inputs or have no dimensions to pair."""
     first = sources[0]
     for other in sources[1:]:
         ours, theirs = first.config, other.config
@@ -72,7 +72,7 @@ def check_comparable(sources: Sequence[Source], probe: FingerprintProbe) -> None
             assert other.tokenizer is not None
             if vocabulary(read[0].tokenizer) != vocabulary(other.tokenizer):
                 raise UsageError(
-                    f"{read[0].name} and {other.name} have different tokenizers: one id is two words; "
+                    f"{read[0].name} and {other.name} have different tokenizers: one id means two words; "
                     "give --probe embedding"
                 )
 
@@ -81,42 +81,34 @@ def _loaded(source: Source) -> Decoder:
     return source.load().to(device())
 
 
-def compare_all(
+def compare_models(
     sources: Sequence[Source],
     probe: FingerprintProbe,
     recipe: LineageTestConfig,
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_inputs: None,
-) -> list[Pair]:
-    """Test every pair of models; each model is loaded once, and run unless the cache knows it."""
-    found: list[HiddenStates] = []
+) -> list[ModelPair]:
+    """Test every pair of models.
+
+    Each model is loaded once, and run unless its hidden states are in ``cache_dir``. ``advance`` is called with the
+    number of inputs of every model that is done.
+    """
+    hidden: list[HiddenStates] = []
     for source in sources:
         model = _loaded(source)
-        if not found:
+        if not hidden:
             probe = probe.like(model)
-        # A cached model has no passes to tell of.
-        found.append(HiddenStates(cached_hidden_states(model, probe, cache_dir)))
+        hidden.append(HiddenStates(cached_hidden_states(model, probe, cache_dir)))
         advance(probe.n_inputs)
         del model
     vocab_size = sources[0].config.vocab_size
     return [
-        Pair(a, b, compare(found[a], found[b], recipe, probe=probe.kind, vocab_size=vocab_size))
+        ModelPair(a, b, compare(hidden[a], hidden[b], recipe, probe=probe.kind, vocab_size=vocab_size))
         for a, b in combinations(range(len(sources)), 2)
     ]
 
 
-def seeds(text: str) -> list[int]:
-    """Seeds from ``0..9999`` (both ends included), ``7`` and commas between such."""
-    found: list[int] = []
-    for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d+)(?:\s*\.\.\s*(\d+))?\s*", part)
-        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
-            raise UsageError(f"--seeds {text}: give whole numbers, such as 0..9999 or 3,7,10..20")
-        found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-    return list(dict.fromkeys(found))
-
-
-def identify(
+def rank_seeds(
     source: Source,
     config: ModelConfig,
     candidates: Sequence[int],
@@ -127,16 +119,16 @@ def identify(
 ) -> list[tuple[int, Fingerprint]]:
     """Test a model against a birth of ``config`` from every candidate seed; best first, undefined ones last.
 
-    Births are made one at a time and not kept. p counts every candidate (Bonferroni), and so does the verdict.
+    Births are made one at a time and not kept. p and the verdict are corrected for all candidates (Bonferroni).
     """
     model = _loaded(source)
     probe = probe.like(model)
-    asked = HiddenStates(cached_hidden_states(model, probe, cache_dir))
+    hidden = HiddenStates(cached_hidden_states(model, probe, cache_dir))
     del model
     found: list[tuple[int, Fingerprint]] = []
     for seed in candidates:
         birth = hidden_states(born(config, seed, device()), probe)
-        result = compare(asked, birth, recipe, probe=probe.kind, vocab_size=config.vocab_size)
+        result = compare(hidden, birth, recipe, probe=probe.kind, vocab_size=config.vocab_size)
         if result.verdict != "undefined":
             log10_p = bonferroni(result.log10_p, len(candidates))
             stands_out = result.z > 0 and log10_p < log10(LEVEL)
@@ -144,17 +136,3 @@ def identify(
         found.append((seed, result))
         advance(1)
     return sorted(found, key=lambda item: -np.inf if np.isnan(item[1].z) else item[1].z, reverse=True)
-
-
-def short_names(sources: Sequence[Source]) -> list[str]:
-    """Their names without the folders that they have in common."""
-    names = [source.name for source in sources]
-    shared = commonprefix(names).rpartition("/")[0]  # noqa: RUF071, cut at a whole folder
-    return [name.removeprefix(f"{shared}/") if shared else name for name in names]
-
-
-# ── what is printed ──────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-_COLUMNS = (("statistic", ".4f"), ("z", ".2f"), ("log10_p", ".2f"), ("k", "d"))
-_COLOURS = {"kin": "green", "stranger": "", "undefined": "yellow"}

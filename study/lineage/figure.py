@@ -10,7 +10,7 @@ import numpy as np
 
 from ...report.pictures.axes import count_formatter
 from ...report.pictures.fingerprints import draw_matrix
-from ...report.pictures.saving import save_png
+from ...report.pictures.saving import save_png, save_svg
 from ...report.pictures.style import (
     INK,
     MUTED,
@@ -21,10 +21,10 @@ from ...report.pictures.style import (
     legend_line,
     new_figure,
 )
-from ..arms.figure import save_svg
-from .file import Lineage
-from .results import Row, describe
-from .trials import Member, last_step
+from .comparison import describe_probe
+from .file import LineageStudy
+from .pairs import StudyModel, last_step
+from .results import PairResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,47 +32,47 @@ if TYPE_CHECKING:
 
 _COLUMNS = 3
 _DOTS = {True: "o", False: "^"}
-"""Marker by whether a birth is among the two."""
+"""Marker by whether one of the two models is a birth."""
 _LOOKS: dict[str, dict[str, Any]] = {
     "kin": {"color": RUN_COLOURS[0], "linewidth": 1.1},
     "stranger": {"color": RUN_COLOURS[1]},
 }
 
 
-def draw_lineage(study: Lineage, rows: Sequence[Row], out: Path) -> list[str]:
+def draw_lineage(study: LineageStudy, results: Sequence[PairResult], out: Path) -> list[str]:
     """Write ``figure`` and, if there is a pair, ``matrix`` of the first test, each as PNG and SVG; the files' names."""
-    drawn = {"figure": over_training(study, rows)}
-    if rows:
-        drawn["matrix"] = _all_models(study, rows)
+    drawn = {"figure": over_training(study, results)}
+    if results:
+        drawn["matrix"] = _all_models(study, results)
     for name, figure in drawn.items():
         save_png(figure, out / f"{name}.png")
         save_svg(figure, out / f"{name}.svg")
     return [f"{name}.{kind}" for name in drawn for kind in ("png", "svg")]
 
 
-def _all_models(study: Lineage, rows: Sequence[Row]) -> Figure:
+def _all_models(study: LineageStudy, results: Sequence[PairResult]) -> Figure:
     """Births, last checkpoints and ends of continued runs under the first test."""
     test = next(iter(study.tests))
-    there = dict.fromkeys(model for row in rows for model in (row.a, row.b))
+    there = dict.fromkeys(model for result in results for model in (result.a, result.b))
     last = last_step(there)
     models = [model for model in there if model.step in (0, last) or model.continuation]
     n = len(models)
     z_MM, verdicts_MM = np.full((n, n), np.nan), np.full((n, n), "", dtype=object)
-    for row in rows:
-        if row.a in models and row.b in models:
-            i, j, found = models.index(row.a), models.index(row.b), row.found[test]
+    for result in results:
+        if result.a in models and result.b in models:
+            i, j, found = models.index(result.a), models.index(result.b), result.fingerprints[test]
             z_MM[[i, j], [j, i]], verdicts_MM[[i, j], [j, i]] = found.z, found.verdict
-    title = f"{test}: {describe(study.tests[test].probe)}"
+    title = f"{test}: {describe_probe(study.tests[test].probe)}"
     return draw_matrix([model.label for model in models], z_MM, verdicts_MM, title)
 
 
-def _age(model: Member, last: int) -> int:
+def _age(model: StudyModel, last: int) -> int:
     """Optimizer steps since its birth; a base ends at ``last``."""
     return model.step + (last if model.continuation else 0)
 
 
 @in_our_style
-def over_training(study: Lineage, rows: Sequence[Row]) -> Figure:
+def over_training(study: LineageStudy, results: Sequence[PairResult]) -> Figure:
     """z of all pairs by the age of the younger model, a panel per test.
 
     Blue: of one birth; orange: of two. Circles: a birth and another model; triangles: two that have been trained. Full:
@@ -89,9 +89,9 @@ def over_training(study: Lineage, rows: Sequence[Row]) -> Figure:
         sharex=True,
         sharey=True,
     )
-    last = max((row.b.step for row in rows if row.table == 1), default=0)
+    last = max((result.b.step for result in results if result.table == 1), default=0)
     for axes, test in zip(grid.flat, study.tests, strict=False):
-        _panel(axes, rows, test, last)
+        _panel(axes, results, test, last)
     for axes in list(grid.flat)[n:]:
         axes.set_visible(False)
     low, high = grid[0][0].get_ylim()
@@ -115,7 +115,7 @@ def over_training(study: Lineage, rows: Sequence[Row]) -> Figure:
     return figure
 
 
-def _panel(axes: Axes, rows: Sequence[Row], test: str, last: int) -> None:
+def _panel(axes: Axes, results: Sequence[PairResult], test: str, last: int) -> None:
     axes.set_title(test)
     axes.set_yscale("symlog", linthresh=3, linscale=0.8)
     axes.set_yticks([0, 3, 10, 30, 100, 300], labels=["0", "3", "10", "30", "100", "300"])
@@ -124,21 +124,21 @@ def _panel(axes: Axes, rows: Sequence[Row], test: str, last: int) -> None:
     axes.locator_params(axis="x", nbins=5)
     axes.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
     paths: dict[tuple[int, str], list[tuple[float, float]]] = {}
-    aside = 0.03 * max((_age(row.b, last) for row in rows), default=0)
-    for row in rows:
-        found = row.found[test]
+    aside = 0.03 * max((_age(result.b, last) for result in results), default=0)
+    for result in results:
+        found = result.fingerprints[test]
         if found.verdict == "undefined":
             continue
-        newborn, colour = row.a.step == 0, _LOOKS[row.expected]["color"]
-        age = float(_age(row.b, last)) if newborn else _age(row.b, last) + aside
+        newborn, colour = result.a.step == 0, _LOOKS[result.expected]["color"]
+        age = float(_age(result.b, last)) if newborn else _age(result.b, last) + aside
         axes.plot(
-            age, found.z, _DOTS[newborn], color=colour, markersize=3.2, zorder=3 if row.expected == "kin" else 2,
+            age, found.z, _DOTS[newborn], color=colour, markersize=3.2, zorder=3 if result.expected == "kin" else 2,
             markerfacecolor=colour if found.verdict == "kin" else "none", markeredgewidth=0.7,
         )  # fmt: skip
-        if row.expected == "kin" and newborn:
-            paths.setdefault((row.a.seed, row.b.continuation), []).append((age, found.z))
+        if result.expected == "kin" and newborn:
+            paths.setdefault((result.a.seed, result.b.continuation), []).append((age, found.z))
     for (seed, continuation), points in paths.items():
         before = paths.get((seed, ""), [])[-1:] if continuation else []
         axes.plot(*zip(*before, *points, strict=True), **_LOOKS["kin"], zorder=2)
-    if any(row.b.continuation for row in rows):
+    if any(result.b.continuation for result in results):
         axes.axvline(last, **REFERENCE, zorder=1)

@@ -1,45 +1,26 @@
-"""The file of a study of lineage: what is born, trained and continued, and how it is compared (docs/studies.md)."""
+"""The file of a study of lineage: births, runs, continued runs and how they are compared (docs/studies.md)."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ...measure.hidden_states import FingerprintProbe
-from ...metrics.config import LineageTestConfig
-from ...trainer.config_parser import Parser
 from ..reading import Reader, read_fields
-from ..trials import as_flags
-from .test_options import add_test_options
+from .comparison import PROBE_FIELDS, RECIPE_FIELDS, Comparison, read_comparison
 
-#: Folder of the runs that others go on from.
+#: Folder of the runs that continued runs start from.
 BASE = "base"
 _SCALED = ("base", "init_seeds", "steps", "continue", "test", "tests")
 _FIELDS = ("kind", "name", *_SCALED, "scales")
-_OF_A_PROBE = ("probe", "n_inputs", "seq_len", "probe_seed")
-_OF_A_TEST = (*_OF_A_PROBE, *(field.name for field in dataclasses.fields(LineageTestConfig)))
 _DEFAULT_TESTS: dict[str, Any] = {"dimensions": {}, "published": {"null": "analytic"}}
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """How every pair of models is tested."""
-
-    probe: FingerprintProbe
-    """What both are shown."""
-    seq_len: int | None
-    """Tokens in a sequence of it, where the file says so; the probe's own are chosen with the models."""
-    recipe: LineageTestConfig
-    """What is made of it."""
-
-
-@dataclass(frozen=True)
-class Lineage:
+class LineageStudy:
     """A study file of the kind ``lineage``, checked and with its paths resolved."""
 
     file: Path
@@ -51,13 +32,13 @@ class Lineage:
     steps: tuple[int, ...]
     """Checkpoints of the base that are compared; none: all."""
     continuations: dict[str, dict[str, Any]]
-    """Name → dotted fields in which the run that goes on differs from the base."""
+    """Name → dotted fields in which the continued run differs from the base."""
     tests: dict[str, Comparison]
     """By name; the first is drawn as a matrix."""
-    scales: dict[str, Lineage]
+    scales: dict[str, LineageStudy]
     """The same at other sizes."""
 
-    def at(self, scale: str | None) -> Lineage:
+    def at(self, scale: str | None) -> LineageStudy:
         """The study at one of its scales; UsageError if the file has none of that name."""
         if scale is None:
             return self
@@ -69,7 +50,7 @@ class Lineage:
 # ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def read_lineage(file: Path) -> Lineage:
+def read_lineage_study(file: Path) -> LineageStudy:
     """Read and check a study file of the kind ``lineage``; UsageError names the file and the field."""
     content, reader = read_fields(file), Reader(file)
     reader.known(content, _FIELDS, "")
@@ -79,11 +60,11 @@ def read_lineage(file: Path) -> Lineage:
     for scale, fields in reader.named(content.get("scales", {}), "scales").items():
         where = f"scales.{scale}."
         reader.known(reader.group(fields, where.rstrip(".")), _SCALED, where)
-        scales[scale] = _lineage(reader, f"{name}-{scale}", content | fields, dict.fromkeys(fields, where))
-    return dataclasses.replace(_lineage(reader, name, content, {}), scales=scales)
+        scales[scale] = _at_one_scale(reader, f"{name}-{scale}", content | fields, dict.fromkeys(fields, where))
+    return dataclasses.replace(_at_one_scale(reader, name, content, {}), scales=scales)
 
 
-def _lineage(reader: Reader, name: str, content: Mapping[str, Any], prefixes: Mapping[str, str]) -> Lineage:
+def _at_one_scale(reader: Reader, name: str, content: Mapping[str, Any], prefixes: Mapping[str, str]) -> LineageStudy:
     """The study at one scale; ``prefixes`` say where fields stand that are not at the top of the file."""
 
     def where(field: str) -> str:
@@ -97,14 +78,14 @@ def _lineage(reader: Reader, name: str, content: Mapping[str, Any], prefixes: Ma
     continuations = reader.changes(content.get("continue", {}), where("continue"))
     for continuation, fields in continuations.items():
         if continuation == BASE:
-            raise reader.wrong(f"a name in {where('continue')}", BASE, "the runs that it goes on from are called so")
+            raise reader.wrong(f"a name in {where('continue')}", BASE, "the runs that it continues have this name")
         if "init_from" in fields:
             field = f"{where('continue')}.{continuation}.init_from"
-            raise reader.wrong(field, fields["init_from"], "the study decides it, leave it out")
+            raise reader.wrong(field, fields["init_from"], "the study sets it, leave it out")
     shared, tests = _options(reader, content.get("test", {}), where("test")), content.get("tests", _DEFAULT_TESTS)
     if not reader.named(tests, where("tests")):
         raise reader.wrong(where("tests"), tests, "name at least one")
-    return Lineage(
+    return LineageStudy(
         file=reader.file,
         name=name,
         base=reader.path(content["base"], where("base")),
@@ -124,30 +105,18 @@ def _steps(reader: Reader, value: Any, field: str) -> tuple[int, ...]:
 
 
 def _options(reader: Reader, value: Any, where: str) -> dict[str, Any]:
-    """Options of ``birthmark fingerprint``."""
+    """Fields of a probe and of a recipe."""
     # YAML reads an unquoted `null` as none, also where it is a field's name.
     options = {"null" if name is None else name: option for name, option in reader.group(value, where).items()}
-    reader.known(options, _OF_A_TEST, f"{where}.")
+    reader.known(options, (*PROBE_FIELDS, *RECIPE_FIELDS), f"{where}.")
     return options
 
 
-@cache
-def _parser() -> Parser:
-    parser = Parser()
-    add_test_options(parser, 2000)
-    return parser
-
-
 def _comparison(reader: Reader, fields: Any, shared: dict[str, Any], where: str) -> Comparison:
-    flags = as_flags(shared | _options(reader, fields, where))
+    options = shared | _options(reader, fields, where)
+    if options.get("null", ...) is None:
+        del options["null"]
     try:
-        parsed = _parser().parse_args(flags)
+        return read_comparison(options)
     except UsageError as error:
-        told = str(error).replace("birthmark pretrain --help", "birthmark fingerprint --help")
-        raise UsageError(f"{reader.file}: {where}: {told}") from None
-    options = {field.name: parsed[field.name] for field in dataclasses.fields(LineageTestConfig)}
-    recipe = LineageTestConfig(**options | {"null": parsed.null or LineageTestConfig.null})
-    if problems := recipe.problems():
-        raise UsageError(f"{reader.file}: {where}: {'; '.join(problems)}")
-    probe = FingerprintProbe(kind=parsed.probe, n_inputs=parsed.n_inputs, probe_seed=parsed.probe_seed)
-    return Comparison(probe, parsed.seq_len, recipe)
+        raise UsageError(f"{reader.file}: {where}: {error}") from None

@@ -1,4 +1,4 @@
-"""What a study of lineage finds: every pair of its models under every test."""
+"""The results of a study of lineage: every pair of its models under every test."""
 
 from __future__ import annotations
 
@@ -12,60 +12,54 @@ from ...metrics.seedprint import Fingerprint, HiddenStates, Verdict, compare
 from ...trainer.by_name.model_names import open_source
 from ...trainer.devices import device
 from .compare import check_comparable
-from .file import Lineage
-from .trials import Member, pairs
+from .file import LineageStudy
+from .pairs import StudyModel, model_pairs
 
 
 @dataclass(frozen=True)
-class Row:
-    """A pair of models and what all tests say of it."""
+class PairResult:
+    """A pair of models and its outcome under every test."""
 
     table: int
-    """Index in `TABLES`."""
-    a: Member
-    b: Member
-    found: dict[str, Fingerprint]
+    """Index in `QUESTIONS`."""
+    a: StudyModel
+    b: StudyModel
+    fingerprints: dict[str, Fingerprint]
     """By test."""
 
     @property
     def expected(self) -> Verdict:
-        """What it is in truth."""
+        """The true verdict."""
         return "kin" if self.a.seed == self.b.seed else "stranger"
 
 
-def probes(study: Lineage) -> dict[FingerprintProbe, list[str]]:
-    """The study's probes, each with the tests that are taken on it."""
+def tests_by_probe(study: LineageStudy) -> dict[FingerprintProbe, list[str]]:
+    """The study's probes, each with the names of its tests."""
     found: dict[FingerprintProbe, list[str]] = {}
     for name, test in study.tests.items():
         found.setdefault(test.probe, []).append(name)
     return found
 
 
-def describe(probe: FingerprintProbe) -> str:
-    """A probe in words."""
-    what = "random tokens" if probe.kind == "token" else "Gaussian vectors in place of embeddings"
-    return f"{probe.n_inputs} sequences of {probe.seq_len} {what}"
-
-
-def read_rows(
-    study: Lineage,
-    models: Sequence[Member],
+def compare_pairs(
+    study: LineageStudy,
+    models: Sequence[StudyModel],
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_models: None,
-) -> list[Row]:
-    """Every pair that a table has, under every test; a model that has been shown a probe before is not run again.
+) -> list[PairResult]:
+    """Every pair of every table under every test. A model whose hidden states are cached is not run again.
 
     Args:
-        study: its tests, with their probes' lengths.
-        models: what there is, the first birth first: an embedding probe is as its embeddings are.
+        study: its tests, with probes of chosen lengths.
+        models: the models; an embedding probe has the mean and sd of the first one's embeddings.
         cache_dir: where hidden states are kept.
-        advance: is told of every model that has been shown a probe.
+        advance: is called after every model and probe.
     """
     sources = [open_source(model.name) for model in models]
-    rows = [Row(table, a, b, {}) for table, a, b in pairs(models)]
-    for probe, tests in probes(study).items():
+    results = [PairResult(table, a, b, {}) for table, a, b in model_pairs(models)]
+    for probe, tests in tests_by_probe(study).items():
         check_comparable(sources, probe)
-        shown, hidden = probe, dict[Member, HiddenStates]()
+        shown, hidden = probe, dict[StudyModel, HiddenStates]()
         for model, source in zip(models, sources, strict=True):
             decoder = source.load().to(device())
             if not hidden:
@@ -73,42 +67,42 @@ def read_rows(
             hidden[model] = HiddenStates(cached_hidden_states(decoder, shown, cache_dir))
             del decoder
             advance(1)
-        for row in rows:
+        for result in results:
             for test in tests:
-                row.found[test] = compare(
-                    hidden[row.a],
-                    hidden[row.b],
+                result.fingerprints[test] = compare(
+                    hidden[result.a],
+                    hidden[result.b],
                     study.tests[test].recipe,
                     probe=probe.kind,
                     vocab_size=sources[0].config.vocab_size,
                 )
-    return rows
+    return results
 
 
 @dataclass(frozen=True)
-class Tally:
-    """What one test says of the pairs of one table that are in truth the same."""
+class VerdictCounts:
+    """Verdicts of one test on the pairs of one table that are all kin, or all strangers."""
 
     table: int
     expected: Verdict
     n: int
     """Pairs."""
     verdicts: Counter[Verdict]
-    """How many are called what."""
+    """How many pairs have which verdict."""
     low: float
     """Smallest z; NaN where no test was possible."""
     high: float
     """Largest."""
 
 
-def tally(rows: Sequence[Row], test: str) -> list[Tally]:
-    """What ``test`` says, table by table, kin before strangers."""
-    found = []
-    for table in sorted({row.table for row in rows}):
+def count_verdicts(results: Sequence[PairResult], test: str) -> list[VerdictCounts]:
+    """Verdicts of ``test``, table by table, kin before strangers."""
+    counts = []
+    for table in sorted({result.table for result in results}):
         for expected in ("kin", "stranger"):
-            tests = [row.found[test] for row in rows if (row.table, row.expected) == (table, expected)]
+            tests = [r.fingerprints[test] for r in results if (r.table, r.expected) == (table, expected)]
             z = [test.z for test in tests if test.verdict != "undefined"] or [float("nan")]
             if tests:
                 verdicts = Counter(test.verdict for test in tests)
-                found.append(Tally(table, expected, len(tests), verdicts, min(z), max(z)))
-    return found
+                counts.append(VerdictCounts(table, expected, len(tests), verdicts, min(z), max(z)))
+    return counts

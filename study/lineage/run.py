@@ -1,47 +1,63 @@
-"""`birthmark ablate` of a study of lineage: its runs, then what goes on from them, then every test."""
+"""Running a study of lineage: its runs, the runs that continue them, then every test."""
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from jsonargparse import Namespace
 from rich.console import Console
 
 from ...errors import UsageError
 from ...report.terminal import bar
-from ...trainer.config_file import resolve
+from ..outputs import write_outputs
+from ..request import StudyRequest
 from ..runner import Failure, run_trials
-from ..trials import check_buildable, check_stored, common_flags
-from .file import read_lineage
-from .results import probes, read_rows
-from .table import report_lineage
-from .trials import members, plan
+from ..trials import check_buildable, check_stored
+from .figure import draw_lineage
+from .file import read_lineage_study
+from .pairs import study_models
+from .results import compare_pairs, tests_by_probe
+from .table import markdown, print_summary, write_csv
+from .trials import lineage_trials
 
 
-def lineage(parsed: Namespace) -> list[Failure]:
-    """Bring every run to its last step, test all pairs of models, and write what came out; runs that failed."""
-    if parsed.arms is not None:
-        raise UsageError(f"--arms {parsed.arms}: a study of lineage has none; leave it out")
-    study = read_lineage(Path(parsed.study)).at(parsed.scale)
-    out = Path(parsed.out or f"studies/{study.name}")
-    planned = plan(study, out, resolve, common_flags(parsed["set"]))
-    for trial in planned.bases:
+def run_lineage(request: StudyRequest) -> list[Failure]:
+    """Bring every run to its last step, test all pairs of models, and write tables and pictures.
+
+    Returns:
+        The runs that failed.
+
+    Raises:
+        UsageError: the request, the file or a run is impossible, or another run is in the way; found before any run.
+    """
+    if request.arms is not None:
+        raise UsageError(f"--arms {','.join(request.arms)}: a study of lineage has none; leave it out")
+    study = read_lineage_study(request.file).at(request.scale)
+    out = request.folder(study.name)
+    trials = lineage_trials(study, out, request.overrides)
+    for trial in trials.bases:
         check_stored(trial)
     console = Console()
     failures: list[Failure] = []
-    if not parsed.summary:
-        check_buildable(planned.bases)
-        failures = run_trials(planned.bases, parsed.jobs, console)
-        ready = planned.ready()
+    if not request.summary:
+        check_buildable(trials.bases)
+        failures = run_trials(trials.bases, request.jobs, console)
+        ready = trials.ready()
         for trial in ready:
             check_stored(trial)
-        failures += run_trials(ready, parsed.jobs, console)
-    models = members(planned)
-    if not models and parsed.summary:
-        raise UsageError(f"{out}: no run of {study.file} in it yet")
+        failures += run_trials(ready, request.jobs, console)
+    study, models = trials.study, study_models(trials)
     if models:
-        n_passes = len(models) * len(probes(planned.study))
-        with bar("hidden states", n_passes, quiet=False) as advance:
-            rows = read_rows(planned.study, models, Path(planned.bases[0].config.data.cache_dir), advance)
-        report_lineage(planned.study, rows, out, console)
+        with bar("hidden states", len(models) * len(tests_by_probe(study)), quiet=False) as advance:
+            results = compare_pairs(study, models, Path(trials.bases[0].config.data.cache_dir), advance)
+        print_summary(study, results, console)
+        write_outputs(
+            out,
+            markdown(study, results),
+            partial(write_csv, study, results),
+            partial(draw_lineage, study, results),
+            console,
+        )
+    elif request.summary:
+        raise UsageError(f"{out}: no run of {study.file} in it yet")
     return failures

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import importlib.util
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,71 +12,69 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...files import atomic_path, write_text
+from ...files import atomic_path
 from ...metrics.seedprint import LEVEL, Fingerprint
 from ...report.text import format_value
-from .file import Lineage
-from .results import Row, Tally, describe, probes, tally
-from .trials import TABLES
+from ..markdown import markdown_table
+from .comparison import describe_probe
+from .file import LineageStudy
+from .pairs import QUESTIONS
+from .results import PairResult, VerdictCounts, count_verdicts, tests_by_probe
 
 _NUMBERS = {"statistic": ("mean ρ", "mean τ", ".4f"), "z": ("z", "z", ".2f"), "log10_p": ("log₁₀ p", "log₁₀ p", ".1f")}
-"""Column → its heading by the default nulls, by the published ones, and how it is printed."""
+"""Column → its title under the default nulls, under the published ones, and its number format."""
 
 
-def _heads(study: Lineage, test: str) -> list[str]:
+def _titles(study: LineageStudy, test: str) -> list[str]:
     published = not study.tests[test].recipe.null.startswith("dimensions")
-    heads = [heads[published] for heads in _NUMBERS.values()]
-    return [f"{test}: {heads[0]}", *heads[1:], "k", "verdict"]
+    titles = [column[published] for column in _NUMBERS.values()]
+    return [f"{test}: {titles[0]}", *titles[1:], "k", "verdict"]
 
 
-def _cells(found: Fingerprint, expected: str) -> list[str]:
-    numbers = [format_value(getattr(found, name), spec) for name, (*_, spec) in _NUMBERS.items()]
-    wrong = found.verdict not in (expected, "undefined")
-    return [*numbers, str(found.k), f"**{found.verdict}**" if wrong else found.verdict]
+def _cells(fingerprint: Fingerprint, expected: str) -> list[str]:
+    numbers = [format_value(getattr(fingerprint, name), spec) for name, (*_, spec) in _NUMBERS.items()]
+    wrong = fingerprint.verdict not in (expected, "undefined")
+    return [*numbers, str(fingerprint.k), f"**{fingerprint.verdict}**" if wrong else fingerprint.verdict]
 
 
-def _line(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _format_counts(counts: VerdictCounts) -> str:
+    """How many of the tested pairs are called kin, and the range of z."""
+    undefined = counts.verdicts["undefined"]
+    text = f"{counts.verdicts['kin']} of {counts.n - undefined} kin"
+    if undefined < counts.n:
+        ends = [format_value(end, ".1f") for end in (counts.low, counts.high)]
+        text += f", z {ends[0] if ends[0] == ends[1] else ' to '.join(ends)}"
+    return text + (f"; {undefined} undefined" if undefined else "")
 
 
-def _markdown(titles: Sequence[str], rows: Sequence[Sequence[str]], n_words: int) -> list[str]:
-    """A table whose first columns are words and whose others are numbers."""
-    rule = ["---"] * n_words + ["---:"] * (len(titles) - n_words)
-    return [_line(titles), "|" + "|".join(rule) + "|", *map(_line, rows), ""]
-
-
-def _told(found: Tally) -> str:
-    """How many are called kin, of those that had a test, and the range of z."""
-    undefined = found.verdicts["undefined"]
-    told = f"{found.verdicts['kin']} of {found.n - undefined} kin"
-    if undefined < found.n:
-        ends = [format_value(end, ".1f") for end in (found.low, found.high)]
-        told += f", z {ends[0] if ends[0] == ends[1] else ' to '.join(ends)}"
-    return told + (f"; {undefined} undefined" if undefined else "")
-
-
-def _summary(study: Lineage, rows: Sequence[Row], tests: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Titles and rows: what every one of ``tests`` says of each table."""
-    found = [tally(rows, test) for test in tests]
-    lines = [
-        [f"{first.table + 1}. {TABLES[first.table].title}", first.expected, str(first.n), *map(_told, same)]
-        for same in zip(*found, strict=True)
-        for first in same[:1]
+def _summary(
+    study: LineageStudy, results: Sequence[PairResult], tests: Sequence[str]
+) -> tuple[list[str], list[list[str]]]:
+    """Titles and rows: the verdicts of every one of ``tests``, table by table."""
+    counts = [count_verdicts(results, test) for test in tests]
+    rows = [
+        [
+            f"{of_tests[0].table + 1}. {QUESTIONS[of_tests[0].table].title}",
+            of_tests[0].expected,
+            str(of_tests[0].n),
+            *map(_format_counts, of_tests),
+        ]
+        for of_tests in zip(*counts, strict=True)
     ]
-    return ["table", "in truth", "pairs", *tests], lines
+    return ["table", "in truth", "pairs", *tests], rows
 
 
-def _notes(rows: Sequence[Row], tests: Sequence[str]) -> list[str]:
-    """Why tests were not possible, and what is to be said against a test of any pair."""
+def _notes(results: Sequence[PairResult], tests: Sequence[str]) -> list[str]:
+    """Why pairs could not be tested, and warnings that hold for all pairs of a test."""
     notes: dict[str, None] = {}
     for test in tests:
-        found = [row.found[test] for row in rows]
+        found = [result.fingerprints[test] for result in results]
         notes |= dict.fromkeys(f"{test}, undefined: {f.reason}" for f in found if f.reason)
         notes |= dict.fromkeys(w for f in found[:1] for w in f.warnings if all(w in other.warnings for other in found))
     return list(notes)
 
 
-def markdown(study: Lineage, rows: Sequence[Row]) -> str:
+def markdown(study: LineageStudy, results: Sequence[PairResult]) -> str:
     """All of ``table.md``: per probe a summary, then the tables, pair by pair."""
     lines = [
         f"# {study.name}",
@@ -86,60 +83,50 @@ def markdown(study: Lineage, rows: Sequence[Row]) -> str:
         f"`kin`: p < {LEVEL:g} and z > 0; `undefined`: no test was possible. **Bold**: not what the pair is in truth.",
         "",
     ]
-    for probe, tests in probes(study).items():
-        notes = _notes(rows, tests)
-        lines += [f"## {describe(probe)}", ""]
-        lines += _markdown(*_summary(study, rows, tests), 2)
-        for i, table in enumerate(TABLES):
-            pairs = [
-                [row.a.label, row.b.label, row.expected]
-                + [cell for test in tests for cell in _cells(row.found[test], row.expected)]
-                for row in sorted(rows, key=lambda row: row.expected)  # kin first
-                if row.table == i
+    for probe, tests in tests_by_probe(study).items():
+        notes = _notes(results, tests)
+        lines += [f"## {describe_probe(probe)}", ""]
+        lines += [markdown_table(*_summary(study, results, tests), n_text=2), ""]
+        for i, question in enumerate(QUESTIONS):
+            rows = [
+                [result.a.label, result.b.label, result.expected]
+                + [cell for test in tests for cell in _cells(result.fingerprints[test], result.expected)]
+                for result in sorted(results, key=lambda result: result.expected)  # kin first
+                if result.table == i
             ]
-            if pairs:
-                heads = ["A", "B", "in truth", *(head for test in tests for head in _heads(study, test))]
-                lines += [f"### {i + 1}. {table.title}", "", *_markdown(heads, pairs, 3)]
+            if rows:
+                titles = ["A", "B", "in truth", *(title for test in tests for title in _titles(study, test))]
+                lines += [f"### {i + 1}. {question.title}", "", markdown_table(titles, rows, n_text=3), ""]
         lines += [*(f"- {note}" for note in notes), *([""] if notes else [])]
     return "\n".join(lines)
 
 
-def write_csv(study: Lineage, rows: Sequence[Row], path: Path) -> None:
+def write_csv(study: LineageStudy, results: Sequence[PairResult], path: Path) -> None:
     """Everything for programs: a row per table, pair and test; numbers of an undefined test are empty."""
     titles = ["table", "a", "b", "a_seed", "a_step", "a_continuation", "b_seed", "b_step", "b_continuation", "in_truth"]
     titles += ["test", "probe", "null", "statistic", "z", "log10_p", "k", "n_inputs", "verdict", "reason"]
     with atomic_path(path) as new, new.open("w", newline="", encoding="utf-8") as f:
         table = csv.writer(f)
         table.writerow(titles)
-        for row in rows:
-            pair = [row.table + 1, row.a.label, row.b.label]
-            pair += [value for m in (row.a, row.b) for value in (m.seed, m.step, m.continuation)]
-            for test, found in row.found.items():
+        for result in results:
+            pair = [result.table + 1, result.a.label, result.b.label]
+            pair += [value for model in (result.a, result.b) for value in (model.seed, model.step, model.continuation)]
+            for test, found in result.fingerprints.items():
                 numbers = (found.statistic, found.z, found.log10_p)
                 table.writerow(
-                    [*pair, row.expected, test, study.tests[test].probe.kind, found.null]
+                    [*pair, result.expected, test, study.tests[test].probe.kind, found.null]
                     + ["" if math.isnan(number) else repr(number) for number in numbers]
                     + [found.k, found.n_inputs, found.verdict, found.reason]
                 )
 
 
-def report_lineage(study: Lineage, rows: Sequence[Row], out: Path, console: Console) -> None:
-    """Write tables and pictures into ``out``, and print what every test says of each table."""
-    write_text(out / "table.md", markdown(study, rows))
-    write_csv(study, rows, out / "table.csv")
-    for probe, tests in probes(study).items():
-        titles, lines = _summary(study, rows, tests)
-        shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title=describe(probe))
+def print_summary(study: LineageStudy, results: Sequence[PairResult], console: Console) -> None:
+    """Print, per probe, the verdicts of every test on each table."""
+    for probe, tests in tests_by_probe(study).items():
+        titles, rows = _summary(study, results, tests)
+        shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title=describe_probe(probe))
         for title in titles:
             shown.add_column(title, overflow="fold", justify="right" if title == "pairs" else "left")
-        for line in lines:
-            shown.add_row(*map(Text, line))
+        for row in rows:
+            shown.add_row(*map(Text, row))
         console.print(shown)
-    written = "table.md table.csv"
-    if importlib.util.find_spec("matplotlib"):
-        from .figure import draw_lineage
-
-        written += f" {' '.join(draw_lineage(study, rows, out))}"
-    else:
-        written += " (no pictures: pip install 'birthmark[plots]')"
-    console.print(f"{out}: {written}", highlight=False, soft_wrap=True)

@@ -18,10 +18,11 @@ from birthmark.files import read_json
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, append_metrics
 from birthmark.models.birth import born, digest
-from birthmark.study.arms.file import read_study
-from birthmark.study.arms.trials import trials
-from birthmark.study.runner import _environment, _last_line, _step
-from birthmark.trainer.config_file import resolve
+from birthmark.study.arms.file import read_arm_study
+from birthmark.study.arms.trials import arm_trials
+from birthmark.study.runner import last_line, last_logged_step, process_environment
+from birthmark.trainer.config_file import read_config
+from birthmark.trainer.stored_config import write_config
 
 
 def weights(run):
@@ -30,11 +31,17 @@ def weights(run):
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory, study_file, arms):
-    """A small study that has been run: its file, its folder, what the command said."""
+    """A small study that has been run: its file, its folder, the finished command."""
     folder = tmp_path_factory.mktemp("study")
     # An arm that a config alone does not show to be impossible: the task needs 8 tokens.
     broken = arms | {"broken": {"model.vocab_size": 4}}
     file = study_file(folder, {"trainer.checkpoint_every": 3}, name=None, arms=broken)
+    # The first run of each arm is there already: starting a process takes longer than training so little.
+    study = read_arm_study(file)
+    for trial in arm_trials(study.only(list(arms)), folder / "out"):
+        if trial.seed == study.init_seeds[0]:
+            write_config(trial.config, folder / "trial.yaml")
+            assert main(["pretrain", f"--config={folder / 'trial.yaml'}"]) == 0
     command = [sys.executable, "-m", "birthmark.launch.cli", "ablate", str(file), "--out", str(folder / "out")]
     done = subprocess.run(
         [*command, "--jobs=2"], capture_output=True, text=True, env=os.environ | {"COLUMNS": "300"}, check=False
@@ -42,7 +49,7 @@ def ready(tmp_path_factory, study_file, arms):
     return file, folder / "out", done, command
 
 
-def test_a_study_runs_all_arms_and_tells_which_failed(ready):
+def test_a_study_runs_all_arms_and_names_those_that_failed(ready):
     _, out, done, _ = ready
     assert done.returncode == 1
     errors = done.stderr.splitlines()
@@ -53,7 +60,9 @@ def test_a_study_runs_all_arms_and_tells_which_failed(ready):
         for seed in (0, 1):
             run = RunDir(out / arm / f"seed-{seed}")
             assert run.checkpoints()[-1].name == "step-00000006"
-            assert "step      6" in run.path.with_suffix(".log").read_text()
+        assert "step      6" in run.path.with_suffix(".log").read_text()
+        assert read_config(run.path.with_suffix(".yaml")) == read_config(run.config)
+    assert "2 of 6 runs are finished already" in done.stdout
     assert {"table.md", "table.csv", "figure.png", "figure.svg"} <= {file.name for file in out.iterdir()}
     assert (out / "figure.png").read_bytes().startswith(b"\x89PNG")
     assert "headnorm" in (out / "figure.svg").read_text()
@@ -63,20 +72,20 @@ def test_a_study_runs_all_arms_and_tells_which_failed(ready):
 
 def test_births_are_paired(ready, arms):
     file, out, _, _ = ready
-    study = read_study(file)
+    study = read_arm_study(file)
     # An arm without parameters of its own has the birth of the plain one; another has what they share.
     calibrated = dataclasses.replace(study, arms={"calibrated": {"model.attention.aggregation": "calibrated"}})
-    for twin in trials(calibrated, out, resolve):
-        told = {arm: read_json(out / arm / f"seed-{twin.seed}" / "birth.json") for arm in arms}
-        assert digest(born(twin.config.model, twin.seed)) == told["plain"]["digest"] != told["headnorm"]["digest"]
+    for twin in arm_trials(calibrated, out):
+        births = {arm: read_json(out / arm / f"seed-{twin.seed}" / "birth.json") for arm in arms}
+        assert digest(born(twin.config.model, twin.seed)) == births["plain"]["digest"] != births["headnorm"]["digest"]
         plain, headnorm = (
             dict(born(trial.config.model, trial.seed).named_parameters())
-            for trial in trials(study.only(list(arms)), out, resolve)
+            for trial in arm_trials(study.only(list(arms)), out)
             if trial.seed == twin.seed
         )
         assert set(plain) < set(headnorm)
         assert all(torch.equal(plain[name], headnorm[name]) for name in plain)
-        assert told["plain"]["parameters"].items() <= told["headnorm"]["parameters"].items()
+        assert births["plain"]["parameters"].items() <= births["headnorm"]["parameters"].items()
 
 
 def test_the_table_is_what_the_run_folders_say(ready, arms):
@@ -101,8 +110,8 @@ def test_the_table_is_what_the_run_folders_say(ready, arms):
         ):  # fmt: skip
             mean = (values[0] + values[1]) / 2
             sd = abs(values[0] - values[1]) / 2**0.5
-            told = [float(row[f"{name}_{part}"]) for part in ("mean", "sd", "min", "max", "n")]
-            assert told == pytest.approx([mean, sd, min(values), max(values), 2])
+            columns = [float(row[f"{name}_{part}"]) for part in ("mean", "sd", "min", "max", "n")]
+            assert columns == pytest.approx([mean, sd, min(values), max(values), 2])
         mean, sd = np.mean(sinks), np.std(sinks, ddof=1)
         cell = f"{mean:.3f} ± {sd:.3f} ({min(sinks):.3f}–{max(sinks):.3f})"
         assert f"| {arm} | 2/2 | 6 | {cell} |" in (out / "table.md").read_text()
@@ -110,15 +119,19 @@ def test_the_table_is_what_the_run_folders_say(ready, arms):
 
 def test_finished_runs_are_left_alone_and_interrupted_ones_go_on_to_the_same_end(ready):
     file, out, _, _ = ready
-    whole, cut = RunDir(out / "plain" / "seed-0"), RunDir(out / "plain" / "seed-1")
-    expected, untouched = weights(cut), {f: f.stat().st_mtime_ns for f in whole.path.rglob("*") if f.is_file()}
-    # As a crash after the checkpoint at step 3 leaves it.
-    for folder in (cut.checkpoint(6), cut.snapshot(6)):
+    finished, interrupted = RunDir(out / "plain" / "seed-0"), RunDir(out / "plain" / "seed-1")
+    expected, untouched = (
+        weights(interrupted),
+        {f: f.stat().st_mtime_ns for f in finished.path.rglob("*") if f.is_file()},
+    )
+    # As a crash after the checkpoint at step 3 leaves it, in a folder of the version before: no config beside the run.
+    interrupted.path.with_suffix(".yaml").unlink()
+    for folder in (interrupted.checkpoint(6), interrupted.snapshot(6)):
         shutil.rmtree(folder)
     assert main(["ablate", str(file), f"--out={out}", "--arms=plain"]) == 0
-    assert weights(cut) == expected
-    assert "resumed at step 3" in cut.path.with_suffix(".log").read_text()
-    assert {f: f.stat().st_mtime_ns for f in whole.path.rglob("*") if f.is_file()} == untouched
+    assert weights(interrupted) == expected
+    assert "resumed at step 3" in interrupted.path.with_suffix(".log").read_text()
+    assert {f: f.stat().st_mtime_ns for f in finished.path.rglob("*") if f.is_file()} == untouched
 
 
 def test_a_run_of_another_config_is_an_error_that_names_it(ready, capsys):
@@ -138,14 +151,14 @@ def test_an_interrupt_stops_the_runs_with_a_checkpoint(ready, tmp_path):
     )
     run = RunDir(out / "plain" / "seed-0")
     try:
-        while process.poll() is None and _step(run.metrics) < 20:
+        while process.poll() is None and last_logged_step(run.metrics) < 20:
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        told, error = process.communicate(timeout=60)
+        output, error = process.communicate(timeout=60)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "the same command goes on later" in told
+    assert "the same command resumes them later" in output
     assert error.splitlines() == ["birthmark: interrupted"]
     (stopped,) = run.checkpoints()
     assert 0 < int(stopped.name[5:]) < 20000
@@ -158,30 +171,30 @@ def test_an_interrupt_stops_the_runs_with_a_checkpoint(ready, tmp_path):
 def test_jobs_share_the_cores_and_the_gpus_that_were_named(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "8")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    told = [_environment(3, slot) for slot in range(3)]
-    assert [t["OMP_NUM_THREADS"] for t in told] == ["2"] * 3
-    assert [t["CUDA_VISIBLE_DEVICES"] for t in told] == ["2", "5", "2"]
-    assert "CUDA_VISIBLE_DEVICES" not in _environment(1, 0)
+    environments = [process_environment(3, slot) for slot in range(3)]
+    assert [t["OMP_NUM_THREADS"] for t in environments] == ["2"] * 3
+    assert [t["CUDA_VISIBLE_DEVICES"] for t in environments] == ["2", "5", "2"]
+    assert "CUDA_VISIBLE_DEVICES" not in process_environment(1, 0)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert _environment(4, 0)["OMP_NUM_THREADS"] == "1"
+    assert process_environment(4, 0)["OMP_NUM_THREADS"] == "1"
 
 
-def test_what_a_process_said_last(tmp_path):
+def test_the_last_line_of_a_process(tmp_path):
     log = tmp_path / "log"
     for text, expected in (
         ("step 1\nbirthmark: error: no space left\n\n", "no space left"),
         ("Traceback\nMemoryError\n", "MemoryError"),
-        ("", "it said nothing"),
+        ("", "no output"),
     ):
         log.write_text(text)
-        assert _last_line(log) == expected
+        assert last_line(log) == expected
 
 
 def test_the_step_of_a_run_is_read_from_the_end_of_its_metrics(tmp_path):
     metrics = tmp_path / "metrics.jsonl"
-    assert _step(metrics) == 0
+    assert last_logged_step(metrics) == 0
     for step in range(500):
         append_metrics(metrics, step, {"train/loss": 1.0})
     with metrics.open("a") as f:
         f.write('{"step": 500, "tra')
-    assert _step(metrics) == 499
+    assert last_logged_step(metrics) == 499

@@ -1,4 +1,4 @@
-"""What a study file says, what is refused before any run, and what is told of the runs that there are."""
+"""A study of arms: its file, what is refused before any run, and the results of runs on disk."""
 
 import csv
 import dataclasses
@@ -16,12 +16,11 @@ from birthmark.launch.cli import main
 from birthmark.measure.records import Snapshot, append_metrics
 from birthmark.report.pictures.label_placement import place_labels
 from birthmark.study.arms.figure import families, study_figure
-from birthmark.study.arms.file import read_study
+from birthmark.study.arms.file import read_arm_study
 from birthmark.study.arms.results import ARRAYS, read_results, spread
 from birthmark.study.arms.table import markdown, write_csv
-from birthmark.study.arms.trials import trials
+from birthmark.study.arms.trials import arm_trials
 from birthmark.study.trials import check_buildable, check_stored, next_move
-from birthmark.trainer.config_file import resolve
 
 
 @pytest.fixture
@@ -48,7 +47,7 @@ BAD = {
     "a name that is no folder": ({"arms": {"../plain": {}}}, "a name in arms is '../plain'"),
     "a name that is a number": ({"arms": {1: {}}}, "a name in arms is 1"),
     "nested fields": ({"arms": {"a": {"model": {"d_model": 8}}}}, "arms.a.model is {'d_model': 8}: write one dotted"),
-    "a seed in an arm": ({"arms": {"a": {"init_seed": 3}}}, "arms.a.init_seed is 3: the study decides it"),
+    "a seed in an arm": ({"arms": {"a": {"init_seed": 3}}}, "arms.a.init_seed is 3: the study sets it"),
     "a family of strangers": ({"families": {"f": ["plan"]}}, "families.f is 'plan': no such arm"),
     "an unknown field of a scale": ({"scales": {"big": {"bose": "x"}}}, "scales.big.bose: no such field; did you mean"),
     "a base of a scale": ({"scales": {"big": {"base": "x"}}}, "scales.big.base is 'x': no file"),
@@ -60,7 +59,7 @@ def test_a_wrong_study_names_file_and_field(case, write):
     fields, expected = BAD[case]
     file = write(**fields)
     with pytest.raises(UsageError) as error:
-        read_study(file)
+        read_arm_study(file)
     assert str(error.value).startswith(f"{file}: {expected}")
     assert "\n" not in str(error.value)
 
@@ -78,38 +77,38 @@ def test_a_file_that_is_no_study_says_so(text, expected, tmp_path):
     file = tmp_path / "study.yaml"
     file.write_text(text)
     with pytest.raises(UsageError, match=r"study\.yaml") as error:
-        read_study(file)
+        read_arm_study(file)
     assert expected in str(error.value)
 
 
 @pytest.mark.parametrize("scale", [None, "demo", "60m", "152m"])
 def test_the_sink_study_can_be_built_at_every_scale(scale, tmp_path):
-    study = read_study(CONFIGS / "studies" / "sinks.yaml")
-    planned = trials(study.at(scale), tmp_path, resolve)
-    check_buildable(planned)
-    assert {trial.arm for trial in planned} == set(study.arms)
+    study = read_arm_study(CONFIGS / "studies" / "sinks.yaml")
+    trials = arm_trials(study.at(scale), tmp_path)
+    check_buildable(trials)
+    assert {trial.arm for trial in trials} == set(study.arms)
 
 
 def test_a_scale_is_another_base_for_the_same_arms(write, tmp_path):
     file = write(scales={"big": {"base": "big.yaml", "init_seeds": [7]}, "same": {}})
     (tmp_path / "big.yaml").write_text((tmp_path / "base.yaml").read_text().replace("d_model: 16", "d_model: 32"))
-    study = read_study(file)
+    study = read_arm_study(file)
     big, same = study.at("big"), study.at("same")
     assert (big.name, big.init_seeds, big.arms) == ("tiny-big", (7,), study.arms)
     assert (same.base, same.init_seeds) == (study.base, (0, 1))
-    assert {trial.config.model.d_model for trial in trials(big, tmp_path, resolve)} == {32}
+    assert {trial.config.model.d_model for trial in arm_trials(big, tmp_path)} == {32}
     with pytest.raises(UsageError, match=r"--scale huge: .* has big, same"):
         study.at("huge")
 
 
 def test_arms_are_chosen_by_name_in_the_order_of_the_file(write):
-    study = read_study(write())
+    study = read_arm_study(write())
     assert list(study.only(["headnorm", "plain"]).arms) == ["plain", "headnorm"]
     with pytest.raises(UsageError, match="--arms headnrom: no such arm; did you mean headnorm"):
         study.only(["headnrom"])
 
 
-def said(capsys, *arguments):
+def outcome(capsys, *arguments):
     """Exit status and the lines on standard error."""
     status = main(list(arguments))
     return status, capsys.readouterr().err.splitlines()
@@ -122,11 +121,12 @@ def said(capsys, *arguments):
         ({"model.n_heads": 3}, "model.d_model 16 is not divisible by model.n_heads 3"),
         ({"model.attention.aggregation": "magic"}, "model.attention.aggregation: 'magic' is not"),
         ({"trainer.max_steps": "many"}, "trainer.max_steps: 'many' is not a whole number"),
+        ({"trainer.max_steps": None}, "trainer.max_steps is null: give a value"),
     ],
 )
-def test_an_impossible_arm_is_told_before_any_run(fields, expected, write, arms, tmp_path, capsys):
+def test_an_impossible_arm_is_refused_before_any_run(fields, expected, write, arms, tmp_path, capsys):
     file = write(arms=arms | {"odd": fields})
-    status, lines = said(capsys, "ablate", str(file), f"--out={tmp_path / 'out'}")
+    status, lines = outcome(capsys, "ablate", str(file), f"--out={tmp_path / 'out'}")
     assert (status, len(lines)) == (2, 1)
     assert f"{file}: arms.odd: " in lines[0]
     assert expected in lines[0]
@@ -141,37 +141,51 @@ def test_an_impossible_arm_is_told_before_any_run(fields, expected, write, arms,
         (["--arms=plian"], "did you mean plain"),
         (["--summary"], "no run of"),
         (["--set", "trainer.max_steps"], "write FIELD=VALUE"),
-        (["--set", "init_seed=3"], "--set init_seed=3: the study decides it"),
-        (["--set", "trainer.max_stepz=3"], "did you mean trainer.max_steps"),
+        (["--set", "init_seed=3"], "--set init_seed=3: the study sets it for every run, leave it out"),
+        (["--set", "config=x.yaml"], "--set config=x.yaml: config: no such field"),
+        (["--set", "model=3"], "model is '3'; write fields"),
+        (["--set", "trainer.max_stepz=3"], "--set trainer.max_stepz=3: trainer.max_stepz: no such field; did you mean"),
     ],
 )
 def test_a_wrong_request_is_one_line_and_status_2(arguments, expected, write, tmp_path, capsys):
-    status, lines = said(capsys, "ablate", str(write()), f"--out={tmp_path / 'out'}", *arguments)
+    status, lines = outcome(capsys, "ablate", str(write()), f"--out={tmp_path / 'out'}", *arguments)
     assert (status, len(lines)) == (2, 1)
     assert expected in lines[0]
     assert not (tmp_path / "out").exists()
 
 
+def test_a_study_of_the_package_is_found_by_name(tmp_path, capsys):
+    status, lines = outcome(capsys, "ablate", "sinks", "--arms=plian", f"--out={tmp_path / 'out'}")
+    assert status == 2
+    assert "did you mean plain" in lines[0]
+    status, lines = outcome(capsys, "ablate", "sinkz")
+    assert (status, len(lines)) == (2, 1)
+    assert "did you mean studies/sinks?" in lines[0]
+
+
 def test_arms_of_one_config_share_their_runs_and_the_arm_wins_over_set(write, tmp_path):
-    study = read_study(
+    study = read_arm_study(
         write(arms={"plain": {}, "short": {"trainer.max_steps": 2}, "said": {"model.positions": "rope"}})
     )
-    planned = trials(study, tmp_path, resolve, ["--trainer.max_steps=4"])
-    assert [trial.label for trial in planned[:3]] == ["plain/seed-0", "short/seed-0", "plain/seed-0"]
-    assert [trial.config.trainer.max_steps for trial in planned[:3]] == [4, 2, 4]
-    assert [trial.seed for trial in planned] == [0, 0, 0, 1, 1, 1]
-    assert [trial.config.init_seed for trial in planned] == [0, 0, 0, 1, 1, 1]
+    trials = arm_trials(study, tmp_path, {"trainer.max_steps": 4})
+    assert [trial.label for trial in trials[:3]] == ["plain/seed-0", "short/seed-0", "plain/seed-0"]
+    assert [trial.config.trainer.max_steps for trial in trials[:3]] == [4, 2, 4]
+    assert [trial.seed for trial in trials] == [0, 0, 0, 1, 1, 1]
+    assert [trial.config.name for trial in trials[:3]] == ["tiny-plain-0", "tiny-short-0", "tiny-said-0"]
+    assert {trial.config.run_dir for trial in trials} == {
+        str(tmp_path / arm / seed) for arm in ("plain", "short") for seed in ("seed-0", "seed-1")
+    }
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def plan(write, tmp_path, **fields):
-    study = read_study(write(**fields))
-    return study, trials(study, tmp_path / "out", resolve)
+def planned(write, tmp_path, **fields):
+    study = read_arm_study(write(**fields))
+    return study, arm_trials(study, tmp_path / "out")
 
 
-def pretend(trial, steps=(0, 3, 6), *, checkpoint=True, sink=0.5, text=True, variance=(), normalised=None):
+def write_run(trial, steps=(0, 3, 6), *, checkpoint=True, sink=0.5, text=True, variance=(), normalised=None):
     """A run on disk as far as a study reads it."""
     run = trial.run
     write_text(run.config, yaml.safe_dump(dataclasses.asdict(trial.config)))
@@ -191,10 +205,10 @@ def pretend(trial, steps=(0, 3, 6), *, checkpoint=True, sink=0.5, text=True, var
 
 
 def test_what_is_missing_is_a_dash_and_never_zero(write, tmp_path):
-    study, planned = plan(write, tmp_path)
-    for trial in planned:
-        pretend(trial, text=False)
-    results = read_results(study, planned)
+    study, trials = planned(write, tmp_path)
+    for trial in trials:
+        write_run(trial, text=False)
+    results = read_results(study, trials)
     lines = markdown(study, results).splitlines()
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert cells == [
@@ -206,38 +220,38 @@ def test_what_is_missing_is_a_dash_and_never_zero(write, tmp_path):
     study_figure(study, results)
 
 
-def test_variance_is_told_by_block_at_birth_and_at_the_end(write, tmp_path):
-    study, planned = plan(write, tmp_path, init_seeds=[0])
-    for trial in planned:
-        pretend(trial, variance=(100.0, 2.0), normalised=0.25)
-    result = read_results(study, planned)[0]
+def test_variance_has_a_figure_per_block_at_birth_and_at_the_end(write, tmp_path):
+    study, trials = planned(write, tmp_path, init_seeds=[0])
+    for trial in trials:
+        write_run(trial, variance=(100.0, 2.0), normalised=0.25)
+    result = read_results(study, trials)[0]
     assert [layer.mean for layer in result.layers("birth")] == [100, 2]
     assert [layer.mean for layer in result.layers("end")] == [106, 8]
     assert result.figures["variance_discrepancy_end.2"].mean == 8
     # Where rows do not sum to 1, the picture shows shares of their sums.
     assert result.sink.mean == 0.25
-    told = markdown(study, [result])
-    assert "| 100, 2 | 106, 8 |" in told
-    assert "rows normalised" in told.splitlines()[0]
+    text = markdown(study, [result])
+    assert "| 100, 2 | 106, 8 |" in text
+    assert "rows normalised" in text.splitlines()[0]
     study_figure(study, [result])
 
 
 def test_unfinished_runs_stand_back_behind_finished_ones(write, tmp_path):
-    study, planned = plan(write, tmp_path)
-    by_label = {trial.label: trial for trial in planned}
-    pretend(by_label["plain/seed-0"], (0, 3), sink=0.2)
-    pretend(by_label["plain/seed-1"], (0, 3, 6), checkpoint=False, sink=0.4)
-    (plain,) = read_results(study, planned)
+    study, trials = planned(write, tmp_path)
+    by_label = {trial.label: trial for trial in trials}
+    write_run(by_label["plain/seed-0"], (0, 3), sink=0.2)
+    write_run(by_label["plain/seed-1"], (0, 3, 6), checkpoint=False, sink=0.4)
+    (plain,) = read_results(study, trials)
     assert (plain.n_runs, plain.step) == (2, 3)
     assert plain.sink.mean == pytest.approx(0.3)
     by_label["plain/seed-1"].run.checkpoint(6).mkdir(parents=True)
-    (plain,) = read_results(study, planned)
+    (plain,) = read_results(study, trials)
     assert (plain.n_runs, plain.step, plain.sink.mean) == (1, 6, 0.4)
 
 
 def test_the_next_move_of_a_run(write, tmp_path):
-    _, planned = plan(write, tmp_path)
-    new, born, done, odd = planned[:4]
+    _, trials = planned(write, tmp_path)
+    new, born, done, odd = trials[:4]
     assert next_move(new) == "start"
     # A run that died before its birth was certain left its config.
     write_text(new.run.config, "model: {}\n")
@@ -245,8 +259,8 @@ def test_the_next_move_of_a_run(write, tmp_path):
     check_stored(new)
     assert next_move(new) == "start"
     assert not new.run.config.exists()
-    pretend(born, (0,), checkpoint=False)
-    pretend(done)
+    write_run(born, (0,), checkpoint=False)
+    write_run(done)
     assert (next_move(born), next_move(done)) == ("resume", "skip")
     odd.run.path.mkdir(parents=True)
     (odd.run.path / "thesis.tex").touch()
@@ -255,8 +269,8 @@ def test_the_next_move_of_a_run(write, tmp_path):
 
 
 def test_a_field_that_came_later_has_its_default_in_an_older_run(write, tmp_path):
-    _, (trial, *_) = plan(write, tmp_path)
-    pretend(trial)
+    _, (trial, *_) = planned(write, tmp_path)
+    write_run(trial)
     stored = yaml.safe_load(trial.run.config.read_text())
     del stored["model"]["attention"]["window"], stored["optim"]["eps"]
     write_text(trial.run.config, yaml.safe_dump(stored))
@@ -277,10 +291,10 @@ def test_a_spread_is_over_the_seeds_that_have_a_figure():
 def test_arms_without_a_family_fill_panels_of_their_own(write, tmp_path):
     names = ["plain", *(f"arm{i}" for i in range(9))]
     arms = {name: {"model.attention.window": i + 1} if i else {} for i, name in enumerate(names)}
-    study, planned = plan(write, tmp_path, init_seeds=[0], arms=arms, families={"two": ["arm0", "arm1"]})
-    for trial in planned:
-        pretend(trial)
-    grouped = families(study, read_results(study, planned))
+    study, trials = planned(write, tmp_path, init_seeds=[0], arms=arms, families={"two": ["arm0", "arm1"]})
+    for trial in trials:
+        write_run(trial)
+    grouped = families(study, read_results(study, trials))
     assert [[result.arm for result in family.arms] for family in grouped] == [names[1:3], names[3:7], names[7:]]
     assert [family.title for family in grouped] == ["two", "other arms", "other arms"]
 

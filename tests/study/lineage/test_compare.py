@@ -10,10 +10,10 @@ import pytest
 import yaml
 
 from birthmark.launch.cli import main
+from birthmark.launch.commands.identify import read_seeds
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import digest
 from birthmark.report.pictures.fingerprints import clustered
-from birthmark.study.lineage.compare import seeds
 from birthmark.trainer.by_name.model_names import open_source
 
 MODEL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16, "mlp": "swiglu"}
@@ -84,22 +84,22 @@ def test_one_model_has_many_names(place):
 
 
 @pytest.mark.parametrize(
-    ("name", "told"),
+    ("name", "message"),
     [
         ("{place}/run-7@15", "has no checkpoint of step 15; there are: 10, 20"),
         ("{place}/run-7@x", "'x' is no step"),
         ("{place}/run.yaml@-1", "'-1' is no seed"),
-        ("{place}/nothing.yaml@1", "nothing.yaml: cannot be read"),
+        ("{place}/nothing.yaml@1", "nothing.yaml: no such file"),
         ("{place}", "neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers"),
         ("{place}/nowhere", "no such folder"),
         ("nobody/has-such-a-model", "not from the hub either"),
     ],
 )
-def test_a_model_that_is_not_there_is_told_in_one_line(lineage, place, name, told):
+def test_a_model_that_is_not_there_is_one_line(lineage, place, name, message):
     status, out, err = lineage("fingerprint", place / "run-7", name.format(place=place))
     assert (status, out) == (2, "")
     assert err.count("\n") == 1
-    assert told in err
+    assert message in err
 
 
 # ── kin and strangers ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -129,7 +129,7 @@ def test_runs_of_two_seeds_on_the_same_data_are_strangers_and_an_export_is_its_r
     assert same["statistic"] == pytest.approx(1, abs=1e-6)
 
 
-def test_the_aggregated_signal_is_asked_for_by_name(lineage, place):
+def test_the_aggregated_signal_is_an_option(lineage, place):
     pair = ["fingerprint", f"{place}/run.yaml@7", f"{place}/run.yaml@8", "--null=analytic", "--k=16"]
     _, alone, _ = lineage(*pair)
     _, both, _ = lineage(*pair, "--aggregate=true")
@@ -172,7 +172,7 @@ def test_embedding_probes_compare_models_of_other_vocabularies_and_warn(lineage,
 
 
 @pytest.mark.parametrize("null", ["dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"])
-def test_every_null_can_be_asked_for(lineage, place, null):
+def test_every_null_can_be_chosen(lineage, place, null):
     _, out, _ = lineage("fingerprint", place / "run-7", f"{place}/run-7@0", f"--null={null}", "--k=16", "--choice=base")
     assert out["pairs"][0]["null"] == null
     assert out["pairs"][0]["verdict"] == "kin"
@@ -212,7 +212,7 @@ def test_every_candidate_counts(lineage, place):
 
 
 def test_seeds_are_ranges_and_lists():
-    assert seeds("3, 5..7,5") == [3, 5, 6, 7]
+    assert read_seeds("3, 5..7,5") == [3, 5, 6, 7]
 
 
 # ── calibration ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -243,7 +243,7 @@ def test_calibration_counts_strangers_and_kin_under_every_null(lineage, place, t
 # ── what cannot be compared ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_what_cannot_be_compared_is_told_in_one_line(lineage, place, tmp_path):
+def test_what_cannot_be_compared_is_one_line(lineage, place, tmp_path):
     run, config = place / "run-7", place / "run.yaml"
     wide, words = write_config(tmp_path / "a.yaml", d_model=64), write_config(tmp_path / "b.yaml", vocab_size=200)
     shutil.copytree(place / "exported", tmp_path / "foreign")
@@ -252,7 +252,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(lineage, place, tmp_path):
     first, second, *_ = vocab
     vocab[first], vocab[second] = vocab[second], vocab[first]
     (tmp_path / "foreign" / "tokenizer.json").write_text(json.dumps(tokenizer))
-    for arguments, told in (
+    for arguments, message in (
         (["fingerprint", run], "at least two models"),
         (["fingerprint", run, f"{wide}@0"], "has width 32"),
         (["fingerprint", run, f"{words}@0"], "give --probe embedding"),
@@ -269,7 +269,7 @@ def test_what_cannot_be_compared_is_told_in_one_line(lineage, place, tmp_path):
         status, out, err = lineage(*arguments)
         assert (status, out) == (2, ""), arguments
         assert err.count("\n") == 1
-        assert told in err
+        assert message in err
     assert main(["fingerprint", str(run), str(config), "--n_inputs=5"]) == 2
     # Half a model is no model.
     weights = tmp_path / "foreign" / "model.safetensors"

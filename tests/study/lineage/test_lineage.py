@@ -1,4 +1,4 @@
-"""A study of lineage: what its file says, what it refuses, and a small one from births to tables and pictures."""
+"""A study of lineage: its file, what is refused, and a small one from births to tables and pictures."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from birthmark.data.probes import random_probe
 from birthmark.errors import UsageError
 from birthmark.files import read_json
 from birthmark.launch.cli import main
-from birthmark.launch.commands.ablate import kind_of
 from birthmark.measure.records import RunDir
 from birthmark.metrics.seedprint import Fingerprint
 from birthmark.models.birth import born, digest
-from birthmark.study.lineage.file import read_lineage
-from birthmark.study.lineage.results import Row, tally
+from birthmark.study.kinds import kind_of
+from birthmark.study.lineage.file import read_lineage_study
+from birthmark.study.lineage.pairs import StudyModel, model_pairs, study_models
+from birthmark.study.lineage.results import PairResult, count_verdicts
 from birthmark.study.lineage.table import markdown
-from birthmark.study.lineage.trials import Member, members, pairs, plan
-from birthmark.trainer.config_file import resolve
+from birthmark.study.lineage.trials import lineage_trials
+from birthmark.trainer.config_file import read_config
+from birthmark.trainer.stored_config import write_config
 
 BASE = {
     "model": {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16, "mlp": "swiglu"},
@@ -86,9 +88,9 @@ BAD = {
     "a continuation called base": ({"continue": {"base": {}}}, "a name in continue is 'base'"),
     "a continuation that says where from": (
         {"continue": {"other": {"init_from": "x"}}},
-        "continue.other.init_from is 'x': the study decides it",
+        "continue.other.init_from is 'x': the study sets it",
     ),
-    "a seed in a continuation": ({"continue": {"o": {"init_seed": 1}}}, "continue.o.init_seed is 1: the study decides"),
+    "a seed in a continuation": ({"continue": {"o": {"init_seed": 1}}}, "continue.o.init_seed is 1: the study sets"),
     "no tests": ({"tests": {}}, "tests is {}: name at least one"),
     "a test that is no group": ({"tests": {"a": 3}}, "tests.a is 3: write fields"),
     "a misspelt option": (
@@ -98,8 +100,13 @@ BAD = {
     "a misspelt option of all": ({"test": {"n_input": 3}}, "test.n_input: no such field; did you mean test.n_inputs?"),
     "a null that there is not": (
         {"tests": {"a": {"null": "x"}}},
-        "tests.a: null: 'x' is not a value of this field; see",
+        "tests.a: null: 'x' is not one of 'dimensions', 'dimensions_sampled', 'analytic'",
     ),
+    "a value of another type": (
+        {"tests": {"a": {"n_inputs": "many"}}},
+        "tests.a: n_inputs: 'many' is not a whole number",
+    ),
+    "no value": ({"test": {"n_inputs": None}}, "tests.dimensions: n_inputs is null: give a value"),
     "an impossible recipe": ({"tests": {"a": {"aggregate": True}}}, "tests.a: aggregate is true: the null dimensions"),
     "a scale's field": ({"scales": {"big": {"kind": "lineage"}}}, "scales.big.kind: no such field"),
     "a scale's base": ({"scales": {"big": {"base": "x.yaml"}}}, "scales.big.base is 'x.yaml': no file"),
@@ -112,7 +119,7 @@ def test_a_wrong_study_names_file_and_field(case, write):
     fields, expected = BAD[case]
     file = write(**fields)
     with pytest.raises(UsageError) as error:
-        read_lineage(file)
+        read_lineage_study(file)
     assert str(error.value).startswith(f"{file}: {expected}")
     assert "\n" not in str(error.value)
 
@@ -137,7 +144,7 @@ def test_a_wrong_study_names_file_and_field(case, write):
         ),
     ],
 )
-def test_an_impossible_study_is_told_before_any_run(base, fields, expected, write, tmp_path, capsys):
+def test_an_impossible_study_is_refused_before_any_run(base, fields, expected, write, tmp_path, capsys):
     file = write(base, **fields)
     assert main(["ablate", str(file), f"--out={tmp_path / 'out'}"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -145,7 +152,7 @@ def test_an_impossible_study_is_told_before_any_run(base, fields, expected, writ
     assert not (tmp_path / "out").exists()
 
 
-def test_what_kind_a_study_is_stands_in_its_file(write, tmp_path, capsys):
+def test_a_file_names_the_kind_of_its_study(write, tmp_path, capsys):
     assert kind_of(write()) == "lineage"
     assert kind_of(write(kind=None)) == "arms"
     for wrong, hint in (("lineages", "did you mean lineage?"), ([3], "known are arms, lineage")):
@@ -159,17 +166,17 @@ def test_tests_are_the_options_of_the_fingerprint_command(write, tmp_path):
     file = write(scales={"big": {"init_seeds": [1, 2, 3], "test": {"n_inputs": 500, "seq_len": 8}}})
     # YAML reads the bare word null as nothing, also where it is a name.
     file.write_text(file.read_text().replace("'null': analytic", "null: analytic"))
-    study = plan(read_lineage(file), tmp_path / "out", resolve).study
+    study = lineage_trials(read_lineage_study(file), tmp_path / "out").study
     assert [test.probe.kind for test in study.tests.values()] == ["token"] * 4 + ["embedding"]
     assert {(test.probe.n_inputs, test.probe.seq_len) for test in study.tests.values()} == {(200, 16)}
     assert [test.recipe.null for test in study.tests.values()].count("analytic") == 3
     assert study.tests["published"].recipe.k == 0.5
     assert study.tests["narrow"].recipe.k == 3
-    big = plan(read_lineage(file).at("big"), tmp_path / "out", resolve).study
+    big = lineage_trials(read_lineage_study(file).at("big"), tmp_path / "out").study
     assert (big.name, big.init_seeds) == ("study-big", (1, 2, 3))
     assert {(test.probe.n_inputs, test.probe.seq_len, test.recipe.k) for test in big.tests.values()} >= {(500, 8, 0.1)}
     with pytest.raises(UsageError, match=r"--scale huge: .* has big"):
-        read_lineage(file).at("huge")
+        read_lineage_study(file).at("huge")
 
 
 # ── pairs ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -177,10 +184,10 @@ def test_tests_are_the_options_of_the_fingerprint_command(write, tmp_path):
 
 def test_every_table_has_its_pairs_and_no_pair_twice():
     run = RunDir(Path("run"))
-    models = [Member(seed, 0, "", run) for seed in (1, 2, 3)]
-    models += [Member(seed, step, "", run) for seed in (1, 2, 3) for step in (10, 20)]
-    models += [Member(seed, 5, name, run) for seed in (1, 2, 3) for name in ("code", "prose")]
-    found = pairs(models)
+    models = [StudyModel(seed, 0, "", run) for seed in (1, 2, 3)]
+    models += [StudyModel(seed, step, "", run) for seed in (1, 2, 3) for step in (10, 20)]
+    models += [StudyModel(seed, 5, name, run) for seed in (1, 2, 3) for name in ("code", "prose")]
+    found = model_pairs(models)
     assert len(found) == len(set(found))
     counts = [sum(table == i for table, *_ in found) for i in range(4)]
     # 3 births; 3 births × 6 checkpoints; 3 ends; 6 continued ones against 3 births and 3 ends, and among themselves.
@@ -190,8 +197,8 @@ def test_every_table_has_its_pairs_and_no_pair_twice():
     assert all({a.step, b.step} == {20} for table, a, b in found if table == 2)
     # A run that is behind the others: the ends are where all have been.
     behind = [model for model in models if (model.seed, model.step) != (3, 20)]
-    assert all({a.step, b.step} == {10} for table, a, b in pairs(behind) if table == 2)
-    assert pairs([]) == []
+    assert all({a.step, b.step} == {10} for table, a, b in model_pairs(behind) if table == 2)
+    assert model_pairs([]) == []
 
 
 # ── a small study, run ───────────────────────────────────────────────────────────────────────────────────────────────
@@ -199,7 +206,7 @@ def test_every_table_has_its_pairs_and_no_pair_twice():
 
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory):
-    """A study all of whose runs but one were there when the command began: file, folder, what it said."""
+    """The folder of a study; all of its runs but one are there before the command begins."""
     folder = tmp_path_factory.mktemp("lineage")
     rng = np.random.default_rng(0)
     for file, words in (
@@ -211,9 +218,10 @@ def ready(tmp_path_factory):
     data = {"path": str(folder / "corpus.txt"), "cache_dir": str(folder / "cache")}
     (folder / "base.yaml").write_text(yaml.safe_dump(BASE | {"data": data}))
     (folder / "study.yaml").write_text(yaml.safe_dump(STUDY | {"continue": continued(folder)}, sort_keys=False))
-    planned = plan(read_lineage(folder / "study.yaml"), folder / "out", resolve)
-    for trial in [*planned.bases, planned.continued[0]]:
-        assert main(["pretrain", f"--config={trial.base}", *trial.flags, f"--run_dir={trial.run.path}"]) == 0
+    trials = lineage_trials(read_lineage_study(folder / "study.yaml"), folder / "out")
+    for trial in [*trials.bases, trials.continued[0]]:
+        write_config(trial.config, folder / "trial.yaml")
+        assert main(["pretrain", f"--config={folder / 'trial.yaml'}"]) == 0
     return folder
 
 
@@ -228,7 +236,7 @@ def of(rows, test, **fields):
     return [row for row in rows if row["test"] == test and all(row[name] == value for name, value in fields.items())]
 
 
-def test_continued_runs_start_where_their_base_ended_with_its_words(ready, rows):
+def test_continued_runs_start_where_their_base_ended_with_its_tokenizer(ready, rows):
     for seed in ("7", "8"):
         base, run = (RunDir(ready / "out" / name / f"seed-{seed}") for name in ("base", "other"))
         record = read_json(run.birth)
@@ -236,7 +244,7 @@ def test_continued_runs_start_where_their_base_ended_with_its_words(ready, rows)
         assert record["data"]["path"] == str(ready / "other.txt")
         assert run.tokenizer.read_bytes() == base.tokenizer.read_bytes()
         assert run.checkpoint(10).is_dir()
-        assert digest(born(resolve(base.config).model, int(seed))) == read_json(base.birth)["digest"]
+        assert digest(born(read_config(base.config).model, int(seed))) == read_json(base.birth)["digest"]
     log = (ready / "out" / "other" / "seed-8.log").read_text()
     assert "step     10" in log
     assert not (ready / "out" / "other" / "seed-7.log").exists()  # it was there
@@ -315,7 +323,7 @@ def test_a_run_of_another_config_stands_in_the_way(ready, rows, capsys):
     assert "other/seed-7: a run of another config (optim.lr 0.001 there, 0.5 here)" in capsys.readouterr().err
 
 
-def test_what_is_there_of_an_unfinished_study_is_told(ready, rows, tmp_path, capsys):
+def test_an_unfinished_study_is_summarised(ready, rows, tmp_path, capsys):
     summary = ["ablate", str(ready / "study.yaml"), f"--out={tmp_path / 'out'}", "--summary"]
     assert main(summary) == 2
     assert "no run of" in capsys.readouterr().err
@@ -324,46 +332,46 @@ def test_what_is_there_of_an_unfinished_study_is_told(ready, rows, tmp_path, cap
     partial_rows = list(csv.DictReader((tmp_path / "out" / "table.csv").open()))
     assert {row["table"] for row in partial_rows} == {"1", "2", "3"}
     assert partial_rows == [row for row in rows if row["table"] != "4"]
-    # One run alone has nobody to be compared with but its own birth.
+    # One run alone can be compared with its own birth only.
     shutil.rmtree(tmp_path / "out" / "base" / "seed-8")
     assert main(summary) == 0
     assert {row["in_truth"] for row in csv.DictReader((tmp_path / "out" / "table.csv").open())} == {"kin"}
 
 
-def test_only_the_steps_that_were_asked_for_are_compared(ready, rows, tmp_path):
+def test_only_the_steps_of_the_file_are_compared(ready, rows, tmp_path):
     study = yaml.safe_load((ready / "study.yaml").read_text())
     file = ready / "late.yaml"
     file.write_text(yaml.safe_dump(study | {"steps": [20]}))
-    planned = plan(read_lineage(file), ready / "out", resolve)
-    assert {model.step for model in members(planned) if not model.continuation} == {0, 20}
+    trials = lineage_trials(read_lineage_study(file), ready / "out")
+    assert {model.step for model in study_models(trials) if not model.continuation} == {0, 20}
     shutil.copytree(ready / "out" / "base", tmp_path / "base")
     shutil.rmtree(tmp_path / "base" / "seed-8" / "checkpoints" / "step-00000010")
     file.write_text(yaml.safe_dump(study | {"steps": [10, 20]}))
     with pytest.raises(UsageError, match=r"seed-8: has no checkpoint of step 10, as steps of .*late\.yaml asks for"):
-        members(plan(read_lineage(file), tmp_path, resolve))
+        study_models(lineage_trials(read_lineage_study(file), tmp_path))
 
 
-# ── what is told of it ───────────────────────────────────────────────────────────────────────────────────────────────
+# ── its tables ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def test_a_tally_counts_verdicts_of_what_is_in_truth_the_same():
+def test_verdicts_are_counted_for_kin_and_for_strangers():
     run = RunDir(Path("run"))
-    one, two, later = Member(1, 0, "", run), Member(2, 0, "", run), Member(1, 9, "", run)
+    one, two, later = StudyModel(1, 0, "", run), StudyModel(2, 0, "", run), StudyModel(1, 9, "", run)
     found = partial(Fingerprint, "dimensions", log10_p=-1.0, k=9, n_inputs=50)
     rows = [
-        Row(1, one, later, {"t": found(verdict="kin", statistic=0.5, z=9.0)}),
-        Row(1, two, later, {"t": found(verdict="kin", statistic=0.1, z=3.0)}),
-        Row(1, two, later, {"t": found(verdict="stranger", statistic=0.0, z=-1.0)}),
-        Row(1, two, later, {"t": found(verdict="undefined", statistic=np.nan, z=np.nan, reason="too few")}),
+        PairResult(1, one, later, {"t": found(verdict="kin", statistic=0.5, z=9.0)}),
+        PairResult(1, two, later, {"t": found(verdict="kin", statistic=0.1, z=3.0)}),
+        PairResult(1, two, later, {"t": found(verdict="stranger", statistic=0.0, z=-1.0)}),
+        PairResult(1, two, later, {"t": found(verdict="undefined", statistic=np.nan, z=np.nan, reason="too few")}),
     ]
-    kin, strangers = tally(rows, "t")
+    kin, strangers = count_verdicts(rows, "t")
     assert (kin.expected, kin.n, kin.low, kin.high) == ("kin", 1, 9, 9)
     assert (strangers.n, strangers.low, strangers.high) == (3, -1, 3)
     assert strangers.verdicts == {"kin": 1, "stranger": 1, "undefined": 1}
 
 
-def test_the_tables_of_no_pair_say_so_little_that_they_are_whole(write, tmp_path):
-    study = plan(read_lineage(write()), tmp_path / "out", resolve).study
+def test_a_study_without_pairs_has_a_summary_without_rows(write, tmp_path):
+    study = lineage_trials(read_lineage_study(write()), tmp_path / "out").study
     text = markdown(study, [])
     assert "| table | in truth | pairs | dimensions |" in text
     assert "###" not in text

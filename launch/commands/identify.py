@@ -1,0 +1,77 @@
+"""`birthmark identify`: which seed a model was born from."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+from jsonargparse import Namespace
+
+from ...errors import UsageError
+from ...study.lineage.comparison_options import add_comparison_options
+from ...trainer.config_file import read_config
+from ...trainer.config_parser import Parser
+from ..options import add_json, add_model
+
+SUMMARY = "Show which seed a model was born from (docs/seedprint.md)."
+
+
+def add_options(parser: Parser) -> None:
+    """The model, the candidates; how they are compared."""
+    add_model(parser)
+    parser.add_argument("--seeds", type=str, required=True, metavar="A..B", help="Candidates: 0..9999, or 3,7,10..20.")
+    parser.add_argument(
+        "--config", type=str | None, metavar="CONFIG", help="YAML file of the births; by default the run's own."
+    )
+    add_comparison_options(parser, n_inputs=500)
+    add_json(parser)
+
+
+def read_seeds(text: str) -> list[int]:
+    """Seeds from ``0..9999`` (both ends included), ``7`` and commas between such; UsageError names what is neither."""
+    found: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*(\d+)(?:\s*\.\.\s*(\d+))?\s*", part)
+        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
+            raise UsageError(f"--seeds {text}: give whole numbers, such as 0..9999 or 3,7,10..20")
+        found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+    return list(dict.fromkeys(found))
+
+
+def run(options: Namespace) -> int:
+    """Rank candidate seeds."""
+    from rich.console import Console
+
+    from ...report.terminal import bar, print_json
+    from ...study.lineage.compare import check_comparable, choose_probe, rank_seeds
+    from ...study.lineage.comparison import comparison_of
+    from ...study.lineage.verdicts import describe_test, fingerprint_json, print_ranking
+    from ...trainer.by_name.model_names import Native, open_source
+
+    comparison = comparison_of(options)
+    candidates = read_seeds(options.seeds)
+    source = open_source(options.model)
+    if options.config is None and not isinstance(source, Native):
+        raise UsageError(f"{options.model} is no run of ours, and its config is not known: give --config CONFIG")
+    config = source.config if options.config is None else read_config(Path(options.config)).model
+    births = dataclasses.replace(source, name=options.config or options.model, config=config, tokenizer=None)
+    check_comparable([source, births], comparison.probe)
+    probe = choose_probe(comparison.probe, comparison.seq_len, [source.config, config])
+    with bar("births", len(candidates), quiet=options.json) as advance:
+        ranked = rank_seeds(source, config, candidates, probe, comparison.recipe, Path(options.cache_dir), advance)
+    if options.json:
+        print_json(
+            {
+                "model": options.model,
+                "probe": dataclasses.asdict(probe),
+                "recipe": dataclasses.asdict(comparison.recipe),
+                "n_candidates": len(ranked),
+                "best": ranked[0][0],
+                "verdict": ranked[0][1].verdict,
+                "seeds": [{"seed": seed} | fingerprint_json(result) for seed, result in ranked],
+            }
+        )
+    else:
+        print_ranking(ranked, f"{options.model}: {describe_test(probe, comparison.recipe)}", Console())
+    return 0

@@ -1,0 +1,44 @@
+"""How models are compared, as options of a command.
+
+Light on purpose: the command line reads it before torch is loaded.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ...metrics.config import LineageTestConfig, Null
+from ...trainer.config_parser import Parser
+
+
+@dataclass(frozen=True)
+class ProbeOptions:
+    """What the models are shown."""
+
+    probe: Literal["token", "embedding"] = "token"
+    """What the models are shown: random tokens, or Gaussian vectors in place of embeddings."""
+
+    n_inputs: int = 2000
+    """Sequences that they are shown."""
+
+    seq_len: int | None = None
+    """Tokens in each; by default 64, or as many as all of them can read."""
+
+    probe_seed: int = 0
+    """Decides the sequences, and nothing else."""
+
+
+def add_comparison_options(command: Parser, n_inputs: int) -> None:
+    """Let a command take a comparison, of ``n_inputs`` sequences by default."""
+    command.add_argument(
+        "--null",
+        type=Null | None,
+        help="What a test is held against (docs/seedprint.md); by default dimensions, and all under --calibrate.",
+    )
+    command.add_class_arguments(ProbeOptions, None, as_group=False)
+    command.set_defaults({"n_inputs": n_inputs})
+    command.add_class_arguments(LineageTestConfig, None, as_group=False, skip={"null"})
+    command.add_argument(
+        "--cache_dir", type=str, default="~/.cache/birthmark", metavar="DIR", help="Where hidden states are kept."
+    )

@@ -1,0 +1,37 @@
+"""The files that a study writes beside its runs."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+
+from ..files import write_text
+
+
+def write_outputs(
+    out: Path,
+    table: str,
+    write_csv: Callable[[Path], object],
+    draw: Callable[[Path], list[str]],
+    console: Console,
+) -> None:
+    """Write ``table.md``, ``table.csv`` and pictures into ``out``, and print the files' names.
+
+    Args:
+        out: the study's folder.
+        table: content of ``table.md``.
+        write_csv: writes the table for programs to a path.
+        draw: draws pictures into a folder and gives their names; not called where matplotlib is missing.
+        console: where to print.
+    """
+    write_text(out / "table.md", table)
+    write_csv(out / "table.csv")
+    files = ["table.md", "table.csv"]
+    if importlib.util.find_spec("matplotlib"):
+        files += draw(out)
+    else:
+        files.append("(no pictures: pip install 'birthmark[plots]')")
+    console.print(f"{out}: {' '.join(files)}", highlight=False, soft_wrap=True)

@@ -1,0 +1,32 @@
+"""One call of `birthmark ablate`: which study, at which scale, into which folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class StudyRequest:
+    """What `birthmark ablate` runs."""
+
+    file: Path
+    """The study file."""
+    scale: str | None = None
+    """One of the file's scales; None: as the file stands."""
+    out: Path | None = None
+    """The study's folder; None: ``studies/NAME``."""
+    arms: tuple[str, ...] | None = None
+    """These arms alone; None: all."""
+    overrides: Mapping[str, Any] = field(default_factory=dict)
+    """Dotted fields that replace those of the base; what the file says of an arm or a continuation wins over them."""
+    jobs: int = 1
+    """Runs at a time."""
+    summary: bool = False
+    """Run nothing, and summarise what there is."""
+
+    def folder(self, name: str) -> Path:
+        """The folder of a study of this name."""
+        return self.out or Path("studies") / name
