@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from birthmark.data.config import DataConfig
 from birthmark.data.corpora import open_corpus
@@ -121,11 +121,21 @@ def test_problems_are_reported_together() -> None:
     assert "data.val_fraction" in str(error.value)
 
 
-def test_the_whole_standard_library(tmp_path: Path) -> None:
-    config = DataConfig(cache_dir=str(tmp_path))
+@pytest.fixture
+def word_tokenizer(tmp_path: Path) -> Path:
+    """A tokenizer of whole words: a large corpus takes seconds, where a BPE takes a minute."""
+    words = Tokenizer(models.WordLevel({"<|endoftext|>": 0, "[UNK]": 1, "def": 2, "self": 3}, unk_token="[UNK]"))
+    words.pre_tokenizer = pre_tokenizers.CharDelimiterSplit(" ")
+    words.save(str(tmp_path / "words.json"))
+    return tmp_path / "words.json"
+
+
+def test_the_whole_standard_library(tmp_path: Path, word_tokenizer: Path) -> None:
+    config = DataConfig(cache_dir=str(tmp_path), tokenizer=str(word_tokenizer))
     data = prepare(config, vocab_size=300, seq_len=128)
     assert data.record["bytes"]["train"] > 10e6
     assert data.record["documents"]["val"] > 1
+    assert sum(data.record["bytes"].values()) == open_corpus(config).n_bytes
     start = time.perf_counter()
     again = prepare(config, vocab_size=300, seq_len=128)
     assert time.perf_counter() - start < 5

@@ -172,9 +172,9 @@ def test_a_slice_of_an_orthogonal_matrix_is_the_slice_of_the_whole(shape):
         assert np.array_equal(draw(1, "x", n, Orthogonal(*shape), start, stop), whole[start:stop])
 
 
-@pytest.mark.parametrize("shape", [(1500, 1200), (2048, 2048)], ids=str)
-def test_orthogonal_matrices_do_not_depend_on_the_thread_count(shape):
-    """Smaller matrices are alike on one thread and on two after rounding: only at these sizes can it fail."""
+def test_orthogonal_matrices_do_not_depend_on_the_thread_count():
+    """Smaller matrices, rounded to float32, are the same on one thread and on two anyway."""
+    shape = (2048, 2048)
     before, drawn = torch.get_num_threads(), []
     try:
         for n in (1, 2):
