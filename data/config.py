@@ -9,6 +9,9 @@ from typing import Literal
 TEXT_SUFFIXES = (".txt", ".md", ".py")
 """Files that are one document each."""
 
+NAMED_CORPORA = ("stdlib", "readmes")
+"""Names of ``data.path`` that stand for text found on this machine; `birthmark.data.corpora.CORPORA` opens them."""
+
 TABLE_SUFFIXES = (".parquet", ".arrow", ".json", ".jsonl", ".csv")
 """Files whose rows are documents; read through ``datasets``."""
 
@@ -78,7 +81,7 @@ class DataConfig:
             return ["data.path: empty; name a corpus, for example 'stdlib'"]
         found = []
         for entry in self.entries:
-            named = entry in ("stdlib", "readmes", "backcopy") or entry.startswith("hf:")
+            named = entry in (*NAMED_CORPORA, "backcopy") or entry.startswith("hf:")
             if named and not isinstance(self.path, str):
                 found.append(f"data.path: {entry!r} in a list; it stands alone, only files and folders are listed")
             elif entry.startswith("hf:") and not entry.split(":")[1]:
@@ -95,7 +98,7 @@ class DataConfig:
     def _file_problems(entry: str) -> list[str]:
         path = Path(entry).expanduser()
         if not entry or not path.exists():
-            known = "a file or folder, 'stdlib', 'readmes', 'backcopy' or 'hf:NAME'"
+            known = f"a file or folder, {', '.join(map(repr, NAMED_CORPORA))}, 'backcopy' or 'hf:NAME'"
             return [f"data.path: {entry!r} does not exist; give {known}"]
         if path.is_file() and path.suffix.lower() not in TEXT_SUFFIXES + TABLE_SUFFIXES:
             return [f"data.path: {entry!r} is of no known kind; known are {' '.join(TEXT_SUFFIXES + TABLE_SUFFIXES)}"]

@@ -7,7 +7,7 @@ table's row is its content.
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -56,11 +56,8 @@ def open_corpus(config: DataConfig) -> Corpus:
     """
     if problems := [problem for problem in config.problems() if problem.startswith("data.path")]:
         raise UsageError("; ".join(problems))
-    if config.path == "stdlib":
-        root = Path(sysconfig.get_paths()["stdlib"])
-        return FileCorpus("stdlib", walk(root, _NOT_STDLIB).get(".py", []), config.val_fraction)
-    if config.path == "readmes":
-        return FileCorpus("readmes", _readmes(Path(sysconfig.get_paths()["purelib"])), config.val_fraction)
+    if isinstance(config.path, str) and config.path in CORPORA:
+        return FileCorpus(config.path, CORPORA[config.path](), config.val_fraction)
     if isinstance(config.path, str) and config.path.startswith("hf:"):
         return HubCorpus(config)
 
@@ -80,9 +77,19 @@ def open_corpus(config: DataConfig) -> Corpus:
     )
 
 
-def _readmes(site: Path) -> list[KeyedPath]:
-    """The metadata of the packages below ``site``, which ends with their readme; a key is a package's name."""
+def _stdlib() -> list[KeyedPath]:
+    """The modules of the running Python's standard library."""
+    return walk(Path(sysconfig.get_paths()["stdlib"]), _NOT_STDLIB).get(".py", [])
+
+
+def _readmes() -> list[KeyedPath]:
+    """The metadata of the installed packages, which ends with their readme; a key is a package's name."""
+    site = Path(sysconfig.get_paths()["purelib"])
     return [KeyedPath(file.parent.name.partition("-")[0], file) for file in site.glob("*.dist-info/METADATA")]
+
+
+#: Files of the corpora that have names; the names stand in `birthmark.data.config.NAMED_CORPORA` too.
+CORPORA: dict[str, Callable[[], list[KeyedPath]]] = {"stdlib": _stdlib, "readmes": _readmes}
 
 
 def _files_by_suffix(entries: list[str]) -> dict[str, list[KeyedPath]]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 #: Normalisers that weigh each score on its own.
-SIMILARITIES = ("sigmoid", "relu", "elu", "identity")
+SimilarityName = Literal["sigmoid", "relu", "elu", "identity"]
+SIMILARITIES: tuple[str, ...] = get_args(SimilarityName)
 
 
 class Setting(NamedTuple):
@@ -95,9 +96,7 @@ class AttentionConfig:
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     """Variance calibration's own settings."""
 
-    normaliser: Literal["softmax", "softmax_off_by_one", "softmax_sink", "sigmoid", "relu", "elu", "identity"] = (
-        "softmax"
-    )
+    normaliser: Literal["softmax", "softmax_off_by_one", "softmax_sink", SimilarityName] = "softmax"
     """How scores become weights. ``softmax`` (arXiv 1706.03762); ``softmax_off_by_one``, exp(s)/(1 + Σ exp(s)) (Miller
     2023, Attention Is Off By One); ``softmax_sink``, the same with a learned logit per head in place of 0, exp(b) for 1
     (gpt-oss, arXiv 2508.10925); or a similarity of its own for each score: its ``sigmoid`` (arXiv 2409.04431), its

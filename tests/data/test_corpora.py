@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from birthmark.data.config import DataConfig
-from birthmark.data.corpora import open_corpus
+from birthmark.data.config import NAMED_CORPORA, DataConfig
+from birthmark.data.corpora import CORPORA, open_corpus
 from birthmark.data.splits import key_hash, split_single_document, validation_mask
 from birthmark.data.text_files import FileCorpus
 from birthmark.errors import RunError, UsageError
@@ -161,6 +161,11 @@ def test_a_file_that_changes_while_it_is_read(folder: Path) -> None:
 def test_links_in_circles_end(folder: Path) -> None:
     (folder / "part0" / "loop").symlink_to(folder)
     assert len(list(open_corpus(config(folder)).documents())) == 40
+
+
+def test_every_named_corpus_can_be_opened() -> None:
+    assert tuple(CORPORA) == NAMED_CORPORA
+    assert [open_corpus(DataConfig(path=name)).kind for name in NAMED_CORPORA] == list(NAMED_CORPORA)
 
 
 def test_stdlib_is_this_interpreters_source() -> None:

@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import re
+from typing import get_args, get_type_hints
 
 import pytest
 
 from birthmark.errors import UsageError
-from birthmark.models.config import AttentionConfig, CalibrationConfig, InitConfig, ModelConfig
+from birthmark.models.attention.aggregation import AGGREGATIONS
+from birthmark.models.attention.attention import GATES, KV_BIASES
+from birthmark.models.attention.config import SIMILARITIES
+from birthmark.models.attention.correlation import CORRELATIONS
+from birthmark.models.attention.normalisers import NORMALISERS, Similarity
+from birthmark.models.attention.positions import POSITIONS
+from birthmark.models.config import GATED, AttentionConfig, CalibrationConfig, InitConfig, ModelConfig
+from birthmark.models.init import INITIALISERS
+from birthmark.models.mlp import ACTIVATIONS
+from birthmark.models.norms import NORMS
 
 IMPOSSIBLE = [
     *(({name: value}, f"model.{name} ") for name in (
@@ -176,3 +186,25 @@ def test_key_value_heads_follow_the_query_heads():
     assert ModelConfig(n_heads=8).kv_heads == 8
     assert ModelConfig(n_heads=8, n_kv_heads=2).kv_heads == 2
     assert ModelConfig(d_model=256, n_heads=8, n_kv_heads=2).d_head == 32
+
+
+def names(config: type, field: str) -> set[str]:
+    """Values that a field may have."""
+    return set(get_args(get_type_hints(config)[field]))
+
+
+def test_every_name_of_a_config_has_its_row_in_a_table():
+    assert names(AttentionConfig, "normaliser") == set(NORMALISERS)
+    assert names(AttentionConfig, "aggregation") == {name.partition("-")[0] for name in AGGREGATIONS}
+    assert names(CalibrationConfig, "n_eff") == {name.partition("-")[2] for name in AGGREGATIONS} - {""}
+    assert names(CalibrationConfig, "correlation") == set(CORRELATIONS)
+    assert names(AttentionConfig, "gate") == set(GATES)
+    assert names(AttentionConfig, "kv_bias") == set(KV_BIASES)
+    assert names(ModelConfig, "positions") == set(POSITIONS)
+    assert names(ModelConfig, "norm") == set(NORMS)
+    assert names(ModelConfig, "mlp") == ACTIVATIONS.keys() | GATED.keys()
+    assert names(InitConfig, "kind") == set(INITIALISERS)
+
+
+def test_similarities_are_the_normalisers_without_a_softmax():
+    assert set(SIMILARITIES) == {name for name, kind in NORMALISERS.items() if issubclass(kind, Similarity)}
