@@ -44,7 +44,7 @@ HERE = Path(__file__).parent
 ANALYTIC = CalibrationConfig(n_eff="analytic")
 ESTIMATED = CalibrationConfig(n_eff="exact", correlation="estimated")
 
-#: Arms: changes to the plain config, and how many times plain softmax a training step may cost (None: told only).
+#: Arms: changes to the plain config, and how many times plain softmax a training step may cost (None: no limit).
 ARMS: dict[str, tuple[dict[str, Any], float | None]] = {
     "plain": ({}, None),
     "headnorm": ({"attention": AttentionConfig(aggregation="headnorm")}, 1.03),

@@ -2,12 +2,13 @@
 
     python benchmarks/parallel_cost.py [--rounds 3] [--steps 30] [--strategies single ddp fsdp2]
 
-Both train the same newborn model of about 10M parameters (d 256, 8 blocks, V 8192, T 256) on the same text, float32,
-fused AdamW, clipped gradients; each process has one core, they talk by gloo. *Ours* is ``pretrain`` as it is, without
-snapshots, at the tokens/s that it logs; *bare* is the loop that one would write by hand around the same Decoder, with
-``DistributedDataParallel`` or ``fully_shard`` a block at a time, and with what a run does to the allocator
-(``trainer/allocator.py``), without which it is slower. They take turns, launch by launch; of each the median over steps
-counts, and of the rounds the median ratio.
+Both train the same newborn model of about 10M parameters (d 256, 8 blocks, V 8192, T 256) on the same text, in float32
+with fused AdamW and clipped gradients. Each process has one core; processes communicate by gloo.
+
+*Ours* is ``pretrain`` as it is, without snapshots, at the tokens/s that it logs. *Bare* is a loop by hand around the
+same Decoder, with ``DistributedDataParallel``, or with ``fully_shard`` one block at a time. It has the allocator
+setting of our runs (``trainer/allocator.py``), without which it is slower. The two take turns, launch by launch. The
+printed speed is the median over steps, and the printed ratio the median over rounds.
 """
 
 from __future__ import annotations
@@ -147,8 +148,8 @@ def main() -> None:
         ratios = sorted(b / a for a, b in pairs)
         a, b = (statistics.median(rates) for rates in zip(*pairs, strict=True))
         n = "1" if strategy == "single" else "2"
-        told = " ".join(f"{ratio:.3f}" for ratio in ratios)
-        table.add_row(strategy, n, f"{a:.0f}", f"{b:.0f}", f"{statistics.median(ratios):.3f}", told)
+        all_ratios = " ".join(f"{ratio:.3f}" for ratio in ratios)
+        table.add_row(strategy, n, f"{a:.0f}", f"{b:.0f}", f"{statistics.median(ratios):.3f}", all_ratios)
     console = Console(width=120)
     console.print(table)
     console.print(f"torch {torch.__version__}, 1 thread per process, {platform.machine()}, float32")

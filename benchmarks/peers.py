@@ -151,7 +151,7 @@ LIBRARIES = {"birthmark": birthmark, "transformers": transformers, "litgpt": lit
 
 
 class Worker:
-    """A process that takes steps when told to."""
+    """A process that takes one step for each line that it reads."""
 
     def __init__(
         self, python: Path | str, library: str, shape: Shape, *, bf16: bool, compiled: bool, threads: int

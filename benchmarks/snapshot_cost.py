@@ -5,10 +5,10 @@
 The peer is the cheapest forward pass that reaches the same logits: fused attention, last position only, no gradients.
 Both keep what they free, as runs and commands do (``trainer/allocator.py``).
 
-*Time*: both in one process, in turn, A B A B …, and the median of the pairwise ratios is what counts, for machines are
-noisy. Every round does so on the probe and on one of twice as many sequences, which tells what a snapshot does once
-(eigenvalues, ranks; its states) from what it does per sequence. *Memory*: the highest resident size, each in a process
-of its own (Linux only).
+*Time*: both run in one process, in turn, A B A B …. The result is the median of the pairwise ratios, because machines
+are noisy. Every round does so on the probe and on one of twice as many sequences. The difference separates what a
+snapshot does once (eigenvalues, ranks, states) from what it does per sequence. *Memory*: the highest resident size,
+each in a process of its own (Linux only).
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ PASSES = ("forward", "snapshot")
 def passes(shape: Shape, model: Decoder, times: int = 1) -> dict[str, Callable[[], object]]:
     """The plain pass and the snapshot over a probe of ``times`` as many sequences."""
     probe = random_probe(shape.config.vocab_size, times * shape.n_sequences, shape.seq_len, 0)
-    # What births are does not matter to the cost of comparing with them.
+    # The cost of a comparison with births does not depend on their values.
     n_places, width = shape.config.n_layers + 1, shape.config.d_model
     direction = np.full((n_places, width), width**-0.5)
     birth = BirthReference(direction, np.random.default_rng(0).dirichlet(np.ones(shape.config.vocab_size)))
@@ -128,11 +128,11 @@ def memory_row(name: str) -> list[str]:
     they are above the model at rest."""
     found = []
     for _ in range(5):
-        # What is freed lies in pieces, never twice the same: peaks of one pass differ by some per cent.
+        # Freed memory is fragmented differently each time: peaks of one pass differ by some per cent.
         for kind in PASSES:
             command = [sys.executable, __file__, "--peak", name, kind]
-            told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-            found.append(json.loads(told.splitlines()[-1]))
+            output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            found.append(json.loads(output.splitlines()[-1]))
     peaks, above = (np.array(values).reshape(-1, 2) for values in zip(*map(_peak_and_rise, found), strict=True))
     ratio = peaks[:, 1] / peaks[:, 0]
     return [

@@ -6,10 +6,10 @@ The model is ``configs/models/llama-160m.yaml`` (134M parameters, called 160M wh
 and our own module in bf16 on random tokens. Snapshots are whole ones: the pass in float32, eigenvalues, rank
 correlations, files. One is taken in the middle of a few optimizer steps, and each micro-batch is timed.
 
-What 500 steps cost follows from the time of a micro-batch, of an optimizer's update and of a snapshot: of a global
-batch of G tokens, ``500 · (G / micro-batch · micro + update)``. Published runs of this size take half a million to a
-million tokens a step; smaller batches make the snapshot weigh more. That it costs no more than its own time is seen
-from the micro-batches after it, which are compared with those before it.
+The cost of 500 steps is computed from the times of a micro-batch, of an optimizer's update and of a snapshot: for a
+global batch of G tokens, ``500 · (G / micro-batch · micro + update)``. Published runs of this size take half a million
+to a million tokens a step; with smaller batches the snapshot weighs more. The micro-batches after the snapshot are
+compared with those before it: this shows that a snapshot costs no more than its own time.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from birthmark.measure.recorder import SnapshotRecorder
 from birthmark.models.birth import born
 from birthmark.trainer.allocator import keep_freed_memory
 from birthmark.trainer.config import OptimConfig, TrainerConfig
-from birthmark.trainer.config_file import resolve
+from birthmark.trainer.config_file import read_config
 from birthmark.trainer.module import PretrainModule
 
 PRESET = Path(__file__).parent.parent / "configs/models/llama-160m.yaml"
@@ -69,7 +69,7 @@ class Clock(L.Callback):
 def run(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Train ``2 · steps + 1`` optimizer steps; the first one warms up, the snapshot comes in the middle."""
     keep_freed_memory()  # as a run does
-    config = resolve(PRESET, [f"--model.max_seq_len={args.seq_len}"]).model
+    config = read_config(PRESET, {"model.max_seq_len": args.seq_len}).model
     model = born(config, 0)
     # Its figures do not matter here, and one of a whole probe takes long.
     birth = birth_reference(model, random_probe(config.vocab_size, 2, args.probe_len, 0), 2)

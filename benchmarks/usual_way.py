@@ -9,8 +9,8 @@ Three ways (``ways.py``): *as published*, what the released scripts do; *at its 
 spared that can be; and *ours*.
 
 Times: each lives in a process of its own, and they take turns round by round; the median of the rounds' ratios counts.
-Memory: the peak resident memory of each process (``ru_maxrss``) over what was resident when the model was loaded, had
-been measured on 16 tokens, and what is free had been given back; the whole peaks, with libraries and weights, stand
+Memory: the peak resident memory of each process (``ru_maxrss``), over what was resident after the model had been loaded
+and measured on 16 tokens and free memory had been given back. The whole peaks, with libraries and weights, are printed
 beside it. Linux only.
 """
 
@@ -118,8 +118,8 @@ def differences(usual: Numbers, found: Numbers) -> dict[str, dict[str, float]]:
             value_SK = usual["massive_value"]
             apart = np.abs(np.diff(value_SK, axis=-1)) > ROUNDING * value_SK[:, 1:]
             edge = np.ones((len(value_SK), 1), dtype=bool)
-            told = np.hstack([edge, apart]) & np.hstack([apart, ~edge])
-            ours, theirs = np.where(told, ours, 0), np.where(told, theirs, 0)
+            distinct = np.hstack([edge, apart]) & np.hstack([apart, ~edge])
+            ours, theirs = np.where(distinct, ours, 0), np.where(distinct, theirs, 0)
         largest = float(np.abs(theirs).max())
         gap = float(np.abs(ours - theirs).max())
         shared[name] = {"absolute": gap, "relative": gap / largest if largest else gap}
@@ -143,29 +143,29 @@ def compare(length: int, rounds: int) -> dict[str, Any]:
             took = pipe.recv()
             if round_:  # the first round faults its memory in
                 seconds[way].append(took)
-    told = {}
+    results = {}
     for way, pipe in pipes.items():
         pipe.send(False)
-        told[way] = pipe.recv()
+        results[way] = pipe.recv()
     for process in processes:
         process.join()
     rivals = {}
     for way in WAYS:
         if way != "ours":
             ratios = [a / b for a, b in zip(seconds[way], seconds["ours"], strict=True)]
-            shared = differences(told[way]["numbers"], told["ours"]["numbers"])
+            shared = differences(results[way]["numbers"], results["ours"]["numbers"])
             rivals[way] = {
                 "faster": statistics.median(ratios),
                 "quartiles": [float(q) for q in np.percentile(ratios, [25, 75])],
-                "smaller": told[way]["above"] / told["ours"]["above"],
+                "smaller": results[way]["above"] / results["ours"]["above"],
                 "difference": max(gap["relative"] for gap in shared.values()),
                 "differences": shared,
             }
     return {
         "length": length,
         "seconds": {way: statistics.median(times) for way, times in seconds.items()},
-        "above_bytes": {way: told[way]["above"] for way in WAYS},
-        "peak_bytes": {way: told[way]["peak"] for way in WAYS},
+        "above_bytes": {way: results[way]["above"] for way in WAYS},
+        "peak_bytes": {way: results[way]["peak"] for way in WAYS},
         "rivals": rivals,
         **{name: built["ours"][name] for name in ("parameters", "threads")},
     }

@@ -78,12 +78,12 @@ def at_its_best(model: Any, tokens_BT: Tensor) -> Numbers:
     import torch
 
     with hooked(model) as kept, torch.no_grad():
-        told = model(tokens_BT, use_cache=False, output_attentions=True, output_hidden_states=True, logits_to_keep=1)
-        after_mlp = [*told.hidden_states[:-1], kept.before_norm[0]]  # the library's last one is normed
+        output = model(tokens_BT, use_cache=False, output_attentions=True, output_hidden_states=True, logits_to_keep=1)
+        after_mlp = [*output.hidden_states[:-1], kept.before_norm[0]]  # the library's last one is normed
         return {
-            **_preference(told.logits[:, -1]),
+            **_preference(output.logits[:, -1]),
             **_contraction(after_mlp, kept.after_attention),
-            **_sinks(told.attentions),
+            **_sinks(output.attentions),
             **_variance(kept.heads, model.config.num_attention_heads),
             **_units(kept.units),
             **_states(after_mlp),
@@ -98,12 +98,12 @@ def as_published(model: Any, tokens_BT: Tensor) -> Numbers:
     with torch.no_grad():
         for sequence_1T in tokens_BT.split(1):
             with hooked(model) as kept:
-                told = model(sequence_1T, use_cache=False, output_attentions=True, output_hidden_states=True)
-            attentions.append(torch.cat(told.attentions)[None])
-            logits.append(told.logits[:, -1])
-            passes.append(kept._replace(before_norm=[*told.hidden_states[:-1], kept.before_norm[0]]))
+                output = model(sequence_1T, use_cache=False, output_attentions=True, output_hidden_states=True)
+            attentions.append(torch.cat(output.attentions)[None])
+            logits.append(output.logits[:, -1])
+            passes.append(kept._replace(before_norm=[*output.hidden_states[:-1], kept.before_norm[0]]))
         a_BLHTS = torch.cat(attentions)
-        del attentions, told
+        del attentions, output
 
         def joined(name: str) -> list[Tensor]:
             """A kind of states, of all sequences, layer by layer."""
