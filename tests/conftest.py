@@ -13,7 +13,8 @@ import time
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from dataclasses import replace
-from functools import reduce
+from functools import cache, reduce
+from types import CodeType, FunctionType
 
 import pytest
 import torch
@@ -53,6 +54,47 @@ _TINY = RunConfig(
 def _set(config, path, value):
     head, _, rest = path.partition(".")
     return replace(config, **{head: _set(getattr(config, head), rest, value) if rest else value})
+
+
+# ---------------------------------------------------------------- which tests train
+
+#: What a test, a fixture or a helper names that trains a model or starts a process, and the commands that do.
+_TRAINING_NAMES = {"pretrain", "fit", "Trainer", "run_trials", "Popen", "subprocess", "get_context", "spawn"}
+_TRAINING_COMMANDS = {"pretrain", "ablate"}
+
+
+def _names_and_texts(code):
+    """Names and strings in a function's code, and in that of the functions inside it."""
+    texts = {const for const in code.co_consts if isinstance(const, str)}
+    names = {*code.co_names, *code.co_freevars}
+    for inner in (const for const in code.co_consts if isinstance(const, CodeType)):
+        more_names, more_texts = _names_and_texts(inner)
+        names, texts = names | more_names, texts | more_texts
+    return names, texts
+
+
+@cache
+def _trains(function):
+    """Whether a function names what trains, itself or in a helper of its own module."""
+    names, texts = _names_and_texts(function.__code__)
+    helpers = (function.__globals__.get(name) for name in names)
+    return bool(names & _TRAINING_NAMES or texts & _TRAINING_COMMANDS) or any(
+        _trains(f)
+        for f in helpers
+        if isinstance(f, FunctionType) and f.__module__ == function.__module__ and f is not function
+    )
+
+
+def pytest_collection_modifyitems(items):
+    """Mark tests that train a model or start a process ``training``: ``make quick`` leaves them out."""
+    for item in items:
+        info = item._fixtureinfo
+        fixtures = [
+            definition.func for name in info.names_closure for definition in info.name2fixturedefs.get(name, ())
+        ]
+        functions = [f for f in (item.function, *fixtures) if isinstance(f, FunctionType)]
+        if any(map(_trains, functions)):
+            item.add_marker(pytest.mark.training)
 
 
 @pytest.fixture(scope="module", autouse=True)
