@@ -28,7 +28,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--arms", type=str | None, metavar="A,B", help="These arms alone; by default all.")
     add_overrides(parser, "Change the base of every arm.")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="Runs at a time; they share the cores.")
-    parser.add_argument("--summary", action="store_true", help="Run nothing: table and figure of what is there.")
+    parser.add_argument("--summary", action="store_true", help="Run nothing: table and figure of the runs on disk.")
 
 
 def run(options: Namespace) -> int:

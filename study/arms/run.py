@@ -25,7 +25,7 @@ def run_arms(request: StudyRequest) -> list[Failure]:
         The runs that failed.
 
     Raises:
-        UsageError: the request, the file or an arm is impossible, or another run is in the way; found before any run.
+        UsageError: the request, the file or an arm is impossible, or a folder holds another run; found before any run.
     """
     study = read_arm_study(request.file).at(request.scale)
     if request.arms is not None:

@@ -28,7 +28,7 @@ def run_lineage(request: StudyRequest) -> list[Failure]:
         The runs that failed.
 
     Raises:
-        UsageError: the request, the file or a run is impossible, or another run is in the way; found before any run.
+        UsageError: the request, the file or a run is impossible, or a folder holds another run; found before any run.
     """
     if request.arms is not None:
         raise UsageError(f"--arms {','.join(request.arms)}: a study of lineage has none; leave it out")

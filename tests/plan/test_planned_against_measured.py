@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from dataclasses import replace
 from pathlib import Path
-from birthmark.trainer.config_file import resolve
+from birthmark.trainer.config_file import read_config
 from birthmark.models.birth import born
 from birthmark.trainer.config import TrainerConfig
 from birthmark.trainer.module import PretrainModule
@@ -35,7 +35,7 @@ for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCA
 os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
 if world > 1:
     dist.init_process_group("gloo", store=dist.FileStore(store, world), rank=rank, world_size=world)
-config = resolve(Path(file))
+config = read_config(Path(file))
 
 class Random(torch.utils.data.IterableDataset):
     def __init__(self, config):

@@ -24,7 +24,7 @@ from birthmark.plan.planner import Planner, best, with_strategy
 from birthmark.plan.rehearsal import rehearse
 from birthmark.plan.strategy_costs import STRATEGY_COSTS
 from birthmark.trainer.config import OptimConfig, TrainerConfig
-from birthmark.trainer.config_file import resolve
+from birthmark.trainer.config_file import read_config
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.strategies import fsdp2
 from birthmark.trainer.strategies.table import STRATEGIES
@@ -387,6 +387,16 @@ def test_people_read_whether_it_fits_and_what_is_best(file, capsys):
     assert "Alternatives" not in out
 
 
+def test_any_field_of_a_run_can_be_set(file, capsys):
+    alone = "--n_gpus", 8, "--alone", "--strategy", "ddp"
+    settings = "--set", "init_seed=1", "name=other", "optim.lr=1e-3", "trainer.micro_batch_size=4"
+    plain, changed = planned(capsys, file(), *alone), planned(capsys, file(), *alone, *settings)
+    assert (plain["plan"]["micro_batch_size"], changed["plan"]["micro_batch_size"]) == (2, 4)
+    assert changed["plan"]["estimated"] == ["gradients", "sent"]
+    # A seed, a name and a learning rate cost nothing.
+    assert changed == planned(capsys, file({"trainer.micro_batch_size": 4}), *alone)
+
+
 def test_a_batch_that_does_not_divide_is_planned_with_alternatives_that_do(file, capsys):
     # 64 sequences in micro-batches of 2 over 64 processes.
     out = planned(capsys, file({"trainer.strategy": "fsdp2"}), "--n_gpus", 64)
@@ -407,6 +417,12 @@ def test_a_batch_that_does_not_divide_is_planned_with_alternatives_that_do(file,
         (["--n_gpus", "8", "--strategy", "fsdp"], "--strategy fsdp: give single, ddp"),
         (["--n_gpus", "8", "--tokens", "-1"], "--tokens -1: give at least 0"),
         (["--n_gpus", "3", "--gpus_per_node", "3"], "64 is not a multiple of"),
+        (
+            ["--n_gpus", "8", "--set", "trainer.max_stepz=1"],
+            "--set trainer.max_stepz=1: trainer.max_stepz: no such field",
+        ),
+        (["--n_gpus", "8", "--set", "trainer.max_steps"], "--set trainer.max_steps: write FIELD=VALUE"),
+        (["--n_gpus", "8", "--set", "trainer.max_steps=many"], "trainer.max_steps: 'many' is not a whole number"),
     ],
 )
 def test_mistakes_are_one_line(file, capsys, arguments, words):
@@ -431,6 +447,6 @@ def test_the_help_names_every_gpu():
     assert all(name in text for name in GPUS)
 
 
-def test_the_variants_resolve():
+def test_the_variants_can_be_read():
     for name in ("llama2_7b", "llama2_7b_fsdp2", "llama2_7b_zero3"):
-        assert resolve(CONFIGS / f"{name}.yaml").model.n_layers == 32
+        assert read_config(CONFIGS / f"{name}.yaml").model.n_layers == 32

@@ -56,7 +56,7 @@ STUDY = {
 
 
 def continued(folder):
-    """The runs that go on, on the text in ``folder``."""
+    """Continued runs, on the text in ``folder``."""
     return {"other": {"data.path": str(folder / "other.txt"), "trainer.max_steps": 10}}
 
 
