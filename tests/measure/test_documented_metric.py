@@ -1,5 +1,6 @@
 """The metric of docs/measurements.md, in a real run: it shows wherever ours do."""
 
+import csv
 import io
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from birthmark.measure.measurement import Batches
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.birth import born
 from birthmark.report.block_table import figures, print_snapshot
+from birthmark.report.run_page import build_report
+from birthmark.report.snapshot_table import print_table
 from birthmark.trainer.run import pretrain
 
 
@@ -96,3 +99,16 @@ def test_it_has_a_column_in_the_table_of_blocks(run):
     assert "value norm" not in narrow.file.getvalue()
     rows = figures(snapshot)["layers"]
     assert [row.get("value_norm") for row in rows] == [None, *snapshot.arrays["value_norm"].mean(1).tolist()]
+
+
+def test_it_is_drawn_in_the_page_of_the_run_with_its_numbers(run, tmp_path):
+    build_report([run], tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert "value norm" in page.lower()
+    rows = [row for file in (tmp_path / "page-data").glob("*.csv") for row in csv.DictReader(file.open())]
+    drawn = [float(row["value"]) for row in rows if row["quantity"] == "value_norm" and row.get("head")]
+    assert set(np.float32(drawn)) >= set(np.float32(run.snapshots()[-1].arrays["value_norm"].ravel()))
+    console = Console(width=200, file=io.StringIO())
+    print_table(run, console)
+    cells = console.file.getvalue().split()
+    assert all(f"{snapshot.bias['value_norm']:.3f}" in cells for snapshot in run.snapshots())
