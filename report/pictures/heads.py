@@ -116,6 +116,8 @@ def _colour_bar(figure: Figure, panels: Sequence[Axes], label: str, limits: tupl
     low, high = limits
     ticks = [low, (low + high) / 2, high]
     bar = figure.colorbar(panels[0].images[0], ax=list(panels), aspect=18, pad=0.03, label=label, ticks=ticks)
+    if limits != (0, 1):
+        bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks])
     for part in (bar.outline, bar.solids):
         if part is not None:
             part.set_visible(False)

@@ -27,7 +27,7 @@ from ..run_history import RunHistory
 from ..text import finite_or_nan, format_value
 from .section import Drawing, Listing, Section
 from .snapshot_view import Arrays, SnapshotView, draw_by_block, of_blocks, shown_positions
-from .training_view import BlockValues, TrainingView, arrays_at, axis_label, heights_of
+from .training_view import BlockValues, TrainingView, arrays_at, axis_label, control_label, heights_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -39,9 +39,13 @@ Moment = tuple[str, Mapping[str, Any], np.ndarray]
 
 def draw_over_training(view: TrainingView, section: Section, quantities: Iterable[Quantity]) -> None:
     """Add the pictures of ``quantities`` to a section of the page of runs."""
-    for quantity in quantities:
+    every = list(quantities)
+    controls_of_others = {quantity.control for quantity in every}
+    for quantity in every:
         key, caption = _key(section, quantity), _caption(quantity)
-        if quantity.name in LOGGED:
+        if quantity.name in controls_of_others:
+            curves = []  # they stand beside what they control
+        elif quantity.name in LOGGED:
             curves = view.logged({quantity.name: ("", SOLID)})
         else:
             curves = view.by_probe(quantity.name) if quantity.has_scalar else []
@@ -217,13 +221,13 @@ def _draw_blocks(view: SnapshotView, quantity: Quantity, arrays: Arrays) -> Draw
     start = AXES[quantity.axes[0]].first
     controls = []
     control = arrays.get(quantity.control) if isinstance(quantity.control, str) else None
-    level = quantity.level(view.snapshot.summary)
+    label, level = control_label(quantity), quantity.level(view.snapshot.summary)
     blocks = [start, start + len(values) - 1]
     if control is not None and control.shape == values.shape:
         of_blocks = range(start, start + len(values))
-        controls = [Control(quantity.control_label, of_blocks, control.tolist(), quantity=str(quantity.control))]
+        controls = [Control(label, of_blocks, control.tolist(), quantity=str(quantity.control))]
     elif np.isfinite(level):
-        controls = [Control(quantity.control_label, blocks, [level, level], quantity="level")]
+        controls = [Control(label, blocks, [level, level], quantity="level")]
     log = quantity.scale == "log"
     roles = {quantity.name: ("", SOLID)}
     return draw_by_block(
@@ -241,7 +245,7 @@ def _list_scalars(view: SnapshotView, section: Section, quantities: Sequence[Qua
         if all(value is None for value in values.values()):
             continue
         level = quantity.level(summary)
-        control = f"{quantity.control_label} {format_value(level, quantity.format)}" if np.isfinite(level) else ""
+        control = f"{control_label(quantity)} {format_value(level, quantity.format)}" if np.isfinite(level) else ""
         cells = [format_value(finite_or_nan(value), quantity.format) for value in values.values()]
         rows.append([axis_label(quantity), *cells, control])
         for prefix, value in values.items():

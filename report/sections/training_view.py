@@ -62,6 +62,14 @@ def axis_label(quantity: Quantity) -> str:
     return f"{quantity.label} ({quantity.unit})" if quantity.unit else quantity.label
 
 
+def control_label(quantity: Quantity) -> str:
+    """What a legend calls the control of a quantity."""
+    control = quantity.control
+    if quantity.control_label or control is None:
+        return quantity.control_label
+    return control.replace("_", " ") if isinstance(control, str) else f"{control:g}"
+
+
 def heights_of(quantity: Quantity, least: float | None = None, most: float | None = None, label: str = "") -> Heights:
     """The y axis of a quantity, which reaches from ``least`` to ``most`` at least."""
     return Heights(label or axis_label(quantity), quantity.scale == "log", least, most)
@@ -136,7 +144,7 @@ class TrainingView:
 
     def controls(self, quantity: Quantity, curves: Sequence[Curve]) -> list[Control]:
         """What a declared quantity is judged against, beside its ``curves``: measured levels, or a constant one."""
-        name, label = quantity.control, quantity.control_label
+        name, label = quantity.control, control_label(quantity)
         if not curves or name is None:
             return []
         if isinstance(name, str) and name in {**LOGGED, **self.quantities}:
@@ -279,7 +287,7 @@ def _references(run: RunHistory, prefix: str, values: BlockValues, steps: np.nda
     name = prefix + (values.array or values.quantity.array)
     last = next(s for s in reversed(run.dated) if name in s.arrays)
     level = values.quantity.level(last.summary, GROUPS[prefix])
-    return {values.quantity.control_label: np.full(len(steps), level)} if np.isfinite(level) else {}
+    return {control_label(values.quantity): np.full(len(steps), level)} if np.isfinite(level) else {}
 
 
 def _steps(panels: Sequence[Panel], linear_until: float | None) -> Callable[[Axes], None]:

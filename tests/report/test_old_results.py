@@ -1,0 +1,63 @@
+"""Results of version 0.1, before quantities were declared: `results_of_0_1` is what its `pretrain` left of a small run
+(without its checkpoints and its HTML), and opens in the report of today with the numbers of its own pages."""
+
+import csv
+import io
+import shutil
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from birthmark.launch.cli import main
+from birthmark.measure.records import RunDir
+from birthmark.report.notebook import run_html, snapshot_html
+from birthmark.report.run_page import build_report
+from birthmark.report.snapshot_table import print_table
+
+STORED = Path(__file__).parent / "results_of_0_1"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A copy of it, with its page and that of its newest snapshot drawn anew."""
+    run = RunDir(tmp_path_factory.mktemp("old") / "old-run")
+    shutil.copytree(STORED, run.path)
+    for folder in (run.path, run.snapshot(4)):
+        shutil.rmtree(folder / "report-data")
+    build_report([run], run.report)
+    return run
+
+
+def rows(path):
+    with path.open(encoding="utf-8", newline="") as f:
+        return list(csv.DictReader(f))
+
+
+@pytest.mark.parametrize("page", [".", "snapshots/step-00000004"], ids=["over training", "one snapshot"])
+def test_its_pages_show_the_numbers_of_then(run, page):
+    then, now = (root / page / "report-data" for root in (STORED, run.path))
+    names = [path.name for path in sorted(then.iterdir())]
+    assert names
+    assert [path.name for path in sorted(now.iterdir())] == names
+    for name in names:
+        old, new = rows(then / name), rows(now / name)
+        assert [{**row, "value": ""} for row in new] == [{**row, "value": ""} for row in old], name
+        expected = [float(row["value"] or "nan") for row in old]
+        assert [float(row["value"] or "nan") for row in new] == pytest.approx(expected, rel=1e-12, nan_ok=True), name
+
+
+def test_its_table_and_fragments_are_made(run, parse):
+    console = Console(file=io.StringIO(), width=200)
+    print_table(run, console)
+    newest = run.snapshots()[-1].bias
+    assert f"{newest['alignment']:.3f} ({newest['alignment_stranger']:.3f})" in console.file.getvalue()
+    assert len([row for row in parse(run_html(run)).rows if row]) == 2
+    assert "step 4" in snapshot_html(run.snapshots()[-1])
+
+
+def test_the_command_opens_it(run, capsys, tmp_path):
+    out = tmp_path / "birth.html"
+    assert main(["report", str(run.path), "--step", "0", "--out", str(out)]) == 0
+    assert capsys.readouterr().out.strip() == str(out)
+    assert "at birth" in out.read_text()
