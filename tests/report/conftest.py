@@ -17,8 +17,8 @@ SCALARS = (
 STRANGERS = ("alignment_stranger", "rank_persistence_stranger")
 
 
-def _make_snapshot(step, rng, *, n_layers=3, n_heads=2, vocab=120, length=16, strangers=True, **bias):
-    """Random but plausible: what a snapshot holds, as far as reports read it."""
+def _make_snapshot(step, rng, *, n_layers=3, n_heads=2, vocab=120, length=16, strangers=True, only=None, **bias):
+    """Random but plausible: what a snapshot holds, as far as reports read it; of its arrays ``only`` some, if given."""
     p = rng.dirichlet(np.ones(vocab)).astype(np.float32)
     arrays = {
         "mean_prob": p,
@@ -46,7 +46,7 @@ def _make_snapshot(step, rng, *, n_layers=3, n_heads=2, vocab=120, length=16, st
         for i, t in enumerate(order)
     ]
     summary = {"step": step, "tokens": step * 100, "vocab_size": vocab, "bias": scalars | bias, "top_tokens": top}
-    return Snapshot(summary, arrays)
+    return Snapshot(summary, {name: array for name, array in arrays.items() if only is None or name in only})
 
 
 def _make_run(path, *, seed=0, steps=(0, 1, 8, 64), losses=True, **shape):

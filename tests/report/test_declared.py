@@ -192,7 +192,7 @@ def test_a_new_quantity_of_ours_needs_its_declaration_alone(make_run, tmp_path, 
         "crowd", ("layer", "head"), definition="New.", section="lock", scalar="max", over_training=Column("crowd %", 9)
     )
     monkeypatch.setitem(MEASURED, "crowd", quantity)
-    run = make_run(tmp_path / "run", steps=(0, 5))
+    run = make_run(tmp_path / "run", steps=(0, 5), only=())
     for snapshot in run.snapshots():
         arrays = snapshot.arrays | {"crowd": np.full((L, H), 0.5 + snapshot.step)}
         bias = snapshot.bias | {"crowd": 0.5 + snapshot.step}
@@ -207,7 +207,7 @@ def test_a_new_quantity_of_ours_needs_its_declaration_alone(make_run, tmp_path, 
 
 def test_a_picture_of_ones_own_takes_no_name_of_ours(make_run, tmp_path):
     quantity = Quantity("map", ("layer", "head"), definition="A name that is taken.", section="sink")
-    run = make_run(tmp_path / "run", steps=(0,))
+    run = make_run(tmp_path / "run", steps=(0,), only=("sink_mass",))
     (snapshot,) = run.snapshots()
     mine = {"quantities": [quantity.to_json()]}
     Snapshot(snapshot.summary | mine, snapshot.arrays | {"map": np.ones((L, H))}).write(tmp_path / "s")
@@ -219,7 +219,7 @@ def test_a_picture_of_ones_own_takes_no_name_of_ours(make_run, tmp_path):
 
 def test_a_shape_that_changed_on_the_way_is_drawn_from_then_on(make_run, tmp_path):
     quantity = Quantity("wide", ("layer", "head"), definition="Of a metric that was changed.", section="sink")
-    run = make_run(tmp_path / "run", steps=(0, 2, 4, 6))
+    run = make_run(tmp_path / "run", steps=(0, 2, 4, 6), only=())
     for snapshot in run.snapshots():
         arrays = snapshot.arrays | {"wide": np.full((L, 1 if snapshot.step < 4 else 2), 1.0 * snapshot.step)}
         mine = {"quantities": [quantity.to_json()]}
@@ -230,7 +230,7 @@ def test_a_shape_that_changed_on_the_way_is_drawn_from_then_on(make_run, tmp_pat
 
 def test_an_array_that_is_not_as_declared_is_named(make_run, tmp_path):
     quantity = Quantity("odd", ("layer", "head"), definition="Of another shape.", section="sink")
-    run = make_run(tmp_path / "run", steps=(0,))
+    run = make_run(tmp_path / "run", steps=(0,), only=())
     (snapshot,) = run.snapshots()
     mine = {"quantities": [quantity.to_json()]}
     Snapshot(snapshot.summary | mine, snapshot.arrays | {"odd": np.ones(L)}).write(tmp_path / "s")

@@ -12,7 +12,6 @@ from rich.console import Console
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
 from birthmark.report.notebook import run_html, snapshot_html
-from birthmark.report.run_page import build_report
 from birthmark.report.snapshot_table import print_table
 
 STORED = Path(__file__).parent / "results_of_0_1"
@@ -20,12 +19,12 @@ STORED = Path(__file__).parent / "results_of_0_1"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    """A copy of it, with its page and that of its newest snapshot drawn anew."""
+    """A copy of it; the command draws its page and that of its newest snapshot anew."""
     run = RunDir(tmp_path_factory.mktemp("old") / "old-run")
     shutil.copytree(STORED, run.path)
     for folder in (run.path, run.snapshot(4)):
         shutil.rmtree(folder / "report-data")
-    build_report([run], run.report)
+    assert main(["report", str(run.path)]) == 0
     return run
 
 
@@ -54,10 +53,3 @@ def test_its_table_and_fragments_are_made(run, parse):
     assert f"{newest['alignment']:.3f} ({newest['alignment_stranger']:.3f})" in console.file.getvalue()
     assert len([row for row in parse(run_html(run)).rows if row]) == 2
     assert "step 4" in snapshot_html(run.snapshots()[-1])
-
-
-def test_the_command_opens_it(run, capsys, tmp_path):
-    out = tmp_path / "birth.html"
-    assert main(["report", str(run.path), "--step", "0", "--out", str(out)]) == 0
-    assert capsys.readouterr().out.strip() == str(out)
-    assert "at birth" in out.read_text()

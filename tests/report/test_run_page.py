@@ -233,7 +233,7 @@ def test_the_flow_of_ranks_names_every_favourite_at_both_ends(pair):
 
 
 def test_the_lineage_test_has_a_section_where_it_was_taken(tmp_path, make_run):
-    run = make_run(tmp_path / "run")
+    run = make_run(tmp_path / "run", only=())
     assert 'id="lineage"' not in build([run], tmp_path)
     for step, z in ((0, 50.0), (64, 20.5)):
         values = {"seedprint/z": z, "seedprint/z_stranger": 1.5, "seedprint/log10_p": -z}
@@ -249,7 +249,7 @@ def test_the_lineage_test_has_a_section_where_it_was_taken(tmp_path, make_run):
 
 
 def test_numbers_of_an_older_page_are_replaced_and_nothing_else_is(tmp_path, make_run, make_snapshot):
-    run = make_run(tmp_path / "run", steps=(0, 1))
+    run = make_run(tmp_path / "run", steps=(0, 1), only=("sink_mass",))
     folder = tmp_path / "report-data"
     folder.mkdir()
     (folder / "gone.csv").write_text("a\n1\n")
@@ -265,7 +265,7 @@ def test_numbers_of_an_older_page_are_replaced_and_nothing_else_is(tmp_path, mak
 
 
 def test_a_snapshot_of_an_unknown_step_alone_has_a_page(tmp_path, make_run, make_snapshot, parse):
-    run = make_run(tmp_path / "run", steps=(0,))
+    run = make_run(tmp_path / "run", steps=(0,), only=("sink_mass", "effective_rank"))
     run.snapshot(0).rename(run.snapshot(-1))
     write_json(run.snapshot(-1) / "summary.json", read_json(run.snapshot(-1) / "summary.json") | {"step": -1})
     text = build([run], tmp_path)
@@ -280,7 +280,7 @@ def test_a_snapshot_of_an_unknown_step_alone_has_a_page(tmp_path, make_run, make
 
 
 def test_snapshots_of_a_training_elsewhere_have_a_page_over_it(tmp_path, capsys, make_run):
-    whole = make_run(tmp_path / "run", strangers=False)
+    whole = make_run(tmp_path / "run", strangers=False, only=("sink_mass", "mean_prob"))
     (tmp_path / "bias").mkdir()
     (whole.path / "snapshots").rename(tmp_path / "bias" / "snapshots")
     assert main(["report", str(tmp_path / "bias")]) == 0
@@ -364,7 +364,7 @@ def test_what_is_not_a_number_is_shown_as_missing(tmp_path, make_run, make_snaps
 
 
 def test_a_long_log_does_not_make_a_large_page(tmp_path, make_run):
-    run = make_run(tmp_path / "run")
+    run = make_run(tmp_path / "run", only=("sink_mass", "mean_prob"))
     with run.metrics.open("a") as f:
         f.writelines(f'{{"step": {step}, "train/loss": 4.0}}\n' for step in range(65, 20_000))
     assert len(build([run], tmp_path)) < 500_000
@@ -404,7 +404,7 @@ def test_a_log_line_without_a_step_is_named(tmp_path, make_run):
 
 
 def test_the_file_is_replaced_whole(tmp_path, make_run):
-    run = make_run(tmp_path / "run")
+    run = make_run(tmp_path / "run", only=())
     run.report.write_text("old")
     old = run.report.open()  # still the old file, whole, for its reader of now
     build_report([run], run.report)
