@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import UsageError
-from ..trainer.throughput import GPUS
+from ..trainer.gpu_specs import GPUS
 
 #: Bytes per second that a GPU sends to other machines: one port of 400 Gbit/s each.
 NETWORK = 50e9

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ..trainer.config import RunConfig
-from ..trainer.throughput import GPUS
+from ..trainer.gpu_specs import GPUS
 from .cluster import Cluster
 from .planner import Budget, Plan, best
 

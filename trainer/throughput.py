@@ -6,40 +6,13 @@ The command line reads the table of GPUs before torch is loaded.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..models.config import ModelConfig
+from .gpu_specs import find_gpu
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True)
-class GPU:
-    """What its vendor's data sheet says of a GPU."""
-
-    part: str
-    """Part of the name that its driver gives."""
-    memory: float
-    """Bytes, a GB as 10⁹."""
-    bf16: float
-    """Peak of dense bf16 matrix products, FLOP/s, without sparsity."""
-    link: float
-    """Bytes per second that it sends to its neighbours in one machine, over NVLink or else PCIe."""
-
-
-#: GPUs by name; where one's part stands in another's, the longer comes first.
-GPUS = {
-    "h100-pcie-80gb": GPU("H100 PCIe", 80e9, 756e12, 64e9),
-    "h100-80gb": GPU("H100", 80e9, 989e12, 450e9),
-    "h200-141gb": GPU("H200", 141e9, 989e12, 450e9),
-    "b200-192gb": GPU("B200", 192e9, 2250e12, 900e9),
-    "a100-40gb": GPU("A100", 40e9, 312e12, 300e9),
-    "a100-80gb": GPU("A100", 80e9, 312e12, 300e9),
-    "l40s-48gb": GPU("L40S", 48e9, 362e12, 32e9),
-    "rtx4090-24gb": GPU("RTX 4090", 24e9, 165e12, 32e9),
-}
 
 
 def flops_per_token(config: ModelConfig, n_params: int, seq_len: int) -> float:
@@ -61,8 +34,8 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
         return None
     import torch
 
-    name = torch.cuda.get_device_name(device)
-    return next((gpu.bf16 for gpu in GPUS.values() if gpu.part in name), None)
+    gpu = find_gpu(torch.cuda.get_device_name(device))
+    return None if gpu is None else gpu.bf16
 
 
 class Stopwatch:

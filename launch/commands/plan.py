@@ -13,8 +13,8 @@ from ...errors import UsageError
 from ...trainer.config import RunConfig
 from ...trainer.config_file import read_config
 from ...trainer.config_parser import Parser
+from ...trainer.gpu_specs import GPUS
 from ...trainer.strategies.table import STRATEGIES
-from ...trainer.throughput import GPUS
 from ..overrides import add_overrides, read_overrides
 
 SUMMARY = "Show whether a run fits on a cluster and what it takes there (docs/cluster.md)."

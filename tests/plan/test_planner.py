@@ -25,10 +25,10 @@ from birthmark.plan.rehearsal import rehearse
 from birthmark.plan.strategy_costs import STRATEGY_COSTS
 from birthmark.trainer.config import OptimConfig, TrainerConfig
 from birthmark.trainer.config_file import read_config
+from birthmark.trainer.gpu_specs import GPUS
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.strategies import fsdp2
 from birthmark.trainer.strategies.table import STRATEGIES
-from birthmark.trainer.throughput import GPUS
 
 ROOT = Path(birthmark.__file__).parent
 CONFIGS = ROOT / "configs"
