@@ -23,7 +23,7 @@ class FingerprintSnapshot(MilestoneCallback):
     Args:
         config: what to compare on.
         every: optimizer steps between tests.
-        newborn: re-creates a birth of the same architecture from a seed.
+        newborn: re-creates the birth of the same architecture from a seed.
         init_seed: this run's seed; strangers take the next ones.
         max_seq_len: the model's longest sequence.
 

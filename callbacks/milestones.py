@@ -48,6 +48,6 @@ class MilestoneCallback(StepCallback):
 
 
 def log_metrics(trainer: L.Trainer, metrics: dict[str, float], step: int) -> None:
-    """Tell every logger, which rank 0 alone has; ``step`` is the number of optimizer steps taken, in all of them."""
+    """Log to all loggers, which rank 0 alone has; ``step`` is the number of optimizer steps taken."""
     for logger in trainer.loggers:
         logger.log_metrics(metrics, step)

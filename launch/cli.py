@@ -22,14 +22,15 @@ def normal_dashes(arguments: Sequence[str]) -> list[str]:
 def _report_failure(line: str, status: int) -> int:
     """Print ``line`` once, also where several processes are one run and fail together; the exit status."""
     if "WORLD_SIZE" in os.environ:
-        from ..trainer.processes import place, tell
+        from ..trainer.processes.joint_failure import report_failure
+        from ..trainer.processes.launched_process import launched_process
 
         try:
-            where = place()
+            where = launched_process()
         except UsageError:
             where = None
         if where is not None and where.world_size > 1:
-            return tell(line, status, where)
+            return report_failure(line, status, where)
     print(line, file=sys.stderr)
     return status
 

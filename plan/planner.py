@@ -8,11 +8,11 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import UsageError
-from ..trainer.block_wrapping import CHECKPOINTING
+from ..trainer.activation_checkpointing import CHECKPOINTING
 from ..trainer.config import RunConfig, TrainerConfig
-from ..trainer.processes import Place
+from ..trainer.processes.launched_process import LaunchedProcess
 from ..trainer.strategies import fsdp2
-from ..trainer.strategies.lightning_setup import placed
+from ..trainer.strategies.lightning_setup import check_launch
 from ..trainer.strategies.table import STRATEGIES, STRATEGY_FIELDS, StrategyName
 from ..trainer.throughput import flops_per_token
 from .cluster import Cluster
@@ -169,7 +169,7 @@ class Planner:
         trainer, cluster = trainer or self.config.trainer, self.cluster
         n, alone = cluster.n_gpus, not STRATEGIES[trainer.strategy].launched and cluster.n_gpus == 1
         # The check against this machine's own devices is for runs, not for plans.
-        placed(replace(trainer, device="cpu"), None if alone else Place(0, n, 0, cluster.per_node))
+        check_launch(replace(trainer, device="cpu"), None if alone else LaunchedProcess(0, n, 0, cluster.per_node))
         costs, sizes, curve = (
             STRATEGY_COSTS[trainer.strategy],
             StepSizes(trainer, self.n_params, n, n_moments=len(self.config.optim.optimizer.sharded_state)),

@@ -19,7 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
-from ..trainer.stored_config import write_config
+from ..trainer.saved_config import write_config
 from .trials import Trial, next_move
 
 _POLL_SECONDS = 0.2

@@ -12,7 +12,7 @@ from ..errors import RunError, UsageError
 from ..files import read_json
 from ..measure.records import RunDir
 from ..trainer.config import RunConfig
-from ..trainer.stored_config import departures
+from ..trainer.saved_config import config_differences
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def check_stored(trial: Trial) -> None:
         return
     changed = [
         f"{name} {there!r} there, {here!r} here"
-        for name, (there, here) in departures(trial.config, trial.run).items()
+        for name, (there, here) in config_differences(trial.config, trial.run).items()
         if name not in ("name", "run_dir")
     ]
     if changed:

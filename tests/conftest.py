@@ -296,8 +296,8 @@ def study_file(tiny, arms):
 # ---------------------------------------------------------------- two processes
 
 
-#: Threads of gloo that still hold a tensor while Python ends abort it (trainer/processes.py waits for them). A script
-#: whose results are checked need not end Python.
+#: Threads of gloo that still hold a tensor while Python ends abort it; runs wait for them
+#: (trainer/processes/process_group.py). A script whose results are checked need not end Python.
 _LEAVE = """
 import os, sys
 sys.stdout.flush()

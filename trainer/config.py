@@ -102,7 +102,7 @@ class TrainerConfig:
     """``fp32``, or ``bf16`` autocast over float32 weights."""
 
     compile: Literal["no", "step", "blocks"] = "no"
-    """What ``torch.compile`` is given: the whole training ``step``, where no strategy cuts the weights; or the
+    """What ``torch.compile`` is given: the whole training ``step``, where no strategy shards the weights; or the
     decoder's ``blocks`` one by one, which compiles once for all of them. Snapshots always run uncompiled."""
 
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
@@ -111,18 +111,18 @@ class TrainerConfig:
 
     strategy: StrategyName = "single"
     """How the run is spread over the processes that a launcher starts (docs/cluster.md). ``single``: there is one.
-    ``ddp``: each holds the whole model. ``fsdp2``: weights, gradients and optimizer state are cut over them.
-    DeepSpeed's ``zero1`` cuts the optimizer's state, ``zero2`` the gradients too, ``zero3`` the weights too."""
+    ``ddp``: each holds the whole model. ``fsdp2``: weights, gradients and optimizer state are sharded over
+    them. DeepSpeed's ``zero1`` shards the optimizer's state, ``zero2`` the gradients too, ``zero3`` the weights too."""
 
     replicas: int = 1
-    """Of ``fsdp2``: groups of processes that each hold the whole model, cut over the group; one cuts over all."""
+    """Of ``fsdp2``: groups of processes that each hold the whole model, sharded over its group; 1: one group of all."""
 
     gather: Literal["fp32", "bf16"] = "fp32"
     """Of ``fsdp2`` and ``zero3``: what a pass uses weights in, over their float32 originals. ``bf16``
     halves what is sent and held; snapshots then measure the rounded weights and say so."""
 
     offload: Literal["none", "cpu", "nvme"] = "none"
-    """Of ``zero1`` to ``zero3``: where the optimizer's state lies, and with ``zero3`` the weights between passes."""
+    """Of ``zero1`` to ``zero3``: where the optimizer's state is kept, and with ``zero3`` the weights between passes."""
 
     offload_dir: str = ""
     """Folder on the drive that ``offload: nvme`` writes to."""

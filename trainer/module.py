@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from ..errors import RunError
 from ..models.decoder import Decoder
 from ..models.tensor_shards import full_tensor
-from .block_wrapping import wrap_blocks
+from .activation_checkpointing import set_train_passes
 from .config import OptimConfig, TrainerConfig
 from .lr_schedule import lr_share
 from .parameter_groups import parameter_groups, renumber_optimizer_state
@@ -49,13 +49,13 @@ class PretrainModule(L.LightningModule):
         self.stopwatch = Stopwatch()
         # A compiled function beside the module, not in its place: snapshots go on calling the module as it is.
         self._losses = torch.compile(next_token_losses) if trainer.compile == "step" else next_token_losses
-        wrap_blocks(model, trainer)
+        set_train_passes(model, trainer)
         self.precision, self.engine_clips = trainer.precision, STRATEGIES[trainer.strategy].engine
         self.loss_sum: Tensor | None = None
         self.grad_norm: Tensor | None = None
 
     def configure_model(self) -> None:
-        """Nothing: what cuts a model has done so before its birth. Lightning wants this hook where one is cut."""
+        """Nothing: a sharded model is sharded before its birth. Lightning asks for this hook where one is."""
 
     def forward_context(self) -> AbstractContextManager[None]:
         """The precision of a pass over the training model."""

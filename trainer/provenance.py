@@ -1,4 +1,4 @@
-"""What a run was made with: libraries, code, machines. Told in its certificate and to W&B, never read back."""
+"""What a run was made with: libraries, code, machines. Recorded in its certificate and in W&B, never read back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from .. import __version__
-from .processes import Place
+from .processes.launched_process import LaunchedProcess
 
 _PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -36,7 +36,7 @@ def code(package: Path = _PACKAGE) -> dict[str, Any] | None:
         return None
     for folder in (package, Path.cwd()):
         commit = _git(folder, "rev-parse", "HEAD")
-        # A virtual environment may lie in somebody's repository, which then does not hold the package.
+        # A virtual environment may lie in another project's repository, which then does not hold the package.
         if commit is None or (folder == package and not _git(folder, "ls-files", ".")):
             continue
         return {"commit": commit, "changed": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
@@ -49,14 +49,14 @@ def _git(folder: Path, *arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def environment(device: torch.device, where: Place | None) -> dict[str, Any]:
+def environment(device: torch.device, process: LaunchedProcess | None) -> dict[str, Any]:
     """The machines of this start of a run: another start may have others."""
     on_gpu = device.type == "cuda"
     return {
         "platform": platform.platform(),
         "device": torch.cuda.get_device_name(device) if on_gpu else f"cpu ({platform.machine()})",
-        "processes": where.world_size if where else 1,
-        "nodes": where.n_nodes if where else 1,
+        "processes": process.world_size if process else 1,
+        "nodes": process.n_nodes if process else 1,
         "threads": torch.get_num_threads(),
         "versions": versions(),
     }

@@ -50,9 +50,9 @@ def add_options(parser: Parser) -> None:
 
 def _planned_config(file: Path, overrides: Mapping[str, Any], strategy: str | None) -> RunConfig:
     from ...plan.planner import with_strategy
-    from ...trainer import initial_weights
+    from ...trainer import initial_model
 
-    config = initial_weights.adopted(read_config(file, overrides))
+    config = initial_model.resolve_init_from(read_config(file, overrides))
     if strategy is None or strategy == config.trainer.strategy:
         return config
     named = next((name for name in STRATEGIES if name == strategy), None)

@@ -45,8 +45,8 @@ def run(options: Namespace) -> int:
 
     from ...report.run_page import build_report
     from ...report.snapshot_table import print_table
-    from ...trainer import initial_weights
-    from ...trainer.processes import place, restarted
+    from ...trainer import initial_model
+    from ...trainer.processes.launched_process import launched_process, restarted
     from ...trainer.run import pretrain
 
     config = config_of(options)
@@ -55,11 +55,11 @@ def run(options: Namespace) -> int:
     else:
         config = dataclasses.replace(config, name=config.name or _name_of(options))
         run_dir = RunDir(Path(config.run_dir or f"runs/{config.name}"))
-    config = initial_weights.adopted(dataclasses.replace(config, run_dir=str(run_dir.path)))
+    config = initial_model.resolve_init_from(dataclasses.replace(config, run_dir=str(run_dir.path)))
     console = Console()
     # After a restart the launcher repeats the command that began the run.
     resume = options.resume is not None or (restarted() and RunDir.is_run(run_dir.path))
-    where = place()
+    where = launched_process()
     outcome = pretrain(config, run_dir, resume=resume, console=console)
     if where is not None and where.rank > 0:
         return 0

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ...trainer import initial_weights
+from ...trainer import initial_model
 from ...trainer.config_file import read_config
 from ..trials import Trial, make_trial
 from .compare import choose_probe
@@ -34,7 +34,7 @@ class LineageTrials:
     def ready(self) -> list[Trial]:
         """Continued runs whose base is finished, with the model and the tokenizer of the base in their configs."""
         return [
-            dataclasses.replace(trial, config=initial_weights.adopted(trial.config))
+            dataclasses.replace(trial, config=initial_model.resolve_init_from(trial.config))
             for trial in self.continued
             if self.base_of(trial).finished
         ]

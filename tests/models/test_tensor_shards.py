@@ -31,11 +31,12 @@ from torch.distributed.fsdp import fully_shard
 from birthmark.models.birth import born, digest
 from birthmark.models.config import ModelConfig
 from birthmark.models.tensor_shards import full_tensor, shard_of
-from birthmark.trainer.processes import joined, place
+from birthmark.trainer.processes.launched_process import launched_process
+from birthmark.trainer.processes.process_group import join_process_group
 
 config, meshes = ModelConfig(**json.loads(sys.argv[1])), json.loads(sys.argv[2])
 found = {}
-with joined(place(), torch.device("cpu")):
+with join_process_group(launched_process(), torch.device("cpu")):
     for mesh_name, sizes in meshes.items():
         # All ranks make the mesh; those outside it have nothing to do with it.
         ranks = torch.arange(prod(sizes)).view(sizes)

@@ -22,7 +22,7 @@ from birthmark.study.arms.file import read_arm_study
 from birthmark.study.arms.trials import arm_trials
 from birthmark.study.runner import last_line, last_logged_step, process_environment
 from birthmark.trainer.config_file import read_config
-from birthmark.trainer.stored_config import write_config
+from birthmark.trainer.saved_config import write_config
 
 
 def weights(run):

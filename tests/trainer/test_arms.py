@@ -195,6 +195,6 @@ def test_arms_have_one_report(configured, tmp_path):
     text = page.read_text(encoding="utf-8")
     assert text.endswith("</html>\n")
     assert all(done.path.name in text for done in runs)
-    told = json.loads(json.dumps(summarise(runs), allow_nan=False))["runs"]
-    assert [entry["name"] for entry in told] == [done.path.name for done in runs]
-    assert told[-1]["rows"][0]["rank_persistence"] is None
+    written = json.loads(json.dumps(summarise(runs), allow_nan=False))["runs"]
+    assert [entry["name"] for entry in written] == [done.path.name for done in runs]
+    assert written[-1]["rows"][0]["rank_persistence"] is None

@@ -38,9 +38,9 @@ def test_an_impossible_value_is_refused_by_name(tiny, field, value):
         tiny({field: value})
 
 
-def test_all_problems_are_told_at_once(tiny):
+def test_all_problems_are_named_at_once(tiny):
     from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 
-    with pytest.raises(UsageError) as told:
+    with pytest.raises(UsageError) as refused:
         RunConfig(optim=OptimConfig(lr=-1, beta1=2), trainer=TrainerConfig(max_steps=0))
-    assert all(name in str(told.value) for name in ("optim.lr", "optim.beta1", "trainer.max_steps"))
+    assert all(name in str(refused.value) for name in ("optim.lr", "optim.beta1", "trainer.max_steps"))

@@ -259,10 +259,10 @@ def test_a_signal_ends_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_b
     while process.poll() is None and len(read_metrics(parts.metrics)) < 20:
         pass
     process.send_signal(number)
-    told, _ = process.communicate(timeout=60)
+    printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert f"stopped by {number.name}" in told
-    assert "--resume" in told
+    assert f"stopped by {number.name}" in printed
+    assert "--resume" in printed
     (stopped,) = parts.checkpoints()
     step = int(stopped.name[5:])
     assert 0 < step < 400

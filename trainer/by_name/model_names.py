@@ -14,7 +14,7 @@ from ...measure.records import RunDir, step_of
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...models.exchange.pretrained import is_path, load_pretrained, read_pretrained
-from .. import initial_weights
+from .. import initial_model
 from ..checkpoints.find import find_checkpoint
 from ..checkpoints.folder_io import load_model
 from ..config import RunConfig
@@ -93,7 +93,7 @@ def open_native(name: str) -> Native | None:
         return _of_run(name, RunDir(whole.parent.parent), step_of(whole))
     for path, seed in ((whole, None), (head, tail)):
         if (file := _config_file(path)) is not None:
-            config = initial_weights.adopted(read_config(file))
+            config = initial_model.resolve_init_from(read_config(file))
             return _of_birth(name, config, config.init_seed if seed is None else _number(name, seed, "seed"))
     return None
 
@@ -119,7 +119,7 @@ def _number(name: str, text: str, what: str) -> int:
 def _of_run(name: str, run: RunDir, step: int | None) -> Native:
     config = read_config(run.config)
     tokenizer = run.tokenizer if run.tokenizer.is_file() else None
-    birth = partial(initial_weights.newborn, config, config.init_seed)
+    birth = partial(initial_model.initialize_model, config, config.init_seed)
     if step == 0:
         return Native(name, config.model, birth, tokenizer, birth, 0)
     if step is not None and not run.checkpoint(step).is_dir():
@@ -131,7 +131,7 @@ def _of_run(name: str, run: RunDir, step: int | None) -> Native:
 
 
 def _of_birth(name: str, config: RunConfig, seed: int) -> Native:
-    birth = partial(initial_weights.newborn, config, seed)
+    birth = partial(initial_model.initialize_model, config, seed)
     return Native(name, config.model, birth, None, birth, 0)
 
 

@@ -1,6 +1,6 @@
 """Checkpoints as folders of JSON and safetensors: atomic, checked when loaded, nothing pickled in either direction.
 
-What one run saves any other loads, however each is spread over processes (checkpoint_format.py).
+What one run saves any other loads, on whatever number of processes and under whatever strategy (state_file.py).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lightning.fabric.plugins.io.checkpoint_io import CheckpointIO
 from ...errors import RunError
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
-from .format import Folder, Stored, fill, verified
+from .stored_tensors import CheckpointFolder, StoredTensor, load_into, open_checkpoint
 from .writer import BackgroundWriter
 
 _MODEL = "state_dict/model."
@@ -30,9 +30,9 @@ class CheckpointWeights(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, folder: Path) -> None:
-        opened = Folder(folder)
+        opened = CheckpointFolder(folder)
         opened.verify()
-        self.stored: dict[str, Stored] = {
+        self.stored: dict[str, StoredTensor] = {
             name.removeprefix(_MODEL): stored for name, stored in opened.tensors.items() if name.startswith(_MODEL)
         }
         """The same, not yet read."""
@@ -56,7 +56,7 @@ def load_model(config: ModelConfig, folder: Path, device: torch.device | str = "
     for name, tensor in model.state_dict().items():
         if name not in weights:
             raise RunError(f"{folder}: has no {name}; the run's config.yaml is another model's")
-        fill(tensor, weights.stored[name])
+        load_into(tensor, weights.stored[name])
     return model.eval()
 
 
@@ -67,7 +67,7 @@ class FolderCheckpointIO(BackgroundWriter, CheckpointIO):
         """Write the folder, all of it from this process; it appears whole or not at all. See :meth:`save`."""
         self.save(checkpoint, Path(path), shared=False)
 
-    def save_pieces(self, checkpoint: dict[str, Any], path: Any) -> None:
+    def save_sharded(self, checkpoint: dict[str, Any], path: Any) -> None:
         """Write the folder, each rank what it holds; it appears whole or not at all. See :meth:`save`."""
         self.save(checkpoint, Path(path), shared=True)
 
@@ -79,17 +79,17 @@ class FolderCheckpointIO(BackgroundWriter, CheckpointIO):
         Raises:
             RunError: a file is missing or damaged; it is named, on all ranks.
         """
-        return verified(Path(path)).tree(Stored.whole)
+        return open_checkpoint(Path(path)).tree(StoredTensor.whole)
 
-    def load_pieces(self, path: Any) -> dict[str, Any]:
-        """Read a folder, but of weights and optimizer state only where they are: :class:`Stored` in place of tensors.
+    def load_sharded(self, path: Any) -> dict[str, Any]:
+        """Read a folder, but of weights and optimizer state only where they are, as :class:`StoredTensor`.
 
         In a group every rank must call.
 
         Raises:
             RunError: a file is missing or damaged; it is named, on all ranks.
         """
-        return verified(Path(path)).tree(lambda t: t if t.name.startswith(_IN_PIECES) else t.whole())
+        return open_checkpoint(Path(path)).tree(lambda t: t if t.name.startswith(_IN_PIECES) else t.whole())
 
     def remove_checkpoint(self, path: Any) -> None:
         """Which checkpoints are kept is the callback's business (callbacks/checkpoint.py)."""

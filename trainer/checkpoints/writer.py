@@ -1,6 +1,6 @@
 """Writing a checkpoint beside training: every rank its own part, one rename at the end, a thread for all but the copy.
 
-1. Training stands still while each rank copies its pieces to the CPU.
+1. Training stands still while each rank copies its shards to the CPU.
 2. In the background each writes ``tensors-RRRRR.safetensors`` into a hidden folder, and beside it a note with the
    file's checksum and what is in it.
 3. Rank 0's thread waits for all notes, writes ``state.json`` from them and renames the folder. No thread takes part in
@@ -32,9 +32,9 @@ from ...errors import RunError
 from ...files import atomic_path, read_json, write_json
 from ...measure.ranks import from_rank_zero, rank, world_size
 from ...models.tensor_shards import TensorShard
-from ..joint_failure import raise_together
-from ..processes import TIMEOUT
-from .format import STATE, described, facts, pack, part_name, sealed, sha256
+from ..processes.joint_failure import raise_on_every_rank
+from ..processes.process_group import TIMEOUT
+from .state_file import STATE, part_name, sha256, shape_and_dtype, state_content, tensor_index, to_json
 
 # After a failure of the run: how long rank 0 still waits for the others' parts, which they had as long to write.
 _GRACE = timedelta(seconds=10)
@@ -66,9 +66,9 @@ def _unwritable(path: Path, error: Exception) -> RunError:
     return RunError(f"{path}: cannot be written ({error}); the checkpoints before it are intact")
 
 
-def _ours(piece: TensorShard) -> bool:
-    """Whether this rank is the one that writes a piece: of equal ones it is one, of no elements the first."""
-    return piece.replica == 0 and (piece.start < piece.stop or (piece.numel == 0 and rank() == 0))
+def _is_ours(shard: TensorShard) -> bool:
+    """Whether this rank writes a shard: one of its replicas does, and rank 0 a tensor without elements."""
+    return shard.replica == 0 and (shard.start < shard.stop or (shard.numel == 0 and rank() == 0))
 
 
 @dataclass(eq=False)
@@ -175,9 +175,9 @@ class _Write:
         return parts
 
     def _complete(self, parts: list[dict[str, Any]]) -> None:
-        tensors = described(self.facts, parts)
+        tensors = tensor_index(self.facts, parts)
         files = {part["file"]: part["sha256"] for part in parts if part["sha256"] is not None}
-        write_json(self.scratch / STATE, sealed(self.step, files, tensors, self.tree))
+        write_json(self.scratch / STATE, state_content(self.step, files, tensors, self.tree))
         for other in range(1, self.world_size):
             self._note(other).unlink()
         _sync_folder(self.scratch)
@@ -209,10 +209,10 @@ class BackgroundWriter:
         """Begin to write ``path``, after the one before is done.
 
         Args:
-            checkpoint: plain data with tensors, DTensors and pieces in it, of the same form on all ranks; it must have
+            checkpoint: plain data with tensors, DTensors and shards in it, of the same form on all ranks; it must have
                 a ``global_step``.
             path: the folder to come, the same on all ranks; one that stands there is replaced.
-            shared: whether all ranks call, each with its pieces; else the only one that calls has all of it.
+            shared: whether all ranks call, each with its shards; else the only one that calls has all of it.
 
         Raises:
             RunError: the checkpoint before, or without ``asynchronous`` this one, could not be written.
@@ -221,15 +221,15 @@ class BackgroundWriter:
         finish = self.finish if shared else self._finish_own
         finish()
         found: dict[str, TensorShard] = {}
-        tree = pack(checkpoint, "", found)
-        mine = {name: piece for name, piece in found.items() if not shared or _ours(piece)}
+        tree = to_json(checkpoint, "", found)
+        mine = {name: piece for name, piece in found.items() if not shared or _is_ours(piece)}
         copies, copied = self._copy(mine)
         self._writing = _Write(
             path,
             from_rank_zero(lambda: _new_folder(path)) if shared else _new_folder(path),
             step=checkpoint["global_step"],
             tree=tree,
-            facts={name: facts(piece) for name, piece in found.items()},
+            facts={name: shape_and_dtype(piece) for name, piece in found.items()},
             starts={name: piece.start for name, piece in mine.items()},
             copies=copies,
             copied=copied,
@@ -268,8 +268,8 @@ class BackgroundWriter:
         writing, self._writing = self._writing, None
         try:
             # First the parts: rank 0 must not wait for one that will not come.
-            raise_together(writing.part_error() if writing is not None else None)
-            raise_together(writing.join() if writing is not None else None)
+            raise_on_every_rank(writing.part_error() if writing is not None else None)
+            raise_on_every_rank(writing.join() if writing is not None else None)
         except Exception:
             if writing is not None:
                 writing.hurry(timedelta(0))

@@ -11,8 +11,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from ...models.birth import Sharder
 from ...models.decoder import Decoder
 from ..config import TrainerConfig
-from ..processes import TIMEOUT
-from .sharded_checkpoints import PiecewiseCheckpoints
+from ..processes.process_group import TIMEOUT
+from .sharded_checkpoints import ShardedCheckpoints
 
 
 def _mesh(device: torch.device, replicas: int) -> DeviceMesh:
@@ -41,7 +41,7 @@ def sharder(config: TrainerConfig, device: torch.device) -> Sharder:
     return shard
 
 
-class FSDP2Strategy(PiecewiseCheckpoints, ModelParallelStrategy):
+class FSDP2Strategy(ShardedCheckpoints, ModelParallelStrategy):
     """Lightning's strategy for a module whose model a :func:`sharder` has sharded, with this project's checkpoints."""
 
     def __init__(self) -> None:

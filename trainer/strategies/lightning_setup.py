@@ -12,7 +12,8 @@ from lightning.pytorch.strategies import DDPStrategy, Strategy
 from ...errors import UsageError
 from ...models.birth import Sharder
 from ..config import TrainerConfig
-from ..processes import TIMEOUT, Place
+from ..processes.launched_process import LaunchedProcess
+from ..processes.process_group import TIMEOUT
 from .table import STRATEGIES, StrategyName
 
 
@@ -82,36 +83,36 @@ def set_up_strategy(config: TrainerConfig, grad_clip: float, device: torch.devic
     return SETUPS[config.strategy](config, grad_clip, device)
 
 
-def placed(config: TrainerConfig, where: Place | None) -> Place | None:
-    """Where this process of the run stands; None where it is the only one, outside any group.
+def check_launch(config: TrainerConfig, process: LaunchedProcess | None) -> LaunchedProcess | None:
+    """The process that joins a group; None where the strategy has one process without a group.
 
     Raises:
         UsageError: strategy, processes and batch do not go together.
     """
     if not STRATEGIES[config.strategy].launched:
-        if where is not None and where.world_size > 1:
+        if process is not None and process.world_size > 1:
             raise UsageError(
-                f"trainer.strategy is {config.strategy}, but {where.world_size} processes were started: give "
+                f"trainer.strategy is {config.strategy}, but {process.world_size} processes were started: give "
                 + ", ".join(name for name, facts in STRATEGIES.items() if facts.launched)
             )
         return None
-    if where is None:
+    if process is None:
         raise UsageError(
             f"trainer.strategy is {config.strategy}, but no launcher started this process: start it with torchrun "
             "(docs/cluster.md), or give single"
         )
-    if config.global_batch_size % (config.micro_batch_size * where.world_size):
+    if config.global_batch_size % (config.micro_batch_size * process.world_size):
         raise UsageError(
             f"trainer.global_batch_size {config.global_batch_size} is not a multiple of trainer.micro_batch_size × "
-            f"processes = {config.micro_batch_size} × {where.world_size}: change one of them"
+            f"processes = {config.micro_batch_size} × {process.world_size}: change one of them"
         )
-    if where.world_size % config.replicas:
+    if process.world_size % config.replicas:
         raise UsageError(
-            f"trainer.replicas {config.replicas} does not divide {where.world_size} processes: change one of them"
+            f"trainer.replicas {config.replicas} does not divide {process.world_size} processes: change one of them"
         )
-    if config.device != "cpu" and torch.cuda.is_available() and where.local_world_size > torch.cuda.device_count():
+    if config.device != "cpu" and torch.cuda.is_available() and process.local_world_size > torch.cuda.device_count():
         raise UsageError(
-            f"{where.local_world_size} processes on a node, but torch sees {torch.cuda.device_count()} GPUs: start one "
-            "per GPU, or give trainer.device cpu"
+            f"{process.local_world_size} processes on a node, but torch sees {torch.cuda.device_count()} GPUs: start "
+            "one per GPU, or give trainer.device cpu"
         )
-    return where
+    return process

@@ -1,4 +1,4 @@
-"""Checkpoints of strategies that cut the model: every rank saves and loads its own pieces, in the one format of all."""
+"""Checkpoints of strategies that shard the model: every rank saves and loads its own shards, in one format for all."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from torch.optim import Optimizer
 
 from ...errors import RunError
 from ..checkpoints.folder_io import FolderCheckpointIO
-from ..checkpoints.format import Stored, fill
+from ..checkpoints.stored_tensors import StoredTensor, load_into
 
 
 def _like(parameter: Tensor, value: Any) -> Any:
-    """Optimizer state of ``parameter``, cut as that is where it has its shape."""
-    if not isinstance(value, Stored):
+    """Optimizer state of ``parameter``, sharded as it is where it has its shape."""
+    if not isinstance(value, StoredTensor):
         return value
     if value.shape != tuple(parameter.shape) or not value.shape:
         return value.whole()
     new = torch.empty_like(parameter, dtype=value.dtype, requires_grad=False)
-    fill(new, value)
+    load_into(new, value)
     return new
 
 
-class PiecewiseCheckpoints(Strategy):
+class ShardedCheckpoints(Strategy):
     """Mix into a Lightning strategy, before it, so that it saves and loads through :class:`FolderCheckpointIO`.
 
     The trainer must have been given one as a plugin. A strategy whose tensors are no DTensors overrides
@@ -45,7 +45,7 @@ class PiecewiseCheckpoints(Strategy):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """Pieces are filled where they will stay."""
+        """Shards are read into the memory in which they stay."""
         return True
 
     @property
@@ -56,7 +56,7 @@ class PiecewiseCheckpoints(Strategy):
     def lightning_module_state_dict(self) -> dict[str, Any]:
         """The module's own names; this rank's part of each tensor."""
         assert self.lightning_module is not None
-        # The parameters themselves: what a strategy knows of its cut hangs on them.
+        # The parameters themselves: a strategy keeps what it knows of its shards on them.
         return self.lightning_module.state_dict(keep_vars=True)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
@@ -65,11 +65,11 @@ class PiecewiseCheckpoints(Strategy):
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
         """Every rank saves what it holds."""
-        self.folder_io.save_pieces(checkpoint, filepath)
+        self.folder_io.save_sharded(checkpoint, filepath)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
         """The checkpoint, with weights and optimizer state not yet read."""
-        return self.folder_io.load_pieces(checkpoint_path)
+        return self.folder_io.load_sharded(checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Fill this rank's part of the model, in place.
@@ -82,10 +82,10 @@ class PiecewiseCheckpoints(Strategy):
             who = "the checkpoint" if odd[0] in ours else "the model"
             raise RunError(f"{who} has no {odd[0]}; the run's config.yaml is another model's")
         for name in ours.keys() & stored.keys():
-            fill(ours[name], stored[name])
+            load_into(ours[name], stored[name])
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Fill this rank's part of the optimizer's state, cut as its parameters are."""
+        """Load this rank's part of the optimizer's state, sharded as its parameters are."""
         for optimizer, stored in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
             numbers = chain.from_iterable(group["params"] for group in stored["param_groups"])
             parameters = chain.from_iterable(group["params"] for group in optimizer.param_groups)

@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO as a strategy: its config, its cut of a model that holds nothing, its engine on GPUs and on CPU."""
+"""DeepSpeed's ZeRO as a strategy: its config, how it shards a model on the meta device, its engine on GPU and CPU."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from ...models.decoder import Decoder
 from ...models.init import Linear
 from ..config import TrainerConfig
 from ..optimizers import OptimizerConfig
-from ..processes import TIMEOUT
-from .sharded_checkpoints import PiecewiseCheckpoints
+from ..processes.process_group import TIMEOUT
+from .sharded_checkpoints import ShardedCheckpoints
 from .table import STRATEGIES
-from .zero_optimizer_state import EngineState, numbered
+from .zero_optimizer_state import EngineState, in_number_order
 
 
 def prepare_deepspeed(device: torch.device) -> None:
@@ -55,10 +55,10 @@ def prepare_deepspeed(device: torch.device) -> None:
     for message in (
         r".*all_gather_into_tensor.*deprecated",  # DeepSpeed's own use of torch
         r".*reduce_scatter_tensor.*deprecated",
-        r"Since DeepSpeed handles gradient clipping",  # it is told the longest gradient by its config
+        r"Since DeepSpeed handles gradient clipping",  # its config has the clip norm
     ):
         warnings.filterwarnings("ignore", message)
-    # On CPU it builds an operator of its own, and tells so.
+    # On CPU it builds an operator of its own, and prints that.
     with redirect_stdout(io.StringIO()):
         deepspeed.init_distributed(dist.get_backend(), timeout=TIMEOUT, verbose=False)
 
@@ -87,7 +87,7 @@ def check_drive(folder: Path) -> None:
         )
 
 
-def _named(kinds: list[type[Linear]]) -> list[str]:
+def _class_names(kinds: list[type[Linear]]) -> list[str]:
     return [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
 
 
@@ -97,7 +97,7 @@ def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
     assert stage is not None, config.strategy
     zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": stage > 1}
     if stage == 3:
-        # It would put its own function in the place of torch's, for all that this process does.
+        # It would replace torch's own function in the whole process.
         zero["memory_efficient_linear"] = False
     if config.offload != "none":
         where: dict[str, Any] = {"device": config.offload, "pin_memory": torch.cuda.is_available()}
@@ -116,7 +116,7 @@ def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
             "enabled": config.gather == "bf16",
             "dtype": "bfloat16",
             # DeepSpeed asks for the very class, not for its kind.
-            "lower_precision_safe_modules": _named([Linear, *Linear.__subclasses__()]),
+            "lower_precision_safe_modules": _class_names([Linear, *Linear.__subclasses__()]),
         },
         # The optimizer is torch's, as in every other strategy.
         "zero_allow_untested_optimizer": True,
@@ -164,7 +164,7 @@ class EngineModule(Protocol):
         """Receives the norm of the whole gradient after every step, before clipping."""
 
 
-class ZeroStrategy(PiecewiseCheckpoints, DeepSpeedStrategy):
+class ZeroStrategy(ShardedCheckpoints, DeepSpeedStrategy):
     """Lightning's strategy, and for processes without a GPU too, which Lightning's own refuses."""
 
     def __init__(self, config: TrainerConfig, grad_clip: float) -> None:
@@ -195,7 +195,7 @@ class ZeroStrategy(PiecewiseCheckpoints, DeepSpeedStrategy):
         return module
 
     def _state(self) -> EngineState:
-        parameters = list(numbered(self._module.parameter_groups()))
+        parameters = list(in_number_order(self._module.parameter_groups()))
         return EngineState(self.deepspeed_engine, parameters, self._module.optimizer_config)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
@@ -208,12 +208,12 @@ class ZeroStrategy(PiecewiseCheckpoints, DeepSpeedStrategy):
             }
             for of_engine, ours in zip(optimizer.param_groups, self._module.parameter_groups(), strict=True)
         ]
-        return {"state": self._state().pieces(), "param_groups": groups}
+        return {"state": self._state().shards(), "param_groups": groups}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
         """Fill the engine, whose weights have been filled by now."""
         (stored,) = checkpoint["optimizer_states"]
-        self._state().fill(stored["state"])
+        self._state().load(stored["state"])
         for group, theirs in zip(self.optimizers[0].param_groups, stored["param_groups"], strict=True):
             group.update({name: value for name, value in theirs.items() if name != "params"})
 

@@ -1,6 +1,6 @@
 """The optimizer's state inside a DeepSpeed engine, as shards of parameters: to be saved, and loaded from a checkpoint.
 
-ZeRO keeps one flat tensor per group of parameters and process. Which range of which parameter lies where in it is
+ZeRO keeps one flat tensor per group of parameters and process. Which range of which parameter is where in it is
 DeepSpeed's to say.
 """
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...models.tensor_shards import TensorShard, full_shape, shard_of
-from ..checkpoints.format import Stored
+from ..checkpoints.stored_tensors import StoredTensor
 from ..optimizers import OptimizerConfig
 
 
@@ -40,16 +40,17 @@ class EngineState:
 
         if self.stage == 3:
             held = shard_of(parameter)
-            local = safe_get_local_optimizer_state(parameter, key)[: held.local.numel()]
-            return TensorShard(local, held.start, held.shape)
+            return TensorShard(
+                safe_get_local_optimizer_state(parameter, key)[: held.local.numel()], held.start, held.shape
+            )
         mapping = parameter._hp_mapping  # type: ignore[attr-defined]
-        if mapping is None:  # all of it lies with other processes
+        if mapping is None:  # other processes hold all of it
             return TensorShard(torch.empty(0), 0, full_shape(parameter))
         flat, here = self._flat()[mapping.param_group_index], mapping.hp_fragment_address
         local = self.optimizer.optimizer.state[flat][key].view(-1)[here.start : here.start + here.numel]
         return TensorShard(local, mapping.lp_fragment_address.start, full_shape(parameter))
 
-    def pieces(self) -> dict[int, dict[str, Any]]:
+    def shards(self) -> dict[int, dict[str, Any]]:
         """This process's part of every parameter's state, by number."""
         inner = self.optimizer.optimizer.state
         if not any(inner.get(flat) for flat in self._flat()):
@@ -61,7 +62,7 @@ class EngineState:
             for number, parameter in enumerate(self.parameters)
         }
 
-    def fill(self, stored: Mapping[int, Mapping[str, Any]]) -> None:
+    def load(self, stored: Mapping[int, Mapping[str, Any]]) -> None:
         """Take this process's part of every parameter's state from a checkpoint, and the weights as they are now."""
         from deepspeed.utils import safe_set_local_optimizer_state
 
@@ -76,8 +77,8 @@ class EngineState:
             for key in self.config.sharded_state:
                 values = stored[number][key]
                 if self.stage < 3:
-                    piece = self._shard(parameter, key)
-                    piece.local.copy_(values.read(piece.start, piece.stop).view(-1))
+                    shard = self._shard(parameter, key)
+                    shard.local.copy_(values.read(shard.start, shard.stop).view(-1))
                 else:
                     held, padded = shard_of(parameter), torch.zeros_like(parameter.ds_tensor)  # type: ignore[attr-defined]
                     padded[: held.local.numel()] = values.read(held.start, held.stop).view(-1)
@@ -86,11 +87,11 @@ class EngineState:
 
 def _number(stored: Any) -> Tensor:
     """A number of a checkpoint, as an optimizer keeps it."""
-    value = stored.whole() if isinstance(stored, Stored) else stored
+    value = stored.whole() if isinstance(stored, StoredTensor) else stored
     return torch.as_tensor(value, dtype=torch.float32).clone()
 
 
-def numbered(groups: Sequence[Mapping[str, Any]]) -> Iterator[nn.Parameter]:
+def in_number_order(groups: Sequence[Mapping[str, Any]]) -> Iterator[nn.Parameter]:
     """Parameters of an optimizer's groups in their numbers' order."""
     for group in groups:
         yield from group["params"]

@@ -28,7 +28,7 @@ from birthmark.study.lineage.results import PairResult, count_verdicts
 from birthmark.study.lineage.table import markdown
 from birthmark.study.lineage.trials import lineage_trials
 from birthmark.trainer.config_file import read_config
-from birthmark.trainer.stored_config import write_config
+from birthmark.trainer.saved_config import write_config
 
 BASE = {
     "model": {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16, "mlp": "swiglu"},

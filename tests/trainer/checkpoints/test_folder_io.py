@@ -20,7 +20,7 @@ from birthmark.errors import RunError
 from birthmark.models.decoder import Decoder
 from birthmark.models.tensor_shards import TensorShard
 from birthmark.trainer.checkpoints.folder_io import CheckpointWeights, FolderCheckpointIO, load_model
-from birthmark.trainer.checkpoints.format import Folder, fill
+from birthmark.trainer.checkpoints.stored_tensors import CheckpointFolder, load_into
 
 CHECKPOINT = {
     "global_step": 7,
@@ -193,7 +193,7 @@ def test_any_range_is_read_from_pieces_of_any_size(tmp_path_factory, cuts, data)
     }
     seal = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     (folder / "state.json").write_text(json.dumps({"sha256": seal, **content}))
-    opened = Folder(folder)
+    opened = CheckpointFolder(folder)
     opened.verify()
     stored = opened.tensors["x"]
     assert torch.equal(stored.whole(), whole)
@@ -201,14 +201,14 @@ def test_any_range_is_read_from_pieces_of_any_size(tmp_path_factory, cuts, data)
     stop = data.draw(st.integers(start, 35))
     assert torch.equal(stored.read(start, stop), whole.flatten()[start:stop])
     local = torch.zeros(stop - start)
-    fill(TensorShard(local, start, (5, 7)), stored)
+    load_into(TensorShard(local, start, (5, 7)), stored)
     assert torch.equal(local, whole.flatten()[start:stop].float())
 
 
 def test_another_shape_is_refused(folder):
-    stored = Folder(folder).tensors["state_dict/model.a"]
+    stored = CheckpointFolder(folder).tensors["state_dict/model.a"]
     with pytest.raises(RunError, match=r"model\.a: its shape is \[2, 3\], the model's \[3, 2\]"):
-        fill(torch.zeros(3, 2), stored)
+        load_into(torch.zeros(3, 2), stored)
 
 
 def test_a_model_is_loaded_whole_and_what_it_lacks_is_named(tiny, tmp_path):
@@ -249,12 +249,12 @@ def test_what_is_written_is_the_state_at_the_time_whatever_training_does_next(tm
 
 def test_saving_returns_before_the_folder_is_there_and_says_when_it_is(tmp_path):
     io = FolderCheckpointIO(asynchronous=True)
-    told = []
-    io.on_complete = lambda: told.append(sorted(f.name for f in tmp_path.iterdir()))
+    printed = []
+    io.on_complete = lambda: printed.append(sorted(f.name for f in tmp_path.iterdir()))
     io.save_checkpoint(state(1, 30_000_000), tmp_path / "step-1")
     assert not (tmp_path / "step-1").exists()
     io.finish()
-    assert told == [["step-1"]]
+    assert printed == [["step-1"]]
     io.finish()  # of nothing is no mistake
 
 
@@ -291,15 +291,15 @@ print(sorted(f.name for f in folder.iterdir()))
 def test_a_full_disk_is_told_at_the_next_call_and_leaves_the_checkpoint_before(tmp_path):
     """A limit on file sizes stands in for the disk's end."""
     command = [sys.executable, "-c", LIMITED, str(tmp_path)]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
-    assert "step-2: cannot be written" in told[0]
-    assert "the checkpoints before it are intact" in told[0]
-    assert told[1] == "['step-1']"
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert "step-2: cannot be written" in printed[0]
+    assert "the checkpoints before it are intact" in printed[0]
+    assert printed[1] == "['step-1']"
     # After a failure of the run it is a note of that.
-    assert told[2].startswith("the run's own ")
-    assert "step-4: cannot be written" in told[2]
-    assert told[3] == "['step-1', 'step-4']"
-    assert Folder(tmp_path / "step-1").tensors["w"].whole().eq(1).all()
+    assert printed[2].startswith("the run's own ")
+    assert "step-4: cannot be written" in printed[2]
+    assert printed[3] == "['step-1', 'step-4']"
+    assert CheckpointFolder(tmp_path / "step-1").tensors["w"].whole().eq(1).all()
 
 
 KILLED = """
@@ -326,13 +326,13 @@ def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before(t
     while process.poll() is None and not any(f.stat().st_size for f in tmp_path.glob(".step-2.*/**/new")):
         time.sleep(0.001)
     os.kill(process.pid, signal.SIGKILL)
-    told, _ = process.communicate()
-    assert told == ""
+    printed, _ = process.communicate()
+    assert printed == ""
     assert (tmp_path / "step-1").is_dir()
     assert not (tmp_path / "step-2").exists()
     (left,) = tmp_path.glob(".step-2.*")
     assert not (left / "state.json").exists()
-    assert Folder(tmp_path / "step-1").tensors["w"].whole().eq(1).all()
+    assert CheckpointFolder(tmp_path / "step-1").tensors["w"].whole().eq(1).all()
 
 
 def test_a_failure_of_the_run_waits_for_what_is_being_written_and_an_interrupt_does_not(tmp_path):

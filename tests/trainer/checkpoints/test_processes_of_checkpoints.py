@@ -1,6 +1,6 @@
-"""Checkpoints of models that are cut over processes: what some of them save any other number loads, bit for bit.
+"""Checkpoints of models that are sharded over processes: what some of them save any other number loads, bit for bit.
 
-The oracles: torch's own gathering of what is cut, and the model that one process trains.
+The oracles: torch's own gathering of shards, and the model that one process trains.
 """
 
 import json
@@ -11,9 +11,9 @@ import torch
 
 from birthmark.errors import RunError
 from birthmark.trainer.checkpoints.folder_io import CheckpointWeights, FolderCheckpointIO
-from birthmark.trainer.checkpoints.format import Folder
+from birthmark.trainer.checkpoints.stored_tensors import CheckpointFolder
 
-# Rows that neither 2 nor 4 divide, fewer rows than processes, a buffer that is not cut.
+# Rows that neither 2 nor 4 divide, fewer rows than processes, a buffer that is not sharded.
 MODEL = """
 import torch
 from torch import nn
@@ -30,9 +30,9 @@ class Small(nn.Module):
     def forward(self, x):
         return self.one(self.line(self.embedding(x)).sigmoid())
 
-def made(cut=lambda model: None):
+def made(shard=lambda model: None):
     model = Small()
-    cut(model)
+    shard(model)
     groups = [{"params": [p for p in model.parameters() if p.ndim == n]} for n in (2, 1)]
     return model, torch.optim.AdamW(groups, lr=0.1, fused=True)
 
@@ -63,7 +63,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from birthmark.errors import RunError
 from birthmark.models.tensor_shards import TensorShard
-from birthmark.trainer.checkpoints.format import Folder, Stored, fill, verified
+from birthmark.trainer.checkpoints.stored_tensors import CheckpointFolder, StoredTensor, load_into, open_checkpoint
 from birthmark.trainer.checkpoints.writer import BackgroundWriter
 
 rank, folder, n = int(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3])
@@ -84,12 +84,12 @@ def listed():
 )
 
 SHARDED = """
-def cutter(*sizes):
+def sharder(*sizes):
     mesh = init_device_mesh("cpu", sizes, mesh_dim_names=("replicate", "shard")[-len(sizes):])
-    def cut(model):
+    def shard(model):
         fully_shard(model.line, mesh=mesh)
         fully_shard(model, mesh=mesh)
-    return cut
+    return shard
 
 def whole(value):
     if isinstance(value, dict):
@@ -106,31 +106,31 @@ def filled(target, source):
     elif isinstance(target, list):
         for ours, theirs in zip(target, source, strict=True):
             filled(ours, theirs)
-    elif isinstance(source, Stored):
-        fill(target, source)
+    elif isinstance(source, StoredTensor):
+        load_into(target, source)
 
 io = BackgroundWriter(asynchronous=True)
 for kind, sizes in {"shard": (n,), "replicas": (2, n // 2)}.items():
-    model, optimizer = made(cutter(*sizes))
+    model, optimizer = made(sharder(*sizes))
     train(model, optimizer, 0, 1, 2)
-    told = {"saved": whole(state(model, optimizer))}
+    results = {"saved": whole(state(model, optimizer))}
     io.save(state(model, optimizer), folder / f"{kind}-{n}", shared=True)
     train(model, optimizer, 3, 4)
     io.finish()
     assert (folder / f"{kind}-{n}").is_dir()
-    told["later"] = whole(state(model, optimizer))
+    results["later"] = whole(state(model, optimizer))
     for source in ("shard-1", "shard-2", "replicas-2"):
         if (folder / source).is_dir():
-            model, optimizer = made(cutter(*sizes))
-            train(model, optimizer, 5)  # so that there is something to fill, of other values
-            filled(state(model, optimizer), verified(folder / source).tree(lambda stored: stored))
-            told[source] = whole(state(model, optimizer))
+            model, optimizer = made(sharder(*sizes))
+            train(model, optimizer, 5)  # so that there is something to load_into, of other values
+            filled(state(model, optimizer), open_checkpoint(folder / source).tree(lambda stored: stored))
+            results[source] = whole(state(model, optimizer))
     if rank == 0:
-        torch.save(told, folder / f"{kind}-{n}.pt")
+        torch.save(results, folder / f"{kind}-{n}.pt")
 """
 
 FAILURES = """
-told = {}
+results = {}
 if n == 2:
     io = BackgroundWriter()
     content = {"global_step": 1, "x": TensorShard(torch.arange(5000.0) + 5000 * rank, 5000 * rank, (10000,))}
@@ -139,17 +139,17 @@ if n == 2:
     if rank == 1:
         limit = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limit[1]))
-    told["full"] = said(lambda: io.save(content, folder / "step-2", shared=True))
+    results["full"] = said(lambda: io.save(content, folder / "step-2", shared=True))
     if rank == 1:
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
-    told["after full"] = listed()
+    results["after full"] = listed()
 
     twice = {"global_step": 1, "x": TensorShard(torch.zeros(6), 4 * rank, (10,))}
-    told["twice"] = said(lambda: io.save(twice, folder / "step-2", shared=True))
+    results["twice"] = said(lambda: io.save(twice, folder / "step-2", shared=True))
     gap = {"global_step": 1, "x": TensorShard(torch.zeros(4), 5 * rank, (10,))}
-    told["gap"] = said(lambda: io.save(gap, folder / "step-2", shared=True))
+    results["gap"] = said(lambda: io.save(gap, folder / "step-2", shared=True))
     io.save(content, folder / "step-3", shared=True)
-    told["after all"] = listed()
+    results["after all"] = listed()
 
     for file in ("tensors-00000.safetensors", "tensors-00001.safetensors", "state.json"):
         path = folder / "step-3" / file
@@ -158,16 +158,16 @@ if n == 2:
         if rank == 0:
             path.write_bytes(good[:-9] + bytes([good[-9] ^ 1]) + good[-8:])
         dist.barrier()
-        told[f"damaged {file}"] = said(verified, folder / "step-3")
+        results[f"damaged {file}"] = said(open_checkpoint, folder / "step-3")
         if rank == 0:
             path.unlink()
         dist.barrier()
-        told[f"missing {file}"] = said(verified, folder / "step-3")
+        results[f"missing {file}"] = said(open_checkpoint, folder / "step-3")
         if rank == 0:
             path.write_bytes(good)
         dist.barrier()
-    told["mended"] = said(verified, folder / "step-3")
-print(json.dumps(told))
+    results["mended"] = said(open_checkpoint, folder / "step-3")
+print(json.dumps(results))
 """
 
 KILLED = """
@@ -231,9 +231,9 @@ def by_one(single, folder):
 
 @pytest.fixture(scope="module")
 def by_two(by_one, folder, as_ranks):
-    told, status = as_ranks(COMMON + SHARDED + FAILURES, folder, 2)
+    results, status = as_ranks(COMMON + SHARDED + FAILURES, folder, 2)
     assert status == [0, 0]
-    return [json.loads(text) for text in told]
+    return [json.loads(text) for text in results]
 
 
 @pytest.fixture(scope="module")
@@ -271,9 +271,9 @@ def test_every_rank_writes_its_own_part_and_replicas_write_one(by_four, folder):
     files = {name: sorted(f.name for f in (folder / name).iterdir()) for name in ("shard-4", "replicas-4")}
     parts = [f"tensors-{rank:05d}.safetensors" for rank in range(4)]
     assert files == {"shard-4": ["state.json", *parts], "replicas-4": ["state.json", *parts[:2]]}
-    pieces = Folder(folder / "shard-4").tensors["state_dict/model.line.weight"].pieces
-    # 5 rows of 4 over 4 processes, as torch.chunk cuts them: 2, 2, 1 and none.
-    assert pieces == ((parts[0], 0, 8), (parts[1], 8, 8), (parts[2], 16, 4))
+    ranges = CheckpointFolder(folder / "shard-4").tensors["state_dict/model.line.weight"].pieces
+    # 5 rows of 4 over 4 processes, as torch.chunk splits them: 2, 2, 1 and none.
+    assert ranges == ((parts[0], 0, 8), (parts[1], 8, 8), (parts[2], 16, 4))
 
 
 @pytest.mark.parametrize("name", ["shard-4", "replicas-4"])
@@ -292,31 +292,31 @@ def test_a_byte_in_any_file_and_any_file_that_is_gone_are_named(by_four, folder,
 
 
 def test_what_one_rank_finds_all_refuse_by_the_same_name(by_two):
-    for told in by_two:
+    for results in by_two:
         for file in ("tensors-00000.safetensors", "tensors-00001.safetensors", "state.json"):
-            assert f"step-3/{file}: damaged" in told[f"damaged {file}"]
-            assert f"step-3/{file}: missing" in told[f"missing {file}"]
-        assert told["mended"] is None
+            assert f"step-3/{file}: damaged" in results[f"damaged {file}"]
+            assert f"step-3/{file}: missing" in results[f"missing {file}"]
+        assert results["mended"] is None
 
 
 def test_one_rank_that_cannot_write_fails_all_and_the_checkpoint_before_stays(by_two):
-    for told in by_two:
-        assert "RunError: " in told["full"]
-        assert "step-2: cannot be written" in told["full"]
-        assert told["after full"] == ["step-1"]
+    for results in by_two:
+        assert "RunError: " in results["full"]
+        assert "step-2: cannot be written" in results["full"]
+        assert results["after full"] == ["step-1"]
 
 
 def test_what_is_not_written_once_and_whole_is_no_checkpoint(by_two):
-    for told in by_two:
+    for results in by_two:
         for case in ("twice", "gap"):
-            assert "checkpoint entry 'x': its pieces do not make up [10]" in told[case]
-        assert told["after all"] == ["step-1", "step-3"]
+            assert "checkpoint entry 'x': its pieces do not make up [10]" in results[case]
+        assert results["after all"] == ["step-1", "step-3"]
 
 
 def test_a_rank_that_is_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path, as_ranks):
-    told, status = as_ranks(COMMON + KILLED, tmp_path, 2)
+    results, status = as_ranks(COMMON + KILLED, tmp_path, 2)
     assert status == [0, -9]
-    notes, left = json.loads(told[0])
+    notes, left = json.loads(results[0])
     assert "rank 1 of 2 has not written its part" in notes[0]
     assert left == ["step-1"]
     assert FolderCheckpointIO().load_checkpoint(tmp_path / "step-1")["x"].eq(1).all()

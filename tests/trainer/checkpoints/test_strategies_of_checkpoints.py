@@ -10,7 +10,7 @@ from rich.console import Console
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.trainer.run import pretrain
 
-# One launch for several runs, because starting takes longer than they do. Each is told as a launch of its own.
+# One launch for several runs, because starting takes longer than they do. Each looks like a launch of its own.
 SCRIPT = """
 import os, sys
 from birthmark.launch.cli import main

@@ -26,12 +26,13 @@ import torch
 
 from birthmark.measure.records import RunDir
 from birthmark.trainer.config_file import resolve
-from birthmark.trainer.processes import joined, place
+from birthmark.trainer.processes.launched_process import launched_process
+from birthmark.trainer.processes.process_group import join_process_group
 from birthmark.trainer.run import pretrain
 
 file, runs = sys.argv[1:]
 # DeepSpeed knows one process group for as long as Python runs.
-with joined(place(), torch.device("cpu")):
+with join_process_group(launched_process(), torch.device("cpu")):
     for line in Path(runs).read_text().splitlines():
         folder, resume, flags = json.loads(line)
         pretrain(resolve(Path(file), flags), RunDir(Path(folder)), resume=resume)

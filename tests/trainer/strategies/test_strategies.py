@@ -19,9 +19,9 @@ from birthmark.measure.records import RunDir, Snapshot, read_metrics
 from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.trainer.config import RunConfig, TrainerConfig
-from birthmark.trainer.processes import Place
+from birthmark.trainer.processes.launched_process import LaunchedProcess
 from birthmark.trainer.run import pretrain
-from birthmark.trainer.strategies.lightning_setup import placed
+from birthmark.trainer.strategies.lightning_setup import check_launch
 
 # What a run does before it trains, once for each strategy.
 BIRTHS = """
@@ -33,17 +33,18 @@ import torch
 
 from birthmark.trainer.config_file import resolve
 from birthmark.models.birth import digest
-from birthmark.trainer.processes import joined, place
-from birthmark.trainer.initial_weights import newborn
+from birthmark.trainer.processes.launched_process import launched_process
+from birthmark.trainer.processes.process_group import join_process_group
+from birthmark.trainer.initial_model import initialize_model
 from birthmark.trainer.strategies.lightning_setup import set_up_strategy
 
 file, *names = sys.argv[1:]
-config, where, device = resolve(Path(file)), place(), torch.device("cpu")
-with joined(where, device):
+config, where, device = resolve(Path(file)), launched_process(), torch.device("cpu")
+with join_process_group(where, device):
     for name in names:
         settings = replace(config.trainer, strategy=name, replicas=2 if name == "fsdp2" else 1)
         strategy = set_up_strategy(settings, 1.0, device)
-        model = newborn(config, config.init_seed, device if strategy.shard else "cpu", strategy.shard)
+        model = initialize_model(config, config.init_seed, device if strategy.shard else "cpu", strategy.shard)
         found = digest(model)
         if where.rank == 0:
             print("birth", name, found)
@@ -234,8 +235,8 @@ def test_four_processes_give_the_birth_of_one_under_every_strategy(tiny, launche
     config = tiny({"trainer.global_batch_size": 8})
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
     names = ["ddp", *STRATEGIES]
-    told = launched_script(BIRTHS, str(tmp_path / "run.yaml"), *names, n=4)
-    found = dict(line.split()[1:] for line in told.splitlines() if line.startswith("birth "))
+    printed = launched_script(BIRTHS, str(tmp_path / "run.yaml"), *names, n=4)
+    found = dict(line.split()[1:] for line in printed.splitlines() if line.startswith("birth "))
     assert found == dict.fromkeys(names, digest(born(config.model, config.init_seed)))
 
 
@@ -272,7 +273,9 @@ def test_a_drive_that_cannot_be_written_is_named(tmp_path):
 
 def test_replicas_must_divide_the_processes():
     with pytest.raises(UsageError, match=r"trainer\.replicas 2 does not divide 3 processes"):
-        placed(TrainerConfig(strategy="fsdp2", replicas=2, global_batch_size=48, device="cpu"), Place(0, 3, 0, 3))
+        check_launch(
+            TrainerConfig(strategy="fsdp2", replicas=2, global_batch_size=48, device="cpu"), LaunchedProcess(0, 3, 0, 3)
+        )
 
 
 def test_running_moments_would_move_twice_in_a_block_that_is_computed_again():

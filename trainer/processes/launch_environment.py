@@ -6,15 +6,15 @@ import os
 
 from lightning.fabric.plugins.environments import ClusterEnvironment
 
-from .processes import Place
+from .launched_process import LaunchedProcess
 
 
-class Launched(ClusterEnvironment):
-    """What a launcher has said (:func:`~birthmark.trainer.processes.place`); Lightning alone knows torchrun's words."""
+class LauncherEnvironment(ClusterEnvironment):
+    """What the launcher has said (``launched_process.py``); Lightning by itself knows torchrun's variables only."""
 
-    def __init__(self, where: Place) -> None:
+    def __init__(self, process: LaunchedProcess) -> None:
         super().__init__()
-        self.where = where
+        self.process = process
 
     @property
     def creates_processes_externally(self) -> bool:
@@ -38,22 +38,22 @@ class Launched(ClusterEnvironment):
 
     def world_size(self) -> int:
         """Processes of the run."""
-        return self.where.world_size
+        return self.process.world_size
 
     def set_world_size(self, size: int) -> None:
         """Nothing: it is known."""
 
     def global_rank(self) -> int:
         """This process among all."""
-        return self.where.rank
+        return self.process.rank
 
     def set_global_rank(self, rank: int) -> None:
         """Nothing: it is known."""
 
     def local_rank(self) -> int:
         """This process among those of its node."""
-        return self.where.local_rank
+        return self.process.local_rank
 
     def node_rank(self) -> int:
         """Its node among all."""
-        return self.where.rank // self.where.local_world_size
+        return self.process.rank // self.process.local_world_size

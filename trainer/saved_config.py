@@ -19,14 +19,14 @@ def write_config(config: RunConfig, file: Path) -> None:
     write_text(file, yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True))
 
 
-def stored_fields(run: RunDir) -> dict[str, Any]:
+def read_saved_fields(run: RunDir) -> dict[str, Any]:
     """Every field of a run's ``config.yaml`` by dotted name."""
     # A field that came after the run was made has its default in it.
     return dotted(asdict(RunConfig())) | dotted(yaml.safe_load(run.config.read_text(encoding="utf-8")))
 
 
-def departures(config: RunConfig, run: RunDir) -> dict[str, tuple[Any, Any]]:
+def config_differences(config: RunConfig, run: RunDir) -> dict[str, tuple[Any, Any]]:
     """Fields in which ``config`` is not the run's own, by dotted name and sorted: (the run's value, ``config``'s)."""
-    had, now = stored_fields(run), dotted(asdict(config))
+    had, now = read_saved_fields(run), dotted(asdict(config))
     values = {name: (had.get(name), now.get(name)) for name in sorted({*had, *now})}
     return {name: (there, here) for name, (there, here) in values.items() if there != here}

@@ -68,7 +68,7 @@ def _wrapped(
     return Block.forward(block, x_BTD, place, observer, cache)
 
 
-def wrap_blocks(model: Decoder, config: TrainerConfig) -> None:
+def set_train_passes(model: Decoder, config: TrainerConfig) -> None:
     """Checkpoint and compile what training runs of each block; what measurement runs of it stays as it is."""
     if config.activation_checkpointing == "none" and config.compile != "blocks":
         return

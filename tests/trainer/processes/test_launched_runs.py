@@ -18,12 +18,12 @@ from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir, Snapshot, read_metrics
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.config import TrainerConfig
-from birthmark.trainer.processes import Place, place
+from birthmark.trainer.processes.launched_process import LaunchedProcess, launched_process
 from birthmark.trainer.run import pretrain
-from birthmark.trainer.strategies.lightning_setup import SETUPS, placed
+from birthmark.trainer.strategies.lightning_setup import SETUPS, check_launch
 from birthmark.trainer.strategies.table import STRATEGIES, STRATEGY_FIELDS
 
-# One launch for several runs, because starting takes longer than they do. Each is told as a launch of its own.
+# One launch for several runs, because starting takes longer than they do. Each looks like a launch of its own.
 SCRIPT = """
 import os, signal, sys, threading, time
 from pathlib import Path
@@ -103,8 +103,8 @@ def one(config, folder):
 
 
 @pytest.fixture(scope="module")
-def told(config, folder, torchrun):
-    """What torchrun told of the runs of the script, on both channels."""
+def output(config, folder, torchrun):
+    """What torchrun printed of the runs of the script, on both channels."""
     file, script = folder / "tiny.yaml", folder / "script.py"
     asked = asdict(config)
     asked["trainer"]["strategy"] = "ddp"
@@ -120,7 +120,7 @@ def told(config, folder, torchrun):
 
 
 @pytest.fixture(scope="module")
-def two(told, folder):
+def two(output, folder):
     return RunDir.open(folder / "two")
 
 
@@ -181,32 +181,32 @@ def test_two_go_on_from_what_one_has_saved_and_end_together_when_one_is_killed(o
     assert FolderCheckpointIO().load_checkpoint(parts.checkpoints()[-1])["global_step"] == 5
 
 
-def test_a_batch_that_cannot_be_shared_is_one_line_and_status_2_and_nothing_is_written(told, folder):
-    assert told[1].count("birthmark: error: trainer.global_batch_size 6 is not a multiple of") == 1
+def test_a_batch_that_cannot_be_shared_is_one_line_and_status_2_and_nothing_is_written(output, folder):
+    assert output[1].count("birthmark: error: trainer.global_batch_size 6 is not a multiple of") == 1
     for rank in (0, 1):
-        assert f"rank {rank} after stopped: [2, 0, 0]" in told[0]
+        assert f"rank {rank} after stopped: [2, 0, 0]" in output[0]
     assert not (folder / "bad").exists()
 
 
-def test_a_signal_to_one_process_stops_all_at_one_step(told, folder):
+def test_a_signal_to_one_process_stops_all_at_one_step(output, folder):
     stopped = RunDir.open(folder / "stopped")
     (last,) = stopped.checkpoints()
     step = int(last.name[5:])
     assert 0 < step < 100000
     assert max(logged(stopped, "train/loss")) == max(logged(stopped, "val/loss")) == step
-    assert told[0].count(f"stopped by SIGTERM at step {step}") == 1
+    assert output[0].count(f"stopped by SIGTERM at step {step}") == 1
 
 
-def test_what_one_process_fails_of_is_told_once_and_ends_all(told, folder):
-    assert told[1].count("birthmark: error: rank 1 alone") == 1
-    assert told[1].count("birthmark: ") == 2  # the other one is the batch
+def test_what_one_process_fails_of_is_printed_once_and_ends_all(output, folder):
+    assert output[1].count("birthmark: error: rank 1 alone") == 1
+    assert output[1].count("birthmark: ") == 2  # the other one is the batch
     assert len(logged(RunDir.open(folder / "broken"), "train/loss")) <= 3
 
 
-def test_only_one_process_tells(told, folder):
-    assert told[0].count("  2 processes") == 3
-    assert told[0].count(f"report: {folder / 'two' / 'report.html'}") == 1
-    assert told[0].count("step     10") == 1
+def test_only_one_process_prints(output, folder):
+    assert output[0].count("  2 processes") == 3
+    assert output[0].count(f"report: {folder / 'two' / 'report.html'}") == 1
+    assert output[0].count("step     10") == 1
 
 
 def test_every_strategy_of_the_config_is_in_the_table():
@@ -225,14 +225,14 @@ def test_the_table_names_fields_of_the_config_and_their_defaults():
 @pytest.mark.parametrize(
     ("strategy", "where", "expected"),
     [
-        ("single", Place(0, 2, 0, 2), "trainer.strategy is single, but 2 processes were started"),
+        ("single", LaunchedProcess(0, 2, 0, 2), "trainer.strategy is single, but 2 processes were started"),
         ("ddp", None, "trainer.strategy is ddp, but no launcher"),
-        ("ddp", Place(0, 3, 0, 3), "global_batch_size 16 is not a multiple of .* 16 × 3"),
+        ("ddp", LaunchedProcess(0, 3, 0, 3), "global_batch_size 16 is not a multiple of .* 16 × 3"),
     ],
 )
 def test_strategy_processes_and_batch_must_go_together(strategy, where, expected):
     with pytest.raises(UsageError, match=expected):
-        placed(TrainerConfig(strategy=strategy, device="cpu"), where)
+        check_launch(TrainerConfig(strategy=strategy, device="cpu"), where)
 
 
 @pytest.mark.parametrize(
@@ -243,4 +243,4 @@ def test_an_environment_that_fits_no_run_is_refused(variables, monkeypatch):
     for name, value in {"LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "0", **variables}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(UsageError, match=r"environment"):
-        place()
+        launched_process()

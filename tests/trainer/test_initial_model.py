@@ -18,7 +18,7 @@ from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO, load_model
-from birthmark.trainer.initial_weights import adopted, newborn
+from birthmark.trainer.initial_model import initialize_model, resolve_init_from
 from birthmark.trainer.run import pretrain
 
 CALIBRATED = {
@@ -31,7 +31,7 @@ CALIBRATED = {
 
 
 def run(config, path, **more):
-    return pretrain(adopted(config), RunDir(path), console=Console(quiet=True), **more).run
+    return pretrain(resolve_init_from(config), RunDir(path), console=Console(quiet=True), **more).run
 
 
 @pytest.fixture(scope="module")
@@ -58,24 +58,24 @@ def stored(run, step):
 
 def test_a_checkpoint_has_three_names_and_all_become_the_same_one(source, going_on):
     for name in (source.path, f"{source.path}@6", source.checkpoint(6)):
-        config = adopted(going_on(name))
+        config = resolve_init_from(going_on(name))
         assert config.init_from == f"{source.path}@6"
         assert config.model.attention.calibration.correlation == "estimated"
         assert config.model.d_model == 16
-        assert adopted(config) == config
-    assert adopted(going_on(f"{source.path}@4")).init_from == f"{source.path}@4"
+        assert resolve_init_from(config) == config
+    assert resolve_init_from(going_on(f"{source.path}@4")).init_from == f"{source.path}@4"
 
 
 def test_weights_and_buffers_are_the_checkpoints_and_strangers_are_births(source, going_on):
-    config = adopted(going_on(f"{source.path}@4"))
-    model = newborn(config, config.init_seed)
+    config = resolve_init_from(going_on(f"{source.path}@4"))
+    model = initialize_model(config, config.init_seed)
     assert model.training
     there = stored(source, 4)
     state = model.state_dict()
     assert set(there) == {f"model.{name}" for name in state}
     assert any(name not in dict(model.named_parameters()) for name in state)
     assert all(torch.equal(tensor, there[f"model.{name}"]) for name, tensor in state.items())
-    assert digest(newborn(config, 8)) == digest(born(config.model, 8))
+    assert digest(initialize_model(config, 8)) == digest(born(config.model, 8))
 
 
 def test_it_trains_on_from_there_with_an_optimizer_of_its_own(source, going_on, tmp_path):
@@ -83,7 +83,7 @@ def test_it_trains_on_from_there_with_an_optimizer_of_its_own(source, going_on, 
     config = going_on(f"{source.path}@6", {"trainer.max_steps": 2, "trainer.checkpoint_every": 1})
     done = run(config, tmp_path / "run")
     record = read_json(done.birth)
-    model = load_model(adopted(config).model, source.checkpoint(6)).train()
+    model = load_model(resolve_init_from(config).model, source.checkpoint(6)).train()
     assert record["init_from"] == f"{source.path}@6"
     assert record["digest"] == digest(model) != read_json(source.birth)["digest"]
 
@@ -123,7 +123,7 @@ def test_it_goes_on_after_a_stop_and_notices_a_changed_source(source, going_on, 
 
 
 @pytest.mark.parametrize(
-    ("name", "overrides", "told"),
+    ("name", "overrides", "expected"),
     [
         ("{source}@5", None, "has checkpoints of steps 2, 4, 6"),
         ("{source}@x", None, "has checkpoints of steps 2, 4, 6"),
@@ -133,10 +133,10 @@ def test_it_goes_on_after_a_stop_and_notices_a_changed_source(source, going_on, 
         ("{source}", {"data.path": "stdlib"}, "has no tokenizer.json"),
     ],
 )
-def test_what_cannot_be_gone_on_from_is_told(source, going_on, name, overrides, told):
+def test_what_cannot_be_gone_on_from_is_refused(source, going_on, name, overrides, expected):
     with pytest.raises(UsageError) as error:
-        adopted(going_on(name.format(source=source.path), overrides))
-    assert told in str(error.value)
+        resolve_init_from(going_on(name.format(source=source.path), overrides))
+    assert expected in str(error.value)
     assert "\n" not in str(error.value)
 
 
@@ -145,7 +145,7 @@ def test_a_run_without_a_checkpoint_or_of_another_version_is_told(source, going_
     config = yaml.safe_load(copy.config.read_text())
     copy.config.write_text(yaml.safe_dump(config | {"model": config["model"] | {"telepathy": True}}))
     with pytest.raises(RunError, match=r"model\.telepathy is unknown to this version"):
-        adopted(going_on(copy.path))
+        resolve_init_from(going_on(copy.path))
     shutil.rmtree(copy.path / "checkpoints")
     with pytest.raises(UsageError, match="has no checkpoint yet"):
-        adopted(going_on(copy.path))
+        resolve_init_from(going_on(copy.path))

@@ -9,8 +9,8 @@ import yaml
 
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir
-from birthmark.trainer.run import check_resumable
-from birthmark.trainer.stored_config import departures
+from birthmark.trainer.run_folder import check_resumable
+from birthmark.trainer.saved_config import config_differences
 
 
 @pytest.fixture
@@ -23,9 +23,9 @@ def run(tiny, tmp_path):
 
 
 def test_fields_that_differ_are_told_with_both_values(tiny, run):
-    assert departures(tiny({"trainer.max_steps": 7}), run) == {}
+    assert config_differences(tiny({"trainer.max_steps": 7}), run) == {}
     changes = {"trainer.max_steps": 8, "optim.eps": 1e-6, "model.attention.window": 4, "data.text_field": "body"}
-    assert list(departures(tiny(changes), run).items()) == [
+    assert list(config_differences(tiny(changes), run).items()) == [
         ("data.text_field", ("text", "body")),
         ("model.attention.window", (None, 4)),
         ("optim.eps", (1e-8, 1e-6)),

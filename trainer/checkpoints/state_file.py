@@ -1,0 +1,126 @@
+"""``state.json`` of a checkpoint (format 2): everything that is no tensor, and where the tensors are.
+
+It has for every tensor its shape, its type and which file holds which range of its elements. A checkpoint says nothing
+of how the run that wrote it was spread over processes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ...models.tensor_shards import TensorShard, shard_of
+
+FORMAT = 2
+TENSORS, STATE = "tensors.safetensors", "state.json"
+MEND = "delete the folder to go on from the checkpoint before it"
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def part_name(rank: int, world_size: int) -> str:
+    """File of the tensors that ``rank`` writes, without its ending; one process alone writes whole tensors."""
+    return "tensors" if world_size == 1 else f"tensors-{rank:05d}"
+
+
+def sha256(file: Path) -> str:
+    """Hash of a file's content, in hexadecimal."""
+    with file.open("rb") as f:
+        return hashlib.file_digest(f, "sha256").hexdigest()
+
+
+# ── trees ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def to_json(value: Any, path: str, found: dict[str, TensorShard]) -> Any:
+    """JSON for ``value``; what this rank holds of its tensors goes into ``found`` under their path.
+
+    Raises:
+        TypeError: something is neither a tensor nor plain data; its path is named.
+    """
+    if isinstance(value, Tensor):
+        value = shard_of(value if value.is_contiguous() else value.contiguous())
+    if isinstance(value, TensorShard):
+        found[path] = value
+        return {"tensor": path}
+    if isinstance(value, dict):
+        if strange := next((k for k in value if not isinstance(k, _PLAIN)), None):
+            raise TypeError(f"checkpoint entry {path!r} has the key {strange!r}, which is no plain data")
+        # As pairs, because keys may be numbers; with a tag, because a dictionary may look like a tag.
+        return {"dict": [[k, to_json(v, f"{path}/{k}" if path else str(k), found)] for k, v in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return {type(value).__name__: [to_json(v, f"{path}/{i}", found) for i, v in enumerate(value)]}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": repr(value)}
+    if isinstance(value, _PLAIN):
+        return value
+    raise TypeError(f"checkpoint entry {path!r} is a {type(value).__name__}, which is neither a tensor nor plain data")
+
+
+def from_json(value: Any, tensor: Callable[[str], Any]) -> Any:
+    """What :func:`to_json` made JSON of; ``tensor`` says what stands for the tensor of a path."""
+    if not isinstance(value, dict):
+        return value
+    ((tag, content),) = value.items()
+    builders: dict[str, Callable[[Any], Any]] = {
+        "tensor": tensor,
+        "dict": lambda pairs: {k: from_json(v, tensor) for k, v in pairs},
+        "list": lambda items: [from_json(v, tensor) for v in items],
+        "tuple": lambda items: tuple(from_json(v, tensor) for v in items),
+        "float": float,
+    }
+    return builders[tag](content)
+
+
+# ── state.json ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def content_digest(content: Mapping[str, Any]) -> str:
+    """Checksum of the content of ``state.json``."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def state_content(step: int, files: Mapping[str, str], tensors: Mapping[str, Any], tree: Any) -> dict[str, Any]:
+    """Content of ``state.json``: what was saved, the other files' checksums, and its own."""
+    content = {"format": FORMAT, "step": step, "files": dict(files), "tensors": dict(tensors), "state": tree}
+    return {"format": FORMAT, "step": step, "sha256": content_digest(content)} | content
+
+
+def _check_whole(name: str, shape: list[int], pieces: list[dict[str, Any]]) -> None:
+    at = 0
+    for piece in sorted(pieces, key=lambda piece: (piece["start"], piece["n"])):
+        if piece["start"] != at:
+            break
+        at += piece["n"]
+    if at != math.prod(shape):
+        raise RuntimeError(f"checkpoint entry {name!r}: its pieces do not make up {shape}: {pieces}")
+
+
+def shape_and_dtype(piece: TensorShard) -> dict[str, Any]:
+    """Shape and type of a tensor."""
+    return {"shape": list(piece.shape), "dtype": str(piece.local.dtype).removeprefix("torch.")}
+
+
+def tensor_index(known: Mapping[str, Mapping[str, Any]], parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """For every tensor its shape, its type, and which file holds which elements.
+
+    Args:
+        known: :func:`shape_and_dtype` of every tensor.
+        parts: what each rank says of the file that it wrote.
+
+    Raises:
+        RuntimeError: a tensor is not written once and whole.
+    """
+    pieces: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
+    for part in parts:
+        for name, (start, n) in part["pieces"].items():
+            pieces[name].append({"file": part["file"], "start": start, "n": n})
+    for name, its in known.items():
+        _check_whole(name, its["shape"], pieces[name])
+    return {name: {**its, "pieces": pieces[name]} for name, its in known.items()}

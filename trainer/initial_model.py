@@ -1,0 +1,187 @@
+"""The model that a run starts from: a birth, or the checkpoint that ``init_from`` names."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import torch
+
+from ..errors import RunError, UsageError
+from ..measure.records import RunDir, step_of
+from ..models.birth import Sharder, born, empty_decoder
+from ..models.config import ModelConfig
+from ..models.decoder import Decoder
+from ..models.dotted import dotted
+from ..models.exchange.pretrained import Pretrained, is_path, load_pretrained, read_pretrained
+from .checkpoints.folder_io import CheckpointWeights
+from .checkpoints.stored_tensors import load_into
+from .config import RunConfig
+from .saved_config import read_saved_fields
+
+# ── what init_from names ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class InitialCheckpoint:
+    """A checkpoint that has been found; no tensor has been read."""
+
+    name: str
+    """``RUN@STEP``."""
+    config: ModelConfig
+    """The model."""
+    tokenizer_file: Path | None
+    """The run's ``tokenizers`` JSON, if its data is text."""
+    checkpoint: Path
+    """Its folder."""
+
+
+def find_initial_checkpoint(name: str) -> InitialCheckpoint | None:
+    """Find what ``RUN`` (its last checkpoint), ``RUN@STEP`` or a checkpoint's folder names; None if that is no run.
+
+    Raises:
+        UsageError: a run without this checkpoint.
+        RunError: a run whose config this version cannot read.
+    """
+    whole = Path(name).expanduser()
+    head, _, tail = name.rpartition("@")
+    if RunDir.is_run(whole):
+        run, step = RunDir(whole), None
+    elif head and RunDir.is_run(Path(head).expanduser()):
+        run, step = RunDir(Path(head).expanduser()), tail
+    elif RunDir.is_run(whole.parent.parent) and whole in RunDir(whole.parent.parent).checkpoints():
+        run, step = RunDir(whole.parent.parent), str(step_of(whole))
+    else:
+        return None
+    there = run.checkpoints_by_step()
+    if not there:
+        raise UsageError(f"--init_from {name}: {run.path} has no checkpoint yet")
+    if step is not None and (not step.isdecimal() or int(step) not in there):
+        raise UsageError(f"--init_from {name}: {run.path} has checkpoints of steps {', '.join(map(str, there))}")
+    found = max(there) if step is None else int(step)
+    tokenizer = run.tokenizer if run.tokenizer.is_file() else None
+    return InitialCheckpoint(f"{run.path}@{found}", _model_of(run), tokenizer, there[found])
+
+
+def _model_of(run: RunDir) -> ModelConfig:
+    fields = {name: value for name, value in read_saved_fields(run).items() if name.startswith("model.")}
+    unknown = sorted(fields.keys() - dotted(asdict(ModelConfig()), "model.").keys())
+    if unknown:
+        raise RunError(f"{run.config}: {unknown[0]} is unknown to this version; it was written by another")
+    return _built(ModelConfig, fields, "model.")
+
+
+def _built(kind: Any, fields: Mapping[str, Any], prefix: str) -> Any:
+    hints = get_type_hints(kind)
+    values = {}
+    for name in (field.name for field in dataclasses.fields(kind)):
+        nested = dataclasses.is_dataclass(hints[name])
+        values[name] = _built(hints[name], fields, f"{prefix}{name}.") if nested else fields[prefix + name]
+    return kind(**values)
+
+
+def load_initial_checkpoint(
+    source: InitialCheckpoint, device: torch.device | str = "cpu", shard: Sharder | None = None
+) -> Decoder:
+    """The model of a checkpoint with its buffers, ready to be trained, without the optimizer's state.
+
+    Args:
+        source: the checkpoint, and the config that the model is to have.
+        device: where this process holds its shard.
+        shard: shards the model over processes; each reads its shard of every tensor.
+
+    Raises:
+        RunError: a file is missing or damaged, or not this model's; it is named.
+    """
+    weights = CheckpointWeights(source.checkpoint)
+    model = empty_decoder(source.config, device, shard)
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        if name not in weights:
+            raise RunError(f"{source.checkpoint}: has no {name}; the run's config.yaml is another model's")
+        load_into(tensor, weights.stored[name])
+    return model
+
+
+def _source(named: str) -> InitialCheckpoint | Pretrained:
+    """What ``init_from`` names.
+
+    Raises:
+        UsageError, RunError: nothing there, or nothing that can be gone on from.
+    """
+    origin = find_initial_checkpoint(named)
+    if origin is not None:
+        return origin
+    try:
+        return read_pretrained(named)
+    except UsageError as error:
+        if Path(named).expanduser().exists() or is_path(named):
+            raise UsageError(
+                f"--init_from {named}: neither a run, RUN@STEP, a checkpoint nor a folder of transformers "
+                f"({str(error).removeprefix(f'{named}: ')})"
+            ) from None
+        raise
+
+
+def _adopt(asked: ModelConfig, source: InitialCheckpoint | Pretrained, named: str) -> ModelConfig:
+    """The source's model, at the length that was asked for.
+
+    Raises:
+        UsageError: another field was set to something that the source is not.
+    """
+    default, ours, theirs = (dotted(asdict(config)) for config in (ModelConfig(), asked, source.config))
+    resizable = {"max_seq_len"} if source.config.positions != "learned" else set()
+    # How a birth would be drawn says nothing here: there is none.
+    free = {name for name in ours if name.startswith("init.")} | resizable
+    clash = [name for name in ours if ours[name] not in (default[name], theirs[name]) and name not in free]
+    if clash:
+        raise UsageError(
+            f"model.{clash[0]} is {ours[clash[0]]}, but --init_from {named} has {theirs[clash[0]]}: leave it out"
+        )
+    length = asked.max_seq_len if resizable and asked.max_seq_len != ModelConfig.max_seq_len else None
+    return replace(source.config, max_seq_len=length or source.config.max_seq_len)
+
+
+def resolve_init_from(config: RunConfig) -> RunConfig:
+    """The run with the model, and for text the tokenizer, of what it starts from; of a run, the very checkpoint.
+
+    Raises:
+        UsageError: the config asks for another model, or text comes without the tokenizer of the source.
+        RunError: a damaged file of the source.
+    """
+    if not config.init_from:
+        return config
+    source = _source(config.init_from)
+    model = _adopt(config.model, source, config.init_from)
+    data = config.data
+    if data.path != "backcopy" and data.tokenizer == "bpe":
+        if source.tokenizer_file is None:
+            raise UsageError(
+                f"data.tokenizer: --init_from {config.init_from} has no tokenizer.json, and its token ids mean nothing "
+                "without; give the path of its tokenizer"
+            )
+        data = replace(data, tokenizer=str(source.tokenizer_file))
+    # A run may go on after this; its checkpoint stays what it is.
+    named = source.name if isinstance(source, InitialCheckpoint) else config.init_from
+    return replace(config, init_from=named, model=model, data=data)
+
+
+def initialize_model(
+    config: RunConfig, init_seed: int, device: torch.device | str = "cpu", shard: Sharder | None = None
+) -> Decoder:
+    """The model at step 0 of the run for its own seed; a birth of the same architecture for any other.
+
+    Args:
+        config: the run.
+        init_seed: its own, or another.
+        device: where this process holds it.
+        shard: shards it over processes.
+    """
+    if config.init_from and init_seed == config.init_seed:
+        source = _source(config.init_from)
+        if isinstance(source, InitialCheckpoint):
+            return load_initial_checkpoint(replace(source, config=config.model), device, shard)
+        return load_pretrained(replace(source, config=config.model), device=device, shard=shard)
+    return born(config.model, init_seed, device, shard)

@@ -1,0 +1,91 @@
+"""Failing together: all processes of a run fail of what one of them fails of, and one of them prints why."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import suppress
+from datetime import timedelta
+
+import torch.distributed as dist
+
+from ...errors import RunError, UsageError
+from ...measure.ranks import rank, world_size
+from .launched_process import LaunchedProcess, restart_count
+
+# After a failure: how long rank 0 has to print what all ranks fail of, and how long failing processes wait for another.
+_RANK_0_FIRST, _OTHERS = timedelta(seconds=2), timedelta(seconds=3)
+
+# How long the store at the run's port has to answer, in seconds.
+_ANSWER_S = 5
+
+
+def raise_on_every_rank(error: Exception | None) -> None:
+    """Raise if ``error`` is given on any rank: one's own, or else a RunError of the first rank that has one.
+
+    In a group every rank must call.
+    """
+    if world_size() > 1:
+        known = isinstance(error, (UsageError, RunError))
+        mine = None if error is None else str(error) if known else f"rank {rank()}: {type(error).__name__}: {error}"
+        messages: list[str | None] = [None] * world_size()
+        dist.all_gather_object(messages, mine)
+        theirs = next((text for text in messages if text is not None), None)
+        if error is None and theirs is not None:
+            error = RunError(theirs)
+    if error is not None:
+        raise error
+
+
+def _common_store() -> dist.Store | None:
+    """Where the processes can leave word without a group; None if that is gone."""
+    try:
+        host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+        # Asked first, because the store itself prints pages where there is none.
+        socket.create_connection((host, port), timeout=_ANSWER_S).close()
+    except (KeyError, ValueError, OSError):
+        return None
+    found: list[dist.Store] = []
+
+    def connect() -> None:
+        with suppress(RuntimeError):
+            found.append(dist.TCPStore(host, port, is_master=False, timeout=timedelta(seconds=_ANSWER_S)))
+
+    # Something else may listen there and never answer, for which the store would wait without end.
+    asking = threading.Thread(target=connect, daemon=True)
+    asking.start()
+    asking.join(_ANSWER_S)
+    return dist.PrefixStore(f"birthmark/{restart_count()}", found[0]) if found else None
+
+
+def report_failure(line: str, status: int, process: LaunchedProcess) -> int:
+    """Print why this process fails, unless another process of the run has printed it; returns the run's exit status.
+
+    The first to fail knows the cause; the others fail because it is gone. Rank 0 prints what all fail of.
+    """
+    store = _common_store()
+    if store is None:
+        if process.rank > 0:
+            # Most likely rank 0 fails of the same, prints it, and the launcher ends all others.
+            time.sleep(_OTHERS.total_seconds())
+        print(line, file=sys.stderr, flush=True)
+        return status
+    with suppress(RuntimeError):
+        if process.rank > 0:
+            with suppress(RuntimeError):
+                store.wait(["printed"], _RANK_0_FIRST)
+        if store.add("failed", 1) == 1:
+            print(line, file=sys.stderr, flush=True)
+            store.set("printed", str(status))
+        else:
+            store.wait(["printed"], _OTHERS)
+            status = int(store.get("printed"))
+        # A launcher ends the rest as soon as one is gone; those that can leave by themselves with this status.
+        store.add("leaving", 1)
+        end = time.monotonic() + _OTHERS.total_seconds()
+        while store.add("leaving", 0) < process.world_size and time.monotonic() < end:
+            time.sleep(0.05)
+    return status

@@ -1,0 +1,58 @@
+"""This process among those that a launcher started for one run, as the launcher's environment says."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from ...errors import UsageError
+
+
+@dataclass(frozen=True)
+class LaunchedProcess:
+    """This process among those of its launcher."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+
+    @property
+    def n_nodes(self) -> int:
+        """Machines, each with as many processes."""
+        return self.world_size // self.local_world_size
+
+
+def launched_process() -> LaunchedProcess | None:
+    """This process, as the launcher's environment variables say; None where there was no launcher.
+
+    Raises:
+        UsageError: what it says makes no sense.
+    """
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        return None
+    # One process per node, unless the launcher says more; DeepSpeed's has another name for how many.
+    names = {"RANK": "", "WORLD_SIZE": "", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": os.environ.get("LOCAL_SIZE", "1")}
+    numbers = []
+    for name, default in names.items():
+        text = os.environ.get(name, default)
+        if not text.isdecimal():
+            raise UsageError(f"{name}={text!r} in the environment is not a number: start with torchrun or deepspeed")
+        numbers.append(int(text))
+    found = LaunchedProcess(*numbers)
+    if not (found.rank < found.world_size and found.local_world_size > 0) or found.world_size % found.local_world_size:
+        given = " ".join(f"{name}={number}" for name, number in zip(names, numbers, strict=True))
+        raise UsageError(f"{given} in the environment fits no run: start as many on every node, with torchrun")
+    return found
+
+
+def restart_count() -> str:
+    """Which start of the run's processes this is: what earlier ones left in the launcher's store is not ours."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+
+
+def restarted() -> bool:
+    """Whether a launcher started this process in the place of one that is gone: torchrun after a failure, SLURM after
+    a requeue."""
+    counts = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
+    return any(count not in ("", "0") for count in counts)

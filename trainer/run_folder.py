@@ -1,0 +1,151 @@
+"""What a run's folder holds before the first step: its lock, its config, its birth certificate."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock, Timeout
+
+from ..data.prepare import PreparedData
+from ..errors import RunError, UsageError
+from ..files import atomic_path, read_json, write_json
+from ..measure.records import RunDir, truncate_metrics
+from ..models.birth import certificate
+from ..models.decoder import Decoder
+from .config import RunConfig
+from .provenance import code, versions
+from .saved_config import config_differences, write_config
+
+#: Fields that a resumed run must leave as they are: with others it would be another run under the same name.
+_FIXED = ("init_seed", "init_from", "model", "data", "optim.name", "snapshot", "trainer.global_batch_size")
+
+_LOCK = ".lock"
+
+
+def check_resumable(config: RunConfig, run: RunDir) -> None:
+    """UsageError if ``config`` differs from the run's own in what must stay."""
+    differing = config_differences(config, run)
+    changed = [name for name in _FIXED if any(f"{field}.".startswith(f"{name}.") for field in differing)]
+    if changed:
+        raise UsageError(f"{run.path}: a resumed run keeps its {', '.join(changed)}; start a new run to change them")
+
+
+def check_unused(run: RunDir) -> None:
+    """UsageError if the folder holds anything but a lock."""
+    if run.path.exists() and any(file.name != _LOCK for file in run.path.iterdir()):
+        raise UsageError(f"--run_dir {run.path}: already in use; give another, or go on with --resume {run.path}")
+
+
+@contextmanager
+def _claim(run: RunDir) -> Iterator[None]:
+    """Hold the run's lock, so that no two processes write one run."""
+    run.path.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(run.path / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise UsageError(f"{run.path}: another process is writing this run; give another --run_dir") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _write_birth(config: RunConfig, run: RunDir, model: Decoder, found: str, data: PreparedData) -> dict[str, Any]:
+    """Write ``config.yaml`` and the birth certificate; the certificate is returned."""
+    created = datetime.now(UTC).isoformat(timespec="seconds")
+    birth = certificate(model, config.model, config.init_seed, found)
+    record = {
+        "digest": birth["digest"],
+        "init_seed": config.init_seed,
+        "init_from": config.init_from or None,
+        "data_seed": config.data.data_seed,
+        "probe_seed": config.snapshot.probe_seed,
+        "n_params": birth["n_params"],
+        "run_id": hashlib.sha256(f"{birth['digest']}{created}{run.path.absolute()}".encode()).hexdigest()[:12],
+        "created": created,
+        "data": data.record,
+        "versions": versions(),
+        "code": code(),
+        "model": asdict(config.model),
+        # Weights that were loaded were drawn from nothing that is known here.
+        "parameters": {
+            name: {"shape": facts["shape"]} if config.init_from else facts
+            for name, facts in birth["parameters"].items()
+        },
+    }
+    write_config(config, run.config)
+    if data.tokenizer_path is not None:
+        with atomic_path(run.tokenizer) as new:
+            shutil.copyfile(data.tokenizer_path, new)
+    write_json(run.birth, record)
+    return record
+
+
+def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: PreparedData) -> dict[str, Any]:
+    """The certificate of a run that goes on; the model at step 0 and the corpus must be the ones that it names."""
+    record = read_json(run.birth)
+    if now != record["digest"]:
+        raise RunError(
+            f"{run.birth}: {config.init_from or f'init_seed {config.init_seed}'} now gives {now[:12]}…, the "
+            f"certificate says {record['digest'][:12]}…; it, the config or the certificate was changed"
+        )
+    if data.record != record["data"]:
+        hashes = [facts.get("content_hash") for facts in (data.record, record["data"])]
+        raise RunError(
+            "data.path: the corpus is not the one this run began with (content hash {}, was {})".format(*hashes)
+        )
+    write_config(config, run.config)
+    return record
+
+
+@dataclass(frozen=True)
+class RunStart:
+    """From where a run starts or goes on."""
+
+    checkpoint: Path | None
+    """Folder of the checkpoint that it goes on from; None for a start at birth."""
+    step: int
+    """Optimizer steps that are behind it."""
+    birth: dict[str, Any]
+    """The content of its birth certificate."""
+
+
+@contextmanager
+def begin_run(
+    config: RunConfig, run: RunDir, model: Decoder, birth: str, data: PreparedData, *, resume: bool
+) -> Iterator[RunStart]:
+    """Hold the run's lock, write or check its config and birth certificate, and drop metrics of steps to come.
+
+    Args:
+        config: the run.
+        run: its folder.
+        model: at step 0.
+        birth: digest of the model.
+        data: the prepared corpus.
+        resume: go on from the last checkpoint, or from birth where there is none yet.
+
+    Raises:
+        UsageError: another process writes the run; the folder is in use; or a checkpoint cannot be loaded to a drive.
+        RunError: with ``resume``, model or corpus are not those that the run began with.
+    """
+    with _claim(run):
+        if not resume:
+            check_unused(run)
+        checkpoints = run.checkpoints_by_step() if resume else {}
+        step = max(checkpoints, default=0)
+        checkpoint = checkpoints.get(step)
+        if checkpoint is not None and config.trainer.offload == "nvme":
+            raise UsageError(
+                "trainer.offload is nvme, whose state cannot be loaded from a checkpoint: go on with cpu or none"
+            )
+        record = (_read_birth if resume else _write_birth)(config, run, model, birth, data)
+        truncate_metrics(run.metrics, step if checkpoint else -1)
+        yield RunStart(checkpoint, step, record)
