@@ -43,7 +43,7 @@ LINKS: tuple[Link, ...] = (
 )
 """Both pages, the links between their sections and the names of CSV files come from this table."""
 
-_OWN = "What metrics of the run's own measured, beside those of Birthmark."
+_OWN = "What the run's own metrics measured."
 
 
 def sections_over_training(view: TrainingView) -> list[Section]:

@@ -55,7 +55,7 @@ def draw_over_training(view: TrainingView, section: Section, quantities: Iterabl
         if not quantity.axes:
             continue
         heights, values = heights_of(quantity), BlockValues(quantity)
-        if quantity.axes[0] in _BLOCKS and (len(quantity.axes) == 1 or quantity.per_block):
+        if _has_blocks(quantity):
             embeddings = quantity.axes[0] == "state"
             view.add_blocks(section, f"{key}-blocks", f"{caption} By block.", [values], heights, embeddings=embeddings)
         if quantity.axes == ("layer", "head"):
@@ -65,6 +65,8 @@ def draw_over_training(view: TrainingView, section: Section, quantities: Iterabl
         elif _has_lines(quantity):
             over = AXES[quantity.axes[-1]].column
             view.add_per_probe(section, f"{key}-{over}", f"{caption} By {over}.", partial(_lines_of_run, quantity))
+        elif not _has_blocks(quantity) and any(quantity.name in s.arrays for run in view.runs for s in run.snapshots):
+            section.notes.append(_without_picture(quantity))
 
 
 def draw_in_snapshot(view: SnapshotView, section: Section, quantities: Iterable[Quantity]) -> None:
@@ -74,7 +76,7 @@ def draw_in_snapshot(view: SnapshotView, section: Section, quantities: Iterable[
         if not quantity.axes:
             continue
         key, caption, name = _key(section, quantity), _caption(quantity), quantity.name
-        if quantity.axes[0] in _BLOCKS and (len(quantity.axes) == 1 or quantity.per_block):
+        if _has_blocks(quantity):
             draw = partial(_draw_blocks, view, quantity)
             view.add(section, f"{key}-blocks", f"{caption} By block.", [name], draw)
         if quantity.axes == ("layer", "head"):
@@ -85,6 +87,8 @@ def draw_in_snapshot(view: SnapshotView, section: Section, quantities: Iterable[
             if len(quantity.axes) == 3:
                 text = of_blocks(text, view.n_layers)
             view.add(section, f"{key}-{over}", text, [name], partial(_draw_lines, quantity))
+        elif not _has_blocks(quantity) and name in view.snapshot.arrays:
+            section.notes.append(_without_picture(quantity))
     _list_scalars(view, section, [quantity for quantity in every if quantity.has_scalar])
 
 
@@ -99,6 +103,15 @@ def _key(section: Section, quantity: Quantity) -> str:
 def _caption(quantity: Quantity) -> str:
     label = quantity.label[:1].upper() + quantity.label[1:]
     return f"{label}: {quantity.definition.rstrip('.')}."
+
+
+def _without_picture(quantity: Quantity) -> str:
+    return f"No picture is made of {quantity.label} {quantity.shape}: arrays.safetensors holds it as {quantity.name}."
+
+
+def _has_blocks(quantity: Quantity) -> bool:
+    """Whether every block has one number of it."""
+    return quantity.axes[0] in _BLOCKS and (len(quantity.axes) == 1 or bool(quantity.per_block))
 
 
 def _has_lines(quantity: Quantity) -> bool:
