@@ -54,6 +54,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = normal_dashes(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
     try:
+        if "_ARGCOMPLETE" in os.environ and argv is None:
+            from .commands.completion import complete
+
+            complete()
         return _run(arguments)
     except (UsageError, RunError) as error:
         if debug:

@@ -25,6 +25,7 @@ COMMANDS = (
     "snapshot",
     "intervene",
     "configs",
+    "completion",
 )
 
 

@@ -29,6 +29,7 @@ FLOORS = (
     ("callbacks",),
     ("trainer", "report"),
     ("plan", "study"),
+    ("api",),
     ("launch",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

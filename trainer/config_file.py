@@ -39,9 +39,9 @@ def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) ->
         raise
 
 
-def build_config(fields: Mapping[str, Any]) -> RunConfig:
+def build_config(fields: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """The run of these fields alone, by dotted names or nested, over the defaults; as `read_config`."""
-    return _build(_dotted_fields(fields))
+    return _build(_dotted_fields(fields) | _dotted_fields(overrides or {}))
 
 
 def _dotted_fields(tree: Any, where: str = "") -> dict[str, Any]:

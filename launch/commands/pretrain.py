@@ -43,24 +43,20 @@ def run(options: Namespace) -> int:
     """Train, then print the table of snapshots and write the report."""
     from rich.console import Console
 
+    from ...api.pretraining import in_its_folder, run_training
     from ...report.run_page import build_report
     from ...report.snapshot_table import print_table
-    from ...trainer import initial_model
     from ...trainer.processes.launched_process import launched_process, restarted
-    from ...trainer.run import pretrain
 
     config = config_of(options)
     if options.resume is not None:
-        run_dir = RunDir(Path(options.resume))
-    else:
-        config = dataclasses.replace(config, name=config.name or _name_of(options))
-        run_dir = RunDir(Path(config.run_dir or f"runs/{config.name}"))
-    config = initial_model.resolve_init_from(dataclasses.replace(config, run_dir=str(run_dir.path)))
-    console = Console()
+        config = dataclasses.replace(config, run_dir=str(RunDir(Path(options.resume)).path))
+    config = in_its_folder(config, _name_of(options))
+    run_dir, console = RunDir(Path(config.run_dir)), Console()
     # After a restart the launcher repeats the command that began the run.
     resume = options.resume is not None or (restarted() and RunDir.is_run(run_dir.path))
     where = launched_process()
-    outcome = pretrain(config, run_dir, resume=resume, console=console)
+    config, outcome = run_training(config, resume=resume, console=console)
     if where is not None and where.rank > 0:
         return 0
     if config.snapshot.enabled:

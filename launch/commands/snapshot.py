@@ -39,6 +39,14 @@ def add_options(parser: Parser) -> None:
         default="float32",
         help="What the pass runs in.",
     )
+    parser.add_argument(
+        "--metrics",
+        type=str,
+        nargs="+",
+        default=[],
+        metavar="MODULE:CLASS",
+        help="Your own metrics (docs/measurements.md), from the working folder or installed.",
+    )
     parser.add_argument("--out", type=str | None, metavar="DIR", help="New folder for all scalars and arrays.")
     add_json(parser)
 
@@ -65,6 +73,7 @@ def run(options: Namespace) -> int:
         seq_len=default_seq_len(loaded) if options.seq_len is None else options.seq_len,
         batch_size=options.batch_size,
         sink_epsilon=options.sink_epsilon,
+        metrics=options.metrics,
     )
     check_probe(settings, loaded.n_positions)
     loaded.model.to(device())

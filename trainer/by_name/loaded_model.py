@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from ...measure.foreign import ForeignModel
 from ...measure.measurement import birth_reference, measure
 from ...measure.recorder import snapshot_of
 from ...measure.records import Snapshot
+from ...measure.user_metrics import MetricLike
 from ...models.decoder import Decoder
 from ...models.exchange.pretrained import is_path
 from .model_names import no_such_model, open_native
@@ -36,7 +37,7 @@ class LoadedModel:
     """As it was given."""
     model: Decoder | ForeignModel
     """Ready to run; a model of ``transformers`` that our decoder cannot be is wrapped, as ``model.model``."""
-    newborn: Callable[[], Decoder] | None
+    newborn: Callable[[], Decoder | ForeignModel] | None
     """Re-creates its birth, where that is known."""
     step: int
     """Optimizer steps that it has been trained for; `UNKNOWN_STEP` where that is not known."""
@@ -108,13 +109,16 @@ def default_seq_len(loaded: LoadedModel) -> int:
     return SnapshotConfig.seq_len if longest is None else min(SnapshotConfig.seq_len, longest)
 
 
-def measure_loaded(loaded: LoadedModel, settings: SnapshotConfig, probe_seed: int = 0) -> Snapshot:
+def measure_loaded(
+    loaded: LoadedModel, settings: SnapshotConfig, probe_seed: int = 0, metrics: Sequence[MetricLike] = ()
+) -> Snapshot:
     """One snapshot of ``loaded`` on a random probe, compared with its birth where that is known.
 
     Args:
         loaded: the model, on the device where it is to run.
-        settings: the probe's size, and how it is read.
+        settings: the probe's size, how it is read, and by which metrics of yours.
         probe_seed: decides the probe.
+        metrics: more of yours: ``module:Class``, classes or instances.
 
     Raises:
         RunError: the model gives NaN or inf.
@@ -128,7 +132,14 @@ def measure_loaded(loaded: LoadedModel, settings: SnapshotConfig, probe_seed: in
         birth = birth_reference(loaded.newborn().to(device), probe_NT, settings.batch_size)
     start = time.perf_counter()
     try:
-        found = measure(model, probe_NT, birth, batch_size=settings.batch_size, sink_epsilon=settings.sink_epsilon)
+        found = measure(
+            model,
+            probe_NT,
+            birth,
+            batch_size=settings.batch_size,
+            sink_epsilon=settings.sink_epsilon,
+            metrics=[*settings.metrics, *metrics],
+        )
     except (RunError, UsageError) as error:
         raise type(error)(f"{loaded.name}: {error}") from None
     tokenizer = None if loaded.tokenizer_file is None else TextTokenizer.load(loaded.tokenizer_file)

@@ -1,0 +1,1 @@
+"""Birthmark from Python: ``import birthmark as bm`` (docs/python.md)."""

@@ -1,0 +1,80 @@
+"""The lineage test of two models."""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import ExitStack
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import nn
+
+from ..errors import UsageError
+from ..measure.find_model import unwrap
+from ..measure.hidden_states import FingerprintProbe
+from ..metrics.config import LineageTestConfig
+from ..metrics.seedprint import Fingerprint
+from ..models.decoder import Decoder
+from ..study.lineage.compare import check_comparable, choose_probe, compare_all
+from ..trainer.by_name.model_names import Source, open_source
+from .model import Model
+
+
+def fingerprint(
+    a: Model | nn.Module | str | PathLike[str],
+    b: Model | nn.Module | str | PathLike[str],
+    *,
+    probe: Literal["token", "embedding"] = "token",
+    n_inputs: int = FingerprintProbe.n_inputs,
+    seq_len: int | None = None,
+    probe_seed: int = 0,
+    cache_dir: str | Path | None = None,
+    **settings: Any,
+) -> Fingerprint:
+    """Test whether two models share a birth (docs/seedprint.md): what ``birthmark fingerprint`` does.
+
+    Args:
+        a: a model, or any name that `load` takes; our own architecture, or one of ``transformers`` that it can be.
+        b: the other.
+        probe: what both are shown: random tokens, or Gaussian vectors in place of embeddings.
+        n_inputs: sequences that they are shown.
+        seq_len: tokens in each; by default 64, or as many as both can read.
+        probe_seed: decides the sequences.
+        cache_dir: where hidden states are kept for the next test; by default they are not.
+        settings: fields of ``LineageTestConfig``, such as ``null="analytic"``.
+
+    Returns:
+        ``verdict`` (``kin``, ``stranger``, ``undefined``), ``z``, ``log10_p``, ``statistic`` and what they rest on.
+
+    Raises:
+        UsageError: models that cannot be compared, or an impossible setting.
+    """
+    known = LineageTestConfig.__dataclass_fields__
+    if unknown := [name for name in settings if name not in known]:
+        raise UsageError(f"{unknown[0]}: no such setting; there are {', '.join(known)}")
+    how = LineageTestConfig(**settings)
+    if problems := how.problems():
+        raise UsageError("; ".join(problems))
+    sources = [_source(model) for model in (a, b)]
+    shown = FingerprintProbe(kind=probe, n_inputs=n_inputs, probe_seed=probe_seed)
+    check_comparable(sources, shown)
+    shown = choose_probe(shown, seq_len, [source.config for source in sources])
+    with ExitStack() as held:
+        cache = held.enter_context(tempfile.TemporaryDirectory()) if cache_dir is None else cache_dir
+        (pair,) = compare_all(sources, shown, how, Path(cache))
+    return pair.found
+
+
+def _source(model: Model | nn.Module | str | PathLike[str]) -> Source:
+    if isinstance(model, (str, PathLike)):
+        return open_source(fspath(model))
+    name, module, tokenizer = type(model).__name__, model, None
+    if isinstance(model, Model):
+        name, module, tokenizer = model.name, model.module, model.loaded.tokenizer_file
+    inner = unwrap(module)
+    if not isinstance(inner, Decoder):
+        raise UsageError(
+            f"{name}: only models of our own architecture are compared in memory; give its folder or hub id"
+        )
+    return Source(name, inner.config, lambda: inner, tokenizer)

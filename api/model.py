@@ -1,0 +1,167 @@
+"""Models by any of their names, ready for use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+from os import PathLike, fspath
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..data.tokenizer import TextTokenizer
+from ..errors import UsageError
+from ..measure.config import SnapshotConfig
+from ..measure.find_model import measurable, unwrap
+from ..measure.user_metrics import MetricLike
+from ..trainer.by_name.loaded_model import (
+    UNKNOWN_STEP,
+    LoadedModel,
+    default_seq_len,
+    load_named,
+    measure_loaded,
+)
+from ..trainer.devices import device
+from .snapshots import Snapshot
+
+
+class Model:
+    """A model in memory, in evaluation mode, with its config and, where it has one, its tokenizer.
+
+    Calling it with token ids ``[B, T]`` gives logits ``[B, T, V]``.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        self.loaded = loaded
+
+    @property
+    def name(self) -> str:
+        """What it was loaded by."""
+        return self.loaded.name
+
+    @property
+    def module(self) -> nn.Module:
+        """The PyTorch module."""
+        return self.loaded.model
+
+    @property
+    def config(self) -> Any:
+        """Its shape; of our own models a ``ModelConfig``."""
+        return self.loaded.model.config
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps that it has been trained for; -1 where that is not known."""
+        return self.loaded.step
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer | None:
+        """The tokenizer of the text that it reads; None where there is none."""
+        file = self.loaded.tokenizer_file
+        return None if file is None else TextTokenizer.load(file)
+
+    @property
+    def n_params(self) -> int:
+        """Number of parameters."""
+        return sum(parameter.numel() for parameter in self.module.parameters())
+
+    def birth(self) -> Model:
+        """The model as it was at step 0, before any training.
+
+        Raises:
+            UsageError: its birth is not known.
+        """
+        if self.loaded.newborn is None:
+            raise UsageError(f"{self.name}: its birth is not known")
+        born = self.loaded.newborn().to(next(self.module.parameters()).device).eval()
+        return Model(replace(self.loaded, name=f"birth of {self.name}", model=born, step=0))
+
+    def __call__(self, tokens_BT: Any) -> Tensor:
+        """Logits ``[B, T, V]`` of token ids ``[B, T]``, without gradients."""
+        tokens_BT = torch.as_tensor(tokens_BT, device=next(self.module.parameters()).device)
+        with torch.no_grad():
+            return self.module(tokens_BT)
+
+    def measure(self, **settings: Any) -> Snapshot:
+        """`birthmark.measure` of it."""
+        return measure(self, **settings)
+
+    def __repr__(self) -> str:
+        shape = ", ".join(f"{name}={getattr(self.config, name)}" for name in ("n_layers", "d_model", "n_heads"))
+        trained = "training unknown" if self.step == UNKNOWN_STEP else f"step {self.step}"
+        return f"Model({self.name!r}): {self.n_params:,} parameters ({shape}), {trained}"
+
+
+def load(
+    name: str | PathLike[str], *, dtype: torch.dtype = torch.float32, on: torch.device | str | None = None
+) -> Model:
+    """Load a model by any of its names.
+
+    Args:
+        name: ``RUN`` (its last checkpoint), ``RUN@STEP`` (``@0`` is its birth), a checkpoint's folder, ``CONFIG@SEED``
+            (a birth), a folder of ``transformers`` or a hub id; or a ``Run``.
+        dtype: of the weights.
+        on: the device; by default a GPU where there is one.
+
+    Raises:
+        UsageError: there is no such model.
+        RunError: a damaged file.
+    """
+    loaded = load_named(fspath(name), dtype)
+    loaded.model.to(device() if on is None else on).eval()
+    return Model(loaded)
+
+
+def measure(
+    model: Model | nn.Module | str | PathLike[str],
+    *,
+    birth: Model | nn.Module | None = None,
+    n_sequences: int = SnapshotConfig.n_sequences,
+    seq_len: int | None = None,
+    probe_seed: int = 0,
+    batch_size: int = SnapshotConfig.batch_size,
+    sink_epsilon: float = SnapshotConfig.sink_epsilon,
+    metrics: Sequence[MetricLike] = (),
+) -> Snapshot:
+    """Measure a model's biases on random tokens: what ``birthmark snapshot`` does. The model is left as it was.
+
+    Args:
+        model: a loaded one, or any name that `load` takes; our decoder or a causal language model of ``transformers``.
+        birth: what to compare with; by default the model's own birth, where that is known.
+        n_sequences: sequences in the probe.
+        seq_len: tokens in each; by default 64, or as many as the model reads.
+        probe_seed: decides the sequences.
+        batch_size: sequences in one forward pass.
+        sink_epsilon: importance from which on a key is a sink.
+        metrics: your own: ``module:Class``, classes or instances (docs/measurements.md).
+
+    Raises:
+        UsageError: a model that cannot be measured, or an impossible setting.
+        RunError: the model gives NaN or inf, or one of your metrics fails.
+    """
+    loaded = _loaded(model)
+    if birth is not None:
+        reference = _loaded(birth).model
+        loaded = replace(loaded, newborn=lambda: reference)
+    settings = SnapshotConfig(
+        n_sequences=n_sequences,
+        seq_len=default_seq_len(loaded) if seq_len is None else seq_len,
+        batch_size=batch_size,
+        sink_epsilon=sink_epsilon,
+    )
+    if problems := settings.problems():
+        raise UsageError("; ".join(problem.removeprefix("snapshot.") for problem in problems))
+    if loaded.n_positions is not None and settings.seq_len > loaded.n_positions:
+        raise UsageError(f"seq_len {settings.seq_len}: this model has {loaded.n_positions} positions")
+    return Snapshot(measure_loaded(loaded, settings, probe_seed, metrics), loaded.name)
+
+
+def _loaded(model: Model | nn.Module | str | PathLike[str]) -> LoadedModel:
+    if isinstance(model, (str, PathLike)):
+        return load(model).loaded
+    if isinstance(model, Model):
+        return model.loaded
+    inner = unwrap(model)
+    return LoadedModel(type(inner).__name__, measurable(inner), None, UNKNOWN_STEP, None)

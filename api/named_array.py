@@ -1,0 +1,144 @@
+"""Arrays whose dimensions have names and coordinates."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import UsageError
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import xarray as xr
+
+
+@dataclass(frozen=True, eq=False)
+class NamedArray:
+    """An array with a name and a coordinate for each index: ``run.snapshots["sink_mass"].sel(layer=2)``.
+
+    NumPy takes it as an array. For more than selecting and averaging there are `to_xarray` and `to_pandas`.
+    """
+
+    values: np.ndarray
+    dims: tuple[str, ...] = ()
+    """A name for each dimension of ``values``, such as ``("layer", "head")``."""
+    coords: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """By dimension: what its indices stand for. Layers count from 1, heads and positions from 0."""
+    name: str = ""
+    label: str = ""
+    """What axes and tables call it."""
+    unit: str = ""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Lengths of the dimensions."""
+        return self.values.shape
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        values = np.asarray(self.values, dtype)
+        return values.copy() if copy else values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __float__(self) -> float:
+        return float(self.values)
+
+    def sel(self, **wanted: Any) -> NamedArray:
+        """Select by coordinates: one takes its dimension away, a list keeps it.
+
+        Raises:
+            UsageError: no such dimension or coordinate.
+        """
+        return self.isel(**{dim: self._places(dim, value) for dim, value in wanted.items()})
+
+    def isel(self, **places: Any) -> NamedArray:
+        """Select by indices from 0: a number takes its dimension away, a list or a slice keeps it."""
+        for dim in places:
+            self._check(dim)
+        values, dims, coords = self.values, self.dims, dict(self.coords)
+        for dim, place in places.items():
+            axis = dims.index(dim)
+            if isinstance(place, (int, np.integer)):
+                values = values.take(int(place), axis)
+                dims = dims[:axis] + dims[axis + 1 :]
+                del coords[dim]
+            else:
+                chosen = np.arange(values.shape[axis])[place]
+                values, coords[dim] = values.take(chosen, axis), coords[dim][chosen]
+        return replace(self, values=values, dims=dims, coords=coords)
+
+    def mean(self, dim: str | None = None) -> NamedArray:
+        """The mean over one dimension, by default over all."""
+        return self._reduced(np.mean, dim)
+
+    def max(self, dim: str | None = None) -> NamedArray:
+        """The largest value along one dimension, by default of all."""
+        return self._reduced(np.max, dim)
+
+    def to_pandas(self) -> pd.Series[Any] | pd.DataFrame:
+        """A series of one dimension, a frame of two; of more, a series with one level of its index for each."""
+        pd = optional_library("pandas")
+        if self.values.ndim == 1:
+            return pd.Series(self.values, self._index(pd, 0), name=self.name)
+        if self.values.ndim == 2:
+            return pd.DataFrame(self.values, self._index(pd, 0), self._index(pd, 1))
+        index = pd.MultiIndex.from_product([self.coords[dim] for dim in self.dims], names=self.dims)
+        return pd.Series(self.values.ravel(), index, name=self.name)
+
+    def to_xarray(self) -> xr.DataArray:
+        """The same as a ``DataArray``, with label and unit as its attributes."""
+        attrs = {key: value for key, value in (("long_name", self.label), ("units", self.unit)) if value}
+        return optional_library("xarray").DataArray(self.values, dict(self.coords), self.dims, self.name or None, attrs)
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{dim}: {n}" for dim, n in zip(self.dims, self.shape, strict=True))
+        values = np.array2string(self.values, precision=4, threshold=20)
+        return f"<NamedArray {self.name} ({sizes}){f' in {self.unit}' if self.unit else ''}>\n{values}"
+
+    def _check(self, dim: str) -> None:
+        if dim not in self.dims:
+            raise UsageError(f"{self.name or 'this array'} has no dimension {dim}; it has {', '.join(self.dims)}")
+
+    def _places(self, dim: str, wanted: Any) -> Any:
+        self._check(dim)
+        known = {value: place for place, value in enumerate(self.coords[dim].tolist())}
+        several = isinstance(wanted, (list, tuple, range, np.ndarray))
+        names = np.asarray(wanted).tolist() if several else [np.asarray(wanted).item()]
+        for name in names:
+            if name not in known:
+                there = ", ".join(map(str, known)) if len(known) <= 12 else f"{min(known)} to {max(known)}"
+                raise UsageError(f"{self.name or 'this array'} has no {dim} {name}; there are {there}")
+        places = [known[name] for name in names]
+        return places if several else places[0]
+
+    def _reduced(self, how: Any, dim: str | None) -> NamedArray:
+        if dim is None:
+            return replace(self, values=how(self.values), dims=(), coords={})
+        self._check(dim)
+        dims = tuple(other for other in self.dims if other != dim)
+        coords = {other: self.coords[other] for other in dims}
+        return replace(self, values=how(self.values, axis=self.dims.index(dim)), dims=dims, coords=coords)
+
+    def _index(self, pd: Any, axis: int) -> Any:
+        return pd.Index(self.coords[self.dims[axis]], name=self.dims[axis])
+
+
+def no_such(what: str, name: str, known: Iterable[str]) -> UsageError:
+    """The error for a name that is not among those known."""
+    close = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"did you mean {close[0]}?" if close else "docs/run-directory.md lists them"
+    return UsageError(f"{name}: no such {what}; {hint}")
+
+
+def optional_library(library: str) -> Any:
+    """Import a library that only some machines have; UsageError with its install line if this one has not."""
+    if importlib.util.find_spec(library) is None:
+        raise UsageError(f"this needs {library}: pip install {library}")
+    return importlib.import_module(library)

@@ -1,0 +1,163 @@
+"""Snapshots as objects: scalars, named arrays, a table or pictures."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+
+from ..errors import UsageError
+from ..measure.records import RunDir
+from ..measure.records import Snapshot as Record
+from ..metrics.quantities import quantities_of
+from ..metrics.quantity import AXES
+from .named_array import NamedArray, no_such
+
+
+class Snapshot:
+    """One measurement of one model: ``snapshot.scalars["sink_mass"]``, ``snapshot["sink_mass"].sel(layer=2, head=0)``.
+
+    Args:
+        record: what was measured, or the folder that it was written to.
+        name: what it is of.
+    """
+
+    def __init__(self, record: Record | str | Path, name: str = "") -> None:
+        self.record = record if isinstance(record, Record) else Record.read(Path(record))
+        self.name = name or str(self.record.summary.get("source", ""))
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps taken before it: 0 is birth, -1 unknown."""
+        return self.record.step
+
+    @property
+    def scalars(self) -> dict[str, float]:
+        """Scalars of the random probe by name (docs/run-directory.md)."""
+        return self.record.bias
+
+    @property
+    def text_scalars(self) -> dict[str, float]:
+        """Those of the text probe, where that was measured."""
+        return self.record.summary.get("bias_text", {})
+
+    @property
+    def top_tokens(self) -> list[dict[str, Any]]:
+        """The most preferred tokens, first to last."""
+        return self.record.summary["top_tokens"]
+
+    @property
+    def names(self) -> list[str]:
+        """Names of all arrays."""
+        return sorted(self.record.arrays)
+
+    def __getitem__(self, name: str) -> NamedArray:
+        """An array by name, with the dimensions that its quantity declares."""
+        if name not in self.record.arrays:
+            raise no_such("array", name, self.names)
+        return named(name, self.record.arrays[name], self.record)
+
+    def write(self, folder: str | Path) -> None:
+        """Write it as a folder, which `birthmark report` reads."""
+        if Path(folder).exists():
+            raise UsageError(f"{folder}: exists already; give a new folder")
+        self.record.write(Path(folder))
+
+    def __repr__(self) -> str:
+        from rich.console import Console
+
+        from ..report.block_table import print_snapshot
+
+        text = io.StringIO()
+        print_snapshot(self.record, Console(file=text, width=100))
+        return f"Snapshot of {self.name}, step {self.step}\n{text.getvalue()}"
+
+    def _repr_html_(self) -> str:
+        from ..report.notebook import snapshot_html
+
+        return snapshot_html(self.record, self.name)
+
+
+def named(name: str, values: np.ndarray, record: Record) -> NamedArray:
+    """An array of a snapshot as its declaration names it; what is not declared has dimensions ``dim_0``, …"""
+    # Those of the text probe begin with its name.
+    quantity = quantities_of(record.summary).get(name.removeprefix("text."))
+    if quantity is None or len(quantity.axes) != values.ndim:
+        dims = tuple(f"dim_{i}" for i in range(values.ndim))
+        return NamedArray(values, dims, {dim: np.arange(n) for dim, n in zip(dims, values.shape, strict=True)}, name)
+    axes = [AXES[axis] for axis in quantity.axes]
+    coords = {axis.column: axis.first + np.arange(n) for axis, n in zip(axes, values.shape, strict=True)}
+    if "epsilon" in coords and "sink_epsilons" in record.arrays:
+        coords["epsilon"] = record.arrays["sink_epsilons"]
+    return NamedArray(values, tuple(coords), coords, name, quantity.label, quantity.unit)
+
+
+class Snapshots(Sequence[Snapshot]):
+    """The snapshots of a run, birth first; ``snapshots["sink_mass"]`` is an array with ``step`` as first dimension."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.folders = run.snapshot_folders()
+        self.name = run.path.name
+        self._read: dict[int, Snapshot] = {}
+
+    def __len__(self) -> int:
+        return len(self.folders)
+
+    @overload
+    def __getitem__(self, which: int) -> Snapshot: ...
+    @overload
+    def __getitem__(self, which: slice) -> list[Snapshot]: ...
+    @overload
+    def __getitem__(self, which: str) -> NamedArray: ...
+    def __getitem__(self, which: int | slice | str) -> Snapshot | list[Snapshot] | NamedArray:
+        """One by its place, or a quantity of all by its name: an array where there is one, else a scalar."""
+        if isinstance(which, slice):
+            return [self[place] for place in range(len(self))[which]]
+        if isinstance(which, str):
+            return self._over_training(which)
+        place = range(len(self))[which]
+        if place not in self._read:
+            self._read[place] = Snapshot(self.folders[place], self.name)
+        return self._read[place]
+
+    def __iter__(self) -> Iterator[Snapshot]:
+        return (self[place] for place in range(len(self)))
+
+    @property
+    def steps(self) -> list[int]:
+        """Their steps."""
+        return [snapshot.step for snapshot in self]
+
+    def at(self, step: int) -> Snapshot:
+        """The one after so many optimizer steps."""
+        if step not in self.steps:
+            raise UsageError(f"no snapshot of step {step}; there are {', '.join(map(str, self.steps)) or 'none'}")
+        return self[self.steps.index(step)]
+
+    def scalars(self) -> Mapping[str, NamedArray]:
+        """Scalars of all of them over ``step``, by name; NaN where one lacks it."""
+        names = dict.fromkeys(name for snapshot in self for name in snapshot.scalars)
+        return {name: self._scalar(name) for name in names}
+
+    def _over_training(self, name: str) -> NamedArray:
+        have = [snapshot for snapshot in self if name in snapshot.record.arrays]
+        if have:
+            arrays = [snapshot[name] for snapshot in have]
+            first, steps = arrays[0], np.array([snapshot.step for snapshot in have])
+            values, coords = np.stack([array.values for array in arrays]), {"step": steps, **first.coords}
+            return NamedArray(values, ("step", *first.dims), coords, name, first.label, first.unit)
+        if any(name in snapshot.scalars for snapshot in self):
+            return self._scalar(name)
+        raise no_such("quantity", name, {key for snapshot in self for key in (*snapshot.names, *snapshot.scalars)})
+
+    def _scalar(self, name: str) -> NamedArray:
+        values = np.array([snapshot.scalars.get(name, np.nan) for snapshot in self])
+        quantity = quantities_of(self[0].record.summary).get(name)
+        label, unit = ("", "") if quantity is None else (quantity.label, quantity.unit)
+        return NamedArray(values, ("step",), {"step": np.array(self.steps)}, name, label, unit)
+
+    def __repr__(self) -> str:
+        return f"Snapshots of {self.name}: steps {', '.join(map(str, self.steps))}"

@@ -1,0 +1,89 @@
+"""`birthmark completion`: the script with which a shell completes commands, fields and values."""
+
+from __future__ import annotations
+
+import os
+from argparse import Action
+from collections.abc import Callable, Sequence
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
+
+from jsonargparse import Namespace
+
+from ...errors import UsageError
+from ...trainer.by_name.shipped_configs import shipped_configs
+from ...trainer.config_parser import ConfigFile, Parser
+
+SUMMARY = "Print the script with which bash, zsh or fish completes commands, fields and values."
+
+Shell = Literal["bash", "zsh", "fish"]
+
+#: How each loads the script.
+LOADED_BY: dict[Shell, str] = {
+    "bash": 'eval "$(birthmark completion bash)" in ~/.bashrc',
+    "zsh": 'eval "$(birthmark completion zsh)" in ~/.zshrc, after compinit',
+    "fish": "birthmark completion fish | source, in ~/.config/fish/config.fish",
+}
+
+
+def add_options(parser: Parser) -> None:
+    """The shell."""
+    parser.add_argument(
+        "shell",
+        type=Literal["bash", "zsh", "fish"],
+        help="; ".join(" ".join(line.split()) for line in LOADED_BY.values()),
+    )
+
+
+def run(options: Namespace) -> int:
+    """Print the script."""
+    print(_argcomplete().shellcode(["birthmark"], shell=options.shell))
+    return 0
+
+
+def complete() -> None:
+    """Answer the shell, which asks by environment variables, and leave.
+
+    As elsewhere only the parser of the command at hand is built.
+    """
+    from ..command_table import COMMANDS, command_parser, top_parser
+
+    words = os.environ["COMP_LINE"][: int(os.environ["COMP_POINT"])].split(" ")
+    if len(words) > 2 and words[1] in COMMANDS:
+        # The parser's own words begin after the command's name.
+        os.environ["_ARGCOMPLETE"] = "2"
+        parser = command_parser(words[1])
+    else:
+        parser = top_parser()
+    files = _argcomplete().completers.FilesCompleter()
+    for action in parser._actions:
+        if (values := _values(action, files)) is not None:
+            action.completer = values  # type: ignore[attr-defined]
+    parser.parse_args([])  # jsonargparse hands itself to argcomplete, which answers and leaves
+
+
+def _values(action: Action, files: Callable[..., Sequence[str]]) -> Callable[..., Sequence[str]] | None:
+    """What completes the values of an option; None: the parser's own way. Where any text may stand, files and configs
+    do."""
+    hint = getattr(action, "_typehint", None)
+    kinds = [
+        kind for kind in (get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]) if kind is not None
+    ]
+    choices = [str(choice) for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
+    if choices:
+        return lambda prefix, **_: choices
+    if bool in kinds or isinstance(action, ConfigFile) or hint is None:
+        return None
+    if not any(kind is str or get_origin(kind) is list for kind in kinds):
+        return lambda prefix, **_: []
+    configs = [config.name for config in shipped_configs()] if action.metavar in ("CONFIG", "MODEL", "STUDY") else []
+    return lambda prefix, **more: [*files(prefix, **more), *(name for name in configs if name.startswith(prefix))]
+
+
+def _argcomplete() -> Any:
+    try:
+        import argcomplete
+        import argcomplete.completers
+    except ImportError:
+        raise UsageError("completion needs argcomplete: pip install 'birthmark[completion]'") from None
+    return argcomplete

@@ -1,0 +1,244 @@
+"""Birthmark as a library: what one name gives, and what importing it costs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import birthmark as bm
+from birthmark.data.probes import random_probe
+from birthmark.measure.measurement import measure
+from birthmark.measure.records import RunDir, read_metrics
+from birthmark.models.birth import born
+from birthmark.models.decoder import Decoder
+from birthmark.trainer.config_file import read_config
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory, tiny):
+    """A tiny run from Python."""
+    return bm.pretrain(tiny({"snapshot.probes": ["random", "text"]}), run_dir=tmp_path_factory.mktemp("api") / "run")
+
+
+def test_importing_loads_nothing_heavy():
+    code = "import birthmark, sys; dir(birthmark); print('\\n'.join(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    heavy = {"torch", "lightning", "numpy", "jsonargparse", "yaml", "rich", "pandas", "scipy", "transformers"}
+    assert not heavy & set(loaded)
+    assert {name for name in loaded if name.startswith("birthmark")} == {"birthmark"}
+
+
+def test_importing_is_quick():
+    """Processor time, which busy neighbours do not add to; a Python that imports nothing takes some of it."""
+
+    def seconds(code):
+        before = os.times()
+        subprocess.run([sys.executable, "-c", code], check=True)
+        after = os.times()
+        return after.children_user + after.children_system - before.children_user - before.children_system
+
+    assert min(seconds("import birthmark") - seconds("pass") for _ in range(3)) < 0.3
+
+
+def test_every_name_is_there_and_no_other():
+    for name in bm.__all__:
+        assert callable(getattr(bm, name)), name
+        assert name in dir(bm)
+    with pytest.raises(AttributeError, match="no attribute 'frobnicate'"):
+        bm.frobnicate  # noqa: B018
+
+
+@pytest.mark.parametrize("first", ["bm.measure", "birthmark.measure.records"])
+def test_measure_is_the_function_and_the_package_whichever_is_used_first(first):
+    code = f"""
+import birthmark as bm
+{"bm.measure" if first == "bm.measure" else "import birthmark.measure.records"}
+import birthmark.measure.records as records
+assert records.__name__ == "birthmark.measure.records"
+assert callable(bm.measure) and bm.measure.records is records
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_a_config_may_be_an_object_fields_a_file_or_a_name(tiny, tmp_path, run):
+    small = {"trainer.max_steps": 2, "snapshot": {"enabled": False}}
+    file = tmp_path / "small.yaml"
+    file.write_text(run.files.config.read_text())
+    fields = {"model": {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 24, "max_seq_len": 12}}
+    fields |= {"data.path": "backcopy", "trainer.device": "cpu", "trainer.val_sequences": 4, "log.wandb": "off"}
+    given = {"object": (tiny(), small), "fields": (fields, small), "file": (file, small)}
+    for name, (config, overrides) in given.items():
+        made = bm.pretrain(config, overrides, run_dir=tmp_path / name)
+        assert made.config.trainer.max_steps == 2
+        assert made.checkpoints == [2]
+    named = bm.pretrain("sinks", small | {"log.wandb": "off"}, run_dir=tmp_path / "name")
+    assert named.config.name == "sinks"
+    assert named.config.model == read_config("sinks").model
+
+
+def test_a_run_goes_on(tiny, tmp_path):
+    first = bm.pretrain(tiny({"trainer.max_steps": 2}), run_dir=tmp_path / "run")
+    assert first.checkpoints == [2]
+    on = bm.pretrain(first.config, {"trainer.max_steps": 4}, resume=True)
+    assert (on.path, on.checkpoints) == (first.path, [2, 4])
+
+
+def test_nothing_is_printed(tiny, tmp_path, capfd):
+    bm.pretrain(tiny({"trainer.max_steps": 2}), run_dir=tmp_path / "quiet")
+    assert capfd.readouterr().out == ""
+
+
+def test_metrics_are_the_lines_of_the_log(run):
+    records = read_metrics(run.files.metrics)
+    wanted = {r["step"]: r["train/loss"] for r in records if "train/loss" in r}
+    loss = run.metrics["train/loss"]
+    assert loss.dims == ("step",)
+    assert dict(zip(loss.coords["step"].tolist(), loss.values.tolist(), strict=True)) == wanted
+    frame = run.metrics.to_pandas()
+    assert frame.index.name == "step"
+    assert frame["train/loss"].dropna().to_dict() == wanted
+    with pytest.raises(bm.UsageError, match=r"val_los: no such metric; did you mean val/loss\?"):
+        run.metrics["val_los"]
+
+
+def test_snapshots_are_named_arrays(run):
+    records = run.files.snapshots()
+    assert run.snapshots.steps == [record.step for record in records] == [0, 2, 4, 6]
+    assert [s.step for s in run.snapshots[1:]] == [2, 4, 6]
+    mass = run.snapshots["sink_mass"]
+    assert mass.dims == ("step", "layer", "head")
+    assert mass.coords["layer"].tolist() == [1, 2]
+    assert float(mass.sel(step=4, layer=2, head=1)) == records[2].arrays["sink_mass"][1, 1]
+    states = run.snapshots.at(6)["inter_mlp"]
+    assert states.coords["layer"].tolist() == [0, 1, 2]
+    assert run.snapshots[-1]["text.sink_mass"].dims == ("layer", "head")
+    assert run.snapshots[-1].text_scalars == records[-1].summary["bias_text"]
+    scalar = run.snapshots["preference_ratio"]
+    assert scalar.values.tolist() == [record.bias["preference_ratio"] for record in records]
+    with pytest.raises(bm.UsageError, match="no snapshot of step 3; there are 0, 2, 4, 6"):
+        run.snapshots.at(3)
+    with pytest.raises(bm.UsageError, match=r"sink_mas: no such quantity; did you mean sink_mass\?"):
+        run.snapshots["sink_mas"]
+
+
+def test_every_declared_array_has_its_dimensions(run):
+    for snapshot in (run.snapshots[0], run.snapshots[-1]):
+        for name in snapshot.names:
+            array = snapshot[name]
+            assert not any(dim.startswith("dim_") for dim in array.dims), name
+            assert tuple(len(array.coords[dim]) for dim in array.dims) == array.shape
+
+
+def test_models_by_every_name(run, tmp_path):
+    from birthmark.models.exchange.pretrained import save_pretrained
+
+    last = bm.load(run)
+    assert (last.step, last.config, last.tokenizer) == (6, run.config.model, None)
+    assert isinstance(last.module, Decoder)
+    assert not last.module.training
+    tokens = torch.tensor([[1, 2, 3]])
+    assert last(tokens).shape == (1, 3, 24)
+    assert torch.equal(last([[1, 2, 3]]), last(tokens))
+    assert torch.equal(bm.load(f"{run.path}@6")(tokens), last(tokens))
+    assert torch.equal(run.load()(tokens), last(tokens))
+    newborn = born(run.config.model, run.config.init_seed)
+    with torch.no_grad():
+        for model in (bm.load(f"{run.path}@0"), last.birth(), run.load(0), bm.load(f"{run.files.config}@3")):
+            assert torch.equal(model(tokens), newborn(tokens))
+    llama = {"norm": "rmsnorm", "mlp": "swiglu", "positions": "rope", "d_model": 16, "n_heads": 2, "n_layers": 1}
+    file = tmp_path / "llama.yaml"
+    file.write_text(f"model: {llama | {'vocab_size': 24}}")
+    save_pretrained(bm.load(f"{file}@1").module, tmp_path / "theirs")
+    theirs = bm.load(tmp_path / "theirs")
+    assert theirs.step == -1
+    with pytest.raises(bm.UsageError, match="its birth is not known"):
+        theirs.birth()
+
+
+def test_measuring_gives_what_the_instrument_gives(run):
+    probe = random_probe(24, 10, 8, 0)
+    expected = measure(bm.load(run).module, probe, batch_size=4)
+    model = bm.load(run)
+    known = bm.measure(model, n_sequences=10, seq_len=8, batch_size=4)
+    unknown = bm.measure(model.module, n_sequences=10, seq_len=8, batch_size=4)
+    assert unknown.scalars == expected.scalars
+    assert expected.scalars.items() <= known.scalars.items()
+    own = RunDir(run.path).snapshots()[-1].bias
+    assert known.scalars["alignment"] == pytest.approx(own["alignment"], abs=1e-6)
+    given = bm.measure(model.module, birth=model.birth(), n_sequences=10, seq_len=8, batch_size=4)
+    assert given.scalars == known.scalars
+    np.testing.assert_array_equal(known["sink_mass"], expected.arrays["sink_mass"])
+    assert known.step == 6
+    with pytest.raises(bm.UsageError, match="n_sequences is 1: give at least 2"):
+        bm.measure(model, n_sequences=1)
+
+
+def test_a_model_of_transformers_in_memory_is_measured(llama):
+    found = bm.measure(llama(), n_sequences=4, seq_len=8)
+    assert found["sink_mass"].dims == ("layer", "head")
+    assert found.step == -1
+
+
+def test_a_written_measurement_is_read_again(run, tmp_path):
+    found = bm.measure(run, n_sequences=4, seq_len=8)
+    found.write(tmp_path / "measured")
+    again = bm.Snapshot(tmp_path / "measured")
+    assert (again.scalars, again.names) == (found.scalars, found.names)
+    with pytest.raises(bm.UsageError, match="exists already"):
+        found.write(tmp_path / "measured")
+
+
+def test_kin_and_strangers(run):
+    kin = bm.fingerprint(run, f"{run.path}@0", n_inputs=50, seq_len=4)
+    assert kin.verdict == "kin"
+    assert (kin.z > 3, kin.log10_p < -2) == (True, True)
+    stranger = bm.fingerprint(bm.load(run), born(run.config.model, 99), n_inputs=50, seq_len=4, null="analytic", k=8)
+    assert (stranger.verdict, stranger.null) == ("stranger", "analytic")
+    with pytest.raises(bm.UsageError, match="frob: no such setting; there are null"):
+        bm.fingerprint(run, run, frob=1)
+
+
+def test_notebooks_show_a_table_and_pictures(run):
+    pytest.importorskip("matplotlib")
+    for shown in (run, run.snapshots[-1], bm.measure(run, n_sequences=4, seq_len=8)):
+        html = shown._repr_html_()
+        assert "<svg" in html
+        assert "http" not in html.replace("http://www.w3.org", "")
+    assert repr(run) == f"Run({str(run.path)!r}): 4 snapshots, checkpoints [2, 4, 6]"
+    assert "favourite tokens" in repr(run.snapshots[-1])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: bm.Run("/no/such"), "/no/such: not a run"),
+        (lambda: bm.load("./nowhere"), "neither a run"),
+        (lambda: bm.pretrain("dmo"), "did you mean demo?"),
+        (lambda: bm.pretrain({"trainer.max_stps": 1}), "did you mean trainer.max_steps?"),
+        (lambda: bm.pretrain({}, {"trainer": 3}), "trainer is 3"),
+    ],
+    ids=["run", "model", "name", "field", "group"],
+)
+def test_what_is_wrong_is_one_line_and_the_process_goes_on(call, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(bm.UsageError) as refused:
+        call()
+    assert message in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_page_about_python_runs(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    page = (Path(bm.__file__).parent / "docs/python.md").read_text()
+    scope = {}
+    for part in page.split("```python\n")[1:]:
+        exec(part.split("```")[0], scope)
+    assert scope["found"].verdict == "kin"
+    assert scope["stranger"].verdict == "stranger"
+    assert (tmp_path / "page.html").is_file()
+    assert scope["cube"].dims == ("layer", "head", "position")

@@ -1,0 +1,84 @@
+"""The wheel: built, installed in a fresh environment, and used outside of the repository."""
+
+import json
+import os
+import site
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import birthmark
+
+ROOT = Path(birthmark.__file__).resolve().parent
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """A wheel of the files that git knows: what lies beside them (builds, runs) must not decide what is in it."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in filter(None, subprocess.run(listed, cwd=ROOT, capture_output=True, text=True).stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    if not (source / "setup.py").is_file():
+        pytest.skip("not a git checkout")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--wheel-dir", out, "."], cwd=source, check=True)
+    (file,) = out.glob("birthmark-*.whl")
+    return file
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory):
+    """``installed(*arguments)``: run ``birthmark`` of the wheel in a folder of its own, with these libraries."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "venv", with_pip=False)
+    python = folder / "venv/bin/python"
+    (packages,) = (folder / "venv/lib").glob("python*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, wheel], check=True)
+    # Everything else comes from the environment that runs the tests; ours stands before it.
+    (packages / "libraries.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+    def run(*arguments, status=0):
+        command = [python.with_name("birthmark"), *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=clean)
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
+
+    run.folder, run.python, run.env = folder, python, clean
+    return run
+
+
+def test_the_wheel_holds_every_package_template_and_config_and_nothing_else(wheel):
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.split("/")[0].endswith(".dist-info")}
+    rooms = [folder for folder in ROOT.iterdir() if (folder / "__init__.py").is_file()]
+    expected = {file for room in rooms for file in room.rglob("*") if file.suffix in (".py", ".yaml", ".j2")}
+    expected |= {ROOT / name for name in ("__init__.py", "errors.py", "files.py", "py.typed")}
+    assert names == {f"birthmark/{file.relative_to(ROOT)}" for file in expected}
+    assert not {name.split("/")[1] for name in names} & {"tests", "benchmarks", "docs", "build"}
+
+
+def test_a_shipped_config_trains_outside_of_the_repository(installed):
+    small = ["--trainer.max_steps=2", "--trainer.checkpoint_every=2", "--log.wandb=off", "--snapshot.n_strangers=0"]
+    shown = installed("pretrain", "--config", "sinks", *small)
+    assert "report: runs/sinks/report.html" in shown
+    run = installed.folder / "runs/sinks"
+    assert (run / "report.html").is_file()
+    assert sorted(folder.name for folder in (run / "snapshots").iterdir()) == ["step-00000000", "step-00000002"]
+    where = [installed.python, "-c", "import birthmark; print(birthmark.__file__)"]
+    done = subprocess.run(where, cwd=installed.folder, capture_output=True, text=True, env=installed.env, check=True)
+    assert Path(done.stdout.strip()).is_relative_to(installed.folder)
+
+
+def test_configs_are_listed_and_found_outside_of_the_repository(installed):
+    listed = json.loads(installed("configs", "--json"))
+    assert {"demo", "models/llama-60m", "studies/sinks"} <= {config["name"] for config in listed}
+    assert all(Path(config["file"]).is_relative_to(installed.folder) for config in listed)
+    assert "did you mean demo?" in installed("pretrain", "--config", "dmo", status=2)
