@@ -16,7 +16,7 @@ from ..measure.hidden_states import FingerprintProbe
 from ..metrics.config import LineageTestConfig
 from ..metrics.seedprint import Fingerprint
 from ..models.decoder import Decoder
-from ..study.lineage.compare import check_comparable, choose_probe, compare_all
+from ..study.lineage.compare import check_comparable, choose_probe, compare_models
 from ..trainer.by_name.model_names import Source, open_source
 from .model import Model
 
@@ -62,8 +62,8 @@ def fingerprint(
     shown = choose_probe(shown, seq_len, [source.config for source in sources])
     with ExitStack() as held:
         cache = held.enter_context(tempfile.TemporaryDirectory()) if cache_dir is None else cache_dir
-        (pair,) = compare_all(sources, shown, how, Path(cache))
-    return pair.found
+        (pair,) = compare_models(sources, shown, how, Path(cache))
+    return pair.fingerprint
 
 
 def _source(model: Model | nn.Module | str | PathLike[str]) -> Source:

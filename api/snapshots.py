@@ -12,7 +12,6 @@ import numpy as np
 from ..errors import UsageError
 from ..measure.records import RunDir
 from ..measure.records import Snapshot as Record
-from ..metrics.quantities import quantities_of
 from ..metrics.quantity import AXES
 from .named_array import NamedArray, no_such
 
@@ -84,7 +83,7 @@ class Snapshot:
 def named(name: str, values: np.ndarray, record: Record) -> NamedArray:
     """An array of a snapshot as its declaration names it; what is not declared has dimensions ``dim_0``, …"""
     # Those of the text probe begin with its name.
-    quantity = quantities_of(record.summary).get(name.removeprefix("text."))
+    quantity = record.quantities.get(name.removeprefix("text."))
     if quantity is None or len(quantity.axes) != values.ndim:
         dims = tuple(f"dim_{i}" for i in range(values.ndim))
         return NamedArray(values, dims, {dim: np.arange(n) for dim, n in zip(dims, values.shape, strict=True)}, name)
@@ -155,7 +154,7 @@ class Snapshots(Sequence[Snapshot]):
 
     def _scalar(self, name: str) -> NamedArray:
         values = np.array([snapshot.scalars.get(name, np.nan) for snapshot in self])
-        quantity = quantities_of(self[0].record.summary).get(name)
+        quantity = self[0].record.quantities.get(name)
         label, unit = ("", "") if quantity is None else (quantity.label, quantity.unit)
         return NamedArray(values, ("step",), {"step": np.array(self.steps)}, name, label, unit)
 

@@ -92,6 +92,12 @@ def test_nothing_is_printed(tiny, tmp_path, capfd):
     assert capfd.readouterr().out == ""
 
 
+def test_a_run_without_strangers_has_a_page(tiny, tmp_path):
+    alone = bm.pretrain(tiny({"trainer.max_steps": 2, "snapshot.n_strangers": 0}), run_dir=tmp_path / "alone")
+    assert alone.snapshots["stranger_mean_prob"].values.size == 0
+    assert alone.report(tmp_path / "page.html").is_file()
+
+
 def test_metrics_are_the_lines_of_the_log(run):
     records = read_metrics(run.files.metrics)
     wanted = {r["step"]: r["train/loss"] for r in records if "train/loss" in r}
