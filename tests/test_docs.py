@@ -233,6 +233,8 @@ def readers_folder(tmp_path_factory):
 
 
 def run_page(page, folder, slow):
+    """Run its blocks in their order; Python blocks share their names, as one session of a reader's would."""
+    names = {}
     with contextlib.chdir(folder):
         for block in blocks(page):
             if block.language not in RUN:
@@ -242,7 +244,8 @@ def run_page(page, folder, slow):
             elif block.language == "sh":
                 run_shell(block)
             else:
-                exec(compile(block.text, f"{name_of(page)}:{block.line}", "exec"), given_to(block))
+                names |= given_to(block)
+                exec(compile(block.text, f"{name_of(page)}:{block.line}", "exec"), names)
 
 
 def given_to(block):

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -236,15 +235,3 @@ def test_what_is_wrong_is_one_line_and_the_process_goes_on(call, message, tmp_pa
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_page_about_python_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    page = (Path(bm.__file__).parent / "docs/python.md").read_text()
-    scope = {}
-    for part in page.split("```python\n")[1:]:
-        exec(part.split("```")[0], scope)
-    assert scope["found"].verdict == "kin"
-    assert scope["stranger"].verdict == "stranger"
-    assert (tmp_path / "page.html").is_file()
-    assert scope["cube"].dims == ("layer", "head", "position")
