@@ -2,7 +2,6 @@
 goes on from a single process's checkpoint, and the other way round."""
 
 import importlib.util
-import json
 import shutil
 from dataclasses import asdict, replace
 
@@ -16,27 +15,6 @@ from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.table import STRATEGIES
 
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
-
-# Each line of its argument: a run's folder, whether it goes on, and the fields that differ from the config's.
-SCRIPT = """
-import json, sys
-from pathlib import Path
-
-import torch
-
-from birthmark.measure.records import RunDir
-from birthmark.trainer.config_file import resolve
-from birthmark.trainer.processes.launched_process import launched_process
-from birthmark.trainer.processes.process_group import join_process_group
-from birthmark.trainer.run import pretrain
-
-file, runs = sys.argv[1:]
-# DeepSpeed knows one process group for as long as Python runs.
-with join_process_group(launched_process(), torch.device("cpu")):
-    for line in Path(runs).read_text().splitlines():
-        folder, resume, flags = json.loads(line)
-        pretrain(resolve(Path(file), flags), RunDir(Path(folder)), resume=resume)
-"""
 
 #: AdamW runs under every strategy in test_strategies.py.
 PAIRS = [
@@ -84,21 +62,18 @@ def single(config, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def launched_runs(config, single, launched, tmp_path_factory):
+def launched_runs(config, single, launch_runs, tmp_path_factory):
     """The folder of all launched runs: OPTIMIZER-STRATEGY from birth, and OPTIMIZER-STRATEGY-resumed."""
     folder = tmp_path_factory.mktemp("launched")
     (folder / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
-    (folder / "script.py").write_text(SCRIPT)
-    lines = []
+    runs = []
     for optimizer, strategy in PAIRS:
         if STRATEGIES[strategy].engine and not HAS_DEEPSPEED:
             continue
         flags = [f"--optim.name={optimizer}", f"--trainer.strategy={strategy}"]
-        lines.append([str(folder / f"{optimizer}-{strategy}"), False, flags])
-        part = half(single[optimizer], folder / f"{optimizer}-{strategy}-resumed")
-        lines.append([str(part.path), True, flags])
-    (folder / "runs.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    launched(folder / "script.py", folder / "run.yaml", folder / "runs.jsonl")
+        runs.append((folder / f"{optimizer}-{strategy}", False, flags))
+        runs.append((half(single[optimizer], folder / f"{optimizer}-{strategy}-resumed").path, True, flags))
+    launch_runs(folder / "run.yaml", runs)
     return folder
 
 

@@ -5,8 +5,7 @@ import importlib.util
 import json
 import os
 import shutil
-from dataclasses import asdict
-from functools import partial
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +22,8 @@ from birthmark.trainer.processes.launched_process import LaunchedProcess
 from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.lightning_setup import check_launch
 
-# What a run does before it trains, once for each strategy.
-BIRTHS = """
+# What a run does before it trains, once for each strategy; and a whole run, in two replicas.
+FOUR = """
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -32,13 +31,15 @@ from pathlib import Path
 import torch
 
 from birthmark.trainer.config_file import resolve
+from birthmark.measure.records import RunDir
 from birthmark.models.birth import digest
 from birthmark.trainer.processes.launched_process import launched_process
 from birthmark.trainer.processes.process_group import join_process_group
 from birthmark.trainer.initial_model import initialize_model
+from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.lightning_setup import set_up_strategy
 
-file, *names = sys.argv[1:]
+file, out, *names = sys.argv[1:]
 config, where, device = resolve(Path(file)), launched_process(), torch.device("cpu")
 with join_process_group(where, device):
     for name in names:
@@ -48,43 +49,48 @@ with join_process_group(where, device):
         found = digest(model)
         if where.rank == 0:
             print("birth", name, found)
+    pretrain(replace(config, trainer=replace(config.trainer, strategy="fsdp2", replicas=2)), RunDir(Path(out)))
 """
-STRATEGIES = ["fsdp2", "zero1", "zero2", "zero3"]
-needs_deepspeed = pytest.mark.skipif(
-    importlib.util.find_spec("deepspeed") is None, reason="DeepSpeed, an optional dependency, is not installed"
-)
-EVERY = [pytest.param(s, marks=needs_deepspeed) if s.startswith("zero") else s for s in STRATEGIES]
+HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+needs_deepspeed = pytest.mark.skipif(not HAS_DEEPSPEED, reason="DeepSpeed, an optional dependency, is not installed")
+ZERO = ["zero1", "zero2", "zero3"]
+EVERY = ["fsdp2", *(pytest.param(name, marks=needs_deepspeed) for name in ZERO)]
+
+#: A run of one strategy, and the strategy that its second half is trained under.
+CHANGES = [("single", "fsdp2"), ("fsdp2", "zero1"), ("zero1", "zero2"), ("zero2", "zero3"), ("zero3", "single")]
+
+#: Ways to keep, compile and offload, which change no loss.
+OPTIONS = {
+    "fsdp2-full": ["--trainer.strategy=fsdp2", "--trainer.activation_checkpointing=full"],
+    "fsdp2-selective-blocks": [
+        "--trainer.strategy=fsdp2",
+        "--trainer.activation_checkpointing=selective",
+        "--trainer.compile=blocks",
+    ],
+    "ddp-selective": ["--trainer.strategy=ddp", "--trainer.activation_checkpointing=selective"],
+    "zero3-full-cpu": [
+        "--trainer.strategy=zero3",
+        "--trainer.activation_checkpointing=full",
+        "--trainer.offload=cpu",
+    ],
+}
 
 
-class Cluster:
-    """Runs of one config, each under its own launch."""
+def is_zero(name):
+    return any(kind in name for kind in ZERO)
 
-    def __init__(self, folder, config, launch):
-        self.folder, self.config, self.launch = folder, config, launch
-        (folder / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
 
-    def run(self, name, *flags, n=2, resume=False):
-        self.launch(self.folder / "run.yaml", self.folder / name, "resume" if resume else "begin", *flags, n=n)
-        return RunDir.open(self.folder / name)
+def runnable(names):
+    """Those that need no library that is missing here."""
+    return [name for name in names if HAS_DEEPSPEED or not is_zero(name)]
 
-    def half(self, source, name):
-        """A copy of a run as it was at its first checkpoint."""
-        shutil.copytree(source.path, self.folder / name)
-        part = RunDir(self.folder / name)
-        for step in (s for s in part.checkpoints_by_step() if s > 50):
-            shutil.rmtree(part.checkpoint(step))
-            shutil.rmtree(part.snapshot(step))
-        return part
+
+def params(names):
+    return [pytest.param(name, marks=needs_deepspeed if is_zero(name) else ()) for name in names]
 
 
 @pytest.fixture(scope="module")
-def clusters(launched, pretrain_script):
-    """``clusters(folder, config)``: a :class:`Cluster`."""
-    return partial(Cluster, launch=partial(launched, pretrain_script))
-
-
-@pytest.fixture(scope="module")
-def cluster(tiny, clusters, tmp_path_factory):
+def config(tiny):
     """Two micro-batches a step and rank, a probe and validation that two ranks cannot share evenly."""
     overrides = {
         "optim.schedule": "constant",
@@ -96,25 +102,66 @@ def cluster(tiny, clusters, tmp_path_factory):
         "trainer.val_sequences": 7,
         "snapshot.n_sequences": 11,
     }
-    return clusters(tmp_path_factory.mktemp("strategies"), tiny(overrides))
+    return tiny(overrides)
 
 
 @pytest.fixture(scope="module")
-def single(cluster):
-    return pretrain(cluster.config, RunDir(cluster.folder / "single"), console=Console(quiet=True)).run
+def folder(config, tmp_path_factory):
+    """The config's file, and all runs by name."""
+    folder = tmp_path_factory.mktemp("strategies")
+    (folder / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
+    return folder
 
 
 @pytest.fixture(scope="module")
-def runs(cluster):
-    """A run by strategy, trained when it is first asked for."""
-    found = {}
+def single(config, folder):
+    return pretrain(config, RunDir(folder / "single"), console=Console(quiet=True)).run
 
-    def of(strategy):
-        if strategy not in found:
-            found[strategy] = cluster.run(strategy, f"--trainer.strategy={strategy}")
-        return found[strategy]
 
-    return of
+@pytest.fixture(scope="module")
+def runs(folder, launch_runs):
+    """``runs(name)``: a run from birth by strategy, by options, or ``bf16-STRATEGY``; all from one launch."""
+    flags = {name: [f"--trainer.strategy={name}"] for name in ("fsdp2", *ZERO)}
+    flags |= {name: [*given, "--trainer.max_steps=10"] for name, given in OPTIONS.items()}
+    flags |= {
+        f"bf16-{name}": [
+            f"--trainer.strategy={name}",
+            "--trainer.precision=bf16",
+            "--trainer.gather=bf16",
+            "--trainer.max_steps=50",
+        ]
+        for name in ("fsdp2", "zero3")
+    }
+    launch_runs(folder / "run.yaml", [(folder / name, False, flags[name]) for name in runnable(flags)])
+    return lambda name: RunDir.open(folder / name)
+
+
+def half(run, path):
+    """A copy of a run as it was at its first checkpoint."""
+    shutil.copytree(run.path, path)
+    part = RunDir(path)
+    for step in (s for s in part.checkpoints_by_step() if s > 50):
+        shutil.rmtree(part.checkpoint(step))
+        shutil.rmtree(part.snapshot(step))
+    return part
+
+
+@pytest.fixture(scope="module")
+def changed(config, folder, single, runs, launch_runs):
+    """``changed(source, strategy)``: a run of ``source`` that went on under another strategy after half of it."""
+    names = [f"{source}-{strategy}" for source, strategy in CHANGES]
+    parts = {}
+    for name in runnable(names):
+        source = name.split("-")[0]
+        parts[name] = half(single if source == "single" else runs(source), folder / name)
+    launched_parts = [name for name in parts if not name.endswith("-single")]
+    launch_runs(
+        folder / "run.yaml",
+        [(parts[name].path, True, [f"--trainer.strategy={name.split('-')[1]}"]) for name in launched_parts],
+    )
+    for name in parts.keys() - set(launched_parts):
+        pretrain(config, parts[name], resume=True, console=Console(quiet=True))
+    return parts
 
 
 def logged(run, key):
@@ -148,29 +195,32 @@ def test_a_strategy_has_the_birth_losses_and_snapshots_of_the_single_process(str
     assert_alike(runs(strategy), single)
 
 
-def test_four_processes_in_two_replicas_too(cluster, single):
-    flags = ["--trainer.strategy=fsdp2", "--trainer.replicas=2", "--trainer.micro_batch_size=1"]
-    assert_alike(cluster.run("replicas", *flags, n=4), single)
+@pytest.fixture(scope="module")
+def four(config, folder, launched):
+    """The births that four processes give, by strategy, and their run in two replicas."""
+    names = runnable(["ddp", "fsdp2", *ZERO])
+    smaller = replace(config, trainer=replace(config.trainer, micro_batch_size=1))
+    (folder / "four.yaml").write_text(yaml.safe_dump(asdict(smaller)))
+    (folder / "four.py").write_text(FOUR)
+    printed = launched(folder / "four.py", folder / "four.yaml", folder / "replicas", *names, n=4)
+    births = dict(line.split()[1:] for line in printed.splitlines() if line.startswith("birth "))
+    return births, RunDir.open(folder / "replicas")
 
 
-@pytest.mark.parametrize(
-    ("source", "strategy"),
-    [
-        ("single", "fsdp2"),
-        pytest.param("fsdp2", "zero1", marks=needs_deepspeed),
-        pytest.param("zero1", "zero2", marks=needs_deepspeed),
-        pytest.param("zero2", "zero3", marks=needs_deepspeed),
-        pytest.param("zero3", "single", marks=needs_deepspeed),
-    ],
-)
-def test_a_run_goes_on_under_another_strategy(source, strategy, cluster, runs, single):
+def test_four_processes_in_two_replicas_too(four, single):
+    assert_alike(four[1], single)
+
+
+@pytest.mark.parametrize("strategy", params(["ddp", "fsdp2", *ZERO]))
+def test_four_processes_give_the_birth_of_one_under_every_strategy(strategy, four, config):
+    assert four[0][strategy] == digest(born(config.model, config.init_seed))
+
+
+@pytest.mark.parametrize("change", params([f"{source}-{strategy}" for source, strategy in CHANGES]))
+def test_a_run_goes_on_under_another_strategy(change, changed, runs, single):
+    source = change.split("-")[0]
     before = single if source == "single" else runs(source)
-    part = cluster.half(before, f"{source}-{strategy}")
-    if strategy == "single":
-        pretrain(cluster.config, part, resume=True, console=Console(quiet=True))
-    else:
-        cluster.run(part.path.name, f"--trainer.strategy={strategy}", resume=True)
-    ours, theirs = logged(part, "train/loss"), logged(before, "train/loss")
+    ours, theirs = logged(changed[change], "train/loss"), logged(before, "train/loss")
     assert ours.keys() == theirs.keys()
     assert len(ours) == 100
     assert {s: v for s, v in ours.items() if s <= 60} == pytest.approx(
@@ -179,29 +229,16 @@ def test_a_run_goes_on_under_another_strategy(source, strategy, cluster, runs, s
     assert ours == pytest.approx(theirs, rel=1e-3)
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [
-        ["--trainer.strategy=fsdp2", "--trainer.activation_checkpointing=full"],
-        ["--trainer.strategy=fsdp2", "--trainer.activation_checkpointing=selective", "--trainer.compile=blocks"],
-        ["--trainer.strategy=ddp", "--trainer.activation_checkpointing=selective"],
-        pytest.param(
-            ["--trainer.strategy=zero3", "--trainer.activation_checkpointing=full", "--trainer.offload=cpu"],
-            marks=needs_deepspeed,
-        ),
-    ],
-)
-def test_what_is_kept_compiled_and_offloaded_changes_no_loss(flags, cluster, single):
-    name = "-".join(flag.partition("=")[2] for flag in flags)
-    found = logged(cluster.run(name, *flags, "--trainer.max_steps=10"), "train/loss")
+@pytest.mark.parametrize("options", params(OPTIONS))
+def test_what_is_kept_compiled_and_offloaded_changes_no_loss(options, runs, single):
+    found = logged(runs(options), "train/loss")
     assert len(found) == 10
     assert found == pytest.approx({s: v for s, v in logged(single, "train/loss").items() if s <= 10}, rel=1e-5)
 
 
-@pytest.mark.parametrize("strategy", ["fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
-def test_weights_gathered_in_bf16_train_and_are_said_to_be_measured_so(strategy, cluster, single):
-    flags = [f"--trainer.strategy={strategy}", "--trainer.precision=bf16", "--trainer.gather=bf16"]
-    run = cluster.run(f"bf16-{strategy}", *flags, "--trainer.max_steps=50")
+@pytest.mark.parametrize("strategy", params(["fsdp2", "zero3"]))
+def test_weights_gathered_in_bf16_train_and_are_said_to_be_measured_so(strategy, runs, single):
+    run = runs(f"bf16-{strategy}")
     assert digest_of(run) == digest_of(single)
     losses = logged(run, "train/loss")
     assert losses == pytest.approx({s: v for s, v in logged(single, "train/loss").items() if s <= 50}, rel=0.03)
@@ -230,16 +267,6 @@ def test_settings_that_do_not_go_together_are_refused(fields, expected):
         RunConfig(trainer=TrainerConfig(device="cpu", **fields))
 
 
-@needs_deepspeed
-def test_four_processes_give_the_birth_of_one_under_every_strategy(tiny, launched_script, tmp_path):
-    config = tiny({"trainer.global_batch_size": 8})
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
-    names = ["ddp", *STRATEGIES]
-    printed = launched_script(BIRTHS, str(tmp_path / "run.yaml"), *names, n=4)
-    found = dict(line.split()[1:] for line in printed.splitlines() if line.startswith("birth "))
-    assert found == dict.fromkeys(names, digest(born(config.model, config.init_seed)))
-
-
 def _built(operator):
     """Whether an operator of DeepSpeed has been compiled here: minutes, on first use."""
     from torch.utils.cpp_extension import get_default_build_root
@@ -252,12 +279,16 @@ def _built(operator):
 @pytest.mark.skipif(
     not _built("async_io"), reason="DeepSpeed's asynchronous I/O is not compiled here (docs/cluster.md)"
 )
-def test_optimizer_state_on_a_drive_changes_no_loss(tiny, clusters, tmp_path):
+def test_optimizer_state_on_a_drive_changes_no_loss(tiny, launch_runs, tmp_path):
     # Smaller states stay in memory.
-    wide = clusters(tmp_path, tiny({"model.d_model": 512, "snapshot.enabled": False}))
-    apart = wide.run("ddp", "--trainer.strategy=ddp")
+    wide = tiny({"model.d_model": 512, "snapshot.enabled": False})
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(asdict(wide)))
     flags = ["--trainer.strategy=zero3", "--trainer.offload=nvme", f"--trainer.offload_dir={tmp_path / 'drive'}"]
-    on_drive = wide.run("nvme", *flags)
+    launch_runs(
+        tmp_path / "run.yaml",
+        [(tmp_path / "ddp", False, ["--trainer.strategy=ddp"]), (tmp_path / "nvme", False, flags)],
+    )
+    apart, on_drive = (RunDir.open(tmp_path / name) for name in ("ddp", "nvme"))
     assert any(file.stat().st_size for file in (tmp_path / "drive").rglob("exp_avg*.swp"))
     assert logged(on_drive, "train/loss") == pytest.approx(logged(apart, "train/loss"), rel=1e-5)
 

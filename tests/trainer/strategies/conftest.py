@@ -1,0 +1,40 @@
+import json
+
+import pytest
+
+# Each line of its last argument: a run's folder, whether it goes on, and the fields that differ from the config's.
+# DeepSpeed knows one process group for as long as Python runs: all runs share it.
+_RUNS = """
+import json, sys
+from pathlib import Path
+
+import torch
+
+from birthmark.measure.records import RunDir
+from birthmark.trainer.config_file import resolve
+from birthmark.trainer.processes.launched_process import launched_process
+from birthmark.trainer.processes.process_group import join_process_group
+from birthmark.trainer.run import pretrain
+
+file, runs = sys.argv[1:]
+with join_process_group(launched_process(), torch.device("cpu")):
+    for line in Path(runs).read_text().splitlines():
+        folder, resume, flags = json.loads(line)
+        pretrain(resolve(Path(file), flags), RunDir(Path(folder)), resume=resume)
+"""
+
+
+@pytest.fixture(scope="session")
+def launch_runs(launched, tmp_path_factory):
+    """``launch_runs(file, runs, n=2)``: train all ``runs``, (folder, resume, flags), of a config's file in one launch.
+
+    Starting processes takes many times longer than small runs do.
+    """
+
+    def launch(file, runs, n=2):
+        folder = tmp_path_factory.mktemp("launch")
+        (folder / "script.py").write_text(_RUNS)
+        (folder / "runs.jsonl").write_text("".join(json.dumps([str(path), *rest]) + "\n" for path, *rest in runs))
+        launched(folder / "script.py", file, folder / "runs.jsonl", n=n)
+
+    return launch
