@@ -17,7 +17,7 @@ from ..metrics.config import LineageTestConfig
 from ..metrics.seedprint import Fingerprint
 from ..models.decoder import Decoder
 from ..study.lineage.compare import check_comparable, choose_probe, compare_models
-from ..trainer.by_name.model_names import Source, open_source
+from ..trainer.by_name.model_names import ModelSource, open_source
 from .model import Model
 
 
@@ -66,7 +66,7 @@ def fingerprint(
     return pair.fingerprint
 
 
-def _source(model: Model | nn.Module | str | PathLike[str]) -> Source:
+def _source(model: Model | nn.Module | str | PathLike[str]) -> ModelSource:
     if isinstance(model, (str, PathLike)):
         return open_source(fspath(model))
     name, module, tokenizer = type(model).__name__, model, None
@@ -77,4 +77,4 @@ def _source(model: Model | nn.Module | str | PathLike[str]) -> Source:
         raise UsageError(
             f"{name}: only models of our own architecture are compared in memory; give its folder or hub id"
         )
-    return Source(name, inner.config, lambda: inner, tokenizer)
+    return ModelSource(name, inner.config, lambda: inner, tokenizer)

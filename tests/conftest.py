@@ -416,11 +416,12 @@ import sys
 from pathlib import Path
 
 from birthmark.measure.records import RunDir
-from birthmark.trainer.config_file import resolve
+from birthmark.trainer.config_file import read_config
 from birthmark.trainer.run import pretrain
 
 file, out, resume, *flags = sys.argv[1:]
-pretrain(resolve(Path(file), flags), RunDir(Path(out)), resume=resume == "resume")
+overrides = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+pretrain(read_config(file, overrides), RunDir(Path(out)), resume=resume == "resume")
 """)
     return file
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -101,9 +101,3 @@ def _instance(config: type, values: Mapping[str, Any], group: str = "") -> Any:
             raise UsageError(f"{name} is null: give a value, or leave it out")
         given[field.name] = value
     return config(**given)
-
-
-def resolve(file: Path, flags: Sequence[str] = ()) -> RunConfig:
-    """The run that a YAML file and flags ``--field=value`` describe: the bridge for callers that still make flags."""
-    parser = _run_parser()
-    return config_of(parser.parse_args([f"--config={file}", *flags]))

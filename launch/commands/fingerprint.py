@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ...study.lineage.compare import ModelPair
     from ...study.lineage.comparison import Comparison
-    from ...trainer.by_name.model_names import Source
+    from ...trainer.by_name.model_names import ModelSource
 
 SUMMARY = "Show which models share a birth (docs/seedprint.md)."
 
@@ -90,7 +90,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _draw_matrix(sources: list[Source], pairs: list[ModelPair], title: str, out: Path) -> None:
+def _draw_matrix(sources: list[ModelSource], pairs: list[ModelPair], title: str, out: Path) -> None:
     import numpy as np
 
     from ...report.pictures.fingerprints import draw_matrix
@@ -158,7 +158,7 @@ def _calibrate(options: Namespace, comparison: Comparison) -> int:
     return 0
 
 
-def _with_birth(name: str) -> list[tuple[Source, Source]]:
+def _with_birth(name: str) -> list[tuple[ModelSource, ModelSource]]:
     """A run's birth with each of its checkpoints."""
     from ...measure.records import RunDir
     from ...trainer.by_name.model_names import open_source

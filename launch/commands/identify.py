@@ -47,12 +47,12 @@ def run(options: Namespace) -> int:
     from ...study.lineage.compare import check_comparable, choose_probe, rank_seeds
     from ...study.lineage.comparison import comparison_of
     from ...study.lineage.verdicts import describe_test, fingerprint_json, print_ranking
-    from ...trainer.by_name.model_names import Native, open_source
+    from ...trainer.by_name.model_names import SourceWithBirth, open_source
 
     comparison = comparison_of(options)
     candidates = read_seeds(options.seeds)
     source = open_source(options.model)
-    if options.config is None and not isinstance(source, Native):
+    if options.config is None and not isinstance(source, SourceWithBirth):
         raise UsageError(f"{options.model} is no run of ours, and its config is not known: give --config CONFIG")
     config = source.config if options.config is None else read_config(Path(options.config)).model
     births = dataclasses.replace(source, name=options.config or options.model, config=config, tokenizer=None)

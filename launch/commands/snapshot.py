@@ -89,7 +89,7 @@ def run(options: Namespace) -> int:
 
 def _name_and_step(name: str, step: int | None) -> tuple[str, int | None]:
     """A model's name with the step of a run in it, and the step to put in the snapshot of a model that has none."""
-    from ...trainer.by_name.model_names import open_native
+    from ...trainer.by_name.model_names import open_source_with_birth
 
     if step is None:
         return name, None
@@ -97,6 +97,6 @@ def _name_and_step(name: str, step: int | None) -> tuple[str, int | None]:
         raise UsageError(f"--step {step}: give 0 or more")
     if RunDir.is_run(Path(name)):
         return f"{name}@{step}", None
-    if open_native(name) is not None:
+    if open_source_with_birth(name) is not None:
         raise UsageError(f"--step {step}: {name} says its step itself; leave one of them out")
     return name, step

@@ -15,7 +15,7 @@ from ...metrics.config import LineageTestConfig, Null
 from ...metrics.seedprint import Fingerprint, HiddenStates, compare
 from ...models.birth import born
 from ...models.config import ModelConfig
-from ...trainer.by_name.model_names import Source
+from ...trainer.by_name.model_names import ModelSource
 from ...trainer.devices import device
 from ...trainer.module import next_token_losses
 
@@ -110,7 +110,7 @@ def kin_by_training(config: ModelConfig, seed: int, probe: FingerprintProbe) -> 
 def calibrate(
     config: ModelConfig,
     n_pairs: int,
-    kin: Sequence[tuple[Source, Source]],
+    kin: Sequence[tuple[ModelSource, ModelSource]],
     n_kin: int,
     probe: FingerprintProbe,
     recipe: LineageTestConfig,
@@ -145,7 +145,7 @@ def calibrate(
             advance(1)
         return [list(column) for column in zip(*rows, strict=True)]
 
-    def hidden(source: Source) -> HiddenStates:
+    def hidden(source: ModelSource) -> HiddenStates:
         return HiddenStates(hidden_states(source.load().to(device()), probe))
 
     probe = probe.like(born(config, 0, device()))

@@ -17,7 +17,7 @@ from ...metrics.seedprint import FEWEST_INPUTS, LEVEL, Fingerprint, HiddenStates
 from ...models.birth import born
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
-from ...trainer.by_name.model_names import Source, vocabulary
+from ...trainer.by_name.model_names import ModelSource, vocabulary
 from ...trainer.devices import device
 
 #: Tokens of a probe sequence, by default and where the models can read as many.
@@ -50,7 +50,7 @@ def choose_probe(probe: FingerprintProbe, seq_len: int | None, configs: Iterable
     return replace(probe, seq_len=length)
 
 
-def check_comparable(sources: Sequence[Source], probe: FingerprintProbe) -> None:
+def check_comparable(sources: Sequence[ModelSource], probe: FingerprintProbe) -> None:
     """UsageError if two of the models cannot read the same inputs or have no dimensions to pair."""
     first = sources[0]
     for other in sources[1:]:
@@ -77,12 +77,12 @@ def check_comparable(sources: Sequence[Source], probe: FingerprintProbe) -> None
                 )
 
 
-def _loaded(source: Source) -> Decoder:
+def _loaded(source: ModelSource) -> Decoder:
     return source.load().to(device())
 
 
 def compare_models(
-    sources: Sequence[Source],
+    sources: Sequence[ModelSource],
     probe: FingerprintProbe,
     recipe: LineageTestConfig,
     cache_dir: Path,
@@ -109,7 +109,7 @@ def compare_models(
 
 
 def rank_seeds(
-    source: Source,
+    source: ModelSource,
     config: ModelConfig,
     candidates: Sequence[int],
     probe: FingerprintProbe,

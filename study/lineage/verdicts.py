@@ -16,7 +16,7 @@ from rich.text import Text
 from ...measure.hidden_states import FingerprintProbe
 from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import Fingerprint
-from ...trainer.by_name.model_names import Source
+from ...trainer.by_name.model_names import ModelSource
 from .calibration import KinRate, NullRates
 from .compare import ModelPair
 from .comparison import describe_probe
@@ -36,7 +36,7 @@ def describe_test(probe: FingerprintProbe, recipe: LineageTestConfig) -> str:
     return f"null {recipe.null}, {describe_probe(probe)}"
 
 
-def short_names(sources: Sequence[Source]) -> list[str]:
+def short_names(sources: Sequence[ModelSource]) -> list[str]:
     """Their names without the folders that they have in common."""
     names = [source.name for source in sources]
     shared = commonprefix(names).rpartition("/")[0]  # noqa: RUF071, ends at a whole folder
@@ -68,7 +68,7 @@ def _print_notes(console: Console, found: Iterable[Fingerprint]) -> None:
         console.print(note, style="yellow", highlight=False, soft_wrap=True, markup=False)
 
 
-def print_pairs(sources: Sequence[Source], pairs: Sequence[ModelPair], title: str, console: Console) -> None:
+def print_pairs(sources: Sequence[ModelSource], pairs: Sequence[ModelPair], title: str, console: Console) -> None:
     """Print a row per pair, then reasons and warnings."""
     console.print(title, highlight=False, soft_wrap=True, markup=False)
     names = short_names(sources)

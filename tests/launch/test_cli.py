@@ -118,8 +118,8 @@ def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys,
     monkeypatch.chdir(tmp_path)
     assert main(["pretrain", f"--config={tiny_file}", "--trainer.checkpoint_every=1"]) == 0
     run = RunDir(tmp_path / "runs" / "tiny")
-    told = capsys.readouterr().out
-    assert "report: runs/tiny/report.html" in told
+    printed = capsys.readouterr().out
+    assert "report: runs/tiny/report.html" in printed
     assert [s.step for s in run.snapshots()] == [0, 1, 2]
     assert main(["report", "runs/tiny", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["runs"][0]["rows"]
@@ -153,9 +153,9 @@ def test_a_birth_is_re_created_from_config_and_seed(tiny_file, tmp_path, capsys)
     digest = json.loads((run / "birth.json").read_text())["digest"]
     capsys.readouterr()
     assert main(["birth", str(run / "config.yaml"), "--json", f"--out={out}"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["digest"] == digest
-    assert json.loads((out / "birth.json").read_text()) == told
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["digest"] == digest
+    assert json.loads((out / "birth.json").read_text()) == printed
     # The digest of what was written, by the definition.
     sha = hashlib.sha256()
     for name, values in sorted(load_file(out / "model.safetensors").items()):
@@ -215,14 +215,14 @@ def test_help_lists_every_field_with_its_meaning_and_default(capsys):
         main(["pretrain", "--help"])
     assert left.value.code == 0
     # Lines break at blanks and after hyphens: compare without any blanks.
-    told = "".join(capsys.readouterr().out.split())
+    printed = "".join(capsys.readouterr().out.split())
     fields = list(leaves(RunConfig))
     assert len(fields) > 50
     for name, meaning, field in fields:
-        assert f"--{name}" in told, name
-        assert "".join(meaning.split()) + "(type:" in told or isinstance(field.default, bool), name
+        assert f"--{name}" in printed, name
+        assert "".join(meaning.split()) + "(type:" in printed or isinstance(field.default, bool), name
         if isinstance(field.default, (int, float)):
-            assert f"default:{field.default})" in told, name
+            assert f"default:{field.default})" in printed, name
 
 
 def test_a_closed_pipe_is_no_error(tiny_file, tmp_path):

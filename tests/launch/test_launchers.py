@@ -69,14 +69,14 @@ def test_torchrun_starts_a_run_again_that_lost_a_worker_and_it_goes_on_by_itself
         while process.poll() is None and (max(losses(run)) < at + 40 or len(run.checkpoints_by_step()) < 3):
             time.sleep(0.1)
         os.kill(worker(process.pid, 0), signal.SIGTERM)
-        told, _ = process.communicate(timeout=120)
+        printed, _ = process.communicate(timeout=120)
     finally:
         process.kill()
-    assert process.returncode == 0, told[-3000:]
-    assert told.count("  2 processes") == 2
-    (again,) = [line for line in told.splitlines() if "resumed at step" in line]
+    assert process.returncode == 0, printed[-3000:]
+    assert printed.count("  2 processes") == 2
+    (again,) = [line for line in printed.splitlines() if "resumed at step" in line]
     assert int(again.split("resumed at step ")[1].split()[0]) % 20 == 0
-    # No step is told twice, none is missing.
+    # No step is logged twice, none is missing.
     assert list(losses(run)) == list(range(1, max(losses(run)) + 1))
 
 
@@ -119,8 +119,8 @@ def test_a_port_in_use_is_one_line_and_all_are_down(config, tmp_path):
         done = deepspeed(config, tmp_path / "run", port, "--trainer.strategy=ddp")
     seconds = time.monotonic() - start
     assert done.returncode != 0
-    (told,) = [line for line in done.stderr.splitlines() if "birthmark: error" in line]
-    assert f"MASTER_PORT {port} is in use" in told
+    (printed,) = [line for line in done.stderr.splitlines() if "birthmark: error" in line]
+    assert f"MASTER_PORT {port} is in use" in printed
     assert not (tmp_path / "run").exists()
     assert seconds < 60  # two interpreters start, and find each other
 

@@ -23,7 +23,7 @@ from ...measure.records import Snapshot
 from ...measure.user_metrics import MetricLike
 from ...models.decoder import Decoder
 from ...models.exchange.pretrained import is_path
-from .model_names import no_such_model, open_native
+from .model_names import no_such_model, open_source_with_birth
 
 #: The step of a model whose training is not known.
 UNKNOWN_STEP = -1
@@ -58,7 +58,7 @@ def load_named(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
         UsageError: there is no such model, or it cannot be measured.
         RunError: a damaged file.
     """
-    native = open_native(name)
+    native = open_source_with_birth(name)
     if native is None:
         return _load_foreign(name, dtype)
     birth = native.birth

@@ -23,7 +23,7 @@ from .shipped_configs import find_config, shipped_config
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """A model that has been found and not yet been loaded."""
 
     name: str
@@ -37,7 +37,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Native(Source):
+class SourceWithBirth(ModelSource):
     """One of ours, whose config says how it was born."""
 
     birth: Callable[[], Decoder]
@@ -46,7 +46,7 @@ class Native(Source):
     """Optimizer steps that it has been trained for."""
 
 
-def open_source(name: str) -> Source:
+def open_source(name: str) -> ModelSource:
     """Find a model.
 
     Args:
@@ -58,7 +58,7 @@ def open_source(name: str) -> Source:
         UsageError: there is no such model.
         RunError: a damaged file.
     """
-    native = open_native(name)
+    native = open_source_with_birth(name)
     if native is not None:
         return native
     try:
@@ -67,7 +67,7 @@ def open_source(name: str) -> Source:
         if Path(name).exists() or is_path(name):
             raise no_such_model(name, str(error).removeprefix(f"{name}: ")) from None
         raise
-    return Source(name, found.config, partial(load_pretrained, found), found.tokenizer_file)
+    return ModelSource(name, found.config, partial(load_pretrained, found), found.tokenizer_file)
 
 
 def no_such_model(name: str, why: str = "") -> UsageError:
@@ -78,7 +78,7 @@ def no_such_model(name: str, why: str = "") -> UsageError:
     )
 
 
-def open_native(name: str) -> Native | None:
+def open_source_with_birth(name: str) -> SourceWithBirth | None:
     """Find a model that is one of ours; None if it is of ``transformers``, or none at all.
 
     Raises:
@@ -116,23 +116,23 @@ def _number(name: str, text: str, what: str) -> int:
     return int(text)
 
 
-def _of_run(name: str, run: RunDir, step: int | None) -> Native:
+def _of_run(name: str, run: RunDir, step: int | None) -> SourceWithBirth:
     config = read_config(run.config)
     tokenizer = run.tokenizer if run.tokenizer.is_file() else None
     birth = partial(initial_model.initialize_model, config, config.init_seed)
     if step == 0:
-        return Native(name, config.model, birth, tokenizer, birth, 0)
+        return SourceWithBirth(name, config.model, birth, tokenizer, birth, 0)
     if step is not None and not run.checkpoint(step).is_dir():
         there = ", ".join(map(str, run.checkpoints_by_step())) or "none"
         raise UsageError(f"{name}: {run.path} has no checkpoint of step {step}; there are: {there}")
     checkpoint = find_checkpoint(run, step)
     load = partial(load_model, config.model, checkpoint)
-    return Native(name, config.model, load, tokenizer, birth, step_of(checkpoint))
+    return SourceWithBirth(name, config.model, load, tokenizer, birth, step_of(checkpoint))
 
 
-def _of_birth(name: str, config: RunConfig, seed: int) -> Native:
+def _of_birth(name: str, config: RunConfig, seed: int) -> SourceWithBirth:
     birth = partial(initial_model.initialize_model, config, seed)
-    return Native(name, config.model, birth, None, birth, 0)
+    return SourceWithBirth(name, config.model, birth, None, birth, 0)
 
 
 def vocabulary(file: Path) -> Any:

@@ -18,7 +18,7 @@ from birthmark.measure.records import RunDir
 from birthmark.models.birth import digest
 from birthmark.trainer.checkpoints.find import find_checkpoint
 from birthmark.trainer.checkpoints.folder_io import load_model
-from birthmark.trainer.config_file import resolve
+from birthmark.trainer.config_file import read_config
 
 WORDS = [
     "the",
@@ -107,7 +107,7 @@ def test_greedy_text_is_that_of_transformers(trained, tmp_path, capsys):
 def test_an_export_has_the_checkpoints_weights(trained, tmp_path, dtype):
     more = [] if dtype is None else ["--dtype", dtype]
     assert main(["export", str(trained.path), str(tmp_path / "out"), "--step", "20", *more]) == 0
-    ours = load_model(resolve(trained.config).model, trained.checkpoint(20))
+    ours = load_model(read_config(trained.config).model, trained.checkpoint(20))
     theirs = load_file(tmp_path / "out" / "model.safetensors")
     expected = dict(ours.named_parameters())["blocks.1.attn.q.weight"].to(getattr(torch, dtype or "float32"))
     assert torch.equal(theirs["model.layers.1.self_attn.q_proj.weight"], expected)
@@ -116,25 +116,28 @@ def test_an_export_has_the_checkpoints_weights(trained, tmp_path, dtype):
 
 def test_a_run_starts_where_an_export_ended_with_its_tokenizer(trained, tmp_path, capsys):
     assert main(["export", str(trained.path), str(tmp_path / "theirs")]) == 0
-    corpus = resolve(trained.config).data.path
+    corpus = read_config(trained.config).data.path
     command = ["pretrain", "--init-from", str(tmp_path / "theirs"), "--data.path", corpus, "--model.max_seq_len", "12"]
     command += [f"--data.cache_dir={tmp_path}", "--trainer.max_steps=4", "--trainer.checkpoint_every=2"]
     command += ["--snapshot.seq_len=8", "--snapshot.n_sequences=8", "--trainer.micro_batch_size=4", "--log.wandb=off"]
     command += ["--trainer.global_batch_size=4", "--trainer.device=cpu", "--run_dir"]
     assert main([*command, str(tmp_path / "run")]) == 0
     run = RunDir(tmp_path / "run")
-    began, ended = json.loads(run.birth.read_text()), load_model(resolve(trained.config).model, trained.checkpoint(40))
+    began, ended = (
+        json.loads(run.birth.read_text()),
+        load_model(read_config(trained.config).model, trained.checkpoint(40)),
+    )
     assert began["digest"] == digest(ended)
     assert began["init_from"] == str(tmp_path / "theirs")
     assert "distribution" not in str(began["parameters"])
     assert (run.path / "tokenizer.json").read_bytes() == trained.tokenizer.read_bytes()
-    assert resolve(run.config).model.max_seq_len == 12
+    assert read_config(run.config).model.max_seq_len == 12
     first = run.snapshots()[0]
     # It knows the text already, and its reference is where it started.
     assert first.summary["bias"]["drift"] == pytest.approx(1)
     assert first.summary["bias"]["kl_uniform"] > 5 * trained.snapshots()[0].summary["bias"]["kl_uniform"]
 
-    # Resuming goes on from its own checkpoint, with the same start behind it; a changed source is told.
+    # Resuming goes on from its own checkpoint, with the same start behind it; a changed source is named.
     assert main(["pretrain", "--resume", str(run.path), "--trainer.max_steps", "6"]) == 0
     assert run.checkpoint(6).is_dir()
     source = tmp_path / "theirs" / "model.safetensors"
@@ -159,14 +162,14 @@ def test_a_model_that_the_source_is_not_is_refused_by_field(trained, tmp_path, c
 def test_text_without_the_sources_tokenizer_is_refused(trained, tmp_path, capsys):
     assert main(["export", str(trained.path), str(tmp_path / "theirs")]) == 0
     (tmp_path / "theirs" / "tokenizer.json").unlink()
-    corpus = resolve(trained.config).data.path
+    corpus = read_config(trained.config).data.path
     assert main(["pretrain", "--init_from", str(tmp_path / "theirs"), "--data.path", corpus]) == 2
     assert "has no tokenizer.json" in capsys.readouterr().err
 
 
 def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, capsys):
     (tmp_path / "taken").mkdir()
-    for arguments, told in (
+    for arguments, printed in (
         (["sample", str(tmp_path)], "not a run"),
         (["sample", str(trained.path), "--step", "7"], "checkpoints of steps 20, 40"),
         (["sample", str(trained.path), "--temperature=-1"], "--temperature"),
@@ -178,7 +181,7 @@ def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, capsys
         captured = capsys.readouterr()
         assert captured.out == ""
         assert captured.err.count("\n") == 1
-        assert told in captured.err
+        assert printed in captured.err
 
 
 def test_an_arm_that_transformers_lacks_is_refused_by_name(tmp_path, capsys):

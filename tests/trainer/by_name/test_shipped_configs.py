@@ -9,7 +9,7 @@ import birthmark
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
 from birthmark.models.birth import certificate_of
-from birthmark.trainer.by_name.model_names import open_native
+from birthmark.trainer.by_name.model_names import open_source_with_birth
 from birthmark.trainer.by_name.shipped_configs import find_config, shipped_configs
 from birthmark.trainer.config_file import read_config
 
@@ -46,7 +46,7 @@ def test_a_file_that_exists_wins(tmp_path):
     (tmp_path / "demo").write_text("init_seed: 7")
     (tmp_path / "demo.yaml").write_text("init_seed: 8")
     assert (read_config("demo").init_seed, read_config("demo.yaml").init_seed) == (7, 8)
-    assert open_native("demo.yaml@3").config.d_model == read_config("demo.yaml").model.d_model
+    assert open_source_with_birth("demo.yaml@3").config.d_model == read_config("demo.yaml").model.d_model
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,13 @@ def test_a_name_that_is_neither_is_refused_with_the_nearest(name, kind, hint):
 
 
 def test_births_of_shipped_configs_have_names():
-    found = open_native("sinks@5")
+    found = open_source_with_birth("sinks@5")
     config = read_config(CONFIGS / "sinks.yaml")
     assert (found.config, found.step) == (config.model, 0)
     drawn, expected = found.load(), certificate_of(config.model, 5)
     assert sum(p.numel() for p in drawn.parameters()) == expected["n_params"]
-    assert open_native("models/llama-60m").config.n_layers == 10
-    assert open_native("gpt2") is None  # a hub id
+    assert open_source_with_birth("models/llama-60m").config.n_layers == 10
+    assert open_source_with_birth("gpt2") is None  # a hub id
 
 
 def test_the_list_has_every_file_with_its_first_line(capsys):

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from birthmark.measure.records import RunDir
-from birthmark.trainer.config_file import resolve
+from birthmark.trainer.config_file import read_config
 from birthmark.trainer.processes.launched_process import launched_process
 from birthmark.trainer.processes.process_group import join_process_group
 from birthmark.trainer.run import pretrain
@@ -20,7 +20,8 @@ file, runs = sys.argv[1:]
 with join_process_group(launched_process(), torch.device("cpu")):
     for line in Path(runs).read_text().splitlines():
         folder, resume, flags = json.loads(line)
-        pretrain(resolve(Path(file), flags), RunDir(Path(folder)), resume=resume)
+        overrides = dict(flag.removeprefix("--").split("=", 1) for flag in flags)
+        pretrain(read_config(file, overrides), RunDir(Path(folder)), resume=resume)
 """
 
 

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import torch
 
-from birthmark.trainer.config_file import resolve
+from birthmark.trainer.config_file import read_config
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import digest
 from birthmark.trainer.processes.launched_process import launched_process
@@ -40,7 +40,7 @@ from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.lightning_setup import set_up_strategy
 
 file, out, *names = sys.argv[1:]
-config, where, device = resolve(Path(file)), launched_process(), torch.device("cpu")
+config, where, device = read_config(file), launched_process(), torch.device("cpu")
 with join_process_group(where, device):
     for name in names:
         settings = replace(config.trainer, strategy=name, replicas=2 if name == "fsdp2" else 1)
