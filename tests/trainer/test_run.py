@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import asdict
 
 import numpy as np
@@ -245,9 +246,16 @@ def test_two_processes_cannot_write_one_run(tiny, tmp_path):
     assert "another process is writing this run" in second.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(tiny, tmp_path, number):
+@pytest.fixture(scope="module")
+def uninterrupted(tiny, tmp_path_factory):
+    """A config of 400 steps, and its run."""
     config = tiny({"trainer.max_steps": 400, "trainer.checkpoint_every": 400})
+    return config, run(config, tmp_path_factory.mktemp("uninterrupted") / "run")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_ends_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(uninterrupted, tmp_path, number):
+    config, whole = uninterrupted
     file = tmp_path / "config.yaml"
     stored = {k: v for k, v in asdict(config).items() if k not in ("name", "run_dir")}
     file.write_text(yaml.safe_dump(stored))
@@ -257,7 +265,7 @@ def test_a_signal_ends_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_b
         [*command, "--config", str(file), "--run_dir", str(parts.path)], stdout=subprocess.PIPE, text=True
     )
     while process.poll() is None and len(read_metrics(parts.metrics)) < 20:
-        pass
+        time.sleep(0.02)
     process.send_signal(number)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
@@ -268,8 +276,7 @@ def test_a_signal_ends_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_b
     assert 0 < step < 400
     assert parts.report.is_file()
     assert parts.snapshot(step).is_dir()
-    subprocess.run([*command, "--resume", str(parts.path)], check=True, capture_output=True)
-    whole = run(config, tmp_path / "whole")
+    run(config, parts.path, resume=True)
     assert logged(parts, "train/loss") == logged(whole, "train/loss")
     a, b = weights(parts, 400), weights(whole, 400)
     assert all(torch.equal(a[k], b[k]) for k in a)
