@@ -26,7 +26,7 @@ pretrain: setup  ## train the demo model, a few minutes on two cores, into runs/
 	exec $(BIN)/birthmark pretrain --config configs/demo.yaml --run_dir "$$run"
 
 test: setup  ## run the whole test suite
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
 # Types of the whole package: mypy's cache keeps what did not change. Tests that train or start processes are left out.
 quick: setup  ## lint, types and the tests that train nothing, under 2 minutes on two cores

@@ -324,11 +324,11 @@ def as_ranks():
             for rank in range(n)
         ]
         try:
-            told = [process.communicate(timeout=300)[0] for process in started]
+            outputs = [process.communicate(timeout=300)[0] for process in started]
         finally:
             for process in started:
                 process.kill()
-        return told, [process.returncode for process in started]
+        return outputs, [process.returncode for process in started]
 
     return run
 
@@ -384,12 +384,12 @@ def launched(torchrun):
     def run(*command, n=2):
         process = torchrun(*command, n=n)
         try:
-            told, errors = process.communicate(timeout=300)
+            output, errors = process.communicate(timeout=300)
         finally:
             process.kill()
         # The first to fail says why; what is lost in the middle is that others are gone.
         assert process.returncode == 0, f"{errors[:6000]}\n[…]\n{errors[-2000:]}"
-        return told
+        return output
 
     return run
 
@@ -470,12 +470,12 @@ def offline_wandb():
         for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
             # The process that writes it may still do so when the run has finished.
             end = time.monotonic() + 30
-            whole, told = read_file(file)
+            whole, content = read_file(file)
             while not whole and time.monotonic() < end:
                 time.sleep(0.1)
-                whole, told = read_file(file)
+                whole, content = read_file(file)
             assert whole, f"{file} has no end"
-            found.append(told)
+            found.append(content)
         return found
 
     return read

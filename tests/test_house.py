@@ -57,6 +57,8 @@ def imports(file):
             continue
         above = package[: len(package) - node.level + 1]
         base = ".".join([*above, *([node.module] if node.module else [])])
+        # Type checkers are asked to pass over modules that they cannot find, which would hide a wrong name of ours.
+        assert base in MODULES or not base, f"{file}: imports from {base}, which is no module of ours"
         for alias in node.names:
             name = f"{base}.{alias.name}".lstrip(".")
             yield name if name in MODULES else base
@@ -76,7 +78,7 @@ def test_no_imports_run_in_a_circle():
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
-def test_every_room_can_be_overlooked():
+def test_no_room_and_no_folder_is_too_large():
     lines = {room: sum(len(f.read_text().splitlines()) for f in (ROOT / room).rglob("*.py")) for room in ROOMS}
     assert {room: n for room, n in lines.items() if n > 0.2 * sum(lines.values())} == {}
     folders = {file.parent for file in FILES}
