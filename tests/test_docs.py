@@ -184,7 +184,7 @@ SMALL = {
     "model": {"d_model": 16, "vocab_size": 300, "max_seq_len": 64},
     "data": {"path": "notes", "cache_dir": "cache"},
     "trainer": {
-        "max_steps": 2, "micro_batch_size": 2, "global_batch_size": 2, "checkpoint_every": 1000, "val_sequences": 4,
+        "max_steps": 2, "micro_batch_size": 1, "global_batch_size": 2, "checkpoint_every": 1000, "val_sequences": 4,
         "log_every": 100, "device": "cpu",
     },
     "snapshot": {"n_sequences": 8, "n_strangers": 1},
@@ -224,7 +224,9 @@ def readers_folder(tmp_path_factory):
     shutil.copytree(
         ROOT / "launch", folder / "launch", ignore=shutil.ignore_patterns("*.py", "__pycache__", "commands")
     )
-    shutil.copy(folder / "configs" / "demo.yaml", folder / "run.yaml")
+    run = yaml.safe_load((folder / "configs" / "demo.yaml").read_text())
+    run["trainer"] |= {"global_batch_size": 64, "strategy": "fsdp2"}  # 16 processes may share it
+    (folder / "run.yaml").write_text(yaml.safe_dump(run, sort_keys=False))
     with contextlib.chdir(folder):
         assert main(["pretrain", "--config", "configs/demo.yaml", "--run_dir", "runs/demo"]) == 0
     for other in ("a", "b", "my-run"):
