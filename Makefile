@@ -25,6 +25,7 @@ pretrain: setup  ## train the demo model, a few minutes on two cores, into runs/
 	@run=runs/demo; n=2; while [ -e "$$run" ]; do run=runs/demo-$$n; n=$$((n + 1)); done; \
 	exec $(BIN)/birthmark pretrain --config configs/demo.yaml --run_dir "$$run"
 
+# Files of tests run side by side, each on one core: within a file, tests share what they train.
 test: setup  ## run the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
