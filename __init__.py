@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .api.lineage_test import fingerprint
+    from .api.kinship import fingerprint
     from .api.model import Model, load, measure
     from .api.named_array import NamedArray
     from .api.pretraining import pretrain
@@ -51,7 +51,7 @@ _MODULES = {
     "Snapshot": ".api.snapshots",
     "SnapshotRecorder": ".measure.recorder",
     "UsageError": ".errors",
-    "fingerprint": ".api.lineage_test",
+    "fingerprint": ".api.kinship",
     "load": ".api.model",
     "pretrain": ".api.pretraining",
 }
