@@ -33,7 +33,7 @@ test: setup  ## run the whole test suite
 quick: setup  ## lint, types and the tests that train nothing, under 2 minutes on two cores
 	@start=$$(date +%s); trap 'echo "make quick took $$(($$(date +%s) - start)) s"' EXIT; set -e; \
 	$(BIN)/ruff check .; $(BIN)/ruff format --check .; $(MAKE) --no-print-directory types; \
-	$(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not training'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not training'
 
 check: setup types  ## lint, format check and types, as CI does
 	$(BIN)/ruff check .
