@@ -29,11 +29,11 @@ pretrain: setup  ## train the demo model, a few minutes on two cores, into runs/
 test: setup  ## run the whole test suite
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-# Types of the whole package: mypy's cache keeps what did not change. Tests that train or start processes are left out.
+# Types of the whole package: mypy's cache keeps what did not change. Tests that train, start processes or are marked heavy are left out.
 quick: setup  ## lint, types and the tests that train nothing, under 2 minutes on two cores
 	@start=$$(date +%s); trap 'echo "make quick took $$(($$(date +%s) - start)) s"' EXIT; set -e; \
 	$(BIN)/ruff check .; $(BIN)/ruff format --check .; $(MAKE) --no-print-directory types; \
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not training'
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not training and not heavy'
 
 check: setup types  ## lint, format check and types, as CI does
 	$(BIN)/ruff check .

@@ -151,10 +151,8 @@ def measure(
         batch_size=batch_size,
         sink_epsilon=sink_epsilon,
     )
-    if problems := settings.problems():
+    if problems := settings.problems(loaded.n_positions):
         raise UsageError("; ".join(problem.removeprefix("snapshot.") for problem in problems))
-    if loaded.n_positions is not None and settings.seq_len > loaded.n_positions:
-        raise UsageError(f"seq_len {settings.seq_len}: this model has {loaded.n_positions} positions")
     return Snapshot(measure_loaded(loaded, settings, probe_seed, metrics), loaded.name)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..errors import UsageError
 from ..files import read_json
-from ..measure.records import RunDir, read_metrics
+from ..measure.records import RunDir, metrics_by_step
 from .named_array import NamedArray, no_such, optional_library
 from .snapshots import Snapshots
 
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 class Metrics:
     """A run's training log: ``metrics["val_loss"]`` is an array over ``step``."""
 
-    def __init__(self, file: Path) -> None:
-        self._rows: dict[int, dict[str, float]] = {}
-        for record in read_metrics(file):
-            self._rows.setdefault(int(record["step"]), {}).update(record)
+    def __init__(self, run: RunDir) -> None:
+        self._rows = metrics_by_step(run)
         self.names = sorted({name for row in self._rows.values() for name in row} - {"step"})
         """Names of all that was logged."""
 
@@ -35,16 +33,15 @@ class Metrics:
         """One metric at the steps where it was logged; null in the file is NaN."""
         if name not in self.names:
             raise no_such("metric", name, self.names)
-        steps = [step for step in sorted(self._rows) if name in self._rows[step]]
+        steps = [step for step, row in self._rows.items() if name in row]
         values = np.array([self._rows[step][name] for step in steps], dtype=float)
         return NamedArray(values, ("step",), {"step": np.array(steps)}, name)
 
     def to_pandas(self) -> pd.DataFrame:
         """All of them: a row for each step, a column for each name."""
         pd = optional_library("pandas")
-        steps = sorted(self._rows)
-        rows = [[self._rows[step].get(name) for name in self.names] for step in steps]
-        return pd.DataFrame(rows, pd.Index(steps, name="step"), self.names, dtype=float)
+        rows = [[row.get(name) for name in self.names] for row in self._rows.values()]
+        return pd.DataFrame(rows, pd.Index(list(self._rows), name="step"), self.names, dtype=float)
 
     def __repr__(self) -> str:
         return f"Metrics of {len(self._rows)} steps: {', '.join(self.names)}"
@@ -91,7 +88,7 @@ class Run:
     @property
     def metrics(self) -> Metrics:
         """Its training log."""
-        return Metrics(self.files.metrics)
+        return Metrics(self.files)
 
     @property
     def checkpoints(self) -> list[int]:

@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 
 from ..errors import UsageError
-from ..measure.records import RunDir
+from ..measure.records import RunDir, step_of
 from ..measure.records import Snapshot as Record
 from ..metrics.quantity import AXES
 from .named_array import NamedArray, no_such
@@ -128,7 +128,7 @@ class Snapshots(Sequence[Snapshot]):
     @property
     def steps(self) -> list[int]:
         """Their steps."""
-        return [snapshot.step for snapshot in self]
+        return [step_of(folder) for folder in self.folders]
 
     def at(self, step: int) -> Snapshot:
         """The one after so many optimizer steps."""

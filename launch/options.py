@@ -51,9 +51,5 @@ def check_probe(settings: SnapshotConfig, n_positions: int | None) -> None:
         UsageError: the settings are impossible, or a sequence is longer than ``n_positions`` (None: any length can be
             read); the message names the options.
     """
-    if problems := settings.problems():
+    if problems := settings.problems(n_positions):
         raise UsageError("; ".join(problem.replace("snapshot.", "--") for problem in problems))
-    if n_positions is not None and settings.seq_len > n_positions:
-        raise UsageError(
-            f"--seq_len {settings.seq_len}: this model has {n_positions} positions; give at most {n_positions}"
-        )

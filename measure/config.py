@@ -82,8 +82,11 @@ class SnapshotConfig:
     fingerprint: FingerprintConfig = field(default_factory=FingerprintConfig)
     """The lineage test."""
 
-    def problems(self) -> list[str]:
-        """Everything that makes this config impossible, one line each, with the mend."""
+    def problems(self, n_positions: int | None = None) -> list[str]:
+        """Everything that makes this config impossible, one line each, with the mend.
+
+        ``n_positions``: tokens that the model can read at once; None, any number.
+        """
         bounds = {
             "n_sequences": (self.n_sequences, 2),
             "seq_len": (self.seq_len, 2),
@@ -92,6 +95,11 @@ class SnapshotConfig:
             "top_k": (self.top_k, 1),
         }
         found = [f"snapshot.{k} is {v}: give at least {low}" for k, (v, low) in bounds.items() if v < low]
+        if n_positions is not None and self.seq_len > n_positions:
+            found.append(
+                f"snapshot.seq_len is {self.seq_len}: this model has {n_positions} positions; give at most "
+                f"{n_positions}"
+            )
         if "random" not in self.probes:
             found.append("snapshot.probes lacks 'random': the seed direction is defined on it; add it")
         if not 0 < self.sink_epsilon < 1:

@@ -203,11 +203,8 @@ class SnapshotRecorder:
         if self._model is None or self._model[0] is not model:
             seen = measurable(model)
             longest = seen.config.max_seq_len if isinstance(seen, ForeignModel) else None
-            if longest is not None and self.config.seq_len > longest:
-                raise UsageError(
-                    f"snapshot.seq_len is {self.config.seq_len}: this model has {longest} positions; give at most "
-                    f"{longest}"
-                )
+            if problems := self.config.problems(longest):
+                raise UsageError("; ".join(problems))
             if "random" not in self.probes:
                 config = self.config
                 drawn = random_probe(seen.config.vocab_size, config.n_sequences, config.seq_len, config.probe_seed)

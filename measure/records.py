@@ -173,6 +173,16 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     return records
 
 
+def metrics_by_step(run: RunDir) -> dict[int, dict[str, float]]:
+    """The lines of ``metrics.jsonl`` by step, in step order; where a step is logged twice, the later line holds."""
+    merged: dict[int, dict[str, float]] = {}
+    for number, record in enumerate(read_metrics(run.metrics), start=1):
+        if not isinstance(record, dict) or "step" not in record:
+            raise RunError(f"{run.metrics}: line {number} has no step; remove it to go on")
+        merged.setdefault(int(record["step"]), {}).update(record)
+    return dict(sorted(merged.items()))
+
+
 def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
     """Append one line ``{"step": …, …}``; lines are written in one call, so that a crash breaks off the last only."""
     try:
@@ -184,14 +194,12 @@ def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
 
 def write_metrics_csv(run: RunDir) -> None:
     """Write ``metrics.csv``: the lines of ``metrics.jsonl`` as one row per step and one column per name."""
-    rows: dict[int, dict[str, float]] = {}
-    for record in read_metrics(run.metrics):
-        rows.setdefault(int(record["step"]), {}).update(record)
+    rows = metrics_by_step(run)
     names = sorted({name for row in rows.values() for name in row} - {"step"})
     with atomic_path(run.path / "metrics.csv") as new, new.open("w", newline="", encoding="utf-8") as f:
         table = csv.DictWriter(f, ["step", *names])
         table.writeheader()
-        table.writerows(rows[step] for step in sorted(rows))
+        table.writerows(rows.values())
 
 
 def truncate_metrics(path: Path, last_step: int) -> None:

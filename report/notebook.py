@@ -50,7 +50,7 @@ def run_html(run: RunDir) -> str:
         link.over_training(view, shown)
 
     return _render(
-        f"{history.name}",
+        history.name,
         of_run(history),
         _first_pictures(_OF_RUN, section) if history.snapshots or history.metrics else [],
         columns=shown_columns(history.rows, view.quantities),

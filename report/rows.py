@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError
-from ..measure.records import RunDir, Snapshot, read_metrics
+from ..measure.records import RunDir, Snapshot, metrics_by_step
 from ..metrics.quantities import MEASURED
 from ..metrics.quantity import Quantity
 
@@ -53,16 +53,6 @@ def read_snapshots(run: RunDir) -> list[Snapshot]:
     for folder, snapshot in zip(run.snapshot_folders(), snapshots, strict=True):
         check_snapshot(snapshot, folder)
     return snapshots
-
-
-def metrics_by_step(run: RunDir) -> dict[int, dict[str, float]]:
-    """The lines of ``metrics.jsonl`` by step, in step order; where a step is logged twice, the later line holds."""
-    merged: dict[int, dict[str, float]] = {}
-    for number, record in enumerate(read_metrics(run.metrics), start=1):
-        if not isinstance(record, dict) or "step" not in record:
-            raise RunError(f"{run.metrics}: line {number} has no step; remove it to go on")
-        merged.setdefault(int(record["step"]), {}).update(record)
-    return dict(sorted(merged.items()))
 
 
 def join_rows(snapshots: Iterable[Snapshot], metrics: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:

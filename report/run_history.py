@@ -8,8 +8,8 @@ from typing import Any
 
 from ..errors import RunError, UsageError
 from ..files import read_json
-from ..measure.records import RunDir, Snapshot
-from .rows import join_rows, metrics_by_step, read_snapshots
+from ..measure.records import RunDir, Snapshot, metrics_by_step
+from .rows import join_rows, read_snapshots
 from .text import finite_or_nan, printable
 
 

@@ -12,10 +12,10 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ..measure.records import RunDir
+from ..measure.records import RunDir, metrics_by_step
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
-from .rows import declared_quantities, join_rows, metrics_by_step, read_snapshots, row_key
+from .rows import declared_quantities, join_rows, read_snapshots, row_key
 from .text import MISSING, format_value
 
 _LOSSES = ("val_loss", "train_loss")  # the terminal shows the first of them that was logged

@@ -30,7 +30,7 @@ def add_options(parser: Parser) -> None:
     """The shell."""
     parser.add_argument(
         "shell",
-        type=Literal["bash", "zsh", "fish"],
+        type=Shell,
         help="; ".join(" ".join(line.split()) for line in LOADED_BY.values()),
     )
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...measure.records import Snapshot
-from ...report.rows import join_rows, metrics_by_step, read_snapshots
+from ...measure.records import Snapshot, metrics_by_step
+from ...report.rows import join_rows, read_snapshots
 from ...report.text import finite_or_nan
 from ..trials import Trial
 from .file import ArmStudy

@@ -25,7 +25,8 @@ def explicit(logits_NV):
     p /= p.sum(1, keepdims=True)
     w = np.zeros(x.shape[1])
     for row in x:
-        chosen = [i for i, value in enumerate(row) if value == max(row)]
+        largest = max(row)
+        chosen = [i for i, value in enumerate(row) if value == largest]
         w[chosen] += 1 / (len(x) * len(chosen))
     return p.mean(0), w
 

@@ -43,6 +43,7 @@ def births() -> dict[tuple[str, int], tuple[BirthReference, Measurement]]:
     return found
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("mlp", "kl_uniform", "preference_ratio", "top1_share"),
     [

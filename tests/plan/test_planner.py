@@ -331,6 +331,7 @@ def planned(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.heavy
 def test_7b_fits_eight_gpus_when_it_is_sharded_and_not_otherwise(capsys):
     full = ("--set", "trainer.activation_checkpointing=full")
     sharded = planned(capsys, CONFIGS / "llama2_7b_fsdp2.yaml", "--n_gpus", 8, "--alone", *full)
@@ -346,6 +347,7 @@ def test_7b_fits_eight_gpus_when_it_is_sharded_and_not_otherwise(capsys):
     assert 0.5 < a100["budget"]["gpu_hours"] / 184_320 < 2
 
 
+@pytest.mark.heavy
 def test_7b_over_1024_gpus(capsys):
     single = ("--set", "trainer.micro_batch_size=1")
     plan = planned(capsys, CONFIGS / "llama2_7b_zero3.yaml", "--n_gpus", 1024, "--alone", *single)

@@ -158,7 +158,9 @@ def test_what_cannot_be_measured_is_refused_in_one_line(run, capsys, tmp_path):
     assert "model type 'opt' cannot be measured; there are: gpt2" in refused(capsys, str(tmp_path / "opt"))
     gpt2 = transformers.GPT2Config(vocab_size=40, n_embd=8, n_head=1, n_layer=1, n_positions=12)
     transformers.GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "gpt2")
-    assert "--seq_len 13: this model has 12 positions" in refused(capsys, str(tmp_path / "gpt2"), "--seq_len=13")
+    assert "--seq_len is 13: this model has 12 positions; give at most 12" in refused(
+        capsys, str(tmp_path / "gpt2"), "--seq_len=13"
+    )
     assert printed(capsys, str(tmp_path / "gpt2"))["n_heads"] == 1
 
 
