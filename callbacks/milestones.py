@@ -21,6 +21,11 @@ class StepCallback(L.Callback):
             self.on_step_end(trainer, pl_module, trainer.global_step)
 
 
+def is_due(trainer: L.Trainer, every: int) -> bool:
+    """Whether something that is done every so many optimizer steps, and at the run's end, is done after this one."""
+    return trainer.global_step % every == 0 or trainer.global_step == trainer.max_steps or trainer.should_stop
+
+
 class MilestoneCallback(StepCallback):
     """Calls :meth:`on_milestone` at birth, every ``every`` steps, at the last step, and when the run is being stopped.
 
@@ -43,7 +48,7 @@ class MilestoneCallback(StepCallback):
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Act where a milestone is due."""
-        if step % self.every == 0 or step == trainer.max_steps or trainer.should_stop:
+        if is_due(trainer, self.every):
             self.on_milestone(trainer, module, step)
 
 

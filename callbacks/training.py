@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..measure.measurement import evaluation_mode
 from ..measure.ranks import own_batches, sum_over_ranks, world_size
-from .milestones import MilestoneCallback, StepCallback, log_metrics
+from .milestones import MilestoneCallback, StepCallback, is_due, log_metrics
 
 
 class TrainingLog(StepCallback):
@@ -24,11 +24,22 @@ class TrainingLog(StepCallback):
         tokens_per_step: tokens in a global batch.
         flops_per_token: model FLOPs of one trained token.
         peak_flops: the device's peak FLOP/s over all devices, where it is known.
+        synchronize: waits until the device has computed what it was given.
+        milestones: optimizer steps between milestones.
     """
 
-    def __init__(self, every: int, tokens_per_step: int, flops_per_token: float, peak_flops: float | None) -> None:
+    def __init__(
+        self,
+        every: int,
+        tokens_per_step: int,
+        flops_per_token: float,
+        peak_flops: float | None,
+        synchronize: Callable[[], None],
+        milestones: int,
+    ) -> None:
         self.every, self.tokens_per_step = every, tokens_per_step
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
+        self.synchronize, self.milestones = synchronize, milestones
         self.last: dict[str, float] = {}
         self._last_step = 0
 
@@ -38,15 +49,19 @@ class TrainingLog(StepCallback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop the clock before other callbacks take their time."""
+        ends_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if ends_step and (is_due(trainer, self.every) or is_due(trainer, self.milestones)):
+            # What the device still has to do of these steps is their time, not that of what follows.
+            self.synchronize()
         pl_module.stopwatch.pause()
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_step_end(self, trainer: L.Trainer, module: Any, step: int) -> None:
         """Log where it is due."""
-        if not (step % self.every == 0 or step == trainer.max_steps or trainer.should_stop):
+        if not is_due(trainer, self.every):
             module.take_loss()
             return
-        module.check_finite(step)
+        module.check_finite()
         tokens, seconds = (step - self._last_step) * self.tokens_per_step, module.stopwatch.take()
         self._last_step = step
         self.last = {
@@ -60,6 +75,17 @@ class TrainingLog(StepCallback):
         if self.peak_flops is not None:
             self.last["train/mfu"] = self.last["train/flops_per_s"] / self.peak_flops
         log_metrics(trainer, self.last, step)
+
+
+class FiniteGuard(MilestoneCallback):
+    """Ends a run whose losses, gradients or weights are not finite before anything of it is measured or saved.
+
+    Stands before the other milestone callbacks.
+    """
+
+    def on_milestone(self, trainer: L.Trainer, module: Any, step: int) -> None:
+        """Check."""
+        module.check_finite(weights=True)
 
 
 class Validation(MilestoneCallback):

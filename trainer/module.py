@@ -11,14 +11,18 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..errors import RunError
+from ..measure.ranks import max_over_ranks
 from ..models.decoder import Decoder
-from ..models.tensor_shards import full_tensor
+from ..models.tensor_shards import full_tensor, shard_of
 from .activation_checkpointing import set_train_passes
 from .config import OptimConfig, TrainerConfig
 from .lr_schedule import lr_share
 from .parameter_groups import parameter_groups, renumber_optimizer_state
+from .processes.joint_failure import raise_on_every_rank
 from .strategies.table import STRATEGIES
 from .throughput import Stopwatch
+
+_LOWER = "lower optim.lr, raise optim.warmup_steps or set optim.grad_clip; the checkpoints before it are intact"
 
 
 def next_token_losses(model: Decoder, batch_BT: Tensor) -> Tensor:
@@ -31,6 +35,27 @@ def next_token_losses(model: Decoder, batch_BT: Tensor) -> Tensor:
     # Rows of the vocabulary side by side: over a strided axis the loss takes twice as long.
     losses = F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")
     return losses.view_as(targets_BT)
+
+
+class _FirstNonFinite:
+    """When a number first was not finite; asked of the device only when somebody wants to know."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._found: Tensor | None = None
+        """Step and value of the first; step 0: none."""
+
+    def see(self, value: Tensor, step: int) -> None:
+        """Take the value of optimizer step ``step``; no device is waited for."""
+        now = torch.stack([torch.full_like(value, step, dtype=torch.float64), value.double()])
+        if self._found is None:
+            self._found = torch.zeros_like(now)
+        self._found = torch.where((self._found[0] == 0) & ~torch.isfinite(value), now, self._found)
+
+    def read(self) -> tuple[int, float] | None:
+        """Its step and what it was; None as long as all were finite. Waits for the device."""
+        step, value = (0.0, 0.0) if self._found is None else self._found.tolist()
+        return (int(step), value) if step else None
 
 
 class PretrainModule(L.LightningModule):
@@ -53,6 +78,7 @@ class PretrainModule(L.LightningModule):
         self.precision, self.engine_clips = trainer.precision, STRATEGIES[trainer.strategy].engine
         self.loss_sum: Tensor | None = None
         self.grad_norm: Tensor | None = None
+        self._watched = (_FirstNonFinite("loss"), _FirstNonFinite("gradient norm"))
 
     def configure_model(self) -> None:
         """Nothing: a sharded model is sharded before its birth. Lightning asks for this hook where one is."""
@@ -96,21 +122,46 @@ class PretrainModule(L.LightningModule):
             torch.nn.utils.clip_grads_with_norm_(parameters, self.optim.grad_clip, norm)
 
     def see_gradient_norm(self, norm: Tensor) -> None:
-        """Keep the norm of the whole gradient, before clipping; refuse one that is not finite."""
+        """Keep the norm of the whole gradient, before clipping; on the CPU, refuse a step that is not finite."""
         self.grad_norm = norm
-        # On an accelerator the check would wait for the device at every step; there it is made when metrics are logged.
-        if self.device.type == "cpu":
-            self.check_finite(self.global_step + 1)
+        for watch, value in zip(self._watched, (self.loss_sum, norm), strict=True):
+            if value is not None:
+                watch.see(value, self.global_step + 1)
+        # On an accelerator the check would wait for the device at every step: it is made when metrics are logged, and
+        # before anything is measured or saved.
+        if self.device.type == "cpu" and (error := self._not_finite()) is not None:
+            raise error
 
-    def check_finite(self, step: int) -> None:
-        """Raise RunError if the loss or the gradient of step ``step`` is not a finite number."""
-        for name, value in (("loss", self.loss_sum), ("gradient norm", self.grad_norm)):
-            if value is not None and not torch.isfinite(value):
-                lr = self.learning_rate(step)
-                raise RunError(
-                    f"{name} is {value.item()} at step {step} (learning rate {lr:.3g}): lower optim.lr, raise "
-                    "optim.warmup_steps or set optim.grad_clip; the checkpoints before it are intact"
-                )
+    def check_finite(self, *, weights: bool = False) -> None:
+        """Raise RunError, on every rank, if a loss or a gradient so far was not finite on any. Every rank must call.
+
+        Waits for the device.
+
+        Args:
+            weights: whether the weights must be finite too.
+        """
+        error = self._not_finite()
+        if error is None and weights and (name := self._non_finite_weight()) is not None:
+            error = RunError(
+                f"{name} is not finite after step {self.global_step}, though losses and gradients were: {_LOWER}"
+            )
+        if max_over_ranks(int(error is not None)):
+            raise_on_every_rank(error)
+
+    def _not_finite(self) -> RunError | None:
+        """Which of loss and gradient first was not finite, and when."""
+        found = [(*first, watch.name) for watch in self._watched if (first := watch.read()) is not None]
+        if not found:
+            return None
+        step, value, name = min(found, key=lambda entry: entry[0])
+        return RunError(f"{name} is {value} at step {step} (learning rate {self.learning_rate(step):.3g}): {_LOWER}")
+
+    def _non_finite_weight(self) -> str | None:
+        """Name of a weight that is not finite, in what this rank holds of it."""
+        shards = {name: shard_of(parameter).local for name, parameter in self.model.named_parameters()}
+        held = {name: torch.stack(shard.aminmax()).to(self.device) for name, shard in shards.items() if shard.numel()}
+        finite = torch.isfinite(torch.stack(list(held.values()))).all(-1)
+        return next((name for name, ok in zip(held, finite.tolist(), strict=True) if not ok), None)
 
     def on_train_start(self) -> None:
         """Runs after all callbacks' hooks: from here on it is training."""

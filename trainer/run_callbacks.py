@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -18,7 +19,7 @@ from ..callbacks.loggers import JsonLinesLogger, wandb_logger
 from ..callbacks.progress import RunProgress
 from ..callbacks.snapshot import BiasSnapshot
 from ..callbacks.stop import StopOnSignal
-from ..callbacks.training import TrainingLog, Validation
+from ..callbacks.training import FiniteGuard, TrainingLog, Validation
 from ..data.prepare import PreparedData
 from ..data.probes import random_probe, text_probe
 from ..measure.ranks import world_size
@@ -29,7 +30,7 @@ from .config import RunConfig
 from .module import next_token_losses
 from .processes.launched_process import LaunchedProcess
 from .provenance import code, environment
-from .throughput import flops_per_token, peak_flops
+from .throughput import flops_per_token, peak_flops, synchronize
 
 
 def _probes(config: RunConfig, data: PreparedData) -> dict[str, np.ndarray]:
@@ -50,7 +51,7 @@ def build_callbacks(
     device: torch.device,
     console: Console,
 ) -> tuple[list[L.Callback], StopOnSignal]:
-    """In the order in which they act at a step: stop, clock, validate, measure, save, print."""
+    """In the order in which they act at a step: stop, clock, check, validate, measure, save, print."""
     settings, seq_len = config.trainer, config.model.max_seq_len
     every, tokens_per_step = settings.checkpoint_every, settings.global_batch_size * seq_len
     peak = peak_flops(device, settings.precision)
@@ -60,6 +61,8 @@ def build_callbacks(
         tokens_per_step,
         flops_per_token(config.model, n_params, seq_len),
         None if peak is None else peak * world_size(),
+        synchronize=partial(synchronize, device),
+        milestones=every,
     )
     n_val = min(settings.val_sequences, data.val.n_samples or settings.val_sequences)
     validation = Validation(
@@ -86,7 +89,7 @@ def build_callbacks(
         if config.snapshot.enabled
         else None
     )
-    milestones: list[L.Callback] = [stop, training, validation]
+    milestones: list[L.Callback] = [stop, training, FiniteGuard(every, at_birth=False), validation]
     milestones += [snapshot] if snapshot is not None else []
     if config.snapshot.fingerprint.enabled:
         milestones.append(

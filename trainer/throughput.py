@@ -38,6 +38,14 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     return None if gpu is None else gpu.bf16
 
 
+def synchronize(device: torch.device) -> None:
+    """Wait until ``device`` has computed what it was given: a GPU returns from a call before that."""
+    if device.type != "cpu":
+        import torch
+
+        torch.accelerator.synchronize(device)
+
+
 class Stopwatch:
     """Seconds of training, without what happens between steps (snapshots, validation, checkpoints)."""
 

@@ -1,12 +1,16 @@
 """Whole runs, in process, against a training loop written out by hand."""
 
 import json
+import math
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from itertools import count
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +23,9 @@ from birthmark.data.prepare import prepare
 from birthmark.errors import RunError, UsageError
 from birthmark.measure.records import RunDir, Snapshot, read_metrics
 from birthmark.models.birth import born, digest
+from birthmark.trainer import module
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
+from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.run import pretrain
 
 
@@ -235,6 +241,72 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_spares_the_checkpoints(tin
         state = FolderCheckpointIO().load_checkpoint(folder)["state_dict"]
         assert all(value.isfinite().all() for value in state.values()), folder
     assert all(np.isfinite(s.arrays["mean_prob"]).all() for s in done.snapshots())
+
+
+def poisoned_loss(monkeypatch):
+    """The loss of step 5 is NaN, on a device that nobody waits for at every step."""
+    losses, see, calls = module.next_token_losses, PretrainModule.see_gradient_norm, count()
+
+    def see_in_time(self, norm):
+        with monkeypatch.context() as patch:
+            patch.setattr(PretrainModule, "device", SimpleNamespace(type="accelerator"))
+            see(self, norm)
+
+    def nan_at_5(model, batch):
+        return losses(model, batch) * (math.nan if next(calls) // 2 == 4 else 1)
+
+    monkeypatch.setattr(module, "next_token_losses", nan_at_5)
+    monkeypatch.setattr(PretrainModule, "see_gradient_norm", see_in_time)
+    return r"loss is nan at step 5 \(.*optim\.lr"
+
+
+def poisoned_weight(monkeypatch):
+    """A weight is infinite after the update of step 6, of which no loss tells before step 7."""
+    step, taken = torch.optim.AdamW.step, []
+
+    def spoil_at_6(self, *args, **kwargs):
+        result = step(self, *args, **kwargs)
+        taken.append(None)
+        if len(taken) == 6:
+            self.param_groups[0]["params"][0].data[0, 0] = math.inf
+        return result
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spoil_at_6)
+    return r"embed\.weight is not finite after step 6"
+
+
+@pytest.mark.parametrize("poison", [poisoned_loss, poisoned_weight])
+def test_what_is_not_finite_between_two_lines_of_the_log_is_never_saved(tiny, tmp_path, monkeypatch, poison):
+    message = poison(monkeypatch)
+    fields = {"trainer.log_every": 100, "trainer.checkpoint_every": 3, "trainer.keep_last": 1, "trainer.max_steps": 20}
+    with pytest.raises(RunError, match=message):
+        run(tiny({**fields, "snapshot.enabled": False}), tmp_path / "run")
+    (kept,) = RunDir(tmp_path / "run").checkpoints()
+    assert kept.name == "step-00000003"
+    state = FolderCheckpointIO().load_checkpoint(kept)["state_dict"]
+    assert all(value.isfinite().all() for value in state.values())
+
+
+def test_the_rate_counts_what_an_asynchronous_device_still_has_to_compute(tiny, tmp_path, monkeypatch):
+    """A stand-in that takes 100 ms for each micro-batch, and returns from the call at once."""
+    train, seconds, waits = PretrainModule.training_step, 0.1, []
+    with ThreadPoolExecutor(1) as device:
+
+        def queue(self, batch, index):
+            device.submit(time.sleep, seconds)
+            return train(self, batch, index)
+
+        def wait(_):
+            waits.append(device.submit(int).result())
+
+        monkeypatch.setattr(PretrainModule, "training_step", queue)
+        monkeypatch.setattr("birthmark.trainer.run_callbacks.synchronize", wait)
+        fields = {"trainer.log_every": 2, "trainer.checkpoint_every": 3, "trainer.max_steps": 6}
+        done = run(tiny({**fields, "snapshot.enabled": False}), tmp_path / "run")
+    rates = logged(done, "train/tokens_per_s")
+    assert list(rates) == [2, 4, 6]
+    assert all(rate <= 4 * 12 / (2 * seconds) for rate in rates.values())
+    assert len(waits) == 4  # steps 2, 3, 4 and 6: no other step waits
 
 
 def test_two_processes_cannot_write_one_run(tiny, tmp_path):
