@@ -12,7 +12,7 @@ import lightning as L
 
 from ..measure.ranks import from_rank_zero
 from ..measure.records import RunDir
-from .milestones import MilestoneCallback
+from .milestones import MilestoneCallback, StepCallback
 
 
 class _Writer(Protocol):
@@ -53,6 +53,7 @@ class Checkpoint(MilestoneCallback):
     def __init__(self, every: int, run: RunDir, *, keep_last: int | None = None, keep_every: int | None = None) -> None:
         super().__init__(every, at_birth=False)
         self.run, self.keep_last, self.keep_every = run, keep_last, keep_every
+        self._saved: int | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Take away what an earlier start of the run left half done."""
@@ -60,9 +61,12 @@ class Checkpoint(MilestoneCallback):
         _writer(trainer).on_complete = self._delete_old
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """Write it."""
+        """Write it, unless it was written first."""
+        if self._saved == step:
+            return
         _writer(trainer).finish()
         trainer.save_checkpoint(self.run.checkpoint(step))
+        self._saved = step
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """The last one is there when the run is over."""
@@ -85,3 +89,20 @@ class Checkpoint(MilestoneCallback):
         for step in sorted(there)[: -self.keep_last]:
             if self.keep_every is None or step % self.keep_every:
                 delete_folder(there[step])
+
+
+class CheckpointFirst(StepCallback):
+    """Writes the checkpoint of a stop before anything is measured: what stops a run may soon kill it.
+
+    Stands right before the callbacks that measure. At the last step, which is a stop only by chance, the order stays:
+    a run that has its last checkpoint never measures again.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+
+    def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
+        """Write it and wait until it is there."""
+        if trainer.should_stop and step != trainer.max_steps:
+            self.checkpoint.on_milestone(trainer, module, step)
+            _writer(trainer).finish()

@@ -1,39 +1,61 @@
-"""The first Ctrl-C or SIGTERM ends a run at the next optimizer step with everything saved, the second at once."""
+"""A wish to stop ends a run at the next optimizer step with everything saved: Ctrl-C, SIGTERM, or SLURM's SIGUSR1.
+
+One wish is often several signals: DeepSpeed's launcher sends SIGTERM after the terminal's SIGINT; torchrun and SLURM
+may both send SIGTERM to one process. All of them are one stop. Only a second Ctrl-C, after a pause, means at once.
+"""
 
 from __future__ import annotations
 
 import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
-from typing import Any
 
 import lightning as L
 
 from ..measure.ranks import max_over_ranks
 from .milestones import StepCallback
 
+# SIGUSR1 is what SLURM is asked to send before a job's time is over; Windows has none.
+_STOPS = [number for number in signal.Signals if number.name in ("SIGINT", "SIGTERM", "SIGUSR1")]
+
+_Handler = Callable[[int, FrameType | None], None] | signal.Handlers
+
+# A SIGINT that comes so long after the first, in seconds, is a person's second one.
+_PAUSE_S = 2.0
+
 
 class StopOnSignal(StepCallback):
     """Sets ``trainer.should_stop`` at the first step boundary after a signal. Stands before all milestone callbacks.
 
-    A signal to one process of a run stops all of them, at the same step.
+    A signal to one process of a run stops all of them, at the same step. It listens from before the training until all
+    is closed behind it, so that the launcher's next signal does not hit a process that still saves.
     """
 
     def __init__(self) -> None:
         self.received: signal.Signals | None = None
         """What the run was stopped by."""
         self._own: signal.Signals | None = None
-        self._previous: dict[signal.Signals, Any] = {}
+        self._interrupted_at: float | None = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        # Not `received`: a launcher hands a signal to one process after the other, and its second is not the user's.
-        if self._own is not None:
-            raise KeyboardInterrupt
-        self._own = signal.Signals(number)
+        if number == signal.SIGINT:
+            now = time.monotonic()
+            if self._interrupted_at is None:
+                self._interrupted_at = now
+            elif now - self._interrupted_at >= _PAUSE_S:
+                raise KeyboardInterrupt
+        if self._own is None:
+            self._own = signal.Signals(number)
+
+    def listen(self) -> AbstractContextManager[None]:
+        """Hear signals, around the training and what closes it."""
+        return _handled_by(self._handle, _STOPS)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Take the handlers over; Lightning's own would raise in the middle of a step."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._previous[number] = signal.signal(number, self._handle)
+        """Take SIGTERM back from Lightning, whose handler takes part in a collective wherever the process stands."""
+        signal.signal(signal.SIGTERM, self._handle)
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Stop here if a signal came."""
@@ -41,15 +63,17 @@ class StopOnSignal(StepCallback):
             self.received = signal.Signals(number)
             trainer.should_stop = True
 
-    def _restore(self) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous.clear()
 
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Give the handlers back."""
-        self._restore()
+@contextmanager
+def _handled_by(handler: _Handler, numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, before in previous.items():
+            signal.signal(number, before)
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        """Give the handlers back."""
-        self._restore()
+
+def stopped_already() -> AbstractContextManager[None]:
+    """Hear no wish to stop but Ctrl-C, around the little that is left to do after a stop."""
+    return _handled_by(signal.SIG_IGN, [number for number in _STOPS if number != signal.SIGINT])

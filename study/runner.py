@@ -109,7 +109,7 @@ class _Runner:
                 signals_sent = self.signals
                 self._print("stopping: runs save a checkpoint, the same command resumes them later")
                 for job in self.running:
-                    # The first ends a run at its next step, the second at once (callbacks/stop.py).
+                    # The first ends a run at its next step, one that comes seconds later at once (callbacks/stop.py).
                     job.process.send_signal(signal.SIGKILL if self.signals > 2 else signal.SIGINT)
             self._show()
             time.sleep(_POLL_SECONDS)

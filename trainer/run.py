@@ -163,7 +163,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
     if device.type == "cpu":
         keep_freed_memory()
     _quiet()
-    with join_process_group(process, device), ExitStack() as held:
+    with ExitStack() as signals, join_process_group(process, device), ExitStack() as held:
         console = (console or Console()) if rank() == 0 else Console(quiet=True)
         # Asked here so that a mistake ends the run at once, and again in begin_run, which holds the run's lock.
         from_rank_zero(lambda: check_resumable(config, run) if resume else check_unused(run))
@@ -183,6 +183,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         loggers = build_loggers(config, run, start.birth, device, process) if rank() == 0 else []
         held.push(lambda kind, error, trace: close_loggers(loggers, failed=kind is not None))
         callbacks, stop = build_callbacks(config, run, data, start.birth["n_params"], reference, device, console)
+        signals.enter_context(stop.listen())
         trainer = _lightning_trainer(config, run, process, device, strategy.lightning, callbacks, loggers)
         module = PretrainModule(model, config.optim, config.trainer)
         trainer.fit(module, datamodule=_Steps(config, data), ckpt_path=start.checkpoint)

@@ -13,7 +13,7 @@ import torch
 from lightning.pytorch.loggers import Logger
 from rich.console import Console
 
-from ..callbacks.checkpoint import Checkpoint
+from ..callbacks.checkpoint import Checkpoint, CheckpointFirst
 from ..callbacks.fingerprint import FingerprintSnapshot
 from ..callbacks.loggers import JsonLinesLogger, wandb_logger
 from ..callbacks.progress import RunProgress
@@ -51,7 +51,10 @@ def build_callbacks(
     device: torch.device,
     console: Console,
 ) -> tuple[list[L.Callback], StopOnSignal]:
-    """In the order in which they act at a step: stop, clock, check, validate, measure, save, print."""
+    """In the order in which they act at a step: stop, clock, check, validate, measure, save, print.
+
+    A stop saves before it validates.
+    """
     settings, seq_len = config.trainer, config.model.max_seq_len
     every, tokens_per_step = settings.checkpoint_every, settings.global_batch_size * seq_len
     peak = peak_flops(device, settings.precision)
@@ -89,7 +92,9 @@ def build_callbacks(
         if config.snapshot.enabled
         else None
     )
-    milestones: list[L.Callback] = [stop, training, FiniteGuard(every, at_birth=False), validation]
+    checkpoint = Checkpoint(every, run, keep_last=settings.keep_last, keep_every=settings.keep_every)
+    first = [FiniteGuard(every, at_birth=False), CheckpointFirst(checkpoint)]
+    milestones: list[L.Callback] = [stop, training, *first, validation]
     milestones += [snapshot] if snapshot is not None else []
     if config.snapshot.fingerprint.enabled:
         milestones.append(
@@ -101,7 +106,6 @@ def build_callbacks(
                 max_seq_len=seq_len,
             )
         )
-    checkpoint = Checkpoint(every, run, keep_last=settings.keep_last, keep_every=settings.keep_every)
     milestones += [checkpoint, RunProgress(every, console, training, validation, snapshot)]
     return milestones, stop
 

@@ -6,7 +6,9 @@ import argparse
 import dataclasses
 import importlib.util
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
@@ -14,6 +16,12 @@ from ...errors import UsageError
 from ...measure.records import RunDir
 from ...trainer.config_file import config_of
 from ...trainer.config_parser import Parser, add_run_fields
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ...trainer.config import RunConfig
+    from ...trainer.run import Outcome
 
 SUMMARY = "Train a model and snapshot its biases at birth and at every checkpoint."
 
@@ -44,8 +52,7 @@ def run(options: Namespace) -> int:
     from rich.console import Console
 
     from ...api.pretraining import in_its_folder, run_training
-    from ...report.run_page import build_report
-    from ...report.snapshot_table import print_table
+    from ...callbacks.stop import stopped_already
     from ...trainer.processes.launched_process import launched_process, restarted
 
     config = config_of(options)
@@ -59,22 +66,31 @@ def run(options: Namespace) -> int:
     config, outcome = run_training(config, resume=resume, console=console)
     if where is not None and where.rank > 0:
         return 0
+    with stopped_already() if outcome.stopped_by else nullcontext():
+        _show(config, run_dir, outcome, console)
+    return 0
+
+
+def _show(config: RunConfig, run: RunDir, outcome: Outcome, console: Console) -> None:
+    """What there is to see at a run's end: the table of its snapshots, and where its report is."""
+    from ...report.run_page import build_report
+    from ...report.snapshot_table import print_table
+
     if config.snapshot.enabled:
-        print_table(run_dir, console)
+        print_table(run, console)
     if importlib.util.find_spec("matplotlib"):
-        build_report([run_dir], run_dir.report)
-        console.print(f"report: {run_dir.report}", highlight=False, soft_wrap=True)
+        build_report([run], run.report)
+        console.print(f"report: {run.report}", highlight=False, soft_wrap=True)
     else:
-        mend = f"pip install 'birthmark[plots]', then birthmark report {run_dir.path}"
+        mend = f"pip install 'birthmark[plots]', then birthmark report {run.path}"
         console.print(f"no report: {mend}", soft_wrap=True)
     if outcome.stopped_by:
         console.print(
             f"stopped by {outcome.stopped_by} at step {outcome.step} of {config.trainer.max_steps}; "
-            f"go on with: birthmark pretrain --resume {run_dir.path}",
+            f"go on with: birthmark pretrain --resume {run.path}",
             highlight=False,
             soft_wrap=True,
         )
-    return 0
 
 
 def _name_of(options: Namespace) -> str:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import shutil
 import signal
 import subprocess
@@ -19,8 +20,10 @@ import yaml
 from filelock import FileLock
 from rich.console import Console
 
+from birthmark.callbacks.stop import StopOnSignal
 from birthmark.data.prepare import prepare
 from birthmark.errors import RunError, UsageError
+from birthmark.measure.recorder import SnapshotRecorder
 from birthmark.measure.records import RunDir, Snapshot, read_metrics
 from birthmark.models.birth import born, digest
 from birthmark.trainer import module
@@ -325,8 +328,8 @@ def uninterrupted(tiny, tmp_path_factory):
     return config, run(config, tmp_path_factory.mktemp("uninterrupted") / "run")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_a_signal_ends_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(uninterrupted, tmp_path, number):
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_signals_end_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(uninterrupted, tmp_path, first):
     config, whole = uninterrupted
     file = tmp_path / "config.yaml"
     stored = {k: v for k, v in asdict(config).items() if k not in ("name", "run_dir")}
@@ -338,10 +341,14 @@ def test_a_signal_ends_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_b
     )
     while process.poll() is None and len(read_metrics(parts.metrics)) < 20:
         time.sleep(0.02)
-    process.send_signal(number)
+    # Launchers send SIGTERM after their own signal: DeepSpeed's a moment after a Ctrl-C, torchrun after SLURM's.
+    process.send_signal(first)
+    for _ in range(3):
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert f"stopped by {number.name}" in printed
+    assert f"stopped by {first.name}" in printed
     assert "--resume" in printed
     (stopped,) = parts.checkpoints()
     step = int(stopped.name[5:])
@@ -352,6 +359,43 @@ def test_a_signal_ends_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_b
     assert logged(parts, "train/loss") == logged(whole, "train/loss")
     a, b = weights(parts, 400), weights(whole, 400)
     assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_a_stop_saves_before_it_measures(tiny, tmp_path, monkeypatch):
+    whole, parts = RunDir(tmp_path / "whole"), RunDir(tmp_path / "parts")
+    step, take, there = PretrainModule.training_step, SnapshotRecorder.take, {}
+
+    def signalled(self, batch, index):
+        if self.global_step == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return step(self, batch, index)
+
+    def seen(self, model, step):
+        there[step] = RunDir(self.run.path).checkpoint(step).is_dir()
+        return take(self, model, step)
+
+    monkeypatch.setattr(SnapshotRecorder, "take", seen)
+    run(tiny(), whole.path)
+    assert there == {0: False, 2: False, 4: False, 6: False}
+    monkeypatch.setattr(PretrainModule, "training_step", signalled)
+    before = signal.getsignal(signal.SIGUSR1)
+    outcome = pretrain(tiny(), parts, console=Console(quiet=True))
+    assert (outcome.stopped_by, outcome.step) == ("SIGUSR1", 3)
+    assert there[3]
+    assert [snapshot.step for snapshot in parts.snapshots()] == [0, 2, 3]
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_only_a_second_ctrl_c_after_a_pause_means_at_once():
+    stop = StopOnSignal()
+    with stop.listen():
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        time.sleep(2.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def test_bf16_trains_near_fp32_with_float32_weights(tiny, tmp_path):
