@@ -7,6 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from ..files import write_text
+from .reading import read_fields
+
+#: In a study's folder: what ``--set`` changed when its runs were made, by dotted field.
+_OVERRIDES = "overrides.yaml"
+
 
 @dataclass(frozen=True)
 class StudyRequest:
@@ -30,3 +38,17 @@ class StudyRequest:
     def folder(self, name: str) -> Path:
         """The folder of a study of this name."""
         return self.out or Path("studies") / name
+
+    def keep_overrides(self, out: Path) -> None:
+        """Write into the study's folder ``out`` what its runs are made with."""
+        write_text(out / _OVERRIDES, yaml.safe_dump(dict(self.overrides), allow_unicode=True))
+
+    def overrides_in(self, out: Path) -> dict[str, Any]:
+        """What to change in the base: of a summary, all that was changed for the runs in ``out``, then its own.
+
+        Raises:
+            UsageError: the file that says so is damaged.
+        """
+        file = out / _OVERRIDES
+        kept = read_fields(file) if self.summary and file.is_file() else {}
+        return {**kept, **self.overrides}

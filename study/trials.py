@@ -98,7 +98,7 @@ def check_stored(trial: Trial) -> None:
     if changed:
         raise UsageError(
             f"{trial.run.path}: a run of another config ({', '.join(changed[:3])}{', …' if changed[3:] else ''}); "
-            "move it away or give another --out"
+            "give the --scale and --set that it was made with, or another --out, or move it away"
         )
 
 

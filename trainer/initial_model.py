@@ -16,7 +16,8 @@ from ..models.birth import Sharder, born, empty_decoder
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.dotted import dotted
-from ..models.exchange.pretrained import Pretrained, is_path, load_pretrained, read_pretrained
+from ..models.exchange.hub import is_path
+from ..models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
 from .checkpoints.folder_io import CheckpointWeights
 from .checkpoints.stored_tensors import load_into
 from .config import RunConfig

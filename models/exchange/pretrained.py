@@ -27,10 +27,9 @@ from ..config import ModelConfig
 from ..decoder import Decoder
 from ..tensor_shards import shard_of
 from .conversion import TensorMapping, config_from_json, config_to_json, family_of, family_of_json, tensor_mappings
+from .hub import find_folder
 from .weight_files import INDEX, ONE_FILE, SHARD_BYTES, shard_file_names, write_index
 
-#: What is fetched of a repository on the hub.
-_WANTED = ("config.json", "model*.safetensors", INDEX, "tokenizer.json", "tokenizer_config.json")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -95,7 +94,7 @@ def read_pretrained(source: str | Path) -> Pretrained:
         UsageError: nothing there, only pickled weights, or an architecture that ModelConfig cannot express.
         RunError: a damaged file; a tensor that is missing, unknown or of another shape. Names file and tensor.
     """
-    folder = _folder(source)
+    folder = find_folder(source)
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise UsageError(f"{folder}: no config.json in it; give a folder that transformers' save_pretrained wrote")
@@ -274,30 +273,6 @@ def _tokenizer_config(file: Path, config: ModelConfig, eos_token_id: int | None)
     }
     end = None if eos_token_id is None else tokenizer.id_to_token(eos_token_id)
     return content if end is None else content | {"eos_token": end}
-
-
-def is_path(name: str) -> bool:
-    """Whether a name can only be a path: no hub id begins like one, or has two slashes."""
-    return name.startswith((".", "~", "/")) or name.count("/") > 1
-
-
-def _folder(source: str | Path) -> Path:
-    """The folder itself, or the snapshot of a hub id."""
-    folder = Path(source).expanduser()
-    if folder.is_dir():
-        return folder
-    if not isinstance(source, str) or is_path(source):
-        raise UsageError(f"{source}: no such folder; give one that transformers' save_pretrained wrote, or a hub id")
-    from huggingface_hub import snapshot_download
-
-    name, _, revision = source.partition("@")
-    try:
-        return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(_WANTED)))
-    except Exception as error:  # the hub's library and its transport raise a dozen kinds, of several sentences each
-        reason = _one_line(error).split(". ")[0]
-        raise UsageError(
-            f"{source}: no such folder, and not from the hub either ({reason}); check name and network"
-        ) from None
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -31,13 +31,14 @@ def run_arms(request: StudyRequest) -> list[Failure]:
     if request.arms is not None:
         study = study.only(request.arms)
     out = request.folder(study.name)
-    trials = arm_trials(study, out, request.overrides)
+    trials = arm_trials(study, out, request.overrides_in(out))
     for trial in trials:
         check_stored(trial)
     console = Console()
     failures: list[Failure] = []
     if not request.summary:
         check_buildable(trials)
+        request.keep_overrides(out)
         failures = run_trials(trials, request.jobs, console)
     results = read_results(study, trials)
     if results:

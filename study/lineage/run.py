@@ -34,13 +34,14 @@ def run_lineage(request: StudyRequest) -> list[Failure]:
         raise UsageError(f"--arms {','.join(request.arms)}: a study of lineage has none; leave it out")
     study = read_lineage_study(request.file).at(request.scale)
     out = request.folder(study.name)
-    trials = lineage_trials(study, out, request.overrides)
+    trials = lineage_trials(study, out, request.overrides_in(out))
     for trial in trials.bases:
         check_stored(trial)
     console = Console()
     failures: list[Failure] = []
     if not request.summary:
         check_buildable(trials.bases)
+        request.keep_overrides(out)
         failures = run_trials(trials.bases, request.jobs, console)
         ready = trials.ready()
         for trial in ready:

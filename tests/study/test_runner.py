@@ -142,7 +142,7 @@ def test_a_run_of_another_config_is_an_error_that_names_it(ready, capsys):
     assert f"{out / 'plain' / 'seed-0'}: a run of another config (optim.weight_decay 0.1 there, 0.5 here)" in lines[0]
 
 
-def test_an_interrupt_stops_the_runs_with_a_checkpoint(ready, tmp_path):
+def test_an_interrupt_stops_the_runs_with_a_checkpoint_and_they_can_be_summarised(ready, tmp_path):
     *_, command = ready
     out = tmp_path / "out"
     settings = ["--set", "trainer.max_steps=20000", "trainer.checkpoint_every=20000"]
@@ -163,6 +163,11 @@ def test_an_interrupt_stops_the_runs_with_a_checkpoint(ready, tmp_path):
     (stopped,) = run.checkpoints()
     assert 0 < int(stopped.name[5:]) < 20000
     assert not (out / "plain" / "seed-1").exists()
+    # A summary reads what the runs were made with from the study's folder; what it is given itself must fit.
+    summary = ["ablate", command[4], f"--out={out}", "--arms=plain", "--summary"]
+    assert main(summary) == 0
+    assert "| plain | 1/2 |" in (out / "table.md").read_text()
+    assert main([*summary, "--set", "trainer.max_steps=10"]) == 2
 
 
 # ── parts ────────────────────────────────────────────────────────────────────────────────────────────────────────────

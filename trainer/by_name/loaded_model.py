@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from ...measure.recorder import snapshot_of
 from ...measure.records import Snapshot
 from ...measure.user_metrics import MetricLike
 from ...models.decoder import Decoder
-from ...models.exchange.pretrained import is_path
+from ...models.exchange.hub import find_folder
 from .model_names import no_such_model, open_source_with_birth
 
 #: The step of a model whose training is not known.
@@ -72,35 +71,32 @@ def _load_foreign(name: str, dtype: torch.dtype) -> LoadedModel:
             # Where DeepSpeed is installed transformers imports it, and it would print that it sees no GPU.
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         from transformers import AutoModelForCausalLM, logging
-        from transformers.utils.hub import cached_file
     except ImportError:
         raise UsageError(f"measuring {name} needs transformers: pip install transformers") from None
-    folder = Path(name).expanduser()
-    if not (folder / "config.json").is_file() and (folder.exists() or is_path(name)):
-        raise no_such_model(name)
-    where, revision = (str(folder), "") if folder.is_dir() else (name.partition("@")[0], name.partition("@")[2])
+    try:
+        folder = find_folder(name)
+        if not (folder / "config.json").is_file():
+            raise UsageError(f"{name}: no config.json in it")
+    except UsageError as error:
+        raise no_such_model(name, error) from None
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            where,
-            revision=revision or "main",
+            folder,
             dtype=dtype,
             use_safetensors=True,
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except Exception as error:  # the library and the hub's transport raise a dozen kinds, of several sentences each
+    except Exception as error:  # the library raises a dozen kinds, of several sentences each
         reason = " ".join(str(error).split())[:200].split(". ")[0]
         raise UsageError(f"{name}: transformers cannot load it ({reason})") from None
     model, info = loaded
     if missing := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
         raise RunError(f"{name}: {missing[0]} is missing or of another shape: its values would be random")
-    tokenizer = None
-    with suppress(Exception):  # a model without one is measured all the same
-        tokenizer = cached_file(where, "tokenizer.json", revision=revision or "main")
-    file = None if tokenizer is None else Path(tokenizer)
-    return LoadedModel(name, ForeignModel(model), None, UNKNOWN_STEP, file)
+    tokenizer = folder / "tokenizer.json"
+    return LoadedModel(name, ForeignModel(model), None, UNKNOWN_STEP, tokenizer if tokenizer.is_file() else None)
 
 
 def default_seq_len(loaded: LoadedModel) -> int:

@@ -13,7 +13,8 @@ from ...errors import RunError, UsageError
 from ...measure.records import RunDir, step_of
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
-from ...models.exchange.pretrained import is_path, load_pretrained, read_pretrained
+from ...models.exchange.hub import is_path
+from ...models.exchange.pretrained import load_pretrained, read_pretrained
 from .. import initial_model
 from ..checkpoints.find import find_checkpoint
 from ..checkpoints.folder_io import load_model
@@ -64,18 +65,17 @@ def open_source(name: str) -> ModelSource:
     try:
         found = read_pretrained(name)
     except UsageError as error:
-        if Path(name).exists() or is_path(name):
-            raise no_such_model(name, str(error).removeprefix(f"{name}: ")) from None
-        raise
+        raise no_such_model(name, error) from None
     return ModelSource(name, found.config, partial(load_pretrained, found), found.tokenizer_file)
 
 
-def no_such_model(name: str, why: str = "") -> UsageError:
-    """The error for a path where no model is."""
-    return UsageError(
-        f"{name}: neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers"
-        + (f" ({why})" if why else "")
-    )
+def no_such_model(name: str, error: UsageError) -> UsageError:
+    """``error``, of looking for a model of ``transformers``, as that for a path where no model of any kind is."""
+    if not Path(name).exists() and not is_path(name):
+        return error
+    why = str(error).removeprefix(f"{name}: ")
+    kinds = "neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers"
+    return UsageError(f"{name}: {kinds} ({why})")
 
 
 def open_source_with_birth(name: str) -> SourceWithBirth | None:

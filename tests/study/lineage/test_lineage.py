@@ -332,6 +332,13 @@ def test_an_unfinished_study_is_summarised(ready, rows, tmp_path, capsys):
     partial_rows = list(csv.DictReader((tmp_path / "out" / "table.csv").open()))
     assert {row["table"] for row in partial_rows} == {"1", "2", "3"}
     assert partial_rows == [row for row in rows if row["table"] != "4"]
+    # The same runs from another base: the study's folder says what was changed in it.
+    for file in ("base.yaml", "study.yaml"):
+        text = (ready / file).read_text()
+        (tmp_path / file).write_text(text.replace("log_every: 10", "log_every: 5"))
+    (tmp_path / "out" / "overrides.yaml").write_text("trainer.log_every: '10'\n")
+    assert main(["ablate", str(tmp_path / "study.yaml"), *summary[2:]]) == 0
+    assert list(csv.DictReader((tmp_path / "out" / "table.csv").open())) == partial_rows
     # One run alone can be compared with its own birth only.
     shutil.rmtree(tmp_path / "out" / "base" / "seed-8")
     assert main(summary) == 0

@@ -1,0 +1,83 @@
+"""Checkpoints by name: a folder, or a repository of the Hugging Face hub, from its cache or fetched into it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ...errors import UsageError
+from .weight_files import INDEX
+
+#: Seconds that the hub has to answer, and how often it is asked. It asks six times by itself, for minutes.
+_ANSWER_S, _ATTEMPTS = 10.0, 2
+
+#: What is fetched of a repository.
+_WANTED = ("config.json", "model*.safetensors", INDEX, "tokenizer.json", "tokenizer_config.json")
+
+
+def _parent(name: str) -> Path | None:
+    """The folder that a relative name of two parts or more says it is in."""
+    parent = Path(name).parent
+    return None if parent == Path() else parent
+
+
+def is_path(name: str) -> bool:
+    """Whether a name can only be a path: it looks like one, or the folder that it would be in is there."""
+    parent = _parent(name)
+    looks = name.startswith((".", "~", "/")) or name.endswith("/") or name.count("/") > 1
+    return looks or (parent is not None and parent.is_dir())
+
+
+def find_folder(source: str | Path) -> Path:
+    """The folder itself, or the snapshot of a hub id, ``NAME`` or ``ORG/NAME``, with ``@REVISION`` if wanted.
+
+    Raises:
+        UsageError: neither; a name that can be a hub id says what the hub said.
+    """
+    folder = Path(source).expanduser()
+    if folder.is_dir():
+        return folder
+    if not isinstance(source, str) or is_path(source):
+        parent = _parent(str(source))
+        there = f"; {parent} is a folder here, so it is not looked up on the hub" if parent and parent.is_dir() else ""
+        raise UsageError(
+            f"{source}: no such folder{there}; give one that transformers' save_pretrained wrote, or a hub id"
+        )
+    return _hub_snapshot(source)
+
+
+def _hub_snapshot(source: str) -> Path:
+    """The snapshot of a hub id in the hub's cache; where the hub cannot be asked, one that is there already."""
+    from huggingface_hub import snapshot_download
+
+    name, _, revision = source.partition("@")
+    where: dict[str, Any] = {"repo_id": name, "revision": revision or None, "allow_patterns": list(_WANTED)}
+    refused = _why_not(name, revision or None)
+    try:
+        return Path(snapshot_download(**where, local_files_only=bool(refused)))
+    except Exception as error:  # the hub's library and its transport raise a dozen kinds, of several sentences each
+        raise UsageError(
+            f"{source}: no such folder, and not from the hub either ({refused or _first_sentence(error)}); "
+            "check name and network"
+        ) from None
+
+
+def _why_not(name: str, revision: str | None) -> str:
+    """Why the hub does not give a model; empty if it does."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    found = ""
+    for _ in range(_ATTEMPTS):
+        try:
+            HfApi().model_info(name, revision=revision, timeout=_ANSWER_S)
+            return ""
+        except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled) as error:
+            return _first_sentence(error)
+        except Exception as error:  # of the transport, which is one library in some versions and another in others
+            found = f"the hub does not answer: {_first_sentence(error)}"
+    return found
+
+
+def _first_sentence(error: Exception) -> str:
+    return " ".join(str(error).split())[:200].split(". ")[0] or type(error).__name__
