@@ -143,7 +143,7 @@ def test_a_family_that_our_decoder_cannot_be_is_measured_too(capsys, tmp_path):
 def test_what_cannot_be_measured_is_refused_in_one_line(run, capsys, tmp_path):
     assert "neither a run" in refused(capsys, "./nowhere")
     assert "neither a run" in refused(capsys, str(tmp_path))
-    assert "transformers cannot load it" in refused(capsys, "someone/nothing")
+    assert "not from the hub either" in refused(capsys, "someone/nothing")
     assert "says its step itself" in refused(capsys, f"{run.path}@2", "--step=3")
     assert "give 0 or more" in refused(capsys, str(run.path), "--step=-3")
     assert "no checkpoint of step 3" in refused(capsys, str(run.path), "--step=3")
