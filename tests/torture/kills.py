@@ -1,0 +1,471 @@
+"""Runs that are struck at random moments, resumed until they end, and compared with one that was left alone.
+
+Each trial is decided by the seed and its number. Trials of one strategy share the run that was left alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from forked_ranks import Rank, import_once, start_ranks, wait
+
+#: Ranks of each strategy that is tried.
+STRATEGIES = {"single": 1, "ddp": 2, "fsdp2": 2, "zero1": 2, "zero3": 2}
+
+#: No run of this size takes longer, on the slowest machine.
+LIMIT_S = 240.0
+
+MAX_STEPS, CHECKPOINT_EVERY = 12, 4
+
+CONFIG = f"""
+init_seed: 3
+model: {{d_model: 16, n_layers: 2, n_heads: 2, vocab_size: 24, max_seq_len: 12}}
+data: {{path: backcopy, data_seed: 5}}
+optim: {{lr: 0.01, warmup_steps: 2, grad_clip: 0.5}}
+trainer: {{max_steps: {MAX_STEPS}, micro_batch_size: 2, global_batch_size: 4, checkpoint_every: {CHECKPOINT_EVERY},
+  log_every: 1, val_sequences: 6, device: cpu, strategy: STRATEGY}}
+snapshot: {{n_sequences: 10, seq_len: 8, batch_size: 4, top_k: 5}}
+log: {{wandb: "off"}}
+"""
+
+#: What differs between two runs that are the same: times, and what is made of them.
+_VOLATILE = re.compile(r"seconds|.*_per_s|mfu|.*/mfu|.*memory.*")
+
+#: A run that ends well, is stopped by a signal, or fails with a sentence of ours has none of these in its output.
+_INTERNAL = re.compile(r"Traceback|birthmark: \w*(Error|Exception)\b|(Error|Exception):|Segmentation|core dumped")
+
+
+class TrialError(Exception):
+    """What a trial found."""
+
+
+# ---------------------------------------------------------------- what a run left behind
+
+
+def _plain(value: object) -> object:
+    """JSON without what is volatile."""
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items() if not _VOLATILE.fullmatch(k)}
+    return [_plain(item) for item in value] if isinstance(value, list) else value
+
+
+def results(run: Path) -> dict[str, object]:
+    """Everything that two equal runs have in common: name of a file, of a step of the log → its content."""
+    found: dict[str, object] = {}
+    for file in sorted(run.glob("*/step-*/*")):
+        if file.suffix == ".json":
+            found[str(file.relative_to(run))] = _plain(json.loads(file.read_text()))
+        elif file.suffix == ".safetensors":
+            found[str(file.relative_to(run))] = hashlib.sha256(file.read_bytes()).hexdigest()
+    for line in (run / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        for name, value in record.items():
+            if name != "step" and not _VOLATILE.fullmatch(name):
+                key = f"metrics.jsonl step {record['step']} {name}"
+                if key in found:
+                    raise TrialError(f"twice: {key}")
+                found[key] = value
+    certificate = json.loads((run / "birth.json").read_text())
+    found["birth.json"] = {k: certificate[k] for k in ("digest", "init_seed", "n_params", "data", "parameters")}
+    return found
+
+
+def compare(run: Path, whole: dict[str, object]) -> None:
+    """TrialError if the run lacks something, has something else, or has left something over."""
+    found = results(run)
+    if lost := sorted(name for name in whole if name not in found):
+        raise TrialError(f"lost: {', '.join(lost[:5])}")
+    if other := sorted(name for name in whole if found[name] != whole[name]):
+        raise TrialError(f"differs: {', '.join(other[:5])}")
+    stops = {int(folder.name[5:]) for folder in run.glob("checkpoints/step-*")}
+    for name in found.keys() - whole.keys():
+        step = re.search(r"step[- ](\d+)", name)
+        if step is None or int(step[1]) not in stops:
+            raise TrialError(f"left over: {name}")
+    hidden = [str(p.relative_to(run)) for p in run.rglob(".*") if p != run / ".lock"]
+    if hidden:
+        raise TrialError(f"left over: {', '.join(hidden[:5])}")
+    if not (run / "report.html").is_file():
+        raise TrialError("lost: report.html")
+
+
+# ---------------------------------------------------------------- one run
+
+
+@dataclass
+class Victim:
+    """A run in a folder of its own, started as often as it takes."""
+
+    folder: Path
+    strategy: str
+    starts: int = 0
+    prepare: Callable[[], None] = field(default=lambda: None)
+    """Called in each process before it starts."""
+    ranks: list[Rank] = field(default_factory=list)
+    """Those of the last start."""
+
+    @property
+    def run(self) -> Path:
+        """The run's folder."""
+        return self.folder / "run"
+
+    @property
+    def n_ranks(self) -> int:
+        """Its processes."""
+        return STRATEGIES[self.strategy]
+
+    def log(self) -> str:
+        """Its training log so far."""
+        file = self.run / "metrics.jsonl"
+        return file.read_text() if file.is_file() else ""
+
+    def start(self) -> list[Rank]:
+        """Start it, or go on where it has begun, as a person would who reads the messages."""
+        config = self.folder / "config.yaml"
+        if not config.is_file():
+            config.write_text(CONFIG.replace("STRATEGY", self.strategy))
+        # Without a birth certificate there is nothing to go on with.
+        begun = (self.run / "birth.json").is_file()
+        how = [f"--resume={self.run}"] if begun else [f"--config={config}", f"--run_dir={self.run}"]
+        self.starts += 1
+        output = self.folder / f"start-{self.starts}"
+        self.ranks = start_ranks(self.n_ranks, ["pretrain", *how], output, self.prepare)
+        return self.ranks
+
+    def output(self) -> str:
+        """What the last start printed."""
+        return "".join(f.read_text(errors="replace") for f in sorted((self.folder / f"start-{self.starts}").iterdir()))
+
+    def wait(self, meanwhile: Callable[[float], None] = lambda elapsed: None) -> str | None:
+        """Wait until the last start is over: what was wrong about its end, or about what it printed."""
+        wrong = wait(self.ranks, LIMIT_S, meanwhile)
+        text = self.output()
+        if match := _INTERNAL.search(text):
+            wrong = wrong or f"internal error: {text[match.start() :].splitlines()[0][:200]}"
+        if "birthmark: " not in text and any((status or 0) > 0 for status in self.statuses):
+            wrong = wrong or f"{self.ended()} without a word"
+        return wrong
+
+    @property
+    def statuses(self) -> list[int | None]:
+        """Exit statuses of the last start's ranks."""
+        return [rank.status for rank in self.ranks]
+
+    def ended(self) -> str:
+        """How the last start ended."""
+        return f"exit status {' '.join(map(str, self.statuses))}"
+
+    def must_end_well(self, meanwhile: Callable[[float], None] = lambda elapsed: None) -> None:
+        """Wait until the last start is over; TrialError if it failed."""
+        wrong = self.wait(meanwhile)
+        if wrong or any(self.statuses):
+            last = self.output().strip().splitlines()[-1:]
+            raise TrialError(f"{wrong or self.ended()}: {' '.join(last)[:200]}")
+
+    def finish(self, whole: dict[str, object]) -> None:
+        """Go on until the end, undisturbed, and compare. What says that it has ended is compared as it is."""
+        if any(self.statuses) or "stopped by" in self.output():
+            self.start()
+            self.must_end_well()
+        compare(self.run, whole)
+
+
+# ---------------------------------------------------------------- what strikes
+
+
+@dataclass(frozen=True)
+class Durations:
+    """How long a run takes that nothing strikes, in seconds since its start."""
+
+    trained: float
+    """Until its last checkpoint."""
+    ended: float
+    """Until its report is there."""
+
+    def moment(self, rng: random.Random) -> float:
+        """When to strike: mostly while it trains, else while the report is drawn, or just too late."""
+        return rng.uniform(0, self.trained) if rng.random() < 0.8 else rng.uniform(self.trained, 1.05 * self.ended)
+
+
+#: Strikes a run; yields what it does, before it does it.
+Fault: TypeAlias = "Callable[[Victim, random.Random, Durations], Iterator[str]]"
+
+
+@dataclass(frozen=True)
+class Blow:
+    """A signal on its way."""
+
+    at_s: float
+    """Seconds since the start."""
+    number: signal.Signals
+    ranks: list[int]
+
+
+def _strike(victim: Victim, blows: list[Blow]) -> Callable[[float], None]:
+    """What sends the blows that are due to the victim's last start."""
+    pending = list(blows)
+
+    def meanwhile(elapsed: float) -> None:
+        while pending and elapsed >= pending[0].at_s:
+            blow = pending.pop(0)
+            for i in blow.ranks:
+                victim.ranks[i].send(blow.number)
+
+    return meanwhile
+
+
+def signals(victim: Victim, rng: random.Random, durations: Durations) -> Iterator[str]:
+    """One to three times: SIGKILL, SIGTERM or SIGINT to one rank or to all."""
+    for _ in range(rng.randint(1, 3)):
+        number = rng.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGTERM, signal.SIGINT])
+        everybody = list(range(victim.n_ranks))
+        blow = Blow(durations.moment(rng), number, rng.choice([[i] for i in everybody] + [everybody]))
+        yield f"{number.name} to {blow.ranks} at {blow.at_s:.2f} s"
+        victim.start()
+        if wrong := victim.wait(_strike(victim, [blow])):
+            raise TrialError(wrong)
+
+
+def stopped_twice(victim: Victim, rng: random.Random, durations: Durations) -> Iterator[str]:
+    """SIGTERM twice, or SIGINT and SIGTERM, as launchers send them: one stop, with a checkpoint where training runs."""
+    everybody, at_s = list(range(victim.n_ranks)), durations.moment(rng)
+    first = rng.choice([signal.SIGTERM, signal.SIGINT])
+    yield f"{first.name} and SIGTERM at {at_s:.2f} s"
+    victim.start()
+    trained = False
+
+    def look(elapsed: float) -> None:
+        nonlocal trained
+        if elapsed < at_s:
+            trained = "train/loss" in victim.log()
+        strike(elapsed)
+
+    strike = _strike(victim, [Blow(at_s, first, everybody), Blow(at_s + 0.2, signal.SIGTERM, everybody)])
+    if wrong := victim.wait(look):
+        raise TrialError(wrong)
+    if trained and not any(victim.run.glob("checkpoints/step-*")):
+        raise TrialError(f"{victim.ended()}, no checkpoint")
+
+
+def paused(victim: Victim, rng: random.Random, durations: Durations) -> Iterator[str]:
+    """A rank stands still for a while."""
+    at_s, seconds, whom = durations.moment(rng), rng.uniform(0.1, 3.0), [rng.randrange(victim.n_ranks)]
+    yield f"rank {whom[0]} paused at {at_s:.2f} s for {seconds:.1f} s"
+    victim.start()
+    blows = [Blow(at_s, signal.SIGSTOP, whom), Blow(at_s + seconds, signal.SIGCONT, whom)]
+    victim.must_end_well(_strike(victim, blows))
+
+
+def clock_jumps(victim: Victim, rng: random.Random, durations: Durations) -> Iterator[str]:
+    """The wall clock jumps, back or ahead, in all ranks alike."""
+    at_s, jump_s, real = durations.moment(rng), rng.choice([-1, 1]) * 10 ** rng.uniform(0, 8), time.time
+    yield f"clock jumps by {jump_s:.0f} s at {at_s:.2f} s"
+    start = real()
+
+    def jumping() -> float:
+        now = real()
+        return now + jump_s if now - start > at_s else now
+
+    def prepare() -> None:
+        before()
+        time.time = jumping
+
+    before, victim.prepare = victim.prepare, prepare
+    victim.start()
+    victim.must_end_well()
+    victim.prepare = before
+
+
+def two_writers(victim: Victim, rng: random.Random, durations: Durations) -> Iterator[str]:
+    """A second process that goes on with the same run, which is refused or finds it done."""
+    at_s, second = durations.moment(rng), Victim(victim.folder, "single", starts=100)
+    yield f"second writer at {at_s:.2f} s"
+    victim.start()
+
+    def meanwhile(elapsed: float) -> None:
+        if not second.ranks and elapsed >= at_s:
+            second.start()
+
+    victim.must_end_well(meanwhile)
+    if second.ranks and (wrong := second.wait()):
+        raise TrialError(f"the second: {wrong}")
+
+
+def read_meanwhile(victim: Victim, rng: random.Random, durations: Durations) -> Iterator[str]:
+    """`birthmark report` while training writes."""
+    at_s, reader = durations.moment(rng), Victim(victim.folder, "single", starts=100)
+    yield f"report at {at_s:.2f} s"
+    victim.start()
+
+    def meanwhile(elapsed: float) -> None:
+        if not reader.ranks and elapsed >= at_s:
+            page = victim.folder / "page.html"
+            reader.ranks = start_ranks(1, ["report", str(victim.run), f"--out={page}"], victim.folder / "start-100")
+
+    victim.must_end_well(meanwhile)
+    if reader.ranks and (wrong := reader.wait()):
+        raise TrialError(f"the report: {wrong}")
+
+
+def _mount(folder: Path, options: str) -> None:
+    subprocess.run(["mount", *options.split(), str(folder)], check=True, capture_output=True)
+
+
+def disk_full(victim: Victim, rng: random.Random, durations: Durations) -> Iterator[str]:
+    """A disk that fills up somewhere on the way; later there is room."""
+    kib = int(2 ** rng.uniform(4, 10.5))
+    yield f"disk of {kib} KiB"
+    victim.run.mkdir()
+    _mount(victim.run, f"-t tmpfs -o size={kib}k tmpfs")
+    victim.start()
+    wrong = victim.wait()
+    _mount(victim.run, "-o remount,size=64m")
+    if any(victim.statuses) and "no space left" not in victim.output():
+        wrong = wrong or f"{victim.ended()}: {victim.output().strip().splitlines()[-1:]}"
+    if wrong:
+        raise TrialError(wrong)
+
+
+def read_only(victim: Victim, rng: random.Random, durations: Durations) -> Iterator[str]:
+    """A folder that cannot be written from some moment on; later it can."""
+    at_s, done = durations.moment(rng), False
+    yield f"read-only at {at_s:.2f} s"
+    victim.run.mkdir()
+    _mount(victim.run, "-t tmpfs -o size=64m tmpfs")
+    victim.start()
+
+    def meanwhile(elapsed: float) -> None:
+        nonlocal done
+        if not done and elapsed >= at_s:
+            # A file that is open for writing keeps the kernel from it: then at the next look.
+            done = subprocess.run(["mount", "-o", "remount,ro", victim.run], capture_output=True).returncode == 0
+
+    wrong = victim.wait(meanwhile)
+    _mount(victim.run, "-o remount,rw")
+    if wrong:
+        raise TrialError(wrong)
+
+
+#: What is tried, by how often.
+FAULTS: dict[Fault, float] = {
+    signals: 12,
+    stopped_twice: 3,
+    paused: 1,
+    clock_jumps: 1,
+    two_writers: 1,
+    read_meanwhile: 1,
+    disk_full: 2,
+    read_only: 1,
+}
+
+
+# ---------------------------------------------------------------- trials
+
+
+def possible_faults() -> Mapping[Fault, float]:
+    """All faults, but for those that need a disk of their own where this process may not mount one."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            _mount(Path(folder), "-t tmpfs -o size=16k tmpfs")
+        except (OSError, subprocess.CalledProcessError):
+            print("kills: no right to mount a small disk: disk_full and read_only are left out", flush=True)
+            return {fault: often for fault, often in FAULTS.items() if fault not in (disk_full, read_only)}
+        subprocess.run(["umount", folder], check=True)
+    return FAULTS
+
+
+@dataclass
+class Trials:
+    """All trials of one seed, with the runs that they are compared with."""
+
+    seed: int
+    folder: Path
+    strategies: Sequence[str] = tuple(STRATEGIES)
+    faults: Mapping[Fault, float] = field(default_factory=lambda: possible_faults())
+    plant: Callable[[], None] = lambda: None
+    """Called in every process of a trial before it starts."""
+    whole: dict[str, tuple[dict[str, object], Durations]] = field(default_factory=dict)
+    """Of each strategy: what the run left alone has, and how long it took."""
+
+    def left_alone(
+        self, strategy: str, prepare: Callable[[], None] = lambda: None
+    ) -> tuple[dict[str, object], Durations]:
+        """The run of a strategy that nothing strikes."""
+        if strategy not in self.whole:
+            victim = Victim(self.folder / f"whole-{strategy}", strategy, prepare=prepare)
+            victim.folder.mkdir(parents=True)
+            trained_s, start = 0.0, time.monotonic()
+
+            def look(elapsed: float) -> None:
+                nonlocal trained_s
+                if not (victim.run / f"checkpoints/step-{MAX_STEPS:08d}").is_dir():
+                    trained_s = elapsed
+
+            victim.start()
+            victim.must_end_well(look)
+            self.whole[strategy] = results(victim.run), Durations(trained_s, time.monotonic() - start)
+        return self.whole[strategy]
+
+    def trial(self, number: int) -> tuple[str, str | None]:
+        """Trial ``number``: what was done, and what was wrong; None where nothing was."""
+        rng = random.Random(f"{self.seed}/{number}")
+        strategy = rng.choice(self.strategies)
+        fault = rng.choices(list(self.faults), list(self.faults.values()))[0]
+        whole, durations = self.left_alone(strategy)
+        victim = Victim(self.folder / f"trial-{number}", strategy, prepare=self.plant)
+        victim.folder.mkdir(parents=True)
+        done, wrong = [], None
+        try:
+            for words in fault(victim, rng, durations):
+                done.append(words)
+            victim.finish(whole)
+        except TrialError as found:
+            wrong = str(found)
+        finally:
+            if os.path.ismount(victim.run):
+                subprocess.run(["umount", "--lazy", str(victim.run)], check=True)
+        if wrong is None:
+            shutil.rmtree(victim.folder)
+        return f"{strategy} {fault.__name__}: {', '.join(done)}", wrong
+
+
+def numbers(minutes: float | None, n: int | None) -> Iterator[int]:
+    """Numbers of the trials, so many or for so long."""
+    end, i = None if minutes is None else time.monotonic() + 60 * minutes, 0
+    while (n is None or i < n) and (end is None or time.monotonic() < end):
+        yield i
+        i += 1
+
+
+def main(minutes: float | None, seed: int, n: int | None = None, strategies: Sequence[str] = tuple(STRATEGIES)) -> int:
+    """Run trials for so long, or so many, and print each; the number that failed. Folders of those that failed stay."""
+    import_once(deepspeed=any(strategy.startswith("zero") for strategy in strategies))
+    folder = Path(tempfile.mkdtemp(prefix="kills-"))
+    trials, failures, done = Trials(seed, folder, strategies), 0, 0
+    for number in numbers(minutes, n):
+        name, wrong = trials.trial(number)
+        done += 1
+        failures += wrong is not None
+        print(f"kills: seed {seed} trial {number}: {name}: {wrong or 'as if left alone'}", flush=True)
+    print(f"kills: {done} trials, {failures} failed" + (f"; see {folder}" if failures else ""), flush=True)
+    if not failures:
+        shutil.rmtree(folder)
+    return failures
+
+
+if __name__ == "__main__":
+    sys.exit(bool(main(None, int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:] or tuple(STRATEGIES))))

@@ -1,0 +1,206 @@
+"""Faults that are put into a run on purpose: `kills.py` must find each. Prints what it found.
+
+Started by test_kills.py with the name of one.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import kills
+from forked_ranks import import_once
+
+_PATIENCE_S = 60.0
+
+
+def _at_step(step: int, act: Callable[[Path], None]) -> None:
+    """In a run's process: call ``act`` with the run's folder when it has logged a step."""
+    from birthmark.callbacks import loggers
+
+    append = loggers.append_metrics
+
+    def acting(path: Path, at: int, metrics: object) -> None:
+        append(path, at, metrics)  # type: ignore[arg-type]
+        if at == step:
+            act(path.parent)
+
+    loggers.append_metrics = acting
+
+
+def _stands(run: Path, step: int) -> None:
+    """Wait until a checkpoint is there."""
+    end = time.monotonic() + _PATIENCE_S
+    while not (run / f"checkpoints/step-{step:08d}/state.json").is_file() and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _killed_at_6(victim: kills.Victim, rng: random.Random, durations: kills.Durations) -> Iterator[str]:
+    """SIGKILL between two checkpoints."""
+
+    def die(run: Path) -> None:
+        _stands(run, 4)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    yield from _start(victim, lambda: _at_step(6, die))
+
+
+def _stopped_twice_at_6(victim: kills.Victim, rng: random.Random, durations: kills.Durations) -> Iterator[str]:
+    """Two SIGTERMs between two checkpoints."""
+
+    def stop(run: Path) -> None:
+        _stands(run, 4)
+        for _ in range(2):
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    yield from _start(victim, lambda: _at_step(6, stop))
+    if not (victim.run / "checkpoints/step-00000006").is_dir():
+        raise kills.TrialError("no checkpoint")
+
+
+def _left_alone(victim: kills.Victim, rng: random.Random, durations: kills.Durations) -> Iterator[str]:
+    """Nothing strikes."""
+    yield from _start(victim, lambda: None)
+
+
+def _without_pictures(plant: Callable[[], None]) -> Callable[[], None]:
+    """The same, in a process that draws no report: that takes most of such a run's time."""
+
+    def prepare() -> None:
+        from birthmark.report import run_page
+
+        run_page.build_report = lambda runs, page: page.touch()  # type: ignore[assignment]
+        plant()
+
+    return prepare
+
+
+def _start(victim: kills.Victim, strike: Callable[[], None]) -> Iterator[str]:
+    plant = victim.prepare
+
+    def prepare() -> None:
+        _without_pictures(plant)()
+        strike()
+
+    yield "the first start"
+    victim.prepare = prepare
+    victim.start()
+    if wrong := victim.wait():
+        raise kills.TrialError(wrong)
+    victim.prepare = _without_pictures(plant)
+
+
+# ---------------------------------------------------------------- plants, called in each process before it starts
+
+
+def nothing() -> None:
+    """No fault."""
+
+
+def log_repeats_itself() -> None:
+    """A resumed run does not drop the log's lines of steps that come again."""
+    from birthmark.trainer import run_folder
+
+    run_folder.truncate_metrics = lambda path, last_step: None
+
+
+def write_fails_unheard() -> None:
+    """The second checkpoint cannot be written, and the exception is eaten."""
+    from birthmark.trainer.checkpoints import writer
+
+    write, finish = writer._Write._write_part, writer.BackgroundWriter.finish
+
+    def failing(self: writer._Write) -> object:
+        if self.step == 8:
+            raise OSError(28, "No space left on device")
+        return write(self)
+
+    def eaten(self: writer.BackgroundWriter) -> None:
+        try:
+            finish(self)
+        except Exception as error:
+            print(f"eaten: {error}")
+
+    writer._Write._write_part = failing  # type: ignore[method-assign, assignment]
+    writer.BackgroundWriter.finish = eaten  # type: ignore[method-assign]
+
+
+def data_begin_anew() -> None:
+    """A resumed run is fed from the first step on again."""
+    from birthmark.trainer import run
+
+    batches = run.MicroBatches
+
+    def anew(*arguments: object, **more: object) -> object:
+        return batches(*arguments, **(more | {"first_step": 0}))  # type: ignore[arg-type]
+
+    run.MicroBatches = anew  # type: ignore[assignment, misc]
+
+
+def second_signal_is_at_once() -> None:
+    """Any second signal ends the run without a checkpoint."""
+    from birthmark.callbacks import stop
+
+    handle = stop.StopOnSignal._handle
+
+    def abrupt(self: stop.StopOnSignal, number: int, frame: object) -> None:
+        if self._own is not None:
+            raise KeyboardInterrupt
+        handle(self, number, frame)  # type: ignore[arg-type]
+
+    stop.StopOnSignal._handle = abrupt  # type: ignore[method-assign, assignment]
+
+
+def scratch_stays() -> None:
+    """What a write needed on the way is not taken away."""
+    from birthmark import files
+
+    files.shutil.rmtree = lambda *arguments, **more: None  # type: ignore[assignment]
+
+
+def internal_error() -> None:
+    """Something of ours breaks."""
+    _at_step(6, lambda run: len(None))  # type: ignore[arg-type]
+
+
+def rank_hangs() -> None:
+    """A process that ends neither by itself nor by SIGTERM."""
+    kills.LIMIT_S = 5.0
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    time.sleep(3600)
+
+
+#: What each is struck by.
+PLANTS = {
+    nothing: _killed_at_6,
+    log_repeats_itself: _killed_at_6,
+    write_fails_unheard: _left_alone,
+    data_begin_anew: _killed_at_6,
+    second_signal_is_at_once: _stopped_twice_at_6,
+    scratch_stays: _left_alone,
+    internal_error: _left_alone,
+    rank_hangs: _left_alone,
+}
+
+
+def main() -> None:
+    """Try all plants against one run that was left alone."""
+    import_once(deepspeed=False)
+    with tempfile.TemporaryDirectory() as folder:
+        trials = kills.Trials(0, Path(folder), ["single"])
+        trials.left_alone("single", prepare=_without_pictures(nothing))
+        for number, (plant, fault) in enumerate(PLANTS.items()):
+            trials.plant, trials.faults = plant, {fault: 1.0}
+            if plant is rank_hangs:
+                kills.LIMIT_S = 5.0
+            print(f"{plant.__name__}: {trials.trial(number)[1]}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
