@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol, cast
 
 import lightning as L
 
-from ..measure.ranks import from_rank_zero
+from ..files import delete_folder
 from ..measure.records import RunDir
 from .milestones import MilestoneCallback, StepCallback
 
@@ -32,14 +30,6 @@ def _writer(trainer: L.Trainer) -> _Writer:
     return cast(_Writer, trainer.strategy.checkpoint_io)
 
 
-def delete_folder(folder: Path) -> None:
-    """Delete a folder such that a crash on the way leaves nothing that looks like one."""
-    hidden = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", suffix=".deleted", dir=folder.parent))
-    folder.rename(hidden / folder.name)
-    # What another process has open may stay for now, on some file systems: it goes at the next sweep.
-    shutil.rmtree(hidden, ignore_errors=True)
-
-
 class Checkpoint(MilestoneCallback):
     """Writes a checkpoint at every milestone after birth; a birth needs none, its seed re-creates it.
 
@@ -56,8 +46,7 @@ class Checkpoint(MilestoneCallback):
         self._saved: int | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Take away what an earlier start of the run left half done."""
-        from_rank_zero(self._sweep)
+        """Old ones go when a new one is there."""
         _writer(trainer).on_complete = self._delete_old
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
@@ -75,10 +64,6 @@ class Checkpoint(MilestoneCallback):
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         """So is the one before a failure, where it can be."""
         _writer(trainer).settle(exception)
-
-    def _sweep(self) -> None:
-        for left in (self.run.path / "checkpoints").glob(".step-*"):
-            shutil.rmtree(left, ignore_errors=True)
 
     def _delete_old(self) -> None:
         if self.keep_last is None:

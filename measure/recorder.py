@@ -194,7 +194,7 @@ class SnapshotRecorder:
         start = time.perf_counter()
         by_probe = {name: self._measure(seen, name, step) for name in self.probes}
         snapshot = self.last = self._snapshot(seen, by_probe, step, time.perf_counter() - start)
-        from_rank_zero(lambda: snapshot.write(self.run.snapshot(step)))
+        from_rank_zero(lambda: self.run.write_snapshot(snapshot))
         return snapshot
 
     def _observable(self, model: Any) -> Decoder | ForeignModel:
@@ -238,7 +238,7 @@ class SnapshotRecorder:
     def _stored_references(self, model: Decoder | ForeignModel, step: int) -> list[BirthReference] | None:
         """Birth and strangers from the snapshot of step 0; None where there is none."""
         folder = self.run.snapshot(0)
-        if step == 0 or not folder.is_dir():
+        if step == 0 or folder not in self.run.snapshot_folders():
             return None
         stored, config = Snapshot.read(folder), model.config
         arrays = stored.arrays

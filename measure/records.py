@@ -10,11 +10,23 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from filelock import FileLock
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from ..errors import RunError, UsageError
-from ..files import _disk_full, atomic_path, read_json, strict, write_json, write_text
+from ..files import (
+    _disk_full,
+    atomic_path,
+    find_folder,
+    list_folders,
+    make_folder,
+    read_json,
+    remove_leftovers,
+    strict,
+    write_json,
+    write_text,
+)
 from ..metrics.quantities import quantities_of
 from ..metrics.quantity import Quantity
 
@@ -59,6 +71,7 @@ class Snapshot:
     @classmethod
     def read(cls, folder: Path) -> Snapshot:
         """Read a snapshot folder; RunError names the file that is missing or damaged."""
+        folder = find_folder(folder)
         summary = read_json(folder / "summary.json")
         if not isinstance(summary, dict) or not isinstance(summary.get("bias"), dict) or "step" not in summary:
             raise RunError(f"{folder / 'summary.json'}: damaged (no step or no bias in it)")
@@ -95,6 +108,10 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def metrics_csv(self) -> Path:  # noqa: D102
+        return self.path / "metrics.csv"
+
+    @property
     def tokenizer(self) -> Path:
         """The tokenizer's JSON; there is none where the data is no text."""
         return self.path / "tokenizer.json"
@@ -113,7 +130,7 @@ class RunDir:
 
     def checkpoints(self) -> list[Path]:
         """All checkpoint folders, oldest first."""
-        return sorted((self.path / "checkpoints").glob("step-*"))
+        return list_folders(self.path / "checkpoints", "step-*")
 
     def checkpoints_by_step(self) -> dict[int, Path]:
         """All checkpoint folders by their step, oldest first."""
@@ -121,11 +138,29 @@ class RunDir:
 
     def snapshot_folders(self) -> list[Path]:
         """All snapshot folders, birth first."""
-        return sorted((self.path / "snapshots").glob("step-*"))
+        return list_folders(self.path / "snapshots", "step-*")
 
     def snapshots(self) -> list[Snapshot]:
         """All snapshots, birth first."""
         return [Snapshot.read(folder) for folder in self.snapshot_folders()]
+
+    def write_snapshot(self, snapshot: Snapshot) -> None:
+        """Write a snapshot where it belongs, and remove what writers of snapshots that died have left there.
+
+        One process at a time writes, others wait: the hidden folders that this one finds have no living writer.
+        """
+        folder = self.snapshot(snapshot.step)
+        make_folder(folder.parent)
+        with FileLock(self.path / ".snapshots.lock"):
+            remove_leftovers(folder.parent, "step-*")
+            snapshot.write(folder)
+
+    def remove_leftovers(self) -> None:
+        """Remove what an earlier process has left half written; the caller holds the run's lock."""
+        for folder in (self.path / "checkpoints", self.path / "snapshots"):
+            remove_leftovers(folder, "step-*")
+        for file in (self.config, self.birth, self.metrics, self.tokenizer, self.metrics_csv):
+            remove_leftovers(self.path, file.name)
 
     @classmethod
     def is_run(cls, path: Path) -> bool:
@@ -196,7 +231,7 @@ def write_metrics_csv(run: RunDir) -> None:
     """Write ``metrics.csv``: the lines of ``metrics.jsonl`` as one row per step and one column per name."""
     rows = metrics_by_step(run)
     names = sorted({name for row in rows.values() for name in row} - {"step"})
-    with atomic_path(run.path / "metrics.csv") as new, new.open("w", newline="", encoding="utf-8") as f:
+    with atomic_path(run.metrics_csv) as new, new.open("w", newline="", encoding="utf-8") as f:
         table = csv.DictWriter(f, ["step", *names])
         table.writeheader()
         table.writerows(rows.values())

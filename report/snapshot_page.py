@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
+from ..files import find_folder
 from ..measure.records import RunDir, Snapshot
 from .html_page import navigation, write_page
 from .key_figures import of_snapshot
@@ -47,13 +48,13 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
 
 def snapshot_page(folder: Path) -> Path:
     """Where the page of the snapshot in ``folder`` stands."""
-    return folder / "report.html"
+    return find_folder(folder) / "report.html"
 
 
 def find_snapshot(run: RunDir, step: int) -> Path:
     """The folder of a run's snapshot of ``step``; UsageError names those that there are."""
     folder = run.snapshot(step)
-    if not folder.is_dir():
+    if folder not in run.snapshot_folders():
         there = ", ".join(str(snapshot.step) for snapshot in run.snapshots()) or "none"
         raise UsageError(f"--step {step}: {run.path} has no snapshot of that step; there are: {there}")
     return folder

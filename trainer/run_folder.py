@@ -122,7 +122,8 @@ class RunStart:
 def begin_run(
     config: RunConfig, run: RunDir, model: Decoder, birth: str, data: PreparedData, *, resume: bool
 ) -> Iterator[RunStart]:
-    """Hold the run's lock, write or check its config and birth certificate, and drop metrics of steps to come.
+    """Hold the run's lock, write or check its config and birth certificate, and drop what a process that died left
+    half written, and metrics of steps to come.
 
     Args:
         config: the run.
@@ -139,6 +140,7 @@ def begin_run(
     with _claim(run):
         if not resume:
             check_unused(run)
+        run.remove_leftovers()
         checkpoints = run.checkpoints_by_step() if resume else {}
         step = max(checkpoints, default=0)
         checkpoint = checkpoints.get(step)

@@ -8,6 +8,7 @@ from pathlib import Path
 from jsonargparse import Namespace
 
 from ...errors import UsageError
+from ...files import find_folder
 from ...measure.records import RunDir
 from ...trainer.config_parser import Parser
 
@@ -60,7 +61,7 @@ def _one_snapshot(paths: Sequence[Path], step: int | None) -> Path | None:
     """The folder of the one snapshot that is meant; None if runs are."""
     from ...report.snapshot_page import find_snapshot
 
-    alone = [path for path in paths if (path / "summary.json").is_file() and not RunDir.is_run(path)]
+    alone = [path for path in paths if (find_folder(path) / "summary.json").is_file() and not RunDir.is_run(path)]
     if alone and len(paths) > 1:
         raise UsageError(f"{alone[0]}: a snapshot has a page of its own; give it alone, or give runs")
     if step is None:

@@ -74,8 +74,8 @@ def test_what_an_earlier_start_left_is_no_checkpoint_and_goes(tmp_path):
         (run.path / "checkpoints" / left).mkdir(parents=True)
         (run.path / "checkpoints" / left / "tensors.safetensors").write_text("half")
     assert run.checkpoints() == []
-    train(run, max_steps=1)
-    assert names(run) == ["step-00000001"]
+    run.remove_leftovers()
+    assert names(run) == []
 
 
 def test_a_failure_right_after_a_checkpoint_leaves_it_whole(tmp_path):
@@ -89,7 +89,7 @@ def test_a_failure_right_after_a_checkpoint_leaves_it_whole(tmp_path):
 DELETING = """
 import sys
 from pathlib import Path
-from birthmark.callbacks.checkpoint import delete_folder
+from birthmark.files import delete_folder
 folder = Path(sys.argv[1])
 print("deleting", flush=True)
 delete_folder(folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RunError, UsageError
+from ...files import find_folder
 from ...measure.records import RunDir, step_of
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
@@ -89,7 +90,7 @@ def open_source_with_birth(name: str) -> SourceWithBirth | None:
         return _of_run(name, RunDir(whole), None)
     if RunDir.is_run(head):
         return _of_run(name, RunDir(head), _number(name, tail, "step"))
-    if (whole / "state.json").is_file() and RunDir.is_run(whole.parent.parent):
+    if (find_folder(whole) / "state.json").is_file() and RunDir.is_run(whole.parent.parent):
         return _of_run(name, RunDir(whole.parent.parent), step_of(whole))
     for path, seed in ((whole, None), (head, tail)):
         if (file := _config_file(path)) is not None:
@@ -122,8 +123,8 @@ def _of_run(name: str, run: RunDir, step: int | None) -> SourceWithBirth:
     birth = partial(initial_model.initialize_model, config, config.init_seed)
     if step == 0:
         return SourceWithBirth(name, config.model, birth, tokenizer, birth, 0)
-    if step is not None and not run.checkpoint(step).is_dir():
-        there = ", ".join(map(str, run.checkpoints_by_step())) or "none"
+    if step is not None and step not in (steps := run.checkpoints_by_step()):
+        there = ", ".join(map(str, steps)) or "none"
         raise UsageError(f"{name}: {run.path} has no checkpoint of step {step}; there are: {there}")
     checkpoint = find_checkpoint(run, step)
     load = partial(load_model, config.model, checkpoint)

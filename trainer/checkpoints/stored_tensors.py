@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import RunError
-from ...files import read_json
+from ...files import find_folder, read_json
 from ...measure.ranks import rank, world_size
 from ...models.tensor_shards import TensorShard, shard_of
 from ..processes.joint_failure import raise_on_every_rank
@@ -84,7 +84,7 @@ class CheckpointFolder:
     """
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path = path = find_folder(path)
         try:
             content = read_json(path / STATE)
         except RunError as error:

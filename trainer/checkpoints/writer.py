@@ -12,7 +12,6 @@ A process that is killed at any time leaves a hidden folder, which the next run 
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import shutil
 import threading
@@ -29,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import RunError
-from ...files import atomic_path, read_json, write_json
+from ...files import atomic_path, make_folder, put_in_place, read_json, write_json
 from ...measure.ranks import from_rank_zero, rank, world_size
 from ...models.tensor_shards import TensorShard
 from ..processes.joint_failure import raise_on_every_rank
@@ -42,21 +41,12 @@ _GRACE = timedelta(seconds=10)
 _SOON, _LATER = 0.02, 0.5
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the names in ``folder`` outlast a power cut."""
-    if os.name == "posix":
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-
-
 def _new_folder(path: Path) -> Path:
     """A hidden folder beside ``path``, with a name that no process of an earlier start can be writing to."""
     scratch = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
     try:
-        scratch.mkdir(parents=True)
+        make_folder(path.parent)
+        scratch.mkdir()
     except OSError as error:
         raise _unwritable(path, error) from error
     return scratch
@@ -151,7 +141,6 @@ class _Write:
             part["sha256"] = sha256(self.scratch / file)
             part["pieces"] = {name: (self.starts[name], copy.numel()) for name, copy in self.copies.items()}
         if self.rank > 0:
-            _sync_folder(self.scratch)
             # The last thing that happens here: as soon as rank 0 sees it, the folder may have another name.
             unseen = self._note(self.rank).with_suffix(".unseen")
             unseen.write_text(json.dumps(part), encoding="utf-8")
@@ -180,13 +169,7 @@ class _Write:
         write_json(self.scratch / STATE, state_content(self.step, files, tensors, self.tree))
         for other in range(1, self.world_size):
             self._note(other).unlink()
-        _sync_folder(self.scratch)
-        old = self.scratch.with_suffix(".deleted")
-        if self.path.exists():
-            self.path.rename(old)
-        self.scratch.rename(self.path)
-        _sync_folder(self.path.parent)
-        shutil.rmtree(old, ignore_errors=True)
+        put_in_place(self.scratch, self.path)
 
 
 class BackgroundWriter:

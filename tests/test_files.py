@@ -1,0 +1,199 @@
+"""What a process leaves that is killed while it writes, and what has reached the disk when a name appears.
+
+One process writes the same things again and again, in forks. The n-th fork is killed before its n-th call that changes
+a name or flushes something, for every n there is.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import json, os, shutil, signal, sys, time
+from pathlib import Path
+import numpy as np
+import torch
+from birthmark.files import atomic_path
+from birthmark.measure.records import RunDir, Snapshot
+from birthmark.trainer.checkpoints.stored_tensors import CheckpointFolder, StoredTensor
+from birthmark.trainer.checkpoints.writer import BackgroundWriter
+
+folder = Path(sys.argv[1])
+run = RunDir(folder / "run")
+torch.set_num_threads(1)
+
+def write_snapshot(value):
+    run.write_snapshot(Snapshot({"step": 8, "bias": {"x": value}}, {"a": np.full(3, value)}))
+
+def read_snapshot():
+    (snapshot,) = run.snapshots()
+    assert list(snapshot.arrays["a"]) == 3 * [snapshot.bias["x"]]
+    return snapshot.bias["x"]
+
+def write_checkpoint(value):
+    run.remove_leftovers()
+    state = {"global_step": 8, "v": value, "w": torch.full((3,), value)}
+    BackgroundWriter().save(state, run.checkpoint(8), shared=False)
+
+def read_checkpoint():
+    ((step, path),) = run.checkpoints_by_step().items()
+    checkpoint = CheckpointFolder(path)
+    checkpoint.verify()
+    found = checkpoint.tree(StoredTensor.whole)
+    assert step == 8 and found["w"].eq(found["v"]).all()
+    return found["v"]
+
+def write_file(value):
+    run.remove_leftovers()
+    with atomic_path(run.config) as new:
+        new.write_text(str(value))
+
+KINDS = {
+    "snapshot": (write_snapshot, read_snapshot, "snapshots"),
+    "checkpoint": (write_checkpoint, read_checkpoint, "checkpoints"),
+    "file": (write_file, lambda: float(run.config.read_text()), "."),
+}
+CALLS = ("rename", "replace", "fsync", "mkdir", "rmdir", "unlink")
+os.fsync = lambda descriptor: None  # what is asked for counts here; the disk's time does not
+real = {name: getattr(os, name) for name in CALLS}
+
+def in_fork(act, before):
+    # The status of a fork that calls act, with before(name, arguments) ahead of each of the CALLS.
+    child = os.fork()
+    if child:
+        return os.waitpid(child, 0)[1]
+    for name in CALLS:
+        setattr(os, name, lambda *a, _name=name, **k: (before(_name, a), real[_name](*a, **k))[1])
+    act()
+    os._exit(0)
+
+def killer(n):
+    left = [n]
+    def before(name, arguments):
+        left[0] -= 1
+        if left[0] < 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+    return before
+
+def listed(place):
+    return sorted(path.relative_to(run.path / place).as_posix() for path in (run.path / place).rglob("*"))
+
+results = {}
+for kind, (write, read, place) in KINDS.items():
+    found = []
+    for first in (True, False):
+        n, status = 0, signal.SIGKILL
+        while status == signal.SIGKILL:
+            shutil.rmtree(run.path, ignore_errors=True)
+            if not first:
+                write(1.0)
+            status = in_fork(lambda: write(2.0), killer(n))
+            try:
+                seen = read()
+            except (ValueError, FileNotFoundError):  # nothing there
+                seen = None
+            write(3.0)
+            found.append([first, status, seen, read(), listed(place)])
+            n += 1
+    results[kind] = found
+
+# ── what is flushed, and when ──
+
+calls = []
+def note(name, arguments):
+    if name == "fsync":
+        calls.append(["fsync", os.fstat(arguments[0]).st_ino])
+    elif name in ("rename", "replace"):
+        old, new = map(Path, arguments)
+        inside = [old, *old.rglob("*")] if old.is_dir() else [old]
+        calls.append([name, str(new), new.parent.stat().st_ino, {path.name: path.stat().st_ino for path in inside}])
+
+def noting(write):
+    def act():
+        write(4.0)
+        (folder / "calls.json").write_text(json.dumps(calls))
+    return act
+
+flushed = {}
+for kind, (write, read, place) in KINDS.items():
+    assert in_fork(noting(write), note) == 0
+    flushed[kind] = json.loads((folder / "calls.json").read_text())
+
+# ── two that write at once ──
+
+shutil.rmtree(run.path)
+begun, go_on = os.pipe(), os.pipe()
+if not (slow := os.fork()):
+    def wait(descriptor):
+        os.write(begun[1], b"x")
+        os.read(go_on[0], 1)
+        os.fsync = lambda descriptor: None
+    run.write_snapshot(Snapshot({"step": 1, "bias": {}}, {}))
+    os.fsync = wait
+    run.write_snapshot(Snapshot({"step": 4, "bias": {}}, {"a": np.ones(3)}))
+    os._exit(0)
+os.read(begun[0], 1)
+if not (other := os.fork()):
+    write_snapshot(5.0)
+    os._exit(0)
+time.sleep(0.3)
+halfway = listed("snapshots")
+os.write(go_on[1], b"x")
+statuses = [os.waitpid(child, 0)[1] for child in (slow, other)]
+two = {"halfway": halfway, "statuses": statuses, "steps": [snapshot.step for snapshot in run.snapshots()]}
+
+print(json.dumps({"killed": results, "flushed": flushed, "two": two}))
+"""
+
+EXPECTED = {
+    "snapshot": ["step-00000008", "step-00000008/arrays.safetensors", "step-00000008/summary.json"],
+    "checkpoint": ["step-00000008", "step-00000008/state.json", "step-00000008/tensors.safetensors"],
+    "file": ["config.yaml"],
+}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    command = [sys.executable, "-c", PROGRAM, str(tmp_path_factory.mktemp("killed"))]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_killed_at_any_moment_a_reader_finds_all_of_the_old_or_all_of_the_new(results, kind):
+    killed = results["killed"][kind]
+    assert sum(status == 9 for _, status, *_ in killed) > 8  # kills that happened
+    for first in (True, False):
+        seen = [value for its_first, _, value, *_ in killed if its_first == first]
+        switch = seen.index(2.0)
+        assert seen == switch * [None if first else 1.0] + (len(seen) - switch) * [2.0]
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_killed_at_any_moment_the_next_write_works_and_leaves_nothing_else(results, kind):
+    for *_, value, listed in results["killed"][kind]:
+        assert value == 3.0
+        assert listed == EXPECTED[kind]
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_a_name_appears_when_its_content_is_on_the_disk_and_is_itself_flushed(results, kind):
+    calls, published = results["flushed"][kind], []
+    for at, (name, *facts) in enumerate(calls):
+        if name == "fsync" or "/." in facts[0]:  # of hidden names nobody asks
+            continue
+        _, parent, inodes = facts
+        synced = [inode for other, inode, *_ in calls[:at] if other == "fsync"]
+        assert [name for name, inode in inodes.items() if inode not in synced] == []
+        later = [facts[0] for other, *facts in calls[at:] if other == "fsync"]
+        assert parent in later
+        published.append(facts[0].rpartition("/")[2])
+    assert published == [name for name in EXPECTED[kind] if name in ("step-00000008", "config.yaml")]
+
+
+def test_what_a_living_process_is_writing_is_no_leftover(results):
+    two = results["two"]
+    assert any(name.endswith("/new/arrays.safetensors") for name in two["halfway"])
+    assert two["statuses"] == [0, 0]
+    assert two["steps"] == [1, 4, 8]
