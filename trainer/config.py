@@ -42,7 +42,7 @@ class OptimConfig:
     """Learning rate at the last step over lr, for ``cosine`` and ``wsd``."""
 
     decay_ratio: float = 0.2
-    """Share of max_steps that the decay of ``wsd`` takes."""
+    """Share of max_steps that the decay of ``wsd`` takes; at most what the warm-up leaves."""
 
     beta1: float = 0.9
     """First-moment decay of ``adamw`` and ``nadam``; momentum of ``sgd``."""

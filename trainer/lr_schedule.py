@@ -8,20 +8,24 @@ from collections.abc import Callable
 from .config import OptimConfig
 
 
-def _cosine(config: OptimConfig, progress: float) -> float:
-    return config.min_lr_ratio + (1 - config.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * progress))
+def _cosine(config: OptimConfig, max_steps: int, step: int) -> float:
+    progress = (step - config.warmup_steps) / max(1, max_steps - 1 - config.warmup_steps)
+    return config.min_lr_ratio + (1 - config.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
 
 
-def _wsd(config: OptimConfig, progress: float) -> float:
-    into_decay = (progress - (1 - config.decay_ratio)) / config.decay_ratio if config.decay_ratio else 0.0
-    return 1 - (1 - config.min_lr_ratio) * max(0.0, into_decay)
+def _wsd(config: OptimConfig, max_steps: int, step: int) -> float:
+    # A share of the run. The step after the warm-up is at the peak also where the run is too short for both.
+    n_decay = min(config.decay_ratio * max_steps, max_steps - 1 - config.warmup_steps)
+    left = max_steps - 1 - step
+    into_decay = max(0.0, 1 - left / n_decay) if n_decay > 0 else 0.0
+    return 1 - (1 - config.min_lr_ratio) * into_decay
 
 
-#: Shapes by name: (config, progress from 0 at the end of the warm-up to 1 at the last step) → share of the peak.
-SCHEDULES: dict[str, Callable[[OptimConfig, float], float]] = {
+#: Shapes after the warm-up by name: (config, steps of the run, step from 0) → share of the peak.
+SCHEDULES: dict[str, Callable[[OptimConfig, int, int], float]] = {
     "cosine": _cosine,
     "wsd": _wsd,
-    "constant": lambda config, progress: 1.0,
+    "constant": lambda config, max_steps, step: 1.0,
 }
 
 
@@ -29,5 +33,4 @@ def lr_share(config: OptimConfig, max_steps: int, step: int) -> float:
     """Learning rate of optimizer step ``step`` (from 0) over the peak ``config.lr``."""
     if step < config.warmup_steps:
         return (step + 1) / config.warmup_steps
-    progress = (step - config.warmup_steps) / max(1, max_steps - 1 - config.warmup_steps)
-    return SCHEDULES[config.schedule](config, min(1.0, progress))
+    return SCHEDULES[config.schedule](config, max_steps, step)

@@ -22,10 +22,23 @@ def test_cosine_is_half_a_cosine_that_ends_at_its_floor():
     assert after[-1] == pytest.approx(0.1)
 
 
-def test_wsd_stays_and_then_falls_linearly_over_its_share():
-    after = shares(schedule="wsd", decay_ratio=0.5)[10:]
-    assert after[:46] == [1.0] * 46
-    assert after[45:] == pytest.approx([1 - 0.9 * i / 45 for i in range(46)])
+@pytest.mark.parametrize("warmup_steps", [0, 10, 60])
+@pytest.mark.parametrize("decay_ratio", [0.01, 0.2, 0.4, 0.5])
+def test_wsd_stays_and_then_falls_in_equal_parts_over_its_share_of_the_run(warmup_steps, decay_ratio):
+    found = shares(100, schedule="wsd", decay_ratio=decay_ratio, warmup_steps=warmup_steps)
+    n_decay = min(round(100 * decay_ratio), 100 - 1 - warmup_steps)
+    rate, expected = 1.0, []
+    for step in range(warmup_steps, 100):
+        if step >= 100 - n_decay:
+            rate -= 0.9 / n_decay
+        expected.append(rate)
+    assert found[warmup_steps:] == pytest.approx(expected)
+    assert found[-1] == pytest.approx(0.1)
+
+
+def test_wsd_that_decays_all_along_is_a_straight_line_from_the_end_of_the_warm_up():
+    after = shares(schedule="wsd", decay_ratio=1.0)[10:]
+    assert after == pytest.approx([1 - 0.9 * i / 90 for i in range(91)])
 
 
 def test_wsd_without_decay_is_constant():
