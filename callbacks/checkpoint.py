@@ -10,7 +10,7 @@ import lightning as L
 
 from ..files import delete_folder
 from ..measure.records import RunDir
-from .milestones import MilestoneCallback, StepCallback
+from .milestones import MilestoneCallback, StepCallback, is_due
 
 
 class _Writer(Protocol):
@@ -79,8 +79,8 @@ class Checkpoint(MilestoneCallback):
 class CheckpointFirst(StepCallback):
     """Writes the checkpoint of a stop before anything is measured: what stops a run may soon kill it.
 
-    Stands right before the callbacks that measure. At the last step, which is a stop only by chance, the order stays:
-    a run that has its last checkpoint never measures again.
+    Stands right before the callbacks that measure. Where a checkpoint is due anyway the order stays: a resumed run
+    measures nothing of the step that it goes on from, so what was due there must stand before its checkpoint does.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -88,6 +88,6 @@ class CheckpointFirst(StepCallback):
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Write it and wait until it is there."""
-        if trainer.should_stop and step != trainer.max_steps:
+        if trainer.should_stop and not is_due(trainer, self.checkpoint.every, stopping=False):
             self.checkpoint.on_milestone(trainer, module, step)
             _writer(trainer).finish()

@@ -21,9 +21,13 @@ class StepCallback(L.Callback):
             self.on_step_end(trainer, pl_module, trainer.global_step)
 
 
-def is_due(trainer: L.Trainer, every: int) -> bool:
-    """Whether something that is done every so many optimizer steps, and at the run's end, is done after this one."""
-    return trainer.global_step % every == 0 or trainer.global_step == trainer.max_steps or trainer.should_stop
+def is_due(trainer: L.Trainer, every: int, *, stopping: bool = True) -> bool:
+    """Whether what is done every so many optimizer steps and at the run's end is done after this one.
+
+    ``stopping``: a run that is being stopped ends here.
+    """
+    step = trainer.global_step
+    return step % every == 0 or step == trainer.max_steps or (stopping and trainer.should_stop)
 
 
 class MilestoneCallback(StepCallback):

@@ -177,6 +177,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         start = from_rank_zero(lambda: held.enter_context(begin_run(config, run, model, birth, data, resume=resume)))
         _print_start(console, config, run, start, resumed=resume)
         if start.step >= config.trainer.max_steps:
+            from_rank_zero(lambda: write_metrics_csv(run))
             return Outcome(run, start.step, None)
 
         reference = partial(initialize_model, config, device=device, shard=strategy.shard_reference)
@@ -186,6 +187,10 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         signals.enter_context(stop.listen())
         trainer = _lightning_trainer(config, run, process, device, strategy.lightning, callbacks, loggers)
         module = PretrainModule(model, config.optim, config.trainer)
-        trainer.fit(module, datamodule=_Steps(config, data), ckpt_path=start.checkpoint)
+        try:
+            trainer.fit(module, datamodule=_Steps(config, data), ckpt_path=start.checkpoint)
+        except SystemExit:
+            # So Lightning answers a KeyboardInterrupt, which it does not hand on.
+            raise KeyboardInterrupt from None
         from_rank_zero(lambda: write_metrics_csv(run))
         return Outcome(run, trainer.global_step, stop.received.name if stop.received else None)

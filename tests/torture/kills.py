@@ -96,11 +96,14 @@ def compare(run: Path, whole: dict[str, object]) -> None:
         step = re.search(r"step[- ](\d+)", name)
         if step is None or int(step[1]) not in stops:
             raise TrialError(f"left over: {name}")
-    hidden = [str(p.relative_to(run)) for p in run.rglob(".*") if p != run / ".lock"]
-    if hidden:
+    # Locks are held by the processes that have them open, and stay.
+    if hidden := [
+        str(p.relative_to(run)) for p in run.rglob(".*") if not (p.parent == run and p.name.endswith(".lock"))
+    ]:
         raise TrialError(f"left over: {', '.join(hidden[:5])}")
-    if not (run / "report.html").is_file():
-        raise TrialError("lost: report.html")
+    for name in ("report.html", "metrics.csv"):
+        if not (run / name).is_file():
+            raise TrialError(f"lost: {name}")
 
 
 # ---------------------------------------------------------------- one run

@@ -60,8 +60,38 @@ def _stopped_twice_at_6(victim: kills.Victim, rng: random.Random, durations: kil
             os.kill(os.getpid(), signal.SIGTERM)
 
     yield from _start(victim, lambda: _at_step(6, stop))
-    if not (victim.run / "checkpoints/step-00000006").is_dir():
+    if not (victim.run / "checkpoints/step-00000007").is_dir():
         raise kills.TrialError("no checkpoint")
+
+
+def _killed_while_measuring(victim: kills.Victim, rng: random.Random, durations: kills.Durations) -> Iterator[str]:
+    """SIGTERM, so that the run stops where a snapshot is due anyway; then SIGKILL while that is taken."""
+
+    def strike() -> None:
+        from birthmark.callbacks.snapshot import BiasSnapshot
+
+        measure = BiasSnapshot.on_milestone
+
+        def dying(self: BiasSnapshot, trainer: object, module: object, step: int) -> None:
+            if step == 8:
+                os.kill(os.getpid(), signal.SIGKILL)
+            measure(self, trainer, module, step)  # type: ignore[arg-type]
+
+        BiasSnapshot.on_milestone = dying  # type: ignore[method-assign, assignment]
+        _at_step(7, lambda run: os.kill(os.getpid(), signal.SIGTERM))
+
+    yield from _start(victim, strike)
+
+
+def _killed_at_the_end(victim: kills.Victim, rng: random.Random, durations: kills.Durations) -> Iterator[str]:
+    """SIGKILL when training is over and the table of metrics is due."""
+
+    def strike() -> None:
+        from birthmark.trainer import run
+
+        run.write_metrics_csv = lambda run: os.kill(os.getpid(), signal.SIGKILL)
+
+    yield from _start(victim, strike)
 
 
 def _left_alone(victim: kills.Victim, rng: random.Random, durations: kills.Durations) -> Iterator[str]:
@@ -171,22 +201,24 @@ def internal_error() -> None:
 
 def rank_hangs() -> None:
     """A process that ends neither by itself nor by SIGTERM."""
-    kills.LIMIT_S = 5.0
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     time.sleep(3600)
 
 
-#: What each is struck by.
-PLANTS = {
-    nothing: _killed_at_6,
-    log_repeats_itself: _killed_at_6,
-    write_fails_unheard: _left_alone,
-    data_begin_anew: _killed_at_6,
-    second_signal_is_at_once: _stopped_twice_at_6,
-    scratch_stays: _left_alone,
-    internal_error: _left_alone,
-    rank_hangs: _left_alone,
-}
+#: What is planted, and what strikes the run.
+_TRIALS: list[tuple[Callable[[], None], kills.Fault]] = [
+    (nothing, _killed_at_6),
+    (nothing, _stopped_twice_at_6),
+    (nothing, _killed_while_measuring),
+    (nothing, _killed_at_the_end),
+    (log_repeats_itself, _killed_at_6),
+    (write_fails_unheard, _left_alone),
+    (data_begin_anew, _killed_at_6),
+    (second_signal_is_at_once, _stopped_twice_at_6),
+    (scratch_stays, _left_alone),
+    (internal_error, _left_alone),
+    (rank_hangs, _left_alone),
+]
 
 
 def main() -> None:
@@ -195,11 +227,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         trials = kills.Trials(0, Path(folder), ["single"])
         trials.left_alone("single", prepare=_without_pictures(nothing))
-        for number, (plant, fault) in enumerate(PLANTS.items()):
+        for number, (plant, fault) in enumerate(_TRIALS):
             trials.plant, trials.faults = plant, {fault: 1.0}
-            if plant is rank_hangs:
-                kills.LIMIT_S = 5.0
-            print(f"{plant.__name__}: {trials.trial(number)[1]}", flush=True)
+            # Only what hangs comes near the limit.
+            kills.LIMIT_S = 10.0 if plant is rank_hangs else 240.0
+            print(f"{plant.__name__} {fault.__name__}: {trials.trial(number)[1]}", flush=True)
 
 
 if __name__ == "__main__":
