@@ -113,8 +113,14 @@ def empty_decoder(
         model = Decoder(config).to(dtype)
     if shard is not None:
         shard(model)
-    # Sharding may have allocated already; that stays.
-    return model.to_empty(device=device) if any(p.is_meta for p in model.parameters()) else model
+    # Sharding may have allocated parameters already; those stay.
+    if any(p.is_meta for p in model.parameters()):
+        return model.to_empty(device=device)
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_meta:
+                setattr(module, name, torch.empty_like(buffer, device=device))
+    return model
 
 
 def born(

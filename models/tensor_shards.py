@@ -7,6 +7,8 @@ in this project knows how either of them does it.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,6 +97,32 @@ def full_tensor(tensor: Tensor) -> Tensor:
     if isinstance(tensor, DTensor):
         return tensor.full_tensor()
     return _gathered_from_zero3(tensor) if hasattr(tensor, "ds_tensor") else tensor.detach()
+
+
+@contextmanager
+def gathered_in_passes(model: nn.Module) -> Iterator[None]:
+    """Passes of a model that ZeRO 3 shards and that has no engine yet: weights are gathered for their module's pass.
+
+    All ranks make the same passes, without gradients. Other models gather by themselves, or need not.
+    """
+
+    def gather(module: nn.Module, inputs: Any) -> None:
+        external: Any = getattr(module, "ds_external_parameters", tuple)
+        own = [*module.parameters(recurse=False), *(parameter for _, parameter in external())]
+        held.append([parameter for parameter in own if hasattr(parameter, "ds_tensor") and not parameter.numel()])
+        for parameter in held[-1]:
+            parameter.data = _gathered_from_zero3(parameter)
+
+    def free(module: nn.Module, inputs: Any, output: Any) -> None:
+        for parameter in held.pop():
+            parameter.data = parameter.new_empty(0)
+
+    held: list[list[nn.Parameter]] = []
+    with ExitStack() as hooks:
+        for module in model.modules():
+            hooks.callback(module.register_forward_pre_hook(gather).remove)
+            hooks.callback(module.register_forward_hook(free).remove)
+        yield
 
 
 def compute_dtype(model: nn.Module) -> torch.dtype:

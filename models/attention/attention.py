@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 
@@ -46,19 +48,24 @@ class OutputGate(PlainOutput):
 GATES: dict[str, type[PlainOutput]] = {"none": PlainOutput, "head": OutputGate, "channel": OutputGate}
 
 
+class KeysAndValue(NamedTuple):
+    """What learned biases bring to an attention."""
+
+    extra: list[ExtraKey]
+    """Keys beside the tokens' that every query sees."""
+    added_HK: Tensor | None = None
+    """A value that belongs to no key: every output of a head gets it added."""
+
+
 class NoKeyValueBias(nn.Module):
     """No learned biases; also the base of those that are."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def extra_keys(self, scores: Scores) -> list[ExtraKey]:
-        """Keys beside the tokens' that every query sees."""
-        return []
-
-    def add(self, o_BHTK: Tensor) -> Tensor:
-        """Head outputs ``[B, H, T, d_head]`` plus a value that belongs to no key."""
-        return o_BHTK
+    def forward(self, scores: Scores) -> KeysAndValue:
+        """What the biases bring, given the scores of the tokens."""
+        return KeysAndValue([])
 
 
 class KeyValueBias(NoKeyValueBias):
@@ -82,23 +89,16 @@ class KeyValueBias(NoKeyValueBias):
         drawn = INITIALISERS[init.kind](init, Role(self.d_model, self.d_model))
         return {"key": drawn, "value": drawn}
 
-    def extra_keys(self, scores: Scores) -> list[ExtraKey]:
-        """The learned key with its value, if there is one."""
+    def forward(self, scores: Scores) -> KeysAndValue:
+        """The learned key, with its value if it has one; or the value alone."""
+        value_HK = None if self.value is None else self.value.repeat_interleave(self.repeats, dim=0)
         if self.key is None:
-            return []
+            return KeysAndValue([], value_HK)
         q_BHTK, key_HK = scores.q_BHTK, self.key.repeat_interleave(self.repeats, dim=0)
         wide = torch.promote_types(q_BHTK.dtype, torch.float32)
         with torch.autocast(q_BHTK.device.type, enabled=False):
             score_BHT = torch.einsum("bhtk,hk->bht", q_BHTK.to(wide), key_HK.to(wide)) * scores.scale
-        return [ExtraKey(score_BHT, self._value())]
-
-    def add(self, o_BHTK: Tensor) -> Tensor:
-        """Head outputs plus the value, where it belongs to no key."""
-        value_HK = self._value()
-        return o_BHTK if value_HK is None or self.key is not None else o_BHTK + value_HK[:, None].to(o_BHTK.dtype)
-
-    def _value(self) -> Tensor | None:
-        return None if self.value is None else self.value.repeat_interleave(self.repeats, dim=0)
+        return KeysAndValue([ExtraKey(score_BHT, value_HK)])
 
 
 #: Learned biases by name.
@@ -169,9 +169,10 @@ class Attention(nn.Module):
             k, v = (x.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1) for x in (k, v))
 
         scores = Scores(q, k, self.scale, place, self.window, self.prefix)
-        extra, needs_weights = self.bias.extra_keys(scores), observer is not None
-        weighted = self.normaliser.weighted_sum(scores, v, extra, needs_weights, self.aggregate.needs_squares)
-        weighted.o_BHTK = self.bias.add(weighted.o_BHTK)
+        extra, added_HK = self.bias(scores)
+        weighted = self.normaliser(scores, v, extra, observer is not None, self.aggregate.needs_squares)
+        if added_HK is not None:
+            weighted.o_BHTK = weighted.o_BHTK + added_HK[:, None].to(weighted.o_BHTK.dtype)
         out_BHTK = self.gate(self.aggregate(weighted, v), x_BTD)
         if observer is not None:
             observer.attention(self.layer, Attended(q, k, v, weighted.o_BHTK, out_BHTK, weighted))

@@ -16,7 +16,7 @@ from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution
 from ..keyed_random import keyed_generator
 from ..parameter_roles import ParameterRole
-from ..tensor_shards import reshard
+from ..tensor_shards import gathered_in_passes, reshard
 
 #: Share of the newest batch in the running moments.
 _MOMENTUM = 0.1
@@ -33,9 +33,9 @@ class Uncorrelated(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def forward(self, v_BHSK: Tensor) -> Tensor | float:
-        """ρ, broadcastable to ``[B, H, T]``, given the values ``[B, H, S, K]``."""
-        return 0.0
+    def forward(self, v_BHSK: Tensor) -> Tensor:
+        """ρ, broadcastable to ``[B, H, T]``, float32 or wider, given the values ``[B, H, S, K]``."""
+        return v_BHSK.new_zeros((), dtype=torch.promote_types(v_BHSK.dtype, torch.float32))
 
 
 class LearnedCorrelation(Uncorrelated):
@@ -141,7 +141,8 @@ def initialize_moments(model: nn.Module, vocab_size: int, max_seq_len: int, init
     for part in parts:
         part.reset()
         part.train()
-    model(torch.from_numpy(tokens_BT).to(parts[0].square_H.device), last_only=True)
+    with gathered_in_passes(model):
+        model(torch.from_numpy(tokens_BT).to(parts[0].square_H.device), last_only=True)
     reshard(model)
     for part, mode in zip(parts, modes, strict=True):
         part.train(mode)

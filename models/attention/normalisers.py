@@ -198,7 +198,7 @@ class Softmax(nn.Module):
         """Keys beside the tokens' that the normaliser itself brings."""
         return []
 
-    def weighted_sum(
+    def forward(
         self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
     ) -> WeightedSum:
         """Sum the values by their weights.
@@ -254,7 +254,7 @@ class Similarity(Softmax):
         """Similarity of each score."""
         return scores
 
-    def weighted_sum(
+    def forward(
         self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
     ) -> WeightedSum:
         """See :class:`Softmax`."""

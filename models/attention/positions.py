@@ -54,7 +54,7 @@ class LearnedPositions(NoPositions):
         end, longest = first + x_BTD.shape[1], self.table.num_embeddings
         if end > longest:
             raise ValueError(f"{end} positions: the learned table holds {longest} (model.max_seq_len)")
-        return x_BTD + self.table.weight[first:end]
+        return x_BTD + self.table(torch.arange(first, end, device=x_BTD.device))
 
 
 class SinusoidalPositions(NoPositions):
@@ -119,7 +119,7 @@ class T5Positions(NoPositions):
         ranges = (distance / single).log() / math.log(self.max_distance / single) * (n_buckets - single)
         far = (single + ranges.clamp_min(0).long()).clamp_max(n_buckets - 1)
         near = torch.arange(first + n_positions, device=device)
-        return Placement(first, bias_HS=self.table.weight[torch.where(near < single, near, far)].T)
+        return Placement(first, bias_HS=self.table(torch.where(near < single, near, far)).T)
 
 
 def _angles(first: int, n_positions: int, n_channels: int, base: float, device: torch.device) -> Tensor:

@@ -390,7 +390,8 @@ def test_an_aggregation_applies_to_the_blocks_named_and_no_others(name, blocks):
 def test_attenuation_never_exceeds_one_up_to_the_reference_length():
     """At the default reference, max_seq_len, the last position is left as it is and earlier ones shrink."""
     module = build(AGGREGATIONS["analytic, attenuate, t_ref None, gradient True"])
-    factors = module.aggregate(weighted_sum_of(torch.ones(1, H, 32, D // H, dtype=torch.float64)), None)[0, 0, :, 0]
+    o = torch.ones(1, H, 32, D // H, dtype=torch.float64)
+    factors = module.aggregate(weighted_sum_of(o), o)[0, 0, :, 0]
     torch.testing.assert_close(factors, ((torch.arange(32.0).double() + 1) / 32).sqrt(), atol=1e-7, rtol=1e-7)
 
 
@@ -415,7 +416,7 @@ def test_head_wise_rms_is_one_before_the_gain_and_the_gain_is_shared_by_heads():
     assert aggregate.gain.shape == (D // H,)
     o = torch.randn(B, H, T, D // H, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     o = o * torch.logspace(-3, 3, T, dtype=torch.float64)[:, None]  # sizes of every kind
-    rms = aggregate(weighted_sum_of(o), None).square().mean(-1).sqrt()
+    rms = aggregate(weighted_sum_of(o), o).square().mean(-1).sqrt()
     torch.testing.assert_close(rms, torch.ones_like(rms))
 
 
@@ -425,7 +426,7 @@ def test_the_exact_factor_lies_between_one_and_that_of_uniform_attention(length,
     generator = torch.Generator().manual_seed(seed)
     q, k = (spread * torch.randn(1, H, length, 6, generator=generator, dtype=torch.float64) for _ in range(2))
     weighted = weighted_sum_of(torch.ones_like(q), q, k)
-    factor = build(AttentionConfig("calibrated")).aggregate(weighted, None)
+    factor = build(AttentionConfig("calibrated")).aggregate(weighted, q)
     n_eff = 1 / weighted.rows(0, length).square().sum(-1)
     torch.testing.assert_close(factor, n_eff.sqrt()[..., None].expand_as(factor))
     upper = torch.arange(1, length + 1, dtype=torch.float64)[:, None].sqrt()

@@ -1,0 +1,183 @@
+"""Every arm of every study under every strategy, in one launch: losses, gradients and snapshots of a loop by hand in a
+single process."""
+
+import importlib.util
+import json
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+import birthmark
+from birthmark.measure.measurement import measure
+from birthmark.models.birth import born
+from birthmark.study.arms.file import read_arm_study
+from birthmark.study.arms.trials import arm_trials
+from birthmark.study.kinds import kind_of
+from birthmark.trainer.module import next_token_losses
+from birthmark.trainer.parameter_groups import parameter_groups
+from birthmark.trainer.strategies.table import STRATEGIES
+
+HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+STUDIES = Path(birthmark.__file__).parent / "configs" / "studies"
+
+#: Sizes at which windows, prefixes and grouped positions still differ from none; every draw at its usual scale.
+TINY = {
+    "model.d_model": 16,
+    "model.n_layers": 2,
+    "model.n_heads": 2,
+    "model.vocab_size": 24,
+    "model.max_seq_len": 20,
+    "model.init.kind": "fan_in",
+    "snapshot.seq_len": 20,
+    "optim.warmup_steps": 0,
+    "optim.lr": 0.01,
+    "trainer.device": "cpu",
+    "trainer.max_steps": 2,
+    "trainer.micro_batch_size": 2,
+    "trainer.global_batch_size": 4,
+}
+
+#: Fields of the trainer by the name of a way to spread a run.
+WAYS = {name: {"strategy": name} for name, facts in STRATEGIES.items() if facts.launched}
+WAYS["fsdp2 in replicas"] = {"strategy": "fsdp2", "replicas": 2}
+
+# A run of two processes for each config: losses and gradient norms of its steps and, where weights are sharded, the
+# scalars of a snapshot.
+SCRIPT = """
+import gc, json, logging, pickle, sys, warnings
+from pathlib import Path
+
+import lightning as L
+import torch
+from torch.utils.data import DataLoader
+
+from birthmark.measure.measurement import measure
+from birthmark.measure.ranks import sum_over_ranks, world_size
+from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
+from birthmark.trainer.initial_model import initialize_model
+from birthmark.trainer.module import PretrainModule
+from birthmark.trainer.processes.launch_environment import LauncherEnvironment
+from birthmark.trainer.processes.launched_process import launched_process
+from birthmark.trainer.processes.process_group import join_process_group
+from birthmark.trainer.strategies.lightning_setup import set_up_strategy
+from birthmark.trainer.strategies.table import STRATEGIES
+
+configs, tokens, out = sys.argv[1:]
+configs, tokens_SBT = pickle.loads(Path(configs).read_bytes()), torch.load(tokens)
+device, where = torch.device("cpu"), launched_process()
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+warnings.filterwarnings("ignore")
+
+
+class Watch(L.Callback):
+    def __init__(self, measures):
+        self.measures, self.steps, self.snapshot = measures, [], {}
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        loss = sum_over_ranks(module.take_loss()) / world_size()
+        self.steps.append((loss.item(), module.grad_norm.item()))
+
+    def on_train_end(self, trainer, module):
+        if self.measures:
+            self.snapshot = measure(module.model, tokens_SBT[0, :, :-1].numpy()).scalars
+
+
+results = {}
+with join_process_group(where, device):
+    for name, config in configs.items():
+        setup = set_up_strategy(config.trainer, config.optim.grad_clip, device)
+        model = initialize_model(config, config.init_seed, device, setup.shard)
+        watch = Watch(measures=STRATEGIES[config.trainer.strategy].shards_weights)
+        mine = tokens_SBT.tensor_split(world_size(), dim=1)[where.rank]
+        trainer = L.Trainer(
+            accelerator="cpu", devices=world_size(), strategy=setup.lightning, max_steps=len(mine), max_epochs=-1,
+            callbacks=[watch], plugins=[FolderCheckpointIO(), LauncherEnvironment(where)], logger=False,
+            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+            use_distributed_sampler=False,
+        )
+        trainer.fit(PretrainModule(model, config.optim, config.trainer), DataLoader(list(mine), batch_size=None))
+        results[name] = [watch.steps, watch.snapshot]
+        # DeepSpeed collects garbage whenever it starts, and would look through all libraries each time.
+        gc.freeze()
+    if where.rank == 0:
+        Path(out).write_text(json.dumps(results))
+"""
+
+
+@pytest.fixture(scope="module")
+def arms(tmp_path_factory):
+    """Every arm of every study by name; those that come to the same config once."""
+    folder, found = tmp_path_factory.mktemp("trials"), {}
+    for file in sorted(STUDIES.glob("*.yaml")):
+        if kind_of(file) == "arms":
+            for trial in arm_trials(replace(read_arm_study(file), init_seeds=(0,)), folder, TINY):
+                found[trial.config.run_dir] = (f"{file.stem}: {trial.arm}", trial.config)
+    return dict(found.values())
+
+
+@pytest.fixture(scope="module")
+def batches():
+    """The batches of two steps ``[2, B, T+1]``."""
+    size = (2, TINY["trainer.global_batch_size"], TINY["model.max_seq_len"] + 1)
+    return torch.randint(TINY["model.vocab_size"], size, generator=torch.Generator().manual_seed(0))
+
+
+def by_hand(config, tokens_SBT):
+    """Losses and gradient norms of the steps, and a snapshot's scalars: torch alone."""
+    model = born(config.model, config.init_seed)
+    optimizer = config.optim.optimizer.build(parameter_groups(model, config.optim.weight_decay), config.optim.lr)
+    steps = []
+    for batch_BT in tokens_SBT:
+        loss = next_token_losses(model, batch_BT).mean()
+        loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip)
+        optimizer.step()
+        optimizer.zero_grad()
+        steps.append((loss.item(), norm.item()))
+    return steps, measure(model, tokens_SBT[0, :, :-1].numpy()).scalars
+
+
+@pytest.fixture(scope="module")
+def expected(arms, batches):
+    return {arm: by_hand(config, batches) for arm, config in arms.items()}
+
+
+def runnable(fields):
+    return HAS_DEEPSPEED or not STRATEGIES[fields["strategy"]].engine
+
+
+@pytest.fixture(scope="module")
+def trained(arms, batches, launched, tmp_path_factory):
+    """(steps, snapshot) by way and arm."""
+    folder = tmp_path_factory.mktemp("arms")
+    ways = [(way, arm) for way, fields in WAYS.items() if runnable(fields) for arm in arms]
+    configs = {
+        f"{way}: {arm}": replace(arms[arm], trainer=replace(arms[arm].trainer, **WAYS[way])) for way, arm in ways
+    }
+    (folder / "configs.pickle").write_bytes(pickle.dumps(configs))
+    torch.save(batches, folder / "tokens.pt")
+    (folder / "script.py").write_text(SCRIPT)
+    launched(folder / "script.py", folder / "configs.pickle", folder / "tokens.pt", folder / "results.json")
+    results = json.loads((folder / "results.json").read_text())
+    return {way: {arm: results[f"{way}: {arm}"] for arm in arms} for way in dict(ways)}
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=pytest.mark.skipif(not runnable(fields), reason="DeepSpeed is not installed"))
+        for way, fields in WAYS.items()
+    ],
+)
+def test_every_arm_trains_as_a_single_process_does(way, trained, expected):
+    assert trained[way].keys() == expected.keys()
+    for arm, (steps, snapshot) in trained[way].items():
+        theirs, measured = expected[arm]
+        assert [loss for loss, _ in steps] == pytest.approx([loss for loss, _ in theirs], rel=1e-6), arm
+        assert [norm for _, norm in steps] == pytest.approx([norm for _, norm in theirs], rel=1e-5), arm
+        if snapshot:
+            assert snapshot == pytest.approx(measured, rel=1e-4, abs=1e-5), arm
+    assert any(snapshot for _, snapshot in trained[way].values()) == STRATEGIES[WAYS[way]["strategy"]].shards_weights
