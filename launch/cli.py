@@ -21,16 +21,22 @@ def normal_dashes(arguments: Sequence[str]) -> list[str]:
 
 def _report_failure(line: str, status: int) -> int:
     """Print ``line`` once, also where several processes are one run and fail together; the exit status."""
-    if "WORLD_SIZE" in os.environ:
-        from ..trainer.processes.joint_failure import report_failure
+    # What torchrun and DeepSpeed set, and srun.
+    if "WORLD_SIZE" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ:
+        from ..trainer.processes.joint_failure import report_failure, tell_launcher
         from ..trainer.processes.launched_process import launched_process
 
         try:
             where = launched_process()
         except UsageError:
             where = None
-        if where is not None and where.world_size > 1:
-            return report_failure(line, status, where)
+        if where is not None:
+            if where.world_size > 1:
+                line, status = report_failure(line, status, where)
+            else:
+                print(line, file=sys.stderr)
+            tell_launcher(line)
+            return status
     print(line, file=sys.stderr)
     return status
 

@@ -16,5 +16,5 @@ else
     where=(--rdzv_backend c10d --rdzv_endpoint "${HEAD:?NNODES is $nnodes: give HEAD, host:port of one of them}"
         --rdzv_id "${RUN_ID:-birthmark}")
 fi
-exec "${PYTHON:-python}" -m torch.distributed.run --nnodes "$nnodes" --nproc_per_node "${NPROC:-gpu}" \
+exec "${PYTHON:-python}" -m birthmark.launch.torchrun_agent --nnodes "$nnodes" --nproc_per_node "${NPROC:-gpu}" \
     --max_restarts "${MAX_RESTARTS:-3}" "${where[@]}" -m birthmark.launch.cli pretrain "$@"

@@ -11,6 +11,7 @@ from functools import partial
 
 import lightning as L
 import torch
+from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy
 from rich.console import Console
@@ -136,7 +137,11 @@ def _lightning_trainer(
         accumulate_grad_batches=settings.global_batch_size // (settings.micro_batch_size * world_size()),
         callbacks=callbacks,
         logger=loggers or False,
-        plugins=[FolderCheckpointIO(asynchronous=True), *([LauncherEnvironment(process)] if process else [])],
+        plugins=[
+            FolderCheckpointIO(asynchronous=True),
+            # Given, so that Lightning does not guess: inside a SLURM allocation it would take a run for one of srun's.
+            LauncherEnvironment(process) if process else LightningEnvironment(),
+        ],
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -53,22 +53,32 @@ def run(options: Namespace) -> int:
 
     from ...api.pretraining import in_its_folder, run_training
     from ...callbacks.stop import stopped_already
-    from ...trainer.processes.launched_process import launched_process, restarted
+    from ...trainer.processes.launched_process import launched_process
 
     config = config_of(options)
     if options.resume is not None:
         config = dataclasses.replace(config, run_dir=str(RunDir(Path(options.resume)).path))
     config = in_its_folder(config, _name_of(options))
     run_dir, console = RunDir(Path(config.run_dir)), Console()
-    # After a restart the launcher repeats the command that began the run.
-    resume = options.resume is not None or (restarted() and RunDir.is_run(run_dir.path))
     where = launched_process()
+    resume = options.resume is not None or (RunDir.is_run(run_dir.path) and _is_repeated(config, run_dir))
     config, outcome = run_training(config, resume=resume, console=console)
     if where is not None and where.rank > 0:
         return 0
     with stopped_already() if outcome.stopped_by else nullcontext():
         _show(config, run_dir, outcome, console)
     return 0
+
+
+def _is_repeated(config: RunConfig, run: RunDir) -> bool:
+    """Whether a launcher has repeated the command that began ``run``, to go on with it."""
+    from ...trainer.initial_model import resolve_init_from
+    from ...trainer.processes.launched_process import restarted, restarts_are_counted
+    from ...trainer.saved_config import config_differences
+
+    if restarted() or restarts_are_counted():
+        return restarted()
+    return not config_differences(resolve_init_from(config), run)
 
 
 def _show(config: RunConfig, run: RunDir, outcome: Outcome, console: Console) -> None:

@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -36,48 +35,17 @@ def losses(run):
     return {r["step"]: r["train/loss"] for r in read_metrics(run.metrics) if "train/loss" in r}
 
 
-def worker(launcher, rank):
-    """The process of a rank, wherever below the launcher it is; None where there is none yet."""
-    waiting = [str(launcher)]
-    while waiting:
-        pid = waiting.pop()
-        try:
-            waiting += Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-            if f"\0RANK={rank}\0".encode() in b"\0" + Path(f"/proc/{pid}/environ").read_bytes():
-                return int(pid)
-        except FileNotFoundError:
-            continue
-    return None
-
-
-@pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="finds the processes under /proc")
-def test_torchrun_starts_a_run_again_that_lost_a_worker_and_it_goes_on_by_itself(config, tmp_path):
-    run = RunDir(tmp_path / "run")
-    flags = ["--trainer.strategy=ddp", "--trainer.max_steps=1000000", "--trainer.checkpoint_every=20"]
-    process = subprocess.Popen(
-        ["bash", LAUNCH / "torchrun.sh", "--config", config, "--run_dir", run.path, *flags],
-        env=environment(NPROC="2"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+def test_torchrun_leaves_the_last_word_to_the_run(tmp_path):
+    done = subprocess.run(
+        ["bash", LAUNCH / "torchrun.sh", "--config", tmp_path / "none.yaml"],
+        env=environment(NPROC="1", MAX_RESTARTS="0"),
+        capture_output=True,
         text=True,
     )
-    try:
-        while process.poll() is None and not run.checkpoint(20).is_dir():
-            time.sleep(0.1)
-        os.kill(worker(process.pid, 1), signal.SIGKILL)
-        at = max(losses(run))
-        while process.poll() is None and (max(losses(run)) < at + 40 or len(run.checkpoints_by_step()) < 3):
-            time.sleep(0.1)
-        os.kill(worker(process.pid, 0), signal.SIGTERM)
-        printed, _ = process.communicate(timeout=120)
-    finally:
-        process.kill()
-    assert process.returncode == 0, printed[-3000:]
-    assert printed.count("  2 processes") == 2
-    (again,) = [line for line in printed.splitlines() if "resumed at step" in line]
-    assert int(again.split("resumed at step ")[1].split()[0]) % 20 == 0
-    # No step is logged twice, none is missing.
-    assert list(losses(run)) == list(range(1, max(losses(run)) + 1))
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("birthmark: error: ")
+    assert "none.yaml" in line
 
 
 needs_deepspeed = pytest.mark.skipif(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import sys
@@ -9,12 +10,13 @@ import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
+from pathlib import Path
 
 import torch.distributed as dist
 
 from ...errors import RunError, UsageError
 from ...measure.ranks import rank, world_size
-from .launched_process import LaunchedProcess, restart_count
+from .launched_process import LaunchedProcess, start_name
 
 # After a failure: how long rank 0 has to print what all ranks fail of, and how long failing processes wait for another.
 _RANK_0_FIRST, _OTHERS = timedelta(seconds=2), timedelta(seconds=3)
@@ -58,34 +60,43 @@ def _common_store() -> dist.Store | None:
     asking = threading.Thread(target=connect, daemon=True)
     asking.start()
     asking.join(_ANSWER_S)
-    return dist.PrefixStore(f"birthmark/{restart_count()}", found[0]) if found else None
+    return dist.PrefixStore(f"birthmark/{start_name()}", found[0]) if found else None
 
 
-def report_failure(line: str, status: int, process: LaunchedProcess) -> int:
-    """Print why this process fails, unless another process of the run has printed it; returns the run's exit status.
+def report_failure(line: str, status: int, process: LaunchedProcess) -> tuple[str, int]:
+    """Print why this process fails, unless another process of the run has printed why; returns that, and its status.
 
     The first to fail knows the cause; the others fail because it is gone. Rank 0 prints what all fail of.
     """
     store = _common_store()
     if store is None:
         if process.rank > 0:
-            # Most likely rank 0 fails of the same, prints it, and the launcher ends all others.
-            time.sleep(_OTHERS.total_seconds())
+            # Most likely rank 0 fails of the same, prints it, and the launcher ends all others; or else the first of
+            # this node.
+            time.sleep(_OTHERS.total_seconds() * (1 + (process.local_rank > 0)))
         print(line, file=sys.stderr, flush=True)
-        return status
+        return line, status
     with suppress(RuntimeError):
         if process.rank > 0:
             with suppress(RuntimeError):
                 store.wait(["printed"], _RANK_0_FIRST)
         if store.add("failed", 1) == 1:
             print(line, file=sys.stderr, flush=True)
-            store.set("printed", str(status))
+            store.set("printed", f"{status} {line}")
         else:
             store.wait(["printed"], _OTHERS)
-            status = int(store.get("printed"))
+            known, _, line = store.get("printed").decode().partition(" ")
+            status = int(known)
         # A launcher ends the rest as soon as one is gone; those that can leave by themselves with this status.
         store.add("leaving", 1)
         end = time.monotonic() + _OTHERS.total_seconds()
         while store.add("leaving", 0) < process.world_size and time.monotonic() < end:
             time.sleep(0.05)
-    return status
+    return line, status
+
+
+def tell_launcher(line: str) -> None:
+    """Leave ``line`` where torchrun looks for why a process has failed, so that its summary ends with it."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        extra = {"py_callstack": line, "timestamp": str(int(time.time()))}
+        Path(file).write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}), encoding="utf-8")

@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 
 from ...errors import UsageError
+from .srun import is_srun_task, torch_variables
 
 
 @dataclass(frozen=True)
@@ -26,9 +27,13 @@ class LaunchedProcess:
 def launched_process() -> LaunchedProcess | None:
     """This process, as the launcher's environment variables say; None where there was no launcher.
 
+    srun's are given their names in torch first, so that torch and DeepSpeed read them too.
+
     Raises:
         UsageError: what it says makes no sense.
     """
+    if "RANK" not in os.environ and is_srun_task(os.environ):
+        os.environ.update(torch_variables(os.environ))
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     # One process per node, unless the launcher says more; DeepSpeed's has another name for how many.
@@ -37,7 +42,7 @@ def launched_process() -> LaunchedProcess | None:
     for name, default in names.items():
         text = os.environ.get(name, default)
         if not text.isdecimal():
-            raise UsageError(f"{name}={text!r} in the environment is not a number: start with torchrun or deepspeed")
+            raise UsageError(f"{name}={text!r} in the environment is not a number: start with a launcher")
         numbers.append(int(text))
     found = LaunchedProcess(*numbers)
     if not (found.rank < found.world_size and found.local_world_size > 0) or found.world_size % found.local_world_size:
@@ -46,8 +51,14 @@ def launched_process() -> LaunchedProcess | None:
     return found
 
 
-def restart_count() -> str:
-    """Which start of the run's processes this is: what earlier ones left in the launcher's store is not ours."""
+def start_name() -> str:
+    """A name for this start of the run's processes: what earlier ones left in the launcher's store is not ours.
+
+    It is torchrun's count of restarts. Several agents each count by themselves, and may differ; but where a process of
+    the run serves the store, and not an agent, every start has a new one and needs no name.
+    """
+    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False":
+        return "any"
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
@@ -56,3 +67,8 @@ def restarted() -> bool:
     a requeue."""
     counts = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
     return any(count not in ("", "0") for count in counts)
+
+
+def restarts_are_counted() -> bool:
+    """Whether :func:`restarted` knows of all: torchrun counts no start that a node's joining or leaving makes."""
+    return "TORCHELASTIC_RUN_ID" not in os.environ

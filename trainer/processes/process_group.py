@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from ...errors import RunError
-from .launched_process import LaunchedProcess, restart_count
+from .launched_process import LaunchedProcess, start_name
 
 #: How long a process waits for the others inside one collective before the run counts as hung. Rank 0 may meanwhile
 #: write a large checkpoint.
@@ -53,7 +53,7 @@ def join_process_group(process: LaunchedProcess | None, device: torch.device) ->
         # Small things that are agreed upon go over the CPU, so that no GPU is waited for.
         dist.init_process_group(
             "cpu:gloo,cuda:nccl" if on_gpu else "gloo",
-            store=dist.PrefixStore(f"group-{restart_count()}-{next(_groups)}", store),
+            store=dist.PrefixStore(f"group-{start_name()}-{next(_groups)}", store),
             rank=process.rank,
             world_size=process.world_size,
             timeout=TIMEOUT,
