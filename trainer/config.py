@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -145,6 +146,12 @@ class TrainerConfig:
     val_sequences: int = 64
     """Validation sequences (model.max_seq_len tokens each); fewer where the corpus has fewer."""
 
+    timeout_s: float = 120.0
+    """Seconds after which a run ends if one of its processes does not answer, or is at one micro-batch, or at the data
+    for one, for longer; the run then says which process, where and in what. Birth, set-up, the first step of a start,
+    validation, a snapshot, a checkpoint and the end may each take fifteen times as long. 0: no limit, as for a
+    debugger."""
+
     def problems(self) -> list[str]:
         """Everything that makes this config impossible, one line each, with the mend."""
         counts = {
@@ -166,6 +173,8 @@ class TrainerConfig:
                 found.append(f"trainer.{name} is {steps}: give at least 1, or nothing")
         if self.keep_every is not None and self.keep_last is None:
             found.append(f"trainer.keep_every is {self.keep_every}, but all are kept: give trainer.keep_last too")
+        if not 0 <= self.timeout_s < math.inf:
+            found.append(f"trainer.timeout_s is {self.timeout_s}: give seconds, or 0 for no limit")
         if self.replicas < 1:
             found.append(f"trainer.replicas is {self.replicas}: give at least 1")
         found += strategy_problems(self.strategy, vars(self))

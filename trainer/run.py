@@ -30,13 +30,16 @@ from .checkpoints.folder_io import FolderCheckpointIO
 from .config import RunConfig
 from .initial_model import initialize_model
 from .module import PretrainModule
+from .processes.heartbeat import watched
 from .processes.launch_environment import LauncherEnvironment
 from .processes.launched_process import LaunchedProcess, launched_process
-from .processes.process_group import join_process_group
+from .processes.open_files import allow_sockets
+from .processes.process_group import collective_timeout, join_process_group, record_collectives
 from .provenance import versions
 from .run_callbacks import build_callbacks, build_loggers
 from .run_folder import RunStart, begin_run, check_resumable, check_unused
 from .strategies.lightning_setup import check_launch, set_up_strategy
+from .strategies.table import STRATEGIES
 
 #: How far the nodes' clocks may be apart, in seconds: one of them dates all that a run records.
 _CLOCKS_S = 60.0
@@ -138,7 +141,7 @@ def _lightning_trainer(
         callbacks=callbacks,
         logger=loggers or False,
         plugins=[
-            FolderCheckpointIO(asynchronous=True),
+            FolderCheckpointIO(asynchronous=True, timeout=collective_timeout(settings.timeout_s)),
             # Given, so that Lightning does not guess: inside a SLURM allocation it would take a run for one of srun's.
             LauncherEnvironment(process) if process else LightningEnvironment(),
         ],
@@ -168,12 +171,19 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
     if device.type == "cpu":
         keep_freed_memory()
     _quiet()
-    with ExitStack() as signals, join_process_group(process, device), ExitStack() as held:
+    if device.type == "cuda" and process is not None:
+        record_collectives(run.path)
+    if process is not None:
+        allow_sockets(process, engine=STRATEGIES[config.trainer.strategy].engine)
+    timeout = collective_timeout(config.trainer.timeout_s)
+    with ExitStack() as signals, join_process_group(process, device, timeout), ExitStack() as held:
         console = (console or Console()) if rank() == 0 else Console(quiet=True)
         # Asked here so that a mistake ends the run at once, and again in begin_run, which holds the run's lock.
         from_rank_zero(lambda: check_resumable(config, run) if resume else check_unused(run))
 
         data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
+        # Not before the data: a corpus may take hours to prepare, and processes are forked for it.
+        progress = held.enter_context(watched(config.trainer.timeout_s, run, process))
         strategy = set_up_strategy(config.trainer, config.optim.grad_clip, device)
         model = initialize_model(config, config.init_seed, device if strategy.shard else "cpu", strategy.shard)
         birth = digest(model)
@@ -185,10 +195,13 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
             from_rank_zero(lambda: write_metrics_csv(run))
             return Outcome(run, start.step, None)
 
+        progress.enter("set-up", start.step)
         reference = partial(initialize_model, config, device=device, shard=strategy.shard_reference)
         loggers = build_loggers(config, run, start.birth, device, process) if rank() == 0 else []
         held.push(lambda kind, error, trace: close_loggers(loggers, failed=kind is not None))
-        callbacks, stop = build_callbacks(config, run, data, start.birth["n_params"], reference, device, console)
+        callbacks, stop = build_callbacks(
+            config, run, data, start.birth["n_params"], reference, device, console, progress
+        )
         signals.enter_context(stop.listen())
         trainer = _lightning_trainer(config, run, process, device, strategy.lightning, callbacks, loggers)
         module = PretrainModule(model, config.optim, config.trainer)

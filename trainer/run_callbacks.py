@@ -29,6 +29,7 @@ from ..models.decoder import Decoder
 from .config import RunConfig
 from .module import next_token_losses
 from .processes.launched_process import LaunchedProcess
+from .processes.phases import BeforeData, BeforeMilestone, BeforeStep, Progress
 from .provenance import code, environment
 from .throughput import flops_per_token, peak_flops, synchronize
 
@@ -50,6 +51,7 @@ def build_callbacks(
     reference: Callable[[int], Decoder],
     device: torch.device,
     console: Console,
+    progress: Progress,
 ) -> tuple[list[L.Callback], StopOnSignal]:
     """In the order in which they act at a step: stop, clock, check, validate, measure, save, print.
 
@@ -93,21 +95,27 @@ def build_callbacks(
         else None
     )
     checkpoint = Checkpoint(every, run, keep_last=settings.keep_last, keep_every=settings.keep_every)
-    first = [FiniteGuard(every, at_birth=False), CheckpointFirst(checkpoint)]
-    milestones: list[L.Callback] = [stop, training, *first, validation]
-    milestones += [snapshot] if snapshot is not None else []
+
+    def entered(phase: str, callback: L.Callback, *, at_birth: bool = True) -> list[L.Callback]:
+        return [BeforeMilestone(every, progress, phase, at_birth=at_birth), callback]
+
+    callbacks = [BeforeStep(progress), stop, training, FiniteGuard(every, at_birth=False)]
+    callbacks += entered("checkpoint", CheckpointFirst(checkpoint), at_birth=False)
+    callbacks += entered("validation", validation)
+    if snapshot is not None:
+        callbacks += entered("snapshot", snapshot)
     if config.snapshot.fingerprint.enabled:
-        milestones.append(
-            FingerprintSnapshot(
-                config.snapshot.fingerprint,
-                every=every,
-                newborn=reference,
-                init_seed=config.init_seed,
-                max_seq_len=seq_len,
-            )
+        fingerprint = FingerprintSnapshot(
+            config.snapshot.fingerprint,
+            every=every,
+            newborn=reference,
+            init_seed=config.init_seed,
+            max_seq_len=seq_len,
         )
-    milestones += [checkpoint, RunProgress(every, console, training, validation, snapshot)]
-    return milestones, stop
+        callbacks += entered("fingerprint", fingerprint)
+    callbacks += entered("checkpoint", checkpoint, at_birth=False)
+    callbacks += [RunProgress(every, console, training, validation, snapshot), BeforeData(progress)]
+    return callbacks, stop
 
 
 def build_loggers(

@@ -42,8 +42,8 @@ def raise_on_every_rank(error: Exception | None) -> None:
         raise error
 
 
-def _common_store() -> dist.Store | None:
-    """Where the processes can leave word without a group; None if that is gone."""
+def common_store() -> dist.Store | None:
+    """Where the processes can leave word without a group, on a connection of its own; None if that is gone."""
     try:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         # Asked first, because the store itself prints pages where there is none.
@@ -63,12 +63,13 @@ def _common_store() -> dist.Store | None:
     return dist.PrefixStore(f"birthmark/{start_name()}", found[0]) if found else None
 
 
-def report_failure(line: str, status: int, process: LaunchedProcess) -> tuple[str, int]:
+def report_failure(line: str, status: int, process: LaunchedProcess, *, rank_0_first: bool = True) -> tuple[str, int]:
     """Print why this process fails, unless another process of the run has printed why; returns that, and its status.
 
-    The first to fail knows the cause; the others fail because it is gone. Rank 0 prints what all fail of.
+    The first to fail knows the cause; the others fail because it is gone. Rank 0 prints what all fail of, unless it is
+    known to be silent.
     """
-    store = _common_store()
+    store = common_store()
     if store is None:
         if process.rank > 0:
             # Most likely rank 0 fails of the same, prints it, and the launcher ends all others; or else the first of
@@ -77,7 +78,7 @@ def report_failure(line: str, status: int, process: LaunchedProcess) -> tuple[st
         print(line, file=sys.stderr, flush=True)
         return line, status
     with suppress(RuntimeError):
-        if process.rank > 0:
+        if process.rank > 0 and rank_0_first:
             with suppress(RuntimeError):
                 store.wait(["printed"], _RANK_0_FIRST)
         if store.add("failed", 1) == 1:

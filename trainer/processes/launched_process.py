@@ -62,6 +62,11 @@ def start_name() -> str:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
 
+def launchers_store() -> bool:
+    """Whether the store at MASTER_PORT is in the launcher's own process; else it is in that of rank 0."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
+
+
 def restarted() -> bool:
     """Whether a launcher started this process in the place of one that is gone: torchrun after a failure, SLURM after
     a requeue."""

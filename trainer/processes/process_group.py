@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,9 +17,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from ...errors import RunError
 from .launched_process import LaunchedProcess, start_name
+from .phases import LONGER
 
-#: How long a process waits for the others inside one collective before the run counts as hung. Rank 0 may meanwhile
-#: write a large checkpoint.
+#: How long processes that start wait for one another, and at least in a collective: rank 0 may verify a large corpus.
 TIMEOUT = timedelta(minutes=30)
 
 # How long gloo's threads are given to release their last tensors, in seconds.
@@ -33,14 +34,46 @@ def _lost(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
+def collective_timeout(timeout_s: float) -> timedelta:
+    """How long torch lets a process wait for the others in one collective: longer than those allow who watch
+    (heartbeat.py), and a day where nobody watches."""
+    return max(TIMEOUT, timedelta(seconds=(LONGER + 2) * timeout_s)) if timeout_s else timedelta(days=1)
+
+
+def record_collectives(folder: Path) -> None:
+    """Have NCCL keep its last collectives, and write them beside the run if one of them takes too long.
+
+    To be called before processes join. What the user's environment says is left as it is.
+
+    Args:
+        folder: of the run; files ``nccl_trace_rank_R`` go there, for ``torch.distributed.flight_recorder``.
+    """
+    found = {
+        ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): "2000",
+        ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"): str(folder.absolute() / "nccl_trace_rank_"),
+        ("TORCH_NCCL_DUMP_ON_TIMEOUT",): "1",
+    }
+    # Of the two names of a variable the second is that of older versions of torch.
+    for names, value in found.items():
+        if not any(name in os.environ for name in names):
+            os.environ.update(dict.fromkeys(names, value))
+
+
 @contextmanager
-def join_process_group(process: LaunchedProcess | None, device: torch.device) -> Iterator[None]:
+def join_process_group(
+    process: LaunchedProcess | None, device: torch.device, timeout: timedelta = TIMEOUT
+) -> Iterator[None]:
     """Stand in one process group with the others; a process that no launcher started is alone.
 
     A group that this process has joined before is used, and left as it is: several runs of one launch may share it.
 
+    Args:
+        process: this process among those of its launcher.
+        device: where it computes.
+        timeout: how long it waits for the others in one collective.
+
     Raises:
-        RunError: the others were not found, or are gone.
+        RunError: the others were not found, are gone, or do not answer.
     """
     if process is None or dist.is_initialized():
         yield
@@ -56,7 +89,7 @@ def join_process_group(process: LaunchedProcess | None, device: torch.device) ->
             store=dist.PrefixStore(f"group-{start_name()}-{next(_groups)}", store),
             rank=process.rank,
             world_size=process.world_size,
-            timeout=TIMEOUT,
+            timeout=timeout,
             device_id=device if on_gpu else None,
         )
     except (RuntimeError, ValueError) as error:
@@ -70,9 +103,15 @@ def join_process_group(process: LaunchedProcess | None, device: torch.device) ->
     except RuntimeError as error:
         if not _lost(error):
             raise
+        late = "timed out" in str(error).lower()
         raise RunError(
-            f"rank {process.rank}: another process of the run is gone; its own message says why, and --resume goes on "
-            "from the last checkpoint"
+            f"rank {process.rank}: "
+            + (
+                f"the others have not answered for {timeout.total_seconds():.0f} s, though none is known to be gone"
+                if late
+                else "another process of the run is gone, and its own message or the launcher's says why"
+            )
+            + "; --resume goes on from the last checkpoint"
         ) from error
     # Not after a failure: it could wait for those that are gone.
     dist.destroy_process_group()

@@ -1,0 +1,280 @@
+"""A run that hangs ends within its timeout, and names the process that holds it up, its host and what it was doing."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import pytest
+import yaml
+
+from birthmark.measure.records import RunDir, read_metrics
+from birthmark.trainer.processes.heartbeat import Fault, Post, RunningClock, find_fault
+
+TIMEOUT_S = 4.0
+HOST = re.escape(socket.gethostname())
+
+#: A metric of a user's that sleeps in one process, at the second snapshot.
+SLEEPER = """
+import os, time
+import torch
+from torchmetrics import Metric
+from birthmark.metrics.quantity import Quantity
+
+class Sleeper(Metric):
+    quantities = (Quantity("slept", (), label="slept", definition="Nothing.", section="sink"),)
+    made = 0
+
+    def __init__(self, sizes):
+        super().__init__()
+        Sleeper.made += 1
+        self.add_state("total", torch.zeros((), dtype=torch.float64), "sum")
+
+    def logits(self, logits_BV):
+        self.update(logits_BV)
+
+    def update(self, logits_BV):
+        if Sleeper.made > 4 and os.environ["RANK"] == "1":
+            time.sleep(1000)
+
+    def compute(self):
+        return {"slept": self.total}
+"""
+
+#: Starts the two processes of several runs at once, by forking: it takes long to load what a run needs. Each process
+#: writes what it prints to a file of its own.
+SCRIPT = """
+import json, os, signal, sys, time
+from pathlib import Path
+
+from datetime import timedelta
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from birthmark.data import backcopy
+from birthmark.errors import RunError
+from birthmark.launch.cli import main
+from birthmark.trainer.processes.launched_process import launched_process
+from birthmark.trainer.processes.process_group import join_process_group
+from birthmark.trainer.run import pretrain
+
+folder, runs = Path(sys.argv[1]), json.loads(sys.argv[2])
+
+def hang_at_step_20():
+    batch = backcopy.BackCopy.batch
+    def hang(self, first_sample, n):
+        if self.split == "train" and first_sample >= 20 * 4:
+            time.sleep(1000)
+        return batch(self, first_sample, n)
+    backcopy.BackCopy.batch = hang
+
+def wait_for_the_other():
+    # Rank 1 comes too late for a collective, and nobody watches.
+    with join_process_group(launched_process(), torch.device("cpu"), timedelta(seconds=2)):
+        time.sleep(6 * dist.get_rank())
+        dist.all_reduce(torch.zeros(()))
+
+def train(name, rank, port, data_hang):
+    out = os.open(folder / f"{name}-{rank}.txt", os.O_WRONLY | os.O_CREAT)
+    os.dup2(out, 1), os.dup2(out, 2)
+    if rank is not None:
+        there = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": rank, "WORLD_SIZE": 2}
+        there |= {"LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2}
+        os.environ.update({key: str(value) for key, value in there.items()})
+    if name == "late":
+        try:
+            wait_for_the_other()
+        except RunError as error:
+            print(f"birthmark: {error}" if rank == 0 else "", flush=True)
+        os._exit(0)
+    if data_hang:
+        hang_at_step_20()
+    run = str(folder / name / "run")
+    os._exit(main(["pretrain", "--config", str(folder / name / "config.yaml"), "--run_dir", run]))
+
+started, found = {}, {}
+for name, run in runs.items():
+    for rank in run["ranks"]:
+        if not (pid := os.fork()):
+            train(name, rank, run.get("port"), run.get("hangs", False))
+        started[pid] = name, rank
+stopped = {}
+while started:
+    pid, status = os.waitpid(-1, os.WNOHANG)
+    if pid:
+        name, rank = started.pop(pid)
+        found.setdefault(name, []).append([rank, status, time.monotonic() - stopped.get(name, time.monotonic())])
+    for pid, (name, rank) in started.items():
+        metrics = folder / name / "run/metrics.jsonl"
+        if rank == runs[name].get("stop", "") and name not in stopped and metrics.is_file():
+            # A post is a little older than what it is about: birth is behind all of them by now.
+            if metrics.read_text().count("train/loss") > 40:
+                stopped[name] = time.monotonic()
+                os.kill(pid, signal.SIGSTOP)
+    time.sleep(0.05)
+print(json.dumps(found))
+"""
+
+STOPPED = {
+    "ddp-0": {"strategy": "ddp", "stop": 0},
+    "ddp-1": {"strategy": "ddp", "stop": 1},
+    "zero3-0": {"strategy": "zero3", "stop": 0},
+    "zero3-1": {"strategy": "zero3", "stop": 1},
+}
+
+
+def fields_of(strategy, timeout_s=TIMEOUT_S):
+    long = {"max_steps": 10**6, "checkpoint_every": 10**6, "timeout_s": timeout_s, "strategy": strategy}
+    return {f"trainer.{name}": value for name, value in long.items()} | {"snapshot.enabled": False}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("hangs")
+
+
+@pytest.fixture(scope="module")
+def ended(tiny, folder, free_port):
+    """How the processes of several runs ended: name of the run → (rank, status, seconds after SIGSTOP)."""
+    (folder / "sleeper.py").write_text(SLEEPER)
+    sleeps = {"snapshot.enabled": True, "snapshot.metrics": ["sleeper:Sleeper"], "trainer.checkpoint_every": 3}
+    runs = {name: {**run, "fields": fields_of(run["strategy"])} for name, run in STOPPED.items()}
+    runs["sleeper"] = {"fields": fields_of("ddp", 2.0) | sleeps}
+    runs["late"] = {"fields": {}}
+    runs["data"] = {"fields": fields_of("single"), "hangs": True, "ranks": [None]}
+    for name, run in runs.items():
+        (folder / name).mkdir()
+        (folder / name / "config.yaml").write_text(yaml.safe_dump(asdict(tiny(run.pop("fields")))))
+    runs = {name: {"ranks": [0, 1], "port": free_port(), **run} for name, run in runs.items()}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", SCRIPT, str(folder), json.dumps(runs)],
+        capture_output=True,
+        text=True,
+        timeout=280,
+        check=True,
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+    )
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def said(folder, name):
+    """What all processes of a run printed; the one line that says what was wrong."""
+    text = "".join(file.read_text() for file in sorted(folder.glob(f"{name}-*.txt")))
+    (line,) = re.findall("^birthmark: .*", text, re.MULTILINE)
+    return text, line
+
+
+@pytest.mark.parametrize("name", STOPPED)
+def test_a_stopped_process_is_named_and_all_end_soon(ended, folder, name):
+    rank = STOPPED[name]["stop"]
+    text, line = said(folder, name)
+    assert re.search(rf"error: rank {rank} on host {HOST}\b.* has not answered for \d+ s", line)
+    # The store is in the process of rank 0, and its last word with it.
+    where = "whose store the processes share" if rank == 0 else r"last seen in (first step|step|data) \(step \d+\)"
+    assert re.search(where, line)
+    assert re.search(rf"rank {1 - rank} on host {HOST} is here:\n  File ", text)
+    assert list((folder / name / "run").glob(f"hangs/*/rank-0000{1 - rank}.txt"))
+    statuses = {r: status for r, status, _ in ended[name]}
+    assert os.WTERMSIG(statuses[rank]) == signal.SIGKILL
+    assert os.waitstatus_to_exitcode(statuses[1 - rank]) == 1
+    assert all(seconds < TIMEOUT_S + 30 for _, _, seconds in ended[name])
+
+
+def test_of_two_that_wait_the_one_that_is_not_in_a_collective_is_named(ended, folder):
+    text, line = said(folder, "sleeper")
+    assert re.search(rf"error: rank 1 on host {HOST} does not move: \d+ s in snapshot \(step \d+\)", line)
+    assert "trainer.timeout_s 2 allows 30 s" in line
+    assert "time.sleep(1000)" in text
+    assert [os.waitstatus_to_exitcode(status) for _, status, _ in ended["sleeper"]] == [1, 1]
+    assert len(list((folder / "sleeper" / "run").glob("hangs/*/rank-0000?.txt"))) == 2
+
+
+def test_a_single_process_whose_data_do_not_come_ends(ended, folder):
+    text, line = said(folder, "data")
+    assert re.search(rf"error: rank 0 on host {HOST} does not move: \d+ s in data \(step 2[01]\)", line)
+    assert ", in hang\n" in text
+    assert [os.waitstatus_to_exitcode(status) for _, status, _ in ended["data"]] == [1]
+
+
+def test_who_is_late_for_a_collective_is_not_said_to_be_gone(ended, folder):
+    _, line = said(folder, "late")
+    assert "rank 0: the others have not answered for 2 s, though none is known to be gone" in line
+
+
+# ---------------------------------------------------------------- who holds a run up
+
+
+def post(number, late=False, waiting=0, left=False):
+    return Post(1, number, "step", 7, 5.0, late, waiting, left)
+
+
+@pytest.mark.parametrize(
+    ("posts", "silent_s", "expected"),
+    [
+        ([post(5), post(5)], [0, 9], None),
+        ([post(5), post(5)], [0, 11], Fault((1,), silent=True)),
+        ([post(5, late=True, waiting=2), post(5, late=True)], [0, 0], Fault((1,), silent=False)),
+        ([post(5, late=True), post(5, late=True)], [0, 0], Fault((0, 1), silent=False)),
+        # Rank 0 waits for rank 1, which may still take its time where it is.
+        ([post(6, late=True), post(5)], [0, 0], None),
+        ([post(6, late=True), post(5, late=True, waiting=2)], [0, 0], Fault((1,), silent=False)),
+        # Who has left is waited for by nobody.
+        ([post(6, late=True), post(5, left=True)], [0, 99], Fault((0,), silent=False)),
+        ([post(6, left=True), post(5, left=True)], [99, 99], None),
+    ],
+)
+def test_who_holds_a_run_up(posts, silent_s, expected):
+    assert find_fault(posts, silent_s, 10.0) == expected
+
+
+def test_a_pause_of_the_whole_process_does_not_count(monkeypatch):
+    now = iter([100.0, 101.0, 2000.0, 2001.5])
+    monkeypatch.setattr("birthmark.trainer.processes.heartbeat.time.monotonic", lambda: next(now))
+    clock = RunningClock(2.0)
+    assert [clock.tick() for _ in range(3)] == [1.0, 2.0, 1.5]
+    assert clock.seconds == 4.5
+
+
+# ---------------------------------------------------------------- under torchrun
+
+
+def ranks_of(launcher):
+    """Its processes by rank."""
+    found = {}
+    for pid in Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split():
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        found |= {int(v.partition(b"=")[2]): int(pid) for v in variables if v.startswith(b"RANK=")}
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2", "zero1", "zero3"])
+def test_torchrun_ends_when_a_process_is_stopped(tiny, tmp_path, torchrun, strategy, rank):
+    file, run = tmp_path / "config.yaml", RunDir(tmp_path / "run")
+    file.write_text(yaml.safe_dump(asdict(tiny(fields_of(strategy)))))
+    launcher = torchrun("-m", "birthmark.launch.cli", "pretrain", "--config", file, "--run_dir", run.path)
+    try:
+        while launcher.poll() is None and len(read_metrics(run.metrics)) < 60:
+            time.sleep(0.1)
+        pids = ranks_of(launcher)
+        os.kill(pids[rank], signal.SIGSTOP)
+        stopped = time.monotonic()
+        _, errors = launcher.communicate(timeout=120)
+        seconds = time.monotonic() - stopped
+    finally:
+        launcher.kill()
+    assert launcher.returncode == 1
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+    (line,) = re.findall("^birthmark: .*", errors, re.MULTILINE)
+    print(f"{strategy}, rank {rank}: all ended {seconds:.1f} s after SIGSTOP: {line}")
+    assert re.search(rf"rank {rank} on host {HOST} has not answered for \d+ s, last seen in [\w -]+ \(step \d+\)", line)
+    assert seconds < TIMEOUT_S + 30

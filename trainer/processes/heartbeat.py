@@ -1,0 +1,391 @@
+"""A run that hangs ends by itself, and says which process does not go on, where that is, and what it was doing.
+
+Two threads in every process see to it; none takes part in a collective, so that a hung one cannot hold them up.
+
+- One looks at its own process: whether the main thread still moves from place to place (phases.py), and whether the
+  store at the run's port still answers.
+- The other posts what that finds in the store, and reads the others' posts. A process whose posts stop does not answer:
+  it is stopped, or its machine is. Where all post and none moves, those furthest behind hold up the others.
+
+Whoever finds a fault leaves word in the store; then every process writes its stacks and ends. Only time in which a
+thread itself ran is counted: after a pause of the process or the machine nobody is late.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from ...errors import RunError
+from ...measure.records import RunDir
+from .joint_failure import common_store, report_failure
+from .launched_process import LaunchedProcess, launchers_store
+from .phases import PHASES, Place, Progress
+
+#: So many processes of a large run read the posts of all; one alone would not be missed if it hung.
+_EXAMINERS = 8
+#: Frames of a stack that are shown, from the innermost; processes that a line names.
+_FRAMES, _NAMED = 12, 8
+#: Runs that this process has watched: a new one must not read the posts of the last.
+_watches = count()
+
+
+class RunningClock:
+    """Seconds in which its thread was running: of a gap between two looks, no more than ``longest``."""
+
+    def __init__(self, longest: float) -> None:
+        self.longest, self.seconds, self._last = longest, 0.0, time.monotonic()
+
+    def tick(self) -> float:
+        """Look at the clock; the seconds that this adds."""
+        now = time.monotonic()
+        gap, self._last = min(now - self._last, self.longest), now
+        self.seconds += gap
+        return gap
+
+
+class Post(NamedTuple):
+    """What a process says of itself in the store."""
+
+    beat: int
+    """Counts its posts."""
+    number: int
+    """Its place; see :class:`Place`."""
+    phase: str
+    step: int
+    seconds: float
+    """For how long it has been there."""
+    late: bool
+    """Whether that is longer than it may be."""
+    waiting: int
+    """What its main thread's stack says where it is late: 2 in a collective, 1 perhaps in one, 0 elsewhere."""
+    left: bool = False
+    """Whether its run is over."""
+
+    @property
+    def place(self) -> Place:
+        """Where it is."""
+        return Place(self.number, self.phase, self.step)
+
+
+class Peer(NamedTuple):
+    """A process of the run, as the others find it."""
+
+    host: str
+    pid: int
+    born: str | None
+    """When the system started it, on its own clock; None where that is not told."""
+
+    @classmethod
+    def this(cls) -> Peer:
+        """This process."""
+        return cls(socket.gethostname(), os.getpid(), _born(os.getpid()))
+
+    def kill(self) -> None:
+        """End it, if it is on this host: a stopped process ends of no other signal, and launchers try others first."""
+        # Where it is gone, its number may be another's.
+        if self.host == socket.gethostname() and self.born is not None and self.born == _born(self.pid):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
+
+
+def _born(pid: int) -> str | None:
+    with suppress(OSError):
+        # The name of a program, in brackets, may have spaces in it.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return None
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What holds a run up."""
+
+    ranks: tuple[int, ...]
+    """The processes that do not go on."""
+    silent: bool
+    """Whether they do not answer; else they answer, but do not move."""
+
+
+def find_fault(posts: Sequence[Post], silent_s: Sequence[float], timeout_s: float) -> Fault | None:
+    """Who holds the run up, if anybody does.
+
+    Args:
+        posts: the last post of every rank.
+        silent_s: for how long each has been the last one.
+        timeout_s: from when a rank that posts nothing new does not answer.
+    """
+    there = [rank for rank, post in enumerate(posts) if not post.left]
+    if silent := tuple(rank for rank in there if silent_s[rank] > timeout_s):
+        return Fault(silent, silent=True)
+    # The others wait for those that are furthest behind, who may have all the time that their phase has.
+    fewest = min((posts[rank].number for rank in there), default=0)
+    behind = [rank for rank in there if posts[rank].number == fewest]
+    if not behind or not all(posts[rank].late for rank in behind):
+        return None
+    least = min(posts[rank].waiting for rank in behind)
+    return Fault(tuple(rank for rank in behind if posts[rank].waiting == least), silent=False)
+
+
+def _waiting(stack: traceback.StackSummary) -> int:
+    """See :attr:`Post.waiting`."""
+    innermost = [frame.filename.replace(os.sep, "/") for frame in stack[-3:]]
+    if any("/torch/distributed/" in name for name in innermost):
+        return 2
+    # Gradients are reduced inside the backward pass.
+    return int(innermost[-1].endswith("/torch/autograd/graph.py")) if innermost else 0
+
+
+def _in_debugger(stack: traceback.StackSummary) -> bool:
+    return any(Path(frame.filename).name in ("pdb.py", "bdb.py") for frame in stack)
+
+
+def _names(ranks: Sequence[int], peers: Sequence[Peer]) -> str:
+    """``rank 3 on host a``, or several."""
+    named = [f"rank {rank} on host {peers[rank].host}" for rank in ranks[:_NAMED]]
+    more = len(ranks) - len(named)
+    return " and ".join([", ".join(named), *([f"{more} more"] if more else [])])
+
+
+@dataclass
+class _Own:
+    """What the thread that looks at its own process has found."""
+
+    place: Place
+    seconds: float = 0.0
+    late: bool = False
+    waiting: int = 0
+
+
+class _Watch:
+    """The two threads of one process, from the birth of a run's model to the run's end."""
+
+    def __init__(self, progress: Progress, timeout_s: float, run: RunDir, process: LaunchedProcess | None) -> None:
+        self.progress, self.timeout_s, self.run, self.process = progress, timeout_s, run, process
+        self.rank, self.n_ranks = (process.rank, process.world_size) if process is not None else (0, 1)
+        self.interval = min(5.0, max(0.1, timeout_s / 8))
+        self._main = threading.get_ident()
+        self._own = _Own(progress.place)
+        self._beats, self._exchanges = count(), 0
+        self._over, self._ending = threading.Event(), threading.Lock()
+        me, now = Peer.this(), datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+        met = [(me, now)] * self.n_ranks
+        loops = [self._look]
+        if self.n_ranks > 1:
+            self._store = self._open_store()
+            self._post()
+            # When this returns all have posted.
+            dist.all_gather_object(met, (me, now))
+            loops.append(self._exchange)
+        self.peers = [Peer(*peer) for peer, _ in met]
+        self.folder = run.path / "hangs" / met[0][1]
+        self._threads = [threading.Thread(target=loop, name="heartbeat", daemon=True) for loop in loops]
+        for thread in self._threads:
+            thread.start()
+
+    def leave(self) -> None:
+        """The run is over for this process."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(self.interval)
+
+    # ---------------------------------------------------------------- this process
+
+    def _look(self) -> None:
+        """Whether the main thread moves on, and whether the store answers."""
+        clock = RunningClock(2 * self.interval)
+        moved = answered = 0.0
+        exchanges = 0
+        while not self._over.wait(self.interval):
+            clock.tick()
+            if (place := self.progress.place) != self._own.place:
+                moved = clock.seconds
+            if exchanges != self._exchanges:
+                exchanges, answered = self._exchanges, clock.seconds
+            seconds = clock.seconds - moved
+            stack = self._stack() if (late := seconds > PHASES[place.phase] * self.timeout_s) else None
+            late = stack is not None and not _in_debugger(stack)
+            self._own = _Own(place, seconds, late, _waiting(stack) if stack is not None else 0)
+            if self.n_ranks == 1 and late:
+                self._show(0, self._stack_text())
+                self._end(self._line(Fault((0,), silent=False), [self._now(0)], [0.0]), [])
+            elif self.n_ranks > 1 and clock.seconds - answered > self.timeout_s:
+                self._end_without_store(clock.seconds - answered)
+
+    def _stack(self) -> traceback.StackSummary:
+        """Where the main thread is."""
+        frame = sys._current_frames().get(self._main)
+        return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)
+
+    def _stack_text(self) -> str:
+        return "".join(traceback.format_list(self._stack()[-_FRAMES:]))
+
+    def _now(self, beat: int, left: bool = False) -> Post:
+        own = self._own if self._own.place == self.progress.place else _Own(self.progress.place)
+        return Post(beat, *own.place, own.seconds, own.late, own.waiting, left)
+
+    # ---------------------------------------------------------------- the others
+
+    def _open_store(self) -> dist.Store:
+        store = common_store()
+        if store is None:
+            raise RunError(f"rank {self.rank}: the store at MASTER_ADDR:MASTER_PORT does not answer; start again")
+        return dist.PrefixStore(f"watch-{next(_watches)}", store)
+
+    def _post(self, *, left: bool = False) -> None:
+        post = self._now(next(self._beats), left)
+        if post.late:
+            self._store.set(f"stack/{self.rank}", self._stack_text())
+        self._store.set(f"post/{self.rank}", json.dumps(post))
+
+    def _exchange(self) -> None:
+        """Post, and read what others have posted, for as long as the store answers."""
+        clock = RunningClock(2 * self.interval)
+        examines = self.rank % max(1, self.n_ranks // _EXAMINERS) == 0
+        keys = [f"post/{rank}" for rank in range(self.n_ranks)]
+        posts: list[Post] = []
+        silent_s = [0.0] * self.n_ranks
+        while not self._over.wait(self.interval):
+            # A store that fails is one that does not answer: see _look.
+            with suppress(RuntimeError):
+                self._post()
+                if self._store.check(["fault"]):
+                    line, silent = json.loads(self._store.get("fault"))
+                    self._end(line, silent)
+                seconds = clock.tick()
+                if examines:
+                    before, posts = posts, [Post(*json.loads(text)) for text in self._store.multi_get(keys)]
+                    # Between two exchanges that were far apart the others could not post either.
+                    silent_s = [
+                        s + seconds if old and old[0].beat == new.beat else 0.0
+                        for s, new, *old in zip(silent_s, posts, *([before] if before else []), strict=True)
+                    ]
+                    if (fault := find_fault(posts, silent_s, self.timeout_s)) is not None:
+                        self._leave_word(fault, posts, silent_s)
+                self._exchanges += 1
+        with suppress(RuntimeError):
+            self._post(left=True)
+
+    def _leave_word(self, fault: Fault, posts: Sequence[Post], silent_s: Sequence[float]) -> None:
+        """Tell all processes, unless another one has begun to, and is still there to do it."""
+        if 1 < self._store.add("finders", 1) < 4 * _EXAMINERS:
+            return
+        for rank in fault.ranks[:_NAMED]:
+            if not fault.silent and self._store.check([f"stack/{rank}"]):
+                self._show(rank, self._store.get(f"stack/{rank}").decode())
+        if fault.silent:
+            self._show(self.rank, self._stack_text())
+        self._store.set("fault", json.dumps([self._line(fault, posts, silent_s), fault.ranks if fault.silent else []]))
+
+    # ---------------------------------------------------------------- the end
+
+    def _line(self, fault: Fault, posts: Sequence[Post], silent_s: Sequence[float]) -> str:
+        """What is said of a fault."""
+        who, post = _names(fault.ranks, self.peers), posts[fault.ranks[0]]
+        if fault.silent:
+            return (
+                f"{who} has not answered for {silent_s[fault.ranks[0]]:.0f} s, last seen in {post.place}: the process "
+                f"is stopped, or its host is gone{self._mend()}"
+            )
+        limit = f"trainer.timeout_s {self.timeout_s:g} allows {PHASES[post.phase] * self.timeout_s:g} s"
+        return (
+            f"{who} does not move: {post.seconds:.0f} s in {post.place}, where {limit} (raise it if that is no "
+            f"fault){self._mend()}"
+        )
+
+    def _mend(self) -> str:
+        where = f"; stacks are in {self.folder}" if RunDir.is_run(self.run.path) else ""
+        return f"{where}; --resume goes on from the last checkpoint"
+
+    def _show(self, rank: int, stack: str) -> None:
+        print(f"rank {rank} on host {self.peers[rank].host} is here:\n{stack}", end="", file=sys.stderr, flush=True)
+
+    def _end(self, line: str, silent: Sequence[int]) -> None:
+        """End this process, and those of this host that do not answer; one process prints the line."""
+        with self._ending:
+            self._write_stacks()
+            line = f"birthmark: error: {line}"
+            if self.process is not None and self.n_ranks > 1:
+                report_failure(line, 1, self.process, rank_0_first=0 not in silent)
+            else:
+                print(line, file=sys.stderr)
+            self._exit(silent)
+
+    def _end_without_store(self, seconds: float) -> None:
+        with self._ending:
+            self._write_stacks()
+            if launchers_store():
+                where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+                who = f"the launcher, whose store at {where} the processes share,"
+            else:
+                who = f"{_names([0], self.peers)}, whose store the processes share,"
+            # What all of them find at once the first one says: here the file system is what they have in common.
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with suppress(FileExistsError):
+                (self.folder / "told").touch(exist_ok=False)
+                self._show(self.rank, self._stack_text())
+                print(
+                    f"birthmark: error: {who} has not answered for {seconds:.0f} s: the process is stopped, or its "
+                    f"host is gone{self._mend()}",
+                    file=sys.stderr,
+                )
+            self._exit([] if launchers_store() else [0])
+
+    def _write_stacks(self) -> None:
+        """All threads of this process, and what it last sent, beside the run; not where there is none yet."""
+        if not RunDir.is_run(self.run.path):
+            return
+        # The line must be said, whatever becomes of the files.
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with (self.folder / f"rank-{self.rank:05}.txt").open("w") as file:
+                faulthandler.dump_traceback(file, all_threads=True)
+            if dist.is_nccl_available() and dist.is_initialized():
+                recorded = torch._C._distributed_c10d._dump_fr_trace_json()  # type: ignore[attr-defined]
+                (self.folder / f"nccl-{self.rank:05}.json").write_bytes(recorded)
+
+    def _exit(self, silent: Sequence[int]) -> None:
+        for rank in silent:
+            self.peers[rank].kill()
+        sys.stderr.flush()
+        sys.stdout.flush()
+        # The main thread cannot: it hangs.
+        os._exit(1)
+
+
+@contextmanager
+def watched(timeout_s: float, run: RunDir, process: LaunchedProcess | None) -> Iterator[Progress]:
+    """Watch over a run for as long as this lasts; the main thread must say where it is, in what is yielded.
+
+    Every process of the run must call, in the process group. With ``timeout_s`` 0 nobody watches.
+
+    Args:
+        timeout_s: see :attr:`~birthmark.trainer.config.TrainerConfig.timeout_s`.
+        run: beside which stacks are written.
+        process: this process; None where it is the only one.
+    """
+    progress = Progress()
+    if not timeout_s:
+        yield progress
+        return
+    watch = _Watch(progress, timeout_s, run, process)
+    try:
+        yield progress
+    finally:
+        watch.leave()
