@@ -99,6 +99,8 @@ def check_parses(block):
         while re.fullmatch(r"[A-Z_]+=.*", words[0]):
             words = words[1:]
         launchers = [i for i, word in enumerate(words) if re.fullmatch(r"launch/\w+\.(sh|sbatch)", word)]
+        if words[0] == "srun":
+            words = words[words.index("birthmark") :]
         if words[0] == "birthmark":
             parse(words[1:])
         elif launchers:

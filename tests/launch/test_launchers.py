@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -46,6 +47,61 @@ def test_torchrun_leaves_the_last_word_to_the_run(tmp_path):
     (line,) = done.stderr.splitlines()
     assert line.startswith("birthmark: error: ")
     assert "none.yaml" in line
+
+
+def worker(launcher):
+    """The only process that a torchrun has started; None where there is none yet."""
+    children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
+    return int(children[0]) if children else None
+
+
+@pytest.mark.slow  # a minute: five starts, one after the other
+@pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="finds the processes under /proc")
+def test_a_node_that_joins_later_takes_part_and_a_kill_after_that_is_one_restart(config, tmp_path, free_port):
+    run = RunDir(tmp_path / "run")
+    flags = ["--trainer.strategy=ddp", "--trainer.max_steps=1000000", "--trainer.checkpoint_every=100"]
+    where = {"NNODES": "1:2", "HEAD": f"127.0.0.1:{free_port()}", "NPROC": "1", "PET_RDZV_CONF": "last_call_timeout=3"}
+
+    def node(name):
+        with (tmp_path / name).open("w") as printed:
+            return subprocess.Popen(
+                ["bash", LAUNCH / "torchrun.sh", "--config", config, "--run_dir", run.path, *flags],
+                env=environment(**where),
+                stdout=printed,
+                stderr=subprocess.STDOUT,
+            )
+
+    def both():
+        return (tmp_path / "first").read_text() + (tmp_path / "second").read_text()
+
+    def wait(until):
+        end = time.monotonic() + 200
+        while not until():
+            assert [node.poll() for node in nodes] == [None] * len(nodes), both()
+            assert time.monotonic() < end, both()
+            time.sleep(0.1)
+
+    (tmp_path / "second").touch()
+    nodes = [node("first")]
+    try:
+        wait(lambda: run.checkpoint(100).is_dir())
+        nodes.append(node("second"))
+        for start in (1, 2):
+            wait(lambda start=start: both().count("  2 processes") == start)
+            at = max(losses(run))
+            wait(lambda at=at: max(losses(run)) > at + 20)
+            if start == 1:
+                os.kill(worker(nodes[1].pid), signal.SIGKILL)
+        os.kill(worker(nodes[1].pid), signal.SIGTERM)
+        statuses = [node.wait(timeout=100) for node in nodes]
+    finally:
+        for launcher in nodes:
+            launcher.kill()
+    assert statuses == [0, 0], both()
+    assert both().count("  2 processes") == 2
+    assert both().count("resumed at step") == 2
+    assert "Traceback" not in both()
+    assert list(losses(run)) == list(range(1, max(losses(run)) + 1))
 
 
 needs_deepspeed = pytest.mark.skipif(

@@ -57,7 +57,7 @@ def start_name() -> str:
     It is torchrun's count of restarts. Several agents each count by themselves, and may differ; but where a process of
     the run serves the store, and not an agent, every start has a new one and needs no name.
     """
-    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1" and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "False":
+    if os.environ.get("GROUP_WORLD_SIZE", "1") != "1" and not launchers_store():
         return "any"
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
 
