@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -57,6 +59,13 @@ def record_collectives(folder: Path) -> None:
     for names, value in found.items():
         if not any(name in os.environ for name in names):
             os.environ.update(dict.fromkeys(names, value))
+
+
+def _leave() -> None:
+    """Destroy the group. DeepSpeed, where it has joined, forgets what it made of it: the next run starts anew."""
+    deepspeed_comm: Any = sys.modules.get("deepspeed.comm")
+    joined = deepspeed_comm is not None and deepspeed_comm.is_initialized()
+    (deepspeed_comm if joined else dist).destroy_process_group()
 
 
 @contextmanager
@@ -114,6 +123,6 @@ def join_process_group(
             + "; --resume goes on from the last checkpoint"
         ) from error
     # Not after a failure: it could wait for those that are gone.
-    dist.destroy_process_group()
+    _leave()
     # Gloo's threads let go of the last exchange's tensors after it is over. If Python ended first they would abort it.
     time.sleep(_RELEASE_S)

@@ -3,7 +3,7 @@ import json
 import pytest
 
 # Each line of its last argument: a run's folder, whether it goes on, and the fields that differ from the config's.
-# DeepSpeed knows one process group for as long as Python runs: all runs share it.
+# All runs share one process group: to join and to leave takes a moment each time.
 _RUNS = """
 import json, sys
 from pathlib import Path

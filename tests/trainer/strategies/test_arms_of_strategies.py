@@ -85,25 +85,30 @@ class Watch(L.Callback):
             self.snapshot = measure(module.model, tokens_SBT[0, :, :-1].numpy()).scalars
 
 
+def train(config):
+    setup = set_up_strategy(config.trainer, config.optim.grad_clip, device)
+    model = initialize_model(config, config.init_seed, device, setup.shard)
+    watch = Watch(measures=STRATEGIES[config.trainer.strategy].shards_weights)
+    mine = tokens_SBT.tensor_split(world_size(), dim=1)[where.rank]
+    trainer = L.Trainer(
+        accelerator="cpu", devices=world_size(), strategy=setup.lightning, max_steps=len(mine), max_epochs=-1,
+        callbacks=[watch], plugins=[FolderCheckpointIO(), LauncherEnvironment(where)], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    trainer.fit(PretrainModule(model, config.optim, config.trainer), DataLoader(list(mine), batch_size=None))
+    # DeepSpeed collects garbage whenever it starts, and would look through all libraries each time.
+    gc.freeze()
+    return watch.steps, watch.snapshot
+
+
 results = {}
-with join_process_group(where, device):
-    for name, config in configs.items():
-        setup = set_up_strategy(config.trainer, config.optim.grad_clip, device)
-        model = initialize_model(config, config.init_seed, device, setup.shard)
-        watch = Watch(measures=STRATEGIES[config.trainer.strategy].shards_weights)
-        mine = tokens_SBT.tensor_split(world_size(), dim=1)[where.rank]
-        trainer = L.Trainer(
-            accelerator="cpu", devices=world_size(), strategy=setup.lightning, max_steps=len(mine), max_epochs=-1,
-            callbacks=[watch], plugins=[FolderCheckpointIO(), LauncherEnvironment(where)], logger=False,
-            enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
-            use_distributed_sampler=False,
-        )
-        trainer.fit(PretrainModule(model, config.optim, config.trainer), DataLoader(list(mine), batch_size=None))
-        results[name] = [watch.steps, watch.snapshot]
-        # DeepSpeed collects garbage whenever it starts, and would look through all libraries each time.
-        gc.freeze()
-    if where.rank == 0:
-        Path(out).write_text(json.dumps(results))
+for way, of_arms in configs.items():
+    # Each way in a group of its own, as runs that follow one another in one Python process have them.
+    with join_process_group(where, device):
+        results[way] = {arm: train(config) for arm, config in of_arms.items()}
+if where.rank == 0:
+    Path(out).write_text(json.dumps(results))
 """
 
 
@@ -153,16 +158,16 @@ def runnable(fields):
 def trained(arms, batches, launched, tmp_path_factory):
     """(steps, snapshot) by way and arm."""
     folder = tmp_path_factory.mktemp("arms")
-    ways = [(way, arm) for way, fields in WAYS.items() if runnable(fields) for arm in arms]
     configs = {
-        f"{way}: {arm}": replace(arms[arm], trainer=replace(arms[arm].trainer, **WAYS[way])) for way, arm in ways
+        way: {arm: replace(config, trainer=replace(config.trainer, **fields)) for arm, config in arms.items()}
+        for way, fields in WAYS.items()
+        if runnable(fields)
     }
     (folder / "configs.pickle").write_bytes(pickle.dumps(configs))
     torch.save(batches, folder / "tokens.pt")
     (folder / "script.py").write_text(SCRIPT)
     launched(folder / "script.py", folder / "configs.pickle", folder / "tokens.pt", folder / "results.json")
-    results = json.loads((folder / "results.json").read_text())
-    return {way: {arm: results[f"{way}: {arm}"] for arm in arms} for way in dict(ways)}
+    return json.loads((folder / "results.json").read_text())
 
 
 @pytest.mark.parametrize(
