@@ -58,7 +58,7 @@ class DominanceRatio(AdditiveMetric):
 
 
 class MassiveResult(NamedTuple):
-    """``S`` places, ``k`` entries by falling value."""
+    """``S`` places, ``k`` entries by falling value; of equal ones by rising position, then by rising channel."""
 
     value: np.ndarray
     """``[S, k]`` float64: largest ``|h|`` over the sequences."""
@@ -68,15 +68,31 @@ class MassiveResult(NamedTuple):
     """``[S, k]`` int64."""
 
 
+def _first_largest(values_N: Tensor, k: int) -> Tensor:
+    """Indices of the k largest values, in no order; of equal values the first ones."""
+    n, smallest = len(values_N), values_N.topk(k).values[-1]
+    # Quicker than a stable sort: fewer than k values are larger than the smallest, and none of their numbers is equal.
+    index_N = torch.arange(n, device=values_N.device)
+    number_N = torch.where(values_N > smallest, index_N - n, index_N.where(values_N == smallest, n))
+    return number_N.topk(k, largest=False).indices
+
+
+def _ordered(list_SN3: Tensor) -> Tensor:
+    """The entries by falling value, rising position and rising channel."""
+    for column, falling in ((2, False), (1, False), (0, True)):
+        order_SN = list_SN3[..., column].sort(dim=1, descending=falling, stable=True).indices
+        list_SN3 = list_SN3.gather(1, order_SN[..., None].expand(-1, -1, 3))
+    return list_SN3
+
+
 def _merge_two(a_SK3: Tensor, b_SK3: Tensor) -> Tensor:
-    """The k largest of both lists; a (position, channel) that is in both counts once, with its larger value."""
+    """The k first of both lists; a (position, channel) that is in both counts once, with its larger value."""
     k = a_SK3.shape[1]
     same_SKK = (a_SK3[:, :, None, 1:] == b_SK3[:, None, :, 1:]).all(-1)
     in_b_SK = a_SK3[..., 0].maximum(b_SK3[:, None, :, 0].where(same_SKK, -torch.inf).amax(-1))
     only_b_SK = b_SK3[..., 0].masked_fill(same_SKK.any(1), -torch.inf)
     value_SN, place_SN2 = torch.cat([in_b_SK, only_b_SK], dim=1), torch.cat([a_SK3[..., 1:], b_SK3[..., 1:]], dim=1)
-    value_SK, keep_SK = value_SN.topk(k)
-    return torch.cat([value_SK[..., None], place_SN2.gather(1, keep_SK[..., None].expand(-1, -1, 2))], dim=-1)
+    return _ordered(torch.cat([value_SN[..., None], place_SN2], dim=-1))[:, :k]
 
 
 def _merge_lists(lists_WSK3: Tensor) -> Tensor:
@@ -86,8 +102,10 @@ def _merge_lists(lists_WSK3: Tensor) -> Tensor:
 class MassiveActivations(FreedMetric):
     """The k (position, channel) pairs of largest ``|h|`` over the sequences, per place.
 
-    The state is the list itself, ``[S, k, 3]`` (value, position, channel). Merging two lists keeps the k largest, which
-    is exact: a pair among the k largest of all is among the k largest of the batch in which it took its value.
+    Of equal values the pair of the lowest position, then of the lowest channel, counts as the larger: the list does not
+    depend on how the sequences are split. The state is the list itself, ``[S, k, 3]`` (value, position, channel).
+    Merging two lists keeps the k largest, which is exact: a pair among the k largest of all is among the k largest of
+    the batch in which it took its value.
 
     Args:
         n_places: places that will be updated.
@@ -112,9 +130,10 @@ class MassiveActivations(FreedMetric):
         d_model, k = h_BTD.shape[-1], self.top.shape[1]
         largest_TD = h_BTD.abs().amax(0)
         # The k largest entries are in the k rows of largest maximum.
-        rows = largest_TD.amax(-1).topk(min(k, len(largest_TD))).indices
-        value_K, index_K = largest_TD[rows].flatten().topk(k)
-        position_K, channel_K = rows[index_K // d_model], index_K % d_model
+        rows = _first_largest(largest_TD.amax(-1), min(k, len(largest_TD))).sort().values
+        value_N = largest_TD[rows].flatten()
+        index_K = _first_largest(value_N, k)
+        value_K, position_K, channel_K = value_N[index_K], rows[index_K // d_model], index_K % d_model
         found_K3 = torch.stack([value_K.double(), position_K.double(), channel_K.double()], dim=-1)
         self.top[place] = _merge_two(self.top[place][None], found_K3[None])[0]
 

@@ -52,8 +52,9 @@ for kind, mine in (("whole", slice(0, 10)), ("reduced", (slice(0, 7), slice(7, 1
     sums = key_sums(Matrix(a[mine]), 6)
     sinks.update(0, sums)
     tokens.update(0, *sums.squares_2BHT)
-    for metric in (dominance, massive, spectrum, units):
+    for metric in (dominance, spectrum, units):
         metric.update(0, h[mine])
+    massive.update(0, h[mine].round())  # many are equal: which are listed must not depend on the rank that saw them
     lock.update(0, q[mine], k[mine])
     variance.update(0, q[mine])
     made = contraction, alignment, preference, sinks, tokens, dominance, massive, spectrum, units, lock, variance

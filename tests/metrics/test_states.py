@@ -68,6 +68,16 @@ def test_every_quantity_is_that_of_all_states_at_once(shape, seed, dtype):
                 np.testing.assert_allclose(value[place], wanted, **tolerance)
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 99), st.integers(1, 8), st.sampled_from([torch.float64, torch.float32, torch.bfloat16]))
+def test_of_equal_activations_the_first_position_and_channel_is_listed_however_they_are_split(seed, split, dtype):
+    h = hidden(9, seed=seed, dtype=dtype).round()
+    for part in (h, h[torch.randperm(9, generator=torch.Generator().manual_seed(seed))]):
+        found = measured([part], splits=(split,))[1]
+        for value, wanted in zip(found, explicit(h)[1], strict=True):
+            np.testing.assert_array_equal(value[0], wanted)
+
+
 def test_the_rank_of_float32_states_is_good_to_a_ten_thousandth():
     h = hidden(40, 30, 64, dtype=torch.float32)
     rank, values = explicit(h)[2]
