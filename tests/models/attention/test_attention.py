@@ -17,7 +17,7 @@ from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.config import SIMILARITIES
 from birthmark.models.attention.kernel_choice import explicit_because
 from birthmark.models.attention.normalisers import Explicit, FusedSoftmax
-from birthmark.models.attention.positions import Placement
+from birthmark.models.attention.positions import Placement, RotaryPositions, rotate
 from birthmark.models.attention.scores import Scores
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
@@ -446,3 +446,30 @@ def test_bf16_autocast_stays_near_float32(name):
     assert (rough - exact).abs().max() < 0.05 * exact.abs().max()
     rough.float().square().sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in module.parameters())
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_scores_of_bf16_err_no_more_than_those_that_are_rotated_in_float32(fraction):
+    config = ModelConfig(d_model=64, n_heads=1, rope_fraction=fraction)
+    n_turned, generator = round(64 * fraction), torch.Generator().manual_seed(0)
+    q_TK, k_TK = (torch.randn(256, 64, generator=generator).bfloat16() for _ in range(2))
+
+    def turned(x_TK, complex_dtype):
+        """A pair as one complex number, times that of its angle."""
+        angles = torch.outer(torch.arange(256.0), 10000.0 ** -(torch.arange(0, n_turned, 2) / n_turned)).double()
+        real, imaginary = x_TK[:, :n_turned].double().chunk(2, dim=1)
+        pairs = torch.complex(real, imaginary).to(complex_dtype) * torch.polar(torch.ones(()).double(), angles).to(
+            complex_dtype
+        )
+        return torch.cat([pairs.real, pairs.imag, x_TK[:, n_turned:].to(pairs.real.dtype)], dim=1)
+
+    truth = turned(q_TK, torch.complex128) @ turned(k_TK, torch.complex128).T
+
+    def error(q, k):
+        assert q.dtype == k.dtype == torch.bfloat16
+        return (q.double() @ k.double().T - truth).square().mean().sqrt()
+
+    in_float32 = error(*(turned(x, torch.complex64).bfloat16() for x in (q_TK, k_TK)))
+    rotation = RotaryPositions(config).place(256, torch.device("cpu")).rotation
+    ours = error(*(rotate(x[None, None], rotation)[0, 0] for x in (q_TK, k_TK)))
+    assert ours <= 1.001 * in_float32
