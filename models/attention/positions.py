@@ -129,7 +129,7 @@ def _angles(first: int, n_positions: int, n_channels: int, base: float, device: 
 
 
 def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
-    """Turn the channel pairs of queries or keys ``[B, H, T, d_head]`` by the angles of a placement, at least in float32.
+    """Turn the channel pairs of queries or keys ``[B, H, T, d_head]`` by the angles of a placement, in float32 or more.
 
     The result has the type of the input. Products in bf16 would make the error of the scores 1.6 times as large.
     """

@@ -27,6 +27,7 @@ from ...models.init import Linear
 from ..config import TrainerConfig
 from ..optimizers import OptimizerConfig
 from ..processes.process_group import TIMEOUT
+from .deepspeed_builds import load_operator
 from .sharded_checkpoints import ShardedCheckpoints
 from .table import STRATEGIES
 from .zero_optimizer_state import EngineState, in_number_order
@@ -58,7 +59,12 @@ def prepare_deepspeed(device: torch.device) -> None:
         r"Since DeepSpeed handles gradient clipping",  # its config has the clip norm
     ):
         warnings.filterwarnings("ignore", message)
-    # On CPU it builds an operator of its own, and prints that.
+    if device.type == "cpu":
+        builder = deepspeed.accelerator.get_accelerator().create_op_builder("ShareMemCommBuilder")
+        # DeepSpeed goes without where it cannot be built.
+        if builder is not None and deepspeed.ops.__compatible_ops__.get(builder.NAME, False):
+            load_operator(builder)
+    # It prints which operator it has.
     with redirect_stdout(io.StringIO()):
         deepspeed.init_distributed(dist.get_backend(), timeout=TIMEOUT, verbose=False)
 
@@ -85,6 +91,7 @@ def check_drive(folder: Path) -> None:
             "trainer.offload is nvme, but DeepSpeed's asynchronous I/O cannot be built: install libaio's headers and "
             "ninja (apt install libaio-dev; pip install ninja), or give cpu"
         )
+    load_operator(AsyncIOBuilder())
 
 
 def _class_names(kinds: list[type[Linear]]) -> list[str]:
