@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from ..errors import UsageError
 from ..trainer.gpu_specs import GPUS
+from .ledger import Ring
 
-#: Bytes per second that a GPU sends to other machines: one port of 400 Gbit/s each.
+#: Bytes per second of a GPU's own port to other machines: 400 Gbit/s, eight in a DGX or HGX H100 (its data sheet).
 NETWORK = 50e9
+
+#: Share of the bf16 peak that a step runs at, without and with ``torch.compile``: what Llama 3.1 8B reached on eight
+#: H100 SXM of 500 W, in model FLOPs (pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md).
+EAGER, COMPILED = 0.34, 0.39
 
 
 @dataclass(frozen=True)
@@ -27,10 +33,11 @@ class Cluster:
     gpus_per_node: int = 8
     usable: float = 0.92
     """Share of a GPU's memory that is for tensors; the rest is CUDA's, NCCL's, or lost between tensors."""
-    mfu: float = 0.4
-    """Share of the GPU's peak that the operations of a step run at."""
+    mfu: float | None = None
+    """Share of the GPU's peak that the operations of a step run at; by default :data:`EAGER` or :data:`COMPILED`."""
     bandwidth: float | None = None
-    """Bytes per second that a GPU sends; by default its link within one machine, and :data:`NETWORK` beyond."""
+    """Bytes per second that a GPU sends: through its own port where there are several machines (by default
+    :data:`NETWORK`), else over its link (by default that of its data sheet)."""
 
     def __post_init__(self) -> None:
         if self.gpu != "cpu" and self.gpu not in GPUS:
@@ -41,7 +48,7 @@ class Cluster:
         if self.n_gpus % self.per_node:
             raise UsageError(f"--n_gpus {self.n_gpus} is not a multiple of --gpus_per_node {self.per_node}")
         for name, share in (("usable", self.usable), ("mfu", self.mfu)):
-            if not 0 < share <= 1:
+            if share is not None and not 0 < share <= 1:
                 raise UsageError(f"--{name} {share}: give a share above 0 and at most 1")
         if self.bandwidth is not None and not self.bandwidth > 0:
             raise UsageError(f"--bandwidth {self.bandwidth / 1e9:g}: give a positive number")
@@ -63,15 +70,35 @@ class Cluster:
             return self.usable * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / self.per_node
         return self.usable * GPUS[self.gpu].memory
 
-    @property
-    def sends(self) -> float | None:
-        """Bytes per second that one process sends; None where that is not known."""
-        if self.bandwidth is not None or self.gpu == "cpu":
-            return self.bandwidth
-        return GPUS[self.gpu].link if self.n_gpus <= self.gpus_per_node else NETWORK
+    def rate(self, ring: Ring) -> float | None:
+        """Bytes per second that a process sends in a collective of these processes; None where that is not known.
 
-    def speed(self, precision: str) -> float | None:
-        """FLOP/s of all GPUs at the stated share of their peak; None where no peak is known."""
+        Within one machine that is its link. Over several the ring leaves a machine through the ports of all of its
+        members there, each for its part of the data, so that the machine sends as fast as its ports together, or as
+        its GPUs hand the data on: ``min(link, members · port)``. This is the bus bandwidth of NVIDIA's nccl-tests
+        (doc/PERFORMANCE.md), in which the bytes of a ring are counted here. Ports of GPUs that are no members belong to
+        the same collective of other groups, which runs at the same time.
+        """
+        if self.gpu == "cpu":
+            return self.bandwidth
+        several = self.n_gpus > self.gpus_per_node
+        link = GPUS[self.gpu].link if several or self.bandwidth is None else self.bandwidth
+        if (ring.size - 1) * ring.stride < self.per_node:
+            return link
+        return min(link, max(1, self.per_node // ring.stride) * (self.bandwidth or NETWORK))
+
+    def seconds(self, messages: Mapping[Ring, float]) -> float | None:
+        """What sending these bytes takes, one collective after another; None where that is not known."""
+        times = [(n_bytes, self.rate(ring)) for ring, n_bytes in messages.items()]
+        known = [n_bytes / rate for n_bytes, rate in times if rate is not None]
+        return sum(known) if len(known) == len(times) and (known or self.gpu != "cpu") else None
+
+    def share_of_peak(self, compile: str) -> float:
+        """The share of its peak that a GPU runs at."""
+        return self.mfu if self.mfu is not None else EAGER if compile == "no" else COMPILED
+
+    def speed(self, precision: str, compile: str) -> float | None:
+        """FLOP/s of all GPUs at that share of their peak; None where no peak is known."""
         if self.gpu == "cpu" or precision != "bf16":
             return None
-        return GPUS[self.gpu].bf16 * self.mfu * self.n_gpus
+        return GPUS[self.gpu].bf16 * self.share_of_peak(compile) * self.n_gpus

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -45,24 +45,38 @@ def _nbytes(tensors: Iterable[Tensor]) -> int:
     return sum(tensor.numel() * tensor.itemsize for tensor in tensors)
 
 
-def _sent_in_all_reduce(tensors: list[Tensor], group: Any, *more: Any) -> int:
-    n = dist.ProcessGroup.unbox(group).size()
-    return 2 * (n - 1) * _nbytes(tensors) // n
+class Ring(NamedTuple):
+    """The processes of a collective: so many, whose ranks are so far apart."""
+
+    size: int
+    stride: int = 1
 
 
-def _sent_in_functional_all_reduce(tensor: Tensor, kind: str, group: str) -> int:
-    n = dist.distributed_c10d._resolve_process_group(group).size()  # type: ignore[arg-type]
-    return 2 * (n - 1) * _nbytes([tensor]) // n
+def _ring(group: Any) -> Ring:
+    if isinstance(group, str):
+        group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+    elif isinstance(group, torch.ScriptObject):
+        group = dist.ProcessGroup.unbox(group)
+    ranks = dist.get_process_group_ranks(group)
+    return Ring(len(ranks), ranks[1] - ranks[0] if len(ranks) > 1 else 1)
 
 
-#: Bytes that one process sends, by the collective's name, as a ring sends them: n − 1 of n shards, once to gather or to
-#: reduce and scatter, twice to reduce to all.
-SENT: dict[str, Callable[..., int]] = {
-    "c10d::_allgather_base_": lambda whole, part, *more: _nbytes([whole]) - _nbytes([part]),
-    "c10d::_reduce_scatter_base_": lambda part, whole, *more: _nbytes([whole]) - _nbytes([part]),
-    "c10d::allreduce_": _sent_in_all_reduce,
-    "_c10d_functional::all_reduce": _sent_in_functional_all_reduce,
-    "_c10d_functional::wait_tensor": lambda *tensors: 0,
+def _sent_to_all(tensors: list[Tensor], ring: Ring) -> int:
+    return 2 * (ring.size - 1) * _nbytes(tensors) // ring.size
+
+
+def _sent_in_shards(one: Tensor, other: Tensor) -> int:
+    return abs(_nbytes([one]) - _nbytes([other]))
+
+
+#: The group and the bytes that one process sends, by the collective's name, as a ring sends them: n − 1 of n shards,
+#: once to gather or to reduce and scatter, twice to reduce to all.
+SENT: dict[str, Callable[..., tuple[Ring, int] | None]] = {
+    "c10d::_allgather_base_": lambda whole, part, group, *more: (_ring(group), _sent_in_shards(whole, part)),
+    "c10d::_reduce_scatter_base_": lambda part, whole, group, *more: (_ring(group), _sent_in_shards(whole, part)),
+    "c10d::allreduce_": lambda tensors, group, *more: (_ring(group), _sent_to_all(tensors, _ring(group))),
+    "_c10d_functional::all_reduce": lambda tensor, kind, group: (_ring(group), _sent_to_all([tensor], _ring(group))),
+    "_c10d_functional::wait_tensor": lambda *tensors: None,
 }
 
 
@@ -82,14 +96,19 @@ class Curve:
         per_sequence: float64 ``[operators]``, activations on top for each sequence of the micro-batch.
         phases: int8 ``[operators]``, places in :data:`PHASES`.
         reducing: bool ``[operators]``, whether a backward pass has given its first gradient.
-        sent: bytes that a process sends in each phase.
+        messages: bytes that a process sends in each phase, by the processes that it sends them among.
     """
 
     fixed: np.ndarray
     per_sequence: np.ndarray
     phases: np.ndarray
     reducing: np.ndarray
-    sent: dict[str, int]
+    messages: dict[str, dict[Ring, int]]
+
+    @property
+    def sent(self) -> dict[str, int]:
+        """Bytes that a process sends in each phase."""
+        return {phase: sum(by_ring.values()) for phase, by_ring in self.messages.items()}
 
     def at(self, micro_batch_size: int) -> np.ndarray:
         """Bytes held with this micro-batch, ``[operators, parts]``."""
@@ -119,7 +138,7 @@ class Ledger(TorchDispatchMode):
         self._rows: list[tuple[int, ...]] = []
         self._phases: list[int] = []
         self._reducing: list[bool] = []
-        self._sent = dict.fromkeys(PHASES, 0)
+        self._messages: dict[str, dict[Ring, int]] = {phase: {} for phase in PHASES}
         self._phase: str | None = None
         self._gave_gradients = False
 
@@ -163,7 +182,7 @@ class Ledger(TorchDispatchMode):
         """Everything held since the first phase began."""
         rows = np.array(self._rows, dtype=np.int64).reshape(-1, len(PARTS) + 1)
         phases, reducing = np.array(self._phases, np.int8), np.array(self._reducing, bool)
-        return Curve(rows[:, :-1], rows[:, -1] / MANY, phases, reducing, dict(self._sent))
+        return Curve(rows[:, :-1], rows[:, -1] / MANY, phases, reducing, self._messages)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator, and count its outputs from here on."""
@@ -189,8 +208,10 @@ class Ledger(TorchDispatchMode):
             raise NotImplementedError(
                 f"{name}: the plan does not know how many bytes this collective sends; add it to plan/ledger.py, SENT"
             )
-        if self._phase:
-            self._sent[self._phase] += SENT[name](*args)
+        if self._phase and (message := SENT[name](*args)) is not None:
+            ring, n_bytes = message
+            by_ring = self._messages[self._phase]
+            by_ring[ring] = by_ring.get(ring, 0) + n_bytes
         if name == "c10d::_allgather_base_":
             self._file(args[0].untyped_storage(), _GATHERED)
         if name == "c10d::_reduce_scatter_base_":

@@ -21,6 +21,9 @@ from .ledger import MANY, PARTS, PHASES, Curve
 from .rehearsal import rehearse
 from .strategy_costs import STRATEGY_COSTS, StepSizes
 
+#: Share of the memory for tensors that suggestions leave free: plans were up to 5 % below what processes took.
+MARGIN = 0.05
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -38,6 +41,10 @@ class Plan:
     phase: str
     """When in the step that is, one of :data:`PHASES`."""
     fits: bool
+    roomy: bool
+    """Whether it fits and leaves :data:`MARGIN` of the memory."""
+    replicas: int
+    """Groups of processes that each hold the whole model (``trainer.replicas``)."""
     host_per_node: float
     """Bytes that offloading takes of each machine's own memory."""
     sent: float
@@ -54,15 +61,15 @@ class Plan:
     """What sending takes by itself. How much of it is hidden behind the computing is not known here."""
 
     @property
-    def order(self) -> tuple[float, float, float]:
+    def order(self) -> tuple[bool, float, float, float]:
         """Sorts plans, the best first.
 
-        First the longer of computing and sending, as if the other were hidden, or FLOPs where times are not known; then
-        bytes sent; then the peak.
+        First those that leave a margin of memory; then the longer of computing and sending, as if the other were
+        hidden, or FLOPs where times are not known; then bytes sent; then the peak.
         """
         work = self.flops + self.flops_again
         time = work if self.step_seconds is None else max(self.step_seconds, self.sending_seconds or 0.0)
-        return time, self.sent, self.peak
+        return not self.roomy, time, self.sent, self.peak
 
 
 @dataclass(frozen=True)
@@ -117,6 +124,10 @@ class Planner:
         """Parameters of the model."""
         return int(describe(self.config.model)["n_params"])
 
+    def flops_per_token(self, seq_len: int) -> float:
+        """Model FLOPs of one trained token at this length, forward and backward."""
+        return flops_per_token(self.config.model, self.n_params, seq_len)
+
     def _flops(self, checkpointing: str) -> tuple[float, float]:
         """FLOPs of a step: the model's own, and what checkpointing computes again.
 
@@ -125,7 +136,7 @@ class Planner:
         """
         model = self.config.model
         tokens = self.config.trainer.global_batch_size * model.max_seq_len
-        own = flops_per_token(model, self.n_params, model.max_seq_len)
+        own = self.flops_per_token(model.max_seq_len)
         if checkpointing != "full":
             return own * tokens, 0.0
         forward = own / 3 - 2.0 * model.vocab_size * model.d_model
@@ -179,8 +190,9 @@ class Planner:
         if sizes.accumulate == 1:
             held[curve.during("later forward", "later backward")] = 0
         highest = int(held.sum(axis=1).argmax())
-        peak, sent = float(held[highest].sum()), costs.sent(curve, sizes)
-        (flops, again), speed = self._flops(trainer.activation_checkpointing), cluster.speed(trainer.precision)
+        peak, messages = float(held[highest].sum()), costs.sent(curve, sizes)
+        (flops, again) = self._flops(trainer.activation_checkpointing)
+        speed = cluster.speed(trainer.precision, trainer.compile)
         return Plan(
             strategy=trainer.strategy,
             activation_checkpointing=trainer.activation_checkpointing,
@@ -190,18 +202,21 @@ class Planner:
             parts=dict(zip(PARTS, map(float, held[highest]), strict=True)),
             phase=PHASES[curve.phases[highest]],
             fits=peak <= cluster.memory,
+            roomy=peak <= (1 - MARGIN) * cluster.memory,
+            replicas=trainer.replicas,
             host_per_node=costs.host_memory(sizes) * cluster.per_node,
-            sent=sent,
+            sent=sum(messages.values()),
             estimated=costs.estimated,
             flops=flops,
             flops_again=again,
             step_seconds=None if speed is None else (flops + again) / speed,
-            sending_seconds=None if cluster.sends is None else sent / cluster.sends,
+            sending_seconds=cluster.seconds(messages),
         )
 
     def alternatives(self) -> list[TrainerConfig]:
         """The config under every strategy with every kind of activation checkpointing, its own among them."""
         alone = self.cluster.n_gpus == 1
+        n_nodes = self.cluster.n_gpus // self.cluster.per_node
         strategies = [name for name, facts in STRATEGIES.items() if facts.launched != alone]
         found = []
         for strategy in strategies:
@@ -212,10 +227,13 @@ class Planner:
                 except UsageError:
                     # These do not go together.
                     continue
+                if "replicas" in STRATEGIES[strategy].reads and trainer.replicas == 1 and n_nodes > 1:
+                    # Sharded within each machine, whose GPUs have the faster links.
+                    found.append(replace(trainer, replicas=n_nodes))
         return found
 
     def largest(self, trainer: TrainerConfig) -> Plan | None:
-        """The plan of the largest micro-batch, a power of two, that fits; of the smallest if none does.
+        """The plan of the largest micro-batch, a power of two, that leaves a margin; of the smallest if none does.
 
         None if no micro-batch divides the global batch.
         """
@@ -224,7 +242,7 @@ class Planner:
         while size <= per_process:
             if trainer.global_batch_size % (size * self.cluster.n_gpus) == 0:
                 plan = self.plan(replace(trainer, micro_batch_size=size))
-                if plans and not plan.fits:
+                if plans and not plan.roomy:
                     break
                 plans.append(plan)
             size *= 2

@@ -10,7 +10,7 @@ import numpy as np
 from ..trainer.config import TrainerConfig
 from ..trainer.strategies import fsdp2
 from ..trainer.strategies.table import StrategyName
-from .ledger import PARTS, Curve
+from .ledger import PARTS, Curve, Ring
 from .rehearsal import Sharding, shard_like_zero3
 
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _GATHERED, _ = range(len(PARTS))
@@ -129,28 +129,36 @@ def _host_memory_of_zero(sizes: StepSizes) -> float:
 # ── bytes sent ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _sent_as_rehearsed(curve: Curve, sizes: StepSizes) -> float:
-    later = sizes.accumulate - 1
-    return sum(sent * (later if phase.startswith("later") else 1) for phase, sent in curve.sent.items())
+def _sent_as_rehearsed(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:
+    found: dict[Ring, float] = {}
+    for phase, by_ring in curve.messages.items():
+        times = sizes.accumulate - 1 if phase.startswith("later") else 1
+        for ring, n_bytes in by_ring.items():
+            found[ring] = found.get(ring, 0.0) + times * n_bytes
+    return found
 
 
-def _sent_by_ddp(curve: Curve, sizes: StepSizes) -> float:
-    return 2 * sizes.ring * sizes.full
+def _among_all(sizes: StepSizes, n_bytes: float) -> dict[Ring, float]:
+    return {Ring(sizes.n_processes): n_bytes}
 
 
-def _sent_by_zero1(curve: Curve, sizes: StepSizes) -> float:
+def _sent_by_ddp(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:
+    return _among_all(sizes, 2 * sizes.ring * sizes.full)
+
+
+def _sent_by_zero1(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:
     # Buckets are summed in all processes, of which each takes its shard; then updated weights are gathered.
-    return sizes.ring * sizes.full * (2 + 1)
+    return _among_all(sizes, sizes.ring * sizes.full * (2 + 1))
 
 
-def _sent_by_zero2(curve: Curve, sizes: StepSizes) -> float:
+def _sent_by_zero2(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:
     # As ZeRO 1, but buckets are summed after every micro-batch.
-    return sizes.ring * sizes.full * (2 * sizes.accumulate + 1)
+    return _among_all(sizes, sizes.ring * sizes.full * (2 * sizes.accumulate + 1))
 
 
-def _sent_by_zero3(curve: Curve, sizes: StepSizes) -> float:
+def _sent_by_zero3(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:
     # Weights before the forward and before the backward pass, gradients after it.
-    return 3 * sizes.accumulate * sizes.ring * sizes.gathered_itemsize * sizes.n_params
+    return _among_all(sizes, 3 * sizes.accumulate * sizes.ring * sizes.gathered_itemsize * sizes.n_params)
 
 
 # ── the table ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -164,8 +172,8 @@ class StrategyCosts:
     """What shards the model for the rehearsal; None where every process holds all of it."""
     memory: Callable[[np.ndarray, Curve, StepSizes], np.ndarray] = _memory_as_rehearsed
     """(bytes held ``[operators, parts]``, the rehearsed step, sizes) → the same bytes under this strategy."""
-    sent: Callable[[Curve, StepSizes], float] = _sent_as_rehearsed
-    """Bytes that one process sends in a step."""
+    sent: Callable[[Curve, StepSizes], dict[Ring, float]] = _sent_as_rehearsed
+    """Bytes that one process sends in a step, by the processes that it sends them among."""
     host_memory: Callable[[StepSizes], float] = _no_host_memory
     """Bytes of one process in its machine's own memory."""
     estimated: tuple[str, ...] = ()

@@ -11,7 +11,8 @@ from rich.table import Table
 from ..trainer.config import RunConfig
 from ..trainer.gpu_specs import GPUS
 from .cluster import Cluster
-from .planner import Budget, Plan, best
+from .planner import MARGIN, Budget, Plan, best
+from .upkeep import Upkeep
 
 #: Parts of memory, and of a step, in the words of a person.
 _WORDS = {
@@ -70,7 +71,9 @@ def print_work(
 ) -> None:
     """Print messages, FLOPs and time of a step, and of the whole run where the time of a step is known."""
     again = f", {_si(plan.flops_again, 'FLOP')} again for checkpointing" if plan.flops_again else ""
-    rate = "" if cluster.sends is None else f": {_seconds(plan.sending_seconds)} at {_si(cluster.sends, 'B/s')}"
+    rate = ""
+    if plan.sending_seconds:
+        rate = f": {_seconds(plan.sending_seconds)} at {_si(plan.sent / plan.sending_seconds, 'B/s')}"
     estimated = " (estimated)" if "sent" in plan.estimated else ""
     lines = [
         f"a process sends  {_si(plan.sent, 'B')} a step{estimated}{rate}",
@@ -80,15 +83,29 @@ def print_work(
         why = "on CPU" if cluster.gpu == "cpu" else f"of {config.trainer.precision}"
         lines.append(f"a step takes     unknown: no peak {why} is known here")
     else:
-        peak = _si(GPUS[cluster.gpu].bf16, "FLOP/s")
+        peak, share = _si(GPUS[cluster.gpu].bf16, "FLOP/s"), cluster.share_of_peak(config.trainer.compile)
         lines += [
-            f"a step takes     {_seconds(plan.step_seconds)} at {100 * cluster.mfu:g} % of {peak} each, if all sending "
+            f"a step takes     {_seconds(plan.step_seconds)} at {100 * share:g} % of {peak} each, if all sending "
             f"is hidden; {_seconds((plan.step_seconds or 0) + (plan.sending_seconds or 0))} if none is",
             f"all of it        {_si(budget.tokens)} tokens at {_si(budget.tokens_per_second)} a second: "
             f"{budget.days:,.1f} days, {budget.gpu_hours:,.0f} GPU hours, {budget.cost:,.0f} at {price:g} an hour",
         ]
     for line in lines:
         console.print(line, highlight=False, soft_wrap=True)
+
+
+def print_upkeep(upkeep: Upkeep, console: Console) -> None:
+    """Print what checkpoints and snapshots take."""
+    copied = "" if upkeep.copying_seconds is None else f": training stands still for {_seconds(upkeep.copying_seconds)}"
+    taking = "" if upkeep.snapshot_seconds is None else f", {_seconds(upkeep.snapshot_seconds)}"
+    part, on_machine = _gb(upkeep.checkpoint_part), _gb(upkeep.host_per_node)
+    lines = (
+        f"a checkpoint     {_gb(upkeep.checkpoint)} GB on the disk, {_seconds(upkeep.writing_seconds)} to write",
+        f"host copies      {part} GB of one process{copied}; {on_machine} GB of one machine",
+        f"a snapshot       {_gb(upkeep.snapshot_memory)} GB of one process{taking}, between steps",
+    )
+    for line in lines:
+        console.print(f"{line} (estimated)", highlight=False, soft_wrap=True)
 
 
 def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
@@ -101,9 +118,9 @@ def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
         table.add_column(title, justify="right")
     table.add_column("")
     for plan in plans:
-        mark = "[bold]best" if plan is chosen else "" if plan.fits else "does not fit"
+        mark = "[bold]best" if plan is chosen else "" if plan.roomy else "barely fits" if plan.fits else "does not fit"
         table.add_row(
-            plan.strategy,
+            plan.strategy + (f", {plan.replicas} replicas" if plan.replicas > 1 else ""),
             plan.activation_checkpointing,
             str(plan.micro_batch_size),
             _gb(plan.peak),
@@ -112,7 +129,11 @@ def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
             mark,
             style="" if plan.fits else "dim",
         )
-    console.print("\nAlternatives, each with the largest micro-batch that fits:", highlight=False)
+    console.print(
+        f"\nAlternatives, each with the largest micro-batch that leaves {100 * MARGIN:g} % of that memory free:",
+        highlight=False,
+        soft_wrap=True,
+    )
     console.print(table)
     if chosen is None:
         console.print("none fits: more GPUs, larger ones, or offloading (docs/cluster.md)", highlight=False)

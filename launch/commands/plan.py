@@ -32,15 +32,23 @@ def add_options(parser: Parser) -> None:
         "--strategy", type=str | None, metavar="NAME", help=f"In place of the config's: {', '.join(STRATEGIES)}."
     )
     add_overrides(parser, "Change the config.")
-    parser.add_argument("--mfu", type=float, default=0.4, help="Share of the GPU's bf16 peak that a step runs at.")
+    parser.add_argument(
+        "--mfu",
+        type=float | None,
+        help="Share of the GPU's bf16 peak that a step runs at; by default 0.34, and 0.39 with trainer.compile.",
+    )
     parser.add_argument(
         "--bandwidth",
         type=float | None,
         metavar="GB/S",
-        help="That a GPU sends; by default its own link within one machine, else a port of 400 Gbit/s, 50 GB/s.",
+        help="That a GPU sends: to other machines through its own port (by default 400 Gbit/s, 50 GB/s), or, where "
+        "there is one machine, over its link (by default its data sheet's).",
     )
     parser.add_argument(
         "--usable", type=float, default=0.92, help="Share of a GPU's memory for tensors; CUDA and NCCL take the rest."
+    )
+    parser.add_argument(
+        "--drive", type=float, default=2.0, metavar="GB/S", help="That a machine writes to the run's file system."
     )
     parser.add_argument("--tokens", type=float | None, metavar="N", help="To train on; by default those of max_steps.")
     parser.add_argument("--price", type=float, default=2.0, help="Of an hour of one GPU, in any currency.")
@@ -72,12 +80,15 @@ def run(options: Namespace) -> int:
 
     from ...plan.cluster import Cluster
     from ...plan.planner import Planner, best, budget
-    from ...plan.table import print_alternatives, print_memory, print_work
+    from ...plan.table import print_alternatives, print_memory, print_upkeep, print_work
+    from ...plan.upkeep import upkeep
     from ...report.terminal import bar, print_json
 
     for name in ("tokens", "price"):
         if options[name] is not None and not options[name] >= 0:
             raise UsageError(f"--{name} {options[name]:g}: give at least 0")
+    if not options.drive > 0:
+        raise UsageError(f"--drive {options.drive:g}: give a positive number")
     bandwidth = None if options.bandwidth is None else options.bandwidth * 1e9
     cluster = Cluster(options.n_gpus, options.gpu, options.gpus_per_node, options.usable, options.mfu, bandwidth)
     config = _planned_config(Path(options.config), read_overrides(options["set"]), options.strategy)
@@ -97,14 +108,16 @@ def run(options: Namespace) -> int:
     batch = config.trainer.global_batch_size * config.model.max_seq_len
     tokens = options.tokens if options.tokens is not None else config.trainer.max_steps * batch
     whole_run = None if plan is None else budget(plan, config, cluster, tokens, options.price)
+    beside = None if plan is None else upkeep(planner, config.trainer, options.drive * 1e9)
     if options.json:
         chosen = best(others)
         record: dict[str, Any] = {
             "n_params": planner.n_params,
-            "cluster": dataclasses.asdict(cluster) | {"memory": cluster.memory, "sends": cluster.sends},
+            "cluster": dataclasses.asdict(cluster) | {"memory": cluster.memory},
             "plan": None if plan is None else dataclasses.asdict(plan),
             "impossible": impossible or None,
             "budget": None if whole_run is None else dataclasses.asdict(whole_run),
+            "upkeep": None if beside is None else dataclasses.asdict(beside),
             "others": [dataclasses.asdict(other) for other in others],
             "best": None if chosen is None else others.index(chosen),
         }
@@ -119,6 +132,8 @@ def run(options: Namespace) -> int:
     else:
         print_memory(plan, cluster, console)
         print_work(plan, config, cluster, whole_run, options.price, console)
+        if beside is not None:
+            print_upkeep(beside, console)
         if config.trainer.compile != "no":
             console.print("planned as without trainer.compile, which takes less memory", highlight=False)
     if others:

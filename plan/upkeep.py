@@ -1,0 +1,86 @@
+"""What a run takes beside its steps: its checkpoints, their copies in the machines' own memory, its snapshots."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..trainer.config import RunConfig, TrainerConfig
+from ..trainer.strategies.table import STRATEGIES
+from .cluster import Cluster
+from .planner import Planner
+
+#: Bytes per second from a GPU to its machine's memory: about what PCIe 4.0 × 16 gives pinned memory (its peak is 32e9).
+COPY = 25e9
+#: A snapshot over the forward pass of its probe: benchmarks/results/snapshot_cost.md, at 134M parameters.
+SNAPSHOT = 1.16
+
+
+@dataclass(frozen=True)
+class Upkeep:
+    """Sizes and times at a milestone of a run; all follow from formulas."""
+
+    checkpoint: float
+    """Bytes of a checkpoint on the disk: weights and the optimizer's state in float32."""
+    checkpoint_part: float
+    """Bytes of the largest part that one process writes."""
+    copying_seconds: float | None
+    """For which training stands still while that part is copied; None without a GPU. It is written beside training."""
+    writing_seconds: float
+    """For which the machine that writes most does so."""
+    host_per_node: float
+    """Bytes of the copies in that machine's memory, kept from one checkpoint to the next."""
+    snapshot_memory: float
+    """Bytes of one process beside those that training holds between steps: a stranger's weights, and the logits and the
+    residual streams of a batch of the probe. It has none of the step's own activations at the same time."""
+    snapshot_seconds: float | None
+    """Of one snapshot at a checkpoint, over all its probes; None where no speed is known. At birth, strangers too are
+    measured."""
+
+
+def upkeep(planner: Planner, trainer: TrainerConfig, drive: float) -> Upkeep:
+    """What checkpoints and snapshots take.
+
+    Args:
+        planner: of the run.
+        trainer: its strategy.
+        drive: bytes per second that one machine writes.
+    """
+    config, cluster = planner.config, planner.cluster
+    n, whole = cluster.n_gpus, 4.0 * planner.n_params
+    strategy, moments = STRATEGIES[trainer.strategy], len(config.optim.optimizer.sharded_state) * whole
+    # Of what several processes hold alike, the first of them writes it.
+    in_shards = n // trainer.replicas
+    weights_part = whole / in_shards if strategy.shards_weights else whole
+    moments_part = moments / in_shards if strategy.shards_optimizer else moments
+    part = weights_part + moments_part
+    # The first machine has the process that writes what is not sharded, and as many others as write shards.
+    writers = min(cluster.per_node, in_shards)
+    on_machine = sum(
+        bytes_part * (writers if sharded else 1)
+        for bytes_part, sharded in ((weights_part, strategy.shards_weights), (moments_part, strategy.shards_optimizer))
+    )
+    return Upkeep(
+        checkpoint=whole + moments,
+        checkpoint_part=part,
+        copying_seconds=None if cluster.gpu == "cpu" else part / COPY,
+        writing_seconds=on_machine / drive,
+        host_per_node=on_machine,
+        snapshot_memory=weights_part + _of_a_batch(config, cluster),
+        snapshot_seconds=_snapshot_seconds(planner, config, cluster, trainer),
+    )
+
+
+def _of_a_batch(config: RunConfig, cluster: Cluster) -> float:
+    model, snapshot = config.model, config.snapshot
+    tokens = min(snapshot.batch_size, -(-snapshot.n_sequences // cluster.n_gpus)) * snapshot.seq_len
+    # The two streams of a block, before and after it.
+    return 4.0 * tokens * (model.vocab_size + 2 * model.d_model)
+
+
+def _snapshot_seconds(planner: Planner, config: RunConfig, cluster: Cluster, trainer: TrainerConfig) -> float | None:
+    # Snapshots run uncompiled.
+    speed, snapshot = cluster.speed(trainer.precision, "no"), config.snapshot
+    if speed is None:
+        return None
+    tokens = len(snapshot.probes) * snapshot.n_sequences * snapshot.seq_len
+    return SNAPSHOT * tokens * planner.flops_per_token(snapshot.seq_len) / 3 / speed
