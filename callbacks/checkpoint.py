@@ -89,5 +89,5 @@ class CheckpointFirst(StepCallback):
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Write it and wait until it is there."""
         if trainer.should_stop and not is_due(trainer, self.checkpoint.every, stopping=False):
-            self.checkpoint.on_milestone(trainer, module, step)
+            self.checkpoint.act(trainer, module, step)
             _writer(trainer).finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -40,6 +41,14 @@ class MilestoneCallback(StepCallback):
 
     def __init__(self, every: int, *, at_birth: bool = True) -> None:
         self.every, self.at_birth = every, at_birth
+        self.announce: Callable[[int], None] | None = None
+        """Called with the step before it acts."""
+
+    def act(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
+        """Announce it and act."""
+        if self.announce is not None:
+            self.announce(step)
+        self.on_milestone(trainer, module, step)
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Act; ``step`` optimizer steps have been taken."""
@@ -48,12 +57,12 @@ class MilestoneCallback(StepCallback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Lightning's hook; birth is a milestone."""
         if self.at_birth and trainer.global_step == 0:
-            self.on_milestone(trainer, pl_module, 0)
+            self.act(trainer, pl_module, 0)
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Act where a milestone is due."""
         if is_due(trainer, self.every):
-            self.on_milestone(trainer, module, step)
+            self.act(trainer, module, step)
 
 
 def log_metrics(trainer: L.Trainer, metrics: dict[str, float], step: int) -> None:

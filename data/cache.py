@@ -10,7 +10,7 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,26 @@ def file_sha256(path: Path) -> str:
     """SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def files_sha256(paths: Sequence[Path], cache_dir: Path) -> list[str]:
+    """SHA-256 of each file's bytes, in hex, read once for as long as the files stay as they are.
+
+    The first process that asks reads them, the others wait; a node with a cache directory of its own reads them itself.
+    Files stay as they are while their paths, sizes, inodes and times do; one of the times is that of the last change of
+    any kind, which no program can set. Where nothing can be kept in ``cache_dir``, every process reads.
+    """
+    stats = [(str(path.resolve()), path.stat()) for path in paths]
+    known = [(name, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
+    folder = cache_dir / f"hashes-{fingerprint(files=known, format=1)[:16]}"
+    if not folder.is_dir() and not _takes_files(cache_dir):
+        return [file_sha256(path) for path in paths]
+    return list(build_once(folder, lambda _: {"sha256": [file_sha256(p) for p in paths], "files": {}})["sha256"])
+
+
+def _takes_files(folder: Path) -> bool:
+    there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def build_once(folder: Path, build: Callable[[Path], dict[str, Any]], verify: str = "checksum") -> dict[str, Any]:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import RunError, UsageError
-from .cache import build_once, file_sha256, fingerprint
+from .cache import build_once, file_sha256, files_sha256, fingerprint
 from .config import DataConfig
 from .encode import Document, Encoded, encode_documents
 from .splits import key_digest, key_hash, split_single_document, validation_mask
@@ -176,13 +176,13 @@ class TableCorpus(_RowCorpus):
     @cached_property
     def _content_hash(self) -> str:
         total = hashlib.sha256(key_digest(self._config.text_field))
-        for path in self._files:
+        for path, sha256 in zip(self._files, files_sha256(self._files, self._cache_dir), strict=True):
             total.update(key_digest(path.name))
-            total.update(bytes.fromhex(file_sha256(path)))
+            total.update(bytes.fromhex(sha256))
         return total.hexdigest()
 
     def content_hash(self) -> str:
-        """SHA-256 over the column's name and (name, SHA-256 of the bytes) of every file; reads every file once."""
+        """SHA-256 over the column's name and (name, SHA-256 of the bytes) of every file; see `files_sha256`."""
         return self._content_hash
 
     def _identity(self) -> str:

@@ -19,6 +19,7 @@ from .config import OptimConfig, TrainerConfig
 from .lr_schedule import lr_share
 from .parameter_groups import parameter_groups, renumber_optimizer_state
 from .processes.joint_failure import raise_on_every_rank
+from .processes.phases import Progress
 from .strategies.table import STRATEGIES
 from .throughput import Stopwatch
 
@@ -65,10 +66,14 @@ class PretrainModule(L.LightningModule):
         model: the decoder, already born.
         optim: optimizer and learning rate.
         trainer: for ``max_steps`` (the schedule's length) and ``compile``.
+        progress: told where the training is.
     """
 
-    def __init__(self, model: Decoder, optim: OptimConfig, trainer: TrainerConfig) -> None:
+    def __init__(
+        self, model: Decoder, optim: OptimConfig, trainer: TrainerConfig, progress: Progress | None = None
+    ) -> None:
         super().__init__()
+        self.progress, self._first_step = progress or Progress(), 0
         self.model = model
         self.optim, self.optimizer_config, self.max_steps = optim, optim.optimizer, trainer.max_steps
         self.stopwatch = Stopwatch()
@@ -165,10 +170,19 @@ class PretrainModule(L.LightningModule):
 
     def on_train_start(self) -> None:
         """Runs after all callbacks' hooks: from here on it is training."""
+        self._first_step = self.global_step + 1
+        self.progress.enter("first step", self._first_step)
         self.stopwatch.resume()
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        """The data are there."""
+        step = self.global_step + 1
+        self.progress.enter("first step" if step == self._first_step else "step", step)
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Runs after all callbacks' hooks: what they did is over."""
+        over = self.trainer.should_stop or self.global_step == self.trainer.max_steps
+        self.progress.enter("end" if over else "data", self.global_step + (not over))
         self.stopwatch.resume()
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ import json
 import logging
 import warnings
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import lightning as L
@@ -181,7 +181,9 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         # Asked here so that a mistake ends the run at once, and again in begin_run, which holds the run's lock.
         from_rank_zero(lambda: check_resumable(config, run) if resume else check_unused(run))
 
-        data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
+        # One process of a node reads all of its shards again; a damaged one ends the others too.
+        checked = config.data if process is None or process.local_rank == 0 else replace(config.data, verify="size")
+        data = prepare(checked, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
         # Not before the data: a corpus may take hours to prepare, and processes are forked for it.
         progress = held.enter_context(watched(config.trainer.timeout_s, run, process))
         strategy = set_up_strategy(config.trainer, config.optim.grad_clip, device)
@@ -204,7 +206,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         )
         signals.enter_context(stop.listen())
         trainer = _lightning_trainer(config, run, process, device, strategy.lightning, callbacks, loggers)
-        module = PretrainModule(model, config.optim, config.trainer)
+        module = PretrainModule(model, config.optim, config.trainer, progress)
         try:
             trainer.fit(module, datamodule=_Steps(config, data), ckpt_path=start.checkpoint)
         except SystemExit:

@@ -16,6 +16,7 @@ from rich.console import Console
 from ..callbacks.checkpoint import Checkpoint, CheckpointFirst
 from ..callbacks.fingerprint import FingerprintSnapshot
 from ..callbacks.loggers import JsonLinesLogger, wandb_logger
+from ..callbacks.milestones import MilestoneCallback
 from ..callbacks.progress import RunProgress
 from ..callbacks.snapshot import BiasSnapshot
 from ..callbacks.stop import StopOnSignal
@@ -29,7 +30,7 @@ from ..models.decoder import Decoder
 from .config import RunConfig
 from .module import next_token_losses
 from .processes.launched_process import LaunchedProcess
-from .processes.phases import BeforeData, BeforeMilestone, BeforeStep, Progress
+from .processes.phases import Progress
 from .provenance import code, environment
 from .throughput import flops_per_token, peak_flops, synchronize
 
@@ -96,26 +97,23 @@ def build_callbacks(
     )
     checkpoint = Checkpoint(every, run, keep_last=settings.keep_last, keep_every=settings.keep_every)
 
-    def entered(phase: str, callback: L.Callback, *, at_birth: bool = True) -> list[L.Callback]:
-        return [BeforeMilestone(every, progress, phase, at_birth=at_birth), callback]
-
-    callbacks = [BeforeStep(progress), stop, training, FiniteGuard(every, at_birth=False)]
-    callbacks += entered("checkpoint", CheckpointFirst(checkpoint), at_birth=False)
-    callbacks += entered("validation", validation)
+    guard = FiniteGuard(every, at_birth=False)
+    milestones: dict[str, MilestoneCallback] = {"validation": validation}
     if snapshot is not None:
-        callbacks += entered("snapshot", snapshot)
+        milestones["snapshot"] = snapshot
     if config.snapshot.fingerprint.enabled:
-        fingerprint = FingerprintSnapshot(
+        milestones["fingerprint"] = FingerprintSnapshot(
             config.snapshot.fingerprint,
             every=every,
             newborn=reference,
             init_seed=config.init_seed,
             max_seq_len=seq_len,
         )
-        callbacks += entered("fingerprint", fingerprint)
-    callbacks += entered("checkpoint", checkpoint, at_birth=False)
-    callbacks += [RunProgress(every, console, training, validation, snapshot), BeforeData(progress)]
-    return callbacks, stop
+    milestones["checkpoint"] = checkpoint
+    for phase, callback in milestones.items():
+        callback.announce = partial(progress.enter, phase)
+    shown = RunProgress(every, console, training, validation, snapshot)
+    return [stop, training, guard, CheckpointFirst(checkpoint), *milestones.values(), shown], stop
 
 
 def build_loggers(

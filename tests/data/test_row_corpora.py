@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -109,6 +110,39 @@ def test_content_hash_sees_a_changed_byte_that_the_clock_does_not(
     changed = open_table(path)
     assert changed.content_hash() != first
     assert [document.text for document in changed.documents()] == [text.replace("row 7 ", "ROW 7 ") for text in texts]
+
+
+COUNTED = """
+import sys
+from pathlib import Path
+from birthmark.data.cache import files_sha256
+
+paths, opened = [Path(path) for path in sys.argv[2:]], []
+sys.addaudithook(lambda event, args: opened.append(str(args[0])) if event == "open" else None)
+print(*files_sha256(paths, Path(sys.argv[1])))
+print(sum(opened.count(str(path)) for path in paths))
+"""
+
+
+def test_processes_of_a_node_read_a_table_once_and_not_again_before_it_changes(tmp_path: Path) -> None:
+    paths = [tmp_path / name for name in ("a.parquet", "b.parquet")]
+    for path in paths:
+        path.write_bytes(path.name.encode() * 1000)
+
+    def reads(n: int) -> int:
+        command = [sys.executable, "-c", COUNTED, str(tmp_path / "cache"), *map(str, paths)]
+        started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(n)]
+        found = [process.communicate(timeout=60)[0].splitlines() for process in started]
+        expected = " ".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)
+        assert [hashes for hashes, _ in found] == [expected] * n
+        return sum(int(count) for _, count in found)
+
+    assert reads(2) == 2
+    assert reads(1) == 0
+    before = paths[0].stat()
+    paths[0].write_bytes(b"A" + paths[0].read_bytes()[1:])
+    os.utime(paths[0], ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert reads(1) == 2
 
 
 def test_many_processes_encode_as_one_does(

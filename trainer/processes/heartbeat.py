@@ -35,7 +35,7 @@ import torch.distributed as dist
 
 from ...errors import RunError
 from ...measure.records import RunDir
-from .joint_failure import common_store, report_failure
+from .joint_failure import common_store, report_failure, tell_launcher
 from .launched_process import LaunchedProcess, launchers_store
 from .phases import PHASES, Place, Progress
 
@@ -183,6 +183,7 @@ class _Watch:
         self._main = threading.get_ident()
         self._own = _Own(progress.place)
         self._beats, self._exchanges = count(), 0
+        self._of_rank_0: Place | None = None
         self._over, self._ending = threading.Event(), threading.Lock()
         me, now = Peer.this(), datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
         met = [(me, now)] * self.n_ranks
@@ -265,6 +266,8 @@ class _Watch:
             # A store that fails is one that does not answer: see _look.
             with suppress(RuntimeError):
                 self._post()
+                # Who serves the store cannot be asked when it has gone silent.
+                self._of_rank_0 = Post(*json.loads(self._store.get("post/0"))).place
                 if self._store.check(["fault"]):
                     line, silent = json.loads(self._store.get("fault"))
                     self._end(line, silent)
@@ -322,30 +325,44 @@ class _Watch:
             self._write_stacks()
             line = f"birthmark: error: {line}"
             if self.process is not None and self.n_ranks > 1:
-                report_failure(line, 1, self.process, rank_0_first=0 not in silent)
+                line, _ = report_failure(line, 1, self.process, rank_0_first=0 not in silent)
             else:
                 print(line, file=sys.stderr)
-            self._exit(silent)
+            self._exit(line, silent)
 
     def _end_without_store(self, seconds: float) -> None:
+        """The same, where the store does not answer either: its process is the one that holds all up."""
         with self._ending:
             self._write_stacks()
+            seen = ""
             if launchers_store():
                 where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
                 who = f"the launcher, whose store at {where} the processes share,"
             else:
                 who = f"{_names([0], self.peers)}, whose store the processes share,"
-            # What all of them find at once the first one says: here the file system is what they have in common.
-            self.folder.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                (self.folder / "told").touch(exist_ok=False)
+                seen = f", last seen in {self._of_rank_0}" if self._of_rank_0 is not None else ""
+            line = (
+                f"birthmark: error: {who} has not answered for {seconds:.0f} s{seen}: the process is stopped, or its "
+                f"host is gone{self._mend()}"
+            )
+            if self._is_first():
                 self._show(self.rank, self._stack_text())
-                print(
-                    f"birthmark: error: {who} has not answered for {seconds:.0f} s: the process is stopped, or its "
-                    f"host is gone{self._mend()}",
-                    file=sys.stderr,
-                )
-            self._exit([] if launchers_store() else [0])
+                print(line, file=sys.stderr)
+            self._exit(line, [] if launchers_store() else [0])
+
+    def _is_first(self) -> bool:
+        """Whether this process says what all find at once. Without a store the file system is what they share."""
+        if not RunDir.is_run(self.run.path):
+            return self.rank == 1
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            (self.folder / "told").touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        except OSError:
+            # Rather twice than not at all.
+            return True
+        return True
 
     def _write_stacks(self) -> None:
         """All threads of this process, and what it last sent, beside the run; not where there is none yet."""
@@ -360,7 +377,8 @@ class _Watch:
                 recorded = torch._C._distributed_c10d._dump_fr_trace_json()  # type: ignore[attr-defined]
                 (self.folder / f"nccl-{self.rank:05}.json").write_bytes(recorded)
 
-    def _exit(self, silent: Sequence[int]) -> None:
+    def _exit(self, line: str, silent: Sequence[int]) -> None:
+        tell_launcher(line)
         for rank in silent:
             self.peers[rank].kill()
         sys.stderr.flush()

@@ -177,9 +177,9 @@ def test_a_stopped_process_is_named_and_all_end_soon(ended, folder, name):
     rank = STOPPED[name]["stop"]
     text, line = said(folder, name)
     assert re.search(rf"error: rank {rank} on host {HOST}\b.* has not answered for \d+ s", line)
-    # The store is in the process of rank 0, and its last word with it.
-    where = "whose store the processes share" if rank == 0 else r"last seen in (first step|step|data) \(step \d+\)"
-    assert re.search(where, line)
+    assert re.search(r"last seen in (first step|step|data) \(step \d+\)", line)
+    # The store is in the process of rank 0.
+    assert ("whose store the processes share" in line) == (rank == 0)
     assert re.search(rf"rank {1 - rank} on host {HOST} is here:\n  File ", text)
     assert list((folder / name / "run").glob(f"hangs/*/rank-0000{1 - rank}.txt"))
     statuses = {r: status for r, status, _ in ended[name]}
