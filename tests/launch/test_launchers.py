@@ -49,6 +49,14 @@ def test_torchrun_leaves_the_last_word_to_the_run(tmp_path):
     assert "none.yaml" in line
 
 
+def test_a_torchrun_that_finds_no_other_node_is_one_line(free_port):
+    where = {"NNODES": "2", "HEAD": f"127.0.0.1:{free_port()}", "NPROC": "1", "PET_RDZV_CONF": "join_timeout=1"}
+    done = subprocess.run(["bash", LAUNCH / "torchrun.sh"], env=environment(**where), capture_output=True, text=True)
+    assert done.returncode == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("birthmark: error: torchrun found no other nodes")
+
+
 def worker(launcher):
     """The only process that a torchrun has started; None where there is none yet."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
