@@ -169,6 +169,10 @@ _THEIRS = {
     "qwen3 tied, gelu": ("Qwen3", _GROUPED | {"tie_word_embeddings": True, "head_dim": 8, "hidden_act": "gelu"}),
     "olmo2": ("Olmo2", _GROUPED | _rope(500.0)),
     "olmo2 tied, ungrouped": ("Olmo2", _ROTARY | {"tie_word_embeddings": True}),
+    "arcee tied, biased": (
+        "Arcee",
+        _GROUPED | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
+    ),
     "gpt_neox": ("GPTNeoX", _ROTARY | _rope(10000.0, partial_rotary_factor=0.5) | {"layer_norm_eps": 1e-4}),
     "gpt_neox tied, serial": (
         "GPTNeoX",

@@ -1,4 +1,4 @@
-"""`birthmark export`: a run's weights in the form that transformers reads."""
+"""`birthmark export`: the weights of a run or of a birth in the form that transformers reads."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ from jsonargparse import Namespace
 
 from ...errors import UsageError
 from ...measure.records import RunDir
-from ...trainer.config_file import read_config
 from ...trainer.config_parser import Parser
-from ..options import add_run
 
-SUMMARY = "Write a run's checkpoint as transformers reads it (docs/exchange.md)."
+SUMMARY = "Write a checkpoint or a birth as transformers reads it (docs/exchange.md)."
 
 
 def add_options(parser: Parser) -> None:
     """The checkpoint, and where to."""
-    add_run(parser)
+    parser.add_argument(
+        "model",
+        type=str,
+        metavar="MODEL",
+        help="A run (its last checkpoint), RUN@STEP (@0 is its birth), a checkpoint or CONFIG@SEED (a birth).",
+    )
+    parser.add_argument("--step", type=int | None, metavar="N", help="Of a run, the checkpoint after N steps.")
     parser.add_argument("out", type=str, metavar="DIR", help="New folder.")
     parser.add_argument(
         "--dtype",
@@ -31,25 +35,39 @@ def run(options: Namespace) -> int:
     """Write the folder, and print what its reader must know.
 
     Raises:
-        UsageError: an architecture that transformers does not have, by field; ``out`` exists.
+        UsageError: no such model, or an architecture that transformers does not have, by field; ``out`` exists.
     """
     import torch
 
     from ...data.tokenizer import TextTokenizer
     from ...files import atomic_path
     from ...models.exchange.pretrained import write_pretrained
-    from ...trainer.checkpoints.find import find_checkpoint
+    from ...trainer.by_name.model_names import open_source_with_birth
     from ...trainer.checkpoints.folder_io import CheckpointWeights
 
-    source, out = RunDir.open(Path(options.run)), Path(options.out)
-    config = read_config(source.config).model
+    name, out = _at_step(options.model, options.step), Path(options.out)
+    source = open_source_with_birth(name)
+    if source is None:
+        raise UsageError(f"{name}: neither a run, RUN@STEP, a checkpoint nor CONFIG@SEED")
     if out.exists():
         raise UsageError(f"{out}: exists already; give a new folder")
-    tokenizer = source.tokenizer if source.tokenizer.is_file() else None
-    end = TextTokenizer.load(tokenizer).end_of_text if tokenizer is not None else None
-    weights = CheckpointWeights(find_checkpoint(source, options.step))
+    end = None if source.tokenizer is None else TextTokenizer.load(source.tokenizer).end_of_text
+    # A checkpoint's weights are read one by one.
+    folder = source.checkpoint
+    weights = dict(source.load().named_parameters()) if folder is None else CheckpointWeights(folder)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     with atomic_path(out) as new:
-        notes = write_pretrained(config, weights, new, tokenizer_file=tokenizer, eos_token_id=end, dtype=dtype)
+        notes = write_pretrained(
+            source.config, weights, new, tokenizer_file=source.tokenizer, eos_token_id=end, dtype=dtype
+        )
     print("\n".join([options.out, *notes]))
     return 0
+
+
+def _at_step(name: str, step: int | None) -> str:
+    """A run's name with the step in it."""
+    if step is None:
+        return name
+    if not RunDir.is_run(Path(name)):
+        raise UsageError(f"--step {step}: {name} is no run's folder; leave --step out")
+    return f"{name}@{step}"

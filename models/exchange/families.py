@@ -248,4 +248,16 @@ FAMILIES = (
         not_parameters=("attention.bias", "attention.masked_bias", *_INV_FREQ),
         by_head=True,
     ),
+    Family(
+        "arcee",
+        "ArceeForCausalLM",
+        keys=_GROUPED | {"attention_bias": "bias", "mlp_bias": "bias"},
+        fixed={},
+        silent=_SILENT | {"attention_bias": False, "mlp_bias": False, "hidden_act": "relu2", "rms_norm_eps": 1e-5},
+        modules={ours: theirs for ours, theirs in _PRE_NORM.items() if ours != "blocks.*.mlp.gate"},
+        base="model.",
+        gated=False,
+        required=_ROTARY,
+        not_parameters=_INV_FREQ,
+    ),
 )

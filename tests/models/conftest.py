@@ -59,6 +59,7 @@ _OURS = {
     ),
     "olmo2": ModelConfig(**_SMALL, mlp="swiglu", norm_placement="post", attention=AttentionConfig(qk_norm="width")),
     "gpt_neox": ModelConfig(**_SMALL, norm="layernorm", bias=True, parallel_residual=True, rope_fraction=0.25),
+    "arcee": ModelConfig(**_SMALL, n_kv_heads=2, mlp="gelu", rope_base=500.0),
 }
 
 

@@ -46,6 +46,8 @@ class SourceWithBirth(ModelSource):
     """Allocates it as it was at step 0."""
     step: int
     """Optimizer steps that it has been trained for."""
+    checkpoint: Path | None = None
+    """Where its weights lie; None of a birth, which is drawn."""
 
 
 def open_source(name: str) -> ModelSource:
@@ -128,7 +130,7 @@ def _of_run(name: str, run: RunDir, step: int | None) -> SourceWithBirth:
         raise UsageError(f"{name}: {run.path} has no checkpoint of step {step}; there are: {there}")
     checkpoint = find_checkpoint(run, step)
     load = partial(load_model, config.model, checkpoint)
-    return SourceWithBirth(name, config.model, load, tokenizer, birth, step_of(checkpoint))
+    return SourceWithBirth(name, config.model, load, tokenizer, birth, step_of(checkpoint), checkpoint)
 
 
 def _of_birth(name: str, config: RunConfig, seed: int) -> SourceWithBirth:

@@ -27,6 +27,8 @@ from birthmark.trainer.by_name.loaded_model import UNKNOWN_STEP
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 from birthmark.trainer.run import pretrain
 
+transformers.logging.disable_progress_bar()
+
 PROBE = ["--n_sequences=6", "--seq_len=8", "--batch_size=4"]
 SHAPE = {
     "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,

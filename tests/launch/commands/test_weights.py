@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
-from birthmark.models.birth import digest
+from birthmark.models.birth import born, digest
 from birthmark.trainer.checkpoints.find import find_checkpoint
 from birthmark.trainer.checkpoints.folder_io import load_model
 from birthmark.trainer.config_file import read_config
@@ -112,6 +112,31 @@ def test_an_export_has_the_checkpoints_weights(trained, tmp_path, dtype):
     expected = dict(ours.named_parameters())["blocks.1.attn.q.weight"].to(getattr(torch, dtype or "float32"))
     assert torch.equal(theirs["model.layers.1.self_attn.q_proj.weight"], expected)
     assert json.loads((tmp_path / "out" / "config.json").read_text())["vocab_size"] == 300
+    if dtype is None:
+        assert main(["export", f"{trained.path}@20", str(tmp_path / "again")]) == 0
+        assert all(
+            torch.equal(value, theirs[name])
+            for name, value in load_file(tmp_path / "again" / "model.safetensors").items()
+        )
+
+
+def test_a_birth_is_exported_by_its_run_or_its_config_and_seed(trained, tmp_path):
+    seed = read_config(trained.config).init_seed
+    born_from = dict(born(read_config(trained.config).model, seed).named_parameters())
+    for name, out in ((f"{trained.path}@0", "run"), (f"{trained.config}@{seed}", "config")):
+        assert main(["export", name, str(tmp_path / out)]) == 0
+        theirs = load_file(tmp_path / out / "model.safetensors")
+        assert torch.equal(theirs["model.layers.1.self_attn.q_proj.weight"], born_from["blocks.1.attn.q.weight"])
+        assert (tmp_path / out / "tokenizer.json").is_file() == (out == "run")
+
+
+def test_the_demo_leaves_as_the_same_function(tmp_path):
+    assert main(["export", "demo@3", str(tmp_path / "demo")]) == 0
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / "demo", attn_implementation="eager").eval()
+    ours = born(read_config("demo").model, 3).eval()
+    tokens_BT = torch.randint(4096, (2, 64), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        torch.testing.assert_close(ours(tokens_BT), theirs(tokens_BT).logits, atol=1e-5, rtol=1e-5)
 
 
 def test_a_run_starts_where_an_export_ended_with_its_tokenizer(trained, tmp_path, capsys):
@@ -176,6 +201,15 @@ def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, capsys
         (["sample", str(trained.path), "--max_tokens", "0"], "--max_tokens"),
         (["export", str(trained.path), str(tmp_path / "taken")], "exists already"),
         (["export", str(trained.path), str(tmp_path / "new"), "--dtype", "int8"], "dtype"),
+        (
+            ["export", str(trained.path), str(tmp_path / "new"), "--step", "7"],
+            "no checkpoint of step 7; there are: 20, 40",
+        ),
+        (
+            ["export", f"{trained.config}@1", str(tmp_path / "new"), "--step", "7"],
+            "is no run's folder; leave --step out",
+        ),
+        (["export", str(tmp_path), str(tmp_path / "new")], "neither a run, RUN@STEP, a checkpoint nor CONFIG@SEED"),
     ):
         assert main(arguments) == 2, arguments
         captured = capsys.readouterr()

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from pathlib import Path
 
 import pytest
 import torch
 import transformers
 import yaml
 
-import birthmark
 from birthmark.errors import UsageError
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, InitConfig, ModelConfig
@@ -22,6 +20,7 @@ from birthmark.models.exchange.pretrained import (
     save_pretrained,
     write_pretrained,
 )
+from birthmark.trainer.by_name.shipped_configs import find_config
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -36,11 +35,12 @@ PRESETS = {
     "pythia-1b": "gpt_neox",
     "qwen3-0.6b": "qwen3",
     "qwen3-8b": "qwen3",
+    "demo": "arcee",
 }
 
 
 def preset(name):
-    fields = yaml.safe_load((Path(birthmark.__file__).parent / f"configs/models/{name}.yaml").read_text())["model"]
+    fields = yaml.safe_load(find_config(name).read_text())["model"]
     inner = {"attention": AttentionConfig(**fields.get("attention", {})), "init": InitConfig(**fields["init"])}
     return ModelConfig(**fields | inner)
 
@@ -197,7 +197,7 @@ REFUSED_ARMS = [
     ),
     ("llama", {"norm_placement": "both"}, "model.norm_placement both has", "llama"),
     ("llama", {"norm": "none"}, "model.norm none has", "llama"),
-    ("llama", {"mlp": "gelu"}, "model.mlp gelu has", "llama"),
+    ("qwen3", {"mlp": "gelu"}, "model.mlp gelu has", "qwen3"),
     ("llama", {"rope_fraction": 0.5}, "model.rope_fraction 0.5 has", "llama"),
     ("llama", {"d_model": 36, "n_heads": 8, "n_kv_heads": 8, "head_dim": 8}, "model.head_dim 8 has", "llama"),
     ("gpt2", {"n_kv_heads": 2}, "model.n_kv_heads 2 has", "gpt2"),
