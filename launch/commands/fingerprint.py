@@ -72,7 +72,7 @@ def run(options: Namespace) -> int:
     check_comparable(sources, comparison.probe)
     probe = choose_probe(comparison.probe, comparison.seq_len, [source.config for source in sources])
     with bar("hidden states", len(sources), quiet=options.json) as advance:
-        pairs = compare_models(sources, probe, comparison.recipe, Path(options.cache_dir), advance)
+        probe, pairs = compare_models(sources, probe, comparison.recipe, Path(options.cache_dir), advance)
     if options.json:
         names = options.models
         print_json(
@@ -139,7 +139,7 @@ def _calibrate(options: Namespace, comparison: Comparison) -> int:
     n_kin = len(kin) or options.kin_pairs
     out = picture_path(options.out, "calibration.png", as_json=options.json)
     with bar("pairs", options.pairs + n_kin, quiet=options.json) as advance:
-        rates = calibrate(births.config, options.pairs, kin, n_kin, probe, comparison.recipe, nulls, advance)
+        probe, rates = calibrate(births.config, options.pairs, kin, n_kin, probe, comparison.recipe, nulls, advance)
     title = f"{Path(options.calibrate).name}, {probe.n_inputs} sequences of {probe.seq_len}, {probe.kind} probe"
     if options.json:
         print_json(

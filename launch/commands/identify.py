@@ -59,7 +59,9 @@ def run(options: Namespace) -> int:
     check_comparable([source, births], comparison.probe)
     probe = choose_probe(comparison.probe, comparison.seq_len, [source.config, config])
     with bar("births", len(candidates), quiet=options.json) as advance:
-        ranked = rank_seeds(source, config, candidates, probe, comparison.recipe, Path(options.cache_dir), advance)
+        probe, ranked = rank_seeds(
+            source, config, candidates, probe, comparison.recipe, Path(options.cache_dir), advance
+        )
     if options.json:
         print_json(
             {

@@ -116,7 +116,7 @@ def calibrate(
     recipe: LineageTestConfig,
     nulls: Sequence[Null] = NULLS,
     advance: Callable[[int], object] = lambda n_pairs: None,
-) -> list[NullRates]:
+) -> tuple[FingerprintProbe, list[NullRates]]:
     """Rates of every null over pairs of births from other seeds, and over kin.
 
     No birth is in two pairs, so that the intervals hold.
@@ -130,6 +130,9 @@ def calibrate(
         recipe: of the tests, but for the null.
         nulls: the nulls to calibrate.
         advance: is called after every pair.
+
+    Returns:
+        The probe that all were shown, like a birth; the rates, by null.
     """
 
     def tests(pairs: Iterator[tuple[HiddenStates, HiddenStates]]) -> list[list[Fingerprint]]:
@@ -155,4 +158,6 @@ def calibrate(
         if kin
         else (kin_by_training(config, seed, probe) for seed in range(n_kin))
     )
-    return [NullRates(null, _kin_rate(s), _kin_rate(r)) for null, s, r in zip(nulls, strange, related, strict=True)]
+    return probe, [
+        NullRates(null, _kin_rate(s), _kin_rate(r)) for null, s, r in zip(nulls, strange, related, strict=True)
+    ]

@@ -87,11 +87,14 @@ def compare_models(
     recipe: LineageTestConfig,
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_inputs: None,
-) -> list[ModelPair]:
+) -> tuple[FingerprintProbe, list[ModelPair]]:
     """Test every pair of models.
 
     Each model is loaded once, and run unless its hidden states are in ``cache_dir``. ``advance`` is called with the
     number of inputs of every model that is done.
+
+    Returns:
+        The probe that all were shown, like the first of them (`FingerprintProbe.like`); the tests.
     """
     hidden: list[HiddenStates] = []
     for source in sources:
@@ -102,7 +105,7 @@ def compare_models(
         advance(probe.n_inputs)
         del model
     vocab_size = sources[0].config.vocab_size
-    return [
+    return probe, [
         ModelPair(a, b, compare(hidden[a], hidden[b], recipe, probe=probe.kind, vocab_size=vocab_size))
         for a, b in combinations(range(len(sources)), 2)
     ]
@@ -116,10 +119,13 @@ def rank_seeds(
     recipe: LineageTestConfig,
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_seeds: None,
-) -> list[tuple[int, Fingerprint]]:
-    """Test a model against a birth of ``config`` from every candidate seed; best first, undefined ones last.
+) -> tuple[FingerprintProbe, list[tuple[int, Fingerprint]]]:
+    """Test a model against a birth of ``config`` from every candidate seed.
 
     Births are made one at a time and not kept. p and the verdict are corrected for all candidates (Bonferroni).
+
+    Returns:
+        The probe that all were shown, like the model; the seeds with their tests, best first, undefined ones last.
     """
     model = _loaded(source)
     probe = probe.like(model)
@@ -135,4 +141,4 @@ def rank_seeds(
             result = replace(result, log10_p=log10_p, verdict="kin" if stands_out else "stranger")
         found.append((seed, result))
         advance(1)
-    return sorted(found, key=lambda item: -np.inf if np.isnan(item[1].z) else item[1].z, reverse=True)
+    return probe, sorted(found, key=lambda item: -np.inf if np.isnan(item[1].z) else item[1].z, reverse=True)

@@ -11,7 +11,9 @@ import yaml
 
 from birthmark.launch.cli import main
 from birthmark.launch.commands.identify import read_seeds
+from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.measure.records import RunDir
+from birthmark.metrics.seedprint import compare
 from birthmark.models.birth import digest
 from birthmark.report.pictures.fingerprints import clustered
 from birthmark.trainer.by_name.model_names import open_source
@@ -165,10 +167,22 @@ def test_people_get_a_table_a_picture_of_three_and_the_warnings(lineage, place, 
 
 def test_embedding_probes_compare_models_of_other_vocabularies_and_warn(lineage, place, tmp_path):
     other = write_config(tmp_path / "other.yaml", vocab_size=200)
-    _, out, _ = lineage("fingerprint", place / "run-7", f"{other}@1", "--probe", "embedding")
+    names = [f"{place / 'run-7'}", f"{other}@1"]
+    _, out, _ = lineage("fingerprint", *names, "--probe", "embedding")
     (pair,) = out["pairs"]
     assert "leaks along the residual stream" in pair["warnings"][0]
     assert out["probe"]["kind"] == "embedding"
+    # What is printed is what was used: it alone gives the same test, of the vectors of the first model's table.
+    first, second = (open_source(name).load() for name in names)
+    assert out["probe"]["sd"] == pytest.approx(first.embed.weight.std().item(), rel=1e-3) != 1
+    shown = FingerprintProbe(**out["probe"])
+    again = compare(hidden_states(first, shown), hidden_states(second, shown), probe="embedding", vocab_size=300)
+    assert again.z == pair["z"]
+    _, out, _ = lineage("identify", place / "run-7", "--seeds=7", "--probe=embedding")
+    birth = open_source(f"{place / 'run-7'}@0").load()
+    shown = FingerprintProbe(**out["probe"])
+    again = compare(hidden_states(first, shown), hidden_states(birth, shown), probe="embedding", vocab_size=300)
+    assert again.z == out["seeds"][0]["z"]
 
 
 @pytest.mark.parametrize("null", ["dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"])
