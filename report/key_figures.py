@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ..measure.records import Snapshot
 from ..metrics.quantities import LOGGED, MEASURED
 from .run_history import RunHistory
-from .text import finite_or_nan, format_value
+from .text import finite_or_nan, format_p, format_value
 
 KeyFigure = tuple[str, str, str]
 
 
 def of_run(run: RunHistory) -> list[KeyFigure]:
-    """Key figures of a run: its validation loss, and its newest snapshot beside birth."""
+    """Key figures of a run: what the lineage test says, its validation loss, and its newest snapshot beside birth."""
     newest = run.snapshots[-1].summary if run.snapshots else {}
     bias = newest.get("bias", {})
     ratio = _value("preference_ratio", bias)
@@ -21,6 +22,7 @@ def of_run(run: RunHistory) -> list[KeyFigure]:
         ratio = f"{_value('preference_ratio', run.snapshots[0].bias)} → {ratio}"
     steps, losses = run.series("val/loss")
     return [
+        *lineage_figure(run.rows),
         *([_loss(run, steps, losses)] if run.birth or losses else []),
         ("Alignment", _value("alignment", bias), _judged("with the seed direction", "alignment", bias)),
         ("Rank persistence", _value("rank_persistence", bias), _judged("ρ to birth", "rank_persistence", bias)),
@@ -50,6 +52,18 @@ def of_snapshot(snapshot: Snapshot) -> list[KeyFigure]:
         ("Contraction", _value("inter", bias), f"across sequences; within them {_value('intra', bias)}"),
         ("Effective rank", _value("effective_rank", bias), "of the last block's states"),
     ]
+
+
+def lineage_figure(rows: Sequence[Mapping[str, Any]]) -> list[KeyFigure]:
+    """The newest lineage test of a run's rows (`rows.join_rows`), if there is one: z, p, and the strangers' z."""
+    tested = [row for row in rows if "seedprint_z" in row]
+    if not tested:
+        return []
+    row = tested[-1]
+    judged = f"against its own birth; p {format_p(row['seedprint_log10_p'])}"
+    if "seedprint_z_stranger" in row:
+        judged += f"; against other births at most {format_value(row['seedprint_z_stranger'], '.1f')}"
+    return [("Lineage", f"z {format_value(row['seedprint_z'], '.1f')}", judged)]
 
 
 def _loss(run: RunHistory, steps: list[int], losses: list[float]) -> KeyFigure:

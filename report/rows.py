@@ -12,6 +12,7 @@ from ..metrics.quantities import MEASURED
 from ..metrics.quantity import Quantity
 
 _LOSSES = ("val/loss", "train/loss", "val/bits_per_byte", "val/loss_trigger")  # in this order in a row
+_LINEAGE = ("seedprint/z", "seedprint/log10_p", "seedprint/z_stranger")  # where the test was on
 
 
 def row_key(name: str) -> str:
@@ -70,6 +71,7 @@ def join_rows(snapshots: Iterable[Snapshot], metrics: Mapping[int, Mapping[str, 
             "tokens": snapshot.summary.get("tokens") if snapshot else metrics[step].get("train/tokens"),
         }
         row |= {row_key(name): metrics.get(step, {}).get(name) for name in _LOSSES}
+        row |= {row_key(name): metrics[step][name] for name in _LINEAGE if name in metrics.get(step, {})}
         row |= snapshot.bias if snapshot else {}
         text = snapshot.summary.get("bias_text", {}) if snapshot else {}
         row |= {f"text_{name}": value for name, value in text.items()}
@@ -82,7 +84,9 @@ def snapshot_rows(run: RunDir) -> list[dict[str, Any]]:
 
     A row holds ``step``, ``label`` (``birth``, ``step``, ``end``), ``tokens``, the losses of metrics.jsonl at exactly
     that step (``val_loss``, ``train_loss``, ``val_bits_per_byte``, ``val_loss_trigger``; None where that step has
-    none) and every scalar of the snapshot under its own name, those of the text probe with ``text_`` before it.
+    none), the figures of the lineage test where it was on (``seedprint_z``, ``seedprint_log10_p``,
+    ``seedprint_z_stranger``) and every scalar of the snapshot under its own name, those of the text probe with
+    ``text_`` before it.
     If training went on after the last snapshot, a last row has the losses of the end.
     """
     return join_rows(read_snapshots(run), metrics_by_step(run))

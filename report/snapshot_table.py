@@ -15,9 +15,11 @@ from rich.text import Text
 from ..measure.records import RunDir, metrics_by_step
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
+from .key_figures import lineage_figure
 from .rows import declared_quantities, join_rows, read_snapshots, row_key
 from .text import MISSING, format_value
 
+_LINEAGE = ("seedprint_z", "seedprint_log10_p")
 _LOSSES = ("val_loss", "train_loss")  # the terminal shows the first of them that was logged
 
 
@@ -85,7 +87,8 @@ def shown_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Qu
 
 
 def print_table(run: RunDir, console: Console) -> None:
-    """Print the rows of ``run``; controls, then whole columns give way where the console is narrow."""
+    """Print the rows of ``run``, and what the lineage test says; controls give way where the console is narrow, then
+    whole columns."""
     snapshots = read_snapshots(run)
     rows = join_rows(snapshots, metrics_by_step(run))
     if not rows:
@@ -99,15 +102,19 @@ def print_table(run: RunDir, console: Console) -> None:
         kept = [column for column in full if not 0 < column.gives_way < least]
         table = _table(rows, kept, console, controls=False)
     console.print(table)
+    for title, value, judged in lineage_figure(rows):
+        line = f"{title.lower()}: {value} {judged}"
+        console.print(Text(line.replace(MISSING, "-") if console.options.ascii_only else line), soft_wrap=True)
 
 
 def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity]) -> list[Column]:
-    """Step and loss, the scalars of snapshots, then other losses and the text probe."""
+    """Step and loss, what the lineage test and snapshots say, then other losses and the text probe."""
     measured = {column.key: column for column in shown_columns(rows, quantities) if not column.page_only}
     losses = [column for key in _LOSSES if (column := measured.pop(key, None)) is not None]
     first = [measured.pop(_STEP.key), *(replace(loss, gives_way=0) for loss in losses[:1])]
-    scalars = [column for key, column in measured.items() if key in quantities]
-    return [*first, *scalars, *(column for key, column in measured.items() if key not in quantities)]
+    found = {key for key in measured if key in quantities or key in _LINEAGE}
+    scalars = [column for key, column in measured.items() if key in found]
+    return [*first, *scalars, *(column for key, column in measured.items() if key not in found)]
 
 
 def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], console: Console, *, controls: bool) -> Table:

@@ -36,6 +36,17 @@ def format_value(value: float | None, spec: str) -> str:
     return re.sub(r"^-(0\.?0*)$", r"\1", format(int(value) if spec.endswith("d") else value, spec))
 
 
+def format_p(log10_p: float | None) -> str:
+    """A chance by its power of ten, also one that is too small for a float; "–" where there is none."""
+    if log10_p is None or math.isnan(log10_p):
+        return MISSING
+    exponent = math.floor(log10_p)
+    digits = f"{10 ** (log10_p - exponent):.1f}"
+    if digits == "10.0":
+        digits, exponent = "1.0", exponent + 1
+    return f"{10**log10_p:.3f}" if exponent >= -3 else f"{digits}e{exponent}"
+
+
 def printable(text: Any) -> str:
     """Text with everything that does not print written out: token texts and file names may hold anything."""
     return "".join(c if c.isprintable() or c == "\n" else c.encode("unicode_escape").decode() for c in str(text))

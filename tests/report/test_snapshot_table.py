@@ -10,9 +10,10 @@ from rich.console import Console
 
 from birthmark.files import write_json, write_text
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
+from birthmark.report.key_figures import lineage_figure
 from birthmark.report.rows import snapshot_rows
 from birthmark.report.snapshot_table import print_table
-from birthmark.report.text import MISSING, format_value
+from birthmark.report.text import MISSING, format_p, format_value
 
 BIAS = {
     "alignment": 0.51234, "alignment_stranger": 0.04321, "preference_ratio": 12.3456, "rank_persistence": -0.25,
@@ -55,6 +56,38 @@ def test_the_table_of_a_wide_terminal(run):
     assert any("123,456" in line for line in lines)
     head = " ".join(lines[:2])
     assert all(word in head for word in ("loss", "alignment", "(stranger)", "rank persistence", "(uniform)"))
+
+
+def test_the_lineage_test_comes_first_and_is_said_in_words(run):
+    assert "lineage" not in printed(run, width=100)
+    for step, z, log10_p, stranger in (
+        (0, 102.33, -2276.06, 2.15),
+        (100, 33.77, -249.58, -1.1),
+        (150, None, None, 0.5),
+    ):
+        figures = {"seedprint/z": z, "seedprint/log10_p": log10_p, "seedprint/z_stranger": stranger}
+        append_metrics(run.metrics, step, figures)
+    *lines, words = printed(run, width=100).splitlines()
+    row = next(line for line in lines if line.split()[:1] == ["100"])
+    assert row.split()[:5] == ["100", "2.500", "33.8", "(-1.1)", "0.512"]
+    # The newest step with a snapshot.
+    assert words == "lineage: z 33.8 against its own birth; p 2.6e-250; against other births at most -1.1"
+    (figure,) = lineage_figure(snapshot_rows(run))
+    assert figure == ("Lineage", "z 33.8", words.removeprefix("lineage: z 33.8 "))
+
+
+@pytest.mark.parametrize(
+    ("log10_p", "expected"),
+    [
+        (-249.58, "2.6e-250"),
+        (math.log10(0.0375), "0.037"),
+        (math.log10(9.97e-5), "1.0e-4"),
+        (0, "1.000"),
+        (None, MISSING),
+    ],
+)
+def test_a_chance_too_small_for_a_float(log10_p, expected):
+    assert format_p(log10_p) == expected
 
 
 @pytest.mark.parametrize("width", [200, 100, 80, 60, 40, 20])
