@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -54,6 +55,7 @@ def run(options: Namespace) -> int:
     end = None if source.tokenizer is None else TextTokenizer.load(source.tokenizer).end_of_text
     # A checkpoint's weights are read one by one.
     folder = source.checkpoint
+    weights: Mapping[str, torch.Tensor]
     weights = dict(source.load().named_parameters()) if folder is None else CheckpointWeights(folder)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     with atomic_path(out) as new:
