@@ -169,6 +169,7 @@ _THEIRS = {
     "qwen3 tied, gelu": ("Qwen3", _GROUPED | {"tie_word_embeddings": True, "head_dim": 8, "hidden_act": "gelu"}),
     "olmo2": ("Olmo2", _GROUPED | _rope(500.0)),
     "olmo2 tied, ungrouped": ("Olmo2", _ROTARY | {"tie_word_embeddings": True}),
+    "arcee": ("Arcee", _GROUPED | _rope(500.0) | {"hidden_act": "gelu"}),
     "arcee tied, biased": (
         "Arcee",
         _GROUPED | {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True, "hidden_act": "gelu"},
