@@ -120,7 +120,7 @@ def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
     for plan in plans:
         mark = "[bold]best" if plan is chosen else "" if plan.roomy else "barely fits" if plan.fits else "does not fit"
         table.add_row(
-            plan.strategy + (f", {plan.replicas} replicas" if plan.replicas > 1 else ""),
+            plan.strategy + (f" × {plan.replicas}" if plan.replicas > 1 else ""),
             plan.activation_checkpointing,
             str(plan.micro_batch_size),
             _gb(plan.peak),
@@ -135,5 +135,7 @@ def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
         soft_wrap=True,
     )
     console.print(table)
+    if any(plan.replicas > 1 for plan in plans):
+        console.print("strategy × N: trainer.replicas N, groups that each hold the whole model", highlight=False)
     if chosen is None:
         console.print("none fits: more GPUs, larger ones, or offloading (docs/cluster.md)", highlight=False)

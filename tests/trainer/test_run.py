@@ -212,10 +212,12 @@ def test_a_resumed_run_takes_its_optimizer_settings_from_the_config(tiny, tmp_pa
 def test_a_run_that_died_before_its_first_checkpoint_starts_again_from_birth(tiny, tmp_path):
     done = run(tiny(), tmp_path / "run")
     losses = logged(done, "train/loss")
-    shutil.rmtree(done.path / "checkpoints")
-    shutil.rmtree(done.path / "snapshots")
+    for kind in ("checkpoints", "snapshots"):
+        shutil.rmtree(done.path / kind)
+        (done.path / kind / ".step-00000002.abcd").mkdir(parents=True)
     run(tiny(), done.path, resume=True)
     assert logged(done, "train/loss") == losses
+    assert not list(done.path.rglob(".step-*"))
     assert [r["step"] for r in read_metrics(done.metrics) if "val/loss" in r] == [0, 2, 4, 6]
 
 
