@@ -22,13 +22,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -39,10 +39,14 @@ from .joint_failure import common_store, report_failure, tell_launcher
 from .launched_process import LaunchedProcess, launchers_store
 from .phases import PHASES, Place, Progress
 
+T = TypeVar("T")
+
 #: So many processes of a large run read the posts of all; one alone would not be missed if it hung.
 _EXAMINERS = 8
 #: Frames of a stack that are shown, from the innermost; processes that a line names.
 _FRAMES, _NAMED = 12, 8
+#: How long the end waits for files, in seconds.
+_FILES_S = 10.0
 #: Runs that this process has watched: a new one must not read the posts of the last.
 _watches = count()
 
@@ -163,6 +167,19 @@ def _names(ranks: Sequence[int], peers: Sequence[Peer]) -> str:
     return " and ".join([", ".join(named), *([f"{more} more"] if more else [])])
 
 
+def _in_time(act: Callable[[], T], otherwise: T) -> T:
+    """What ``act`` returns, or ``otherwise`` if that takes too long: a file system may be what hangs."""
+    found = [otherwise]
+
+    def run() -> None:
+        found[0] = act()
+
+    acting = threading.Thread(target=run, daemon=True)
+    acting.start()
+    acting.join(_FILES_S)
+    return found[0]
+
+
 @dataclass
 class _Own:
     """What the thread that looks at its own process has found."""
@@ -220,9 +237,9 @@ class _Watch:
             if exchanges != self._exchanges:
                 exchanges, answered = self._exchanges, clock.seconds
             seconds = clock.seconds - moved
-            stack = self._stack() if (late := seconds > PHASES[place.phase] * self.timeout_s) else None
+            stack = self._stack() if seconds > PHASES[place.phase] * self.timeout_s else None
             late = stack is not None and not _in_debugger(stack)
-            self._own = _Own(place, seconds, late, _waiting(stack) if stack is not None else 0)
+            self._own = _Own(place, seconds, late, 0 if stack is None else _waiting(stack))
             if self.n_ranks == 1 and late:
                 self._show(0, self._stack_text())
                 self._end(self._line(Fault((0,), silent=False), [self._now(0)], [0.0]), [])
@@ -232,7 +249,10 @@ class _Watch:
     def _stack(self) -> traceback.StackSummary:
         """Where the main thread is."""
         frame = sys._current_frames().get(self._main)
-        return traceback.StackSummary() if frame is None else traceback.extract_stack(frame)
+        # Without the lines of the files, whose file system may be what hangs.
+        stack = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
+        stack.reverse()
+        return stack
 
     def _stack_text(self) -> str:
         return "".join(traceback.format_list(self._stack()[-_FRAMES:]))
@@ -313,8 +333,12 @@ class _Watch:
         )
 
     def _mend(self) -> str:
-        where = f"; stacks are in {self.folder}" if RunDir.is_run(self.run.path) else ""
+        where = f"; stacks are in {self.folder}" if self._has_folder() else ""
         return f"{where}; --resume goes on from the last checkpoint"
+
+    def _has_folder(self) -> bool:
+        """Whether the run's folder is there, as far as can be told without the file system, which may be what hangs."""
+        return self.progress.place.phase != "birth"
 
     def _show(self, rank: int, stack: str) -> None:
         print(f"rank {rank} on host {self.peers[rank].host} is here:\n{stack}", end="", file=sys.stderr, flush=True)
@@ -322,18 +346,18 @@ class _Watch:
     def _end(self, line: str, silent: Sequence[int]) -> None:
         """End this process, and those of this host that do not answer; one process prints the line."""
         with self._ending:
-            self._write_stacks()
-            line = f"birthmark: error: {line}"
-            if self.process is not None and self.n_ranks > 1:
-                line, _ = report_failure(line, 1, self.process, rank_0_first=0 not in silent)
-            else:
-                print(line, file=sys.stderr)
-            self._exit(line, silent)
+            try:
+                line = f"birthmark: error: {line}"
+                if self.process is not None and self.n_ranks > 1:
+                    line, _ = report_failure(line, 1, self.process, rank_0_first=0 not in silent)
+                else:
+                    print(line, file=sys.stderr)
+            finally:
+                self._exit(line, silent)
 
     def _end_without_store(self, seconds: float) -> None:
         """The same, where the store does not answer either: its process is the one that holds all up."""
         with self._ending:
-            self._write_stacks()
             seen = ""
             if launchers_store():
                 where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
@@ -345,30 +369,28 @@ class _Watch:
                 f"birthmark: error: {who} has not answered for {seconds:.0f} s{seen}: the process is stopped, or its "
                 f"host is gone{self._mend()}"
             )
-            if self._is_first():
-                self._show(self.rank, self._stack_text())
-                print(line, file=sys.stderr)
-            self._exit(line, [] if launchers_store() else [0])
+            try:
+                # Rather twice than not at all.
+                if _in_time(self._is_first, otherwise=True):
+                    self._show(self.rank, self._stack_text())
+                    print(line, file=sys.stderr)
+            finally:
+                self._exit(line, [] if launchers_store() else [0])
 
     def _is_first(self) -> bool:
         """Whether this process says what all find at once. Without a store the file system is what they share."""
-        if not RunDir.is_run(self.run.path):
+        if not self._has_folder():
             return self.rank == 1
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             (self.folder / "told").touch(exist_ok=False)
-        except FileExistsError:
-            return False
-        except OSError:
-            # Rather twice than not at all.
-            return True
+        except OSError as error:
+            return not isinstance(error, FileExistsError)
         return True
 
     def _write_stacks(self) -> None:
-        """All threads of this process, and what it last sent, beside the run; not where there is none yet."""
-        if not RunDir.is_run(self.run.path):
-            return
-        # The line must be said, whatever becomes of the files.
+        """All threads of this process, and what it last sent, beside the run."""
+        # The line is printed; a full disk is not what the run ends of.
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
             with (self.folder / f"rank-{self.rank:05}.txt").open("w") as file:
@@ -377,14 +399,22 @@ class _Watch:
                 recorded = torch._C._distributed_c10d._dump_fr_trace_json()  # type: ignore[attr-defined]
                 (self.folder / f"nccl-{self.rank:05}.json").write_bytes(recorded)
 
+    def _leave_files(self, line: str) -> None:
+        if self._has_folder():
+            self._write_stacks()
+        with suppress(OSError):
+            tell_launcher(line)
+
     def _exit(self, line: str, silent: Sequence[int]) -> None:
-        tell_launcher(line)
-        for rank in silent:
-            self.peers[rank].kill()
-        sys.stderr.flush()
-        sys.stdout.flush()
-        # The main thread cannot: it hangs.
-        os._exit(1)
+        try:
+            _in_time(lambda: self._leave_files(line), otherwise=None)
+            for rank in silent:
+                self.peers[rank].kill()
+            sys.stderr.flush()
+            sys.stdout.flush()
+        finally:
+            # The main thread cannot: it hangs.
+            os._exit(1)
 
 
 @contextmanager

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -14,8 +15,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir, read_metrics
-from birthmark.trainer.processes.heartbeat import Fault, Post, RunningClock, find_fault
+from birthmark.trainer.processes.heartbeat import Fault, Post, RunningClock, find_fault, watched
+from birthmark.trainer.processes.phases import PHASES
+from birthmark.trainer.processes.process_group import collective_timeout
 
 TIMEOUT_S = 4.0
 HOST = re.escape(socket.gethostname())
@@ -241,6 +245,26 @@ def test_a_pause_of_the_whole_process_does_not_count(monkeypatch):
     clock = RunningClock(2.0)
     assert [clock.tick() for _ in range(3)] == [1.0, 2.0, 1.5]
     assert clock.seconds == 4.5
+
+
+def test_without_a_limit_nobody_watches_and_torch_waits_for_a_day(tmp_path):
+    before = threading.active_count()
+    with watched(0, RunDir(tmp_path), None) as progress:
+        progress.enter("step", 3)
+        assert threading.active_count() == before
+    assert str(progress.place) == "step (step 3)"
+    assert collective_timeout(0).total_seconds() == 24 * 3600
+
+
+@pytest.mark.parametrize("timeout_s", [1, 120, 600])
+def test_torch_waits_longer_than_any_phase_may_take(timeout_s):
+    assert collective_timeout(timeout_s).total_seconds() > max(PHASES.values()) * timeout_s
+
+
+@pytest.mark.parametrize("timeout_s", [-1.0, float("nan"), float("inf")])
+def test_an_impossible_limit_is_refused(tiny, timeout_s):
+    with pytest.raises(UsageError, match=r"trainer\.timeout_s is"):
+        tiny({"trainer.timeout_s": timeout_s})
 
 
 # ---------------------------------------------------------------- under torchrun
