@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The package is the repository's root: type checkers see it under its name through this link.
 TYPING := $(VENV)/typing
 
-.PHONY: help setup pretrain test quick check format types clean
+.PHONY: help setup pretrain test torture quick check format types clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -34,6 +34,11 @@ quick: setup  ## lint, types and the tests that train nothing, under 2 minutes o
 	@start=$$(date +%s); trap 'echo "make quick took $$(($$(date +%s) - start)) s"' EXIT; set -e; \
 	$(BIN)/ruff check .; $(BIN)/ruff format --check .; $(MAKE) --no-print-directory types; \
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 2 --dist worksteal -m 'not slow and not training and not heavy'
+
+# Damaged inputs and killed runs, in equal shares: make torture MINUTES=30 SEED=7 shows a failure again.
+MINUTES := 10
+torture: setup  ## damage inputs and kill runs for MINUTES, from SEED
+	$(BIN)/python tests/torture/run.py --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 check: setup types  ## lint, format check and types, as CI does
 	$(BIN)/ruff check .

@@ -1,24 +1,27 @@
-"""Files that are written whole or not at all, and JSON that says what is wrong with it."""
+"""Files that are written whole or not at all, and read only if they are files, of a size, and JSON of a schema."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import math
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 
-from .errors import RunError
+from .errors import RunError, UsageError
+from .schema import SchemaError, checked
 
 
-def _disk_full(path: Path, error: Exception) -> Exception:
+def disk_full(path: Path, error: Exception) -> Exception:
     """``error`` as a RunError that names ``path`` if the disk is full, else as it is."""
     # safetensors hands on what the system said as text.
     if getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC}" in str(error):
@@ -141,7 +144,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         sync_tree(new)
         put_in_place(new, path)
     except (OSError, SafetensorError) as error:
-        raise _disk_full(path, error) from None
+        raise disk_full(path, error) from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -169,11 +172,160 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(strict(value), indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path) -> Any:
-    """Read JSON; RunError names the file if it is missing or damaged."""
+# ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#: Bytes of the largest file of each kind that is read whole.
+TEXT_BYTES, JSON_BYTES = 1 << 30, 1 << 30
+#: Lists and objects in one another, in any JSON or YAML of ours.
+MOST_NESTED = 50
+
+
+def check_file(path: Path, most: int | None = None, fail: type[Exception] = RunError, mend: str = "") -> None:
+    """Refuse what cannot be read as a file: a folder, a pipe, a device, a link to itself, more than ``most`` bytes.
+
+    Raises:
+        RunError: or ``fail``, in one line with the path.
+    """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        found = path.stat()
     except FileNotFoundError:
-        raise RunError(f"{path}: missing") from None
+        raise fail(f"{path}: missing{f'; {mend}' if mend else ''}") from None
+    except (OSError, ValueError) as error:
+        raise fail(f"{one_line(path)}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
+    if not stat.S_ISREG(found.st_mode):
+        what = next((words for is_kind, words in _NOT_FILES if is_kind(found.st_mode)), "no file")
+        raise fail(f"{path}: is {what}; put the file there")
+    if most is not None and found.st_size > most:
+        raise fail(f"{path}: has {found.st_size:,} bytes, and {most:,} are read at most")
+
+
+_NOT_FILES = (
+    (stat.S_ISDIR, "a folder, not a file"),
+    (stat.S_ISFIFO, "a pipe, not a file"),
+    (stat.S_ISSOCK, "a socket, not a file"),
+    (stat.S_ISCHR, "a device, not a file"),
+    (stat.S_ISBLK, "a device, not a file"),
+)
+
+
+def read_bytes(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunError) -> bytes:
+    """A file's content; RunError, or ``fail``, names it (see :func:`check_file`)."""
+    check_file(path, most, fail)
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise fail(f"{path}: cannot be read ({error.strerror})") from None
+
+
+def read_text(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunError) -> str:
+    """A file's content as UTF-8; RunError, or ``fail``, names it."""
+    try:
+        return read_bytes(path, most, fail).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise fail(f"{path}: not UTF-8 text (byte {error.start})") from None
+
+
+def parse_json(text: str, *, not_finite: bool = False) -> Any:
+    """What strict JSON says, or with ``not_finite`` also NaN and Infinity, as other writers have them.
+
+    Raises:
+        ValueError: it is damaged, or is nested more than `MOST_NESTED` deep.
+    """
+    try:
+        value = json.loads(text, parse_constant=float if not_finite else _refuse_constant)
+    except RecursionError:
+        raise ValueError(f"nested more than {MOST_NESTED} deep") from None
+    level, depth = [value], 0
+    while level := [one for one in level if isinstance(one, (dict, list))]:
+        depth += 1
+        if depth > MOST_NESTED:
+            raise ValueError(f"nested more than {MOST_NESTED} deep")
+        level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+    return value
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"holds {name}, which is no JSON")
+
+
+def read_json(path: Path, schema: Any = Any, mend: str = "") -> Any:
+    """Read JSON and compare it with its schema (schema.py).
+
+    Args:
+        path: the file.
+        schema: the type that its content must have.
+        mend: what to do where it is damaged, for the message.
+
+    Raises:
+        RunError: the file is missing, damaged or holds something else; it names file and field.
+    """
+    mend = f"; {mend}" if mend else ""
+    text = read_text(path, JSON_BYTES)
+    try:
+        return checked(parse_json(text), schema)
+    except SchemaError as error:
+        raise RunError(f"{path}: damaged ({error}){mend}") from None
     except ValueError as error:
-        raise RunError(f"{path}: damaged JSON ({error})") from None
+        raise RunError(f"{path}: damaged JSON ({error}){mend}") from None
+
+
+def file_sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def content_digest(content: Any) -> str:
+    """SHA-256, in hex, of what JSON says of ``content``, whatever its layout and the order of its fields."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write_sealed_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write JSON atomically, with the :func:`content_digest` of the rest as its last field, ``sha256``."""
+    content = json.loads(json.dumps(strict(value)))
+    write_json(path, content | {"sha256": content_digest(content)})
+
+
+def read_sealed_json(path: Path, schema: Any, mend: str = "") -> Any:
+    """:func:`read_json` of what :func:`write_sealed_json` wrote, without ``sha256``; older files have none.
+
+    Raises:
+        RunError: also where the content was changed since it was written.
+    """
+    content = read_json(path, schema, mend)
+    if content.pop("sha256", None) not in (None, content_digest(content)):
+        raise RunError(f"{path}: damaged (its SHA-256 is not the one in it){f'; {mend}' if mend else ''}")
+    return content
+
+
+@contextmanager
+def tensor_file(path: Path, framework: str, mend: str = "") -> Iterator[Any]:
+    """A safetensors file, opened; what is not read of it is not loaded.
+
+    Raises:
+        RunError: it is missing, no file, or damaged, also where a tensor is read in the block; names it.
+    """
+    check_file(path)
+    try:
+        with safe_open(path, framework=framework) as opened:
+            yield opened
+    except (SafetensorError, OSError, ValueError) as error:
+        raise RunError(f"{path}: damaged ({one_line(error)}){f'; {mend}' if mend else ''}") from None
+
+
+def user_path(text: str | Path) -> Path:
+    """A path that a person gave, ``~`` and ``~name`` resolved.
+
+    Raises:
+        UsageError: nobody of that name has a home here.
+    """
+    try:
+        return Path(text).expanduser()
+    except RuntimeError:
+        raise UsageError(f"{one_line(text)}: no home of such a user; give another path") from None
+
+
+def one_line(text: object, limit: int = 200) -> str:
+    """A text of others in one line of a message: its first characters, those that do not print written out."""
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(str(text).split())[:limit])
+    return line.encode("utf-8", errors="backslashreplace").decode()

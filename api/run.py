@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UsageError
-from ..files import read_json
 from ..measure.records import RunDir, metrics_by_step
 from .named_array import NamedArray, no_such, optional_library
 from .snapshots import Snapshots
@@ -78,7 +77,7 @@ class Run:
     @cached_property
     def birth(self) -> dict[str, Any]:
         """Its birth certificate: digest, seed, versions."""
-        return read_json(self.files.birth)
+        return self.files.read_birth()
 
     @property
     def snapshots(self) -> Snapshots:

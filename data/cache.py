@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import json
 import os
 import re
@@ -12,11 +11,13 @@ import secrets
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 from filelock import FileLock, Timeout
 
 from ..errors import RunError, UsageError
+from ..files import check_file, content_digest, file_sha256, one_line, read_json, strict
+from ..schema import Count, Sha256
 
 META = "meta.json"
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -27,13 +28,22 @@ _SCRATCH_NAME = re.compile(r"([a-z]+-[0-9a-f]{16})\.tmp-[0-9a-f]{8}")  # nothing
 
 def fingerprint(**parts: Any) -> str:
     """SHA-256, in hex, of named JSON-able values."""
-    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return content_digest(parts)
 
 
-def file_sha256(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hex."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+class FileFacts(TypedDict):
+    """What is known of a file beside ``meta.json``."""
+
+    bytes: Count
+    sha256: Sha256
+    tokens: NotRequired[Count]
+
+
+class Meta(TypedDict):
+    """``meta.json`` of any folder that is built once; what it was built for adds its own."""
+
+    files: dict[str, FileFacts]
+    checksum: Sha256
 
 
 def files_sha256(paths: Sequence[Path], cache_dir: Path) -> list[str]:
@@ -56,7 +66,9 @@ def _takes_files(folder: Path) -> bool:
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
-def build_once(folder: Path, build: Callable[[Path], dict[str, Any]], verify: str = "checksum") -> dict[str, Any]:
+def build_once(
+    folder: Path, build: Callable[[Path], dict[str, Any]], verify: str = "checksum", schema: type = Meta
+) -> dict[str, Any]:
     """What ``build`` returned, now or when the folder was built.
 
     Args:
@@ -64,6 +76,7 @@ def build_once(folder: Path, build: Callable[[Path], dict[str, Any]], verify: st
         build: fills the empty folder it is given and returns JSON-able facts about it, with a ``files`` entry:
             name → ``{"bytes": size, "sha256": hex, ...}``.
         verify: ``checksum`` reads every byte of a folder that is reused, ``size`` only looks at file sizes.
+        schema: of the facts, a `Meta`.
 
     Processes that want one folder wait for the first of them. The build happens in a temporary sibling, which is
     renamed at the end, so a folder of this name is complete; siblings that dead builds left behind are removed.
@@ -82,7 +95,7 @@ def build_once(folder: Path, build: Callable[[Path], dict[str, Any]], verify: st
                 if not built:
                     _remove_dead_builds(folder)
                     _build(folder, build)
-    return _verified(folder, verify if built else "size")
+    return _verified(folder, verify if built else "size", schema)
 
 
 @contextlib.contextmanager
@@ -107,7 +120,7 @@ def _build(folder: Path, build: Callable[[Path], dict[str, Any]]) -> None:
     scratch = folder.with_name(f"{folder.name}{_SCRATCH}{secrets.token_hex(4)}")
     scratch.mkdir()
     try:
-        meta = build(scratch)
+        meta = strict(build(scratch))
         meta["checksum"] = fingerprint(meta=meta)
         with (scratch / META).open("w", encoding="utf-8") as file:
             json.dump(meta, file, indent=1)
@@ -119,19 +132,16 @@ def _build(folder: Path, build: Callable[[Path], dict[str, Any]]) -> None:
         raise
 
 
-def _verified(folder: Path, verify: str) -> dict[str, Any]:
+def _verified(folder: Path, verify: str, schema: type) -> dict[str, Any]:
     mend = "delete this folder and start again, it will be rebuilt"
-    try:
-        meta = json.loads((folder / META).read_text(encoding="utf-8"))
-        checksum = meta.pop("checksum")
-    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
-        raise RunError(f"{folder / META}: unreadable ({error}); {mend}") from error
-    if checksum != fingerprint(meta=meta):
+    meta = read_json(folder / META, schema, mend)
+    if meta.pop("checksum") != fingerprint(meta=meta):
         raise RunError(f"{folder / META}: damaged (its checksum differs); {mend}")
     for name, facts in meta["files"].items():
         path = folder / name
-        if not path.is_file():
-            raise RunError(f"{path}: missing; {mend}")
+        if Path(name).name != name:
+            raise RunError(f"{folder / META}: damaged (files has {one_line(name)}, outside of this folder); {mend}")
+        check_file(path)
         if path.stat().st_size != facts["bytes"]:
             raise RunError(f"{path}: damaged ({path.stat().st_size} bytes, not {facts['bytes']}); {mend}")
         if verify == "checksum" and file_sha256(path) != facts["sha256"]:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from ..files import user_path
+from ..schema import SEEDS, outside
+
 TEXT_SUFFIXES = (".txt", ".md", ".py")
 """Files that are one document each."""
 
@@ -60,7 +63,7 @@ class DataConfig:
     def problems(self) -> list[str]:
         """Everything about this config that can be seen to be wrong without reading a corpus; one line each."""
         found = self._path_problems()
-        if self.tokenizer != "bpe" and self.path != "backcopy" and not Path(self.tokenizer).expanduser().is_file():
+        if self.tokenizer != "bpe" and self.path != "backcopy" and not user_path(self.tokenizer).is_file():
             found.append(
                 f"data.tokenizer: no file {self.tokenizer!r}; give 'bpe' or the path of a tokenizers JSON file"
             )
@@ -70,8 +73,9 @@ class DataConfig:
             found.append("data.text_field: empty; name the column that holds the text")
         if not self.cache_dir:
             found.append("data.cache_dir: empty; name a folder that can be written to")
-        if self.n_workers < 0:
-            found.append(f"data.n_workers: {self.n_workers} is negative; 0 takes one per core")
+        if not 0 <= self.n_workers <= 4096:
+            found.append(f"data.n_workers: {self.n_workers} is not 0 to 4096; 0 takes one per core")
+        found += outside("data", self, {"data_seed": SEEDS})
         if self.verify not in ("checksum", "size"):
             found.append(f"data.verify: {self.verify!r} is neither 'checksum' nor 'size'")
         return found
@@ -96,7 +100,7 @@ class DataConfig:
 
     @staticmethod
     def _file_problems(entry: str) -> list[str]:
-        path = Path(entry).expanduser()
+        path = user_path(entry)
         if not entry or not path.exists():
             known = f"a file or folder, {', '.join(map(repr, NAMED_CORPORA))}, 'backcopy' or 'hf:NAME'"
             return [f"data.path: {entry!r} does not exist; give {known}"]

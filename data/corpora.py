@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Protocol
 
 from ..errors import UsageError
+from ..files import user_path
 from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, DataConfig
 from .encode import Document, Encoded
 from .row_corpora import HubCorpus, TableCorpus
@@ -97,7 +98,7 @@ def _files_by_suffix(entries: list[str]) -> dict[str, list[KeyedPath]]:
     by_suffix: dict[str, list[KeyedPath]] = {}
     seen: set[Path] = set()
     for entry in entries:
-        named = Path(entry).expanduser()
+        named = user_path(entry)
         found = walk(named) if named.is_dir() else {named.suffix.lower(): [KeyedPath(named.name, named)]}
         for suffix, files in found.items():
             for file in files:

@@ -18,6 +18,11 @@ _BATCH_CHARS = 1 << 21
 _LINE_START = re.compile(r"(?<=\S\n)(?=\S)")
 
 
+#: Characters of the longest word that is one piece to a tokenizer: the time of BPE grows faster than a piece.
+LONGEST_WORD = 4096
+_OVERLONG = re.compile(rf"[^\W\d_]{{{LONGEST_WORD},}}|\d{{{LONGEST_WORD},}}|(?:[^\w\s]|_){{{LONGEST_WORD},}}")
+
+
 class Document(NamedTuple):
     """One text and where it belongs."""
 
@@ -37,9 +42,17 @@ def text_chunks(text: str, limit: int = CHUNK_CHARS) -> list[str]:
     """Split a long text into chunks of at most ``limit`` characters, so that one long document uses all cores too.
 
     A chunk ends where an unindented line begins. A byte-level BPE with the GPT-2 pattern splits there anyway, so that
-    the ids do not change; only a text without such a place in ``limit`` characters is split elsewhere.
+    the ids do not change; only a text without such a place in ``limit`` characters is split elsewhere, and a run of
+    letters, of digits or of signs above `LONGEST_WORD`, which no language has.
     """
-    out = []
+    out: list[str] = []
+    if words := _overlong(text):
+        at = 0
+        for first, last in words:
+            starts = range(first, last, LONGEST_WORD)
+            out += [*text_chunks(text[at:first], limit), *(text[i : min(last, i + LONGEST_WORD)] for i in starts)]
+            at = last
+        return [*out, *text_chunks(text[at:], limit)]
     start = 0
     while len(text) - start > limit:
         end = start + limit
@@ -52,6 +65,19 @@ def text_chunks(text: str, limit: int = CHUNK_CHARS) -> list[str]:
         out.append(text[start:end])
         start = end
     return [*out, text[start:]]
+
+
+def _overlong(text: str) -> list[tuple[int, int]]:
+    """Where words above `LONGEST_WORD` are."""
+    # Ordinary text has none: that is seen without looking at each character.
+    if max(map(len, text.split()), default=0) < LONGEST_WORD:
+        return []
+    return [match.span() for match in _OVERLONG.finditer(text)]
+
+
+def shortened(text: str) -> str:
+    """``text`` with the beginnings alone of words above `LONGEST_WORD`: nothing is learned from the rest."""
+    return _OVERLONG.sub(lambda word: word[0][:LONGEST_WORD], text) if _overlong(text) else text
 
 
 def encode_documents(documents: Iterable[Document], tokenizer: TextTokenizer) -> Iterator[Encoded]:

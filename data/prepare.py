@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import UsageError
+from ..files import file_sha256, user_path
 from . import backcopy
 from .batches import BatchSource, FixedWindows, TokenWindows
-from .cache import build_once, file_sha256, fingerprint
+from .cache import build_once, fingerprint
 from .config import DataConfig
 from .corpora import Corpus, open_corpus
-from .encode import text_chunks
+from .encode import shortened, text_chunks
 from .shards import build_shards, unigram_cross_entropy
 from .tokenizer import TRAINING_BYTES, TextTokenizer, evenly, train_bpe
 
@@ -69,7 +70,7 @@ def prepare(config: DataConfig, *, vocab_size: int, seq_len: int) -> PreparedDat
     if config.path == "backcopy":
         return _prepare_backcopy(config, vocab_size, seq_len)
     corpus = open_corpus(config)
-    cache_dir = Path(config.cache_dir).expanduser()
+    cache_dir = user_path(config.cache_dir)
     tokenizer, tokenizer_path = _prepare_tokenizer(config, corpus, vocab_size, cache_dir)
     if tokenizer.vocab_size > vocab_size:
         raise UsageError(
@@ -112,7 +113,7 @@ def _prepare_tokenizer(
     config: DataConfig, corpus: Corpus, vocab_size: int, cache_dir: Path
 ) -> tuple[TextTokenizer, Path]:
     if config.tokenizer != "bpe":
-        path = Path(config.tokenizer).expanduser()
+        path = user_path(config.tokenizer)
         return TextTokenizer.load(path), path
     key = fingerprint(
         format=_TOKENIZER_FORMAT,
@@ -126,7 +127,7 @@ def _prepare_tokenizer(
     def build(scratch: Path) -> dict[str, Any]:
         # The validation text stays unseen, by the tokenizer too.
         train_texts = (document.text for document in corpus.documents() if document.split == "train")
-        chunks = (chunk for text in train_texts for chunk in text_chunks(text))
+        chunks = (chunk for text in train_texts for chunk in text_chunks(shortened(text)))
         path = scratch / "tokenizer.json"
         path.write_bytes(train_bpe(evenly(chunks, corpus.n_bytes), vocab_size).content)
         return {"files": {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)}}}

@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import RunError, UsageError
-from .cache import build_once, file_sha256, files_sha256, fingerprint
+from ..files import file_sha256, user_path
+from ..schema import Sha256
+from .cache import Meta, build_once, files_sha256, fingerprint
 from .config import DataConfig
 from .encode import Document, Encoded, encode_documents
 from .splits import key_digest, key_hash, split_single_document, validation_mask
@@ -40,6 +42,10 @@ class _Rows(NamedTuple):
     content_hash: str
 
 
+class _RowMeta(Meta):
+    content_hash: Sha256
+
+
 class _RowCorpus:
     """What local and hub tables share; subclasses load the table and say what identifies it."""
 
@@ -47,7 +53,7 @@ class _RowCorpus:
 
     def __init__(self, config: DataConfig) -> None:
         self._config = config
-        self._cache_dir = Path(config.cache_dir).expanduser()
+        self._cache_dir = user_path(config.cache_dir)
 
     def _load(self) -> datasets.Dataset:
         raise NotImplementedError
@@ -74,7 +80,7 @@ class _RowCorpus:
     @cached_property
     def _rows(self) -> _Rows:
         folder = self._cache_dir / f"rows-{fingerprint(identity=self._identity(), format=1)[:16]}"
-        meta = build_once(folder, self._survey)
+        meta = build_once(folder, self._survey, schema=_RowMeta)
         return _Rows(np.load(folder / "hashes.npy"), np.load(folder / "n_bytes.npy"), meta["content_hash"])
 
     def _survey(self, folder: Path) -> dict[str, Any]:

@@ -7,15 +7,16 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Literal, TypedDict
 
 import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import RunError
+from ..schema import Count, Sha256
 from .batches import ShardedTokens
-from .cache import build_once, fingerprint
+from .cache import META, Meta, build_once, fingerprint
 from .corpora import Corpus
 from .encode import SPLITS, Encoded, Split
 from .tokenizer import TextTokenizer
@@ -23,6 +24,27 @@ from .tokenizer import TextTokenizer
 FORMAT = 1
 SHARD_TOKENS = 1 << 28
 _BUFFER_TOKENS = 1 << 20
+
+
+class SplitFacts(TypedDict):
+    """What a split has."""
+
+    documents: Count
+    tokens: Count
+    bytes: Count
+
+
+class ShardsMeta(Meta):
+    """``meta.json`` of token shards."""
+
+    format: int
+    content_hash: Sha256
+    tokenizer_hash: Sha256
+    vocab_size: Count
+    dtype: Literal["<u2", "<u4"]
+    skipped: dict[str, Count]
+    splits: dict[str, SplitFacts]
+    unigram_entropy: float | None
 
 
 class Shards:
@@ -71,7 +93,11 @@ def build_shards(
     def build(scratch: Path) -> dict[str, Any]:
         return identity | _write(corpus, tokenizer, scratch, shard_tokens)
 
-    return Shards(folder, build_once(folder, build, verify))
+    shards = Shards(folder, build_once(folder, build, verify, ShardsMeta))
+    changed = [name for name, value in identity.items() if shards.meta[name] != value]
+    if changed:
+        raise RunError(f"{folder / META}: {changed[0]} is of other shards; delete this folder, it will be rebuilt")
+    return shards
 
 
 def unigram_cross_entropy(train_counts: np.ndarray, val_counts: np.ndarray) -> float:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import RunError, UsageError
+from ..files import read_bytes
 from .encode import Document, Encoded, encode_documents
 from .splits import key_digest, key_hash, split_single_document, validation_mask
 from .tokenizer import TextTokenizer
@@ -124,11 +125,8 @@ def _refuse(error: OSError) -> None:
 
 
 def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        _refuse(error)
-        raise
+    # A larger document is a corpus, and is read whole.
+    return read_bytes(path, 1 << 30, UsageError)
 
 
 def _unusable(content: bytes) -> str | None:

@@ -13,12 +13,15 @@ import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ..errors import UsageError
+from ..files import read_bytes, user_path
 
 END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<｜end▁of▁sentence｜>")
 _MIN_VOCAB_SIZE = 257  # 256 bytes and the end of text
 _MIN_FREQUENCY = 2  # a pair seen once says nothing about the language
 TRAINING_BYTES = 1 << 26
+MOST_BYTES = 1 << 28
+"""Of a tokenizer's JSON file."""
 
 
 class TextTokenizer:
@@ -46,13 +49,12 @@ class TextTokenizer:
     @classmethod
     def load(cls, path: str | Path) -> TextTokenizer:
         """Read a ``tokenizers`` JSON file."""
-        path = Path(path).expanduser()
+        path = user_path(path)
         try:
-            return cls(path.read_bytes(), str(path))
-        except OSError as error:
-            raise UsageError(
-                f"data.tokenizer: cannot read {str(path)!r} ({error.strerror}); give 'bpe' or a tokenizers JSON file"
-            ) from error
+            content = read_bytes(path, MOST_BYTES, UsageError)
+        except UsageError as error:
+            raise UsageError(f"data.tokenizer: {error}; give 'bpe' or a tokenizers JSON file") from None
+        return cls(content, str(path))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"content": self.content, "name": self.name}

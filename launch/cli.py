@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from ..errors import RunError, UsageError
+from ..files import one_line
 from .command_table import COMMANDS, command_parser, load_command, top_parser
 
 
@@ -79,11 +80,25 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         print("birthmark: interrupted", file=sys.stderr)
         return 130
+    except OSError as error:
+        if debug:
+            raise
+        # What the system refuses is no mistake of ours: a name too long, a folder that may not be written to.
+        what = "" if error.filename is None else f"{one_line(error.filename)}: "
+        return _report_failure(f"birthmark: error: {what}{error.strerror or one_line(error)}", 1)
     except Exception as error:
         if debug:
             raise
-        message = " ".join(str(error).split())
-        return _report_failure(f"birthmark: {type(error).__name__}: {message} (--debug shows where)", 1)
+        if _is_out_of_memory(error):
+            return _report_failure("birthmark: error: out of memory; give a smaller model, batch or probe", 1)
+        # A mistake of ours, whatever the input: nothing that a user could mend.
+        line = f"birthmark: internal error ({one_line(error)}); please report it with what --debug shows"
+        return _report_failure(line, 1)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # torch says it of the CPU as a RuntimeError, of a GPU as OutOfMemoryError.
+    return isinstance(error, MemoryError) or "allocate memory" in str(error) or "out of memory" in str(error)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Literal
 
+from ..schema import SEEDS, outside
+
 Probe = Literal["random", "text"]
 
 
@@ -34,12 +36,13 @@ class FingerprintConfig:
     def problems(self) -> list[str]:
         """Everything that makes this config impossible, one line each, with the mend."""
         bounds = {
-            "n_inputs": (self.n_inputs, 10),
-            "seq_len": (self.seq_len, 1),
-            "batch_size": (self.batch_size, 1),
-            "n_strangers": (self.n_strangers, 0),
+            "n_inputs": (10, 1 << 24),
+            "seq_len": (1, 1 << 27),
+            "batch_size": (1, 1 << 24),
+            "n_strangers": (0, 1000),
+            "probe_seed": SEEDS,
         }
-        return [f"snapshot.fingerprint.{k} is {v}: give at least {low}" for k, (v, low) in bounds.items() if v < low]
+        return outside("snapshot.fingerprint", self, bounds)
 
 
 @dataclass(frozen=True)
@@ -88,13 +91,14 @@ class SnapshotConfig:
         ``n_positions``: tokens that the model can read at once; None, any number.
         """
         bounds = {
-            "n_sequences": (self.n_sequences, 2),
-            "seq_len": (self.seq_len, 2),
-            "batch_size": (self.batch_size, 1),
-            "n_strangers": (self.n_strangers, 0),
-            "top_k": (self.top_k, 1),
+            "n_sequences": (2, 1 << 24),
+            "seq_len": (2, 1 << 27),
+            "batch_size": (1, 1 << 24),
+            "n_strangers": (0, 1000),
+            "top_k": (1, 1 << 26),
+            "probe_seed": SEEDS,
         }
-        found = [f"snapshot.{k} is {v}: give at least {low}" for k, (v, low) in bounds.items() if v < low]
+        found = outside("snapshot", self, bounds)
         if n_positions is not None and self.seq_len > n_positions:
             found.append(
                 f"snapshot.seq_len is {self.seq_len}: this model has {n_positions} positions; give at most "

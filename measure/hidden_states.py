@@ -14,13 +14,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 from torch import Tensor, nn
 
-from ..data.cache import build_once, file_sha256, fingerprint
+from ..data.cache import build_once, fingerprint
 from ..data.probes import random_probe
 from ..data.streams import stream_key
 from ..errors import UsageError
+from ..files import file_sha256, tensor_file, user_path
 from ..models.birth import Digest
 from ..models.decoder import Decoder
 from .measurement import evaluation_mode
@@ -166,6 +167,7 @@ def cached_hidden_states(
         facts = {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
         return {"probe": asdict(probe), "files": {_FILE: facts}}
 
-    folder = cache_dir.expanduser() / f"hidden-{key[:16]}"
+    folder = user_path(cache_dir) / f"hidden-{key[:16]}"
     build_once(folder, build)
-    return load_file(folder / _FILE)["hidden"]
+    with tensor_file(folder / _FILE, "np") as tensors:
+        return tensors.get_tensor("hidden")

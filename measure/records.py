@@ -4,31 +4,133 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import numpy as np
 from filelock import FileLock
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import save_file
 
 from ..errors import RunError, UsageError
 from ..files import (
-    _disk_full,
     atomic_path,
+    check_file,
+    disk_full,
+    file_sha256,
     find_folder,
     list_folders,
     make_folder,
-    read_json,
+    one_line,
+    parse_json,
+    read_bytes,
+    read_sealed_json,
     remove_leftovers,
     strict,
-    write_json,
+    tensor_file,
+    write_sealed_json,
     write_text,
 )
 from ..metrics.quantities import quantities_of
 from ..metrics.quantity import Quantity
+from ..schema import Bounds, Count, SchemaError, Sha256, check
+
+ARRAYS = "arrays.safetensors"
+_MEND = "delete the folder to go on without this snapshot"
+_DTYPES = ("F32", "F64", "F16", "I32", "I64", "U8", "BOOL")
+#: Eight digits or more, and no zero before more than eight.
+_STEP_NAME = re.compile(r"step-(-0000001|[0-9]{8}|[1-9][0-9]{8,17})", re.ASCII)
+
+# ── what files hold; what a field is that no code reads is left open ─────────────────────────────────────────────────
+
+Number = float | None
+"""JSON has no NaN: null stands for it."""
+MetricsLine = dict[str, Number]
+Size = Annotated[int, Bounds(1, 1 << 40)]
+
+
+class Token(TypedDict):
+    """An entry of ``top_tokens``."""
+
+    rank: Count
+    id: Count
+    text: str
+    p: Number
+    argmax_share: Number
+    rank_at_birth: NotRequired[Count]
+
+
+class ProbeFacts(TypedDict):
+    """The probe that was measured on."""
+
+    kind: NotRequired[str]
+    n_sequences: NotRequired[Count]
+    seq_len: NotRequired[Size]
+    probe_seed: NotRequired[int]
+    dtype: NotRequired[str]
+
+
+class Summary(TypedDict):
+    """``summary.json`` of a snapshot."""
+
+    step: Annotated[int, Bounds(-1, 1 << 62)]
+    bias: dict[str, Number]
+    bias_text: NotRequired[dict[str, Number]]
+    tokens: NotRequired[Count | None]
+    init_seed: NotRequired[int]
+    source: NotRequired[str]
+    probe: NotRequired[ProbeFacts]
+    model: NotRequired[dict[str, Any]]
+    n_layers: NotRequired[Size]
+    n_heads: NotRequired[Size | None]
+    vocab_size: NotRequired[Size]
+    seconds: NotRequired[Number]
+    top_tokens: NotRequired[list[Token]]
+    quantities: NotRequired[list[dict[str, Any]]]
+    arrays_sha256: NotRequired[Sha256]
+    sha256: NotRequired[Sha256]
+
+
+class DataFacts(TypedDict):
+    """The corpus, as a birth certificate has it; what else there is depends on its kind."""
+
+    kind: NotRequired[str]
+    path: NotRequired[str | list[str]]
+    content_hash: NotRequired[Sha256 | None]
+    tokenizer_hash: NotRequired[Sha256]
+    data_seed: NotRequired[int]
+    val_fraction: NotRequired[float]
+    documents: NotRequired[dict[str, Count]]
+    tokens: NotRequired[dict[str, Count]]
+    bytes: NotRequired[dict[str, Count]]
+    skipped: NotRequired[dict[str, Count]]
+    tokenizer: NotRequired[str]
+    vocab_size: NotRequired[Size]
+    bytes_per_token: NotRequired[Number]
+    unigram_entropy: NotRequired[Number]
+
+
+class Birth(TypedDict):
+    """``birth.json``."""
+
+    digest: Sha256
+    init_seed: int
+    n_params: Count
+    init_from: NotRequired[str | None]
+    data_seed: NotRequired[int]
+    probe_seed: NotRequired[int]
+    run_id: NotRequired[str]
+    created: NotRequired[str]
+    data: NotRequired[DataFacts]
+    versions: NotRequired[dict[str, str | None]]
+    code: NotRequired[dict[str, Any] | None]
+    model: NotRequired[dict[str, Any]]
+    parameters: NotRequired[dict[str, dict[str, Any]]]
+    config_is_sealed: NotRequired[bool]
+    sha256: NotRequired[Sha256]
 
 
 @dataclass(frozen=True)
@@ -65,28 +167,42 @@ class Snapshot:
         """Write ``summary.json`` and ``arrays.safetensors`` into ``folder``, which appears whole or not at all."""
         with atomic_path(folder) as new:
             new.mkdir()
-            save_file({k: np.ascontiguousarray(v) for k, v in self.arrays.items()}, new / "arrays.safetensors")
-            write_json(new / "summary.json", self.summary)
+            save_file({k: np.ascontiguousarray(v) for k, v in self.arrays.items()}, new / ARRAYS)
+            write_sealed_json(new / "summary.json", self.summary | {"arrays_sha256": file_sha256(new / ARRAYS)})
 
     @classmethod
     def read(cls, folder: Path) -> Snapshot:
-        """Read a snapshot folder; RunError names the file that is missing or damaged."""
+        """Read a snapshot folder; RunError names the file that is missing, damaged or another's, and the field."""
         folder = find_folder(folder)
-        summary = read_json(folder / "summary.json")
-        if not isinstance(summary, dict) or not isinstance(summary.get("bias"), dict) or "step" not in summary:
-            raise RunError(f"{folder / 'summary.json'}: damaged (no step or no bias in it)")
+        file = folder / "summary.json"
+        summary = read_sealed_json(file, Summary, _MEND)
+        if is_step(folder) and summary["step"] != step_of(folder):
+            raise RunError(f"{file}: step is {summary['step']}, and the folder is of another; {_MEND}")
         try:
-            quantities_of(summary)
+            quantities = quantities_of(summary)
         except ValueError as error:
-            raise RunError(f"{folder / 'summary.json'}: damaged (quantities: {error})") from None
-        file = folder / "arrays.safetensors"
-        try:
-            arrays = load_file(file)
-        except FileNotFoundError:
-            raise RunError(f"{file}: missing") from None
-        except SafetensorError as error:
-            raise RunError(f"{file}: damaged ({error}); delete the folder to go on without this snapshot") from None
-        return cls(summary, arrays)
+            raise RunError(f"{file}: damaged (quantities: {one_line(error)}); {_MEND}") from None
+        return cls(summary, _read_arrays(folder / ARRAYS, summary.pop("arrays_sha256", None), quantities))
+
+
+def _read_arrays(file: Path, sha256: str | None, quantities: Mapping[str, Quantity]) -> dict[str, np.ndarray]:
+    """The arrays of a snapshot; those that a quantity declares are numbers of as many dimensions as it has axes."""
+    check_file(file)
+    if sha256 is not None and file_sha256(file) != sha256:
+        raise RunError(f"{file}: damaged (its SHA-256 is not the one in summary.json); {_MEND}")
+    arrays: dict[str, np.ndarray] = {}
+    with tensor_file(file, "np", _MEND) as opened:
+        for name in opened.keys():  # noqa: SIM118, the library's object is no mapping
+            if (dtype := opened.get_slice(name).get_dtype()) not in _DTYPES:
+                raise RunError(f"{file}: damaged ({name} is {dtype}, not one of {', '.join(_DTYPES)}); {_MEND}")
+            arrays[name] = opened.get_tensor(name)
+    for name, array in arrays.items():
+        quantity = quantities.get(name.rpartition(".")[2])
+        # An empty array has one dimension where there is nothing to stack: a run without strangers.
+        if quantity is not None and array.size and array.ndim != len(quantity.axes):
+            wanted = len(quantity.axes)
+            raise RunError(f"{file}: damaged ({name} has {array.ndim} dimensions instead of {wanted}); {_MEND}")
+    return arrays
 
 
 @dataclass(frozen=True)
@@ -130,7 +246,7 @@ class RunDir:
 
     def checkpoints(self) -> list[Path]:
         """All checkpoint folders, oldest first."""
-        return list_folders(self.path / "checkpoints", "step-*")
+        return self._by_step("checkpoints")
 
     def checkpoints_by_step(self) -> dict[int, Path]:
         """All checkpoint folders by their step, oldest first."""
@@ -138,7 +254,24 @@ class RunDir:
 
     def snapshot_folders(self) -> list[Path]:
         """All snapshot folders, birth first."""
-        return list_folders(self.path / "snapshots", "step-*")
+        return self._by_step("snapshots")
+
+    def _by_step(self, kind: str) -> list[Path]:
+        return sorted(list_folders(self.path / kind, "step-*"), key=step_of)
+
+    def own_tokenizer(self) -> Path | None:
+        """The tokenizer's JSON, where the data is text; RunError if it is not the one that the run began with."""
+        known = self.read_birth().get("data", {}).get("tokenizer_hash")
+        if known is None:
+            return self.tokenizer if self.tokenizer.is_file() else None
+        check_file(self.tokenizer)
+        if file_sha256(self.tokenizer) != known:
+            raise RunError(f"{self.tokenizer}: changed since the run began (birth.json has its SHA-256); restore it")
+        return self.tokenizer
+
+    def read_birth(self) -> dict[str, Any]:
+        """The birth certificate, checked; RunError names what is wrong with it."""
+        return read_sealed_json(self.birth, Birth, "restore it from a copy")
 
     def snapshots(self) -> list[Snapshot]:
         """All snapshots, birth first."""
@@ -190,30 +323,54 @@ class RunDir:
         return cls(path)
 
 
+def is_step(folder: Path) -> bool:
+    """Whether a folder has the name of a checkpoint or a snapshot in a run."""
+    return _STEP_NAME.fullmatch(folder.name) is not None
+
+
 def step_of(folder: Path) -> int:
-    """The step that a checkpoint's or a snapshot's folder is named after."""
-    return int(folder.name.removeprefix("step-"))
+    """The step that a checkpoint's or a snapshot's folder is named after.
+
+    Raises:
+        RunError: its name is none that we write.
+    """
+    step = _STEP_NAME.fullmatch(folder.name)
+    if step is None:
+        raise RunError(f"{one_line(folder)}: no step in this name, such as step-00000250; move it away")
+    return int(step[1])
+
+
+def _metrics_line(record: Any) -> dict[str, float]:
+    if isinstance(record, dict) and "step" not in record:
+        raise SchemaError("it has no step")
+    check(record, MetricsLine)
+    check(record["step"], Annotated[int, Bounds(-1, 1 << 62)], "step")
+    return record
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
     """All lines of a ``metrics.jsonl``, in file order; a last line that a crash broke off is left out."""
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    if not os.path.lexists(path):
+        return []
+    lines = read_bytes(path).split(b"\n")
+    if not lines[-1]:
+        del lines[-1]
     records: list[dict[str, float]] = []
     for number, line in enumerate(lines, start=1):
         try:
-            records.append(json.loads(line))
-        except ValueError:
+            records.append(_metrics_line(parse_json(line.decode("utf-8"), not_finite=True)))
+        except ValueError as error:
             if number < len(lines):
-                raise RunError(f"{path}: line {number} is not JSON; remove it to go on") from None
+                raise RunError(f"{path}: line {number} is not JSON ({one_line(error)}); remove it to go on") from None
+        except SchemaError as error:
+            raise RunError(f"{path}: line {number} is damaged ({error}); remove it to go on") from None
     return records
 
 
 def metrics_by_step(run: RunDir) -> dict[int, dict[str, float]]:
     """The lines of ``metrics.jsonl`` by step, in step order; where a step is logged twice, the later line holds."""
     merged: dict[int, dict[str, float]] = {}
-    for number, record in enumerate(read_metrics(run.metrics), start=1):
-        if not isinstance(record, dict) or "step" not in record:
-            raise RunError(f"{run.metrics}: line {number} has no step; remove it to go on")
+    for record in read_metrics(run.metrics):
         merged.setdefault(int(record["step"]), {}).update(record)
     return dict(sorted(merged.items()))
 
@@ -224,7 +381,7 @@ def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
         with path.open("a", encoding="utf-8") as f:
             f.write(json.dumps(strict({"step": step, **metrics})) + "\n")
     except OSError as error:
-        raise _disk_full(path, error) from None
+        raise disk_full(path, error) from None
 
 
 def write_metrics_csv(run: RunDir) -> None:

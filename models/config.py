@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..errors import UsageError
+from ..schema import outside
 from .attention.config import AttentionConfig, CalibrationConfig, Setting
 
 __all__ = ["AttentionConfig", "CalibrationConfig", "InitConfig", "ModelConfig"]
@@ -222,23 +223,20 @@ class ModelConfig:
         return found + [problem for setting in self.conditional_settings() if (problem := setting.problem)]
 
     def _size_problems(self) -> list[str]:
-        """Sizes below what a model can have."""
-        found = [
-            f"model.{name} is {value}: give at least 1"
-            for name, value in (
-                ("d_model", self.d_model),
-                ("n_layers", self.n_layers),
-                ("n_heads", self.n_heads),
-                ("n_kv_heads", self.kv_heads),
-                ("head_dim", 1 if self.head_dim is None else self.head_dim),
-                ("d_ff", self.ff),
-                ("max_seq_len", self.max_seq_len),
-            )
-            if value < 1
-        ]
-        if self.vocab_size < 2:
-            found.append(f"model.vocab_size is {self.vocab_size}: give at least 2")
-        return found
+        """Sizes that no model can have."""
+        bounds = {
+            "d_model": (1, 1 << 20),
+            "n_layers": (1, 2048),
+            "n_heads": (1, 1 << 16),
+            "n_kv_heads": (1, 1 << 16),
+            "head_dim": (1, 1 << 16),
+            "d_ff": (1, 1 << 24),
+            "max_seq_len": (1, 1 << 27),
+            "vocab_size": (2, 1 << 26),
+            "t5_max_distance": (1, 1 << 27),
+            "t5_buckets": (2, 1 << 16),
+        }
+        return outside("model", self, bounds)
 
     def _fit_problems(self) -> list[str]:
         """Sizes, each possible, that do not fit together."""

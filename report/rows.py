@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from ..errors import RunError
 from ..measure.records import RunDir, Snapshot, metrics_by_step
 from ..metrics.quantities import MEASURED
 from ..metrics.quantity import Quantity
@@ -20,26 +18,6 @@ def row_key(name: str) -> str:
     return name.replace("/", "_")
 
 
-def check_snapshot(snapshot: Snapshot, folder: Path) -> None:
-    """Refuse scalars that are no numbers and arrays of another shape than they should have.
-
-    Raises:
-        RunError: the file and the name.
-    """
-    for name, value in snapshot.bias.items():
-        if value is not None and not isinstance(value, (int, float)):
-            raise RunError(f"{folder / 'summary.json'}: damaged (bias.{name} is {value!r}, not a number)")
-    # A picture of an array of another shape would crash far from the file that is to blame or, worse, show something.
-    quantities = snapshot.quantities
-    for name, array in snapshot.arrays.items():
-        quantity = quantities.get(name.rpartition(".")[2])
-        wanted = len(quantity.axes) if quantity else array.ndim
-        # An empty array has one dimension where there is nothing to stack: a run without strangers.
-        if array.size and array.ndim != wanted:
-            file = folder / "arrays.safetensors"
-            raise RunError(f"{file}: damaged ({name} has {array.ndim} dimensions instead of {wanted})")
-
-
 def declared_quantities(snapshots: Iterable[Snapshot]) -> dict[str, Quantity]:
     """Every quantity that snapshots may hold, by name: ours, and those that users' metrics declared in them."""
     found = dict(MEASURED)
@@ -50,10 +28,7 @@ def declared_quantities(snapshots: Iterable[Snapshot]) -> dict[str, Quantity]:
 
 def read_snapshots(run: RunDir) -> list[Snapshot]:
     """All snapshots of ``run``, birth first; RunError names the file that is damaged or holds something else."""
-    snapshots = run.snapshots()
-    for folder, snapshot in zip(run.snapshot_folders(), snapshots, strict=True):
-        check_snapshot(snapshot, folder)
-    return snapshots
+    return run.snapshots()
 
 
 def join_rows(snapshots: Iterable[Snapshot], metrics: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:

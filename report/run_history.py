@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import RunError, UsageError
-from ..files import read_json
+from ..errors import UsageError
+from ..files import read_text
 from ..measure.records import RunDir, Snapshot, metrics_by_step
 from .rows import join_rows, read_snapshots
 from .text import finite_or_nan, printable
@@ -62,12 +62,10 @@ def read_runs(runs: Sequence[RunDir]) -> list[RunHistory]:
         raise UsageError("a report needs at least one run")
     histories = []
     for index, (run, name) in enumerate(zip(runs, _names(runs), strict=True)):
-        birth = {} if run.is_foreign else read_json(run.birth)
-        if not isinstance(birth, dict):
-            raise RunError(f"{run.birth}: damaged (not an object)")
+        birth = {} if run.is_foreign else run.read_birth()
         metrics, snapshots = metrics_by_step(run), read_snapshots(run)
         rows = join_rows(snapshots, metrics)
-        config = "" if run.is_foreign else run.config.read_text(encoding="utf-8", errors="backslashreplace")
+        config = "" if run.is_foreign else read_text(run.config)
         histories.append(RunHistory(index, name, run, birth, config, metrics, snapshots, rows))
     return histories
 

@@ -10,7 +10,6 @@ from ..files import find_folder
 from ..measure.records import RunDir, Snapshot
 from .html_page import navigation, write_page
 from .key_figures import of_snapshot
-from .rows import check_snapshot
 from .sections.chain import sections_in_snapshot
 from .sections.snapshot_view import SnapshotView
 from .text import finite_or_nan, format_value, printable, step_in_words
@@ -24,7 +23,6 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
         UsageError: matplotlib is missing, or something stands where the page's numbers go.
     """
     snapshot = Snapshot.read(folder)
-    check_snapshot(snapshot, folder)
     out = snapshot_page(folder) if out is None else out
     whole = folder.resolve()
     owner = whole.parent.parent if whole.parent.name == "snapshots" else None

@@ -34,4 +34,4 @@ def write_outputs(
         files += draw(out)
     else:
         files.append("(no pictures: pip install 'birthmark[plots]')")
-    console.print(f"{out}: {' '.join(files)}", highlight=False, soft_wrap=True)
+    console.print(f"{out}: {' '.join(files)}", highlight=False, soft_wrap=True, markup=False)

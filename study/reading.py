@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import UsageError
+from ..schema import shown
+from ..yaml_files import read_yaml
 
 _SCALAR = (str, int, float, bool, type(None))
 
@@ -21,28 +21,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 SET_BY_STUDY = ("init_seed", "run_dir", "name")
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice: the second would silently replace the first."""
-
-    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.YAMLError(f"{key} stands twice (line {node.start_mark.line + 1} and below)")
-        return super().construct_mapping(node, deep)
-
-
 def read_fields(file: Path) -> dict[str, Any]:
     """The fields of a study file of any kind; UsageError names the file."""
-    try:
-        # _Loader is a SafeLoader.
-        content = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file}: not YAML ({' '.join(str(error).split())})") from None
+    content = read_yaml(file)
     if not isinstance(content, dict):
-        raise UsageError(f"{file}: the file is {content!r}; write fields as `name: value`")
+        raise UsageError(f"{file}: the file is {shown(content)}; write fields as `name: value`")
     return content
 
 
@@ -54,7 +37,7 @@ class Reader:
 
     def wrong(self, field: str, value: Any, mend: str) -> UsageError:
         """The error to raise."""
-        return UsageError(f"{self.file}: {field} is {value!r}: {mend}")
+        return UsageError(f"{self.file}: {field} is {shown(value)}: {mend}")
 
     def known(self, fields: Mapping[str, Any], names: Sequence[str], prefix: str) -> None:
         """Refuse fields of other names; ``prefix`` is the group that they stand in, with its dot."""

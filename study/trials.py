@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Literal
 
 from ..errors import RunError, UsageError
-from ..files import read_json
 from ..measure.records import RunDir
 from ..trainer.config import RunConfig
 from ..trainer.saved_config import config_differences
@@ -107,7 +106,7 @@ def next_move(trial: Trial) -> Literal["start", "resume", "skip"]:
     if trial.finished:
         return "skip"
     if trial.started:
-        read_json(trial.run.birth)
+        trial.run.read_birth()
         return "resume"
     left = list(trial.run.path.iterdir()) if trial.run.path.is_dir() else []
     foreign = [file for file in left if file.name != trial.run.config.name and not file.name.startswith(".")]

@@ -1,6 +1,7 @@
 """What several folders' tests share: a run that trains in a second, small models of transformers, two processes."""
 
 import dataclasses
+import hashlib
 import json
 import os
 import socket
@@ -118,6 +119,16 @@ def tiny():
         return reduce(lambda config, item: _set(config, *item), (overrides or {}).items(), _TINY)
 
     return build
+
+
+@pytest.fixture(scope="session")
+def seal_config():
+    """``seal_config(file, text)``: write a run's ``config.yaml`` of this text, as another version of us would have."""
+
+    def write(file, text):
+        file.write_text(f"{text}# sha256 of the lines above: {hashlib.sha256(text.encode()).hexdigest()}\n")
+
+    return write
 
 
 # ---------------------------------------------------------------- models of transformers

@@ -59,7 +59,11 @@ def machine():
 
 def _without_seconds(value):
     if isinstance(value, dict):
-        return {key: _without_seconds(item) for key, item in value.items() if key not in ("seconds", "created")}
+        return {
+            key: _without_seconds(item)
+            for key, item in value.items()
+            if key not in ("seconds", "created", "sha256", "arrays_sha256")
+        }
     return value
 
 

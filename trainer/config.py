@@ -12,6 +12,7 @@ from ..data.config import DataConfig
 from ..errors import UsageError
 from ..measure.config import SnapshotConfig
 from ..models.config import ModelConfig
+from ..schema import SEEDS, outside
 from .optimizers import OPTIMIZERS, OptimizerConfig, OptimizerName, read_optimizer, unread_fields
 from .strategies.table import STRATEGIES, StrategyName, strategy_problems
 
@@ -66,14 +67,11 @@ class OptimConfig:
         """Everything that makes this config impossible, one line each, with the mend."""
         found = [
             f"optim.{name} is {value}: give a number of at least 0"
-            for name, value in (
-                ("lr", self.lr),
-                ("weight_decay", self.weight_decay),
-                ("warmup_steps", self.warmup_steps),
-                ("grad_clip", self.grad_clip),
-            )
-            if not value >= 0
+            for name, value in (("lr", self.lr), ("weight_decay", self.weight_decay), ("grad_clip", self.grad_clip))
+            if not 0 <= value < float("inf")
         ]
+        if not 0 <= self.warmup_steps <= 10**10:
+            found.append(f"optim.warmup_steps is {self.warmup_steps}: give a number of at least 0 and at most 10¹⁰")
         for name, value in (("min_lr_ratio", self.min_lr_ratio), ("decay_ratio", self.decay_ratio)):
             if not 0 <= value <= 1:
                 found.append(f"optim.{name} is {value}: give a number between 0 and 1")
@@ -154,29 +152,28 @@ class TrainerConfig:
 
     def problems(self) -> list[str]:
         """Everything that makes this config impossible, one line each, with the mend."""
-        counts = {
-            "max_steps": self.max_steps,
-            "micro_batch_size": self.micro_batch_size,
-            "global_batch_size": self.global_batch_size,
-            "log_every": self.log_every,
-            "checkpoint_every": self.checkpoint_every,
-            "val_sequences": self.val_sequences,
+        bounds = {
+            "max_steps": (1, 10**10),
+            "micro_batch_size": (1, 1 << 24),
+            "global_batch_size": (1, 1 << 32),
+            "log_every": (1, 10**10),
+            "checkpoint_every": (1, 10**10),
+            "val_sequences": (1, 1 << 32),
         }
-        found = [f"trainer.{name} is {value}: give at least 1" for name, value in counts.items() if value < 1]
+        found = outside("trainer", self, bounds)
         if not found and self.global_batch_size % self.micro_batch_size:
             found.append(
                 f"trainer.global_batch_size {self.global_batch_size} is not a multiple of "
                 f"trainer.micro_batch_size {self.micro_batch_size}: change either"
             )
         for name, steps in (("keep_last", self.keep_last), ("keep_every", self.keep_every)):
-            if steps is not None and steps < 1:
-                found.append(f"trainer.{name} is {steps}: give at least 1, or nothing")
+            if steps is not None and not 1 <= steps <= 10**10:
+                found.append(f"trainer.{name} is {steps}: give at least 1 and at most 10¹⁰, or nothing")
         if self.keep_every is not None and self.keep_last is None:
             found.append(f"trainer.keep_every is {self.keep_every}, but all are kept: give trainer.keep_last too")
         if not 0 <= self.timeout_s < math.inf:
             found.append(f"trainer.timeout_s is {self.timeout_s}: give seconds, or 0 for no limit")
-        if self.replicas < 1:
-            found.append(f"trainer.replicas is {self.replicas}: give at least 1")
+        found += outside("trainer", self, {"replicas": (1, 1 << 20)})
         found += strategy_problems(self.strategy, vars(self))
         if self.gather == "bf16" and self.precision != "bf16":
             found.append("trainer.gather is bf16, but trainer.precision is fp32: set both to bf16, or neither")
@@ -227,6 +224,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         problems = [
+            *(line.removeprefix("run.") for line in outside("run", self, {"init_seed": SEEDS})),
             *self.data.problems(),
             *self.optim.problems(),
             *self.trainer.problems(),

@@ -12,9 +12,12 @@ from jsonargparse import Namespace
 
 from ..errors import UsageError
 from ..models.dotted import dotted, nested
+from ..schema import shown
+from ..yaml_files import read_yaml
 from .by_name.shipped_configs import find_config
 from .config import RunConfig
-from .config_parser import Parser, add_run_fields, check_groups, load_yaml, unknown_fields
+from .config_parser import Parser, add_run_fields, check_groups, unknown_fields
+from .saved_config import check_own_config
 
 
 def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -30,7 +33,8 @@ def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) ->
             the mistake is there.
     """
     file = find_config(path)
-    fields = _dotted_fields(load_yaml(file), f"{file}: ")
+    check_own_config(file)
+    fields = _dotted_fields(read_yaml(file), f"{file}: ")
     changes = _dotted_fields(overrides or {})
     try:
         return _build(fields | changes)
@@ -99,5 +103,17 @@ def _instance(config: type, values: Mapping[str, Any], group: str = "") -> Any:
         elif value is None and type(None) not in get_args(types[field.name]):
             # The parser takes None for any field.
             raise UsageError(f"{name} is null: give a value, or leave it out")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and (problem := _text_problem(text)):
+                raise UsageError(f"{name} is {shown(text)}: {problem}")
         given[field.name] = value
     return config(**given)
+
+
+def _text_problem(text: str) -> str:
+    """Why a text can be neither a name nor a path; "" if it can."""
+    if any(ord(char) < 32 or 0xD800 <= ord(char) < 0xE000 for char in text):
+        return "leave control characters and what is no Unicode out"
+    if len(text) > 4096 or any(len(part.encode()) > 255 for part in text.split("/")):
+        return "give at most 255 bytes, of a path between two slashes"
+    return ""

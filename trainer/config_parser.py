@@ -7,15 +7,16 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any, NoReturn
 
-import yaml
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from ..errors import UsageError
+from ..schema import shown
+from ..yaml_files import read_yaml
 from .by_name.shipped_configs import find_config, shipped_configs
 from .config import RunConfig
+from .saved_config import check_own_config
 
 # The dataclasses' attribute docstrings are the help.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -26,6 +27,13 @@ class Parser(ArgumentParser):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)
+
+    def parse_args(self, *args: Any, **kwargs: Any) -> Any:
+        """As the library does, but for a number of more digits than a float has."""
+        try:
+            return super().parse_args(*args, **kwargs)
+        except OverflowError:
+            raise UsageError("an option has a number of very many digits: give a smaller one") from None
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         """One line, and no usage text."""
@@ -39,7 +47,8 @@ class ConfigFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Add its fields to those before it."""
         file = find_config(values)
-        check_groups(f"--config {values}: ", load_yaml(file))
+        check_own_config(file)
+        check_groups(f"--config {values}: ", read_yaml(file))
         self.apply_config(parser, cfg, self.dest, str(file))
 
     def completer(self, prefix: str, **kwargs: Any) -> list[str]:
@@ -48,25 +57,18 @@ class ConfigFile(ActionConfigFile):
         return [*super().completer(prefix, **kwargs), *(name for name in names if name.startswith(prefix))]
 
 
-def load_yaml(file: Path) -> Any:
-    """What a YAML file holds; UsageError names the file."""
-    try:
-        # YAML reads 1e-3 as text; the parser makes it the number that the field wants.
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise UsageError(f"{file}: cannot be read ({error.strerror})") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UsageError(f"{file}: not YAML ({' '.join(str(error).split())})") from None
-
-
 def check_groups(where: str, content: Any, config: type = RunConfig, group: str = "") -> None:
-    """Refuse a value in the place of a group of fields, which the parser would take for nothing.
+    """Refuse a value in the place of a group of fields, which the parser would take for nothing, and endless numbers.
 
     Raises:
         UsageError: it begins with ``where`` and names the group.
     """
     if not isinstance(content, dict):
-        raise UsageError(f"{where}{group or 'the file'} is {content!r}; write fields as `name: value` under it")
+        raise UsageError(f"{where}{group or 'the file'} is {shown(content)}; write fields as `name: value` under it")
+    for name, value in content.items():
+        # Floats are smaller, and the parser would fail to make it one.
+        if isinstance(value, int) and value.bit_length() > 128:
+            raise UsageError(f"{where}{f'{group}.{name}'.lstrip('.')} is {shown(value)}: give a smaller one")
     for field in dataclasses.fields(config):
         kind = field.default_factory
         if field.name in content and isinstance(kind, type) and dataclasses.is_dataclass(kind):

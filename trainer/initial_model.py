@@ -11,6 +11,7 @@ from typing import Any, get_type_hints
 import torch
 
 from ..errors import RunError, UsageError
+from ..files import user_path
 from ..measure.records import RunDir, step_of
 from ..models.birth import Sharder, born, empty_decoder
 from ..models.config import ModelConfig
@@ -47,12 +48,12 @@ def find_initial_checkpoint(name: str) -> InitialCheckpoint | None:
         UsageError: a run without this checkpoint.
         RunError: a run whose config this version cannot read.
     """
-    whole = Path(name).expanduser()
+    whole = user_path(name)
     head, _, tail = name.rpartition("@")
     if RunDir.is_run(whole):
         run, step = RunDir(whole), None
-    elif head and RunDir.is_run(Path(head).expanduser()):
-        run, step = RunDir(Path(head).expanduser()), tail
+    elif head and RunDir.is_run(user_path(head)):
+        run, step = RunDir(user_path(head)), tail
     elif RunDir.is_run(whole.parent.parent) and whole in RunDir(whole.parent.parent).checkpoints():
         run, step = RunDir(whole.parent.parent), str(step_of(whole))
     else:
@@ -63,7 +64,7 @@ def find_initial_checkpoint(name: str) -> InitialCheckpoint | None:
     if step is not None and (not step.isdecimal() or int(step) not in there):
         raise UsageError(f"--init_from {name}: {run.path} has checkpoints of steps {', '.join(map(str, there))}")
     found = max(there) if step is None else int(step)
-    tokenizer = run.tokenizer if run.tokenizer.is_file() else None
+    tokenizer = run.own_tokenizer()
     return InitialCheckpoint(f"{run.path}@{found}", _model_of(run), tokenizer, there[found])
 
 
@@ -118,7 +119,7 @@ def _source(named: str) -> InitialCheckpoint | Pretrained:
     try:
         return read_pretrained(named)
     except UsageError as error:
-        if Path(named).expanduser().exists() or is_path(named):
+        if user_path(named).exists() or is_path(named):
             raise UsageError(
                 f"--init_from {named}: neither a run, RUN@STEP, a checkpoint nor a folder of transformers "
                 f"({str(error).removeprefix(f'{named}: ')})"

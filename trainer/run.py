@@ -15,6 +15,7 @@ from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy
 from rich.console import Console
+from rich.markup import escape
 from torch.utils.data import DataLoader
 
 from ..callbacks.loggers import close_loggers
@@ -109,9 +110,10 @@ def _quiet() -> None:
 
 def _print_start(console: Console, config: RunConfig, run: RunDir, start: RunStart, *, resumed: bool) -> None:
     """One line on what starts, and one on attention where no fused kernel computes it."""
+    birth = f"{start.birth['n_params']:,} parameters  birth {start.birth['digest'][:12]}…"
     console.print(
-        f"[bold]{run.path}[/bold]  {start.birth['n_params']:,} parameters  birth {start.birth['digest'][:12]}…  "
-        + (f"resumed at step {start.step}" if resumed else config.init_from or f"init_seed {config.init_seed}")
+        f"[bold]{escape(str(run.path))}[/bold]  {birth}  "
+        + (f"resumed at step {start.step}" if resumed else escape(config.init_from) or f"init_seed {config.init_seed}")
         + (f"  {world_size()} processes" if world_size() > 1 else ""),
         highlight=False,
         soft_wrap=True,

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from ..data.prepare import PreparedData
 from ..errors import RunError, UsageError
-from ..files import atomic_path, read_json, write_json
+from ..files import atomic_path, write_sealed_json
 from ..measure.records import RunDir, truncate_metrics
 from ..models.birth import certificate
 from ..models.decoder import Decoder
@@ -69,6 +69,7 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, found: str, dat
         "data_seed": config.data.data_seed,
         "probe_seed": config.snapshot.probe_seed,
         "n_params": birth["n_params"],
+        "config_is_sealed": True,
         "run_id": hashlib.sha256(f"{birth['digest']}{created}{run.path.absolute()}".encode()).hexdigest()[:12],
         "created": created,
         "data": data.record,
@@ -85,20 +86,20 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, found: str, dat
     if data.tokenizer_path is not None:
         with atomic_path(run.tokenizer) as new:
             shutil.copyfile(data.tokenizer_path, new)
-    write_json(run.birth, record)
+    write_sealed_json(run.birth, record)
     return record
 
 
 def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: PreparedData) -> dict[str, Any]:
     """The certificate of a run that goes on; the model at step 0 and the corpus must be the ones that it names."""
-    record = read_json(run.birth)
+    record = run.read_birth()
     if now != record["digest"]:
         raise RunError(
             f"{run.birth}: {config.init_from or f'init_seed {config.init_seed}'} now gives {now[:12]}…, the "
             f"certificate says {record['digest'][:12]}…; it, the config or the certificate was changed"
         )
-    if data.record != record["data"]:
-        hashes = [facts.get("content_hash") for facts in (data.record, record["data"])]
+    if data.record != record.get("data"):
+        hashes = [facts.get("content_hash") for facts in (data.record, record.get("data") or {})]
         raise RunError(
             "data.path: the corpus is not the one this run began with (content hash {}, was {})".format(*hashes)
         )

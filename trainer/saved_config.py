@@ -2,27 +2,58 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ..files import write_text
+from ..errors import RunError
+from ..files import read_text, write_text
 from ..measure.records import RunDir
 from ..models.dotted import dotted
+from ..yaml_files import MOST_BYTES, read_yaml
 from .config import RunConfig
+
+_SEAL = "# sha256 of the lines above: "
+_MEND = "restore it from a copy; to go on with other values leave it and give them as options, --FIELD VALUE"
 
 
 def write_config(config: RunConfig, file: Path) -> None:
-    """Write every field of ``config`` as YAML, which `read_config` reads."""
-    write_text(file, yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True))
+    """Write every field of ``config`` as YAML, which `read_config` reads, and in the last line their checksum."""
+    text = yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
+    write_text(file, f"{text}{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n")
+
+
+def check_own_config(file: Path) -> None:
+    """Refuse the ``config.yaml`` in a run's folder if it is not as the run wrote it; other files are let pass.
+
+    A file that was cut off reads as a config all the same, whose last fields have their defaults. Runs of versions
+    before this check have no checksum, and theirs must have its last group of fields.
+
+    Raises:
+        RunError: it was changed or cut off; names the mend.
+    """
+    run = RunDir(file.parent)
+    if file.name != run.config.name or not RunDir.is_run(run.path):
+        return
+    text, seal, sha256 = read_text(file, MOST_BYTES).rpartition(_SEAL)
+    if seal and sha256 != hashlib.sha256(text.encode()).hexdigest() + "\n":
+        raise RunError(f"{file}: changed since the run wrote it (its last line has the checksum); {_MEND}")
+    last = list(asdict(RunConfig()))[-1]
+    if not seal and (run.read_birth().get("config_is_sealed") or f"\n{last}:" not in sha256):
+        raise RunError(f"{file}: cut off (its last line, a checksum, is missing); {_MEND}")
 
 
 def read_saved_fields(run: RunDir) -> dict[str, Any]:
-    """Every field of a run's ``config.yaml`` by dotted name."""
+    """Every field of a run's ``config.yaml`` by dotted name; RunError if it was changed or cut off."""
+    check_own_config(run.config)
+    fields = read_yaml(run.config)
+    if not isinstance(fields, dict):
+        raise RunError(f"{run.config}: damaged (no fields in it); {_MEND}")
     # A field that came after the run was made has its default in it.
-    return dotted(asdict(RunConfig())) | dotted(yaml.safe_load(run.config.read_text(encoding="utf-8")))
+    return dotted(asdict(RunConfig())) | dotted(fields)
 
 
 def config_differences(config: RunConfig, run: RunDir) -> dict[str, tuple[Any, Any]]:

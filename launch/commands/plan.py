@@ -77,6 +77,7 @@ def run(options: Namespace) -> int:
         UsageError: a config, or an option, that is impossible.
     """
     from rich.console import Console
+    from rich.markup import escape
 
     from ...plan.cluster import Cluster
     from ...plan.planner import Planner, best, budget
@@ -125,7 +126,7 @@ def run(options: Namespace) -> int:
         return 0
     console = Console()
     where = f"{cluster.n_gpus} × {cluster.gpu}" + (" (processes on this machine)" if cluster.gpu == "cpu" else "")
-    title = f"[bold]{options.config}[/bold]  {planner.n_params:,} parameters on {where}"
+    title = f"[bold]{escape(options.config)}[/bold]  {planner.n_params:,} parameters on {where}"
     console.print(title, highlight=False, soft_wrap=True)
     if plan is None:
         console.print(f"as it is, impossible: {impossible}", highlight=False, soft_wrap=True, markup=False)

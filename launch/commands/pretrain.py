@@ -90,16 +90,17 @@ def _show(config: RunConfig, run: RunDir, outcome: Outcome, console: Console) ->
         print_table(run, console)
     if importlib.util.find_spec("matplotlib"):
         build_report([run], run.report)
-        console.print(f"report: {run.report}", highlight=False, soft_wrap=True)
+        console.print(f"report: {run.report}", highlight=False, soft_wrap=True, markup=False)
     else:
         mend = f"pip install 'birthmark[plots]', then birthmark report {run.path}"
-        console.print(f"no report: {mend}", soft_wrap=True)
+        console.print(f"no report: {mend}", soft_wrap=True, markup=False)
     if outcome.stopped_by:
         console.print(
             f"stopped by {outcome.stopped_by} at step {outcome.step} of {config.trainer.max_steps}; "
             f"go on with: birthmark pretrain --resume {run.path}",
             highlight=False,
             soft_wrap=True,
+            markup=False,
         )
 
 

@@ -56,9 +56,10 @@ def _continuation(options: Namespace) -> Iterator[str]:
 
     source = RunDir.open(Path(options.run))
     config = read_config(source.config).model
-    if not source.tokenizer.is_file():
+    file = source.own_tokenizer()
+    if file is None:
         raise UsageError(f"{source.path}: has no tokenizer.json (its data is no text), so that no prompt can be read")
-    tokenizer = TextTokenizer.load(source.tokenizer)
+    tokenizer = TextTokenizer.load(file)
     # A text begins where another ended.
     ids = tokenizer.encode([options.prompt])[0].tolist() or [t for t in [tokenizer.end_of_text] if t is not None]
     if not ids:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
+from ...schema import outside
+
 #: Normalisers that weigh each score on its own.
 SimilarityName = Literal["sigmoid", "relu", "elu", "identity"]
 SIMILARITIES: tuple[str, ...] = get_args(SimilarityName)
@@ -56,8 +58,7 @@ class CalibrationConfig:
     def problems(self) -> list[str]:
         """Values out of range, one line each, with the mend."""
         found = []
-        if self.t_ref is not None and self.t_ref < 1:
-            found.append(f"model.attention.calibration.t_ref is {self.t_ref}: give at least 1")
+        found += outside("model.attention.calibration", self, {"t_ref": (1, 1 << 27)})
         if not 0 < self.rho < 1:
             found.append(f"model.attention.calibration.rho is {self.rho}: give a number between 0 and 1")
         return found

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
+from ...files import user_path
 from .weight_files import INDEX
 
 #: Seconds that the hub has to answer, and how often it is asked. It asks six times by itself, for minutes.
@@ -34,7 +35,7 @@ def find_folder(source: str | Path) -> Path:
     Raises:
         UsageError: neither; a name that can be a hub id says what the hub said.
     """
-    folder = Path(source).expanduser()
+    folder = user_path(source)
     if folder.is_dir():
         return folder
     if not isinstance(source, str) or is_path(source):

@@ -9,19 +9,18 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...errors import RunError, UsageError
+from ...files import one_line, read_bytes, read_json, tensor_file
 from ..birth import Sharder, empty_decoder
 from ..config import ModelConfig
 from ..decoder import Decoder
@@ -65,7 +64,7 @@ class Pretrained:
         for mapping in self._mappings:
             by_file.setdefault(self._where[mapping.theirs][0], []).append(mapping)
         for file, held in by_file.items():
-            with _opened(file) as tensors:
+            with tensor_file(file, "pt") as tensors:
                 for mapping in held:
                     tensor = tensors.get_tensor(self._where[mapping.theirs][1])
                     if mapping.ours == ("embed.weight",):
@@ -75,12 +74,18 @@ class Pretrained:
     def _check_tied_head(self, table: Tensor) -> None:
         if self._tied_head is not None:
             file, name = self._tied_head
-            with _opened(file) as tensors:
+            with tensor_file(file, "pt") as tensors:
                 if not torch.equal(tensors.get_tensor(name), table):
                     raise RunError(
                         f"{file}: {name} differs from the embeddings that config.json ties it to; "
                         "set tie_word_embeddings to false there"
                     )
+
+
+class WeightIndex(TypedDict):
+    """``model.safetensors.index.json``: tensor → file."""
+
+    weight_map: dict[str, str]
 
 
 def read_pretrained(source: str | Path) -> Pretrained:
@@ -98,7 +103,7 @@ def read_pretrained(source: str | Path) -> Pretrained:
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise UsageError(f"{folder}: no config.json in it; give a folder that transformers' save_pretrained wrote")
-    content = _read_json(config_file)
+    content = read_json(config_file, dict[str, Any])
     family = family_of_json(content, str(config_file))
     config = config_from_json(content, str(config_file))
     wanted = {mapping.theirs: mapping for mapping in tensor_mappings(config, family)}
@@ -107,7 +112,7 @@ def read_pretrained(source: str | Path) -> Pretrained:
     where: dict[str, tuple[Path, str]] = {}
     tied_head: tuple[Path, str] | None = None
     for file in _weight_files(folder):
-        with _opened(file) as tensors:
+        with tensor_file(file, "pt") as tensors:
             for stored in tensors.keys():  # noqa: SIM118, the library's object is no mapping
                 name = family.aliases.get(stored, stored)
                 name = name if name in wanted or name == head else f"{family.base}{name}"
@@ -258,9 +263,11 @@ def write_pretrained(
 
 def _tokenizer_config(file: Path, config: ModelConfig, eos_token_id: int | None) -> dict[str, Any]:
     try:
-        tokenizer = Tokenizer.from_file(str(file))
+        tokenizer = Tokenizer.from_str(read_bytes(file).decode("utf-8"))
+    except RunError:
+        raise
     except Exception as error:  # the library raises nothing narrower
-        raise UsageError(f"{file}: not a tokenizers JSON file ({_one_line(error)})") from None
+        raise UsageError(f"{file}: not a tokenizers JSON file ({one_line(error)})") from None
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)
     if largest >= config.vocab_size:
         raise UsageError(
@@ -285,15 +292,16 @@ def _weight_files(folder: Path) -> list[Path]:
             f"{folder}: no {ONE_FILE} and no {INDEX} in it; pickled weights (pytorch_model.bin) are never loaded: "
             "convert them with transformers, from_pretrained then save_pretrained"
         )
-    weight_map = _read_json(index).get("weight_map")
-    # A name with a folder in it would read outside the checkpoint.
-    if not isinstance(weight_map, dict) or any(
-        not isinstance(f, str) or Path(f).name != f for f in weight_map.values()
-    ):
-        raise RunError(f"{index}: damaged (weight_map does not give a file for every tensor)")
+    weight_map = read_json(index, WeightIndex)["weight_map"]
+    for tensor, name in weight_map.items():
+        # A name with a folder in it would read outside the checkpoint.
+        if Path(name).name != name or "\0" in name:
+            raise RunError(
+                f"{index}: damaged (weight_map.{one_line(tensor)} is {one_line(name)}, outside of this folder)"
+            )
     files = [folder / name for name in sorted(set(weight_map.values()))]
     for file in files:
-        with _opened(file) as tensors:
+        with tensor_file(file, "pt") as tensors:
             held = set(tensors.keys())
         for name in sorted(held ^ {name for name, file_name in weight_map.items() if file_name == file.name}):
             raise RunError(f"{file}: {name} is {'not in' if name in held else 'only in'} {index.name}")
@@ -308,31 +316,5 @@ def _check(file: Path, name: str, stored: Any, shape: tuple[int, ...]) -> None:
         raise RunError(f"{file}: {name} is {stored.get_dtype()}, which is none of {', '.join(_FLOATS)}")
 
 
-@contextmanager
-def _opened(file: Path) -> Iterator[Any]:
-    """A safetensors file; RunError names it if it is missing or damaged."""
-    try:
-        with safe_open(file, framework="pt") as tensors:
-            yield tensors
-    except FileNotFoundError:
-        raise RunError(f"{file}: missing") from None
-    except (SafetensorError, OSError) as error:
-        raise RunError(f"{file}: damaged ({_one_line(error)})") from None
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise RunError(f"{file}: damaged JSON ({_one_line(error)})") from None
-    if not isinstance(content, dict):
-        raise RunError(f"{file}: damaged (no object in it)")
-    return content
-
-
 def _write_json(file: Path, content: Any) -> None:
     file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200]

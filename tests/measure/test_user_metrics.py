@@ -1,5 +1,6 @@
 """A user's own metric: measured like ours, and refused in one line where it cannot be."""
 
+import json
 import random
 
 import numpy as np
@@ -9,6 +10,7 @@ from torchmetrics import Metric
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
+from birthmark.files import write_sealed_json
 from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.measure.recorder import SnapshotRecorder
@@ -170,7 +172,8 @@ def test_a_snapshot_carries_the_declaration_of_every_probe_and_opens_without_the
     plain = SnapshotRecorder(tmp_path / "plain", SnapshotConfig(n_sequences=4, seq_len=8)).take(model(), 0)
     assert "quantities" not in plain.summary
     summary = tmp_path / "bias/snapshots/step-00000000/summary.json"
-    summary.write_text(summary.read_text().replace('"state"', '"width"'))
+    changed = json.loads(summary.read_text().replace('"state"', '"width"'))
+    write_sealed_json(summary, {name: value for name, value in changed.items() if name != "sha256"})
     with pytest.raises(RunError, match=r"summary\.json: damaged \(quantities: ones: axis 'width'"):
         Snapshot.read(summary.parent)
 

@@ -15,7 +15,7 @@ import scipy.stats
 
 import birthmark.report
 from birthmark.errors import RunError, UsageError
-from birthmark.files import read_json, write_json, write_text
+from birthmark.files import read_json, read_sealed_json, write_sealed_json, write_text
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
 from birthmark.report.pictures.heads import draw_head_maps
@@ -267,7 +267,8 @@ def test_numbers_of_an_older_page_are_replaced_and_nothing_else_is(tmp_path, mak
 def test_a_snapshot_of_an_unknown_step_alone_has_a_page(tmp_path, make_run, make_snapshot, parse):
     run = make_run(tmp_path / "run", steps=(0,), only=("sink_mass", "effective_rank"))
     run.snapshot(0).rename(run.snapshot(-1))
-    write_json(run.snapshot(-1) / "summary.json", read_json(run.snapshot(-1) / "summary.json") | {"step": -1})
+    summary = run.snapshot(-1) / "summary.json"
+    write_sealed_json(summary, read_sealed_json(summary, dict) | {"step": -1})
     text = build([run], tmp_path)
     assert parse(text).table(10)[0][0] == "unknown"
     assert "step -1" not in text
@@ -375,14 +376,14 @@ def test_a_damaged_snapshot_is_named(tmp_path, damage, make_run):
     run = make_run(tmp_path / "run")
     folder = run.snapshot(8)
     name = "summary.json"
-    summary = read_json(folder / name)
+    summary = read_sealed_json(folder / name, dict)
     if damage == "torn":
         name = "arrays.safetensors"
         (folder / name).write_bytes((folder / name).read_bytes()[:-5])
     elif damage == "no step":
-        write_json(folder / name, {"bias": {}})
+        write_sealed_json(folder / name, {"bias": {}})
     elif damage == "no number":
-        write_json(folder / name, summary | {"bias": {"alignment": "high"}})
+        write_sealed_json(folder / name, summary | {"bias": {"alignment": "high"}})
     elif damage == "shape":
         name = "arrays.safetensors"
         Snapshot(summary, {"sink_mass": np.zeros(3)}).write(folder)
@@ -399,7 +400,7 @@ def test_a_log_line_without_a_step_is_named(tmp_path, make_run):
     run = make_run(tmp_path / "run")
     with run.metrics.open("a") as f:
         f.write('{"train/loss": 1.0}\n')
-    with pytest.raises(RunError, match=r"metrics.jsonl: line 65 has no step"):
+    with pytest.raises(RunError, match=r"metrics.jsonl: line 65 is damaged \(it has no step\)"):
         summarise([run])
 
 

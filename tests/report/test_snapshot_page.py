@@ -220,7 +220,7 @@ def run(few, tmp_path):
     """A run with two snapshots."""
     run = RunDir(tmp_path / "run")
     write_text(run.config, "name: run\n")
-    write_json(run.birth, {"digest": "00"})
+    write_json(run.birth, {"digest": "0" * 64, "init_seed": 0, "n_params": 1})
     for step in (0, 40):
         Snapshot(few.summary | {"step": step}, few.arrays).write(run.snapshot(step))
     return run

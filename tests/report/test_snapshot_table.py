@@ -25,7 +25,7 @@ BIAS = {
 def run(tmp_path):
     run = RunDir(tmp_path / "run")
     write_text(run.config, "{}\n")
-    write_json(run.birth, {"digest": "0"})
+    write_json(run.birth, {"digest": "0" * 64, "init_seed": 0, "n_params": 1})
     for step in (0, 100, 123456):
         summary = {"step": step, "tokens": step, "bias": BIAS, "top_tokens": [], "vocab_size": 4}
         Snapshot(summary, {"mean_prob": np.full(4, 0.25)}).write(run.snapshot(step))

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from birthmark.data.prepare import prepare
 from birthmark.errors import RunError, UsageError
-from birthmark.files import read_json
+from birthmark.files import read_json, write_sealed_json
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
 from birthmark.models.config import ModelConfig
@@ -117,7 +117,11 @@ def test_it_goes_on_after_a_stop_and_notices_a_changed_source(source, going_on, 
     assert all(np.array_equal(last[name].numpy(), same[name].numpy()) for name in last)
 
     shutil.rmtree(tmp_path / "source" / "checkpoints" / "step-00000006")
-    (tmp_path / "source" / "checkpoints" / "step-00000004").rename(RunDir(tmp_path / "source").checkpoint(6))
+    other = (tmp_path / "source" / "checkpoints" / "step-00000004").rename(RunDir(tmp_path / "source").checkpoint(6))
+    with pytest.raises(RunError, match=r"state\.json: damaged \(step is 4, and the folder is of another\)"):
+        run(config, tmp_path / "halves", resume=True)
+    state = read_json(other / "state.json") | {"step": 6}
+    write_sealed_json(other / "state.json", {name: value for name, value in state.items() if name != "sha256"})
     with pytest.raises(RunError, match=r"@6 now gives .* the certificate says"):
         run(config, tmp_path / "halves", resume=True)
 
@@ -140,10 +144,10 @@ def test_what_cannot_be_gone_on_from_is_refused(source, going_on, name, override
     assert "\n" not in str(error.value)
 
 
-def test_a_run_without_a_checkpoint_or_of_another_version_is_told(source, going_on, tmp_path):
+def test_a_run_without_a_checkpoint_or_of_another_version_is_told(source, going_on, tmp_path, seal_config):
     copy = RunDir(shutil.copytree(source.path, tmp_path / "copy"))
     config = yaml.safe_load(copy.config.read_text())
-    copy.config.write_text(yaml.safe_dump(config | {"model": config["model"] | {"telepathy": True}}))
+    seal_config(copy.config, yaml.safe_dump(config | {"model": config["model"] | {"telepathy": True}}))
     with pytest.raises(RunError, match=r"model\.telepathy is unknown to this version"):
         resolve_init_from(going_on(copy.path))
     shutil.rmtree(copy.path / "checkpoints")

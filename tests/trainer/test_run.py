@@ -23,6 +23,7 @@ from rich.console import Console
 from birthmark.callbacks.stop import StopOnSignal
 from birthmark.data.prepare import prepare
 from birthmark.errors import RunError, UsageError
+from birthmark.files import write_sealed_json
 from birthmark.measure.recorder import SnapshotRecorder
 from birthmark.measure.records import RunDir, Snapshot, read_metrics
 from birthmark.models.birth import born, digest
@@ -223,9 +224,9 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again_from_birth(tin
 
 def test_a_certificate_that_does_not_match_is_refused(tiny, tmp_path):
     done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
-    record = json.loads(done.birth.read_text())
-    done.birth.write_text(json.dumps({**record, "digest": "0" * 64}))
-    with pytest.raises(RunError, match=r"birth\.json"):
+    record = done.read_birth()
+    write_sealed_json(done.birth, {**record, "digest": "0" * 64})
+    with pytest.raises(RunError, match=r"birth\.json: init_seed 3 now gives"):
         run(tiny({"trainer.max_steps": 4}), done.path, resume=True)
 
 

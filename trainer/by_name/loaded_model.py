@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, NotRequired, TypedDict
 
 import torch
 
 from ...data.probes import random_probe
 from ...data.tokenizer import TextTokenizer
 from ...errors import RunError, UsageError
+from ...files import check_file, one_line, read_json
 from ...measure.config import SnapshotConfig
 from ...measure.foreign import ForeignModel
 from ...measure.measurement import birth_reference, measure
@@ -22,6 +24,7 @@ from ...measure.records import Snapshot
 from ...measure.user_metrics import MetricLike
 from ...models.decoder import Decoder
 from ...models.exchange.hub import find_folder
+from ...schema import Bounds
 from .model_names import no_such_model, open_source_with_birth
 
 #: The step of a model whose training is not known.
@@ -79,6 +82,7 @@ def _load_foreign(name: str, dtype: torch.dtype) -> LoadedModel:
             raise UsageError(f"{name}: no config.json in it")
     except UsageError as error:
         raise no_such_model(name, error) from None
+    _check_folder(folder)
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
@@ -89,14 +93,36 @@ def _load_foreign(name: str, dtype: torch.dtype) -> LoadedModel:
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except Exception as error:  # the library raises a dozen kinds, of several sentences each
-        reason = " ".join(str(error).split())[:200].split(". ")[0]
+    except Exception as error:  # the library and the hub's transport raise a dozen kinds, of several sentences each
+        # It quotes the names of errors of its own.
+        reason = re.sub(r"\w+(Error|Exception): ", "", one_line(error)).split(". ")[0]
         raise UsageError(f"{name}: transformers cannot load it ({reason})") from None
     model, info = loaded
     if missing := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
         raise RunError(f"{name}: {missing[0]} is missing or of another shape: its values would be random")
     tokenizer = folder / "tokenizer.json"
     return LoadedModel(name, ForeignModel(model), None, UNKNOWN_STEP, tokenizer if tokenizer.is_file() else None)
+
+
+class TheirConfig(TypedDict):
+    """``config.json`` of any model of ``transformers``, as far as a number in it allocates before a tensor is read."""
+
+    model_type: str
+    num_hidden_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
+    n_layer: NotRequired[Annotated[int, Bounds(1, 2048)]]
+    n_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
+    num_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
+    hidden_size: NotRequired[Annotated[int, Bounds(1, 1 << 20)]]
+    vocab_size: NotRequired[Annotated[int, Bounds(2, 1 << 26)]]
+    max_position_embeddings: NotRequired[Annotated[int, Bounds(1, 1 << 27)]]
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuse pipes and devices, at which the library would wait, and numbers at which it would allocate the world."""
+    for file in folder.iterdir():
+        if not file.is_dir():
+            check_file(file)
+    read_json(folder / "config.json", TheirConfig)
 
 
 def default_seq_len(loaded: LoadedModel) -> int:

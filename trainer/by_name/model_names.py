@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
-from ...errors import RunError, UsageError
-from ...files import find_folder
+from ...errors import UsageError
+from ...files import find_folder, read_json
 from ...measure.records import RunDir, step_of
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
@@ -121,7 +120,7 @@ def _number(name: str, text: str, what: str) -> int:
 
 def _of_run(name: str, run: RunDir, step: int | None) -> SourceWithBirth:
     config = read_config(run.config)
-    tokenizer = run.tokenizer if run.tokenizer.is_file() else None
+    tokenizer = run.own_tokenizer()
     birth = partial(initial_model.initialize_model, config, config.init_seed)
     if step == 0:
         return SourceWithBirth(name, config.model, birth, tokenizer, birth, 0)
@@ -138,10 +137,26 @@ def _of_birth(name: str, config: RunConfig, seed: int) -> SourceWithBirth:
     return SourceWithBirth(name, config.model, birth, None, birth, 0)
 
 
+class AddedToken(TypedDict):
+    """A token beside the vocabulary."""
+
+    content: str
+
+
+class Vocabulary(TypedDict):
+    """What a model of ``tokenizers`` has: token → id, or a list of tokens with their scores."""
+
+    vocab: dict[str, Any] | list[Any]
+
+
+class TokenizerFile(TypedDict):
+    """A ``tokenizers`` JSON, as far as it is read here."""
+
+    model: Vocabulary
+    added_tokens: NotRequired[list[AddedToken] | None]
+
+
 def vocabulary(file: Path) -> Any:
     """What decides which id means what in a ``tokenizers`` JSON; other parts of the file may be written either way."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-        return content["model"]["vocab"], sorted(t["content"] for t in content.get("added_tokens") or [])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunError(f"{file}: damaged tokenizer ({' '.join(str(error).split())[:100]})") from None
+    content = read_json(file, TokenizerFile, "give the model's own tokenizer")
+    return content["model"]["vocab"], sorted(token["content"] for token in content.get("added_tokens") or [])

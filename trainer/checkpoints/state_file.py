@@ -6,16 +6,15 @@ of how the run that wrote it was spread over processes.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NotRequired, TypedDict
 
 from torch import Tensor
 
+from ...files import content_digest
 from ...models.tensor_shards import TensorShard, shard_of
+from ...schema import Count, SchemaError, Sha256, check, shown
 
 FORMAT = 2
 TENSORS, STATE = "tensors.safetensors", "state.json"
@@ -29,10 +28,44 @@ def part_name(rank: int, world_size: int) -> str:
     return "tensors" if world_size == 1 else f"tensors-{rank:05d}"
 
 
-def sha256(file: Path) -> str:
-    """Hash of a file's content, in hexadecimal."""
-    with file.open("rb") as f:
-        return hashlib.file_digest(f, "sha256").hexdigest()
+class Piece(TypedDict):
+    """Elements of a flattened tensor that one file holds."""
+
+    file: str
+    start: Count
+    n: Count
+
+
+class TensorFacts(TypedDict):
+    """A tensor of a checkpoint."""
+
+    shape: list[Count]
+    dtype: Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+    pieces: list[Piece]
+
+
+class State(TypedDict):
+    """``state.json`` of format 2."""
+
+    format: Literal[2]
+    step: Count
+    sha256: Sha256
+    files: dict[str, Sha256]
+    tensors: dict[str, TensorFacts]
+    state: Any
+
+
+class State1(TypedDict):
+    """``state.json`` of format 1: one file of tensors, which says their shapes."""
+
+    format: Literal[1]
+    step: NotRequired[Count]
+    sha256: Sha256
+    state: Any
+
+
+#: Format → schema.
+STATES: Mapping[int, Any] = {1: State1, FORMAT: State}
 
 
 # ── trees ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -64,26 +97,35 @@ def to_json(value: Any, path: str, found: dict[str, TensorShard]) -> Any:
 
 
 def from_json(value: Any, tensor: Callable[[str], Any]) -> Any:
-    """What :func:`to_json` made JSON of; ``tensor`` says what stands for the tensor of a path."""
-    if not isinstance(value, dict):
+    """What :func:`to_json` made JSON of; ``tensor`` says what stands for the tensor of a path.
+
+    Raises:
+        SchemaError: it made nothing of the kind.
+    """
+    if isinstance(value, _PLAIN):
         return value
-    ((tag, content),) = value.items()
-    builders: dict[str, Callable[[Any], Any]] = {
-        "tensor": tensor,
-        "dict": lambda pairs: {k: from_json(v, tensor) for k, v in pairs},
-        "list": lambda items: [from_json(v, tensor) for v in items],
-        "tuple": lambda items: tuple(from_json(v, tensor) for v in items),
-        "float": float,
+    tag, content = next(iter(value.items())) if isinstance(value, dict) and len(value) == 1 else ("", value)
+    builders: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+        "tensor": (str, tensor),
+        "dict": (list[list[Any]], lambda pairs: {_key(pair): from_json(pair[1], tensor) for pair in pairs}),
+        "list": (list[Any], lambda items: [from_json(v, tensor) for v in items]),
+        "tuple": (list[Any], lambda items: tuple(from_json(v, tensor) for v in items)),
+        "float": (Literal["nan", "inf", "-inf"], float),
     }
-    return builders[tag](content)
+    if tag not in builders:
+        raise SchemaError(f"state has {shown(value)}, not one of {', '.join(builders)}")
+    schema, build = builders[tag]
+    check(content, schema, f"{tag} in state")
+    return build(content)
+
+
+def _key(pair: list[Any]) -> Any:
+    if len(pair) != 2 or not isinstance(pair[0], _PLAIN):
+        raise SchemaError(f"state has {shown(pair)}, not a name and a value")
+    return pair[0]
 
 
 # ── state.json ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def content_digest(content: Mapping[str, Any]) -> str:
-    """Checksum of the content of ``state.json``."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def state_content(step: int, files: Mapping[str, str], tensors: Mapping[str, Any], tree: Any) -> dict[str, Any]:

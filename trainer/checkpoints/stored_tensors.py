@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,11 +15,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import RunError
-from ...files import find_folder, read_json
+from ...files import check_file, content_digest, file_sha256, find_folder, one_line, read_json
 from ...measure.ranks import rank, world_size
+from ...measure.records import is_step, step_of
 from ...models.tensor_shards import TensorShard, shard_of
+from ...schema import SchemaError, check, checked, shown
 from ..processes.joint_failure import raise_on_every_rank
-from .state_file import FORMAT, MEND, STATE, TENSORS, content_digest, from_json, sha256
+from .state_file import FORMAT, MEND, STATE, STATES, TENSORS, from_json
 
 
 @dataclass(frozen=True)
@@ -42,15 +45,17 @@ class StoredTensor:
         Raises:
             RunError: a file is missing or damaged; it is named.
         """
+        found = [
+            (max(start, first), min(stop, first + n), first, self.folder.flat(file, self.name, n, self.dtype))
+            for file, first, n in self.pieces
+            if max(start, first) < min(stop, first + n)
+        ]
+        # Nothing is allocated before the files are found to hold it. A view of a mapped file: what is not copied is
+        # not read.
         into = torch.empty(stop - start, dtype=self.dtype)
-        read = 0
-        for file, first, n in self.pieces:
-            a, b = max(start, first), min(stop, first + n)
-            if a < b:
-                # A view of the mapped file: what is not copied is not read.
-                into[a - start : b - start] = self.folder.flat(file, self.name)[a - first : b - first]
-                read += b - a
-        if read != len(into):
+        for a, b, first, held in found:
+            into[a - start : b - start] = held[a - first : b - first]
+        if sum(b - a for a, b, *_ in found) != len(into):
             raise RunError(f"{self.folder.path / STATE}: damaged ({self.name} is not whole); {MEND}")
         return into
 
@@ -85,18 +90,42 @@ class CheckpointFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path = find_folder(path)
-        try:
-            content = read_json(path / STATE)
-        except RunError as error:
-            raise RunError(f"{error}; {MEND}") from None
-        version = content.get("format") if isinstance(content, dict) else None
-        if version not in (1, FORMAT):
-            raise RunError(f"{path / STATE}: format {version!r}, this version reads 1 and {FORMAT}")
-        if version == FORMAT and content.pop("sha256", None) != content_digest(content):
+        content = read_json(path / STATE, dict[str, Any], MEND)
+        version = content.get("format")
+        if type(version) is not int or version not in STATES:
+            raise RunError(f"{path / STATE}: format {shown(version)}, this version reads 1 and {FORMAT}")
+        if version == FORMAT and content.get("sha256") != content_digest(
+            {name: value for name, value in content.items() if name != "sha256"}
+        ):
             raise RunError(f"{path / STATE}: damaged (its SHA-256 is not the one in it); {MEND}")
         self._content: dict[str, Any] = content
-        self.files: dict[str, str] = content["files"] if version == FORMAT else {TENSORS: content["sha256"]}
+        self.files: dict[str, str] = {}
         """SHA-256 of every file beside ``state.json``."""
+        with self._damage():
+            check(content, STATES[version])
+            self.files = content["files"] if version == FORMAT else {TENSORS: content["sha256"]}
+            self._check_facts()
+
+    @contextmanager
+    def _damage(self) -> Iterator[None]:
+        try:
+            yield
+        except SchemaError as error:
+            raise RunError(f"{self.path / STATE}: damaged ({error}); {MEND}") from None
+
+    def _check_facts(self) -> None:
+        """Compare what ``state.json`` says of files and tensors with itself and with the folder's name."""
+        step = self._content.get("step")
+        if is_step(self.path) and step not in (None, step_of(self.path)):
+            raise SchemaError(f"step is {step}, and the folder is of another")
+        for name in self.files:
+            if Path(name).name != name or "\0" in name:
+                raise SchemaError(f"files has {shown(name)}, outside of this folder")
+        for name, facts in self._content.get("tensors", {}).items():
+            if unknown := [piece["file"] for piece in facts["pieces"] if piece["file"] not in self.files]:
+                raise SchemaError(f"{shown(name)} is in {shown(unknown[0])}, which is not among files")
+            if sum(piece["n"] for piece in facts["pieces"]) != math.prod(facts["shape"]):
+                raise SchemaError(f"the pieces of {shown(name)} do not make up {facts['shape']}")
         self._opened: dict[str, Any] = {}
 
     def verify(self, part: int = 0, parts: int = 1) -> None:
@@ -106,28 +135,33 @@ class CheckpointFolder:
             RunError: one is not; it is named.
         """
         for name in self.files:
-            if not (self.path / name).is_file():
-                raise RunError(f"{self.path / name}: missing; {MEND}")
+            check_file(self.path / name, mend=MEND)
         for name in sorted(self.files)[part::parts]:
-            if sha256(self.path / name) != self.files[name]:
+            if file_sha256(self.path / name) != self.files[name]:
                 raise RunError(f"{self.path / name}: damaged (its SHA-256 is not the one in {STATE}); {MEND}")
 
     def _open(self, file: str) -> Any:
         if file not in self._opened:
+            check_file(self.path / file, mend=MEND)
             try:
                 self._opened[file] = safe_open(self.path / file, "pt")
-            except FileNotFoundError:
-                raise RunError(f"{self.path / file}: missing; {MEND}") from None
             except SafetensorError as error:
-                raise RunError(f"{self.path / file}: damaged ({error}); {MEND}") from None
+                raise RunError(f"{self.path / file}: damaged ({one_line(error)}); {MEND}") from None
         return self._opened[file]
 
-    def flat(self, file: str, name: str) -> Tensor:
-        """What ``file`` holds of a tensor, flattened; a view of the mapped file."""
+    def flat(self, file: str, name: str, n: int, dtype: torch.dtype) -> Tensor:
+        """The ``n`` elements that ``file`` holds of a tensor, flattened; a view of the mapped file."""
         try:
-            return self._open(file).get_tensor(name).flatten()
+            found: Tensor = self._open(file).get_tensor(name).flatten()
         except SafetensorError as error:
-            raise RunError(f"{self.path / file}: damaged ({error}); {MEND}") from None
+            raise RunError(f"{self.path / file}: damaged ({one_line(error)}); {MEND}") from None
+        if (len(found), found.dtype) != (n, dtype):
+            there, wanted = (
+                f"{size} elements of {str(kind).removeprefix('torch.')}"
+                for size, kind in ((len(found), found.dtype), (n, dtype))
+            )
+            raise RunError(f"{self.path / file}: damaged ({name} has {there}, {STATE} says {wanted}); {MEND}")
+        return found
 
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
@@ -152,7 +186,14 @@ class CheckpointFolder:
 
     def tree(self, value: Callable[[StoredTensor], Any]) -> dict[str, Any]:
         """What was saved, with ``value`` of every tensor in its place."""
-        return from_json(self._content["state"], lambda name: value(self.tensors[name]))
+
+        def tensor(name: str) -> Any:
+            if name not in self.tensors:
+                raise SchemaError(f"state has the tensor {shown(name)}, which is not among tensors")
+            return value(self.tensors[name])
+
+        with self._damage():
+            return checked(from_json(self._content["state"], tensor), dict[str, Any], "state")
 
 
 def open_checkpoint(path: Path) -> CheckpointFolder:

@@ -28,12 +28,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import RunError
-from ...files import atomic_path, make_folder, put_in_place, read_json, write_json
+from ...files import atomic_path, file_sha256, make_folder, put_in_place, read_json, write_json
 from ...measure.ranks import from_rank_zero, rank, world_size
 from ...models.tensor_shards import TensorShard
 from ..processes.joint_failure import raise_on_every_rank
 from ..processes.process_group import TIMEOUT
-from .state_file import STATE, part_name, sha256, shape_and_dtype, state_content, tensor_index, to_json
+from .state_file import STATE, part_name, shape_and_dtype, state_content, tensor_index, to_json
 
 # After a failure of the run: how long rank 0 still waits for the others' parts, which they had as long to write.
 _GRACE = timedelta(seconds=10)
@@ -138,7 +138,7 @@ class _Write:
         if self.copies or self.world_size == 1:
             with atomic_path(self.scratch / file) as new:
                 save_file(self.copies, new)
-            part["sha256"] = sha256(self.scratch / file)
+            part["sha256"] = file_sha256(self.scratch / file)
             part["pieces"] = {name: (self.starts[name], copy.numel()) for name, copy in self.copies.items()}
         if self.rank > 0:
             # The last thing that happens here: as soon as rank 0 sees it, the folder may have another name.

@@ -189,7 +189,7 @@ def write_run(trial, steps=(0, 3, 6), *, checkpoint=True, sink=0.5, text=True, v
     """A run on disk as far as a study reads it."""
     run = trial.run
     write_text(run.config, yaml.safe_dump(dataclasses.asdict(trial.config)))
-    write_json(run.birth, {})
+    write_json(run.birth, {"digest": "0" * 64, "init_seed": 0, "n_params": 1})
     for step in steps:
         bias = {"sink_mass": sink / 2, "sink_mass_max": sink, "sink_uniform": 0.1}
         summary = {"step": step, "bias": bias}

@@ -123,8 +123,8 @@ def test_what_cannot_be_written_plainly_is_refused_and_leaves_nothing(tmp_path, 
 
 
 def test_a_folder_that_stands_there_is_replaced(folder):
-    FolderCheckpointIO().save_checkpoint({"global_step": 8}, folder)
-    assert FolderCheckpointIO().load_checkpoint(folder) == {"global_step": 8}
+    FolderCheckpointIO().save_checkpoint({"global_step": 7}, folder)
+    assert FolderCheckpointIO().load_checkpoint(folder) == {"global_step": 7}
     assert [f.name for f in folder.parent.iterdir()] == [folder.name]
 
 

@@ -1,0 +1,90 @@
+"""What the torture is done to: a tiny run with checkpoints and snapshots, its token cache, a study, an export."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from pathlib import Path
+from pkgutil import walk_packages
+
+import yaml
+from sandbox import run_forked
+
+#: Fields of the run. Paths are relative to the folder that everything stands in, which is copied for each case.
+CONFIG = {
+    "name": "tiny",
+    "run_dir": "run",
+    "init_seed": 3,
+    "model": {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 260, "max_seq_len": 12, "mlp": "swiglu"},
+    "data": {"path": "corpus", "data_seed": 5, "val_fraction": 0.3, "cache_dir": "cache"},
+    "optim": {"lr": 0.01, "warmup_steps": 1},
+    "trainer": {
+        "max_steps": 4,
+        "micro_batch_size": 2,
+        "global_batch_size": 2,
+        "checkpoint_every": 2,
+        "log_every": 1,
+        "val_sequences": 2,
+        "device": "cpu",
+    },
+    "snapshot": {"n_sequences": 8, "seq_len": 8, "batch_size": 8, "top_k": 5, "n_strangers": 1},
+    "log": {"wandb": "off"},
+}
+STUDY = {
+    "name": "tiny",
+    "base": "tiny.yaml",
+    "init_seeds": [0, 1],
+    "arms": {"plain": {}, "headnorm": {"model.attention.aggregation": "headnorm"}},
+    "families": {"both": ["plain", "headnorm"]},
+}
+_TEXT = "the seed of a model leaves its mark on every head and every head shows it to the one who looks"
+
+
+def load_everything() -> None:
+    """Import what commands import, once, before any process is forked; no thread is started and nothing computed."""
+    os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "COLUMNS": "200"}
+    os.environ |= {"MPLBACKEND": "agg", "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1"}
+    import birthmark
+
+    others = ("matplotlib.pyplot", "scipy.stats", "rich.console", "transformers.models.llama.modeling_llama")
+    ours = (module.name for module in walk_packages(birthmark.__path__, "birthmark."))
+    for name in (*others, *(name for name in ours if name.split(".")[1] not in ("tests", "benchmarks", "setup"))):
+        import_module(name)
+    # Kept from its first use on, and slow to build.
+    sys.modules["birthmark.trainer.config_file"]._run_parser()
+
+
+def command(arguments: Sequence[str]) -> Callable[[], int]:
+    """The ``birthmark`` command with these arguments, as the process of a case runs it."""
+
+    def do() -> int:
+        import torch
+
+        from birthmark.launch.cli import main
+
+        torch.set_num_threads(1)
+        return main(list(arguments))
+
+    return do
+
+
+def make_example(folder: Path) -> None:
+    """Fill an empty folder; takes some seconds. Nothing is computed in this process."""
+    corpus = folder / "corpus"
+    corpus.mkdir(parents=True)
+    for i in range(6):
+        words = _TEXT.split()
+        text = " ".join(words[(i * j * j + 3 * j) % len(words)] for j in range(120))
+        (corpus / f"{i}.txt").write_text(text.replace(" head", ".\nhead"))
+    for name, fields in (("tiny.yaml", CONFIG), ("study.yaml", STUDY)):
+        (folder / name).write_text(yaml.safe_dump(fields, sort_keys=False))
+    for arguments in (
+        ["pretrain", "--config", "tiny.yaml"],
+        ["export", "run", "theirs"],
+        ["snapshot", "run", "--out", "measured", "--n_sequences", "4", "--seq_len", "8"],
+    ):
+        outcome = run_forked(command(arguments), folder, wall=300, memory=4 << 30)
+        assert outcome.status == 0, outcome

@@ -1,0 +1,164 @@
+"""One command in a forked process of its own: bounded in time and memory, its output kept, what it touched seen."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+#: Seconds of computing, seconds and bytes that one case may take. Busy machines are slow, which is no fault.
+CPU_SECONDS, WALL_SECONDS, MEMORY = 20, 60.0, 1 << 30
+
+#: What a message for a person never holds.
+_PYTHON = re.compile(r"\b[A-Za-z_.]+(?:Error|Exception|Warning|Interrupt)\b|Traceback|internal error")
+_NO_MEMORY = re.compile(r"out of memory|not enough memory|allocate memory", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a command ended."""
+
+    status: int | None
+    """Exit status; None where a signal ended it."""
+    ended_by: str
+    """``exit``, ``time`` or the name of a signal."""
+    output: str
+    errors: str
+    seconds: float
+    memory: int
+    """Bytes that it held at most, over those of the process that it was forked from."""
+    touched: list[str] = field(default_factory=list)
+    """Paths outside its folder that it made, changed or removed."""
+
+
+def _listing(roots: Iterable[Path]) -> dict[str, tuple[int, int, int]]:
+    """Inode, size and time of change of everything below some folders."""
+    found = {}
+    for root in roots:
+        for folder, folders, files in os.walk(root):
+            for name in (*folders, *files):
+                at = os.lstat(path := f"{folder}/{name}")
+                found[path] = (at.st_ino, at.st_size, at.st_mtime_ns)
+    return found
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+def _virtual() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+
+
+def run_forked(
+    do: Callable[[], int], folder: Path, watched: Sequence[Path] = (), wall: float = WALL_SECONDS, memory: int = MEMORY
+) -> Outcome:
+    """``do()`` in a forked process whose working folder and home is ``folder``; its result is the exit status.
+
+    Args:
+        do: the command.
+        folder: where it may write.
+        watched: folders in which nothing may change.
+        wall: seconds after which it is killed.
+        memory: bytes of address space that it may take more than this process has.
+    """
+    before, base, start = _listing(watched), _resident(), time.monotonic()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+        child = os.fork()
+        if child == 0:
+            status = 70
+            try:
+                status = _in_child(do, folder, memory, output.fileno(), errors.fileno())
+            finally:
+                os._exit(status)
+        ended, waited = "exit", None
+        while waited is None:
+            pid, code, usage = os.wait4(child, os.WNOHANG)
+            if pid:
+                waited = code
+            elif time.monotonic() - start > wall and ended == "exit":
+                ended = "time"
+                os.killpg(child, signal.SIGKILL)
+            else:
+                time.sleep(0.003)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)  # what it left behind
+        texts = []
+        for file in (output, errors):
+            file.seek(0)
+            texts.append(file.read(1 << 22).decode("utf-8", errors="replace"))
+    status = os.waitstatus_to_exitcode(waited)
+    if status < 0 and ended == "exit":
+        ended = signal.Signals(-status).name
+    after = _listing(watched)
+    touched = sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
+    return Outcome(
+        None if status < 0 else status,
+        ended,
+        *texts,
+        seconds=time.monotonic() - start,
+        memory=max(0, usage.ru_maxrss * 1024 - base),
+        touched=touched,
+    )
+
+
+def _in_child(do: Callable[[], int], folder: Path, memory: int, output: int, errors: int) -> int:
+    os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (_virtual() + memory,) * 2)
+    os.chdir(folder)
+    os.environ["HOME"] = str(folder)
+    try:
+        return do()
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException as error:  # what the command line let through
+        print(f"Traceback: {type(error).__name__}: {error}", file=sys.stderr)
+        return 71
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def faults(outcome: Outcome, names: Sequence[str], memory: int = MEMORY) -> list[str]:
+    """What is wrong with how a command ended, whatever it was asked; empty if nothing is.
+
+    Args:
+        outcome: how it ended.
+        names: words of which a refusal must have one: the file or the field.
+        memory: bytes that it may have held.
+    """
+    found = []
+    if outcome.ended_by in ("time", "SIGXCPU"):
+        found.append(f"hang: still busy after {outcome.seconds:.0f} s")
+    elif outcome.status is None:
+        found.append(f"crash: {outcome.ended_by}")
+    elif outcome.status not in (0, 1, 2):
+        found.append(f"exit status {outcome.status}")
+    if outcome.memory > memory or (outcome.status != 0 and _NO_MEMORY.search(outcome.errors)):
+        found.append(f"memory: {outcome.memory >> 20} MiB")
+    if python := _PYTHON.search(outcome.errors):
+        found.append(f"internal error: {python[0]}")
+    lines = [line for line in outcome.errors.splitlines() if line.strip()]
+    if outcome.status in (1, 2):
+        if not 1 <= len(lines) <= 2:
+            found.append(f"{len(lines)} lines for a refusal")
+        if lines and not any(name in outcome.errors for name in names):
+            found.append(f"a refusal that names none of {', '.join(names)}")
+    if outcome.touched:
+        found.append(f"touched {', '.join(outcome.touched[:3])}")
+    return found

@@ -1,0 +1,87 @@
+"""YAML from people and strangers: bounded before it is built, and no key twice."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .errors import UsageError
+from .files import MOST_NESTED, one_line, read_text
+
+#: Bytes of the largest file, and the most values that it may have with its aliases expanded.
+MOST_BYTES, MOST_VALUES = 1 << 18, 1 << 16
+
+
+class _Loader(yaml.SafeLoader):
+    """Refuses a key that stands twice: the second would silently replace the first."""
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                continue
+            key = self.construct_object(key_node, deep=True)
+            if not isinstance(key, (str, int, float, bool, type(None))):
+                raise yaml.YAMLError(f"a list or a group is a name ({_line(key_node.start_mark)})")
+            if key in seen:
+                raise yaml.YAMLError(f"{key} stands twice ({_line(node.start_mark)} and below)")
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(file: Path) -> Any:
+    """What a YAML file holds, tags of Python and other languages refused.
+
+    Raises:
+        UsageError: it is no regular file, too large, or no YAML; it names the file.
+    """
+    return parse_yaml(read_text(file, MOST_BYTES, UsageError), str(file))
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """What a YAML text holds; see :func:`read_yaml`. Errors begin with ``where``."""
+    try:
+        _check_events(yaml.parse(text, Loader=yaml.SafeLoader))
+        # _Loader is a SafeLoader.
+        return yaml.load(text, Loader=_Loader)
+    # A date that the calendar lacks, or a number of too many digits, is a ValueError.
+    except (yaml.YAMLError, ValueError) as error:
+        raise UsageError(f"{where}: not YAML ({one_line(_reason(error))})") from None
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"{error.problem}, {_line(error.problem_mark)}"
+    return str(error)
+
+
+def _line(mark: Any) -> str:
+    return f"line {mark.line + 1}"
+
+
+def _check_events(events: Iterable[yaml.Event]) -> None:
+    """Refuse what would be too deep or too large when it is built. Nothing is built here, however deep it is."""
+    sizes: dict[str, int] = {}
+    opened: list[tuple[str | None, int]] = []
+    total = 0
+    for event in events:
+        if isinstance(event, yaml.AliasEvent):
+            if any(anchor == event.anchor for anchor, _ in opened):
+                raise yaml.YAMLError(f"*{event.anchor} stands inside of itself")
+            total += sizes.get(str(event.anchor), 0)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, total))
+            total += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = opened.pop()
+            sizes |= {} if anchor is None else {anchor: total - before}
+        elif isinstance(event, yaml.ScalarEvent):
+            total += 1
+            sizes |= {} if event.anchor is None else {event.anchor: 1}
+        if len(opened) > MOST_NESTED:
+            raise yaml.YAMLError(f"nested more than {MOST_NESTED} deep ({_line(event.start_mark)})")
+        if total > MOST_VALUES:
+            raise yaml.YAMLError(f"more than {MOST_VALUES:,} values ({_line(event.start_mark)})")
