@@ -131,10 +131,16 @@ def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys,
     assert (tmp_path / "both.html").is_file()
 
     before = {f: f.read_bytes() for f in run.path.rglob("*") if f.is_file()}
-    status, lines = said(capsys, "pretrain", f"--config={tiny_file}")
-    assert (status, len(lines)) == (2, 1)
-    assert "already in use" in lines[0]
-    assert {f: f.read_bytes() for f in run.path.rglob("*") if f.is_file()} == before
+    for under_torchrun in (False, True):
+        if under_torchrun:
+            monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+        status, lines = said(capsys, "pretrain", f"--config={tiny_file}")
+        assert (status, len(lines)) == (2, 1)
+        assert "already in use" in lines[0]
+        assert {f: f.read_bytes() for f in run.path.rglob("*") if f.is_file()} == before
+    # torchrun starts the same command again when a node joins, and does not count that.
+    assert main(["pretrain", f"--config={tiny_file}", "--trainer.checkpoint_every=1"]) == 0
+    assert "resumed at step 2" in capsys.readouterr().out
 
 
 def test_the_stored_config_is_the_run(tiny_file, tmp_path, capsys):
