@@ -9,7 +9,8 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .config import InitConfig
 from .parameter_roles import ParameterRole
@@ -175,6 +176,12 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias)
         self.parameter_roles = {"weight": ParameterRole.MATRIX, "bias": ParameterRole.BIAS}
         self.role = Role(in_features, out_features, residual_writers)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """In the dtype of ``x``, or that of autocast: a strategy may have gathered the weights in a narrower one."""
+        if self.weight.dtype == x.dtype or torch.is_autocast_enabled(x.device.type):
+            return super().forward(x)
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`StatesBirth`."""

@@ -43,7 +43,8 @@ class LayerNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """``[…, d] → […, d]``."""
-        return F.layer_norm(x, self.gain.shape, self.gain, self.bias, self.eps)
+        bias = None if self.bias is None else self.bias.to(x.dtype)
+        return F.layer_norm(x, self.gain.shape, self.gain.to(x.dtype), bias, self.eps)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """Gains start at 1, biases at 0."""

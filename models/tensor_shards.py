@@ -128,8 +128,9 @@ def gathered_in_passes(model: nn.Module) -> Iterator[None]:
 def compute_dtype(model: nn.Module) -> torch.dtype:
     """The narrowest dtype that a pass uses weights in: the one that a strategy gathers them in, or their own."""
     gathered = {getattr(parameter, "comm_dtype", parameter.dtype) for parameter in model.parameters()}
-    if isinstance(model, FSDPModule):
-        gathered |= {model._get_fsdp_state()._mp_policy.param_dtype or torch.float32}
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            gathered |= {module._get_fsdp_state()._mp_policy.param_dtype or torch.float32}
     return min(gathered, key=lambda dtype: dtype.itemsize)
 
 

@@ -11,8 +11,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ..errors import UsageError
@@ -21,7 +19,6 @@ from ..models.decoder import Decoder
 from ..models.tensor_shards import full_tensor
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.module import PretrainModule, next_token_losses
-from ..trainer.strategies import fsdp2
 from .gpu import as_on
 from .ledger import MANY, Curve, Ledger
 
@@ -98,25 +95,6 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int) -> None
         mark_gradients()
     ledger.begin("update")
     _update(module, optimizer)
-
-
-def shard_like_zero3(trainer: TrainerConfig, device: torch.device) -> Sharder:
-    """Shard a model as DeepSpeed's ZeRO 3 does, by FSDP2's means.
-
-    The two differ where weights are gathered in bf16: ZeRO 3 rounds the weights of linear maps alone, and rounds no
-    activations with them.
-    """
-    if trainer.gather == "fp32":
-        return fsdp2.sharder(trainer, device)
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),))
-    rounded = MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
-
-    def shard(model: Decoder) -> None:
-        for block in model.blocks:
-            fully_shard(block, mesh=mesh, mp_policy=rounded)
-        fully_shard(model, mesh=mesh)
-
-    return shard
 
 
 def rehearse(

@@ -11,7 +11,7 @@ from ..trainer.config import TrainerConfig
 from ..trainer.strategies import fsdp2
 from ..trainer.strategies.table import StrategyName
 from .ledger import PARTS, Curve, Ring
-from .rehearsal import Sharding, shard_like_zero3
+from .rehearsal import Sharding
 
 _PARAMETERS, _GRADIENTS, _OPTIMIZER, _GATHERED, _ = range(len(PARTS))
 
@@ -189,7 +189,8 @@ STRATEGY_COSTS: dict[StrategyName, StrategyCosts] = {
     "fsdp2": StrategyCosts(fsdp2.sharder),
     "zero1": StrategyCosts(None, _memory_of_zero1, _sent_by_zero1, _host_memory_of_zero, _STATES),
     "zero2": StrategyCosts(None, _memory_of_zero2, _sent_by_zero2, _host_memory_of_zero, _STATES),
+    # Both gather a block at a time, and round the same weights.
     "zero3": StrategyCosts(
-        shard_like_zero3, _memory_of_zero3, _sent_by_zero3, _host_memory_of_zero, (*_STATES, "gathered")
+        fsdp2.sharder, _memory_of_zero3, _sent_by_zero3, _host_memory_of_zero, (*_STATES, "gathered")
     ),
 }

@@ -102,7 +102,8 @@ class TrainerConfig:
 
     compile: Literal["no", "step", "blocks"] = "no"
     """What ``torch.compile`` is given: the whole training ``step``, where no strategy shards the weights; or the
-    decoder's ``blocks`` one by one, which compiles once for all of them. Snapshots always run uncompiled."""
+    decoder's ``blocks`` one by one, which compiles once for all of them, and which ``zero3`` cannot. Snapshots always
+    run uncompiled."""
 
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
     """What each block keeps for its backward pass: everything; what its matrix products and attention gave, the rest
@@ -118,7 +119,8 @@ class TrainerConfig:
 
     gather: Literal["fp32", "bf16"] = "fp32"
     """Of ``fsdp2`` and ``zero3``: what a pass uses weights in, over their float32 originals. ``bf16``
-    halves what is sent and held; snapshots then measure the rounded weights and say so."""
+    halves what is sent of the blocks, and rounds no activations: embeddings, last norm and (``fsdp2``) head stay
+    float32. Snapshots then measure the rounded weights and say so."""
 
     offload: Literal["none", "cpu", "nvme"] = "none"
     """Of ``zero1`` to ``zero3``: where the optimizer's state is kept, and with ``zero3`` the weights between passes."""

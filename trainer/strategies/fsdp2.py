@@ -25,9 +25,9 @@ def _mesh(device: torch.device, replicas: int) -> DeviceMesh:
 def sharder(config: TrainerConfig, device: torch.device) -> Sharder:
     """A function that shards a model on the meta device over the processes of the run; every process must call it."""
     mesh = _mesh(device, config.replicas)
-    # Gradients are reduced in float32 whatever a pass runs in.
+    # Weights alone are rounded: not the residual stream, and not the gradients that are reduced.
     policy = (
-        MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        MixedPrecisionPolicy(torch.bfloat16, torch.float32, cast_forward_inputs=False)
         if config.gather == "bf16"
         else MixedPrecisionPolicy()
     )
@@ -35,8 +35,8 @@ def sharder(config: TrainerConfig, device: torch.device) -> Sharder:
     def shard(model: Decoder) -> None:
         for block in model.blocks:
             fully_shard(block, mesh=mesh, mp_policy=policy)
-        # The rest: embeddings, last norm, head.
-        fully_shard(model, mesh=mesh, mp_policy=policy)
+        # The rest: embeddings, last norm, head. They stay float32: the residual stream has the dtype of the embeddings.
+        fully_shard(model, mesh=mesh)
 
     return shard
 

@@ -40,6 +40,10 @@ class StrategyFacts:
 
 
 _WHOLE_STEP = {("compile", "step"): "but {strategy} gathers weights inside the step: give blocks or no"}
+_COMPILE = {
+    ("compile", what): "but {strategy} gathers the weights of every module in hooks that no graph can hold: give no"
+    for what in ("step", "blocks")
+}
 _NVME = {("offload", "nvme"): "which {strategy} cannot: give cpu, or trainer.strategy zero3"}
 _SELECTIVE = {
     ("activation_checkpointing", "selective"): "but {strategy} gathers weights inside the blocks, whose operators it "
@@ -57,7 +61,7 @@ STRATEGIES: dict[StrategyName, StrategyFacts] = {
         shards_weights=True,
         zero_stage=3,
         reads=frozenset({"gather", "offload", "offload_dir"}),
-        refuses=_WHOLE_STEP | _SELECTIVE,
+        refuses=_COMPILE | _SELECTIVE,
     ),
 }
 

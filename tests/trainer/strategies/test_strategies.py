@@ -236,6 +236,21 @@ def test_what_is_kept_compiled_and_offloaded_changes_no_loss(options, runs, sing
     assert found == pytest.approx({s: v for s, v in logged(single, "train/loss").items() if s <= 10}, rel=1e-5)
 
 
+@pytest.fixture(scope="module")
+def single_in_bf16(config, folder):
+    """The first step of a single process under bf16 autocast."""
+    shorter = replace(config.trainer, precision="bf16", max_steps=1)
+    run = RunDir(folder / "single-bf16")
+    return pretrain(replace(config, trainer=shorter), run, console=Console(quiet=True)).run
+
+
+@pytest.mark.parametrize("strategy", params(["fsdp2", "zero3"]))
+def test_weights_gathered_in_bf16_round_no_activations(strategy, runs, single_in_bf16):
+    """Autocast rounds the weights of a newborn's maps as well, and gains of 1 are not changed by rounding."""
+    ours, theirs = (logged(run, "train/loss")[1] for run in (runs(f"bf16-{strategy}"), single_in_bf16))
+    assert ours == pytest.approx(theirs, rel=1e-6)
+
+
 @pytest.mark.parametrize("strategy", params(["fsdp2", "zero3"]))
 def test_weights_gathered_in_bf16_train_and_are_said_to_be_measured_so(strategy, runs, single):
     run = runs(f"bf16-{strategy}")
@@ -254,6 +269,10 @@ def test_weights_gathered_in_bf16_train_and_are_said_to_be_measured_so(strategy,
         ({"strategy": "fsdp2", "offload": "cpu"}, "trainer.offload is cpu, which strategy fsdp2 does not read"),
         ({"strategy": "fsdp2", "gather": "bf16"}, "trainer.precision is fp32: set both"),
         ({"strategy": "fsdp2", "compile": "step"}, "trainer.compile is step, but fsdp2 gathers weights"),
+        (
+            {"strategy": "zero3", "compile": "blocks"},
+            "trainer.compile is blocks, but zero3 gathers the weights of every",
+        ),
         ({"strategy": "zero3", "activation_checkpointing": "selective"}, "selective, but zero3 gathers"),
         ({"strategy": "zero2", "offload": "nvme", "offload_dir": "/x"}, "trainer.offload is nvme, which zero2 cannot"),
         ({"strategy": "zero3", "offload": "nvme"}, "give trainer.offload_dir"),
