@@ -195,9 +195,25 @@ def test_a_bug_is_one_line_too_and_debug_shows_where(tiny_file, tmp_path, capsys
     monkeypatch.setattr("birthmark.trainer.run.pretrain", broken)
     status, lines = said(capsys, "pretrain", f"--config={tiny_file}")
     assert (status, len(lines)) == (1, 1)
-    assert "ZeroDivisionError" in lines[0]
+    assert lines[0] == "birthmark: internal error (division by zero); please report it with what --debug shows"
     with pytest.raises(ZeroDivisionError):
         main(["pretrain", f"--config={tiny_file}", "--debug"])
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (MemoryError(), "out of memory; give a smaller model, batch or probe"),
+        (OSError(36, "File name too long", "x" * 300), f"{'x' * 200}: File name too long"),
+    ],
+)
+def test_what_the_machine_refuses_is_no_bug(error, line, tiny_file, capsys, monkeypatch):
+    def broken(*_, **__):
+        raise error
+
+    monkeypatch.setattr("birthmark.trainer.run.pretrain", broken)
+    status, lines = said(capsys, "pretrain", f"--config={tiny_file}")
+    assert (status, lines) == (1, [f"birthmark: error: {line}"])
 
 
 def leaves(config, prefix=""):

@@ -7,10 +7,12 @@ from dataclasses import asdict
 import pytest
 import yaml
 
-from birthmark.errors import UsageError
+from birthmark.errors import RunError, UsageError
+from birthmark.files import write_json, write_sealed_json
 from birthmark.measure.records import RunDir
+from birthmark.trainer.config_file import read_config
 from birthmark.trainer.run_folder import check_resumable
-from birthmark.trainer.saved_config import config_differences
+from birthmark.trainer.saved_config import config_differences, write_config
 
 
 @pytest.fixture
@@ -20,6 +22,44 @@ def run(tiny, tmp_path):
     del config["model"]["attention"]["window"], config["optim"]["eps"]
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(config))
     return RunDir(tmp_path)
+
+
+@pytest.fixture
+def own(tiny, tmp_path):
+    """A run's folder as far as its config and certificate go, both of this version."""
+    run = RunDir(tmp_path / "run")
+    write_config(tiny(), run.config)
+    birth = {"digest": "0" * 64, "init_seed": 3, "n_params": 1}
+    write_sealed_json(run.birth, birth | {"config_is_sealed": True})
+    return run, birth
+
+
+def test_a_config_that_is_cut_off_anywhere_is_refused(own, tiny):
+    run, _ = own
+    assert read_config(run.config) == tiny()
+    text = run.config.read_text()
+    for end in (text.index("\n", at) for at in range(0, len(text) - 2, 97)):
+        run.config.write_text(text[:end] if end < len(text) - 1 else text[:-1])
+        with pytest.raises(RunError, match=r"config\.yaml: (cut off|changed since)"):
+            read_config(run.config)
+    run.config.write_text(text.replace("init_seed: 3", "init_seed: 4"))
+    with pytest.raises(RunError, match=r"config\.yaml: changed since .*give them as options, --FIELD VALUE"):
+        read_config(run.config)
+    # The same text elsewhere is a config like any other.
+    elsewhere = run.path.parent / "config.yaml"
+    elsewhere.write_text(run.config.read_text())
+    assert read_config(elsewhere).init_seed == 4
+
+
+def test_the_config_of_an_older_run_opens_if_it_is_whole(own, tiny):
+    run, birth = own
+    write_json(run.birth, birth)
+    text = "".join(run.config.read_text().splitlines(keepends=True)[:-1])
+    run.config.write_text(text)
+    assert read_config(run.config) == tiny()
+    run.config.write_text(text[: text.index("\nlog:") + 1])
+    with pytest.raises(RunError, match=r"config\.yaml: cut off"):
+        read_config(run.config)
 
 
 def test_fields_that_differ_are_told_with_both_values(tiny, run):
