@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a bar with the time left, and a line at every milestone."""
+"""What a person sees while a run goes on: how long it takes, a bar, and a line at every milestone."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ class RunProgress(MilestoneCallback):
             transient=True,
         )
         self.task: TaskID | None = None
+        self._estimated = False
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the bar."""
@@ -57,6 +58,10 @@ class RunProgress(MilestoneCallback):
         last = self.training.last
         figures = f"loss {last['train/loss']:.3f}  {last['train/tokens_per_s']:,.0f} tokens/s" if last else ""
         self.bar.update(self.task, completed=step, figures=figures)
+        if last and not self._estimated:
+            self._estimated = True
+            if (minutes := self._minutes_left(trainer, step)) > 1:
+                self.console.print(f"about {minutes} min of training to come", soft_wrap=True, highlight=False)
         super().on_step_end(trainer, module, step)
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
@@ -74,10 +79,14 @@ class RunProgress(MilestoneCallback):
             ]
         if self.training.last and step:
             rate = self.training.last["train/tokens_per_s"]
-            left = (trainer.max_steps - step) * self.training.tokens_per_step / rate
-            parts.append(f"{rate:,.0f} tokens/s, {math.ceil(left / 60)} min left")
+            parts.append(f"{rate:,.0f} tokens/s, {self._minutes_left(trainer, step)} min left")
         # The line is a record, not part of the bar: it must not be folded to the terminal's width.
         self.console.print("  ".join(parts), soft_wrap=True, highlight=False)
+
+    def _minutes_left(self, trainer: L.Trainer, step: int) -> int:
+        """At the rate of the last line of the log, without validation and snapshots."""
+        seconds = (trainer.max_steps - step) * self.training.tokens_per_step / self.training.last["train/tokens_per_s"]
+        return math.ceil(seconds / 60)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the bar away."""

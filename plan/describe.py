@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
 
 from ..models.attention.kernel_choice import kernel_sentence
 from ..models.config import ModelConfig
-from ..models.decoder import Decoder
+from ..models.parameter_shapes import parameter_shapes
 from ..trainer.throughput import flops_per_token
 
 #: Bytes per parameter of a training run in float32 or bf16-mixed: weights, gradients and two AdamW moments in float32.
@@ -24,17 +24,15 @@ def _part(name: str) -> str:
 
 
 def describe(config: ModelConfig) -> dict[str, Any]:
-    """Everything that ``birthmark describe`` prints, as JSON-able values; seconds for 7B, and nothing is allocated.
+    """Everything that ``birthmark describe`` prints, as JSON-able values; nothing is allocated.
 
     Returns:
         ``n_params``; ``parameters`` by part; ``flops_per_token`` of training at ``max_seq_len``; ``memory`` in bytes,
         by part, for one device without sharding; ``kv_cache`` in bytes per token in bf16; ``kernel``.
     """
-    with torch.device("meta"):
-        model = Decoder(config)
     parts: Counter[str] = Counter()
-    for name, parameter in model.named_parameters():
-        parts[_part(name)] += parameter.numel()
+    for name, shape in parameter_shapes(config):
+        parts[_part(name)] += math.prod(shape)
     n_params = sum(parts.values())
     return {
         "n_params": n_params,

@@ -109,7 +109,7 @@ def _quiet() -> None:
 
 
 def _print_start(console: Console, config: RunConfig, run: RunDir, start: RunStart, *, resumed: bool) -> None:
-    """One line on what starts, and one on attention where no fused kernel computes it."""
+    """What starts, how much is to be trained, and how attention is computed where no fused kernel does it."""
     birth = f"{start.birth['n_params']:,} parameters  birth {start.birth['digest'][:12]}…"
     console.print(
         f"[bold]{escape(str(run.path))}[/bold]  {birth}  "
@@ -117,6 +117,12 @@ def _print_start(console: Console, config: RunConfig, run: RunDir, start: RunSta
         + (f"  {world_size()} processes" if world_size() > 1 else ""),
         highlight=False,
         soft_wrap=True,
+    )
+    settings = config.trainer
+    per_step = settings.global_batch_size * config.model.max_seq_len
+    to_come = settings.max_steps - start.step
+    console.print(
+        f"{to_come:,} steps of {per_step:,} tokens, {to_come * per_step:,} in all", highlight=False, soft_wrap=True
     )
     if explicit_because(config.model) is not None:
         console.print(f"attention: {kernel_sentence(config.model)}", highlight=False, soft_wrap=True)

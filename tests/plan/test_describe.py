@@ -1,6 +1,8 @@
-"""Published sizes of published models, counted on the meta device, and what `birthmark describe` prints of them."""
+"""Published sizes of published models, counted from the config, and what `birthmark describe` prints of them."""
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -50,6 +52,18 @@ def test_every_preset_is_counted():
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_preset_has_exactly_the_published_number_of_parameters(name):
     assert describe(preset(name))["n_params"] == PUBLISHED[name]
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["describe", str(MODELS / "llama2-7b.yaml")]], ids=lambda a: a[0])
+def test_what_people_look_up_needs_no_torch(arguments):
+    """torch alone takes over a second to load."""
+    script = (
+        "import atexit, sys; from birthmark.launch.cli import main;"
+        "atexit.register(lambda: print(sorted({'torch', 'lightning', 'transformers'} & sys.modules.keys())));"
+        "sys.exit(main(sys.argv[1:]))"
+    )
+    done = subprocess.run([sys.executable, "-c", script, *arguments], check=True, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1] == "[]"
 
 
 def counterpart(name, config):

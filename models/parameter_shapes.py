@@ -1,0 +1,83 @@
+"""Every parameter of a decoder by name, with its shape, from the config alone: no model is built, no torch is loaded.
+
+A test holds it to the models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypeAlias
+
+from .config import ModelConfig
+
+NamedShape: TypeAlias = tuple[str, tuple[int, ...]]
+
+
+def parameter_shapes(config: ModelConfig) -> Iterator[NamedShape]:
+    """Names and shapes of all parameters, in the model's order."""
+    d = config.d_model
+    yield "embed.weight", (config.vocab_size, d)
+    if config.positions == "learned":
+        yield "positions.table.weight", (config.max_seq_len, d)
+    if config.positions == "t5":
+        yield "positions.table.weight", (config.t5_buckets, config.n_heads)
+    for i in range(config.n_layers):
+        for name, shape in _block(config, i):
+            yield f"blocks.{i}.{name}", shape
+    yield from _norm(config, "norm")
+    if not config.tie_embeddings:
+        yield "head.weight", (config.vocab_size, d)
+
+
+def _norm(config: ModelConfig, name: str) -> Iterator[NamedShape]:
+    if config.norm != "none":
+        yield f"{name}.gain", (config.d_model,)
+    if config.norm == "layernorm" and config.bias:
+        yield f"{name}.bias", (config.d_model,)
+
+
+def _linear(name: str, n_in: int, n_out: int, bias: bool) -> Iterator[NamedShape]:
+    yield f"{name}.weight", (n_out, n_in)
+    if bias:
+        yield f"{name}.bias", (n_out,)
+
+
+def _sublayer_norms(config: ModelConfig, name: str) -> Iterator[NamedShape]:
+    if config.norm_placement != "post":
+        yield from _norm(config, name)
+    if config.norm_placement != "pre":
+        yield from _norm(config, f"{name}_out")
+
+
+def _block(config: ModelConfig, block: int) -> Iterator[NamedShape]:
+    yield from _sublayer_norms(config, "norm_attn")
+    for name, shape in _attention(config, block):
+        yield f"attn.{name}", shape
+    yield from _sublayer_norms(config, "norm_mlp")
+    for name in ("gate", "up") if config.gated else ("up",):
+        yield from _linear(f"mlp.{name}", config.d_model, config.ff, config.bias)
+    yield from _linear("mlp.down", config.ff, config.d_model, config.bias)
+
+
+def _attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:
+    attention, d_head = config.attention, config.d_head
+    qkv_bias = config.bias if attention.qkv_bias is None else attention.qkv_bias
+    for name, n_heads in (("q", config.n_heads), ("k", config.kv_heads), ("v", config.kv_heads)):
+        yield from _linear(name, config.d_model, n_heads * d_head, qkv_bias)
+        if name != "v" and attention.qk_norm != "none":
+            yield f"{name}.norm.gain", (n_heads * d_head if attention.qk_norm == "width" else d_head,)
+    yield from _linear("o", config.n_heads * d_head, config.d_model, config.bias)
+    if attention.normaliser == "softmax_sink":
+        yield "normaliser.logit", (config.n_heads,)
+    rows = 1 if attention.kv_bias_shared else config.kv_heads
+    for name in ("key", "value"):
+        if name in attention.kv_bias:
+            yield f"bias.{name}", (rows, d_head)
+    if attention.aggregation_blocks is None or block in attention.aggregation_blocks:
+        if attention.aggregation == "headnorm":
+            yield "aggregate.gain", (d_head,)
+        if attention.aggregation == "calibrated" and attention.calibration.correlation == "learned":
+            yield "aggregate.rho.logit", (config.n_heads,)
+    if attention.gate != "none":
+        per_head = d_head if attention.gate == "channel" else 1
+        yield from _linear("gate.map", config.d_model, config.n_heads * per_head, config.bias)
