@@ -82,7 +82,9 @@ def config_values(rng: random.Random, example: Path) -> Case:
         return "any"
 
     about = f"strange.yaml with {values!r:.300}"
-    return Case(about, ("corpus",), prepare, _of_config(rng, "strange.yaml"), ("strange.yaml", *_leaves(names)))
+    # A model that is not there is told by its name, which is a value here.
+    words = ("strange.yaml", *_leaves(names), *(f"{value}:" for value in values.values() if isinstance(value, str)))
+    return Case(about, ("corpus",), prepare, _of_config(rng, "strange.yaml"), words)
 
 
 def _leaves(names: list[str]) -> tuple[str, ...]:
