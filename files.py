@@ -63,6 +63,7 @@ def sync_tree(path: Path) -> None:
 
 def _aside(path: Path) -> Path:
     """Where a folder stands while another takes its place."""
+    path = path.absolute()  # of "." too
     return path.with_name(f".{path.name}.replaced")
 
 

@@ -3,11 +3,12 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 
 import pytest
 
 from birthmark.errors import RunError, UsageError
-from birthmark.files import parse_json, read_json, read_sealed_json, read_text, write_sealed_json
+from birthmark.files import find_folder, parse_json, read_json, read_sealed_json, read_text, write_sealed_json
 from birthmark.yaml_files import read_yaml
 
 
@@ -28,6 +29,11 @@ def test_what_is_no_file_of_text_is_refused_by_name(place, message, tmp_path):
     with pytest.raises(RunError) as error:
         read_text(tmp_path / "it", 4)
     assert str(error.value).startswith(f"{tmp_path / 'it'}: {message}")
+
+
+def test_the_working_folder_is_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert find_folder(Path()) == Path()
 
 
 @pytest.mark.parametrize("text", ["[" * 51 + "]" * 51, "[" * 100_000, '{"a":' * 100_000, "NaN", "1" * 5000, "{", ""])

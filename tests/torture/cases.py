@@ -253,7 +253,9 @@ def damage_file(file: Path, rng: random.Random, others: list[Path]) -> tuple[str
     if what < 0.25:
         way = rng.choice(damage.PLACE)
         way(file, rng)
-        return way.__name__, "same" if way.__name__ != "empty" else checked
+        # A run that was killed early has no log yet.
+        log_is_gone = file.suffix == ".jsonl" and way in (damage.missing, damage.empty)
+        return way.__name__, checked if way is damage.empty or log_is_gone else "same"
     if file.suffix == ".safetensors" and what < 0.7:
         way = rng.choice(damage.TENSORS)
         way(file, rng)
