@@ -73,6 +73,15 @@ class ProbeFacts(TypedDict):
     dtype: NotRequired[str]
 
 
+class ModelFacts(TypedDict):
+    """The model's config; what else there is depends on whose it is."""
+
+    d_model: NotRequired[Size | None]
+    d_head: NotRequired[Size | None]
+    attention: NotRequired[dict[str, Any]]
+    init: NotRequired[dict[str, Any]]
+
+
 class Summary(TypedDict):
     """``summary.json`` of a snapshot."""
 
@@ -83,7 +92,7 @@ class Summary(TypedDict):
     init_seed: NotRequired[int]
     source: NotRequired[str]
     probe: NotRequired[ProbeFacts]
-    model: NotRequired[dict[str, Any]]
+    model: NotRequired[ModelFacts]
     n_layers: NotRequired[Size]
     n_heads: NotRequired[Size | None]
     vocab_size: NotRequired[Size]
