@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 #: The first of seed 0.
 N_CASES = 100
 
-#: What is planted (planted.py) → how each of the harness's findings begins.
+#: What is planted (planted_inputs.py) → how each of the harness's findings begins.
 FOUND = {
     "no_schema": ("internal error", "silent: taken"),
     "no_seal": ("silent: taken, and another result",),
@@ -51,7 +51,7 @@ def test_every_input_is_refused_in_a_sentence_or_does_what_it_says(torture):
 
 @pytest.mark.slow
 def test_faults_that_are_planted_are_found(torture):
-    said, status = torture("planted.py")
+    said, status = torture("planted_inputs.py")
     assert status == 0, said
     lines = [line.split("\t") for line in said.splitlines() if line.count("\t") == 2]
     assert {name: literal_eval(sound) for name, sound, _ in lines} == {name: [] for name in FOUND}

@@ -28,7 +28,7 @@ def test_killed_runs_of_every_strategy_go_on_as_if_left_alone():
 
 def test_planted_faults_are_found():
     """And without one, a run goes on from wherever it was struck."""
-    found = dict(line.split(": ", 1) for line in printed("planted_faults.py").splitlines() if ": " in line)
+    found = dict(line.split(": ", 1) for line in printed("planted_kills.py").splitlines() if ": " in line)
     expected = {
         "nothing _killed_at_6": "None",
         "nothing _stopped_twice_at_6": "None",

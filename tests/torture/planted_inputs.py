@@ -1,6 +1,6 @@
 """Faults planted in readers, each in the process of one case, and what the harness says of it.
 
-``python planted.py ROOT`` prints a line for each: what was planted, and what was found.
+``python planted_inputs.py ROOT`` prints a line for each: what was planted, and what was found.
 """
 
 from __future__ import annotations
