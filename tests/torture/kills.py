@@ -42,11 +42,11 @@ snapshot: {{n_sequences: 10, seq_len: 8, batch_size: 4, top_k: 5}}
 log: {{wandb: "off"}}
 """
 
-#: What differs between two runs that are the same: times, and what is made of them.
-_VOLATILE = re.compile(r"seconds|.*_per_s|mfu|.*/mfu|.*memory.*")
+#: What differs between two runs that are the same: times, what is made of them, and the seal of a file that has one.
+_VOLATILE = re.compile(r"seconds|.*_per_s|mfu|.*/mfu|.*memory.*|sha256")
 
 #: A run that ends well, is stopped by a signal, or fails with a sentence of ours has none of these in its output.
-_INTERNAL = re.compile(r"Traceback|birthmark: \w*(Error|Exception)\b|(Error|Exception):|Segmentation|core dumped")
+_INTERNAL = re.compile(r"Traceback|birthmark: internal error|(Error|Exception):|Segmentation|core dumped")
 
 
 class TrialError(Exception):
