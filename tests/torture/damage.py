@@ -121,7 +121,7 @@ def device(file: Path, rng: random.Random) -> None:
 def sparse_giant(file: Path, rng: random.Random) -> None:
     """Three gigabytes of nothing, which take no room on the disk."""
     with file.open("r+b") as f:
-        f.truncate(3 << 30)
+        f.truncate(3 << 28)
 
 
 def pickled(file: Path, rng: random.Random) -> None:
