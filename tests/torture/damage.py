@@ -119,7 +119,7 @@ def device(file: Path, rng: random.Random) -> None:
 
 
 def sparse_giant(file: Path, rng: random.Random) -> None:
-    """Three gigabytes of nothing, which take no room on the disk."""
+    """Most of a gigabyte of nothing, which takes no room on the disk."""
     with file.open("r+b") as f:
         f.truncate(3 << 28)
 
