@@ -176,7 +176,7 @@ def write_json(path: Path, value: Any) -> None:
 # ── reading ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 #: Bytes of the largest file of each kind that is read whole.
-TEXT_BYTES, JSON_BYTES = 1 << 30, 1 << 30
+TEXT_BYTES, JSON_BYTES = 1 << 28, 1 << 28
 #: Lists and objects in one another, in any JSON or YAML of ours.
 MOST_NESTED = 50
 
@@ -216,6 +216,8 @@ def read_bytes(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunEr
         return path.read_bytes()
     except OSError as error:
         raise fail(f"{path}: cannot be read ({error.strerror})") from None
+    except MemoryError:
+        raise fail(f"{path}: has {path.stat().st_size:,} bytes, more than fit into memory") from None
 
 
 def read_text(path: Path, most: int = TEXT_BYTES, fail: type[Exception] = RunError) -> str:

@@ -125,8 +125,8 @@ def _refuse(error: OSError) -> None:
 
 
 def _read(path: Path) -> bytes:
-    # A larger document is a corpus, and is read whole.
-    return read_bytes(path, 1 << 30, UsageError)
+    # A document is read whole: what fits into memory decides.
+    return read_bytes(path, 1 << 40, UsageError)
 
 
 def _unusable(content: bytes) -> str | None:
