@@ -161,12 +161,12 @@ def test_what_cannot_be_measured_is_named_by_field(tiny, tmp_path):
         pretrain(config, RunDir(tmp_path / "run"))
 
 
-def test_a_run_from_before_a_field_came_goes_on(tiny, tmp_path):
+def test_a_run_from_before_a_field_came_goes_on(tiny, tmp_path, seal_config):
     run = RunDir(tmp_path / "run")
     config = tiny()
     pretrain(config, run)
     content = yaml.safe_load(run.config.read_text())
     del content["snapshot"]["fingerprint"]
-    run.config.write_text(yaml.safe_dump(content))
+    seal_config(run.config, yaml.safe_dump(content))
     longer = replace(config, trainer=replace(config.trainer, max_steps=7))
     assert pretrain(longer, run, resume=True).step == 7

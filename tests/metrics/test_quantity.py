@@ -60,7 +60,8 @@ def test_declarations_stand_on_each_other():
 
 def test_tables_are_ordered_by_place():
     every = [*LOGGED.values(), *MEASURED.values()]
-    assert [q.name for q, _ in over_training(every)][:4] == ["val/loss", "train/loss", "val/loss_trigger", "alignment"]
+    first = ["val/loss", "train/loss", "val/loss_trigger", "seedprint/z"]
+    assert [q.name for q, _ in over_training(every)][:4] == first
     assert [q.name for q, _ in by_block(every)][:3] == ["inter", "intra", "alignment"]
     last = Quantity("mine", ("layer", "head"), scalar="mean", definition="Mine.")
     assert [over_training([last, *every])[-1][0], by_block([last, *every])[-1][0]] == [last, last]

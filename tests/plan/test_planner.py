@@ -452,8 +452,10 @@ def test_llama_3_8b_is_as_fast_and_as_large_as_published(llama, n_gpus):
     # Torchtitan computes every other matrix product again, of queries, keys, values, heads, gate, up and down those of
     # keys, heads and up; we keep all. Reserved memory has what its allocator could not use besides.
     not_kept = 32 * 2 * (2 * 8192) * (1024 + 4096 + 14336)
-    assert peak - not_kept < reserved * 2**30 < 1.1 * peak
-    assert peak == pytest.approx(reserved * 2**30, rel={8: 0.1, 128: 0.15}[n_gpus])
+    # Its residual stream is bf16, ours float32: two norms of a block keep what they read of it.
+    wide = 32 * 2 * (2 * 8192) * 4096 * 2
+    assert peak - not_kept - wide < reserved * 2**30 < 1.1 * peak
+    assert peak - wide == pytest.approx(reserved * 2**30, rel={8: 0.1, 128: 0.15}[n_gpus])
 
 
 # ---------------------------------------------------------------- the command
