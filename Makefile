@@ -27,7 +27,7 @@ pretrain: setup  ## train the demo model, a few minutes on two cores, into runs/
 
 # Files of tests run side by side, each on one core: within a file, tests share what they train.
 test: setup  ## run the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --durations=60
 
 # Types of the whole package: mypy's cache keeps what did not change. Tests that train, start processes or are marked heavy are left out.
 quick: setup  ## lint, types and the tests that train nothing, under 2 minutes on two cores

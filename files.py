@@ -232,7 +232,7 @@ def parse_json(text: str, *, not_finite: bool = False) -> Any:
     """What strict JSON says, or with ``not_finite`` also NaN and Infinity, as other writers have them.
 
     Raises:
-        ValueError: it is damaged, or is nested more than `MOST_NESTED` deep.
+        ValueError: it is damaged, is nested more than `MOST_NESTED` deep, or holds what cannot be written as UTF-8.
     """
     try:
         value = json.loads(text, parse_constant=float if not_finite else _refuse_constant)
@@ -244,6 +244,11 @@ def parse_json(text: str, *, not_finite: bool = False) -> Any:
         if depth > MOST_NESTED:
             raise ValueError(f"nested more than {MOST_NESTED} deep")
         level = [item for one in level for item in (one.values() if isinstance(one, dict) else one)]
+    if "\\ud" in text.lower():
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ValueError("holds half a character (a lone surrogate)") from None
     return value
 
 

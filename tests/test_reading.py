@@ -36,9 +36,23 @@ def test_the_working_folder_is_a_folder(tmp_path, monkeypatch):
     assert find_folder(Path()) == Path()
 
 
-@pytest.mark.parametrize("text", ["[" * 51 + "]" * 51, "[" * 100_000, '{"a":' * 100_000, "NaN", "1" * 5000, "{", ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[" * 51 + "]" * 51,
+        "[" * 100_000,
+        '{"a":' * 100_000,
+        "NaN",
+        "1" * 5000,
+        "{",
+        "",
+        r'{"a": ["\ud800"]}',
+        r'{"\uDC00": 1}',
+    ],
+)
 def test_json_is_strict_and_shallow(text):
     assert parse_json("[" * 50 + "]" * 50)
+    assert parse_json(r'"\ud83d\ude00"') == "\N{GRINNING FACE}"
     with pytest.raises(ValueError):  # noqa: PT011, the reason is the parser's own
         parse_json(text)
 
