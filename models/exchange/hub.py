@@ -29,7 +29,7 @@ def is_path(name: str) -> bool:
     return looks or (parent is not None and parent.is_dir())
 
 
-def find_folder(source: str | Path) -> Path:
+def pretrained_folder(source: str | Path) -> Path:
     """The folder itself, or the snapshot of a hub id, ``NAME`` or ``ORG/NAME``, with ``@REVISION`` if wanted.
 
     Raises:

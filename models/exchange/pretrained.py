@@ -26,7 +26,7 @@ from ..config import ModelConfig
 from ..decoder import Decoder
 from ..tensor_shards import shard_of
 from .conversion import TensorMapping, config_from_json, config_to_json, family_of, family_of_json, tensor_mappings
-from .hub import find_folder
+from .hub import pretrained_folder
 from .weight_files import INDEX, ONE_FILE, SHARD_BYTES, shard_file_names, write_index
 
 _FLOATS = ("F64", "F32", "F16", "BF16")
@@ -99,7 +99,7 @@ def read_pretrained(source: str | Path) -> Pretrained:
         UsageError: nothing there, only pickled weights, or an architecture that ModelConfig cannot express.
         RunError: a damaged file; a tensor that is missing, unknown or of another shape. Names file and tensor.
     """
-    folder = find_folder(source)
+    folder = pretrained_folder(source)
     config_file = folder / "config.json"
     if not config_file.is_file():
         raise UsageError(f"{folder}: no config.json in it; give a folder that transformers' save_pretrained wrote")

@@ -23,7 +23,7 @@ from ...measure.recorder import snapshot_of
 from ...measure.records import Snapshot
 from ...measure.user_metrics import MetricLike
 from ...models.decoder import Decoder
-from ...models.exchange.hub import find_folder
+from ...models.exchange.hub import pretrained_folder
 from ...schema import Bounds
 from .model_names import no_such_model, open_source_with_birth
 
@@ -77,7 +77,7 @@ def _load_foreign(name: str, dtype: torch.dtype) -> LoadedModel:
     except ImportError:
         raise UsageError(f"measuring {name} needs transformers: pip install transformers") from None
     try:
-        folder = find_folder(name)
+        folder = pretrained_folder(name)
         if not (folder / "config.json").is_file():
             raise UsageError(f"{name}: no config.json in it")
     except UsageError as error:

@@ -7,7 +7,7 @@ import pytest
 
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
-from birthmark.models.exchange.hub import find_folder
+from birthmark.models.exchange.hub import pretrained_folder
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def silent_hub(ask_at):
 
 def test_a_hub_that_does_not_answer_is_asked_twice(silent_hub):
     with pytest.raises(UsageError) as error:
-        find_folder("nobody/nothing")
+        pretrained_folder("nobody/nothing")
     assert str(error.value).startswith(
         "nobody/nothing: no such folder, and not from the hub either (the hub does not answer: "
     )
@@ -61,7 +61,7 @@ def test_a_hub_that_does_not_answer_is_asked_twice(silent_hub):
 def test_a_hub_that_is_not_there_is_said_so_at_once(ask_at, free_port):
     ask_at(free_port())
     with pytest.raises(UsageError, match=r"not from the hub either \(the hub does not answer: .*refused"):
-        find_folder("nothing")
+        pretrained_folder("nothing")
 
 
 @pytest.mark.parametrize("name", ["runs/nothing", "runs/nothing@4", "./nothing", "../x/y", "~/nothing", "a/b/c", "a/"])
@@ -83,5 +83,5 @@ def test_a_copy_in_the_cache_is_taken_where_the_hub_is_silent(silent_hub, tmp_pa
     (repository / "snapshots" / commit).mkdir(parents=True)
     (repository / "refs").mkdir()
     (repository / "refs/main").write_text(commit)
-    assert find_folder("someone/small") == repository / "snapshots" / commit
+    assert pretrained_folder("someone/small") == repository / "snapshots" / commit
     assert len(silent_hub) == 2
