@@ -25,9 +25,10 @@ pretrain: setup  ## train the demo model, a few minutes on two cores, into runs/
 	@run=runs/demo; n=2; while [ -e "$$run" ]; do run=runs/demo-$$n; n=$$((n + 1)); done; \
 	exec $(BIN)/birthmark pretrain --config configs/demo.yaml --run_dir "$$run"
 
-# Files of tests run side by side, each on one core: within a file, tests share what they train.
+# Files of tests run side by side, each on one core: within a file, tests share what they train. One more than there are
+# cores (up to four) uses the time in which others wait for processes that they have started.
 test: setup  ## run the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --maxprocesses 4 --dist loadfile --durations=60
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadfile --no-loadscope-reorder --durations=60
 
 # Types of the whole package: mypy's cache keeps what did not change. Tests that train, start processes or are marked heavy are left out.
 quick: setup  ## lint, types and the tests that train nothing, under 2 minutes on two cores

@@ -96,6 +96,9 @@ def pytest_collection_modifyitems(items):
         functions = [f for f in (item.function, *fixtures) if isinstance(f, FunctionType)]
         if any(map(_trains, functions)):
             item.add_marker(pytest.mark.training)
+    # Files that take long come first: what is left at the end then keeps all workers busy.
+    long = {item.path for item in items if item.get_closest_marker("training")}
+    items.sort(key=lambda item: item.path not in long)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -42,7 +42,6 @@ TINY = {
 
 #: Fields of the trainer by the name of a way to spread a run.
 WAYS = {name: {"strategy": name} for name, facts in STRATEGIES.items() if facts.launched}
-WAYS["fsdp2 in replicas"] = {"strategy": "fsdp2", "replicas": 2}
 
 # A run of two processes for each config: losses and gradient norms of its steps and, where weights are sharded, the
 # scalars of a snapshot.
