@@ -28,7 +28,7 @@ pretrain: setup  ## train the demo model, a few minutes on two cores, into runs/
 # Files of tests run side by side, each on one core: within a file, tests share what they train. One more than there are
 # cores (up to four) uses the time in which others wait for processes that they have started.
 test: setup  ## run the whole test suite
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadfile --no-loadscope-reorder --durations=60
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $$(($$(nproc) < 4 ? $$(nproc) + 1 : 4)) --dist loadfile --no-loadscope-reorder
 
 # Types of the whole package: mypy's cache keeps what did not change. Tests that train, start processes or are marked heavy are left out.
 quick: setup  ## lint, types and the tests that train nothing, under 2 minutes on two cores
