@@ -45,6 +45,9 @@ log: {{wandb: "off"}}
 #: What differs between two runs that are the same: times, what is made of them, and the seal of a file that has one.
 _VOLATILE = re.compile(r"seconds|.*_per_s|mfu|.*/mfu|.*memory.*|sha256")
 
+#: What Python prints, and goes on, where a Ctrl-C falls into code that cannot raise.
+_UNRAISABLE = re.compile(r"Exception ignored in:.*?\nKeyboardInterrupt:? *\n", re.DOTALL)
+
 #: A run that ends well, is stopped by a signal, or fails with a sentence of ours has none of these in its output.
 _INTERNAL = re.compile(r"Traceback|birthmark: internal error|(Error|Exception):|Segmentation|core dumped")
 
@@ -156,7 +159,7 @@ class Victim:
     def wait(self, meanwhile: Callable[[float], None] = lambda elapsed: None) -> str | None:
         """Wait until the last start is over: what was wrong about its end, or about what it printed."""
         wrong = wait(self.ranks, LIMIT_S, meanwhile)
-        text = self.output()
+        text = _UNRAISABLE.sub("", self.output())
         if match := _INTERNAL.search(text):
             wrong = wrong or f"internal error: {text[match.start() :].splitlines()[0][:200]}"
         if "birthmark: " not in text and any((status or 0) > 0 for status in self.statuses):

@@ -177,7 +177,8 @@ def test_two_go_on_from_what_one_has_saved_and_end_together_when_one_is_killed(o
         process.kill()
     assert process.returncode == 1
     assert not any(Path(f"/proc/{pid}").exists() for pid in ranks.values())
-    assert errors.count("birthmark: ") <= 1
+    # torchrun's own summary may repeat it, where rank 0 ended before torchrun looked.
+    assert sum(line.startswith("birthmark: ") for line in errors.splitlines()) <= 1
     assert {s: v for s, v in logged(parts, "train/loss").items() if s <= 10} == pytest.approx(
         logged(one, "train/loss"), rel=1e-5
     )
