@@ -52,7 +52,7 @@ def _choices(kind):
     return found
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(configs())
 def test_names_and_shapes_are_those_of_the_model(config):
     with torch.device("meta"):
