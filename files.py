@@ -181,6 +181,11 @@ TEXT_BYTES, JSON_BYTES = 1 << 28, 1 << 28
 MOST_NESTED = 50
 
 
+def _then(mend: str) -> str:
+    """The end of a message that says what to do, if it does."""
+    return f"; {mend}" if mend else ""
+
+
 def check_file(path: Path, most: int | None = None, fail: type[Exception] = RunError, mend: str = "") -> None:
     """Refuse what cannot be read as a file: a folder, a pipe, a device, a link to itself, more than ``most`` bytes.
 
@@ -190,7 +195,7 @@ def check_file(path: Path, most: int | None = None, fail: type[Exception] = RunE
     try:
         found = path.stat()
     except FileNotFoundError:
-        raise fail(f"{path}: missing{f'; {mend}' if mend else ''}") from None
+        raise fail(f"{path}: missing{_then(mend)}") from None
     except (OSError, ValueError) as error:
         raise fail(f"{one_line(path)}: cannot be read ({getattr(error, 'strerror', None) or error})") from None
     if not stat.S_ISREG(found.st_mode):
@@ -267,14 +272,13 @@ def read_json(path: Path, schema: Any = Any, mend: str = "") -> Any:
     Raises:
         RunError: the file is missing, damaged or holds something else; it names file and field.
     """
-    mend = f"; {mend}" if mend else ""
     text = read_text(path, JSON_BYTES)
     try:
         return checked(parse_json(text), schema)
     except SchemaError as error:
-        raise RunError(f"{path}: damaged ({error}){mend}") from None
+        raise RunError(f"{path}: damaged ({error}){_then(mend)}") from None
     except ValueError as error:
-        raise RunError(f"{path}: damaged JSON ({error}){mend}") from None
+        raise RunError(f"{path}: damaged JSON ({error}){_then(mend)}") from None
 
 
 def file_sha256(path: Path) -> str:
@@ -302,7 +306,7 @@ def read_sealed_json(path: Path, schema: Any, mend: str = "") -> Any:
     """
     content = read_json(path, schema, mend)
     if content.pop("sha256", None) not in (None, content_digest(content)):
-        raise RunError(f"{path}: damaged (its SHA-256 is not the one in it){f'; {mend}' if mend else ''}")
+        raise RunError(f"{path}: damaged (its SHA-256 is not the one in it){_then(mend)}")
     return content
 
 
@@ -318,7 +322,7 @@ def tensor_file(path: Path, framework: str, mend: str = "") -> Iterator[Any]:
         with safe_open(path, framework=framework) as opened:
             yield opened
     except (SafetensorError, OSError, ValueError) as error:
-        raise RunError(f"{path}: damaged ({one_line(error)}){f'; {mend}' if mend else ''}") from None
+        raise RunError(f"{path}: damaged ({one_line(error)}){_then(mend)}") from None
 
 
 def user_path(text: str | Path) -> Path:

@@ -120,7 +120,7 @@ def outside(group: str, config: object, bounds: Mapping[str, tuple[float, float]
     """A line for each field of a config that is out of its bounds, with the mend; None is in any.
 
     Args:
-        group: what the fields' names begin with, as in ``trainer``.
+        group: what the fields' names begin with, as in ``trainer``; "" where nothing stands before them.
         config: has the fields.
         bounds: field → (least, most); what nobody can want, so that it is not tried.
     """
@@ -128,9 +128,9 @@ def outside(group: str, config: object, bounds: Mapping[str, tuple[float, float]
     for name, (least, most) in bounds.items():
         value = getattr(config, name)
         if value is not None and not value >= least:
-            found.append(f"{group}.{name} is {shown(value)}: give at least {least}")
+            found.append(f"{_below(group, name)} is {shown(value)}: give at least {least}")
         elif value is not None and not value <= most:
-            found.append(f"{group}.{name} is {shown(value)}: give at most {most}")
+            found.append(f"{_below(group, name)} is {shown(value)}: give at most {most}")
     return found
 
 

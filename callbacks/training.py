@@ -48,12 +48,13 @@ class TrainingLog(StepCallback):
         self._last_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Stop the clock before other callbacks take their time."""
+        """Stop the clock before the milestones take their time."""
         ends_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if ends_step and (is_due(trainer, self.every) or is_due(trainer, self.milestones)):
-            # What the device still has to do of these steps is their time, not that of what follows.
+            # What the device still has to do of these steps is their time, not that of what follows. Without a wait
+            # the clock runs on: the device does too.
             self.synchronize()
-        pl_module.stopwatch.pause()
+            pl_module.stopwatch.pause()
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
     def on_step_end(self, trainer: L.Trainer, module: Any, step: int) -> None:

@@ -26,11 +26,6 @@ def declared_quantities(snapshots: Iterable[Snapshot]) -> dict[str, Quantity]:
     return found
 
 
-def read_snapshots(run: RunDir) -> list[Snapshot]:
-    """All snapshots of ``run``, birth first; RunError names the file that is damaged or holds something else."""
-    return run.snapshots()
-
-
 def join_rows(snapshots: Iterable[Snapshot], metrics: Mapping[int, Mapping[str, float]]) -> list[dict[str, Any]]:
     """Rows of snapshots that were read already; see `snapshot_rows`."""
     by_step: dict[int, Snapshot | None] = {snapshot.step: snapshot for snapshot in snapshots}
@@ -64,4 +59,4 @@ def snapshot_rows(run: RunDir) -> list[dict[str, Any]]:
     ``text_`` before it.
     If training went on after the last snapshot, a last row has the losses of the end.
     """
-    return join_rows(read_snapshots(run), metrics_by_step(run))
+    return join_rows(run.snapshots(), metrics_by_step(run))

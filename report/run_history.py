@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import UsageError
 from ..files import read_text
 from ..measure.records import RunDir, Snapshot, metrics_by_step
-from .rows import join_rows, read_snapshots
+from .rows import join_rows
 from .text import finite_or_nan, printable
 
 
@@ -63,7 +63,7 @@ def read_runs(runs: Sequence[RunDir]) -> list[RunHistory]:
     histories = []
     for index, (run, name) in enumerate(zip(runs, _names(runs), strict=True)):
         birth = {} if run.is_foreign else run.read_birth()
-        metrics, snapshots = metrics_by_step(run), read_snapshots(run)
+        metrics, snapshots = metrics_by_step(run), run.snapshots()
         rows = join_rows(snapshots, metrics)
         config = "" if run.is_foreign else read_text(run.config)
         histories.append(RunHistory(index, name, run, birth, config, metrics, snapshots, rows))

@@ -16,7 +16,7 @@ from ..measure.records import RunDir, metrics_by_step
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
 from .key_figures import lineage_figure
-from .rows import declared_quantities, join_rows, read_snapshots, row_key
+from .rows import declared_quantities, join_rows, row_key
 from .text import MISSING, format_value
 
 _LINEAGE = ("seedprint_z", "seedprint_log10_p")
@@ -89,7 +89,7 @@ def shown_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Qu
 def print_table(run: RunDir, console: Console) -> None:
     """Print the rows of ``run``, and what the lineage test says; controls give way where the console is narrow, then
     whole columns."""
-    snapshots = read_snapshots(run)
+    snapshots = run.snapshots()
     rows = join_rows(snapshots, metrics_by_step(run))
     if not rows:
         console.print(Text(f"{run.path}: no snapshots yet"))

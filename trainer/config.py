@@ -226,7 +226,7 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         problems = [
-            *(line.removeprefix("run.") for line in outside("run", self, {"init_seed": SEEDS})),
+            *outside("", self, {"init_seed": SEEDS}),
             *self.data.problems(),
             *self.optim.problems(),
             *self.trainer.problems(),

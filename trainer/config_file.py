@@ -13,11 +13,10 @@ from jsonargparse import Namespace
 from ..errors import UsageError
 from ..models.dotted import dotted, nested
 from ..schema import shown
-from ..yaml_files import read_yaml
 from .by_name.shipped_configs import find_config
 from .config import RunConfig
 from .config_parser import Parser, add_run_fields, check_groups, unknown_fields
-from .saved_config import check_own_config
+from .saved_config import read_config_yaml
 
 
 def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
@@ -33,8 +32,7 @@ def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) ->
             the mistake is there.
     """
     file = find_config(path)
-    check_own_config(file)
-    fields = _dotted_fields(read_yaml(file), f"{file}: ")
+    fields = _dotted_fields(read_config_yaml(file), f"{file}: ")
     changes = _dotted_fields(overrides or {})
     try:
         return _build(fields | changes)

@@ -13,10 +13,9 @@ from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from ..errors import UsageError
 from ..schema import shown
-from ..yaml_files import read_yaml
 from .by_name.shipped_configs import find_config, shipped_configs
 from .config import RunConfig
-from .saved_config import check_own_config
+from .saved_config import read_config_yaml
 
 # The dataclasses' attribute docstrings are the help.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
@@ -47,8 +46,7 @@ class ConfigFile(ActionConfigFile):
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
         """Add its fields to those before it."""
         file = find_config(values)
-        check_own_config(file)
-        check_groups(f"--config {values}: ", read_yaml(file))
+        check_groups(f"--config {values}: ", read_config_yaml(file))
         self.apply_config(parser, cfg, self.dest, str(file))
 
     def completer(self, prefix: str, **kwargs: Any) -> list[str]:

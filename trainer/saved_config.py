@@ -26,6 +26,12 @@ def write_config(config: RunConfig, file: Path) -> None:
     write_text(file, f"{text}{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n")
 
 
+def read_config_yaml(file: Path) -> Any:
+    """What a config's file holds; RunError if it is a run's own and was changed or cut off."""
+    check_own_config(file)
+    return read_yaml(file)
+
+
 def check_own_config(file: Path) -> None:
     """Refuse the ``config.yaml`` in a run's folder if it is not as the run wrote it; other files are let pass.
 
@@ -48,8 +54,7 @@ def check_own_config(file: Path) -> None:
 
 def read_saved_fields(run: RunDir) -> dict[str, Any]:
     """Every field of a run's ``config.yaml`` by dotted name; RunError if it was changed or cut off."""
-    check_own_config(run.config)
-    fields = read_yaml(run.config)
+    fields = read_config_yaml(run.config)
     if not isinstance(fields, dict):
         raise RunError(f"{run.config}: damaged (no fields in it); {_MEND}")
     # A field that came after the run was made has its default in it.

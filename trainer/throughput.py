@@ -47,15 +47,16 @@ def synchronize(device: torch.device) -> None:
 
 
 class Stopwatch:
-    """Seconds of training, without what happens between steps (snapshots, validation, checkpoints)."""
+    """Seconds of training, without what happens at milestones (snapshots, validation, checkpoints)."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._since: float | None = None
 
     def resume(self) -> None:
-        """Training goes on from now."""
-        self._since = time.perf_counter()
+        """Training goes on from now, if it was paused."""
+        if self._since is None:
+            self._since = time.perf_counter()
 
     def pause(self) -> None:
         """What follows is not training."""

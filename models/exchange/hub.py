@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ...files import user_path
+from ...files import one_line, user_path
 from .weight_files import INDEX
 
 #: Seconds that the hub has to answer, and how often it is asked. It asks six times by itself, for minutes.
@@ -81,4 +81,4 @@ def _why_not(name: str, revision: str | None) -> str:
 
 
 def _first_sentence(error: Exception) -> str:
-    return " ".join(str(error).split())[:200].split(". ")[0] or type(error).__name__
+    return one_line(error).split(". ")[0] or type(error).__name__

@@ -262,10 +262,9 @@ def write_pretrained(
 
 
 def _tokenizer_config(file: Path, config: ModelConfig, eos_token_id: int | None) -> dict[str, Any]:
+    stored = read_bytes(file)
     try:
-        tokenizer = Tokenizer.from_str(read_bytes(file).decode("utf-8"))
-    except RunError:
-        raise
+        tokenizer = Tokenizer.from_str(stored.decode("utf-8"))
     except Exception as error:  # the library raises nothing narrower
         raise UsageError(f"{file}: not a tokenizers JSON file ({one_line(error)})") from None
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...measure.records import Snapshot, metrics_by_step
-from ...report.rows import join_rows, read_snapshots
+from ...report.rows import join_rows
 from ...report.text import finite_or_nan
 from ..trials import Trial
 from .file import ArmStudy
@@ -107,7 +107,7 @@ def read_results(study: ArmStudy, trials: Sequence[Trial]) -> list[ArmResult]:
         reads = []
         for trial in trials:
             if trial.arm == arm and trial.started:
-                snapshots = read_snapshots(trial.run)
+                snapshots = trial.run.snapshots()
                 rows = {row["step"]: row for row in join_rows(snapshots, metrics_by_step(trial.run))}
                 if rows:
                     reads.append(_Read(trial, rows, {snapshot.step: snapshot for snapshot in snapshots}))

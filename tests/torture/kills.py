@@ -300,31 +300,33 @@ def two_writers(victim: Victim, rng: random.Random, durations: Durations) -> Ite
     """A second process that goes on with the same run, which is refused or finds it done."""
     at_s, second = durations.moment(rng), Victim(victim.folder, "single", starts=100)
     yield f"second writer at {at_s:.2f} s"
-    victim.start()
-
-    def meanwhile(elapsed: float) -> None:
-        if not second.ranks and elapsed >= at_s:
-            second.start()
-
-    victim.must_end_well(meanwhile)
-    if second.ranks and (wrong := second.wait()):
-        raise TrialError(f"the second: {wrong}")
+    _beside(victim, at_s, second, second.start)
 
 
 def read_meanwhile(victim: Victim, rng: random.Random, durations: Durations) -> Iterator[str]:
     """`birthmark report` while training writes."""
     at_s, reader = durations.moment(rng), Victim(victim.folder, "single", starts=100)
     yield f"report at {at_s:.2f} s"
+
+    def read() -> list[Rank]:
+        page = victim.folder / "page.html"
+        reader.ranks = start_ranks(1, ["report", str(victim.run), f"--out={page}"], victim.folder / "start-100")
+        return reader.ranks
+
+    _beside(victim, at_s, reader, read)
+
+
+def _beside(victim: Victim, at_s: float, other: Victim, start: Callable[[], list[Rank]]) -> None:
+    """Run the victim, which must end well, and from ``at_s`` on another process beside it, which may fail in words."""
     victim.start()
 
     def meanwhile(elapsed: float) -> None:
-        if not reader.ranks and elapsed >= at_s:
-            page = victim.folder / "page.html"
-            reader.ranks = start_ranks(1, ["report", str(victim.run), f"--out={page}"], victim.folder / "start-100")
+        if not other.ranks and elapsed >= at_s:
+            start()
 
     victim.must_end_well(meanwhile)
-    if reader.ranks and (wrong := reader.wait()):
-        raise TrialError(f"the report: {wrong}")
+    if other.ranks and (wrong := other.wait()):
+        raise TrialError(f"the process beside it: {wrong}")
 
 
 def _mount(folder: Path, options: str) -> None:

@@ -50,9 +50,9 @@ def no_schema() -> None:
 
 def no_seal() -> None:
     """A reader that takes a config as it is."""
-    import birthmark.trainer.config_file
+    import birthmark.trainer.saved_config
 
-    birthmark.trainer.config_file.check_own_config = lambda file: None
+    birthmark.trainer.saved_config.check_own_config = lambda file: None
 
 
 def unpickles() -> None:

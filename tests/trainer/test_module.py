@@ -39,6 +39,7 @@ def test_the_stopwatch_leaves_pauses_out(monkeypatch):
     watch.resume()
     watch.pause()
     watch.resume()
+    watch.resume()
     watch.pause()
     watch.pause()
     assert watch.take() == 3.5

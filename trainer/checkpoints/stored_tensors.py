@@ -101,6 +101,7 @@ class CheckpointFolder:
         self._content: dict[str, Any] = content
         self.files: dict[str, str] = {}
         """SHA-256 of every file beside ``state.json``."""
+        self._opened: dict[str, Any] = {}
         with self._damage():
             check(content, STATES[version])
             self.files = content["files"] if version == FORMAT else {TENSORS: content["sha256"]}
@@ -126,7 +127,6 @@ class CheckpointFolder:
                 raise SchemaError(f"{shown(name)} is in {shown(unknown[0])}, which is not among files")
             if sum(piece["n"] for piece in facts["pieces"]) != math.prod(facts["shape"]):
                 raise SchemaError(f"the pieces of {shown(name)} do not make up {facts['shape']}")
-        self._opened: dict[str, Any] = {}
 
     def verify(self, part: int = 0, parts: int = 1) -> None:
         """Check that all files are there, and that the content of every ``parts``-th is what was written.
