@@ -60,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (it failed), 2 (wrong usage), 130 (interrupted)."""
     arguments = normal_dashes(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in arguments
+    # torch reads it once, when it is imported. Its warnings repeat a rank's end as forty lines of C++ in every other.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "INFO" if debug else "ERROR")
     try:
         if "_ARGCOMPLETE" in os.environ and argv is None:
             from .commands.completion import complete

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jinja2
+from filelock import FileLock
 
-from ..files import write_text
+from ..files import remove_leftovers, write_text
+from ..measure.records import RunDir
 from ..metrics.quantities import MEASURED, SECTIONS
 from .csv_files import check_data_folder, data_folder, write_csv_files
 from .pictures.style import RUN_COLOURS, THEME
@@ -26,8 +29,23 @@ def write_page(template: str, out: Path, sections: Iterable[Section], **values: 
     sections, folder = list(sections), data_folder(out)
     check_data_folder(folder)
     page = render(template, sections=sections, data=folder.name, theme=THEME, **values)
-    write_csv_files(folder, csv_texts(sections))
-    write_text(out, page)
+    with _only_writer(out, folder):
+        write_csv_files(folder, csv_texts(sections))
+        write_text(out, page)
+
+
+@contextmanager
+def _only_writer(*paths: Path) -> Iterator[None]:
+    """Pages of a run are written at its training's end and by people, maybe at once: one process at a time, which
+    removes what a writer that died has left. Elsewhere nobody knows who else is writing."""
+    run = next((folder for folder in paths[0].resolve().parents[:3] if RunDir.is_run(folder)), None)
+    if run is None:
+        yield
+        return
+    with FileLock(run / ".report.lock"):
+        for path in paths:
+            remove_leftovers(path.parent, path.name)
+        yield
 
 
 def render(template: str, **values: Any) -> str:

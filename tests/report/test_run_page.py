@@ -4,6 +4,7 @@ import builtins
 import csv
 import html
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import scipy.stats
 
 import birthmark.report
 from birthmark.errors import RunError, UsageError
-from birthmark.files import read_json, read_sealed_json, write_sealed_json, write_text
+from birthmark.files import atomic_path, read_json, read_sealed_json, write_sealed_json, write_text
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
 from birthmark.report.pictures.heads import draw_head_maps
@@ -412,7 +413,19 @@ def test_the_file_is_replaced_whole(tmp_path, make_run):
     assert old.read() == "old"
     old.close()
     assert run.report.read_text(encoding="utf-8").endswith("</html>\n")
-    assert [p.name for p in run.path.iterdir() if p.name.startswith(".")] == []
+    assert [p.name for p in run.path.iterdir() if p.name.startswith(".")] == [".report.lock"]
+
+
+def test_what_a_writer_that_was_killed_has_left_is_removed(tmp_path, make_run):
+    run = make_run(tmp_path / "run", steps=(0,), only=("sink_mass",))
+    for path in (run.report, run.path / "report-data", run.snapshot(0) / "report.html"):
+        if (child := os.fork()) == 0:
+            with atomic_path(path):
+                os._exit(9)
+        os.waitpid(child, 0)
+    assert len([p for p in run.path.rglob(".*") if p.is_dir()]) == 3
+    build_report([run], run.report)
+    assert [p for p in run.path.rglob(".*") if p.is_dir()] == []
 
 
 def test_runs_of_one_name_get_names_that_differ(tmp_path, make_run):
