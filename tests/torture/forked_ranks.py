@@ -31,6 +31,8 @@ def import_once(deepspeed: bool) -> None:
     """Import what runs need. Nothing may compute here: a process with threads must not fork."""
     import importlib
 
+    # As the command line has it: read when torch is imported.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     for name in (*_HEAVY, *(["deepspeed"] if deepspeed else [])):
         importlib.import_module(name)
 
