@@ -113,7 +113,7 @@ class TrainingView:
             for key, (role, style) in curves.items():
                 steps, values = run.series(key)
                 if np.isfinite(values).any():
-                    x, y = _thin(steps, values)
+                    x, y = thin(steps, values)
                     name, few = self.legend_name(run), len(x) < 25
                     found.append(Curve(run.index, name, x, y, role, style, markers=few, quantity=key))
         return found
@@ -295,8 +295,8 @@ def _steps(panels: Sequence[Panel], linear_until: float | None) -> Callable[[Axe
     return lambda axes: step_axis(axes, last, linear_until)
 
 
-def _thin(steps: list[int], values: list[float]) -> tuple[Sequence[float], Sequence[float]]:
-    """Means of neighbours, where there are more points than a picture can show."""
+def thin(steps: list[int], values: list[float]) -> tuple[Sequence[float], Sequence[float]]:
+    """Means of neighbours, where there are more points than a picture can show (steps and values alike)."""
     if len(steps) <= _MAX_POINTS:
         return steps, values
     # Groups that begin at even and at logarithmic distances, so that either axis shows all that it can.

@@ -1,0 +1,415 @@
+"use strict";
+// Panels: from the numbers of a panel and the reader's choices to what stands in its figure.
+const charts = (() => {
+  const node = (tag, className, text) => {
+    const made = document.createElement(tag);
+    if (className) made.className = className;
+    if (text !== undefined) made.textContent = text;
+    return made;
+  };
+  const css = name => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const runColour = run => run === undefined ? css("--muted") : css(`--run-${run % 6}`);
+  const DASHES = { dashed: [5, 3], dotted: [1.5, 2.5], control: [4, 3] };
+  const finite = v => v !== null && v !== undefined && Number.isFinite(v);
+
+  const SUPERSCRIPT = "⁰¹²³⁴⁵⁶⁷⁸⁹";
+  const raised = n => (n < 0 ? "⁻" : "") + [...String(Math.abs(n))].map(d => SUPERSCRIPT[+d]).join("");
+  // A number as its panel was given it: four digits.
+  const written = v => finite(v) ? String(v) : "–";
+  const counted = v => v >= 1e9 ? `${+(v / 1e9).toPrecision(3)}G` : v >= 1e6 ? `${+(v / 1e6).toPrecision(3)}M`
+    : v >= 1e4 ? `${+(v / 1e3).toPrecision(4)}k` : String(v);
+  const tick = v => {
+    if (v === null || v === undefined) return "";
+    if (v !== 0 && (Math.abs(v) < 1e-3 || Math.abs(v) >= 1e6)) {
+      const power = Math.floor(Math.log10(Math.abs(v)) + 1e-9), lead = +(v / 10 ** power).toPrecision(3);
+      return (lead === 1 ? "" : `${lead}·`) + `10${raised(power)}`;
+    }
+    return Math.abs(v) >= 1e4 ? counted(v) : String(+v.toPrecision(4));
+  };
+
+  // ── numbers with named axes ──────────────────────────────────────────────────────────────────────────────────────
+  const axisOf = (series, name) => series.axes.find(axis => axis[0] === name);
+
+  // Without one axis: at an index of it, or the mean over it.
+  const reduce = (series, name, pick) => {
+    const place = series.axes.findIndex(axis => axis[0] === name);
+    const sizes = series.axes.map(axis => axis[1].length);
+    const size = sizes[place], inner = sizes.slice(place + 1).reduce((a, b) => a * b, 1);
+    const outer = sizes.slice(0, place).reduce((a, b) => a * b, 1), v = [];
+    for (let o = 0; o < outer; o++) for (let i = 0; i < inner; i++) {
+      if (pick !== "mean") { v.push(series.v[(o * size + pick) * inner + i]); continue; }
+      let sum = 0, count = 0;
+      for (let k = 0; k < size; k++) {
+        const value = series.v[(o * size + k) * inner + i];
+        if (finite(value)) { sum += value; count++; }
+      }
+      v.push(count ? +(sum / count).toPrecision(4) : null);
+    }
+    return { ...series, axes: series.axes.filter((_, k) => k !== place), v };
+  };
+
+  // The latest index at or before a step.
+  const stepIndex = (steps, step) => {
+    let found = 0;
+    steps.forEach((s, i) => { if (s <= step) found = i; });
+    return found;
+  };
+
+  const DEEP = ["layer", "head"];
+  const isDeep = (series, panel) => series.axes.some(axis => axis[0] !== panel.x && DEEP.includes(axis[0]));
+
+  // The lines of a curve panel: {x, y, name, look, run, colour, faint}.
+  const linesOf = (panel, state) => {
+    const lines = [], shownRuns = new Set();
+    const both = panel.series.some(s => isDeep(s, panel)) && panel.series.some(s => !isDeep(s, panel) && !s.look?.match(/control|band/));
+    const chosen = state.block !== "" || state.head !== "";
+    for (const given of panel.series) {
+      if (given.run !== undefined && state.hidden.has(given.run)) continue;
+      if (given.probe && state.probe && given.probe !== state.probe) continue;
+      if (both && !(given.look === "control" || given.look === "band") && isDeep(given, panel) !== chosen) continue;
+      let series = given;
+      if (panel.x !== "step" && axisOf(series, "step")) series = reduce(series, "step", stepIndex(axisOf(series, "step")[1], state.step));
+      let there = true;
+      for (const [name, pick] of [["layer", state.block], ["head", state.head]]) {
+        if (pick === "" || panel.x === name || !axisOf(series, name)) continue;
+        const index = axisOf(series, name)[1].indexOf(+pick);
+        if (index < 0) there = false; else series = reduce(series, name, index);
+      }
+      if (!there || !axisOf(series, panel.x)) continue;
+      if (axisOf(series, "head") && panel.x !== "head") {
+        const heads = axisOf(series, "head")[1].length;
+        if (state.block !== "" && heads > 1 && heads <= 16 && state.shown === 1)
+          axisOf(series, "head")[1].forEach((head, i) => expand(reduce(series, "head", i), panel, lines, `head ${head}`, true));
+        series = reduce(series, "head", "mean");
+        expand(series, panel, lines, heads > 1 ? "mean of heads" : "");
+      } else expand(series, panel, lines, "");
+      if (given.run !== undefined) shownRuns.add(given.run);
+    }
+    return lines;
+  };
+
+  const expand = (series, panel, lines, suffix, faint = false) => {
+    const x = axisOf(series, panel.x)[1];
+    const rest = series.axes.filter(axis => axis[0] !== panel.x);
+    const walk = (cut, axes, words, depth) => {
+      if (axes.length) {
+        const [name, coordinates] = axes[0];
+        coordinates.forEach((c, i) => walk(reduce(cut, name, i), axes.slice(1),
+          [...words, `${name === "layer" ? "block" : name} ${c}`], depth ?? [i, coordinates.length]));
+        return;
+      }
+      if (!cut.v.some(finite)) return;
+      lines.push({ x, y: cut.v, run: series.run, look: series.look || "solid", depth, faint,
+        name: [series.name, ...words, suffix].filter(Boolean).join(", ") });
+    };
+    walk(series, rest, [], null);
+  };
+
+  // Seeds of one config: the range and the mean of the lines that they share.
+  const gather = (lines, data) => {
+    const kept = [], groups = new Map();
+    for (const line of lines) {
+      const group = line.run === undefined ? "" : data.runs[line.run].group;
+      if (!group || line.look === "control" || line.look === "band" || line.faint) { kept.push(line); continue; }
+      const key = JSON.stringify([group, line.name, line.look, line.depth]);
+      if (!groups.has(key)) groups.set(key, []);
+      groups.get(key).push(line);
+    }
+    for (const members of groups.values()) {
+      if (members.length < 2) { kept.push(...members); continue; }
+      const x = [...new Set(members.flatMap(m => m.x))].sort((a, b) => a - b), mean = [], low = [], high = [];
+      for (const at of x) {
+        const values = members.map(m => m.y[m.x.indexOf(at)]).filter(finite);
+        const all = values.length === members.length;
+        mean.push(all ? +(values.reduce((a, b) => a + b, 0) / values.length).toPrecision(4) : null);
+        low.push(all ? Math.min(...values) : null);
+        high.push(all ? Math.max(...values) : null);
+      }
+      const first = members[0], group = data.runs[first.run].group;
+      kept.push({ ...first, x, y: mean, low, high, members, group,
+        name: [first.name, `mean of ${members.length} seeds`].filter(Boolean).join(", ") });
+    }
+    return kept;
+  };
+
+  const colourOf = (line, single) => {
+    if (line.look === "control" || line.look === "band" || line.run === undefined && !line.depth) return css("--muted");
+    if (line.depth && single) return css(`--depth-${Math.round(3 * line.depth[0] / Math.max(line.depth[1] - 1, 1))}`);
+    return runColour(line.run);
+  };
+
+  // ── curves ───────────────────────────────────────────────────────────────────────────────────────────────────────
+  const alpha = (colour, share) => colour.startsWith("#") ? colour + Math.round(255 * share).toString(16).padStart(2, "0") : colour;
+
+  const drawCurves = (panel, box, state, data, hooks) => {
+    let lines = linesOf(panel, state);
+    const single = new Set(lines.map(line => line.run).filter(run => run !== undefined)).size <= 1;
+    if (state.seeds !== "lines" && panel.x === "step") lines = gather(lines, data);
+    box.replaceChildren();
+    if (!lines.length) { box.append(node("p", "note", "Nothing to draw for this choice.")); return null; }
+    const log = panel.log !== state.ylog.has(panel.id);
+    const xlog = panel.x === "step" ? state.x === "log" : panel.xlog;
+    const drawable = v => finite(v) && (!log || v > 0) ? v : null;
+    const tables = [], series = [{}], bands = [], owners = [null];
+    const add = (x, y, options, owner) => {
+      tables.push([x, y.map(drawable)]);
+      series.push(options);
+      owners.push(owner);
+    };
+    for (const line of lines) {
+      const colour = colourOf(line, single), few = line.x.length < 25;
+      const invisible = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
+      if (line.look === "band" || line.members) {
+        const high = line.members ? line.high : line.y, low = line.members ? line.low : line.y.map(v => finite(v) ? -v : v);
+        add(line.x, high, invisible, line.members ? null : line);
+        add(line.x, low, invisible, null);
+        bands.push({ series: [series.length - 2, series.length - 1], fill: alpha(colour, line.members ? 0.22 : 0.2) });
+        if (!line.members) continue;
+      }
+      add(line.x, line.y, {
+        stroke: alpha(colour, line.faint ? 0.45 : 1), width: line.look === "control" ? 1.2 : line.faint ? 1 : 1.8,
+        dash: DASHES[line.look], spanGaps: true, points: { show: few && line.look !== "control", size: 5, fill: colour },
+      }, line);
+    }
+    const joined = uPlot.join(tables);
+    const positive = joined[0].filter(x => x > 0), unit = positive.length ? positive[0] : 1;
+    const ink = css("--muted"), grid = { stroke: css("--grid"), width: 1 };
+    const font = `11px ${css("--sans")}`;
+    const axis = { stroke: ink, font, ticks: { show: false } };
+    const first = joined[0][0], last = joined[0][joined[0].length - 1];
+    const whole = last > first ? [first, last] : [first - 1, last + 1];
+    const range = panel.x === "step" && state.zoom ? state.zoom : whole;
+    const options = {
+      width: Math.max(box.clientWidth, 200), height: panel.height || 190, series, bands, padding: [8, 8, 0, 0],
+      legend: { show: false },
+      scales: {
+        x: { time: false, distr: xlog ? 4 : 1, asinh: unit, range: () => range },
+        y: { distr: log ? 3 : 1, range: (u, low, high) => spread(low, high, log) },
+      },
+      axes: [
+        { ...axis, grid: { show: false }, size: 26, gap: 3, values: (u, splits) => splits.map(tick),
+          ...(xlog ? { splits: () => logSplits(range[0], range[1], unit, joined[0]), filter: (u, s) => s } : { space: 60 }),
+          ...(panel.x === "layer" || panel.x === "head" ? { incrs: [1, 2, 5, 10, 20, 50] } : {}) },
+        { ...axis, grid, size: 46, gap: 4, space: 34, values: (u, splits) => splits.map(tick),
+          ...(log ? { splits: (u, _, low, high) => powers(low, high), filter: (u, splits) => splits } : {}) },
+      ],
+      cursor: {
+        sync: panel.x === "step" ? { key: "step", setSeries: false } : undefined,
+        drag: { x: true, y: false, setScale: false },
+        points: { size: 6 },
+        dataIdx: (u, index, at) => nearest(u.data[index], u.data[0], at),
+      },
+      hooks: {
+        draw: [u => marker(u, panel, state)],
+        setCursor: [u => tip(u, panel, owners, data, single)],
+        setSelect: [u => {
+          if (u.select.width < 4) return;
+          const zoom = [u.posToVal(u.select.left, "x"), u.posToVal(u.select.left + u.select.width, "x")];
+          u.setSelect({ left: 0, top: 0, width: 0, height: 0 }, false);
+          if (panel.x === "step") hooks.zoom(zoom.map(v => +v.toPrecision(4)));
+          else { range[0] = zoom[0]; range[1] = zoom[1]; u.setScale("x", { min: zoom[0], max: zoom[1] }); }
+        }],
+      },
+    };
+    const plot = new uPlot(options, joined, box);
+    plot.over.addEventListener("dblclick", () => {
+      if (panel.x === "step") hooks.zoom(null);
+      else { [range[0], range[1]] = [first, last]; plot.setScale("x", { min: first, max: last }); }
+    });
+    plot.over.addEventListener("mouseleave", () => hideTip());
+    box.append(legend(lines, single, data));
+    return plot;
+  };
+
+  const spread = (low, high, log) => {
+    if (low === null || high === null || !finite(low) || !finite(high)) return log ? [0.1, 1] : [0, 1];
+    if (log) return [low / 1.15, high > low ? high * 1.15 : high * 2];
+    if (low > 0 && low < 0.35 * high) low = 0;
+    const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
+    return [low === 0 ? 0 : low - room, high + room];
+  };
+
+  // Ticks of a logarithmic y: powers of ten, with 2 and 5 between them, or round steps, as few as there is room for.
+  const powers = (low, high) => {
+    for (const marks of [[1], [1, 3], [1, 2, 5]]) {
+      const found = [];
+      for (let p = Math.floor(Math.log10(low)); 10 ** p <= high; p++)
+        for (const m of marks) if (m * 10 ** p >= low && m * 10 ** p <= high) found.push(+(m * 10 ** p).toPrecision(6));
+      if (found.length >= 3) return found.filter((_, i) => i % Math.ceil(found.length / 5) === 0);
+    }
+    const step = 10 ** Math.floor(Math.log10((high - low) / 2)), found = [];
+    for (let at = Math.ceil(low / step) * step; at <= high; at += step) found.push(+at.toPrecision(6));
+    return found.filter((_, i) => i % Math.ceil(found.length / 4) === 0);
+  };
+
+  const logSplits = (low, high, unit, values) => {
+    const found = low <= 0 ? [0] : [], decades = [];
+    for (let p = Math.floor(Math.log10(Math.max(unit, low))); 10 ** p <= high; p++) for (const m of [1, 3]) {
+      const at = m * 10 ** p;
+      if (at >= Math.max(low, unit) && at <= high) decades.push(at);
+    }
+    const tens = decades.filter(v => Math.abs(Math.log10(v) % 1) < 1e-9);
+    const ticks = tens.length > 2 ? tens : decades;
+    return ticks.length > 1 ? found.concat(ticks) : found.concat(values.filter(v => v > 0 && v >= low && v <= high).filter((_, i, all) => i % Math.ceil(all.length / 4) === 0));
+  };
+
+  const nearest = (values, xs, at) => {
+    const there = i => values[i] !== null && values[i] !== undefined;
+    for (let away = 0; away < xs.length; away++) {
+      if (at - away >= 0 && there(at - away)) return at - away;
+      if (at + away < xs.length && there(at + away)) return at + away;
+    }
+    return at;
+  };
+
+  // The chosen step, in every panel over steps.
+  const marker = (u, panel, state) => {
+    if (panel.x !== "step" || state.step === null) return;
+    const x = Math.round(u.valToPos(state.step, "x", true)), { left, width, top, height } = u.bbox;
+    if (!(x >= left - 1 && x <= left + width + 1)) return;
+    u.ctx.save();
+    u.ctx.strokeStyle = css("--ink");
+    u.ctx.globalAlpha = 0.45;
+    u.ctx.setLineDash([]);
+    u.ctx.lineWidth = devicePixelRatio;
+    u.ctx.beginPath();
+    u.ctx.moveTo(x, top);
+    u.ctx.lineTo(x, top + height);
+    u.ctx.stroke();
+    u.ctx.restore();
+  };
+
+  const legend = (lines, single, data) => {
+    const keys = node("div", "keys"), seen = new Set();
+    const add = (name, look, colour) => {
+      if (!name || seen.has(name + look)) return;
+      seen.add(name + look);
+      const key = node("span"), mark = node("i", look);
+      mark.style.setProperty("--c", colour);
+      key.append(mark, name.length > 44 ? name.slice(0, 43) + "…" : name);
+      keys.append(key);
+    };
+    // Names of runs stand once, in the bar of controls.
+    const groups = new Set(lines.filter(line => line.members).map(line => line.group));
+    groups.forEach(group => add(group, "solid", colourOf(lines.find(line => line.group === group), false)));
+    for (const line of lines) {
+      if (line.members || line.faint || seen.size >= 12) continue;
+      add(line.name, line.look, single || line.look === "control" || line.look === "band" ? colourOf(line, single) : css("--ink"));
+    }
+    return keys;
+  };
+
+  // ── what hovering says ───────────────────────────────────────────────────────────────────────────────────────────
+  const tipBox = node("div", "tip");
+  tipBox.hidden = true;
+  const hideTip = () => { tipBox.hidden = true; };
+  const showTip = (x, y, rows) => {
+    tipBox.replaceChildren(...rows);
+    tipBox.hidden = false;
+    const { width, height } = tipBox.getBoundingClientRect();
+    tipBox.style.left = `${Math.max(4, Math.min(x + 14, innerWidth - width - 6))}px`;
+    tipBox.style.top = `${y + height + 18 < innerHeight ? y + 14 : Math.max(4, y - height - 10)}px`;
+  };
+
+  const row = (colour, name, value) => {
+    const made = node("div", "row"), mark = node("i");
+    mark.style.setProperty("--c", colour);
+    made.append(mark, node("b", "", value), node("span", "", name));
+    return made;
+  };
+
+  const MOST = 12;
+  const tip = (u, panel, owners, data, single) => {
+    const { left, top, idx } = u.cursor;
+    if (left < 0 || idx === null || idx === undefined || !u.over.matches(":hover")) return;
+    const at = u.data[0][idx], word = panel.x === "layer" ? "block" : panel.x;
+    const found = [];
+    owners.forEach((line, i) => {
+      if (!line) return;
+      const k = u.cursor.idxs[i], value = k === null || k === undefined ? null : u.data[i][k];
+      if (!finite(value)) return;
+      const owner = line.members ? line.group : line.run !== undefined && data.runs.length > 1 && line.run in data.runs ? data.runs[line.run].name : "";
+      const x = u.data[0][k];
+      const aside = x !== at ? ` (${word} ${x})` : "";
+      const away = Math.abs(u.valToPos(value, "y") - top);
+      const name = [owner, line.name].filter(Boolean).join(", ") || panel.title;
+      found.push([away, row(colourOf(line, single), name + aside, written(value))]);
+      for (const member of line.members || []) {
+        const there = member.y[member.x.indexOf(x)];
+        if (finite(there)) found.push([away + 0.5, row(alpha(colourOf(line, single), 0.5), data.runs[member.run].name, written(there))]);
+      }
+    });
+    if (!found.length) { hideTip(); return; }
+    found.sort((a, b) => a[0] - b[0]);
+    const rows = found.slice(0, MOST).map(pair => pair[1]);
+    if (found.length > MOST) rows.push(node("div", "more", `and ${found.length - MOST} more`));
+    const box = u.over.getBoundingClientRect();
+    showTip(box.left + left, box.top + top, [node("div", "at", `${word} ${at}`), ...rows]);
+  };
+
+  // ── maps and rankings ────────────────────────────────────────────────────────────────────────────────────────────
+  const drawHeatmap = (panel, box, state, data) => {
+    box.replaceChildren();
+    const fits = s => (s.run === undefined || s.run === state.focus) && (!s.probe || !state.probe || s.probe === state.probe);
+    const found = panel.series.find(fits);
+    if (!found) { box.append(node("p", "note", "Nothing was measured for this choice.")); return null; }
+    let series = found, when = "";
+    if (axisOf(series, "step")) {
+      const steps = axisOf(series, "step")[1], i = stepIndex(steps, state.step);
+      when = steps[i] === 0 ? "at birth" : `step ${steps[i]}`;
+      series = reduce(series, "step", i);
+    }
+    const rows = axisOf(series, panel.rows)[1], columns = axisOf(series, panel.columns)[1];
+    const across = series.axes[0][0] === panel.rows, [low, high] = panel.limits;
+    const words = { layer: "block" }, name = n => words[n] || n;
+    const table = node("table", "cells"), head = node("tr");
+    head.append(node("th", "", `${name(panel.rows)} \\ ${name(panel.columns)}`), ...columns.map(c => node("th", "", String(c))));
+    table.append(head);
+    rows.forEach((r, i) => {
+      const line = node("tr");
+      line.append(node("th", "", String(r)));
+      columns.forEach((c, j) => {
+        const v = series.v[across ? i * columns.length + j : j * rows.length + i];
+        const cell = node("td", "", columns.length > 12 || !finite(v) ? "" : Math.abs(v) < 10 ? v.toFixed(2).replace(/^(-?)0\./, "$1.") : String(+v.toPrecision(3)));
+        if (finite(v)) {
+          const share = Math.min(Math.max((v - low) / (high - low), 0), 1);
+          cell.style.background = data.colours[Math.round(share * (data.colours.length - 1))];
+          cell.style.color = share < 0.55 ? "#fff" : "#000";
+        }
+        if (String(r) === state.block && (state.head === "" || String(c) === state.head)) cell.className = "chosen";
+        cell.dataset.tip = `${name(panel.rows)} ${r}, ${name(panel.columns)} ${c}: ${written(v)}`;
+        line.append(cell);
+      });
+      table.append(line);
+    });
+    const who = data.runs.length > 1 && found.run !== undefined ? data.runs[found.run].name : "";
+    const note = [who, found.probe ? `${found.probe} probe` : "", when].filter(Boolean).join(", ");
+    box.append(node("p", "when", note), table);
+    return null;
+  };
+
+  const drawRanking = (panel, box, state, data) => {
+    box.replaceChildren();
+    const held = panel.lists.filter(list => list.run === state.focus).sort((a, b) => a.step - b.step);
+    if (!held.length) { box.append(node("p", "note", "This run has no ranking.")); return null; }
+    const list = held[stepIndex(held.map(l => l.step), state.step)];
+    const table = node("table"), head = node("tr");
+    panel.headings.forEach((heading, i) => head.append(node("th", panel.texts.includes(i) ? "text" : "", heading)));
+    table.append(head);
+    for (const cells of list.rows) {
+      const line = node("tr");
+      cells.forEach((text, i) => {
+        const cell = node("td", panel.texts.includes(i) ? "text" : "");
+        cell.append(panel.texts.includes(i) ? node("span", "token", text) : text);
+        line.append(cell);
+      });
+      table.append(line);
+    }
+    const who = data.runs.length > 1 ? data.runs[list.run].name + ", " : "";
+    box.append(node("p", "when", who + (list.step === 0 ? "at birth" : `step ${list.step}`)), table);
+    return null;
+  };
+
+  const DRAW = { curves: drawCurves, heatmap: drawHeatmap, ranking: drawRanking };
+  return { DRAW, node, runColour, css, counted, tipBox, showTip, hideTip, axisOf };
+})();

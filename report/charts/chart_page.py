@@ -1,0 +1,245 @@
+"""Pages made of blocks: sentences, tables, panels and folds, in one HTML file that fetches nothing.
+
+To make a page, list its blocks and write what `render_page` returns:
+
+    panel = CurvePanel("loss", "Validation loss (nats)", [Series(losses, {"step": steps}, run=0)], csv="loss.csv")
+    blocks = [Prose("One sentence."), Controls(), Panels([panel]), Fold("Config", [Table(["field", "value"], rows)])]
+    write_text(out, render_page("my study", blocks, runs=[PageRun("run-a")], data="my-data"))
+
+Every text is escaped here. `Controls` is the bar with the step scrubber and the choices that its panels leave open; it
+shows nothing without script. Panels have their still picture in the page (`stills`), which print and browsers without
+script show; the script draws the live one over it. Ids of panels and folds are one word each, unique in the page.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from markupsafe import Markup
+
+from ..html_page import render
+from ..pictures.style import DEPTH, THEME
+from ..text import printable
+from .scales import CIVIDIS
+from .specs import ChartPanel, CurvePanel, HeatmapPanel, PageRun, RankingPanel
+from .stills import still
+
+# ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading that can be linked to, and a sentence below it."""
+
+    id: str
+    title: str
+    lede: str = ""
+    kind: str = "heading"
+
+
+@dataclass(frozen=True)
+class Prose:
+    """A paragraph."""
+
+    text: str
+    note: bool = False
+    """In small grey type."""
+    kind: str = "prose"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A sentence about what was measured, with the curve that it is made from."""
+
+    sentence: str
+    tone: str = ""
+    """``yes``, ``no`` or ``open``: the colour of its mark."""
+    values: Sequence[float] = ()
+    """Of the sparkline, over steps."""
+    link: str = ""
+    """Id of the block that it leads to."""
+    run: int = 0
+    """Decides the colour."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Sentences that say what happened."""
+
+    findings: Sequence[Finding]
+    title: str = ""
+    kind: str = "findings"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table; a cell that is markup already stands as it is."""
+
+    headings: Sequence[str]
+    rows: Sequence[Sequence[str | Markup]]
+    texts: Sequence[int] = (0,)
+    """Columns that are text, not numbers; the rest are set to the right."""
+    caption: str = ""
+    kind: str = "table"
+
+
+@dataclass(frozen=True)
+class Panels:
+    """Panels side by side, as many as fit."""
+
+    panels: Sequence[ChartPanel]
+    wide: bool = False
+    """Two in a row instead of three."""
+    kind: str = "panels"
+
+
+@dataclass(frozen=True)
+class Controls:
+    """The bar with the step scrubber, runs, probe, block and head."""
+
+    kind: str = "controls"
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Blocks behind one line."""
+
+    summary: str
+    blocks: Sequence[Block]
+    id: str = ""
+    note: str = ""
+    """Grey, behind the summary."""
+    open: bool = False
+    kind: str = "fold"
+
+
+@dataclass(frozen=True)
+class Html:
+    """Markup that was made, and escaped, elsewhere."""
+
+    markup: Markup
+    kind: str = "html"
+
+
+Block = Heading | Prose | Findings | Table | Panels | Controls | Fold | Html
+
+
+# ── the page ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def render_page(
+    title: str,
+    blocks: Sequence[Block],
+    *,
+    runs: Sequence[PageRun] = (),
+    about: str = "Birthmark report",
+    data: str = "",
+    template: str = "charts.html.j2",
+    **values: Any,
+) -> str:
+    """One HTML file of ``blocks``; the same blocks give the same bytes.
+
+    Args:
+        title: its heading.
+        blocks: from the top.
+        runs: what `Series.run` counts through; none where panels are of no run.
+        about: a few words above the title.
+        data: the folder beside the page that holds the panels' CSV files; "" for none.
+        template: one that extends ``charts.html.j2``, and takes ``values``.
+
+    Raises:
+        ValueError: two panels have one id.
+    """
+    panels = list(panels_of(blocks))
+    ids = [panel.id for panel in panels]
+    if twice := sorted({name for name in ids if ids.count(name) > 1}):
+        raise ValueError(f"two panels of one page are called {twice[0]}")
+    script = page_script()
+    return render(
+        template,
+        title=printable(title),
+        about=about,
+        blocks=blocks,
+        still=still,
+        spark=sparkline,
+        data=data,
+        theme=THEME,
+        theme_of_blocks={f"--depth-{i}": colour for i, colour in enumerate(DEPTH)},
+        styles=Markup(_asset("uPlot.min.css") + _asset("page.css")),
+        island=Markup(island(panels, runs)),
+        script=Markup(script),
+        script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
+        **values,
+    )
+
+
+def panels_of(blocks: Iterable[Block]) -> Iterator[ChartPanel]:
+    """All panels, in their order."""
+    for block in blocks:
+        if isinstance(block, Panels):
+            yield from block.panels
+        elif isinstance(block, Fold):
+            yield from panels_of(block.blocks)
+
+
+def island(panels: Iterable[ChartPanel], runs: Sequence[PageRun]) -> str:
+    """The data of the page's script as JSON that can stand in HTML: no character in it begins or ends markup."""
+    panels = list(panels)
+    data: dict[str, Any] = {
+        "runs": [run.to_json() for run in runs],
+        "steps": _steps(panels),
+        "colours": list(CIVIDIS),
+        "panels": {panel.id: panel.to_json() for panel in panels},
+    }
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    # Half a character has no bytes of its own.
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text.translate({ord(c): f"\\u{ord(c):04x}" for c in "<>&\u2028\u2029"})
+
+
+def _steps(panels: Iterable[ChartPanel]) -> list[int]:
+    """Steps that the scrubber stops at: those of maps, rankings and all that is cut at a step."""
+    found: set[int] = set()
+    for panel in panels:
+        if isinstance(panel, RankingPanel):
+            found |= {ranking.step for ranking in panel.rankings}
+        elif isinstance(panel, (CurvePanel, HeatmapPanel)):
+            for series in panel.series:
+                if "step" in series.axes and len(series.axes) > 1:
+                    found |= {int(step) for step in series.axes["step"]}
+    return sorted(found)
+
+
+@cache
+def page_script() -> str:
+    """The script of every page: the library, our panels, our controls."""
+    return "".join(_asset(name) for name in ("uPlot.min.js", "charts.js", "page.js"))
+
+
+@cache
+def _asset(name: str) -> str:
+    room = (__package__ or "").rpartition(".")[0]
+    return resources.files(room).joinpath("assets", name).read_text(encoding="utf-8")
+
+
+def sparkline(values: Sequence[float | None]) -> Markup:
+    """A small curve without axes; "" where there are no two points."""
+    numbers = [(i, float(v)) for i, v in enumerate(values) if v is not None and abs(float(v)) < float("inf")]
+    if len(numbers) < 2:
+        return Markup("")
+    low, high = min(v for _, v in numbers), max(v for _, v in numbers)
+    last = len(values) - 1
+    points = [(2 + 96 * i / last, 22 - 20 * ((v - low) / (high - low) if high > low else 0.5)) for i, v in numbers]
+    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
+    x, y = points[-1]
+    return Markup(
+        f'<svg class="spark" viewBox="0 0 100 24" aria-hidden="true"><path d="M{path}"/>'
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2"/></svg>'
+    )

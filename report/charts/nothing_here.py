@@ -1,0 +1,77 @@
+"""Which links of the chain have nothing to show: quantities that stayed at their control in every snapshot."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+from ...metrics.quantities import MEASURED
+from ..probe_arrays import GROUPS
+from ..run_history import RunHistory
+from ..text import finite_or_nan, format_value
+
+
+def nothing_here(runs: Sequence[RunHistory], section: str) -> str:
+    """Why a section may be folded to one line; "" where there is something to see, or where nothing was measured."""
+    test = _TESTS.get(section)
+    return test(runs) if test else ""
+
+
+def _all(runs: Sequence[RunHistory], name: str) -> list[tuple[float, float]]:
+    """(value, control) of a scalar in every snapshot after birth and at it, on every probe."""
+    found = []
+    for run in runs:
+        for snapshot in run.dated:
+            for group in GROUPS.values():
+                value = finite_or_nan((snapshot.summary.get(group) or {}).get(name))
+                if math.isfinite(value):
+                    found.append((value, MEASURED[name].level(snapshot.summary, group)))
+    return found
+
+
+def _sink(runs: Sequence[RunHistory]) -> str:
+    masses = _all(runs, "sink_mass_max") or _all(runs, "sink_mass")
+    rates = _all(runs, "sink_rate")
+    if not masses or any(rate > 1 for rate, _ in rates) or any(not mass <= 2 * level for mass, level in masses):
+        return ""
+    most, level = max(masses)
+    return f"no head above {format_value(most, '.3f')}; uniform attention gives {format_value(level, '.3f')}"
+
+
+def _neurons(runs: Sequence[RunHistory]) -> str:
+    counts = _all(runs, "super_neurons")
+    return "no super neuron in any block" if counts and all(count == 0 for count, _ in counts) else ""
+
+
+def _dominance(runs: Sequence[RunHistory]) -> str:
+    first, median = _all(runs, "dominance_first"), _all(runs, "dominance_median")
+    alike = len(first) == len(median) and all(a <= 1.25 * b for (a, _), (b, _) in zip(first, median, strict=True))
+    return "position 0 is like the median position" if first and alike else ""
+
+
+def _lock(runs: Sequence[RunHistory]) -> str:
+    cosines = _all(runs, "qk_cosine")
+    if not cosines or any(not cosine <= 1.5 * chance for cosine, chance in cosines):
+        return ""
+    most, chance = max(cosines)
+    return f"at most {format_value(most, '.3f')}; chance is {format_value(chance, '.3f')}"
+
+
+def _aggregation(runs: Sequence[RunHistory]) -> str:
+    ratios = _all(runs, "variance_discrepancy")
+    return "the variance is the same at all positions" if ratios and all(0.8 <= r <= 1.25 for r, _ in ratios) else ""
+
+
+def _contraction(runs: Sequence[RunHistory]) -> str:
+    cosines = _all(runs, "inter") + _all(runs, "intra")
+    return "no cosine above .05" if cosines and all(abs(cosine) < 0.05 for cosine, _ in cosines) else ""
+
+
+_TESTS: dict[str, Callable[[Sequence[RunHistory]], str]] = {
+    "sink": _sink,
+    "neurons": _neurons,
+    "dominance": _dominance,
+    "lock": _lock,
+    "aggregation": _aggregation,
+    "contraction": _contraction,
+}

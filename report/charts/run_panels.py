@@ -1,0 +1,336 @@
+"""The panels of a page of runs: one per quantity, with all runs in it, by the section that they belong to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...metrics.quantities import LOGGED, MEASURED
+from ...metrics.quantity import AXES, AxisName
+from ..probe_arrays import GROUPS, PROBES, arrays_of
+from ..run_history import RunHistory
+from ..sections.preference import ranks
+from ..sections.snapshot_view import shown_positions
+from ..sections.training_view import control_label, thin
+from ..sections.value_aggregation import positive_ratio
+from ..text import finite_or_nan, format_value, one_line, shorten
+from .specs import ChartPanel, CurvePanel, HeatmapPanel, Look, Ranking, RankingPanel, Series
+
+_TOP = 10  # tokens of a ranking
+
+
+@dataclass(frozen=True)
+class _Curves:
+    """A panel of snapshot scalars over training."""
+
+    id: str
+    title: str
+    quantities: Mapping[str, tuple[str, Look]]
+    """Scalar → what a legend calls it, and its line."""
+    control: str = ""
+    """Scalar that they are judged against."""
+    control_look: Look = "control"
+    array: str = ""
+    """What a chosen block or head is read from."""
+    csv: str = ""
+    unit: str = ""
+    """By default the quantity's."""
+
+
+_DIRECTION = _Curves(
+    "alignment",
+    "Alignment with the seed direction",
+    {"alignment": ("", "solid")},
+    "alignment_stranger",
+    "band",
+    "alignment",
+    "direction-alignment.csv",
+    "cosine",
+)
+_PERSISTENCE = _Curves(
+    "persistence-ranks",
+    "Order of tokens against birth",
+    {"rank_persistence": ("", "solid")},
+    "rank_persistence_stranger",
+    "band",
+    csv="persistence-correlation.csv",
+    unit="Spearman ρ",
+)
+_MASS = _Curves(
+    "sink-mass", "Sink mass", {"sink_mass": ("", "solid")}, "sink_uniform", array="sink_mass", csv="sink-mass.csv"
+)
+_CONTRACTION = _Curves(
+    "contraction-cos",
+    "Contraction",
+    {"inter": ("across sequences", "solid"), "intra": ("within them", "dashed")},
+    csv="contraction-inter.csv",
+    unit="cosine",
+)
+_DISCREPANCY = _Curves(
+    "discrepancy",
+    "Variance of the first position",
+    {"variance_discrepancy": ("", "solid")},
+    array="variance_discrepancy",
+    csv="aggregation-discrepancy.csv",
+    unit="σ²(0) / σ²(late)",
+)
+_DOMINANCE = _Curves(
+    "dominance-ratio",
+    "Largest channel over the mean",
+    {"dominance_first": ("position 0", "solid"), "dominance_median": ("median position", "dashed")},
+    csv="dominance-ratio.csv",
+    unit="max / mean",
+)
+_LOCK = _Curves(
+    "lock-cos",
+    "First key along the queries",
+    {"qk_cosine": ("", "solid")},
+    array="qk_cosine",
+    csv="lock-cosine-heads.csv",
+)
+_NEURONS = _Curves(
+    "neurons-count", "Super neurons", {"super_neurons": ("", "solid")}, array="super_neurons", csv="neurons-count.csv"
+)
+_RATIO = _Curves(
+    "preference-ratio", "Favourite token over its even share", {"preference_ratio": ("", "solid")}, unit="V · max p̄"
+)
+
+
+def panels_of_runs(runs: Sequence[RunHistory]) -> dict[str, list[ChartPanel]]:
+    """The panels by section, in causal order; a section without numbers over training has none."""
+    made: dict[str, list[ChartPanel | None]] = {
+        "loss": [_losses(runs), _logged(runs, "loss-trigger-live", "val/loss_trigger", "loss-trigger.csv")],
+        "direction": [_curves(runs, _DIRECTION)],
+        "preference": [_ranking(runs), _curves(runs, _RATIO)],
+        "persistence": [_curves(runs, _PERSISTENCE)],
+        "lineage": [_lineage(runs)],
+        "contraction": [_curves(runs, _CONTRACTION)],
+        "sink": [_curves(runs, _MASS), _map(runs), _importance(runs)],
+        "aggregation": [_curves(runs, _DISCREPANCY), _variance(runs)],
+        "neurons": [_curves(runs, _NEURONS)],
+        "dominance": [_curves(runs, _DOMINANCE)],
+        "lock": [_curves(runs, _LOCK)],
+    }
+    return {section: [panel for panel in panels if panel is not None] for section, panels in made.items()}
+
+
+def _x_is_wide(runs: Sequence[RunHistory]) -> bool:
+    steps = sorted({s.step for run in runs for s in run.dated} - {0})
+    return len(steps) > 2 and steps[len(steps) // 2] < steps[-1] / 4
+
+
+# ── curves over training ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _scalars(
+    run: RunHistory, key: str, name: str, look: Look = "solid", group: str = "bias", probe: str = ""
+) -> Series | None:
+    """A snapshot scalar over the steps of a run; None where it was not measured."""
+    steps = [snapshot.step for snapshot in run.dated]
+    values = np.array([finite_or_nan((s.summary.get(group) or {}).get(key)) for s in run.dated])
+    if not np.isfinite(values).any():
+        return None
+    return Series(values, {"step": steps}, run.index, name, look, probe)
+
+
+def _arrays(
+    run: RunHistory, prefix: str, name: str, read: Callable[[np.ndarray], np.ndarray] | None = None
+) -> tuple[list[int], np.ndarray] | None:
+    """Steps and the arrays ``[S, …]`` of those snapshots that hold one of the newest one's shape."""
+    held = [(s.step, arrays_of(s, prefix)[name]) for s in run.dated if name in arrays_of(s, prefix)]
+    held = [(step, np.asarray(read(a) if read else a, dtype=float)) for step, a in held]
+    held = [(step, a) for step, a in held if a.shape == held[-1][1].shape]
+    if not held or not any(np.isfinite(a).any() for _, a in held):
+        return None
+    return [step for step, _ in held], np.stack([a for _, a in held])
+
+
+def _coordinates(axes: Sequence[AxisName], shape: Sequence[int]) -> dict[str, Sequence[int]]:
+    found = [(AXES[axis], size) for axis, size in zip(axes, shape, strict=True)]
+    return {axis.column: range(axis.first, axis.first + size) for axis, size in found}
+
+
+def _of_blocks(run: RunHistory, name: str, legend: str) -> Iterator[Series]:
+    """What a chosen block or head shows of an array, by probe."""
+    for prefix, probe in PROBES.items():
+        if (found := _arrays(run, prefix, name)) is not None:
+            steps, values = found
+            axes = {"step": steps, **_coordinates(MEASURED[name].axes, values.shape[1:])}
+            yield Series(values, axes, run.index, _with_probe(run, legend, probe), probe=probe)
+
+
+def _with_probe(run: RunHistory, legend: str, probe: str) -> str:
+    """A legend's words; the probe too, where there are two."""
+    both = any(s.summary.get("bias_text") for s in run.snapshots)
+    return ", ".join(filter(None, [legend, f"{probe} probe" if both else ""]))
+
+
+def _curves(runs: Sequence[RunHistory], panel: _Curves) -> CurvePanel | None:
+    """Scalars of every run and probe, the text probe's first where there is one, and their control."""
+    series: list[Series | None] = []
+    for run in runs:
+        for prefix, group in reversed(GROUPS.items()):
+            probe = PROBES[prefix]
+            for key, (name, look) in panel.quantities.items():
+                legend = _with_probe(run, name, probe)
+                text_first: Look = "dotted" if prefix == "" and legend != name else look
+                series.append(_scalars(run, key, legend, text_first, group, probe))
+        if panel.control:
+            word = control_label(MEASURED[next(iter(panel.quantities))])
+            series.append(_scalars(run, panel.control, word, panel.control_look))
+        if panel.array:
+            series += _of_blocks(run, panel.array, "")
+    found = [s for s in series if s is not None]
+    if not any("step" in s.axes and len(s.axes) == 1 and s.look not in ("control", "band") for s in found):
+        return None
+    quantity = MEASURED[next(iter(panel.quantities))]
+    return CurvePanel(
+        panel.id,
+        panel.title,
+        found,
+        unit=panel.unit or quantity.unit,
+        log=quantity.scale == "log",
+        x_log=_x_is_wide(runs),
+        csv=panel.csv,
+    )
+
+
+def _log_series(run: RunHistory, key: str, name: str, look: Look = "solid") -> Series | None:
+    steps, values = run.series(key)
+    if not np.isfinite(values).any():
+        return None
+    x, y = thin(steps, values)
+    return Series(np.asarray(y), {"step": x}, run.index, name, look)
+
+
+def _losses(runs: Sequence[RunHistory]) -> CurvePanel | None:
+    found: list[Series | None] = []
+    last = max((max(run.metrics, default=0) for run in runs), default=0)
+    levels = {finite_or_nan((run.birth.get("data") or {}).get("unigram_entropy")) for run in runs}
+    for run in runs:
+        found += [
+            _log_series(run, "val/loss", "validation"),
+            _log_series(run, "train/loss", "train", "dotted"),
+        ]
+    series = [s for s in found if s is not None]
+    if not series:
+        return None
+    series += [
+        Series(np.array([level, level]), {"step": [0, last]}, None, "unigram entropy", "control")
+        for level in sorted(levels)
+        if np.isfinite(level)
+    ]
+    unit = LOGGED["val/loss"].unit
+    return CurvePanel("loss-live", "Loss", series, unit=unit, x_log=_x_is_wide(runs), csv="loss-loss.csv")
+
+
+def _logged(runs: Sequence[RunHistory], id_: str, key: str, csv: str) -> CurvePanel | None:
+    found = [s for run in runs if (s := _log_series(run, key, "")) is not None]
+    quantity = LOGGED[key]
+    title = quantity.label[:1].upper() + quantity.label[1:]
+    return CurvePanel(id_, title, found, unit=quantity.unit, x_log=_x_is_wide(runs), csv=csv) if found else None
+
+
+def _lineage(runs: Sequence[RunHistory]) -> CurvePanel | None:
+    found = [
+        series
+        for run in runs
+        for series in (
+            _log_series(run, "seedprint/z", "own birth"),
+            _log_series(run, "seedprint/z_stranger", "strangers, largest", "control"),
+        )
+        if series is not None
+    ]
+    if not any(series.look == "solid" for series in found):
+        return None
+    return CurvePanel(
+        "lineage-test", "Lineage test against birth", found, unit="z", x_log=_x_is_wide(runs), csv="lineage-z.csv"
+    )
+
+
+# ── maps, lines over positions, rankings: at the chosen step ─────────────────────────────────────────────────────────
+
+
+def _map(runs: Sequence[RunHistory]) -> HeatmapPanel | None:
+    """Sink mass by block and head, the text probe's first."""
+    found: list[Series] = []
+    for run in runs:
+        found += sorted(_of_blocks(run, "sink_mass", ""), key=lambda series: series.probe != "text")
+    if not found or max(s.values[0].size for s in found) < 2:
+        return None
+    return HeatmapPanel(
+        "sink-heads", "Sink mass by block and head", found, limits=(0.0, 1.0), csv="sink-mass-heads.csv"
+    )
+
+
+def _over_positions(run: RunHistory, name: str, read: Callable[[np.ndarray], np.ndarray]) -> Iterator[Series]:
+    for prefix, probe in PROBES.items():
+        if (found := _arrays(run, prefix, name, read)) is not None:
+            steps, values = found
+            shown = shown_positions(values.shape[-1])
+            axes = {"step": steps, "layer": range(1, values.shape[1] + 1), "position": shown.tolist()}
+            yield Series(values[..., shown], axes, run.index, _with_probe(run, "", probe), probe=probe)
+
+
+def _importance(runs: Sequence[RunHistory]) -> CurvePanel | None:
+    found = [s for run in runs for s in _over_positions(run, "importance", lambda a: a.mean(1))]
+    if not found:
+        return None
+    return CurvePanel(
+        "sink-importance",
+        "Attention on each key",
+        found,
+        "position",
+        "importance, mean of heads",
+        log=True,
+        x_log=True,
+        csv="sink-keys.csv",
+    )
+
+
+def _variance(runs: Sequence[RunHistory]) -> CurvePanel | None:
+    found = [
+        s for run in runs for s in _over_positions(run, "positional_variance", lambda a: positive_ratio(a).mean(1))
+    ]
+    if not found:
+        return None
+    return CurvePanel(
+        "variance-positions", "Variance by position", found, "position", "σ²(t), mean of heads", log=True, x_log=True
+    )
+
+
+def _ranking(runs: Sequence[RunHistory]) -> RankingPanel | None:
+    found = [ranking for run in runs for ranking in _rankings(run)]
+    if not found:
+        return None
+    return RankingPanel(
+        "tokens",
+        "Favourite tokens",
+        ["", "token", "V · p̄", "argmax", "at birth"],
+        found,
+        texts=[1],
+        csv="preference-ranks.csv",
+    )
+
+
+def _rankings(run: RunHistory) -> Iterator[Ranking]:
+    born = run.first.arrays.get("mean_prob") if run.first else None
+    at_birth = None if born is None else ranks(born)
+    for snapshot in run.dated:
+        size = finite_or_nan(snapshot.summary.get("vocab_size"))
+        rows = [
+            [
+                str(token["rank"]),
+                shorten(one_line(token["text"]), 24),
+                format_value(finite_or_nan(token.get("p")) * size, "ratio"),
+                format_value(finite_or_nan(token.get("argmax_share")), "percent"),
+                "–"
+                if at_birth is None or token["id"] >= len(at_birth)
+                else format_value(float(at_birth[token["id"]]), ",d"),
+            ]
+            for token in snapshot.summary.get("top_tokens", [])[:_TOP]
+        ]
+        if rows:
+            yield Ranking(run.index, snapshot.step, rows)

@@ -1,0 +1,77 @@
+"""From numbers to places in a still picture: linear and logarithmic scales, their ticks, and colours of cells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+CIVIDIS = (
+    "#00224e", "#002e6c", "#1a386f", "#34436e", "#494d6e", "#5a5870", "#6a6372", "#797076",
+    "#887c78", "#988a77", "#a99873", "#bba66c", "#cdb562", "#dfc553", "#f2d640", "#fee838",
+)  # fmt: skip
+"""A colour map that the colour-blind read as others do, dark to light; the page's script has it from here."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """A number's share of an axis, 0 at its low end and 1 at its high one."""
+
+    low: float
+    high: float
+    log: bool = False
+
+    def share(self, value: float) -> float:
+        """Where a value stands; NaN where the axis cannot show it."""
+        if not math.isfinite(value) or (self.log and value <= 0):
+            return math.nan
+        low, high, at = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
+        return (at - low) / (high - low)
+
+    def ticks(self, about: int = 4) -> list[float]:
+        """Round values within the axis."""
+        if self.log:
+            decades = range(math.ceil(math.log10(self.low) - 1e-9), math.floor(math.log10(self.high) + 1e-9) + 1)
+            every = max(1, math.ceil(len(decades) / about))
+            found = [10.0**decade for decade in decades][::every]
+            if len(found) > 1:
+                return found
+            return [self.low, self.high]
+        raw = (self.high - self.low) / about
+        size = 10 ** math.floor(math.log10(raw))
+        step = next(m * size for m in (1, 2, 5, 10) if m * size >= raw * 0.999)
+        first = math.ceil(self.low / step - 1e-9)
+        return [round(i * step, 12) for i in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+
+def fitting_scale(values: Sequence[float] | np.ndarray, log: bool = False) -> Scale:
+    """A scale that shows all finite ``values``, zero too where it is near."""
+    held = np.asarray(values, dtype=float)
+    held = held[np.isfinite(held) & ((held > 0) | (not log))]
+    if not len(held):
+        return Scale(0.1, 1.0, True) if log else Scale(0.0, 1.0)
+    low, high = float(held.min()), float(held.max())
+    if log:
+        return Scale(low / 1.15, high * 1.15, True) if high / low > 1.3 else Scale(low / 2, high * 2, True)
+    if 0 < low < 0.35 * high:
+        low = 0.0
+    room = (high - low) * 0.05 or abs(high) * 0.1 or 1.0
+    return Scale(low - (0 if low == 0 else room), high + room)
+
+
+def tick_text(value: float) -> str:
+    """A number at a tick."""
+    if value and not 1e-3 <= abs(value) < 1e5:
+        mantissa, exponent = f"{value:.0e}".split("e")
+        return f"{mantissa}e{int(exponent)}"
+    if abs(value) >= 10_000:
+        return f"{value / 1000:g}k"
+    return f"{value:.4g}"
+
+
+def cell_colour(share: float) -> tuple[str, str]:
+    """Background of a cell, and the ink that is readable on it."""
+    place = min(max(share, 0.0), 1.0)
+    return CIVIDIS[round(place * (len(CIVIDIS) - 1))], "#ffffff" if place < 0.55 else "#000000"

@@ -1,0 +1,324 @@
+"""The still picture of every panel: what print shows, and a browser without script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import product
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from ..pictures.label_placement import place_labels
+from ..pictures.style import RUN_COLOURS
+from ..text import shorten
+from .scales import Scale, cell_colour, fitting_scale, tick_text
+from .specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, RankingPanel, ScatterPanel, rounded
+
+_WIDTH, _HEIGHT = 360, 190
+_LEFT, _RIGHT, _TOP, _BOTTOM = 44, 6, 6, 20
+_MOST_POINTS = 120
+"""Per line: a still picture is small."""
+_MOST_LINES = 40
+_DASHES = {"dashed": "5 3", "dotted": "1.5 2.5", "control": "4 3"}
+
+
+def still(panel: ChartPanel) -> Markup:
+    """HTML of a panel that needs no script."""
+    if isinstance(panel, CurvePanel):
+        return _curves(panel)
+    if isinstance(panel, HeatmapPanel):
+        return _heatmap(panel)
+    if isinstance(panel, RankingPanel):
+        return _ranking(panel)
+    if isinstance(panel, MatrixPanel):
+        return _matrix(panel)
+    return _scatter(panel)
+
+
+def run_variable(run: int | None) -> str:
+    """CSS colour of a run; grey for what is common to all."""
+    return "var(--muted)" if run is None else f"var(--run-{run % len(RUN_COLOURS)})"
+
+
+# ── curves ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class _Line:
+    x: np.ndarray
+    y: np.ndarray
+    colour: str
+    name: str
+    look: str
+
+
+def _lines(panel: CurvePanel) -> Iterator[_Line]:
+    """The lines that the page shows before anything is chosen: whole runs, the last step, the mean of the heads."""
+    plain = any(len(series.axes) == 1 for series in panel.series)
+    shown = [s for s in panel.series if not (plain and {"layer", "head"} & (set(s.axes) - {panel.x}))]
+    for series in shown:
+        values, axes = np.asarray(series.values, dtype=float), {k: list(v) for k, v in series.axes.items()}
+        for name in [name for name in axes if name in ("step", "head") and name != panel.x]:
+            place = list(axes).index(name)
+            with np.errstate(invalid="ignore"):
+                values = values.take(-1, place) if name == "step" else values.mean(place)
+            del axes[name]
+        if panel.x not in axes or not len(axes[panel.x]):
+            continue
+        values = np.moveaxis(values, list(axes).index(panel.x), -1)
+        x = np.asarray(axes.pop(panel.x), dtype=float)
+        for index in product(*(range(len(c)) for c in axes.values())):
+            where = ", ".join(
+                f"{'block' if name == 'layer' else name} {axes[name][i]}" for name, i in zip(axes, index, strict=True)
+            )
+            colour = _depth(index[0], len(next(iter(axes.values())))) if index else run_variable(series.run)
+            look = series.look
+            name = ", ".join(filter(None, [series.name, where]))
+            yield _Line(x, values[index], "var(--muted)" if look in ("control", "band") else colour, name, look)
+
+
+def _depth(index: int, count: int) -> str:
+    return f"var(--depth-{round(3 * index / max(count - 1, 1))})"
+
+
+def step_share(x: np.ndarray, log: bool) -> np.ndarray:
+    """Places of x on its axis: as they are, or with room for zero on a logarithmic one."""
+    if not log:
+        return x
+    positive = x[x > 0]
+    unit = float(positive.min()) if len(positive) else 1.0
+    return np.arcsinh(x / unit)
+
+
+def _curves(panel: CurvePanel) -> Markup:
+    lines = list(_lines(panel))
+    if not lines:
+        return Markup('<p class="note">Nothing to draw yet.</p>')
+    extra = [-line.y for line in lines if line.look == "band"]
+    y_scale = fitting_scale(np.concatenate([*(line.y for line in lines), *extra]), panel.log)
+    every_x = np.unique(np.concatenate([line.x for line in lines]))
+    places = step_share(every_x, panel.x_log)
+    low, high = float(places.min()), float(places.max())
+    at = dict(zip(every_x.tolist(), ((places - low) / (high - low or 1.0)).tolist(), strict=True))
+    parts = [_frame(y_scale), _x_ticks(every_x, at, panel.x)]
+    for line in lines[:_MOST_LINES]:
+        parts.append(_draw_line(line, at, y_scale))
+    described = escape(panel.title)
+    picture = (
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 12}" role="img" aria-label="{described}">' + "".join(parts) + "</svg>"
+    )
+    names = {(line.name, line.look): line.colour for line in lines[:_MOST_LINES] if line.name}
+    keys = "".join(
+        f'<span><i class="{escape(look)}" style="--c:{colour}"></i>{escape(shorten(name, 40))}</span>'
+        for (name, look), colour in names.items()
+    )
+    return Markup(picture + (f'<div class="keys">{keys}</div>' if keys else ""))
+
+
+def _frame(scale: Scale) -> str:
+    parts = []
+    for tick in scale.ticks():
+        y = _y(scale.share(tick))
+        parts.append(f'<line class="g" x1="{_LEFT}" x2="{_WIDTH - _RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{tick_text(tick)}</text>')
+    return "".join(parts)
+
+
+def _x_ticks(values: np.ndarray, at: dict[float, float], name: str) -> str:
+    chosen: list[float] = []
+    for value in [*values.tolist()]:
+        if not chosen or at[value] - at[chosen[-1]] > 0.14:
+            chosen.append(value)
+    texts = [
+        f'<text x="{_x(at[v]):.1f}" y="{_HEIGHT - _BOTTOM + 13}" text-anchor="middle">{tick_text(v)}</text>'
+        for v in chosen
+    ]
+    label = "block" if name == "layer" else name
+    foot = f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT + 8}" text-anchor="end">{escape(label)}</text>'
+    return "".join(texts) + foot
+
+
+def _draw_line(line: _Line, at: dict[float, float], scale: Scale) -> str:
+    keep = np.unique(np.linspace(0, len(line.x) - 1, min(len(line.x), _MOST_POINTS)).astype(int))
+    points = [(_x(at[float(line.x[i])]), _y(scale.share(float(line.y[i])))) for i in keep]
+    if line.look == "band":
+        there = [(x, y, _y(scale.share(-float(line.y[i])))) for i, (x, y) in zip(keep, points, strict=True)]
+        there = [p for p in there if all(map(math.isfinite, p))]
+        outline = [f"{x:.1f} {y:.1f}" for x, y, _ in there] + [f"{x:.1f} {y:.1f}" for x, _, y in reversed(there)]
+        return f'<path d="M{"L".join(outline)}Z" fill="var(--muted)" opacity=".25"/>' if there else ""
+    pieces, pen = [], "M"
+    for x, y in points:
+        if math.isfinite(y):
+            pieces.append(f"{pen}{x:.1f} {y:.1f}")
+        pen = "L" if math.isfinite(y) else "M"
+    dash = f' stroke-dasharray="{_DASHES[line.look]}"' if line.look in _DASHES else ""
+    path = f'<path class="l" d="{"".join(pieces)}" stroke="{line.colour}"{dash}/>'
+    dots = [(x, y) for x, y in points if math.isfinite(y)] if len(points) < 25 and line.look != "control" else []
+    return path + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="1.8" fill="{line.colour}"/>' for x, y in dots)
+
+
+def _x(share: float) -> float:
+    return _LEFT + share * (_WIDTH - _LEFT - _RIGHT)
+
+
+def _y(share: float) -> float:
+    return _HEIGHT - _BOTTOM - share * (_HEIGHT - _TOP - _BOTTOM)
+
+
+# ── cells ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _heatmap(panel: HeatmapPanel) -> Markup:
+    """The first run's map at the last step."""
+    if not panel.series:
+        return Markup('<p class="note">Nothing to draw yet.</p>')
+    series = panel.series[0]
+    values, axes = np.asarray(series.values, dtype=float), list(series.axes)
+    if "step" in axes:
+        values = values.take(-1, axes.index("step"))
+        axes.remove("step")
+    if axes.index(panel.rows) > axes.index(panel.columns):
+        values = values.T
+    low, high = panel.limits
+    rows, columns = (list(series.axes[name]) for name in (panel.rows, panel.columns))
+    cells = [["" if len(columns) > 12 or not math.isfinite(v) else _short(v) for v in row] for row in values]
+    shares = [[(v - low) / (high - low) for v in row] for row in values]
+    return _cells(rows, columns, cells, [[_look_of(s) for s in row] for row in shares], panel.rows, panel.columns)
+
+
+def _short(value: float) -> str:
+    return f"{value:.2f}".replace("0.", ".", 1) if abs(value) < 10 else f"{value:.3g}"
+
+
+def _look_of(share: float) -> str:
+    if not math.isfinite(share):
+        return ""
+    ground, ink = cell_colour(share)
+    return f"background:{ground};color:{ink}"
+
+
+def _cells(
+    rows: Sequence[object],
+    columns: Sequence[object],
+    cells: Sequence[Sequence[str]],
+    looks: Sequence[Sequence[str]],
+    row_name: str,
+    column_name: str,
+    tips: Sequence[Sequence[str]] | None = None,
+) -> Markup:
+    words = {"layer": "block"}
+    head = f"{words.get(row_name, row_name)} \\ {words.get(column_name, column_name)}" if row_name else ""
+    parts = [f'<table class="cells"><thead><tr><th>{escape(head)}</th>']
+    parts += [f'<th scope="col">{escape(column)}</th>' for column in columns]
+    parts.append("</tr></thead><tbody>")
+    for i, row in enumerate(rows):
+        parts.append(f'<tr><th scope="row">{escape(row)}</th>')
+        for j in range(len(columns)):
+            tip = f' data-tip="{escape(tips[i][j])}"' if tips else ""
+            parts.append(f'<td style="{looks[i][j]}"{tip}>{escape(cells[i][j])}</td>')
+        parts.append("</tr>")
+    return Markup("".join([*parts, "</tbody></table>"]))
+
+
+def _matrix(panel: MatrixPanel) -> Markup:
+    values = np.asarray(panel.values, dtype=float)
+    cells = [["" if not math.isfinite(v) else format(v, panel.format) for v in row] for row in values]
+    looks = [[_growing(v, panel.pale, panel.full) for v in row] for row in values]
+    table = _cells(panel.rows, panel.columns, cells, looks, "", "", panel.tips)
+    legend = f'<p class="note">{escape(panel.legend)}</p>' if panel.legend else ""
+    return Markup(f'<div class="scroll">{table}</div>{legend}')
+
+
+def _growing(value: float, pale: float, full: float) -> str:
+    """A cell's colour: pale up to ``pale``, then growing with the logarithm."""
+    if not math.isfinite(value):
+        return ""
+    size = abs(value)
+    share = 0.0 if size <= pale else min(1.0, math.log(size / max(pale, 1e-12)) / math.log(full / max(pale, 1e-12)))
+    percent = round(6 + 84 * share)
+    ink = ";color:#fff" if percent > 60 else ""
+    tone = "var(--matrix-plus)" if value >= 0 else "var(--matrix-minus)"
+    return f"background:color-mix(in srgb,{tone} {percent}%,var(--paper)){ink}"
+
+
+def _ranking(panel: RankingPanel) -> Markup:
+    """The lists of the first and the last step of every run."""
+    runs = sorted({ranking.run for ranking in panel.rankings})
+    parts = []
+    for run in runs:
+        held = sorted((r for r in panel.rankings if r.run == run), key=lambda r: r.step)
+        for ranking in held if len(held) < 2 else (held[0], held[-1]):
+            when = "at birth" if ranking.step == 0 else f"step {ranking.step:,}"
+            parts.append(ranking_table(panel, ranking.rows, when))
+    return Markup('<div class="lists">') + Markup("").join(parts) + Markup("</div>")
+
+
+def ranking_table(panel: RankingPanel, rows: Sequence[Sequence[str]], when: str) -> Markup:
+    """One list as a table."""
+    head = "".join(
+        f'<th scope="col"{" class=text" if i in panel.texts else ""}>{escape(heading)}</th>'
+        for i, heading in enumerate(panel.headings)
+    )
+    body = "".join(
+        "<tr>"
+        + "".join(
+            f'<td class="text"><span class="token">{escape(cell)}</span></td>'
+            if i in panel.texts
+            else f"<td>{escape(cell)}</td>"
+            for i, cell in enumerate(row)
+        )
+        + "</tr>"
+        for row in rows
+    )
+    caption = f"<caption>{escape(when)}</caption>"
+    return Markup(f"<table>{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>")
+
+
+# ── scatter ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _scatter(panel: ScatterPanel) -> Markup:
+    points = [p for p in panel.points if math.isfinite(p.x) and math.isfinite(p.y)]
+    width, height, foot = 2 * _WIDTH, 2 * _HEIGHT, 34
+    if not points:
+        return Markup('<p class="note">Nothing to draw yet.</p>')
+    x_scale = fitting_scale([v for p in points for v in (p.x, *(p.x_error or ()))], panel.x_log)
+    y_scale = fitting_scale([v for p in points for v in (p.y, *(p.y_error or ()))], panel.y_log)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        return (
+            _LEFT + x_scale.share(x) * (width - _LEFT - 10),
+            height - foot - y_scale.share(y) * (height - foot - 10),
+        )
+
+    parts = []
+    for tick in y_scale.ticks(6):
+        _, y = place(points[0].x, tick)
+        parts.append(f'<line class="g" x1="{_LEFT}" x2="{width - 10}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text x="{_LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{tick_text(tick)}</text>')
+    for tick in x_scale.ticks(6):
+        x, _ = place(tick, points[0].y)
+        parts.append(f'<text x="{x:.1f}" y="{height - foot + 14}" text-anchor="middle">{tick_text(tick)}</text>')
+    parts.append(f'<text x="{width - 10}" y="{height - 4}" text-anchor="end">{escape(panel.x_label)}</text>')
+    parts.append(f'<text x="4" y="8">{escape(panel.y_label)}</text>')
+    at = np.array([place(p.x, p.y) for p in points])
+    sizes = np.array([[6.0 * len(shorten(p.name, 28)) + 2, 12.0] for p in points])
+    corners = place_labels(at, sizes, (_LEFT, 10, width - 10, height - foot), 9)
+    for p, (x, y), (left, top), size in zip(points, at, corners, sizes, strict=True):
+        colour = run_variable(p.colour)
+        for ends, across in ((p.x_error, True), (p.y_error, False)):
+            if ends and all(map(math.isfinite, ends)):
+                a, b = (place(v, p.y) if across else place(p.x, v) for v in ends)
+                parts.append(f'<path class="l" d="M{a[0]:.1f} {a[1]:.1f}L{b[0]:.1f} {b[1]:.1f}" stroke="{colour}"/>')
+        tip = escape(f"{p.name}\n{panel.x_label}: {rounded(p.x)}\n{panel.y_label}: {rounded(p.y)}\n{p.tip}".strip())
+        middle = (left + size[0] / 2, top + size[1] / 2)
+        if math.dist(middle, (x, y)) > 12 + size[0] / 2:
+            parts.append(f'<line class="g" x1="{x:.1f}" y1="{y:.1f}" x2="{middle[0]:.1f}" y2="{middle[1]:.1f}"/>')
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}" data-tip="{tip}"/>')
+        parts.append(f'<text class="name" x="{left:.1f}" y="{top + 9.5:.1f}">{escape(shorten(p.name, 28))}</text>')
+    described = escape(panel.title)
+    return Markup(f'<svg class="scatter" viewBox="0 0 {width} {height}" role="img" aria-label="{described}">') + Markup(
+        "".join(parts) + "</svg>"
+    )

@@ -1,0 +1,133 @@
+"""Panels as data, their still pictures, and pages of blocks: every text escaped, every number rounded once."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from birthmark.report.charts.chart_page import (
+    Controls,
+    Finding,
+    Findings,
+    Fold,
+    Heading,
+    PageRun,
+    Panels,
+    Prose,
+    Table,
+    island,
+    render_page,
+)
+from birthmark.report.charts.scales import Scale, fitting_scale
+from birthmark.report.charts.specs import (
+    CurvePanel,
+    HeatmapPanel,
+    MatrixPanel,
+    Point,
+    Ranking,
+    RankingPanel,
+    ScatterPanel,
+    Series,
+    rounded,
+)
+from birthmark.report.charts.stills import still
+
+EVIL = "</script><img onerror=alert(1)>&"
+
+
+def one_of_each():
+    steps = [0, 10, 100]
+    curve = Series(np.array([1.0, np.nan, 3.0]), {"step": steps}, 0, EVIL)
+    heads = Series(
+        np.arange(12.0).reshape(3, 2, 2), {"step": steps, "layer": [1, 2], "head": [0, 1]}, 0, probe="random"
+    )
+    rankings = [Ranking(0, step, [["1", EVIL, "2.0"]]) for step in steps]
+    return [
+        CurvePanel("curve", EVIL, [curve, heads]),
+        HeatmapPanel("map", EVIL, [heads], limits=(0, 11)),
+        RankingPanel("rank", EVIL, ["", EVIL, "p"], rankings, texts=[1]),
+        MatrixPanel(
+            "matrix", EVIL, [EVIL, "b"], ["a", EVIL], np.array([[38.0, 1.0], [np.nan, -40.0]]), pale=2, full=40
+        ),
+        ScatterPanel("points", EVIL, [Point(1, 2, EVIL, EVIL, x_error=(0.5, 1.5)), Point(np.nan, 1, "b")], EVIL, EVIL),
+    ]
+
+
+@pytest.fixture(scope="module")
+def page():
+    blocks = [
+        Heading("top", EVIL, EVIL),
+        Findings([Finding(EVIL, "yes", [3, 2, float("nan"), 1], "more")], EVIL),
+        Controls(),
+        Panels(one_of_each()),
+        Fold(EVIL, [Prose(EVIL), Table([EVIL, "x"], [[EVIL, "1"]])], id="more", note=EVIL),
+    ]
+    return render_page(EVIL, blocks, runs=[PageRun(EVIL, EVIL, {0: 0, 10: 2_000})], about=EVIL, data="page-data")
+
+
+def test_no_text_becomes_markup(page, parse):
+    read = parse(page)
+    assert read.tags.count("script") == 2
+    assert "img" not in read.tags
+    assert EVIL not in re.sub(r"<script>.*?</script>", "", page, flags=re.S)
+    assert "".join(read.text).count(EVIL) > 10  # the reader still sees it as it is
+
+
+def test_only_our_own_script_may_run(page):
+    policy = re.search(r'Content-Security-Policy" content="([^"]*)"', page)[1]
+    assert re.fullmatch(
+        r"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src 'sha256-[\w+/=]{44}'", policy
+    )
+
+
+def test_the_island_holds_the_panels(page):
+    text = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.S)[1]
+    data = json.loads(text)
+    assert data["steps"] == [0, 10, 100]
+    assert data["runs"] == [{"name": EVIL, "group": EVIL, "tokens": {"0": 0, "10": 2000}}]
+    curve, heads = data["panels"]["curve"]["series"]
+    assert curve == {"axes": [["step", [0, 10, 100]]], "v": [1, None, 3], "run": 0, "name": EVIL}
+    assert heads["v"] == list(range(12))
+    assert data["panels"]["rank"]["lists"][2]["rows"] == [["1", EVIL, "2.0"]]
+
+
+def test_half_a_character_and_separators_of_lines_are_data():
+    panel = CurvePanel("x", "\ud800\u2028", [Series(np.ones(2), {"step": [0, 1]})])
+    text = island([panel], [])
+    assert "\u2028" not in text
+    assert json.loads(text.encode().decode())["panels"]["x"]["title"] == "\ud800\u2028"
+
+
+def test_stills_say_what_the_panel_holds():
+    curve, heat, ranking, matrix, scatter = map(still, one_of_each())
+    assert curve.count('class="l"') == 1  # blocks and heads wait for the reader's choice
+    assert re.findall(r">([\d.]+)</td>", heat) == ["8.00", "9.00", "10", "11"]
+    assert ranking.count("<caption>") == 2  # birth and the last step
+    assert re.findall(r"([\d.]+)%,var\(--paper\)", matrix) == ["89", "6", "90"]  # z 38, a stranger's z 1, z -40
+    assert scatter.count("<circle") == 1
+
+
+def test_a_panel_without_numbers_says_so():
+    nothing = [CurvePanel("a", "a", []), HeatmapPanel("b", "b", []), ScatterPanel("c", "c", [], "x", "y")]
+    assert all("Nothing to draw yet" in still(panel) for panel in nothing)
+
+
+def test_numbers_are_rounded_once_and_shapes_must_fit():
+    assert [rounded(v) for v in (0.123456, 123456.7, 2.0, np.inf, np.float32(0.1))] == [0.1235, 123500, 2, None, 0.1]
+    with pytest.raises(ValueError, match=r"shape \(2,\), axes of \(3,\)"):
+        Series(np.ones(2), {"step": [0, 1, 2]})
+    twice = [Panels([CurvePanel("a", "a", []), CurvePanel("a", "b", [])])]
+    with pytest.raises(ValueError, match="two panels of one page are called a"):
+        render_page("page", twice)
+
+
+def test_scales_by_hand():
+    assert Scale(0, 10).share(2.5) == 0.25
+    assert Scale(0.01, 100, log=True).share(1) == 0.5
+    assert np.isnan(Scale(0.01, 100, log=True).share(0))
+    assert Scale(0, 1).ticks() == [0, 0.5, 1]
+    assert Scale(1, 1000, log=True).ticks() == [1, 10, 100, 1000]
+    assert fitting_scale([2, 10]).low == 0
+    assert fitting_scale([9, 10]).low == pytest.approx(8.95)
+    assert fitting_scale([np.nan]) == Scale(0, 1)
