@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import Logger
+from lightning.pytorch.loggers import Logger, WandbLogger
 
 from ..errors import RunError, UsageError
 from ..measure.records import RunDir, Snapshot, append_metrics
@@ -78,7 +78,6 @@ def wandb_logger(config: LogConfig, run: RunDir, run_id: str, record: dict[str, 
     if mode == "off":
         return None
     import wandb
-    from lightning.pytorch.loggers import WandbLogger
 
     try:
         experiment = wandb.init(
@@ -103,8 +102,6 @@ def wandb_logger(config: LogConfig, run: RunDir, run_id: str, record: dict[str, 
 
 def close_loggers(loggers: Iterable[Logger], failed: bool) -> None:
     """End the W&B run, so that it can be opened again, in this process or under the same W&B service."""
-    from lightning.pytorch.loggers import WandbLogger
-
     for logger in loggers:
         if isinstance(logger, WandbLogger):
             logger.experiment.finish(exit_code=int(failed))
@@ -131,8 +128,6 @@ def chart_groups(snapshot: Snapshot) -> dict[str, float]:
 def log_snapshot(loggers: Iterable[Logger], snapshot: Snapshot) -> None:
     """Show a snapshot in W&B, where that is among the loggers: its scalars as charts in groups, its ranked tokens and
     what it has of every head as tables, and sink mass as a picture."""
-    from lightning.pytorch.loggers import WandbLogger
-
     for logger in loggers:
         if not isinstance(logger, WandbLogger):
             continue

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import warnings
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
@@ -124,6 +125,9 @@ def _print_start(console: Console, config: RunConfig, run: RunDir, start: RunSta
     console.print(
         f"{to_come:,} steps of {per_step:,} tokens, {to_come * per_step:,} in all", highlight=False, soft_wrap=True
     )
+    if console.is_terminal:
+        path = shlex.quote(str(run.path))
+        console.print(f"watch it: birthmark report {path} --watch", highlight=False, soft_wrap=True, markup=False)
     if explicit_because(config.model) is not None:
         console.print(f"attention: {kernel_sentence(config.model)}", highlight=False, soft_wrap=True)
 

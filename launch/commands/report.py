@@ -1,4 +1,4 @@
-"""`birthmark report`: the page of runs over training, or of one snapshot."""
+"""`birthmark report`: the page of runs over training, as a file or live, or of one snapshot."""
 
 from __future__ import annotations
 
@@ -31,14 +31,22 @@ def add_options(parser: Parser) -> None:
         help="HTML file; by default RUN/report.html, in the snapshot's folder, or ./report.html for several runs.",
     )
     parser.add_argument("--json", action="store_true", help="Print the figures as JSON; no page is written.")
+    parser.add_argument(
+        "--watch", action="store_true", help="Serve the page of runs that go on, on this machine; it follows them."
+    )
+    parser.add_argument("--port", type=int | None, metavar="N", help="Where --watch serves it; by default a free port.")
 
 
 def run(options: Namespace) -> int:
-    """Write a page, or print its figures."""
+    """Write a page, serve it, or print its figures."""
     from ...report.run_page import build_report, summarise
     from ...report.snapshot_page import build_snapshot_page
     from ...report.terminal import print_json
 
+    if options.watch:
+        return _watch([Path(path) for path in options.runs], options)
+    if options.port is not None:
+        raise UsageError(f"--port {options.port}: only --watch has one; give both, or leave it out")
     folder = _one_snapshot([Path(path) for path in options.runs], options.step)
     out = None if options.out is None else Path(options.out)
     if folder is not None:
@@ -54,6 +62,28 @@ def run(options: Namespace) -> int:
     out = out or (runs[0].report if len(runs) == 1 else Path("report.html"))
     build_report(runs, out)
     print(out)
+    return 0
+
+
+def _watch(paths: Sequence[Path], options: Namespace) -> int:
+    """Serve the page until Ctrl-C."""
+    from ...report.live import HOST, LivePage, LiveServer
+
+    for name, given in (("step", options.step), ("out", options.out), ("json", options.json or None)):
+        if given is not None:
+            raise UsageError(f"--{name}: --watch serves the page of whole runs; leave either out")
+    if options.port is not None and not 0 <= options.port < 1 << 16:
+        raise UsageError(f"--port {options.port}: give a number from 1 to 65535")
+    runs = [RunDir.open_measured(path) for path in paths]
+    with LiveServer(LivePage(runs), options.port) as server:
+        # Not before the port is there: a page of many runs takes a while.
+        server.page.draw()
+        print(f"live at http://{HOST}:{server.server_port}/ (Ctrl-C ends it)", flush=True)
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            # The way to end it. The terminal's line ends after its ^C.
+            print()
     return 0
 
 

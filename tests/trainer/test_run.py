@@ -1,5 +1,6 @@
 """Whole runs, in process, against a training loop written out by hand."""
 
+import io
 import json
 import math
 import os
@@ -30,7 +31,8 @@ from birthmark.models.birth import born, digest
 from birthmark.trainer import module
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.module import PretrainModule
-from birthmark.trainer.run import pretrain
+from birthmark.trainer.run import _print_start, pretrain
+from birthmark.trainer.run_folder import RunStart
 
 
 def run(config, path, **more):
@@ -419,3 +421,14 @@ def test_a_compiled_run_trains_alike_and_snapshots_do_not_recompile_it(tiny, tmp
     assert graphs == 1
     assert logged(compiled, "train/loss") == pytest.approx(logged(eager, "train/loss"), rel=1e-4)
     assert logged(compiled, "bias/alignment")[0] == logged(eager, "bias/alignment")[0]
+
+
+def test_a_run_on_a_terminal_says_how_to_watch_it(tiny, tmp_path):
+    start = RunStart(None, 0, {"n_params": 7, "digest": "0" * 64})
+    said = {}
+    for terminal in (True, False):
+        console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None)
+        _print_start(console, tiny(), RunDir(tmp_path / "a run"), start, resumed=False)
+        said[terminal] = console.file.getvalue()
+    assert f"watch it: birthmark report '{tmp_path}/a run' --watch\n" in said[True]
+    assert "--watch" not in said[False]

@@ -1,0 +1,194 @@
+"""The page of runs that go on, served on this machine alone; it follows them and keeps what its reader looks at."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError, UsageError
+from ..files import one_line
+from ..measure.records import RunDir
+from .run_page import build_report
+
+HOST = "127.0.0.1"
+#: Where it is served unless a port is asked for; so many of the next ones are tried.
+PORT, _PORTS = 8420, 20
+#: New lines of the log alone draw the page again after so many times the seconds that drawing takes: it shares the
+#: machine with the training. A new snapshot draws it at once.
+_PATIENCE = 20
+#: Seconds between two looks of a page, in `_FOLLOW`.
+LOOKS_S = 2
+
+# Asks whether there is a newer page, and loads it where it is looked at. A reload keeps the fragment of the address,
+# which holds the view, and the place on the page.
+_FOLLOW = """(() => {
+  const drawn = document.currentScript.dataset.version;
+  const note = document.createElement("p");
+  note.id = "follow";
+  note.setAttribute("role", "status");
+  note.style.cssText = "position:fixed;right:12px;bottom:8px;margin:0;padding:2px 8px;border-radius:4px;" +
+    "font:12px system-ui,sans-serif;color:#fff;background:#333c;z-index:99";
+  note.textContent = "live, drawn " + new Date().toLocaleTimeString();
+  document.body.append(note);
+  const drawnAt = note.textContent;
+  setInterval(async () => {
+    try {
+      const state = await (await fetch("/state", {cache: "no-store"})).json();
+      note.textContent = state.problem || drawnAt;
+      if (state.version !== drawn && !document.hidden) location.reload();
+    } catch {
+      note.textContent = "not live: birthmark report --watch has ended";
+    }
+  }, %d);
+})();
+""" % (LOOKS_S * 1000)  # noqa: UP031, braces are the script's
+
+
+class LivePage:
+    """The page of runs as their files are now; drawn when somebody asks.
+
+    Args:
+        runs: what to show.
+    """
+
+    def __init__(self, runs: Sequence[RunDir]) -> None:
+        self.runs = runs
+        self._lock = threading.Lock()
+        self._seen: tuple[str, str] = ("", "")
+        self._drawn_at = self._took = 0.0
+        self.html, self.version, self.problem = "", "", ""
+
+    def draw(self) -> None:
+        """Draw it; RunError names the file of a run that is damaged."""
+        self._draw(self._look())
+
+    def refresh(self) -> None:
+        """Draw it again where there is news. What cannot be read now leaves the page, and is the ``problem``."""
+        with self._lock:
+            try:
+                found = self._look()
+                due = time.monotonic() > self._drawn_at + _PATIENCE * self._took
+                if found[0] != self._seen[0] or (found[1] != self._seen[1] and due):
+                    self._draw(found)
+                self.problem = ""
+            except (RunError, UsageError, OSError) as error:
+                self.problem = f"not up to date: {one_line(error)}"
+
+    def _look(self) -> tuple[str, str]:
+        """What snapshots there are, and how far the logs are, as digests."""
+        snapshots = [folder for run in self.runs for folder in run.snapshot_folders()]
+        return _digest(snapshots), _digest([run.metrics for run in self.runs])
+
+    def _draw(self, found: tuple[str, str]) -> None:
+        start = time.monotonic()
+        with tempfile.TemporaryDirectory() as folder:
+            out = Path(folder) / "report.html"
+            build_report(self.runs, out)
+            page = out.read_text(encoding="utf-8")
+        # What came while it was drawn is news again.
+        self._seen, self.version = found, "-".join(found)
+        self._drawn_at = time.monotonic()
+        self._took = self._drawn_at - start
+        self.html = _with_script(page, self.version)
+
+
+def _digest(paths: Sequence[Path]) -> str:
+    """Of which files and folders there are, and when each was written."""
+    found = [(str(path), (stat := path.stat()).st_mtime_ns, stat.st_size) for path in paths if path.exists()]
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
+
+
+def _with_script(page: str, version: str) -> str:
+    """The page with the script that follows, which its security policy lets load and ask this server."""
+
+    def allow(found: re.Match[str]) -> str:
+        parts = (part.strip().partition(" ") for part in found[2].split(";"))
+        sources = {name: rest for name, _, rest in parts if name}
+        for name in ("script-src", "connect-src"):
+            sources[name] = " ".join([*(s for s in sources.get(name, "").split() if s != "'none'"), "'self'"])
+        return found[1] + "; ".join(f"{name} {rest}".strip() for name, rest in sources.items())
+
+    page = re.sub(r'(http-equiv="Content-Security-Policy" content=")([^"]*)', allow, page, count=1)
+    head, end, rest = page.rpartition("</body>")
+    return f'{head}<script src="/follow.js" data-version="{version}"></script>\n{end}{rest}'
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """Answers GET for the page, its script and its state, and nothing else."""
+
+    server: LiveServer
+    server_version, sys_version = "birthmark", ""
+
+    def do_GET(self) -> None:
+        """Answer."""
+        # A page of the web whose name leads to this machine must not read it.
+        if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
+            return self._answer(HTTPStatus.FORBIDDEN, "text/plain", f"open http://{HOST}:{self.server.server_port}/\n")
+        page, path = self.server.page, self.path.partition("?")[0]
+        if path == "/":
+            page.refresh()
+            return self._answer(HTTPStatus.OK, "text/html", page.html)
+        if path == "/state":
+            page.refresh()
+            state = json.dumps({"version": page.version, "problem": page.problem})
+            return self._answer(HTTPStatus.OK, "application/json", state)
+        if path == "/follow.js":
+            return self._answer(HTTPStatus.OK, "text/javascript", _FOLLOW)
+        return self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is the page alone: /\n")
+
+    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing: what is asked for is no news."""
+
+
+class LiveServer(ThreadingHTTPServer):
+    """Serves a page on this machine.
+
+    Args:
+        page: what is served.
+        port: where; None takes `PORT`, or the next one that is free.
+
+    Raises:
+        UsageError: the port is in use, or may not be used.
+    """
+
+    daemon_threads = True
+    # Another server on the port is not pushed aside.
+    allow_reuse_port = False
+
+    def __init__(self, page: LivePage, port: int | None) -> None:
+        self.page = page
+        tried = [port] if port is not None else range(PORT, PORT + _PORTS)
+        for number in tried:
+            try:
+                super().__init__((HOST, number), _Handler)
+                return
+            except OSError as error:
+                reason = error.strerror or str(error)
+        if port is not None:
+            raise UsageError(f"--port {port}: {reason}; give another, or leave it out for one that is free")
+        raise UsageError(f"no free port from {PORT} to {PORT + _PORTS - 1}: give one with --port")
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A browser that leaves before it has its answer is no error."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
