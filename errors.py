@@ -7,3 +7,7 @@ class UsageError(Exception):
 
 class RunError(Exception):
     """What was asked for failed on the way: a damaged file, a full disk, a loss that is not a number. Exit status 1."""
+
+
+USAGE_STATUS = 2
+"""Exit status of the command after a UsageError; torchrun as our launch files start it then starts nothing again."""

@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from ..errors import RunError, UsageError
+from ..errors import USAGE_STATUS, RunError, UsageError
 from ..files import one_line
 from .command_table import COMMANDS, command_parser, load_command, top_parser
 
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (UsageError, RunError) as error:
         if debug:
             raise
-        status = 2 if isinstance(error, UsageError) else 1
+        status = USAGE_STATUS if isinstance(error, UsageError) else 1
         return _report_failure(f"birthmark: error: {' '.join(str(error).split())}", status)
     except BrokenPipeError:
         # The reader of our output has seen enough; what is left must not fail again when Python flushes at exit.

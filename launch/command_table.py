@@ -13,6 +13,7 @@ from ..trainer.config_parser import Parser
 #: In the order of ``birthmark --help``. Each is the module of that name in `commands`.
 COMMANDS = (
     "pretrain",
+    "launch",
     "report",
     "describe",
     "plan",

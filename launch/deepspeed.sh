@@ -6,6 +6,7 @@
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
+. "$here/find_python.sh"
 hostfile="${HOSTFILE:-$here/hostfile}"
 [ -f "$hostfile" ] || { echo "deepspeed.sh: HOSTFILE $hostfile: no such file; write lines of 'host slots=GPUS'" >&2; exit 2; }
 bad="$(grep -vnE '^[[:space:]]*(#.*)?$|^[^[:space:]]+[[:space:]]+slots=[0-9]+[[:space:]]*$' "$hostfile" || true)"
@@ -14,5 +15,5 @@ alone=()
 if [ "$(grep -vE '^[[:space:]]*(#.*)?$' "$hostfile" | cut -d ' ' -f 1)" = localhost ]; then
     alone=(--no_ssh_check --master_addr 127.0.0.1)  # this machine alone needs no ssh
 fi
-exec "${DEEPSPEED:-deepspeed}" --hostfile "$hostfile" "${alone[@]}" --master_port "${PORT:-29500}" \
+exec "$PYTHON" -m deepspeed.launcher.runner --hostfile "$hostfile" "${alone[@]}" --master_port "${PORT:-29500}" \
     --no_local_rank --module birthmark.launch.cli pretrain "$@"

@@ -1,11 +1,13 @@
 """torchrun as our launch files start it: it stops a run with a checkpoint, and leaves the last word to the run.
 
-It is ``torch.distributed.run`` with its own options, and differs in four things:
+It is ``torch.distributed.run`` with its own options, and differs in five things:
 
 - SIGUSR1, with which SLURM warns of a job's end, becomes SIGTERM to the workers. They stop by themselves, in their own
   time, and torchrun ends well.
 - After a SIGTERM or Ctrl-C to itself it gives them minutes, not 30 seconds.
 - The workers' rank 0 serves their store at every start, so that one whose node is gone is not dialled again.
+- What was asked for and cannot be done is not tried again: a worker that ends with the status of a usage error is not
+  restarted.
 - Why a worker has failed is what the worker printed, in one line. torchrun adds pages only about one that was killed.
 """
 
@@ -16,8 +18,12 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from types import FrameType
+from typing import Any
+
+from ..errors import USAGE_STATUS
 
 #: What torch reads, unless the user has set it.
 DEFAULTS = {"TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "270", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
@@ -48,6 +54,22 @@ def _quiet() -> None:
     logging.getLogger(f"{multiprocessing}.errors.error_handler").setLevel(logging.CRITICAL)
 
 
+def _give_up_on_usage_errors() -> None:
+    """Let no agent start its workers again after one of them has ended with the status of a usage error."""
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup
+    from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+
+    class Agent(LocalElasticAgent):
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            result: RunResult = super()._monitor_workers(worker_group)
+            if any(failure.exitcode == USAGE_STATUS for failure in result.failures.values()):
+                self._remaining_restarts = 0
+            return result
+
+    launcher: Any = import_module("torch.distributed.launcher.api")
+    launcher.LocalElasticAgent = Agent
+
+
 def main() -> int:
     """Run torchrun; returns the run's exit status."""
     for name, value in DEFAULTS.items():
@@ -59,8 +81,15 @@ def main() -> int:
 
     if "LOGLEVEL" not in os.environ:
         _quiet()
+    _give_up_on_usage_errors()
     if hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, _stop_workers)
+    try:
+        run.config_from_args(run.parse_args(None))
+    except ValueError as error:
+        why = " ".join(str(error).split()).rstrip(".")
+        print(f"birthmark: error: torchrun: {why}; NPROC and NNODES say how many processes and nodes", file=sys.stderr)
+        return USAGE_STATUS
     try:
         run.main()
     except ChildFailedError as error:

@@ -33,8 +33,25 @@ def add_options(parser: Parser) -> None:
     add_run_fields(parser)
 
 
+#: What says where a run is written, and nothing of the run itself.
+_WHERE = ("name", "run_dir")
+
+
 def expand(arguments: Sequence[str]) -> list[str]:
-    """``--resume RUN`` with the run's own config before it, so that the fields that follow override that."""
+    """``--resume RUN`` with the run's own config before it, so that the fields that follow override that.
+
+    Raises:
+        UsageError: nothing says what to train.
+    """
+    where = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in _WHERE:
+        where.add_argument(f"--{name}", nargs="?")
+    where.add_argument("--debug", action="store_true")
+    if not where.parse_known_args(arguments)[1]:
+        raise UsageError(
+            "nothing to train: give --config NAME (birthmark configs lists them) or fields of your own, or start with "
+            "birthmark demo"
+        )
     words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     # A value that is missing is the real parser's to refuse.
     words.add_argument("--resume", nargs="?")

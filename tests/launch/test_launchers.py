@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 import yaml
 
 import birthmark
+from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, read_metrics
 
 LAUNCH = Path(birthmark.__file__).parent / "launch"
@@ -36,10 +38,10 @@ def losses(run):
     return {r["step"]: r["train/loss"] for r in read_metrics(run.metrics) if "train/loss" in r}
 
 
-def test_torchrun_leaves_the_last_word_to_the_run(tmp_path):
+def test_torchrun_leaves_the_last_word_to_the_run_and_tries_no_usage_error_again(tmp_path):
     done = subprocess.run(
         ["bash", LAUNCH / "torchrun.sh", "--config", tmp_path / "none.yaml"],
-        env=environment(NPROC="1", MAX_RESTARTS="0"),
+        env=environment(NPROC="1", MAX_RESTARTS="3"),
         capture_output=True,
         text=True,
     )
@@ -176,6 +178,124 @@ def test_several_nodes_need_a_head():
     done = subprocess.run(["bash", LAUNCH / "torchrun.sh"], env=environment(NNODES="2"), capture_output=True, text=True)
     assert done.returncode != 0
     assert "NNODES is 2: give HEAD" in done.stderr
+
+
+# ── which environment, which nodes ───────────────────────────────────────────────────────────────────────────────────
+
+#: Stands for an environment's python: its own path, and what it was asked to run.
+SAY = '#!/bin/sh\necho "$0" "$@"\n'
+
+
+def program(file, text=SAY):
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    file.chmod(0o755)
+
+
+@pytest.fixture
+def files(tmp_path):
+    """The launch files where an installation has them."""
+    folder = tmp_path / "env/lib/python3/site-packages/birthmark/launch"
+    shutil.copytree(LAUNCH, folder, ignore=shutil.ignore_patterns("*.py", "commands", "reference", "__pycache__"))
+    return folder
+
+
+def start(file, *arguments, **more):
+    variables = {"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", "/"), **more}
+    return subprocess.run(["bash", file, *arguments], env=variables, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("file", ["torchrun.sh", "deepspeed.sh"])
+@pytest.mark.parametrize("where", ["env/bin", "env/lib/python3/site-packages/birthmark/.venv/bin", "in-path"])
+def test_a_launch_file_finds_the_environment_that_it_belongs_to(file, where, files, tmp_path):
+    for name in ("python", "birthmark"):
+        program(tmp_path / where / name)
+    path = f"{tmp_path / 'in-path'}{os.pathsep}{os.environ['PATH']}"
+    done = start(files / file, "--config", "demo", PATH=path)
+    assert done.returncode == 0, done.stderr
+    python, *asked = done.stdout.split()
+    assert Path(python).resolve() == tmp_path / where / "python"
+    assert asked[-3:] == ["pretrain", "--config", "demo"]
+
+
+def test_without_an_environment_the_mend_is_said(files, tmp_path):
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    for name in ("bash", "dirname", "basename", "env"):
+        (tools / name).symlink_to(shutil.which(name))
+    done = start(files / "torchrun.sh", PATH=str(tools))
+    assert (done.returncode, len(done.stderr.splitlines())) == (2, 1)
+    assert "give PYTHON" in done.stderr
+
+
+SRUN = {
+    "SLURM_JOB_ID": "20000",
+    "SLURM_STEP_ID": "1",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_NODELIST": "node[5-7]",
+    "SLURM_GPUS_ON_NODE": "4",
+}
+
+
+def test_torchrun_reads_what_srun_says(tmp_path):
+    program(tmp_path / "bin/python")
+    names = '#!/bin/sh\n[ "$*" = "show hostnames node[5-7]" ] && printf "node5\\nnode6\\n"\n'
+    program(tmp_path / "bin/scontrol", names)
+    variables = {"PYTHON": str(tmp_path / "bin/python"), "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"}
+    asked = start(LAUNCH / "torchrun.sh", "--config", "demo", **variables, **SRUN).stdout.split()
+    options = dict(zip(asked[3:-5:2], asked[4:-5:2], strict=True))
+    assert options["--nnodes"] == "3"
+    assert options["--nproc_per_node"] == "4"
+    assert options["--rdzv_endpoint"] == "node5:20000"
+    assert options["--rdzv_id"] == "20000.1"
+    one_per_gpu = start(LAUNCH / "torchrun.sh", **variables, **SRUN | {"SLURM_STEP_NUM_TASKS": "12"})
+    assert one_per_gpu.returncode == 2
+    assert "srun started 12 tasks on 3 nodes: give --ntasks-per-node 1" in one_per_gpu.stderr
+
+
+# ── birthmark launch ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_script_is_written_with_all_that_was_given(tmp_path, capsys):
+    job, python = tmp_path / "job.sh", tmp_path / "bin/python"
+    program(python)
+    asked = ["--nproc", "3", "--write", str(job), "--config", "demo", "--run_dir", "runs/a b"]
+    assert main(["launch", "torchrun", *asked]) == 0
+    assert f"bash {job}" in capsys.readouterr().out
+    assert sys.executable in job.read_text()
+    done = start(job, "--init_seed", "4", PYTHON=str(python))
+    assert "--nproc_per_node 3 --max_restarts 3 --standalone" in done.stdout
+    assert done.stdout.endswith("pretrain --config demo --run_dir runs/a b --init_seed 4\n")
+    assert main(["launch", "torchrun", *asked]) == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_a_job_for_slurm_has_what_sbatch_is_asked_for(tmp_path):
+    job = tmp_path / "job.sbatch"
+    assert main(["launch", "slurm", "--nodes=2", "--gpus-per-node=8", f"--write={job}", "--config=demo"]) == 0
+    lines = job.read_text().splitlines()
+    assert {"#SBATCH --nodes=2", "#SBATCH --gpus-per-node=8", 'set -- --config=demo "$@"'} <= set(lines)
+    assert "find_python" not in job.read_text()
+    assert subprocess.run(["bash", "-n", job]).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["torchrn", "--config=demo"], "launch torchrn: give torchrun, deepspeed, slurm"),
+        (["--config=demo"], "name the launcher first"),
+        (["torchrun"], "nothing to train"),
+        (["torchrun", "--config=demo", "--trainer.max_step=3"], "did you mean trainer.max_steps?"),
+        (["torchrun", "--config=demo", "--model.d_model=13"], "model.d_model 13 is not divisible"),
+        (["slurm", "--nproc=2", "--config=demo"], "--nproc: slurm does not read it"),
+        (["torchrun", "--nproc", "--config=demo"], "--nproc: give a value"),
+    ],
+)
+def test_a_usage_error_is_seen_before_any_process_starts(arguments, expected, capsys):
+    assert main(["launch", *arguments]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert expected in line
 
 
 @pytest.mark.parametrize("file", ["torchrun.sh", "deepspeed.sh", "slurm.sbatch"])

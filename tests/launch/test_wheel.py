@@ -62,6 +62,7 @@ def test_the_wheel_holds_every_package_template_and_config_and_nothing_else(whee
     expected = {file for room in rooms for file in room.rglob("*") if file.suffix in (".py", ".yaml", ".j2")}
     ground = ("__init__.py", "errors.py", "files.py", "schema.py", "yaml_files.py", "py.typed")
     expected |= {ROOT / name for name in ground}
+    expected |= {*(ROOT / "launch").glob("*.sh"), ROOT / "launch/slurm.sbatch", ROOT / "launch/hostfile"}
     assert names == {f"birthmark/{file.relative_to(ROOT)}" for file in expected}
     assert not {name.split("/")[1] for name in names} & {"tests", "benchmarks", "docs", "build"}
 
@@ -76,6 +77,15 @@ def test_a_shipped_config_trains_outside_of_the_repository(installed):
     where = [installed.python, "-c", "import birthmark; print(birthmark.__file__)"]
     done = subprocess.run(where, cwd=installed.folder, capture_output=True, text=True, env=installed.env, check=True)
     assert Path(done.stdout.strip()).is_relative_to(installed.folder)
+
+
+def test_launch_files_find_the_environment_that_they_are_installed_in(installed):
+    (file,) = (installed.folder / "venv/lib").glob("python*/site-packages/birthmark/launch/find_python.sh")
+    clean = {name: value for name, value in installed.env.items() if name != "PATH"} | {"PATH": "/usr/bin:/bin"}
+    done = subprocess.run(["bash", "-c", f". {file}; echo $PYTHON"], env=clean, capture_output=True, text=True)
+    assert Path(done.stdout.strip()).samefile(installed.python)
+    installed("launch", "torchrun", "--write", "job.sh", "--config", "sinks")
+    assert str(installed.python) in (installed.folder / "job.sh").read_text()
 
 
 def test_configs_are_listed_and_found_outside_of_the_repository(installed):

@@ -1,0 +1,174 @@
+"""`birthmark launch`: one run in several processes, by the launch files that come with the package."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+from jsonargparse import Namespace
+
+from ...errors import UsageError
+from ...files import atomic_path
+from ...trainer.config_file import config_of
+from ...trainer.config_parser import Parser
+from . import pretrain
+
+SUMMARY = "Start one run in several processes, or write the script that does: torchrun, deepspeed or slurm."
+
+_FILES = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class _Launcher:
+    """A launch file, and what can be said to it."""
+
+    file: str
+    needs: str
+    """Program that runs it."""
+    variables: Mapping[str, str]
+    """Option → the environment variable that the file reads."""
+    program_options: Mapping[str, str] = field(default_factory=dict)
+    """Option → the option of the program that runs it."""
+
+
+_LAUNCHERS = {
+    "torchrun": _Launcher(
+        "torchrun.sh",
+        "bash",
+        {"nproc": "NPROC", "nnodes": "NNODES", "head": "HEAD", "max_restarts": "MAX_RESTARTS"},
+    ),
+    "deepspeed": _Launcher("deepspeed.sh", "bash", {"hostfile": "HOSTFILE", "port": "PORT"}),
+    "slurm": _Launcher(
+        "slurm.sbatch",
+        "sbatch",
+        {"max_restarts": "MAX_RESTARTS", "port": "PORT", "wait_s": "WAIT_S"},
+        {name: f"--{name.replace('_', '-')}" for name in ("nodes", "gpus_per_node", "time", "partition", "account")},
+    ),
+}
+
+#: Options of the launchers → their help.
+_OPTIONS = {
+    "nproc": "Processes on a node; by default one per GPU.",
+    "nnodes": "Nodes, each of which is given the same command; 2:4 goes on with those that are left. By default 1.",
+    "head": "HOST:PORT of one of several nodes, which all reach.",
+    "max_restarts": "How often processes that died are started again; by default 3.",
+    "hostfile": "File with lines of `host slots=GPUS`.",
+    "port": "Where the processes meet.",
+    "wait_s": "Seconds for the checkpoint before the job's time is over; by default 270.",
+    "nodes": "As sbatch has it.",
+    "gpus_per_node": "As sbatch has it.",
+    "time": "As sbatch has it.",
+    "partition": "As sbatch has it.",
+    "account": "As sbatch has it.",
+}
+
+
+def add_options(parser: Parser) -> None:
+    """The launcher, its options, and what `pretrain` is given."""
+    parser.usage = "birthmark launch torchrun|deepspeed|slurm [--write FILE] [options] [any option of pretrain]"
+    parser.add_argument("launcher", type=str, metavar="LAUNCHER", help=f"{', '.join(_LAUNCHERS)}.")
+    parser.add_argument(
+        "arguments", type=str, nargs="*", metavar="...", help="What pretrain is given: birthmark pretrain --help."
+    )
+    parser.add_argument(
+        "--write", type=str | None, metavar="FILE", help="Start nothing: write the script, with all that was given."
+    )
+    for name, text in _OPTIONS.items():
+        launchers = ", ".join(key for key, one in _LAUNCHERS.items() if name in {*one.variables, *one.program_options})
+        parser.add_argument(f"--{name}", type=str | None, metavar="X", help=f"{launchers}: {text}")
+
+
+def expand(arguments: Sequence[str]) -> list[str]:
+    """Our own options first; what is left is `pretrain`'s and stands behind ``--``."""
+    if {"-h", "--help"} & set(arguments):
+        return ["--help"]
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("write", *_OPTIONS):
+        own.add_argument(f"--{name}", nargs="?", const="")
+    own.add_argument("--debug", action="store_true")
+    known, rest = own.parse_known_args(arguments)
+    if rest[:1] and rest[0].startswith("-"):
+        raise UsageError(f"launch {rest[0]}: name the launcher first: {', '.join(_LAUNCHERS)}")
+    given = [f"--{name}={value}" for name, value in vars(known).items() if isinstance(value, str)]
+    return [*given, *(["--debug"] if known.debug else []), "--", *rest]
+
+
+def run(options: Namespace) -> int:
+    """Write the script, or become the launcher.
+
+    Raises:
+        UsageError: an option that is impossible, seen before any process starts.
+    """
+    launcher = _LAUNCHERS.get(options.launcher)
+    if launcher is None:
+        raise UsageError(f"launch {options.launcher}: give {', '.join(_LAUNCHERS)}")
+    given = {name: options[name] for name in _OPTIONS if options[name] is not None}
+    for name, value in given.items():
+        if name not in {*launcher.variables, *launcher.program_options}:
+            raise UsageError(f"--{name}: {options.launcher} does not read it, leave it out")
+        if not value:
+            raise UsageError(f"--{name}: give a value")
+    words = list(options.arguments)
+    # Where it is started here, on this machine, the config is checked too; a file or a job may be for others.
+    _check_run(words, whole=options.write is None and launcher.needs == "bash")
+    if options.write is not None:
+        return _write(launcher, given, words, options.write)
+    _start(launcher, given, words)
+
+
+def _check_run(words: Sequence[str], *, whole: bool) -> None:
+    from ..command_table import command_parser
+
+    if {"-h", "--help"} & set(words):
+        raise UsageError("launch: birthmark pretrain --help lists what a run is given")
+    parsed = command_parser("pretrain").parse_args(pretrain.expand(words))
+    if whole:
+        config_of(parsed)
+
+
+def _start(launcher: _Launcher, given: Mapping[str, str], words: Sequence[str]) -> NoReturn:
+    """Become the program that runs the launch file."""
+    program = shutil.which(launcher.needs)
+    if program is None:
+        raise UsageError(f"{launcher.needs}: not found on this machine; --write FILE writes the script for another")
+    if launcher.file == "deepspeed.sh" and importlib.util.find_spec("deepspeed") is None:
+        raise UsageError("deepspeed: not installed; DS_BUILD_OPS=0 pip install 'birthmark[deepspeed]'")
+    variables = {"PYTHON": sys.executable} | _variables(launcher, given)
+    beside = [f"{launcher.program_options[name]}={v}" for name, v in given.items() if name in launcher.program_options]
+    os.execve(program, [program, *beside, str(_FILES / launcher.file), *words], {**os.environ, **variables})
+
+
+def _variables(launcher: _Launcher, given: Mapping[str, str]) -> dict[str, str]:
+    """What the launch file reads of the environment."""
+    return {launcher.variables[name]: value for name, value in given.items() if name in launcher.variables}
+
+
+def _write(launcher: _Launcher, given: Mapping[str, str], words: Sequence[str], out: str) -> int:
+    """The launch file with what was given in it; it depends on no file beside it."""
+    if Path(out).exists():
+        raise UsageError(f"--write {out}: exists already; give another name, or move it away")
+    # What is in the environment when it is started wins over what was given now.
+    known = {"PYTHON": sys.executable} | _variables(launcher, given)
+    lines = [f'[ -n "${{{name}:-}}" ] || {name}={shlex.quote(value)}' for name, value in known.items()]
+    if words:
+        lines.append(f'set -- {shlex.join(words)} "$@"')
+    text = (_FILES / launcher.file).read_text(encoding="utf-8")
+    text = re.sub(r"^(#.*\n)?(\[.*\|\| )?\. .*/find_python\.sh\"\n", "", text, flags=re.MULTILINE)
+    text = text.replace("set -euo pipefail\n", "set -euo pipefail\n\n" + "\n".join(lines) + "\n", 1)
+    for name, value in given.items():
+        if name in launcher.program_options:
+            text = text.replace("#SBATCH ", f"#SBATCH {launcher.program_options[name]}={value}\n#SBATCH ", 1)
+    with atomic_path(Path(out)) as new:
+        new.write_text(text, encoding="utf-8")
+        new.chmod(0o755)
+    print(f"{out}: start it with {'sbatch' if launcher.needs == 'sbatch' else 'bash'} {out}")
+    return 0
