@@ -17,6 +17,7 @@ from .sections.training_view import TrainingView
 from .snapshot_page import build_snapshot_page, snapshot_page
 from .snapshot_table import shown_columns
 from .text import printable, step_in_words
+from .verdicts import verdicts
 
 
 def build_report(runs: Sequence[RunDir], out: Path) -> None:
@@ -66,7 +67,7 @@ def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:
 
 
 def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
-    """What the report says, as JSON: per run its identity and its rows; a value that is not finite becomes None."""
+    """What the report says, as JSON: per run its identity, verdicts and rows; a value that is not finite is None."""
     return {
         "runs": [
             {
@@ -79,6 +80,7 @@ def summarise(runs: Sequence[RunDir]) -> dict[str, Any]:
                 "n_params": run.birth.get("n_params"),
                 "corpus": run.birth.get("data"),
                 "final_step": max([*run.metrics, *(s.step for s in run.snapshots)], default=0),
+                "verdicts": [verdict.as_json() for verdict in verdicts(run)],
                 "rows": strict(run.rows),
             }
             for run in read_runs(runs)

@@ -1,4 +1,4 @@
-"""The table of snapshots: its columns, from the declarations of the quantities, and how the terminal prints it."""
+"""The table of snapshots: its columns, from the declarations of the quantities; on the terminal, below the verdicts."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ..measure.records import RunDir, metrics_by_step
+from ..measure.records import RunDir
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
-from .key_figures import lineage_figure
-from .rows import declared_quantities, join_rows, row_key
-from .text import MISSING, format_value
+from .rows import declared_quantities, row_key
+from .run_history import read_runs
+from .text import MISSING, format_value, in_ascii
+from .verdicts import Tone, Verdict, verdicts
 
 _LINEAGE = ("seedprint_z", "seedprint_log10_p")
 _LOSSES = ("val_loss", "train_loss")  # the terminal shows the first of them that was logged
@@ -87,14 +88,16 @@ def shown_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Qu
 
 
 def print_table(run: RunDir, console: Console) -> None:
-    """Print the rows of ``run``, and what the lineage test says; controls give way where the console is narrow, then
-    whole columns."""
-    snapshots = run.snapshots()
-    rows = join_rows(snapshots, metrics_by_step(run))
+    """Print what a run's numbers say, and its rows below; controls give way where the console is narrow, then whole
+    columns."""
+    (history,) = read_runs([run])
+    rows = history.rows
     if not rows:
         console.print(Text(f"{run.path}: no snapshots yet"))
         return
-    full = _terminal_columns(rows, declared_quantities(snapshots))
+    console.print(_sentences(verdicts(history), ascii_only=console.options.ascii_only))
+    console.print()
+    full = _terminal_columns(rows, declared_quantities(history.snapshots))
     table = _table(rows, full, console, controls=True)
     for least in (1, 2, 3):
         if Measurement.get(console, console.options, table).maximum < console.width:
@@ -102,9 +105,25 @@ def print_table(run: RunDir, console: Console) -> None:
         kept = [column for column in full if not 0 < column.gives_way < least]
         table = _table(rows, kept, console, controls=False)
     console.print(table)
-    for title, value, judged in lineage_figure(rows):
-        line = f"{title.lower()}: {value} {judged}"
-        console.print(Text(line.replace(MISSING, "-") if console.options.ascii_only else line), soft_wrap=True)
+
+
+#: How a verdict's tone looks, and in ASCII.
+_MARKS: Mapping[Tone, tuple[str, str]] = {
+    "present": ("●", "*"),
+    "weak": ("◐", "+"),
+    "absent": ("○", "-"),
+    "unclear": ("?", "?"),
+}
+
+
+def _sentences(found: Sequence[Verdict], *, ascii_only: bool) -> Table:
+    """The verdicts of the first screen, each behind the mark of its tone."""
+    lines = Table.grid(padding=(0, 1))
+    for verdict in found:
+        if verdict.headline:
+            sentence = in_ascii(verdict.sentence) if ascii_only else verdict.sentence
+            lines.add_row(_MARKS[verdict.tone][ascii_only], Text(sentence))
+    return lines
 
 
 def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity]) -> list[Column]:

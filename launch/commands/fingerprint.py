@@ -58,7 +58,7 @@ def run(options: Namespace) -> int:
     from ...report.terminal import bar, picture_path, print_json
     from ...study.lineage.compare import check_comparable, choose_probe, compare_models
     from ...study.lineage.comparison import comparison_of
-    from ...study.lineage.verdicts import describe_test, fingerprint_json, print_pairs
+    from ...study.lineage.outcomes import describe_test, fingerprint_json, print_pairs
     from ...trainer.by_name.model_names import open_source
 
     comparison = comparison_of(options)
@@ -94,7 +94,7 @@ def _draw_matrix(sources: list[ModelSource], pairs: list[ModelPair], title: str,
     import numpy as np
 
     from ...report.pictures.fingerprints import draw_matrix
-    from ...study.lineage.verdicts import short_names
+    from ...study.lineage.outcomes import short_names
 
     n = len(sources)
     z_MM, verdicts_MM = np.full((n, n), np.nan), np.full((n, n), "", dtype=object)
@@ -122,7 +122,7 @@ def _calibrate(options: Namespace, comparison: Comparison) -> int:
     from ...study.lineage.calibration_figure import draw_rates
     from ...study.lineage.compare import check_comparable, choose_probe
     from ...study.lineage.comparison import RECIPE_FIELDS
-    from ...study.lineage.verdicts import print_rates
+    from ...study.lineage.outcomes import print_rates
     from ...trainer.by_name.model_names import open_source
 
     if options.models:

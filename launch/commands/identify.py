@@ -46,7 +46,7 @@ def run(options: Namespace) -> int:
     from ...report.terminal import bar, print_json
     from ...study.lineage.compare import check_comparable, choose_probe, rank_seeds
     from ...study.lineage.comparison import comparison_of
-    from ...study.lineage.verdicts import describe_test, fingerprint_json, print_ranking
+    from ...study.lineage.outcomes import describe_test, fingerprint_json, print_ranking
     from ...trainer.by_name.model_names import SourceWithBirth, open_source
 
     comparison = comparison_of(options)

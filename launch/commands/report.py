@@ -39,8 +39,11 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Write a page, serve it, or print its figures."""
+    from rich.console import Console
+
     from ...report.run_page import build_report, summarise
     from ...report.snapshot_page import build_snapshot_page
+    from ...report.snapshot_table import print_table
     from ...report.terminal import print_json
 
     if options.watch:
@@ -61,6 +64,11 @@ def run(options: Namespace) -> int:
         return 0
     out = out or (runs[0].report if len(runs) == 1 else Path("report.html"))
     build_report(runs, out)
+    console = Console(stderr=True)
+    for run in runs:
+        if len(runs) > 1:
+            console.print(f"{run.path}", style="bold", highlight=False, soft_wrap=True, markup=False)
+        print_table(run, console)
     print(out)
     return 0
 

@@ -1,28 +1,19 @@
 """The tables of docs/run-directory.md, of declarations: ``python -m birthmark.launch.reference.run_directory``.
 
-The page is written by hand around them. A table stands between ``<!-- table: NAME -->`` and ``<!-- end -->``.
+The page is written by hand around them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from ...files import write_text
 from ...metrics.quantities import LOGGED, MEASURED
 from ...metrics.quantity import AXES, CSV_COLUMNS, Quantity
+from .generated_tables import Tables, markdown_rows, regenerated
 
 FILE = Path(__file__).parents[2] / "docs" / "run-directory.md"
-
-_TABLE = re.compile(r"(?<=<!-- table: )(\w+)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
-
-
-def _rows(headings: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A Markdown table."""
-    headings = list(headings)
-    lines = [headings, ["---"] * len(headings), *rows]
-    return "".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |\n" for line in lines)
 
 
 def _meaning(quantity: Quantity) -> str:
@@ -42,13 +33,13 @@ def logged() -> str:
     """Keys of metrics.jsonl."""
     scalars = ["`bias/NAME`, `bias_text/NAME`", "", "the scalars of a snapshot, below"]
     rows = [[f"`{q.name}`", q.unit or "–", _meaning(q)] for q in LOGGED.values()]
-    return _rows(["key", "unit", "meaning"], [*rows, scalars])
+    return markdown_rows(["key", "unit", "meaning"], [*rows, scalars])
 
 
 def scalars() -> str:
     """Keys of ``bias`` in summary.json."""
     found = [q for q in MEASURED.values() if q.has_scalar]
-    return _rows(
+    return markdown_rows(
         ["name", "unit", "section", "meaning"],
         ([f"`{q.name}`", q.unit or "–", q.section, _meaning(q)] for q in found),
     )
@@ -57,7 +48,7 @@ def scalars() -> str:
 def arrays() -> str:
     """Names in arrays.safetensors."""
     found = [q for q in MEASURED.values() if q.has_array]
-    return _rows(
+    return markdown_rows(
         ["name", "shape", "unit", "meaning"],
         ([f"`{q.name}`", f"`{q.shape}`", q.unit or "–", _meaning(q)] for q in found),
     )
@@ -65,28 +56,23 @@ def arrays() -> str:
 
 def axes() -> str:
     """Dimensions of arrays."""
-    return _rows(["axis", "length", "indices"], ([f"`{k}`", f"`{a.letter}`", a.meaning] for k, a in AXES.items()))
+    return markdown_rows(
+        ["axis", "length", "indices"], ([f"`{k}`", f"`{a.letter}`", a.meaning] for k, a in AXES.items())
+    )
 
 
 def columns() -> str:
     """Columns of CSV files."""
-    return _rows(["column", "meaning"], ([f"`{name}`", meaning] for name, meaning in CSV_COLUMNS.items()))
+    return markdown_rows(["column", "meaning"], ([f"`{name}`", meaning] for name, meaning in CSV_COLUMNS.items()))
 
 
-TABLES: Mapping[str, Callable[[], str]] = {
+TABLES: Tables = {
     "logged": logged,
     "scalars": scalars,
     "arrays": arrays,
     "axes": axes,
     "columns": columns,
 }
-"""What stands in the page, by the name in its mark."""
-
-
-def regenerated(page: str) -> str:
-    """The page with its tables made anew."""
-    return _TABLE.sub(lambda found: f"{found[1]}{found[2]}{TABLES[found[1]]()}", page)
-
 
 if __name__ == "__main__":
-    write_text(FILE, regenerated(FILE.read_text(encoding="utf-8")))
+    write_text(FILE, regenerated(FILE.read_text(encoding="utf-8"), TABLES))

@@ -1,10 +1,10 @@
-"""docs/run-directory.md has the tables that the declarations make, and they are true of a run."""
+"""The tables of docs/run-directory.md are true of a run."""
 
 import re
 
 import pytest
 
-from birthmark.launch.reference.run_directory import FILE, TABLES, regenerated
+from birthmark.launch.reference.run_directory import FILE
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.report.csv_files import COLUMNS
 from birthmark.trainer.run import pretrain
@@ -16,16 +16,6 @@ def names(table):
     """First cells of a table of the page."""
     text = PAGE.split(f"<!-- table: {table} -->\n")[1].split("<!-- end -->")[0]
     return [re.search(r"`([^`]+)`", line)[1] for line in text.splitlines()[2:]]
-
-
-def test_the_tables_are_those_of_the_declarations():
-    assert regenerated(PAGE) == PAGE, "docs/run-directory.md is old: python -m birthmark.launch.reference.run_directory"
-    assert set(re.findall(r"<!-- table: (\w+) -->", PAGE)) == set(TABLES)
-    assert PAGE.count("<!-- end -->") == len(TABLES)
-
-
-def test_a_table_that_was_edited_by_hand_is_made_anew():
-    assert regenerated(PAGE.replace("| `drift` |", "| `drifts` |")) == PAGE
 
 
 @pytest.fixture(scope="module")

@@ -1,0 +1,106 @@
+"""From where on the page says that an effect is there, each with its source (docs/verdicts.md is made of it).
+
+Effects are judged by their size and by their control. A threshold is a judgement of ours where the source says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...metrics.quantities import LOGGED
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """A number that decides between two sentences."""
+
+    value: float
+    meaning: str
+    """What it divides, in one sentence."""
+    source: str
+    """Where it comes from."""
+
+
+_P = LOGGED["seedprint/log10_p"].control
+assert isinstance(_P, float)
+
+THRESHOLDS: Mapping[str, Threshold] = {
+    "learned": Threshold(
+        0.05,
+        "Nats by which the validation loss must be below the unigram entropy (below its start, where that entropy is "
+        "not known), for the model to count as having learned.",
+        "ours: well above the noise of a validation loss over a hundred sequences",
+    ),
+    "contraction": Threshold(
+        0.05,
+        "Mean cosine between outputs for different inputs (`inter`), from which the newborn model counts as having a "
+        "direction.",
+        "measured at d 128, 4 blocks, 1/√fan-in: tanh, SwiGLU and identity give at most .025; SiLU, GELU and ReLU at "
+        "least .15",
+    ),
+    "preference": Threshold(
+        0.05,
+        "KL(p̄ ‖ uniform) in nats, from which the newborn model counts as preferring tokens.",
+        "measured at d 128, 4 blocks, 1/√fan-in, 20 seeds: tanh, SwiGLU and identity give at most .023; SiLU, GELU and "
+        "ReLU at least .089",
+    ),
+    "chance": Threshold(
+        2.576,
+        "Standard deviations by which alignment and rank persistence must exceed chance. Chance is a cosine of sd 1/√d "
+        "for a random direction, and a ρ of sd 1/√(V−1) for a random order.",
+        "two-sided 1 % of the normal distribution; definitions §3 and §4",
+    ),
+    "stands": Threshold(
+        0.5,
+        "Share of the value at birth from which the seed's mark counts as standing; below it, as weaker.",
+        "ours",
+    ),
+    "trace": Threshold(
+        0.1,
+        "Share of the value at birth below which what is left counts as a trace.",
+        "ours; between the orders of p̄ of two seeds |ρ| was at most .093 in 190 pairs",
+    ),
+    "sink": Threshold(
+        3.0,
+        "Times the uniform share that the largest head must give to position 0, beside exceeding ε of the sink rate, "
+        "for a sink.",
+        "ε = .3 is published [AS]; the factor is ours: on short sequences the uniform share alone is near ε",
+    ),
+    "no_sink": Threshold(
+        2.0,
+        "Times the uniform share below which the largest head has no sink.",
+        "ours; the demo's largest head has 1.0 times",
+    ),
+    "lineage": Threshold(
+        _P,
+        "log₁₀ p of the lineage test below which it finds the birth.",
+        "published: p < .01 [SP]; definitions §10",
+    ),
+    "lineage_margin": Threshold(
+        3.3,
+        "By how much z must exceed the largest z of a stranger.",
+        "one-sided 1 % of the difference of two values of sd 1",
+    ),
+    "variance": Threshold(
+        2.0,
+        "σ²(0)/σ²(late) from which the variance of position 0 stands out.",
+        "ours; plain attention gives 1.6 to 126 by layer, head-wise RMSNorm 1.04 to 1.10",
+    ),
+    "dominance": Threshold(
+        2.0,
+        "Times the dominance ratio of the median position, from which position 0 has massive channels.",
+        "ours; in the demo, which has no sink, the two agree within 1 %",
+    ),
+    "lock": Threshold(
+        2.0,
+        "Times 1/√d_head from which keys of position 0 count as locked onto the queries' direction.",
+        "ours; 1/√d_head is the root mean square cosine of two random directions",
+    ),
+}
+"""By name."""
+
+
+def threshold(name: str) -> float:
+    """The value of a threshold."""
+    return THRESHOLDS[name].value

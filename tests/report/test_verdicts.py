@@ -1,0 +1,272 @@
+"""Sentences about runs: true to the numbers by a check of their own, and silent or honest where numbers are missing."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from birthmark.measure.records import RunDir, Snapshot
+from birthmark.report.questions.thresholds import THRESHOLDS
+from birthmark.report.run_history import RunHistory
+from birthmark.report.text import in_ascii, p_in_prose
+from birthmark.report.verdicts import verdicts
+
+#: The demo's end, as a run of it left it.
+BIRTH = {"inter": 0.389, "kl_uniform": 0.2, "preference_ratio": 9.3, "alignment": 0.626, "rank_persistence": 1.0}
+END = {
+    "alignment": 0.151, "alignment_stranger": 0.019, "drift": 0.21, "energy_share_chance": 1 / 192,
+    "rank_persistence": 0.013, "rank_persistence_stranger": 0.022, "sink_mass": 0.03, "sink_mass_max": 0.057,
+    "sink_uniform": 0.059, "sink_epsilon": 0.3, "variance_discrepancy": 5.8, "super_neurons": 0.0,
+    "dominance_first": 3.69, "dominance_median": 3.69, "qk_cosine": 0.143,
+}  # fmt: skip
+BORN = {"init_seed": 0, "data": {"unigram_entropy": 6.65}}
+
+
+def snapshot(step, bias, text=None, n_strangers=2, vocab_size=4096):
+    arrays = {
+        name: np.full((n_strangers, 2), bias[name])
+        for name in ("alignment_stranger", "rank_persistence_stranger")
+        if n_strangers and bias.get(name) is not None
+    }
+    summary = {"step": step, "vocab_size": vocab_size, "model": {"d_model": 192, "n_heads": 4}, "bias": bias}
+    return Snapshot(summary | ({} if text is None else {"bias_text": text}), arrays)
+
+
+def history(snapshots, metrics=None, birth=BORN):
+    return RunHistory(0, "run", RunDir(Path("run")), birth, "", metrics or {}, snapshots, [])
+
+
+def said(*arguments, **more):
+    found = {verdict.key: verdict for verdict in verdicts(history(*arguments, **more))}
+    for verdict in found.values():
+        assert "nan" not in verdict.sentence, verdict
+        assert verdict.sentence.endswith("."), verdict
+        assert len(verdict.steps) == len(verdict.values) == len(verdict.control or verdict.values)
+        json.dumps(verdict.as_json(), allow_nan=False)
+    return found
+
+
+def answer(key, *arguments, **more):
+    return said(*arguments, **more)[key]
+
+
+# ---------------------------------------------------------------- what they say
+
+
+def test_the_demo_in_sentences():
+    losses = {0: {"val/loss": 8.827}, 320: {"val/loss": 5.019}}
+    lineage = {"seedprint/z": 33.8, "seedprint/log10_p": -249.585, "seedprint/z_stranger": 1.06}
+    found = said([snapshot(0, BIRTH), snapshot(320, END)], losses | {320: losses[320] | lineage})
+    assert {key: (verdict.tone, verdict.sentence) for key, verdict in found.items() if verdict.headline} == {
+        "loss": (
+            "present",
+            "The model has learned: validation loss 8.83 → 5.02 nats, below the 6.65 of token frequencies.",
+        ),
+        "birth": (
+            "present",
+            "Born biased: outputs for different inputs have a mean cosine of .389, and the favourite token gets 9.3 "
+            "times its even share (KL .200 nats).",
+        ),
+        "direction": (
+            "present",
+            "The seed's direction survives, weakened: .151 against at most .019 for 2 strangers; .626 at birth.",
+        ),
+        "ranking": ("absent", "The ranking of tokens at birth is gone: .013 against at most .022 for 2 strangers."),
+        "lineage": ("present", "The lineage test finds seed 0: z 33.8, p < 10⁻²⁴⁹; strangers at most 1.1."),
+        "sink": (
+            "absent",
+            "No sink forms on random tokens: the first position gets .5 times its uniform share (largest head .057, "
+            "uniform .059). Text was not measured, where it may be larger.",
+        ),
+    }
+    assert {key: verdict.tone for key, verdict in found.items() if not verdict.headline} == {
+        "aggregation": "present", "neurons": "absent", "dominance": "absent", "lock": "absent",
+    }  # fmt: skip
+    assert (found["direction"].steps, found["direction"].values) == ([0, 320], [0.626, 0.151])
+    assert found["sink"].control[1] == 0.059
+
+
+def test_text_leads_for_sinks():
+    text = {"sink_mass": 0.702, "sink_mass_max": 0.702, "sink_uniform": 0.059, "sink_epsilon": 0.3}
+    verdict = answer("sink", [snapshot(0, END, END), snapshot(9, END | {"sink_mass": 0.127}, text)])
+    assert verdict.sentence == (
+        "A sink forms on text: the first position gets .702 of the attention (uniform .059; on random tokens .127)."
+    )
+    assert verdict.values == [0.03, 0.702]
+
+
+@pytest.mark.parametrize(
+    ("now", "words", "tone"),
+    [
+        ({"alignment": 0.5, "drift": 0.9}, "stands", "present"),
+        ({"alignment": -0.2, "drift": -0.9}, "turned round", "present"),
+        ({"alignment": 0.04, "drift": 0.9}, "a trace", "weak"),
+        ({"alignment": 0.012, "drift": 0.02}, "gone", "absent"),
+        ({"alignment": 0.151, "drift": 0.1}, "cannot be told", "unclear"),  # chance alone gives that in 192 dimensions
+        ({"alignment": 0.151, "alignment_stranger": 0.16}, "strangers have as much", "unclear"),
+        ({"alignment": 0.151, "alignment_stranger": None}, "no strangers", "unclear"),
+        ({"alignment": None}, "not a number at step 320", "unclear"),
+        ({"energy_share_chance": None}, "not known", "unclear"),
+    ],
+)
+def test_what_is_left_of_the_direction(now, words, tone):
+    verdict = answer("direction", [snapshot(0, BIRTH), snapshot(320, END | now)])
+    assert words in verdict.sentence
+    assert verdict.tone == tone
+
+
+def test_few_strangers_are_counted():
+    one = answer("direction", [snapshot(0, BIRTH), snapshot(1, END, n_strangers=1)])
+    assert "against .019 for one stranger" in one.sentence
+
+
+def test_a_newborn_without_direction_has_none_to_keep():
+    verdict = answer("direction", [snapshot(0, BIRTH | {"inter": 0.005}), snapshot(1, END)])
+    assert verdict.tone == "unclear"
+    assert "hardly one (mean cosine .005)" in verdict.sentence
+
+
+@pytest.mark.parametrize("birth", [{}, BORN | {"init_from": "a/model"}])
+def test_what_a_training_started_from_is_no_birth(birth):
+    found = said([snapshot(0, BIRTH), snapshot(1, END)], birth=birth)
+    assert "birth" not in found
+    assert found["direction"].sentence.startswith("The starting model's direction survives")
+    assert "at the start is gone" in found["ranking"].sentence
+
+
+def test_no_sink_says_little_of_a_model_that_has_not_learned():
+    verdict = answer("sink", [snapshot(0, BIRTH), snapshot(1, END)], {0: {"val/loss": 8.0}, 1: {"val/loss": 7.0}})
+    assert verdict.tone == "unclear"
+    assert "has not learned either" in verdict.sentence
+
+
+def test_a_run_without_snapshots_or_with_the_birth_alone():
+    assert list(said([])) == ["snapshots"]
+    found = said([snapshot(0, BIRTH | END)])
+    assert {"direction", "ranking"}.isdisjoint(found)
+    assert found["sink"].sentence.startswith("No sink at birth")
+    assert found["snapshots"].tone == "unclear"
+
+
+def test_snapshots_of_a_training_that_is_not_ours():
+    """No birth, no strangers, one snapshot of an unknown step."""
+    bias = {name: value for name, value in END.items() if name.startswith(("sink", "dominance"))}
+    assert set(said([snapshot(-1, bias)], birth={})) == {"sink", "dominance"}
+
+
+def test_nothing_is_claimed_of_what_is_not_a_number():
+    lost = dict.fromkeys(END | BIRTH)
+    metrics = {step: {"val/loss": None, "seedprint/z": None, "seedprint/log10_p": None} for step in (0, 5)}
+    found = said([snapshot(0, lost), snapshot(5, lost)], metrics)
+    assert len(found) > 7
+    assert {verdict.tone for verdict in found.values()} == {"unclear"}
+
+
+# ---------------------------------------------------------------- never stronger than the numbers
+
+COSINES = st.floats(-1, 1)
+OR_NOTHING = st.sampled_from([0.0, 1.0, None, float("nan")])
+
+
+@given(
+    st.tuples(COSINES, COSINES | OR_NOTHING, st.floats(0, 1), st.floats(0, 1)),
+    st.lists(st.floats(-0.3, 0.3), max_size=5),
+    st.sampled_from([16, 192, 4096]),
+)
+def test_a_direction_survives_only_beyond_strangers_and_chance(values, strangers, width):
+    now, drift, at_birth, inter = values
+    bias = {"alignment": now, "drift": drift, "energy_share_chance": 1 / width}
+    if strangers:
+        bias["alignment_stranger"] = max(map(abs, strangers))
+    born = snapshot(0, {"alignment": at_birth, "inter": inter})
+    verdict = answer("direction", [born, snapshot(1, bias, n_strangers=len(strangers))])
+    if verdict.tone == "unclear":
+        return
+    assert strangers
+    assert all(math.isfinite(value) for value in values)
+    # The exact distribution of a squared cosine with a random direction.
+    p = stats.beta(0.5, (width - 1) / 2).sf(drift**2)
+    if verdict.tone in ("present", "weak"):
+        assert p < 0.0101
+        assert all(abs(stranger) < abs(now) for stranger in strangers)
+        assert inter >= 0.05
+    else:
+        assert p > 0.005
+        assert any(abs(stranger) >= abs(now) for stranger in strangers) or abs(now) < 0.1 * at_birth
+    # Every number of the sentence was measured.
+    measured = [now, at_birth, bias["alignment_stranger"]]
+    numbers = re.findall(r"-?\d*\.\d+", verdict.sentence)
+    assert numbers
+    for number in numbers:
+        assert min(abs(float(number) - value) for value in measured) <= 0.0005 + 1e-12, verdict.sentence
+
+
+@given(st.floats(-1, 1), st.lists(st.floats(-0.1, 0.1), min_size=1, max_size=4), st.sampled_from([64, 4096, 128256]))
+def test_a_ranking_survives_only_beyond_strangers_and_chance(rho, strangers, vocab_size):
+    bias = {"rank_persistence": rho, "rank_persistence_stranger": max(map(abs, strangers))}
+    taken = snapshot(1, bias, n_strangers=len(strangers), vocab_size=vocab_size)
+    verdict = answer("ranking", [snapshot(0, BIRTH), taken])
+    p = 2 * stats.norm.sf(abs(rho) * np.sqrt(vocab_size - 1))
+    beyond = p <= 0.01 and all(abs(stranger) < abs(rho) for stranger in strangers)
+    assert (verdict.tone in ("present", "weak")) == beyond or p == pytest.approx(0.01, rel=0.01)
+    if "stands" in verdict.sentence:
+        assert rho >= 0.5
+    if "gone" in verdict.sentence:
+        assert p > 0.009
+
+
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=4),
+    st.sampled_from([8, 64, 2048]),
+    st.booleans(),
+    st.sampled_from([0.1, 0.3, 0.6]),
+)
+def test_a_sink_needs_a_head_beyond_the_uniform_level_and_epsilon(heads, length, on_text, epsilon):
+    uniform = float(np.mean([1 / (t + 1) for t in range(1, length)]))
+    bias = {
+        "sink_mass": float(np.mean(heads)), "sink_mass_max": max(heads), "sink_uniform": uniform,
+        "sink_epsilon": epsilon,
+    }  # fmt: skip
+    flat = bias | {"sink_mass": uniform, "sink_mass_max": uniform}
+    text = (flat, bias) if on_text else (None, None)
+    verdict = answer("sink", [snapshot(0, flat, text[0]), snapshot(1, flat if on_text else bias, text[1])])
+    assert (verdict.tone == "present") == (max(heads) / uniform >= 3 and max(heads) > epsilon)
+    if verdict.tone == "absent":
+        assert all(head < 2 * uniform for head in heads)
+    assert ("random tokens:" in verdict.sentence) != on_text
+    assert ("Text was not measured" in verdict.sentence) != on_text
+
+
+@given(
+    st.floats(-5, 200) | st.just(None), st.floats(-4000, 0), st.floats(-4, 6) | st.just(None), st.sampled_from([0, 64])
+)
+def test_lineage_is_found_only_beyond_strangers(z, log10_p, stranger, step):
+    figures = {"seedprint/z": z, "seedprint/log10_p": log10_p, "seedprint/z_stranger": stranger}
+    verdict = answer("lineage", [], {step: figures})
+    if verdict.tone == "present":
+        assert log10_p < -2
+        assert stranger is None or z - stranger >= 3.29
+        assert "finds seed 0" in verdict.sentence
+    assert ("no stranger" in verdict.sentence) == (stranger is None)
+
+
+@given(st.floats(-5000, 0))
+def test_a_chance_in_a_sentence_is_never_smaller_than_it_is(log10_p):
+    text = p_in_prose(log10_p)
+    plain = in_ascii(text)
+    plain.encode("ascii")
+    if "<" in text:
+        exponent = int(plain.removeprefix("p < 1e"))
+        assert log10_p < exponent <= log10_p + 1
+    else:
+        assert float(plain.removeprefix("p ")) >= 10**log10_p > 0.0009
+
+
+def test_every_threshold_has_a_source():
+    assert all(threshold.meaning.endswith(".") and threshold.source for threshold in THRESHOLDS.values())
