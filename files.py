@@ -168,6 +168,12 @@ def strict(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def finite_or_nan(value: Any) -> float:
+    """A logged value as a finite float, or NaN."""
+    finite = isinstance(value, (int, float)) and math.isfinite(value)
+    return float(value) if finite else math.nan
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically, indented, keys in the order given."""
     write_text(path, json.dumps(strict(value), indent=2, ensure_ascii=False) + "\n")

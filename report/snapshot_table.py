@@ -12,12 +12,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from ..findings.wording import in_ascii
 from ..measure.records import RunDir
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
 from .rows import declared_quantities, row_key
 from .run_history import read_runs
-from .text import MISSING, format_value, in_ascii
+from .text import MISSING, format_value
 from .verdicts import Tone, Verdict, verdicts
 
 _LINEAGE = ("seedprint_z", "seedprint_log10_p")

@@ -6,14 +6,10 @@ import math
 import re
 from typing import Any
 
+from ..files import finite_or_nan as finite_or_nan
+
 MISSING = "–"
 """What stands where there is no number."""
-
-
-def finite_or_nan(value: Any) -> float:
-    """A logged value as a finite float, or NaN."""
-    finite = isinstance(value, (int, float)) and math.isfinite(value)
-    return float(value) if finite else math.nan
 
 
 def format_value(value: float | None, spec: str) -> str:
@@ -45,28 +41,6 @@ def format_p(log10_p: float | None) -> str:
     if digits == "10.0":
         digits, exponent = "1.0", exponent + 1
     return f"{10**log10_p:.3f}" if exponent >= -3 else f"{digits}e{exponent}"
-
-
-def in_prose(value: float, decimals: int = 3) -> str:
-    """A number as sentences have it: without the zero before its point."""
-    return re.sub(r"^(-?)0\.", r"\1.", format_value(value, f",.{decimals}f"))
-
-
-_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_PLAIN = {ord(high): low for low, high in zip("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹", strict=True)}
-
-
-def p_in_prose(log10_p: float) -> str:
-    """A chance as sentences have it, never smaller than it is: ``p .004``, ``p < 10⁻³⁰``."""
-    if log10_p > -3:
-        return f"p {in_prose(math.ceil(10 ** (log10_p + 3)) / 1000)}"
-    return f"p < 10{str(math.floor(log10_p) + 1).translate(_SUPERSCRIPT)}"
-
-
-def in_ascii(sentence: str) -> str:
-    """A sentence for a terminal that knows no more than ASCII."""
-    plain = re.sub(r"10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda found: "1e" + found[1].translate(_PLAIN), sentence)
-    return plain.replace(MISSING, "-").encode("ascii", "backslashreplace").decode()
 
 
 def printable(text: Any) -> str:

@@ -1,17 +1,17 @@
 """What the numbers of a run say, in sentences that are never stronger than the numbers (docs/verdicts.md).
 
 Every sentence names its control, or says that there is none. What it calls large or small stands in
-:mod:`.questions.thresholds`.
+:mod:`birthmark.findings.thresholds`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from .questions.learning import loss, what_is_missing
-from .questions.seed_mark import birth_bias, direction, lineage, ranking
-from .questions.sink_chain import aggregation, dominance, lock, neurons, sink
-from .questions.verdict import Tone, Verdict
+from ..findings.learning import loss, what_is_missing
+from ..findings.seed_mark import birth_bias, direction, lineage, ranking
+from ..findings.sink_chain import aggregation, dominance, lock, neurons, sink
+from ..findings.verdict import Tone, Verdict
 from .run_history import RunHistory
 
 __all__ = ["QUESTIONS", "Tone", "Verdict", "verdicts"]

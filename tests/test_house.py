@@ -26,7 +26,7 @@ FLOORS = (
     ("metrics",),
     ("models", "data"),
     ("measure",),
-    ("callbacks",),
+    ("callbacks", "findings"),
     ("trainer", "report"),
     ("plan", "study"),
     ("api",),

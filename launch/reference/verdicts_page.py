@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 
 from ...files import write_text
-from ...report.questions.thresholds import THRESHOLDS
-from ...report.text import in_prose
+from ...findings.thresholds import THRESHOLDS
+from ...findings.wording import in_prose
 from .generated_tables import Tables, markdown_rows, regenerated
 
 FILE = Path(__file__).parents[2] / "docs" / "verdicts.md"

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from math import isfinite, isnan, nan
 
-from ..run_history import RunHistory
-from ..text import finite_or_nan, in_prose
+from ..files import finite_or_nan
+from .history import RunHistory
 from .thresholds import threshold
 from .verdict import Tone, Verdict
+from .wording import in_prose
 
 
 def what_is_missing(history: RunHistory) -> Verdict | None:

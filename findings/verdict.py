@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any, Literal
 
-from ...measure.records import Snapshot
-from ...metrics.quantities import MEASURED
-from ..run_history import RunHistory
-from ..text import finite_or_nan
+from ..files import finite_or_nan
+from ..measure.records import Snapshot
+from ..metrics.quantities import MEASURED
+from .history import RunHistory
 
 Tone = Literal["present", "weak", "absent", "unclear"]
 """Whether an effect is there. ``weak`` is a trace, beyond chance; ``unclear`` is more than the numbers can tell."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ...metrics.quantities import LOGGED
+from ..metrics.quantities import LOGGED
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite, isnan, nan
 
-from ...measure.records import Snapshot
-from ...metrics.quantities import MEASURED
-from ..run_history import RunHistory
-from ..text import in_prose
+from ..measure.records import Snapshot
+from ..metrics.quantities import MEASURED
+from .history import RunHistory
 from .learning import has_learned
 from .thresholds import threshold
 from .verdict import Group, Tone, Verdict, at_step, is_measured, over_training, over_training_beside_level, scalar
+from .wording import in_prose
 
 
 def leading_group(snapshot: Snapshot | None) -> Group:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite, isnan, nan, sqrt
 
-from ...measure.records import Snapshot
-from ..run_history import RunHistory
-from ..text import finite_or_nan, in_prose, p_in_prose
+from ..files import finite_or_nan
+from ..measure.records import Snapshot
+from .history import RunHistory
 from .thresholds import threshold
 from .verdict import Tone, Verdict, at_step, is_birth, is_measured, over_training, scalar
+from .wording import in_prose, p_in_prose
 
 
 def birth_bias(history: RunHistory) -> Verdict | None:

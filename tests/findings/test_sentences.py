@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from birthmark.findings.history import RunHistory
+from birthmark.findings.thresholds import THRESHOLDS
+from birthmark.findings.wording import in_ascii, p_in_prose
 from birthmark.measure.records import RunDir, Snapshot
-from birthmark.report.questions.thresholds import THRESHOLDS
-from birthmark.report.run_history import RunHistory
-from birthmark.report.text import in_ascii, p_in_prose
 from birthmark.report.verdicts import verdicts
 
 #: The demo's end, as a run of it left it.

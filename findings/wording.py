@@ -1,0 +1,29 @@
+"""Numbers as sentences have them."""
+
+from __future__ import annotations
+
+import math
+import re
+
+
+def in_prose(value: float, decimals: int = 3) -> str:
+    """A number as sentences have it: without the zero before its point."""
+    # A small negative number rounds to -.000, which says nothing that .000 does not.
+    return re.sub(r"^(-?)0\.", r"\1.", re.sub(r"^-(0\.?0*)$", r"\1", f"{value:,.{decimals}f}"))
+
+
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+_PLAIN = {ord(high): low for low, high in zip("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹", strict=True)}
+
+
+def p_in_prose(log10_p: float) -> str:
+    """A chance as sentences have it, never smaller than it is: ``p .004``, ``p < 10⁻³⁰``."""
+    if log10_p > -3:
+        return f"p {in_prose(math.ceil(10 ** (log10_p + 3)) / 1000)}"
+    return f"p < 10{str(math.floor(log10_p) + 1).translate(_SUPERSCRIPT)}"
+
+
+def in_ascii(sentence: str) -> str:
+    """A sentence for a terminal that knows no more than ASCII."""
+    plain = re.sub(r"10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda found: "1e" + found[1].translate(_PLAIN), sentence)
+    return plain.replace("→", "->").encode("ascii", "backslashreplace").decode()
