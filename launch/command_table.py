@@ -26,6 +26,7 @@ COMMANDS = (
     "snapshot",
     "intervene",
     "configs",
+    "doctor",
     "completion",
 )
 

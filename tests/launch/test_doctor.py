@@ -1,0 +1,105 @@
+"""``birthmark doctor``: what it finds on this machine, and what it says of what is missing."""
+
+import dataclasses
+import json
+import shutil
+from importlib import metadata
+
+import pytest
+import yaml
+
+from birthmark.launch.cli import main
+
+
+@pytest.fixture
+def config(tiny, tmp_path):
+    file = tmp_path / "tiny.yaml"
+    file.write_text(yaml.safe_dump(dataclasses.asdict(tiny({"run_dir": str(tmp_path / "runs/tiny")}))))
+    return str(file)
+
+
+@pytest.fixture
+def doctor(config, capsys):
+    """``doctor(*fields)``: exit status, the whole answer, and its findings by name."""
+
+    def ask(*fields):
+        status = main(["doctor", config, "--json", *(["--set", *fields] if fields else [])])
+        answer = json.loads(capsys.readouterr().out)
+        return status, answer, {finding["name"]: finding for finding in answer["findings"]}
+
+    return ask
+
+
+def test_a_run_that_would_start(doctor, config):
+    status, answer, found = doctor()
+    assert (status, answer["starts"]) == (0, True)
+    assert answer["run"]["command"] == f"birthmark pretrain --config {config}"
+    assert (answer["run"]["strategy"], answer["run"]["processes"]) == ("single", 1)
+    assert found["torch"]["text"] == metadata.version("torch")
+    assert {"python", "lightning", "wandb", "deepspeed", "transformers", "cpu", "bf16", "srun", "run_dir"} <= set(found)
+    assert "× float32's speed on" in found["bf16"]["text"]
+    assert found["W&B"]["text"].startswith("off")
+
+
+def test_a_strategy_of_several_processes_names_its_launcher(doctor, config):
+    _, answer, _ = doctor("trainer.strategy=ddp")
+    assert answer["run"]["command"].startswith("birthmark launch torchrun")
+    assert answer["run"]["command"].endswith(f"--config {config}")
+
+
+def without(monkeypatch, *names):
+    known = metadata.version
+
+    def version(name):
+        if name in names:
+            raise metadata.PackageNotFoundError(name)
+        return known(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def test_a_missing_library_has_its_install_line_and_only_a_needed_one_stops(doctor, monkeypatch):
+    without(monkeypatch, "wandb")
+    status, _, found = doctor()
+    assert (status, found["wandb"]["state"], found["wandb"]["mend"]) == (0, "note", "pip install 'birthmark[wandb]'")
+    without(monkeypatch, "lightning")
+    status, answer, found = doctor()
+    assert (status, answer["run"], found["lightning"]["state"]) == (1, None, "stop")
+    assert found["lightning"]["mend"].startswith("pip install 'lightning")
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "mend"),
+    [
+        ("model.d_model=1048576", "memory", "birthmark plan"),
+        ("run_dir=/dev/null/run", "run_dir", "--run_dir"),
+    ],
+)
+def test_what_stops_a_run_has_a_mend(field, name, mend, doctor):
+    status, _, found = doctor(field)
+    assert (status, found[name]["state"]) == (1, "stop")
+    assert mend in found[name]["mend"]
+
+
+def test_a_full_disk_is_seen_before_the_run(doctor, monkeypatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda folder: shutil._ntuple_diskusage(10, 10, 0))
+    status, _, found = doctor()
+    assert (status, found["run_dir"]["state"]) == (1, "stop")
+    assert "3 checkpoints" in found["run_dir"]["text"]
+
+
+def test_a_folder_in_use_is_said(doctor, tmp_path):
+    run = tmp_path / "runs/tiny"
+    run.mkdir(parents=True)
+    for name in ("config.yaml", "birth.json"):
+        (run / name).touch()
+    status, _, found = doctor()
+    assert (status, found["run_dir"]["state"]) == (0, "note")
+    assert f"--resume {run}" in found["run_dir"]["mend"]
+
+
+def test_in_words(config, capsys):
+    assert main(["doctor", config]) == 0
+    *lines, last = capsys.readouterr().out.splitlines()
+    assert all(line.split()[0] in ("ok", "note") for line in lines)
+    assert "would start: 1 process on cpu, strategy single, fp32: birthmark pretrain" in last
