@@ -53,6 +53,8 @@ def files_sha256(paths: Sequence[Path], cache_dir: Path) -> list[str]:
     Files stay as they are while their paths, sizes, inodes and times do; one of the times is that of the last change of
     any kind, which no program can set. Where nothing can be kept in ``cache_dir``, every process reads.
     """
+    for path in paths:
+        check_file(path, fail=UsageError)
     stats = [(str(path.resolve()), path.stat()) for path in paths]
     known = [(name, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
     folder = cache_dir / f"hashes-{fingerprint(files=known, format=1)[:16]}"

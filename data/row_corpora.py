@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from ..errors import RunError, UsageError
-from ..files import file_sha256, user_path
+from ..files import file_sha256, one_line, user_path
 from ..schema import Sha256
 from .cache import Meta, build_once, files_sha256, fingerprint
 from .config import DataConfig
@@ -240,10 +240,10 @@ def _load_dataset(config: DataConfig, *args: str, **options: Any) -> datasets.Da
         causes = _causes(error)
         if any(isinstance(cause, OSError) and cause.errno == errno.ENOSPC for cause in causes):
             raise RunError(f"{config.path!r}: no room left to prepare it; free some disk space") from error
-        reason = " ".join(str(causes[-1]).split())[:300]
+        # A damaged length asks for all the memory there is.
+        reason = "more memory than there is" if isinstance(causes[-1], MemoryError) else one_line(causes[-1])
         raise UsageError(
-            f"data.path: cannot load {config.path!r}: {type(causes[-1]).__name__}: {reason}; check the name, the "
-            "network and the file"
+            f"data.path: cannot load {config.path!r} ({reason}); check the name, the network and the file"
         ) from error
 
 

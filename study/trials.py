@@ -86,8 +86,13 @@ def check_buildable(trials: Sequence[Trial]) -> None:
 
 
 def check_stored(trial: Trial) -> None:
-    """UsageError if the trial's folder holds a run of another config."""
+    """UsageError if a trial's folder holds a run of another config, RunError if it holds something else."""
     if not trial.started:
+        left = list(trial.run.path.iterdir()) if trial.run.path.is_dir() else []
+        # What a run writes before its birth.
+        own = (trial.run.config.name, trial.run.tokenizer.name)
+        if foreign := sorted(file.name for file in left if file.name not in own and not file.name.startswith(".")):
+            raise RunError(f"{trial.run.path}: holds {foreign[0]}, but no {trial.run.birth.name}; move it away")
         return
     changed = [
         f"{name} {there!r} there, {here!r} here"
@@ -102,15 +107,10 @@ def check_stored(trial: Trial) -> None:
 
 
 def next_move(trial: Trial) -> Literal["start", "resume", "skip"]:
-    """What is left to do for a trial. Clears the folder of a run that died before its birth, so that it can start."""
+    """What is left to do for a trial whose folder is :func:`check_stored`."""
     if trial.finished:
         return "skip"
     if trial.started:
         trial.run.read_birth()
         return "resume"
-    left = list(trial.run.path.iterdir()) if trial.run.path.is_dir() else []
-    foreign = [file for file in left if file.name != trial.run.config.name and not file.name.startswith(".")]
-    if foreign:
-        raise RunError(f"{trial.run.path}: holds {foreign[0].name}, but no run; move it away")
-    trial.run.config.unlink(missing_ok=True)
     return "start"

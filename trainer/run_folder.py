@@ -21,7 +21,7 @@ from ..models.birth import certificate
 from ..models.decoder import Decoder
 from .config import RunConfig
 from .provenance import code, versions
-from .saved_config import config_differences, write_config
+from .saved_config import config_differences, is_sealed, write_config
 
 #: Fields that a resumed run must leave as they are: with others it would be another run under the same name.
 _FIXED = ("init_seed", "init_from", "model", "data", "optim.name", "snapshot", "trainer.global_batch_size")
@@ -38,8 +38,13 @@ def check_resumable(config: RunConfig, run: RunDir) -> None:
 
 
 def check_unused(run: RunDir) -> None:
-    """UsageError if the folder holds anything but a lock."""
-    if run.path.exists() and any(file.name != _LOCK for file in run.path.iterdir()):
+    """UsageError if the folder holds anything but what a start that died before the run's birth has left."""
+    if not run.path.exists():
+        return
+    before_birth = [run.config.name, run.tokenizer.name]
+    halves = tuple(f".{name}." for name in (*before_birth, run.birth.name))
+    left = {_LOCK, *(before_birth if run.config.is_file() and is_sealed(run.config) else ())}
+    if any(file.name not in left and not file.name.startswith(halves) for file in run.path.iterdir()):
         raise UsageError(f"--run_dir {run.path}: already in use; give another, or go on with --resume {run.path}")
 
 

@@ -23,7 +23,17 @@ _MEND = "restore it from a copy; to go on with other values leave it and give th
 def write_config(config: RunConfig, file: Path) -> None:
     """Write every field of ``config`` as YAML, which `read_config` reads, and in the last line their checksum."""
     text = yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
-    write_text(file, f"{text}{_SEAL}{hashlib.sha256(text.encode()).hexdigest()}\n")
+    write_text(file, f"{text}{_SEAL}{_seal_of(text)}")
+
+
+def is_sealed(file: Path) -> bool:
+    """Whether a run wrote this file, whole, and nobody has changed it since."""
+    text, seal, sha256 = read_text(file, MOST_BYTES).rpartition(_SEAL)
+    return bool(seal) and _seal_of(text) == sha256
+
+
+def _seal_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest() + "\n"
 
 
 def read_config_yaml(file: Path) -> Any:
@@ -45,7 +55,7 @@ def check_own_config(file: Path) -> None:
     if file.name != run.config.name or not RunDir.is_run(run.path):
         return
     text, seal, sha256 = read_text(file, MOST_BYTES).rpartition(_SEAL)
-    if seal and sha256 != hashlib.sha256(text.encode()).hexdigest() + "\n":
+    if seal and sha256 != _seal_of(text):
         raise RunError(f"{file}: changed since the run wrote it (its last line has the checksum); {_MEND}")
     last = list(asdict(RunConfig()))[-1]
     if not seal and (run.read_birth().get("config_is_sealed") or f"\n{last}:" not in sha256):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import damage
-from example import CONFIG, STUDY
+from example import CONFIG, STUDY, TABLES
 
 #: ``refuse``: status 0 is a fault. ``same``: refused, or what the undamaged input gives. ``any``: refused or accepted.
 Must = Literal["refuse", "same", "any"]
@@ -443,6 +443,34 @@ def tokens(rng: random.Random, example: Path) -> Case:
     return Case(about, ("tiny.yaml", "corpus", "cache"), prepare, arguments, words)
 
 
+def table(rng: random.Random, example: Path) -> Case:
+    """A corpus of rows that was damaged, and a run that begins with it."""
+    file, way = rng.choice(TABLES), rng.choice([*damage.BYTES, *damage.PLACE])
+
+    def prepare(folder: Path) -> Must:
+        way(folder / file, rng)
+        return "any"
+
+    arguments = ("pretrain", "--config", "tiny.yaml", "--run_dir", "second", "--trainer.max_steps", "1")
+    words = (file, "data.path", "data.text_field", "data.tokenizer", "vocab_size")
+    return Case(f"{way.__name__} {file}", ("tiny.yaml", file), prepare, (*arguments, f"--data.path={file}"), words)
+
+
+def study_results(rng: random.Random, example: Path) -> Case:
+    """A study that was run, of whose runs one file was damaged."""
+    names = ("config.yaml", "birth.json", "metrics.jsonl", "summary.json", "arrays.safetensors")
+    name, state = rng.choice(names), rng.random()
+    file = rng.choice(sorted(example.glob(f"results/*/*/**/{name}"))).relative_to(example)
+
+    def prepare(folder: Path) -> Must:
+        return damage_file(folder / file, random.Random(state), [])[1]
+
+    arguments = ("ablate", "study.yaml", "--summary", "--out", "results")
+    words = (name, file.parent.name, *(f"{group}/seed-" for group in STUDY["arms"]))
+    parts = ("study.yaml", "tiny.yaml", "corpus", "results")
+    return Case(f"{file}, damaged by {state}", parts, prepare, arguments, words)
+
+
 # ── the command line ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 _WORDS = ("", "-1", "0", "3", "1.5", "1e309", "nan", "inf", "1000000000000000000", "9" * 23, "١٢", "null", "true")
@@ -502,6 +530,8 @@ KINDS: dict[str, tuple[Callable[[random.Random, Path], Case], float]] = {
     "their_folder": (their_folder, 2),
     "their_trap": (their_trap, 0.7),
     "study": (study, 1.2),
+    "study_results": (study_results, 1),
     "tokens": (tokens, 0.3),
+    "table": (table, 0.3),
     "command_line": (command_line, 4),
 }

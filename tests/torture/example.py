@@ -1,4 +1,4 @@
-"""What the torture is done to: a tiny run with checkpoints and snapshots, its token cache, a study, an export."""
+"""What the torture is done to: a tiny run with all its files, tables of text, a study, an export."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from pkgutil import walk_packages
+from typing import Any
 
 import yaml
 from sandbox import run_forked
@@ -32,13 +33,15 @@ CONFIG = {
     "snapshot": {"n_sequences": 8, "seq_len": 8, "batch_size": 8, "top_k": 5, "n_strangers": 1},
     "log": {"wandb": "off"},
 }
-STUDY = {
+STUDY: dict[str, Any] = {
     "name": "tiny",
     "base": "tiny.yaml",
     "init_seeds": [0, 1],
     "arms": {"plain": {}, "headnorm": {"model.attention.aggregation": "headnorm"}},
     "families": {"both": ["plain", "headnorm"]},
 }
+#: The corpus as rows, in every format.
+TABLES = ("rows.parquet", "rows.arrow", "rows.jsonl", "rows.csv")
 _TEXT = "the seed of a model leaves its mark on every head and every head shows it to the one who looks"
 
 
@@ -49,7 +52,13 @@ def load_everything() -> None:
     os.environ |= {"MPLBACKEND": "agg", "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1"}
     import birthmark
 
-    others = ("matplotlib.pyplot", "scipy.stats", "rich.console", "transformers.models.llama.modeling_llama")
+    others = (
+        "matplotlib.pyplot",
+        "scipy.stats",
+        "datasets",
+        "rich.console",
+        "transformers.models.llama.modeling_llama",
+    )
     ours = (module.name for module in walk_packages(birthmark.__path__, "birthmark."))
     for name in (*others, *(name for name in ours if name.split(".")[1] not in ("tests", "benchmarks", "setup"))):
         import_module(name)
@@ -71,6 +80,31 @@ def command(arguments: Sequence[str]) -> Callable[[], int]:
     return do
 
 
+def _write_tables(folder: Path, texts: Sequence[str]) -> int:
+    import datasets
+
+    table = datasets.Dataset.from_dict({"text": [line for text in texts for line in text.splitlines()]})
+    parquet, arrow, lines, cells = (folder / name for name in TABLES)
+    table.to_parquet(parquet)
+    table.to_json(lines)
+    table.to_csv(cells)
+    with datasets.arrow_writer.ArrowWriter(path=str(arrow)) as writer:
+        writer.write_table(table.data.table)
+        writer.finalize()
+    return 0
+
+
+def _study_runs() -> list[list[str]]:
+    """The commands of the runs that the study is made of."""
+    commands = []
+    for arm, fields in STUDY["arms"].items():
+        for seed in STUDY["init_seeds"]:
+            own = {"init_seed": seed, "name": f"{STUDY['name']}-{arm}-{seed}", "run_dir": f"results/{arm}/seed-{seed}"}
+            options = [f"--{name}={value}" for name, value in {**own, **fields}.items()]
+            commands.append(["pretrain", "--config", "tiny.yaml", *options])
+    return commands
+
+
 def make_example(folder: Path) -> None:
     """Fill an empty folder; takes some seconds. Nothing is computed in this process."""
     corpus = folder / "corpus"
@@ -79,12 +113,15 @@ def make_example(folder: Path) -> None:
         words = _TEXT.split()
         text = " ".join(words[(i * j * j + 3 * j) % len(words)] for j in range(120))
         (corpus / f"{i}.txt").write_text(text.replace(" head", ".\nhead"))
+    texts = [file.read_text() for file in sorted(corpus.iterdir())]
+    assert run_forked(lambda: _write_tables(folder, texts), folder, wall=300, memory=4 << 30).status == 0
     for name, fields in (("tiny.yaml", CONFIG), ("study.yaml", STUDY)):
         (folder / name).write_text(yaml.safe_dump(fields, sort_keys=False))
     for arguments in (
         ["pretrain", "--config", "tiny.yaml"],
         ["export", "run", "theirs"],
         ["snapshot", "run", "--out", "measured", "--n_sequences", "4", "--seq_len", "8"],
+        *_study_runs(),
     ):
         outcome = run_forked(command(arguments), folder, wall=300, memory=4 << 30)
         assert outcome.status == 0, outcome

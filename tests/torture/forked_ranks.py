@@ -15,6 +15,8 @@ from pathlib import Path
 #: After one rank of a run has ended with a failure, a launcher sends the others SIGTERM, and SIGKILL so much later.
 LAUNCHER_S = 30.0
 
+_HEARD = (signal.SIGINT, signal.SIGTERM)
+
 _HEAVY = (
     "torch.distributed.fsdp",
     "lightning.pytorch",
@@ -67,19 +69,28 @@ def start_rank(
     """Fork a process that runs ``birthmark ARGUMENTS``; ``prepare`` is called in it first."""
     sys.stdout.flush()
     sys.stderr.flush()
+    # A signal that comes before the command line runs waits for it.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _HEARD)
     if pid := os.fork():
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
         return Rank(pid, output)
     status = 70
     try:
         with output.open("ab", buffering=0) as file:
             os.dup2(file.fileno(), 1)
             os.dup2(file.fileno(), 2)
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in _HEARD:
             signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
         os.environ.update(environment)
         prepare()
         from birthmark.launch.cli import main
 
+        # The signal that waited: Python's own start would have met it without a word of ours.
+        try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)
+        except KeyboardInterrupt:
+            print("birthmark: interrupted", file=sys.stderr)
+            os._exit(130)
         status = main(arguments)
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else 1

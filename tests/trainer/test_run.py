@@ -188,6 +188,24 @@ def test_a_used_directory_is_refused_and_nothing_in_it_changes(tiny, tmp_path):
     assert [f.name for f in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def test_a_start_that_died_before_the_birth_was_written_is_no_run(tiny, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as at_birth:
+        at_birth.setattr("birthmark.trainer.run_folder.write_sealed_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny(), tmp_path / "run")
+    config = RunDir(tmp_path / "run").config
+    assert config.is_file()
+    sealed = config.read_text()
+    config.write_text(sealed.replace("init_seed", "init_seeds"))
+    with pytest.raises(UsageError, match="already in use"):  # a person's
+        run(tiny(), tmp_path / "run")
+    config.write_text(sealed)
+    assert run(tiny({"trainer.max_steps": 1}), tmp_path / "run").birth.is_file()
+
+
 def test_a_resumed_run_keeps_what_makes_it_itself(tiny, tmp_path):
     done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
     for change in (

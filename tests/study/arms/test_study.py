@@ -21,6 +21,7 @@ from birthmark.study.arms.results import ARRAYS, read_results, spread
 from birthmark.study.arms.table import markdown, write_csv
 from birthmark.study.arms.trials import arm_trials
 from birthmark.study.trials import check_buildable, check_stored, next_move
+from birthmark.trainer.saved_config import write_config
 
 
 @pytest.fixture
@@ -254,18 +255,17 @@ def test_the_next_move_of_a_run(write, tmp_path):
     new, born, done, odd = trials[:4]
     assert next_move(new) == "start"
     # A run that died before its birth was certain left its config.
-    write_text(new.run.config, "model: {}\n")
+    write_config(new.config, new.run.config)
     (new.run.path / ".lock").touch()
     check_stored(new)
     assert next_move(new) == "start"
-    assert not new.run.config.exists()
     write_run(born, (0,), checkpoint=False)
     write_run(done)
     assert (next_move(born), next_move(done)) == ("resume", "skip")
     odd.run.path.mkdir(parents=True)
     (odd.run.path / "thesis.tex").touch()
-    with pytest.raises(RunError, match=r"seed-1: holds thesis.tex, but no run"):
-        next_move(odd)
+    with pytest.raises(RunError, match=r"seed-1: holds thesis.tex, but no birth.json"):
+        check_stored(odd)
 
 
 def test_a_field_that_came_later_has_its_default_in_an_older_run(write, tmp_path):
