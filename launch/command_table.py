@@ -12,6 +12,7 @@ from ..trainer.config_parser import Parser
 
 #: In the order of ``birthmark --help``. Each is the module of that name in `commands`.
 COMMANDS = (
+    "demo",
     "pretrain",
     "launch",
     "report",

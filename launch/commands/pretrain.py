@@ -83,7 +83,7 @@ def run(options: Namespace) -> int:
     if where is not None and where.rank > 0:
         return 0
     with stopped_already() if outcome.stopped_by else nullcontext():
-        _show(config, run_dir, outcome, console)
+        show_end(config, run_dir, outcome, console)
     return 0
 
 
@@ -98,7 +98,7 @@ def _is_repeated(config: RunConfig, run: RunDir) -> bool:
     return not config_differences(resolve_init_from(config), run)
 
 
-def _show(config: RunConfig, run: RunDir, outcome: Outcome, console: Console) -> None:
+def show_end(config: RunConfig, run: RunDir, outcome: Outcome, console: Console) -> None:
     """What there is to see at a run's end: the table of its snapshots, and where its report is."""
     from ...report.run_page import build_report
     from ...report.snapshot_table import print_table
