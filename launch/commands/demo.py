@@ -18,7 +18,7 @@ SUMMARY = "Train a tiny model in under a minute: its page shows the seed's direc
 _CONFIG = "tiny_demo"
 
 _BEFORE = """\
-A model of one layer and one head learns a language in which some tokens must be copied (the bigram-backcopy task). It takes
+A model of one layer and one head learns a language in which some tokens must be copied (the bigram-backcopy task):
 {steps} steps, under a minute on two cores. Nothing is downloaded or sent, and only {folder} is written.
 
 Three marks of its birth are measured on the way:
