@@ -70,12 +70,12 @@ class RunProgress(MilestoneCallback):
         if "val/bits_per_byte" in self.validation.last:
             parts.append(f"{self.validation.last['val/bits_per_byte']:.3f} bits/byte")
         if self.snapshot is not None and self.snapshot.last is not None:
-            bias = self.snapshot.last.bias
+            bias, text = self.snapshot.last.bias, self.snapshot.last.summary.get("bias_text", {})
             parts += [
                 f"alignment {bias['alignment']:.3f}",
                 f"preference {bias['preference_ratio']:.1f}×",
                 f"persistence {bias['rank_persistence']:.3f}",
-                f"sink {bias['sink_mass']:.3f}",
+                f"sink {text['sink_mass']:.3f} on text" if text else f"sink {bias['sink_mass']:.3f}",
             ]
         if self.training.last and step:
             rate = self.training.last["train/tokens_per_s"]

@@ -19,7 +19,8 @@ def bias_callback(trainer: Trainer, recorder: SnapshotRecorder, *, every: int) -
 
     Args:
         trainer: whose training it is.
-        recorder: takes the snapshots and writes them.
+        recorder: takes the snapshots and writes them; text that it is given is read by the trainer's own tokenizer,
+            unless it has another.
         every: optimizer steps between them.
 
     Raises:
@@ -29,6 +30,8 @@ def bias_callback(trainer: Trainer, recorder: SnapshotRecorder, *, every: int) -
 
     if every < 1:
         raise UsageError(f"every is {every}: give at least 1")
+    if recorder.text is not None and recorder.tokenizer is None:
+        recorder.tokenizer = trainer.processing_class
 
     class BiasCallback(TrainerCallback):
         taken = 0

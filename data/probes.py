@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..errors import UsageError
+from .config import DataConfig
+from .corpora import Corpus, open_corpus
+from .encode import shortened, text_chunks
 from .streams import uniforms
+from .tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from .batches import BatchSource
@@ -41,3 +47,65 @@ def text_probe(val: BatchSource, n_sequences: int, seq_len: int) -> np.ndarray:
             "raise data.val_fraction or ask for fewer"
         )
     return val.batch(0, n_sequences)[:, :seq_len]
+
+
+#: Characters that are read of a document for each token that is wanted of it: no tokenizer needs more.
+_CHARS_PER_TOKEN = 32
+
+
+def passage_probe(
+    path: str | Sequence[str], tokenizer: TextTokenizer, n_sequences: int, seq_len: int, vocab_size: int
+) -> np.ndarray:
+    """Passages of texts, each behind what the tokenizer puts before a text, such as BOS; int64 ``[N, T]``.
+
+    They come from as many documents as possible, in the corpus' order: first the beginning of each document, then its
+    next passage, and so on.
+
+    Args:
+        path: what ``data.path`` takes.
+        tokenizer: the model's own.
+        n_sequences: passages.
+        seq_len: tokens in each, those before the text included.
+        vocab_size: of the model.
+
+    Raises:
+        UsageError: too little text, or a token that the model does not have.
+    """
+    first = tokenizer.before_text
+    length = seq_len - len(first)
+    if length < 1:
+        raise UsageError(f"text probe: sequences of {seq_len} tokens have no room behind {len(first)} special ones")
+    if path == "backcopy":
+        raise UsageError("text probe: the backcopy task has no text to read; give a file or folder")
+    corpus = open_corpus(DataConfig(path=path if isinstance(path, str) else list(path)))
+    found: list[np.ndarray] = []
+    for of_each in (1, 16, n_sequences):
+        found = _passages(corpus, tokenizer, n_sequences, length, of_each)
+        if len(found) == n_sequences:
+            break
+    else:
+        raise UsageError(
+            f"text probe: {path} has {len(found)} different passages of {length} tokens, and {n_sequences} are asked "
+            "for; give more text, fewer sequences or shorter ones"
+        )
+    probe_NT = np.array([[*first, *passage] for passage in found], dtype=np.int64)
+    if (largest := int(probe_NT.max())) >= vocab_size:
+        raise UsageError(f"text probe: the tokenizer gives token {largest}, the model has {vocab_size}; give its own")
+    return probe_NT
+
+
+def _passages(corpus: Corpus, tokenizer: TextTokenizer, n: int, length: int, of_each: int) -> list[np.ndarray]:
+    """At most ``n`` different passages of ``length`` tokens, at most ``of_each`` of a document."""
+    by_document: list[list[np.ndarray]] = []
+    beginnings: set[bytes] = set()
+    for document in corpus.documents():
+        text = shortened(document.text[: _CHARS_PER_TOKEN * length * of_each])
+        ids = np.concatenate(tokenizer.encode(text_chunks(text)))[: of_each * length]
+        if whole := [ids[at : at + length] for at in range(0, len(ids) - length + 1, length)]:
+            by_document.append(whole)
+            beginnings.add(whole[0].tobytes())
+        if len(beginnings) == n:
+            break
+    # One passage shown twice would count as agreement between sequences: files share licences and headers.
+    turns = (passage for turn in zip_longest(*by_document) for passage in turn if passage is not None)
+    return list({passage.tobytes(): passage for passage in turns}.values())[:n]

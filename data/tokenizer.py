@@ -56,6 +56,24 @@ class TextTokenizer:
             raise UsageError(f"data.tokenizer: {error}; give 'bpe' or a tokenizers JSON file") from None
         return cls(content, str(path))
 
+    @classmethod
+    def of(cls, tokenizer: Any) -> TextTokenizer:
+        """A tokenizer of any kind: one of these, the path of a ``tokenizers`` JSON, or a fast one of ``transformers``.
+
+        Raises:
+            UsageError: it is none of them.
+        """
+        if isinstance(tokenizer, TextTokenizer):
+            return tokenizer
+        if isinstance(tokenizer, (str, Path)):
+            return cls.load(tokenizer)
+        if isinstance(backend := getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
+            return cls(backend.to_str().encode("utf-8"), str(getattr(tokenizer, "name_or_path", "")))
+        raise UsageError(
+            f"tokenizer: {type(tokenizer).__name__} is no fast tokenizer of transformers; give one, or the path of its "
+            "tokenizer.json"
+        )
+
     def __getstate__(self) -> dict[str, Any]:
         return {"content": self.content, "name": self.name}
 
@@ -78,6 +96,12 @@ class TextTokenizer:
         """Id of the token that ends a document, looked up by its usual names; None: the tokenizer has none."""
         ids = (self._tokenizer.token_to_id(name) for name in _END_OF_TEXT_NAMES)
         return next((i for i in ids if i is not None), None)
+
+    @cached_property
+    def before_text(self) -> list[int]:
+        """Ids that the tokenizer itself puts before a text, such as BOS; most often one or none."""
+        encoded = self._tokenizer.encode("a", add_special_tokens=True)
+        return encoded.ids[: next((i for i, special in enumerate(encoded.special_tokens_mask) if not special), 0)]
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Ids of each text, uint32, in parallel over the texts."""

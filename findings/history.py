@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ..files import finite_or_nan
@@ -24,6 +25,11 @@ class RunHistory:
     metrics: dict[int, dict[str, float]]
     snapshots: list[Snapshot]
     rows: list[dict[str, Any]]
+
+    @classmethod
+    def of_snapshot(cls, snapshot: Snapshot, name: str = "") -> RunHistory:
+        """A run of which one snapshot is known, and nothing else."""
+        return cls(0, name, RunDir(Path()), {}, "", {}, [snapshot], [])
 
     @property
     def first(self) -> Snapshot | None:

@@ -15,7 +15,8 @@ from typing import Any, TypedDict
 
 import numpy as np
 
-from ..data.probes import random_probe
+from ..data.probes import passage_probe, random_probe
+from ..data.tokenizer import TextTokenizer
 from ..errors import RunError, UsageError
 from ..metrics.rankings import places, ranking
 from ..models.decoder import Decoder
@@ -98,11 +99,19 @@ def snapshot_of(
     return Snapshot(summary, dict(found.arrays))
 
 
+def add_probe(snapshot: Snapshot, name: str, found: Measurement) -> None:
+    """Put what was found on another probe beside that of the random one."""
+    snapshot.summary[f"bias_{name}"] = found.scalars
+    snapshot.arrays.update({f"{name}.{key}": value for key, value in found.arrays.items()})
+
+
 class RecorderArguments(TypedDict, total=False):
     """Arguments of a :class:`SnapshotRecorder` beside its folder."""
 
     config: SnapshotConfig | None
     probes: Mapping[str, np.ndarray] | None
+    text: str | Sequence[str] | None
+    tokenizer: Any
     newborn: Callable[[int], Any] | None
     init_seed: int | None
     birth: BirthReference | None
@@ -127,6 +136,10 @@ class SnapshotRecorder:
             ``newborn`` is given, those of an earlier training are renamed at step 0.
         config: what to measure.
         probes: token ids ``[N, T]`` by the name of the probe; ``random`` is drawn where it is not among them.
+        text: files or folders of text (what ``data.path`` takes), to measure on their passages too; sinks are often
+            larger there than on random tokens. ``tokenizer`` reads them.
+        tokenizer: the model's own: of ``transformers``, or the path of a ``tokenizers`` JSON. What it puts before a
+            text, such as BOS, stands before every passage. ``token_texts`` may be left out then.
         newborn: re-creates a birth of the same architecture from a seed, for strangers as controls.
         init_seed: the model's own seed there; strangers take the next ones.
         birth: what to compare with in place of step 0.
@@ -146,6 +159,8 @@ class SnapshotRecorder:
         config: SnapshotConfig | None = None,
         *,
         probes: Mapping[str, np.ndarray] | None = None,
+        text: str | Sequence[str] | None = None,
+        tokenizer: Any = None,
         newborn: Callable[[int], Any] | None = None,
         init_seed: int | None = None,
         birth: BirthReference | None = None,
@@ -155,14 +170,17 @@ class SnapshotRecorder:
     ) -> None:
         self.run, self.config = RunDir(Path(dirpath)), config or SnapshotConfig()
         self.probes = dict(probes or {})
+        self.text, self.tokenizer = text, tokenizer
         self.newborn, self.init_seed, self.given = newborn, init_seed, birth
         self.token_texts, self.tokens_per_step = token_texts, tokens_per_step
         problems = self.config.problems()
         problems += [
             f"snapshot.probes has {name!r}: give its token ids, probes={{{name!r}: …}}"
             for name in self.config.probes
-            if name != "random" and name not in self.probes
+            if name != "random" and name not in self.probes and not (name == "text" and text is not None)
         ]
+        if text is not None and "text" in self.probes:
+            problems.append("text and probes={'text': …} say both what to measure on: give one of them")
         if (newborn is None) != (init_seed is None):
             problems.append("newborn and init_seed go together: give both, or none")
         if newborn is None and self.run.birth.is_file():
@@ -209,8 +227,20 @@ class SnapshotRecorder:
                 config = self.config
                 drawn = random_probe(seen.config.vocab_size, config.n_sequences, config.seq_len, config.probe_seed)
                 self.probes = {"random": drawn, **self.probes}
+            if self.tokenizer is not None:
+                self._read_text(seen.config.vocab_size)
+            elif self.text is not None:
+                raise UsageError("text is given without a tokenizer to read it: give tokenizer=, the model's own")
             self._model = model, seen
         return self._model[1]
+
+    def _read_text(self, vocab_size: int) -> None:
+        """What the tokenizer is for: passages of the text, and tokens as people read them."""
+        tokenizer = TextTokenizer.of(self.tokenizer)
+        self.token_texts = self.token_texts or tokenizer.token_texts
+        if self.text is not None and "text" not in self.probes:
+            n_sequences, seq_len = self.probes["random"].shape
+            self.probes["text"] = passage_probe(self.text, tokenizer, n_sequences, seq_len, vocab_size)
 
     # ---------------------------------------------------------------- what is compared with
 
@@ -299,6 +329,5 @@ class SnapshotRecorder:
             snapshot.arrays["stranger_mean_prob"] = np.array([s.mean_prob for s in self.strangers])
         for name, found in by_probe.items():
             if name != "random":
-                snapshot.summary[f"bias_{name}"] = found.scalars
-                snapshot.arrays.update({f"{name}.{key}": value for key, value in found.arrays.items()})
+                add_probe(snapshot, name, found)
         return snapshot

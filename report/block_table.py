@@ -10,40 +10,58 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from ..files import strict
+from ..findings.history import RunHistory
+from ..findings.sink_chain import sink
+from ..findings.wording import in_ascii
 from ..measure.records import Snapshot
-from ..metrics.quantities import by_block
+from ..metrics.quantities import MEASURED, by_block
 from ..metrics.quantity import Column, Quantity
+from .probe_arrays import PROBES
 from .text import format_value
 
 
 def layers(snapshot: Snapshot) -> list[dict[str, float]]:
-    """Figures of the embeddings (layer 0) and of every block, means over heads; what a row has not is left out."""
+    """Figures of the embeddings (layer 0) and of every block, means over heads; what a row has not is left out.
+
+    Those of sinks on the text probe have ``text_`` before their names.
+    """
     rows: list[dict[str, float]] = [{"layer": layer} for layer in range(snapshot.summary["n_layers"] + 1)]
     for quantity, column in by_block(snapshot.quantities.values()):
-        if (array := snapshot.arrays.get(quantity.array)) is not None:
-            values = quantity.blocks(array)
-            # Arrays of the residual stream begin with the embeddings.
-            for row, value in zip(rows[len(rows) - len(values) :], values, strict=True):
-                row[column.key or quantity.name] = float(value)
+        for prefix in PROBES if quantity.section == "sink" else ("",):
+            if (array := snapshot.arrays.get(prefix + quantity.array)) is not None:
+                values = quantity.blocks(array)
+                # Arrays of the residual stream begin with the embeddings.
+                for row, value in zip(rows[len(rows) - len(values) :], values, strict=True):
+                    row[_key(quantity, column, prefix)] = float(value)
     return rows
+
+
+def _key(quantity: Quantity, column: Column, prefix: str) -> str:
+    """What a row calls a quantity on the probe of a prefix."""
+    return prefix.replace(".", "_") + (column.key or quantity.name)
 
 
 def _table(shown: Sequence[tuple[Quantity, Column]], rows: list[dict[str, float]], given_way: int) -> Table:
     """The table of blocks, without the columns that give way first."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("block", justify="right", no_wrap=True)
-    kept = [(column.key or q.name, q, column) for q, column in shown if not 0 < column.gives_way <= given_way]
-    kept = [(key, q, column) for key, q, column in kept if any(key in row for row in rows)]
-    for _, quantity, column in kept:
-        table.add_column(quantity.heading(column), justify="right", no_wrap=True)
+    kept = [(q, column, prefix) for q, column in shown for prefix in ("text.", "")]
+    kept = [(q, column, prefix) for q, column, prefix in kept if not 0 < column.gives_way <= given_way]
+    kept = [entry for entry in kept if any(_key(*entry) in row for row in rows)]
+    for quantity, column, prefix in kept:
+        on_text = "\non text" if prefix else ""
+        table.add_column(quantity.heading(column) + on_text, justify="right", no_wrap=True)
     for row in rows:
-        cells = [format_value(row.get(key), quantity.format) for key, quantity, _ in kept]
+        cells = [format_value(row.get(_key(*entry)), entry[0].format) for entry in kept]
         table.add_row(str(int(row["layer"]) or "embed"), *cells)
     return table
 
 
 def print_snapshot(snapshot: Snapshot, console: Console) -> None:
-    """Print a snapshot; columns give way where the terminal is narrow."""
+    """Print a snapshot, below what it says of sinks; columns give way where the terminal is narrow."""
+    if (verdict := sink(RunHistory.of_snapshot(snapshot))) is not None:
+        sentence = in_ascii(verdict.sentence) if console.options.ascii_only else verdict.sentence
+        console.print(f"{sentence}\n", highlight=False, markup=False)
     probe, rows = snapshot.summary["probe"], layers(snapshot)
     shown = by_block(snapshot.quantities.values())
     for given_way in sorted({0, *(column.gives_way for _, column in shown)}):
@@ -54,6 +72,12 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
     console.print()
     grid = Table.grid(padding=(0, 2))
     scalars = [(name, f"{value:.4g}") for name, value in snapshot.bias.items()]
+    text = snapshot.summary.get("bias_text", {})
+    scalars += [
+        (f"text {name}", f"{value:.4g}")
+        for name, value in text.items()
+        if name in MEASURED and MEASURED[name].section == "sink"
+    ]
     columns = 3 if console.width >= 110 else 2 if console.width >= 70 else 1
     for start in range(0, len(scalars), columns):
         grid.add_row(*(part for pair in scalars[start : start + columns] for part in pair))
@@ -61,7 +85,8 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
     tokens = "  ".join(token["text"] for token in snapshot.summary["top_tokens"][:10])
     console.print(f"\nfavourite tokens: {tokens}", highlight=False, markup=False, soft_wrap=True)
     console.print(
-        f"{probe['n_sequences']} sequences of {probe['seq_len']} random tokens, {probe['dtype']}, "
+        f"{probe['n_sequences']} sequences of {probe['seq_len']} random tokens{', as many of text' if text else ''}, "
+        f"{probe['dtype']}, "
         f"{snapshot.summary['seconds']:.1f} s",
         highlight=False,
         soft_wrap=True,

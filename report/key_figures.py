@@ -75,9 +75,12 @@ def _loss(run: RunHistory, steps: list[int], losses: list[float]) -> KeyFigure:
 
 
 def _sink_mass(summary: Mapping[str, Mapping[str, float]]) -> KeyFigure:
+    """On text where it was measured, with the figure of random tokens beside it."""
     bias, text = summary.get("bias", {}), summary.get("bias_text", {})
-    on_text = f"; text probe {_value('sink_mass', text)}" if "sink_mass" in text else ""
-    return "Sink mass", _value("sink_mass", bias), _judged("on position 0", "sink_mass", bias) + on_text
+    lead, on = (text, "on text") if "sink_mass" in text else (bias, "on random tokens, text may have more")
+    beside = f"; random tokens {_value('sink_mass', bias)}" if lead is text else ""
+    what = f"on position 0, {on}"
+    return "Sink mass", _value("sink_mass", lead), _judged(what, "sink_mass", lead) + beside
 
 
 def _judged(what: str, name: str, scalars: Mapping[str, float]) -> str:

@@ -72,15 +72,23 @@ def _column(quantity: Quantity, known: Mapping[str, Quantity]) -> Column:
 
 
 def columns_of(quantities: Mapping[str, Quantity]) -> list[Column]:
-    """All columns in the order of the page: losses, scalars on the random probe, then those on the text probe."""
+    """All columns in the order of the page: losses, then scalars, on the text probe before the random one."""
     known = {**LOGGED, **quantities}
-    listed = [quantity for quantity, _ in over_training(known.values())]
-    text = [
-        Column(f"text_{q.name}", q.over_training.text_heading, q.format, gives_way=q.over_training.gives_way)
-        for q in listed
-        if q.over_training is not None and q.over_training.text_heading
-    ]
-    return [_STEP, *(_column(q, known) for q in listed), *text]
+    columns = [_STEP]
+    for quantity, _ in over_training(known.values()):
+        # On text first: that is the number to read, where there is one.
+        if (on_text := _on_text(quantity)) is not None:
+            columns.append(on_text)
+        columns.append(_column(quantity, known))
+    return columns
+
+
+def _on_text(quantity: Quantity) -> Column | None:
+    """The column of a quantity on the text probe, where it has one."""
+    shown = quantity.over_training
+    if shown is None or not shown.text_heading:
+        return None
+    return Column(f"text_{quantity.name}", shown.text_heading, quantity.format)
 
 
 def shown_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity] = MEASURED) -> list[Column]:
@@ -128,11 +136,11 @@ def _sentences(found: Sequence[Verdict], *, ascii_only: bool) -> Table:
 
 
 def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity]) -> list[Column]:
-    """Step and loss, what the lineage test and snapshots say, then other losses and the text probe."""
+    """Step and loss, what the lineage test and snapshots say, then other losses."""
     measured = {column.key: column for column in shown_columns(rows, quantities) if not column.page_only}
     losses = [column for key in _LOSSES if (column := measured.pop(key, None)) is not None]
     first = [measured.pop(_STEP.key), *(replace(loss, gives_way=0) for loss in losses[:1])]
-    found = {key for key in measured if key in quantities or key in _LINEAGE}
+    found = {key for key in measured if key.removeprefix("text_") in quantities or key in _LINEAGE}
     scalars = [column for key, column in measured.items() if key in found]
     return [*first, *scalars, *(column for key, column in measured.items() if key not in found)]
 

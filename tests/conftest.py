@@ -21,9 +21,12 @@ import pytest
 import torch
 import yaml
 from hypothesis import settings
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 from birthmark.callbacks.config import LogConfig
 from birthmark.data.config import DataConfig
+from birthmark.data.tokenizer import TextTokenizer, train_bpe
 from birthmark.measure.config import SnapshotConfig
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
@@ -274,6 +277,16 @@ def llama(their_config):
             return transformers.LlamaForCausalLM(their_config("llama", attention_dropout=0.1))
 
     return build
+
+
+@pytest.fixture(scope="session")
+def word_tokenizer():
+    """A byte-level BPE of 270 tokens that puts ``<s>``, its token 269, before a text."""
+    trained = train_bpe(["hello world "] * 9 + ["some other text here "] * 9, 269)
+    tokenizer = Tokenizer.from_str(trained.content.decode())
+    tokenizer.add_special_tokens(["<s>"])
+    tokenizer.post_processor = TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 269)])
+    return TextTokenizer(tokenizer.to_str().encode())
 
 
 @pytest.fixture(scope="session")

@@ -26,6 +26,18 @@ def add_options(parser: Parser) -> None:
         metavar="N",
         help="Of a run, the checkpoint after N steps; of a model of transformers, the steps to put in its snapshot.",
     )
+    parser.add_argument(
+        "--probe",
+        type=Literal["random", "text"] | None,
+        help="text: on passages of text too, where sinks are often larger; by default text where --data is given.",
+    )
+    parser.add_argument(
+        "--data",
+        type=str,
+        nargs="+",
+        metavar="PATH",
+        help="Text to read, as data.path of a run takes it; by default the run's own validation text.",
+    )
     add_probe(parser, SnapshotConfig.n_sequences, None)
     parser.add_argument(
         "--sink_epsilon",
@@ -58,12 +70,14 @@ def run(options: Namespace) -> int:
 
     from ...report.block_table import figures, print_snapshot
     from ...report.terminal import print_json
-    from ...trainer.by_name.loaded_model import default_seq_len, load_named, measure_loaded
+    from ...trainer.by_name.loaded_model import default_seq_len, load_named, measure_loaded, text_for
     from ...trainer.devices import device
 
     out = None if options.out is None else Path(options.out)
     if out is not None and out.exists():
         raise UsageError(f"--out {out}: exists already; give a new folder")
+    if options.data is not None and options.probe == "random":
+        raise UsageError(f"--data {' '.join(options.data)}: only --probe text reads it; leave one of them out")
     name, label = _name_and_step(options.model, options.step)
     loaded = load_named(name, getattr(torch, options.dtype))
     if label is not None:
@@ -76,8 +90,14 @@ def run(options: Namespace) -> int:
         metrics=options.metrics,
     )
     check_probe(settings, loaded.n_positions)
+    text_NT = None
+    if options.probe == "text" or options.data is not None:
+        try:
+            text_NT = text_for(loaded, settings, options.data)
+        except UsageError as error:
+            raise UsageError(str(error).replace("data.path", "--data")) from None
     loaded.model.to(device())
-    found = measure_loaded(loaded, settings, options.probe_seed)
+    found = measure_loaded(loaded, settings, options.probe_seed, text_NT=text_NT)
     if out is not None:
         found.write(out)
     if options.json:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
 from torch.utils.data import Dataset
+from transformers import PreTrainedTokenizerFast
 
 import birthmark
 from birthmark.callbacks.transformers_trainer import bias_callback
@@ -146,6 +148,17 @@ def test_every_must_be_a_step(llama, arguments, tmp_path):
     trainer = transformers.Trainer(llama(), arguments())
     with pytest.raises(UsageError, match="every is 0: give at least 1"):
         bias_callback(trainer, SnapshotRecorder(tmp_path), every=0)
+
+
+def test_text_is_read_by_the_trainers_own_tokenizer(llama, word_tokenizer, arguments, small_probe, tmp_path):
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(word_tokenizer.content.decode()))
+    trainer = transformers.Trainer(model=llama(), args=arguments(), processing_class=tokenizer)
+    with_text = SnapshotRecorder(tmp_path / "bias", small_probe, text="notes")
+    bias_callback(trainer, with_text, every=1)
+    assert with_text.tokenizer is tokenizer
+    without = SnapshotRecorder(tmp_path / "bias", small_probe)
+    bias_callback(trainer, without, every=1)
+    assert without.tokenizer is None
 
 
 def test_the_lines_in_the_docs_run(llama, token_batches, arguments, tmp_path, monkeypatch):

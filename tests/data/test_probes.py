@@ -1,14 +1,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from birthmark.data.backcopy import BackCopy
 from birthmark.data.batches import FixedWindows, ShardedTokens
-from birthmark.data.probes import random_probe, text_probe
+from birthmark.data.probes import passage_probe, random_probe, text_probe
 from birthmark.data.streams import uniforms
+from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import UsageError
 
 
@@ -61,3 +63,28 @@ def test_text_probe(make_tokens: Callable[..., ShardedTokens]) -> None:
     with pytest.raises(UsageError, match=r"model\.max_seq_len"):
         text_probe(val, 3, 11)
     assert text_probe(BackCopy(16, 8, 0, "val"), 1000, 8).shape == (1000, 8)
+
+
+def test_passages_begin_as_the_tokenizer_has_it(word_tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    texts = {"a.md": "one two three " * 40, "b.txt": "x", "c.py": "# licence, licence\nfive = 6\n" * 9}
+    for name, text in texts.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "d.py").write_text(texts["c.py"])
+    assert word_tokenizer.before_text == [269]
+    probe = passage_probe(str(tmp_path), word_tokenizer, 6, 8, 270)
+    assert probe.shape == (6, 8)
+    assert probe.dtype == np.int64
+    assert (probe[:, 0] == 269).all()
+    assert len({tuple(row) for row in probe.tolist()}) == 6
+    read = [word_tokenizer.decode(row[1:]) for row in probe]
+    # One of each document first; the second file is too short, and the fourth the same as the third.
+    assert texts["a.md"].startswith(read[0])
+    assert texts["c.py"].startswith(read[1])
+    assert all(any(part in text for text in texts.values()) for part in read)
+    assert np.array_equal(passage_probe([str(tmp_path / "a.md"), str(tmp_path)], word_tokenizer, 2, 8, 270), probe[:2])
+    with pytest.raises(UsageError, match=r"different passages of 7 tokens, and 500 are asked for"):
+        passage_probe(str(tmp_path), word_tokenizer, 500, 8, 270)
+    with pytest.raises(UsageError, match="gives token 269, the model has 60"):
+        passage_probe(str(tmp_path), word_tokenizer, 2, 8, 60)
+    with pytest.raises(UsageError, match="no room behind 1 special"):
+        passage_probe(str(tmp_path), word_tokenizer, 2, 1, 270)

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
 
 import birthmark
-from birthmark.data.probes import random_probe
+from birthmark.data.probes import passage_probe, random_probe
 from birthmark.errors import RunError, UsageError
 from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.measurement import birth_reference, measure
@@ -141,6 +143,31 @@ def test_a_text_probe_stands_beside_the_random_one(llama, small_probe, tmp_path)
         found.arrays["text.sink_mass"], Snapshot.read(RunDir(tmp_path).snapshot(0)).arrays["text.sink_mass"]
     )
     assert found.scalars()["bias_text/sink_mass"] == alone["sink_mass"]
+
+
+def test_text_is_read_by_the_models_own_tokenizer(small_probe, word_tokenizer, tmp_path):
+    (tmp_path / "text.md").write_text("one two three four five six seven\n" * 30)
+    (tmp_path / "tokenizer.json").write_bytes(word_tokenizer.content)
+    theirs = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(word_tokenizer.content.decode()))
+    model = born(ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=270), 0)
+    n, length = small_probe.n_sequences, small_probe.seq_len
+    expected = passage_probe(str(tmp_path / "text.md"), word_tokenizer, n, length, 270)
+    alone = measure(model, expected, batch_size=4).scalars
+    for i, tokenizer in enumerate((word_tokenizer, theirs, tmp_path / "tokenizer.json")):
+        recorder = SnapshotRecorder(tmp_path / str(i), small_probe, text=str(tmp_path / "text.md"), tokenizer=tokenizer)
+        found = recorder.take(model, 0)
+        assert found.summary["bias_text"]["sink_mass"] == alone["sink_mass"]
+        assert found.summary["top_tokens"][0]["text"] != f"[{found.summary['top_tokens'][0]['id']}]"
+
+
+def test_text_without_its_tokenizer_is_refused(small_probe, tmp_path):
+    model = born(ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=24), 0)
+    with pytest.raises(UsageError, match="give tokenizer="):
+        SnapshotRecorder(tmp_path, small_probe, text="notes").take(model, 0)
+    with pytest.raises(UsageError, match="object is no fast tokenizer"):
+        SnapshotRecorder(tmp_path, small_probe, text="notes", tokenizer=object()).take(model, 0)
+    with pytest.raises(UsageError, match="give one of them"):
+        SnapshotRecorder(tmp_path, small_probe, text="notes", probes={"text": np.zeros((2, 4))})
 
 
 def test_an_earlier_training_is_put_aside_whole(llama, small_probe, tmp_path):

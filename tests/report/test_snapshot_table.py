@@ -10,8 +10,9 @@ from rich.console import Console
 
 from birthmark.files import write_json, write_text
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
-from birthmark.report.key_figures import lineage_figure
+from birthmark.report.key_figures import lineage_figure, of_run
 from birthmark.report.rows import snapshot_rows
+from birthmark.report.run_history import read_runs
 from birthmark.report.snapshot_table import print_table
 from birthmark.report.text import MISSING, format_p, format_value
 
@@ -102,6 +103,22 @@ def test_no_line_is_longer_than_the_terminal(run, width, terminal):
 
 def test_everything_fits_in_eighty_columns(run):
     assert "(stranger)" in printed(run, width=80)
+
+
+def test_the_text_probe_leads_for_sinks_and_is_the_last_to_give_way(run):
+    for folder in run.snapshot_folders():
+        old = Snapshot.read(folder)
+        text = BIAS | {"sink_mass": 0.702, "sink_mass_max": 0.702, "sink_epsilon": 0.3}
+        Snapshot(old.summary | {"bias_text": text}, old.arrays).write(folder)
+    lines = printed(run, width=100).splitlines()
+    assert any("on text" in line for line in lines)
+    row = next(line for line in lines if line.split()[:1] == ["100"])
+    assert row.split()[-3:] == ["0.702", "0.125", "(0.062)"]
+    narrow = next(line for line in printed(run, width=50).splitlines() if line.split()[:1] == ["100"])
+    assert "0.702" in narrow
+    assert "0.125" not in narrow
+    (figure,) = (figure for figure in of_run(read_runs([run])[0]) if figure[0] == "Sink mass")
+    assert figure == ("Sink mass", "0.702", "on position 0, on text; uniform 0.062; random tokens 0.125")
 
 
 def test_an_ascii_terminal(run):

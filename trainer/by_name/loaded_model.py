@@ -10,21 +10,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
+import numpy as np
 import torch
 
-from ...data.probes import random_probe
+from ...data.prepare import prepare
+from ...data.probes import passage_probe, random_probe, text_probe
 from ...data.tokenizer import TextTokenizer
 from ...errors import RunError, UsageError
 from ...files import check_file, one_line, read_json
 from ...measure.config import SnapshotConfig
 from ...measure.foreign import ForeignModel
 from ...measure.measurement import birth_reference, measure
-from ...measure.recorder import snapshot_of
-from ...measure.records import Snapshot
+from ...measure.recorder import add_probe, snapshot_of
+from ...measure.records import RunDir, Snapshot
 from ...measure.user_metrics import MetricLike
 from ...models.decoder import Decoder
 from ...models.exchange.hub import pretrained_folder
 from ...schema import Bounds
+from ..config_file import read_config
 from .model_names import no_such_model, open_source_with_birth
 
 #: The step of a model whose training is not known.
@@ -45,6 +48,8 @@ class LoadedModel:
     """Optimizer steps that it has been trained for; `UNKNOWN_STEP` where that is not known."""
     tokenizer_file: Path | None
     """``tokenizers`` JSON of the text that it reads, where it has one."""
+    run: Path | None = None
+    """The run that it is of, where it is of one."""
 
     @property
     def n_positions(self) -> int | None:
@@ -64,7 +69,8 @@ def load_named(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
     if native is None:
         return _load_foreign(name, dtype)
     birth = native.birth
-    return LoadedModel(name, native.load().to(dtype), lambda: birth().to(dtype), native.step, native.tokenizer)
+    model = native.load().to(dtype)
+    return LoadedModel(name, model, lambda: birth().to(dtype), native.step, native.tokenizer, native.run)
 
 
 def _load_foreign(name: str, dtype: torch.dtype) -> LoadedModel:
@@ -131,16 +137,48 @@ def default_seq_len(loaded: LoadedModel) -> int:
     return SnapshotConfig.seq_len if longest is None else min(SnapshotConfig.seq_len, longest)
 
 
+def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] | None) -> np.ndarray:
+    """A text probe for a model, as its own tokenizer reads it; int64 ``[N, T]``.
+
+    Args:
+        loaded: the model.
+        settings: the probe's size.
+        path: files or folders of text, what ``data.path`` takes; None: the validation text of its own run.
+
+    Raises:
+        UsageError: it has no tokenizer, there is too little text, or it is of no run and no text is given.
+    """
+    n, length = settings.n_sequences, settings.seq_len
+    if path is not None:
+        if loaded.tokenizer_file is None:
+            raise UsageError(f"{loaded.name}: has no tokenizer to read text with")
+        tokenizer = TextTokenizer.load(loaded.tokenizer_file)
+        return passage_probe(path[0] if len(path) == 1 else path, tokenizer, n, length, loaded.model.config.vocab_size)
+    if loaded.run is None:
+        raise UsageError(f"{loaded.name}: is no run with validation text of its own; give text, --data PATH")
+    config, born = read_config(RunDir(loaded.run).config), RunDir(loaded.run).read_birth()
+    data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
+    for name in ("content_hash", "tokenizer_hash"):
+        if data.record.get(name) != (born.get("data") or {}).get(name):
+            raise UsageError(f"{loaded.name}: the text of data.path has changed since this run; give text, --data PATH")
+    return text_probe(data.val, n, length)
+
+
 def measure_loaded(
-    loaded: LoadedModel, settings: SnapshotConfig, probe_seed: int = 0, metrics: Sequence[MetricLike] = ()
+    loaded: LoadedModel,
+    settings: SnapshotConfig,
+    probe_seed: int = 0,
+    metrics: Sequence[MetricLike] = (),
+    text_NT: np.ndarray | None = None,
 ) -> Snapshot:
-    """One snapshot of ``loaded`` on a random probe, compared with its birth where that is known.
+    """One snapshot of ``loaded`` on a random probe, and on text if there is some, beside its birth where it is known.
 
     Args:
         loaded: the model, on the device where it is to run.
         settings: the probe's size, how it is read, and by which metrics of yours.
         probe_seed: decides the probe.
         metrics: more of yours: ``module:Class``, classes or instances.
+        text_NT: token ids of text (`text_for`).
 
     Raises:
         RunError: the model gives NaN or inf.
@@ -153,21 +191,25 @@ def measure_loaded(
     if loaded.newborn is not None:
         birth = birth_reference(loaded.newborn().to(device), probe_NT, settings.batch_size)
     start = time.perf_counter()
+    by_probe = {"random": probe_NT, **({} if text_NT is None else {"text": text_NT})}
     try:
-        found = measure(
-            model,
-            probe_NT,
-            birth,
-            batch_size=settings.batch_size,
-            sink_epsilon=settings.sink_epsilon,
-            metrics=[*settings.metrics, *metrics],
-        )
+        found = {
+            name: measure(
+                model,
+                tokens_NT,
+                birth,
+                batch_size=settings.batch_size,
+                sink_epsilon=settings.sink_epsilon,
+                metrics=[*settings.metrics, *metrics],
+            )
+            for name, tokens_NT in by_probe.items()
+        }
     except (RunError, UsageError) as error:
         raise type(error)(f"{loaded.name}: {error}") from None
     tokenizer = None if loaded.tokenizer_file is None else TextTokenizer.load(loaded.tokenizer_file)
-    return snapshot_of(
+    snapshot = snapshot_of(
         model,
-        found,
+        found["random"],
         probe_NT,
         probe_seed,
         about={"step": loaded.step, "source": loaded.name},
@@ -176,3 +218,6 @@ def measure_loaded(
         top_k=settings.top_k,
         token_texts=None if tokenizer is None else tokenizer.token_texts,
     )
+    if text_NT is not None:
+        add_probe(snapshot, "text", found["text"])
+    return snapshot

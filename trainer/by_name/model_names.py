@@ -47,6 +47,8 @@ class SourceWithBirth(ModelSource):
     """Optimizer steps that it has been trained for."""
     checkpoint: Path | None = None
     """Where its weights lie; None of a birth, which is drawn."""
+    run: Path | None = None
+    """The run that it is of; None of a birth that a config names."""
 
 
 def open_source(name: str) -> ModelSource:
@@ -123,13 +125,13 @@ def _of_run(name: str, run: RunDir, step: int | None) -> SourceWithBirth:
     tokenizer = run.own_tokenizer()
     birth = partial(initial_model.initialize_model, config, config.init_seed)
     if step == 0:
-        return SourceWithBirth(name, config.model, birth, tokenizer, birth, 0)
+        return SourceWithBirth(name, config.model, birth, tokenizer, birth, 0, run=run.path)
     if step is not None and step not in (steps := run.checkpoints_by_step()):
         there = ", ".join(map(str, steps)) or "none"
         raise UsageError(f"{name}: {run.path} has no checkpoint of step {step}; there are: {there}")
     checkpoint = find_checkpoint(run, step)
     load = partial(load_model, config.model, checkpoint)
-    return SourceWithBirth(name, config.model, load, tokenizer, birth, step_of(checkpoint), checkpoint)
+    return SourceWithBirth(name, config.model, load, tokenizer, birth, step_of(checkpoint), checkpoint, run.path)
 
 
 def _of_birth(name: str, config: RunConfig, seed: int) -> SourceWithBirth:

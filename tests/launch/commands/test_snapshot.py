@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 import birthmark
 from birthmark.callbacks.config import LogConfig
 from birthmark.data.config import DataConfig
-from birthmark.data.probes import random_probe
+from birthmark.data.probes import passage_probe, random_probe
 from birthmark.launch.cli import main
 from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.measurement import measure
@@ -113,6 +113,33 @@ def test_a_folder_of_transformers_is_measured_without_a_birth(capsys, tmp_path):
     assert "rank_at_birth" not in found["top_tokens"][0]
     assert (found["step"], found["model"]["model_type"]) == (UNKNOWN_STEP, "llama")
     assert Snapshot.read(tmp_path / "out").arrays.keys() == native.arrays.keys()
+
+
+def test_text_stands_beside_random_tokens(run, word_tokenizer, capsys, tmp_path):
+    config = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=270, max_seq_len=12, mlp="swiglu")
+    (tmp_path / "tokenizer.json").write_bytes(word_tokenizer.content)
+    save_pretrained(born(config, 0), tmp_path / "llama", tokenizer_file=tmp_path / "tokenizer.json")
+    (tmp_path / "text.md").write_text("one two three four five six seven\n" * 20)
+    name, data = str(tmp_path / "llama"), f"--data={tmp_path / 'text.md'}"
+    found = printed(capsys, name, data)
+    text = measure(born(config, 0), passage_probe(str(tmp_path / "text.md"), word_tokenizer, 6, 8, 270), batch_size=4)
+    assert found["bias_text"]["sink_mass"] == pytest.approx(text.scalars["sink_mass"], rel=1e-4)
+    mean = text.arrays["sink_mass"].mean(1)
+    assert [row["text_sink_mass"] for row in found["layers"][1:]] == pytest.approx(mean.tolist(), rel=1e-4)
+    assert main(["snapshot", name, data, *PROBE]) == 0
+    assert " on text: the first position gets" in " ".join(capsys.readouterr().out.split())
+    # A run reads its own validation text; alone, random tokens are called what they are.
+    (last,) = (snapshot for snapshot in run.snapshots() if snapshot.step == 4)
+    own = printed(capsys, str(run.path), "--probe=text")
+    assert set(own["bias_text"]) == set(own["scalars"])
+    assert own["scalars"]["sink_mass"] == pytest.approx(last.bias["sink_mass"], rel=1e-5)
+    assert main(["snapshot", str(run.path), *PROBE]) == 0
+    assert "Text was not measured, where it may be larger." in " ".join(capsys.readouterr().out.split())
+    assert "has no tokenizer" in refused(capsys, str(run.path), data)
+    assert "--data PATH" in refused(capsys, name, "--probe=text")
+    assert f"--data: '{tmp_path}/none' does not exist" in refused(capsys, name, f"--data={tmp_path}/none")
+    assert "has no text to read" in refused(capsys, name, "--data=backcopy")
+    assert "only --probe text reads it" in refused(capsys, name, data, "--probe=random")
 
 
 def test_what_is_written_can_be_reported(run, capsys, tmp_path):
