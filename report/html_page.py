@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,15 +20,20 @@ from .sections.section import Section, csv_texts
 from .text import format_value, printable, shorten
 
 
-def write_page(template: str, out: Path, sections: Iterable[Section], **values: Any) -> None:
+def write_page(out: Path, sections: Iterable[Section], make: Callable[[str], str]) -> None:
     """Write a page and the folder of its pictures' numbers; the same values give the same bytes.
+
+    Args:
+        out: the page.
+        sections: whose numbers they are.
+        make: the page's HTML from the name of that folder.
 
     Raises:
         UsageError: something else stands where the numbers go.
     """
     sections, folder = list(sections), data_folder(out)
     check_data_folder(folder)
-    page = render(template, sections=sections, data=folder.name, theme=THEME, **values)
+    page = make(folder.name)
     with _only_writer(out, folder):
         write_csv_files(folder, csv_texts(sections))
         write_text(out, page)
@@ -49,7 +54,7 @@ def _only_writer(*paths: Path) -> Iterator[None]:
 
 
 def render(template: str, **values: Any) -> str:
-    """HTML of a template of this room."""
+    """HTML of a template of this room, in our colours."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__),
         autoescape=True,
@@ -64,7 +69,7 @@ def render(template: str, **values: Any) -> str:
         "colour": colour_variable,
         "shorten": lambda text: shorten(text, 32),
     }
-    return environment.get_template(template).render(**values)
+    return environment.get_template(template).render(theme=THEME, **values)
 
 
 NavigationLink = tuple[str, str, str]

@@ -8,8 +8,11 @@ from typing import Any
 
 from ..files import strict
 from ..measure.records import RunDir
+from .charts.chart_page import Finding, Panels, render_page
+from .compared_runs import compare_configs
 from .html_page import navigation, write_page
 from .key_figures import of_run
+from .run_blocks import page_runs, story
 from .run_history import RunHistory, read_runs
 from .sections.chain import sections_over_training
 from .sections.preference import favourites
@@ -38,22 +41,40 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
         assert newest is not None
         build_snapshot_page(runs[0].snapshot(newest.step))
     moments = [snapshot.bias for _, snapshot in histories[0].moments] if len(histories) == 1 else []
-    write_page(
-        "report.html.j2",
-        out,
-        sections,
-        runs=histories,
-        strips=[of_run(run) for run in histories],
-        columns=shown_columns([row for run in histories for row in run.rows], view.quantities),
-        favourites=[favourites(run) for run in histories],
-        certificates=[_certificate(run) for run in histories],
-        chain=navigation(sections, moments),
-        pages=[
+    comparison = compare_configs(histories)
+    blocks, hidden, nothing = story(histories, [_findings(run) for run in histories], comparison)
+    chain, mark = navigation(sections, moments)
+    values: dict[str, Any] = {
+        "runs": page_runs(histories, comparison),
+        "histories": histories,
+        "sections": sections,
+        "strips": [of_run(run) for run in histories],
+        "columns": shown_columns([row for run in histories for row in run.rows], view.quantities),
+        "favourites": [favourites(run) for run in histories],
+        "certificates": [_certificate(run) for run in histories],
+        "chain": chain,
+        "mark": mark,
+        "headlines": {id_: headline for id_, _, headline in [*chain, *mark]},
+        "hidden": {section: Panels(panels) for section, panels in hidden.items()},
+        "nothing": nothing,
+        "pages": [
             (name if len(histories) == 1 else f"{run.name}, {name}", link)
             for run in histories
             for name, link in _pages(run, out)
         ],
+    }
+    title = " · ".join(run.name for run in histories) if len(histories) <= 6 else f"{len(histories)} runs"
+    further = [panel for panels in hidden.values() for panel in panels]
+    write_page(
+        out,
+        sections,
+        lambda data: render_page(title, blocks, data=data, template="report.html.j2", further=further, **values),
     )
+
+
+def _findings(run: RunHistory) -> list[Finding]:
+    """What a run's numbers say in sentences."""
+    return []
 
 
 def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import UsageError
 from ..files import find_folder
 from ..measure.records import RunDir, Snapshot
-from .html_page import navigation, write_page
+from .html_page import navigation, render, write_page
 from .key_figures import of_snapshot
 from .sections.chain import sections_in_snapshot
 from .sections.snapshot_view import SnapshotView
@@ -29,18 +29,16 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
     name = printable(whole.name if owner is None else owner.name)
     sections = sections_in_snapshot(SnapshotView(name, snapshot))
     inside = owner is not None and RunDir.is_run(owner) and out == snapshot_page(folder)
-    write_page(
-        "snapshot.html.j2",
-        out,
-        sections,
-        name=name,
-        when=step_in_words(snapshot.step),
-        strip=of_snapshot(snapshot),
-        chain=navigation(sections, [snapshot.bias]),
-        about=_about(snapshot),
-        report="../../report.html" if inside else "",
-        scalars=[(key, format_value(finite_or_nan(value), ".6g")) for key, value in snapshot.scalars().items()],
-    )
+    values: dict[str, Any] = {
+        "name": name,
+        "when": step_in_words(snapshot.step),
+        "strip": of_snapshot(snapshot),
+        "chain": navigation(sections, [snapshot.bias]),
+        "about": _about(snapshot),
+        "report": "../../report.html" if inside else "",
+        "scalars": [(key, format_value(finite_or_nan(value), ".6g")) for key, value in snapshot.scalars().items()],
+    }
+    write_page(out, sections, lambda data: render("snapshot.html.j2", sections=sections, data=data, **values))
     return out
 
 

@@ -195,6 +195,8 @@
     const place = document.getElementById(id);
     if (!place) return;
     for (let outer = place; outer; outer = outer.parentElement) if (outer.tagName === "DETAILS") outer.open = true;
+    const inner = place.querySelector(":scope > details");
+    if (inner) inner.open = true;
     place.scrollIntoView();
   };
   document.addEventListener("click", event => {

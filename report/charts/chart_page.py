@@ -25,7 +25,7 @@ from typing import Any
 from markupsafe import Markup
 
 from ..html_page import render
-from ..pictures.style import DEPTH, THEME
+from ..pictures.style import DEPTH
 from ..text import printable
 from .scales import CIVIDIS
 from .specs import ChartPanel, CurvePanel, HeatmapPanel, PageRun, RankingPanel
@@ -142,6 +142,7 @@ def render_page(
     about: str = "Birthmark report",
     data: str = "",
     template: str = "charts.html.j2",
+    further: Sequence[ChartPanel] = (),
     **values: Any,
 ) -> str:
     """One HTML file of ``blocks``; the same blocks give the same bytes.
@@ -153,11 +154,12 @@ def render_page(
         about: a few words above the title.
         data: the folder beside the page that holds the panels' CSV files; "" for none.
         template: one that extends ``charts.html.j2``, and takes ``values``.
+        further: panels that this template places itself, by its macro ``show``.
 
     Raises:
         ValueError: two panels have one id.
     """
-    panels = list(panels_of(blocks))
+    panels = [*panels_of(blocks), *further]
     ids = [panel.id for panel in panels]
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
         raise ValueError(f"two panels of one page are called {twice[0]}")
@@ -167,10 +169,10 @@ def render_page(
         title=printable(title),
         about=about,
         blocks=blocks,
+        runs=runs,
         still=still,
         spark=sparkline,
         data=data,
-        theme=THEME,
         theme_of_blocks={f"--depth-{i}": colour for i, colour in enumerate(DEPTH)},
         styles=Markup(_asset("uPlot.min.css") + _asset("page.css")),
         island=Markup(island(panels, runs)),

@@ -179,7 +179,8 @@ def test_tables_have_a_column_of_each_scalar_with_its_control(run, pages, parse)
     with_control = f"{newest['level']:.2f} ({newest['floor']:.2f})"
     assert with_control in printed
     assert f"{newest['norm']:.3f}" in printed
-    for text in (pages[0], run_html(run)):
+    snapshots = re.search(r'<section id="snapshots">.*?</section>', pages[0], re.S)[0]
+    for text in (snapshots, run_html(run)):
         assert with_control in next(row for row in parse(text).rows if row and row[0].endswith("9"))
     assert "floor" not in [heading.strip() for heading in re.findall(r'<th scope="col">([^<]*)<', pages[0])]
     assert summarise([run])["runs"][0]["rows"][-1]["level"] == newest["level"]

@@ -1,7 +1,9 @@
 """The page of a run: whole, closed to the outside, true to the files, the same every time."""
 
+import base64
 import builtins
 import csv
+import hashlib
 import html
 import json
 import os
@@ -45,7 +47,11 @@ def pair(tmp_path_factory, make_run):
 def test_the_page_is_well_formed_and_fetches_nothing(pair, parse):
     _, text = pair
     page = parse(text)
-    assert {"script", "link", "iframe", "img", "object"}.isdisjoint(page.tags)
+    assert {"link", "iframe", "img", "object"}.isdisjoint(page.tags)
+    # The data, which is no script, and ours: the one that the page's policy lets run.
+    assert re.findall(r"<script([^>]*)>", text) == [' type="application/json" id="charts"', ""]
+    digest = hashlib.sha256(re.search(r"<script>(.*?)</script>", text, re.S)[1].encode()).digest()
+    assert f"script-src 'sha256-{base64.b64encode(digest).decode()}'\"" in text
     assert not re.search(r"@import|expression\(|javascript:", text)
     assert all(target.startswith(("#", "data:")) for target in re.findall(r"url\(['\"]?([^)]*)\)", text))
     for name, value in page.attributes:
@@ -117,7 +123,7 @@ def test_the_table_shows_what_the_files_hold(pair, parse):
 
 def test_ranked_lists_show_where_each_favourite_went(pair, parse):
     runs, text = pair
-    lists = parse(text).table(5)
+    lists = parse(re.search(r'<section id="preference">.*?</section>', text, re.S)[0]).table(5)
     assert len(lists) == 2 * 2 * 10
     first, last = runs[0].snapshots()[0], runs[0].snapshots()[-1]
     token = first.summary["top_tokens"][3]
@@ -163,9 +169,14 @@ def read(folder, name):
 
 def test_every_picture_names_its_csv_and_every_csv_has_a_picture(pair):
     runs, text = pair
-    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text, re.S)
+    panels = re.findall(r'<figure class="panel.*?</figure>', text, re.S)
+    chain = re.sub(r'<figure class="panel.*?</figure>', "", text, flags=re.S)
+    captions = re.findall(r"<figcaption>(.*?)</figcaption>", chain, re.S)
     named = [re.findall(r'<a class="data" href="report-data/([^"]*)">\1</a>', caption) for caption in captions]
-    assert len(captions) == text.count("<figure>")
+    assert len(captions) == chain.count("<figure>")
+    assert len(panels) > 8
+    shown = set(re.findall(r'href="report-data/([^"]*)"', "".join(panels)))
+    assert shown <= {path.name for path in data(runs[0].path.parent)}
     assert all(len(names) == 1 for names in named)
     assert {name for names in named for name in names} == {path.name for path in data(runs[0].path.parent)}
 
@@ -299,11 +310,12 @@ def test_snapshots_of_a_training_elsewhere_have_a_page_over_it(tmp_path, capsys,
         RunDir.open_measured(tmp_path)
 
 
-def test_one_run_has_no_headings_of_runs(tmp_path, make_run, parse):
-    page = parse(build([make_run(tmp_path / "run")], tmp_path))
-    assert "h3" not in page.tags
+def test_one_run_has_no_headings_of_runs(tmp_path, make_run):
+    text = build([make_run(tmp_path / "run")], tmp_path)
+    assert '<span class="swatch"' not in text
     # loss 1, aggregation 3, neurons 2, dominance 3, lock 3, sink 5, and 2 each of the seed's mark
-    assert page.tags.count("figure") == 17 + 4 * 2
+    assert text.count("<figure>") == 17 + 4 * 2
+    assert text.count('<figure class="panel') == 9
 
 
 def test_a_newborn_has_a_page(tmp_path, make_run, parse):

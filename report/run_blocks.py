@@ -1,0 +1,134 @@
+"""What the page of runs begins with: what was trained on what, what happened, and the story in interactive panels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from markupsafe import Markup, escape
+
+from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, Table
+from .charts.nothing_here import nothing_here
+from .charts.run_panels import panels_of_runs
+from .charts.specs import ChartPanel, PageRun
+from .charts.stills import run_variable
+from .compared_runs import Comparison, paired_differences
+from .run_history import RunHistory
+from .text import printable
+
+_OPEN_FINDINGS = 2
+"""Runs whose verdicts stand open; those of more are folded, a line for each run."""
+
+
+def page_runs(runs: Sequence[RunHistory], comparison: Comparison) -> list[PageRun]:
+    """The runs as the page's controls name them."""
+    several = comparison.several_seeds
+    return [
+        PageRun(
+            run.name,
+            group if group in several else "",
+            {s.step: tokens for s in run.dated if isinstance(tokens := s.summary.get("tokens"), int)},
+        )
+        for run, group in zip(runs, comparison.groups, strict=True)
+    ]
+
+
+def story(
+    runs: Sequence[RunHistory], findings: Sequence[Sequence[Finding]], comparison: Comparison
+) -> tuple[list[Block], dict[str, list[ChartPanel]], dict[str, str]]:
+    """The blocks of the story; then, by section, the panels that it leaves out and why.
+
+    Args:
+        runs: of the page.
+        findings: of every run.
+        comparison: of their configs.
+    """
+    blocks: list[Block] = []
+    if len(runs) == 1:
+        blocks.append(Prose(about_run(runs[0]), note=True))
+    else:
+        blocks += _compared(runs, comparison)
+    blocks += _findings(runs, findings)
+    panels = panels_of_runs(runs)
+    nothing = {section: why for section in panels if (why := nothing_here(runs, section))}
+    shown = [panel for section, found in panels.items() if section not in nothing for panel in found]
+    if shown:
+        blocks += [Controls(), Panels(shown)]
+    if len(runs) > 1:
+        blocks += _paired(runs, comparison)
+    return blocks, {section: panels[section] for section in nothing}, nothing
+
+
+def about_run(run: RunHistory) -> str:
+    """Model, data and seed of a run in a line."""
+    birth = run.birth
+    model, data = birth.get("model") or {}, birth.get("data") or {}
+    summary: Mapping[str, Any] = run.snapshots[-1].summary if run.snapshots else {}
+    parts = []
+    if isinstance(n := birth.get("n_params"), int):
+        parts.append(f"{_counted(n)} parameters")
+    layers, heads = model.get("n_layers", summary.get("n_layers")), model.get("n_heads", summary.get("n_heads"))
+    if layers is not None:
+        parts.append(f"{layers} blocks" + (f" of {heads} heads" if heads is not None else ""))
+    parts += [f"{word} {model[name]}" for name, word in (("d_model", "width"), ("mlp", "MLP")) if name in model]
+    if (vocab := summary.get("vocab_size") or model.get("vocab_size")) is not None:
+        parts.append(f"vocabulary {vocab:,}")
+    if data.get("path"):
+        tokens = (data.get("tokens") or {}).get("train")
+        parts.append(f"data {data['path']}" + (f" ({_counted(tokens)} tokens)" if isinstance(tokens, int) else ""))
+    if birth.get("init_seed") is not None:
+        parts.append(f"init_seed {birth['init_seed']}")
+    last = max([*run.metrics, *(s.step for s in run.dated)], default=0)
+    if last > 0:
+        seen = (run.last.summary.get("tokens") if run.last else None) or 0
+        parts.append(f"{last:,} steps" + (f", {_counted(seen)} tokens seen" if seen else ""))
+    return printable(" · ".join(parts))
+
+
+def _counted(n: int) -> str:
+    for size, word in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
+        if n >= size:
+            return f"{n / size:.3g}{word}"
+    return str(n)
+
+
+def _swatch(run: int) -> Markup:
+    return Markup('<span class="swatch" style="background:{}"></span>').format(Markup(run_variable(run)))
+
+
+def _compared(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
+    """Where the configs differ, and what all of them are."""
+    rows: list[list[str | Markup]] = [
+        [_swatch(run.index) + escape(run.name), *values] for run, values in zip(runs, comparison.values, strict=True)
+    ]
+    table = Table(["run", *comparison.fields], rows, texts=range(1 + len(comparison.fields)))
+    if len(runs) > 12:
+        return [Fold(f"{len(runs)} runs: where their configs differ", [table])]
+    return [table]
+
+
+def _findings(runs: Sequence[RunHistory], findings: Sequence[Sequence[Finding]]) -> list[Block]:
+    blocks: list[Block] = []
+    for run, found in zip(runs, findings, strict=True):
+        if not found:
+            continue
+        if len(runs) == 1:
+            blocks.append(Findings(found))
+        elif len(runs) <= _OPEN_FINDINGS:
+            blocks.append(Findings(found, run.name))
+        else:
+            blocks.append(Fold(f"What happened in {run.name}", [Findings(found)]))
+    return blocks if len(blocks) <= 12 else [Fold("What happened in each run", blocks)]
+
+
+def _paired(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
+    """Differences between configs over pairs of one seed."""
+    blocks: list[Block] = []
+    for a, b, differences in paired_differences(runs, comparison.groups):
+        rows = [difference.cells() for difference in differences]
+        headings = ["at the end", a, b, "difference", "95 % interval", "pairs"]
+        caption = f"{b} minus {a}, over pairs of runs of the same seed; Student's interval over the pairs."
+        blocks.append(Table(headings, rows, caption=caption))
+    if not blocks:
+        return []
+    return [Fold("Paired differences: same seed, two configs", blocks, id="pairs", open=len(blocks) < 3)]
