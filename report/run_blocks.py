@@ -15,6 +15,7 @@ from .charts.stills import run_variable
 from .compared_runs import Comparison, paired_differences
 from .run_history import RunHistory
 from .text import printable
+from .verdicts import verdicts
 
 _OPEN_FINDINGS = 2
 """Runs whose verdicts stand open; those of more are folded, a line for each run."""
@@ -34,13 +35,12 @@ def page_runs(runs: Sequence[RunHistory], comparison: Comparison) -> list[PageRu
 
 
 def story(
-    runs: Sequence[RunHistory], findings: Sequence[Sequence[Finding]], comparison: Comparison
+    runs: Sequence[RunHistory], comparison: Comparison
 ) -> tuple[list[Block], dict[str, list[ChartPanel]], dict[str, str]]:
     """The blocks of the story; then, by section, the panels that it leaves out and why.
 
     Args:
         runs: of the page.
-        findings: of every run.
         comparison: of their configs.
     """
     blocks: list[Block] = []
@@ -48,12 +48,13 @@ def story(
         blocks.append(Prose(about_run(runs[0]), note=True))
     else:
         blocks += _compared(runs, comparison)
-    blocks += _findings(runs, findings)
     panels = panels_of_runs(runs)
     nothing = {section: why for section in panels if (why := nothing_here(runs, section))}
-    shown = [panel for section, found in panels.items() if section not in nothing for panel in found]
+    shown = {section: found for section, found in panels.items() if found and section not in nothing}
+    places = {section: f"panel-{found[0].id}" for section, found in shown.items()}
+    blocks += _findings(runs, places)
     if shown:
-        blocks += [Controls(), Panels(shown)]
+        blocks += [Controls(), Panels([panel for found in shown.values() for panel in found])]
     if len(runs) > 1:
         blocks += _paired(runs, comparison)
     return blocks, {section: panels[section] for section in nothing}, nothing
@@ -107,9 +108,22 @@ def _compared(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]
     return [table]
 
 
-def _findings(runs: Sequence[RunHistory], findings: Sequence[Sequence[Finding]]) -> list[Block]:
+def _findings(runs: Sequence[RunHistory], places: Mapping[str, str]) -> list[Block]:
+    """What happened in every run, in sentences."""
     blocks: list[Block] = []
-    for run, found in zip(runs, findings, strict=True):
+    for run in runs:
+        found = [
+            Finding(
+                verdict.sentence,
+                verdict.tone,
+                verdict.values,
+                verdict.control or (),
+                places.get(verdict.section, verdict.section),
+                run.index,
+            )
+            for verdict in verdicts(run)
+            if verdict.headline
+        ]
         if not found:
             continue
         if len(runs) == 1:

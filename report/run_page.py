@@ -8,7 +8,7 @@ from typing import Any
 
 from ..files import strict
 from ..measure.records import RunDir
-from .charts.chart_page import Finding, Panels, render_page
+from .charts.chart_page import Panels, render_page
 from .compared_runs import compare_configs
 from .html_page import navigation, write_page
 from .key_figures import of_run
@@ -16,7 +16,7 @@ from .run_blocks import page_runs, story
 from .run_history import RunHistory, read_runs
 from .sections.chain import sections_over_training
 from .sections.preference import favourites
-from .sections.training_view import TrainingView
+from .sections.training_view import PICTURED, TrainingView
 from .snapshot_page import build_snapshot_page, snapshot_page
 from .snapshot_table import shown_columns
 from .text import printable, step_in_words
@@ -42,7 +42,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
         build_snapshot_page(runs[0].snapshot(newest.step))
     moments = [snapshot.bias for _, snapshot in histories[0].moments] if len(histories) == 1 else []
     comparison = compare_configs(histories)
-    blocks, hidden, nothing = story(histories, [_findings(run) for run in histories], comparison)
+    blocks, hidden, nothing = story(histories, comparison)
     chain, mark = navigation(sections, moments)
     values: dict[str, Any] = {
         "runs": page_runs(histories, comparison),
@@ -56,7 +56,11 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
         "mark": mark,
         "headlines": {id_: headline for id_, _, headline in [*chain, *mark]},
         "hidden": {section: Panels(panels) for section, panels in hidden.items()},
+        "pictured": PICTURED,
         "nothing": nothing,
+        "said": {
+            v.section: v.sentence for v in (verdicts(histories[0]) if len(histories) == 1 else []) if not v.headline
+        },
         "pages": [
             (name if len(histories) == 1 else f"{run.name}, {name}", link)
             for run in histories
@@ -70,11 +74,6 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
         sections,
         lambda data: render_page(title, blocks, data=data, template="report.html.j2", further=further, **values),
     )
-
-
-def _findings(run: RunHistory) -> list[Finding]:
-    """What a run's numbers say in sentences."""
-    return []
 
 
 def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -60,9 +61,11 @@ class Finding:
 
     sentence: str
     tone: str = ""
-    """``yes``, ``no`` or ``open``: the colour of its mark."""
+    """``present``, ``weak``, ``absent`` or ``unclear``: the mark before it."""
     values: Sequence[float] = ()
     """Of the sparkline, over steps."""
+    control: Sequence[float] = ()
+    """What they are judged against, in grey."""
     link: str = ""
     """Id of the block that it leads to."""
     run: int = 0
@@ -231,17 +234,25 @@ def _asset(name: str) -> str:
     return resources.files(room).joinpath("assets", name).read_text(encoding="utf-8")
 
 
-def sparkline(values: Sequence[float | None]) -> Markup:
-    """A small curve without axes; "" where there are no two points."""
-    numbers = [(i, float(v)) for i, v in enumerate(values) if v is not None and abs(float(v)) < float("inf")]
-    if len(numbers) < 2:
+def sparkline(values: Sequence[float], control: Sequence[float] = ()) -> Markup:
+    """A small curve without axes, its control in grey; "" where there are no two points."""
+    curves = [[(i, v) for i, v in enumerate(found) if math.isfinite(v)] for found in (control, values)]
+    if len(curves[1]) < 2:
         return Markup("")
-    low, high = min(v for _, v in numbers), max(v for _, v in numbers)
-    last = len(values) - 1
-    points = [(2 + 96 * i / last, 22 - 20 * ((v - low) / (high - low) if high > low else 0.5)) for i, v in numbers]
-    path = "L".join(f"{x:.1f} {y:.1f}" for x, y in points)
-    x, y = points[-1]
+    shown = [v for curve in curves for _, v in curve]
+    low, high = min(shown), max(shown)
+
+    def points(curve: Sequence[tuple[int, float]]) -> list[tuple[float, float]]:
+        last = len(values) - 1
+        return [(2 + 96 * i / last, 22 - 20 * ((v - low) / (high - low) if high > low else 0.5)) for i, v in curve]
+
+    paths = [
+        f'<path{look} d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in points(curve))}"/>'
+        for curve, look in zip(curves, (' class="against"', ""), strict=True)
+        if len(curve) > 1
+    ]
+    x, y = points(curves[1])[-1]
     return Markup(
-        f'<svg class="spark" viewBox="0 0 100 24" aria-hidden="true"><path d="M{path}"/>'
+        f'<svg class="spark" viewBox="0 0 100 24" aria-hidden="true">{"".join(paths)}'
         f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2"/></svg>'
     )

@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+_MOST_NAMES = 24
+"""Runs that a legend names."""
+
+
 @dataclass(frozen=True)
 class Curve:
     """One quantity of one run over training."""
@@ -85,7 +89,8 @@ def draw_curves(
     figure, axes = new_figure(360, 200)
     several = any(curve.name for curve in shown)
     entries: dict[str, Any] = {}
-    for curve in shown if several else ():
+    # More names than a legend can hold are no legend.
+    for curve in shown if several and len({curve.name for curve in shown}) <= _MOST_NAMES else ():
         entries[curve.name] = legend_line(color=run_colour(curve.run), marker=_marker(curve))
     for curve in shown:
         values = np.asarray(curve.values, dtype=float)

@@ -54,6 +54,8 @@ class Section:
     listings: list[Listing] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What a reader must know before the pictures, or why there are none."""
+    unpictured: list[tuple[str, Sequence[LabelledArray]]] = field(default_factory=list)
+    """CSV file and numbers of what has no picture: of runs that are too many."""
     most: int | None = None
     """Pictures that are wanted; those after them are not drawn. None: all."""
 
@@ -71,6 +73,10 @@ class Section:
         svg = Markup(to_svg(figure, name if index is None else f"{name}-{index}", described))
         self.pictures.append(Picture(svg, described, f"{name}.csv", numbers))
 
+    def add_numbers(self, key: str, numbers: Sequence[LabelledArray]) -> None:
+        """Add the numbers of a picture that is not shown to the CSV of its ``key``."""
+        self.unpictured.append((f"{self.id}-{key}.csv", numbers))
+
 
 def csv_texts(sections: Iterable[Section]) -> dict[str, str]:
     """CSV text by file name, of everything that the sections show."""
@@ -79,4 +85,6 @@ def csv_texts(sections: Iterable[Section]) -> dict[str, str]:
         shown: list[Picture | Listing] = [*section.pictures, *section.listings]
         for item in shown:
             found.setdefault(item.file, []).extend(item.numbers)
+        for file, numbers in section.unpictured:
+            found.setdefault(file, []).extend(numbers)
     return {name: to_csv(numbers) for name, numbers in found.items()}

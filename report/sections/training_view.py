@@ -16,7 +16,7 @@ from ..pictures.curves import Control, Curve, draw_over_training
 from ..pictures.heads import draw_heads
 from ..pictures.layers import draw_blocks
 from ..pictures.panels import Heights, Panel, evenly_spaced, same_scale
-from ..pictures.style import DASHED, SOLID
+from ..pictures.style import DASHED, SOLID, numbers_only
 from ..probe_arrays import GROUPS, PROBES, arrays_of, of_probe
 from ..rows import declared_quantities
 from ..run_history import RunHistory
@@ -26,6 +26,8 @@ from .section import Drawing, Section
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
+PICTURED = 3
+"""Runs of a page that have pictures of their own: blocks, heads, maps. Of further ones there are the numbers."""
 _MAX_POINTS = 600  # per loss curve; more than a picture has pixels says nothing more
 
 Curves = Mapping[str, tuple[str, Mapping[str, Any]]]
@@ -208,9 +210,14 @@ class TrainingView:
         """Add pictures of one kind."""
         made = []
         for section, key, caption, draw in wanted:
-            for run in () if section.is_full else self.runs:
+            for run in () if section.is_full else self.runs[:PICTURED]:
                 if (drawn := draw(run)) is not None:
                     made.append((section, key, caption, run, *drawn))
+            for run in () if section.is_full else self.runs[PICTURED:]:
+                with numbers_only():
+                    drawn = draw(run)
+                if drawn is not None:
+                    section.add_numbers(key, [array.within({"run": run.name}) for array in drawn[1]])
         if one_scale:
             same_scale([figure for *_, figure, _ in made])
         for section, key, caption, run, figure, numbers in made:

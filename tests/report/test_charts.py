@@ -58,7 +58,7 @@ def one_of_each():
 def page():
     blocks = [
         Heading("top", EVIL, EVIL),
-        Findings([Finding(EVIL, "yes", [3, 2, float("nan"), 1], "more")], EVIL),
+        Findings([Finding(EVIL, "present", [3, 2, float("nan"), 1], [1, 1, 1, 1], link="more")], EVIL),
         Controls(),
         Panels(one_of_each()),
         Fold(EVIL, [Prose(EVIL), Table([EVIL, "x"], [[EVIL, "1"]])], id="more", note=EVIL),

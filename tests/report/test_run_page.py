@@ -315,7 +315,7 @@ def test_one_run_has_no_headings_of_runs(tmp_path, make_run):
     assert '<span class="swatch"' not in text
     # loss 1, aggregation 3, neurons 2, dominance 3, lock 3, sink 5, and 2 each of the seed's mark
     assert text.count("<figure>") == 17 + 4 * 2
-    assert text.count('<figure class="panel') == 9
+    assert text.count('<figure class="panel') == 10  # those of the story, and what it has nothing to say of
 
 
 def test_a_newborn_has_a_page(tmp_path, make_run, parse):

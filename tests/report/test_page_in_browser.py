@@ -1,0 +1,278 @@
+"""The page of runs as a reader uses it, in a real browser: hover, scrub, choose, print, read without script."""
+
+import csv
+import json
+
+import numpy as np
+import pytest
+
+from birthmark.files import read_json, write_json, write_text
+from birthmark.report.run_page import build_report
+
+EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
+TOOLTIP = ".tip:not([hidden])"
+
+
+def write_report(runs, folder):
+    build_report(runs, folder / "report.html")
+    return folder / "report.html"
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory, make_run):
+    """A run of four snapshots, and its page."""
+    folder = tmp_path_factory.mktemp("one")
+    run = make_run(folder / "run", steps=(0, 10, 20, 30))
+    return run, write_report([run], folder)
+
+
+@pytest.fixture(scope="module")
+def several(tmp_path_factory, make_run):
+    """Two configs: two seeds of the first, one of the second, whose name is an attack; and their page."""
+    folder = tmp_path_factory.mktemp("several")
+    names = ("plain", "plain-1", "other <b onmouseover=alert(3)>")
+    runs = [make_run(folder / name, seed=seed, steps=(0, 10, 20)) for seed, name in enumerate(names)]
+    for run, seed, mlp in zip(runs, (0, 1, 0), ("gelu", "gelu", "relu"), strict=True):
+        write_json(run.birth, read_json(run.birth) | {"init_seed": seed})
+        write_text(run.config, f"name: {run.path.name!r}\ninit_seed: {seed}\nmodel: {{mlp: {mlp}}}\n")
+    return runs, write_report(runs, folder)
+
+
+def csv_values(page, name, **where):
+    with (page.parent / "report-data" / name).open(encoding="utf-8", newline="") as f:
+        rows = [row for row in csv.DictReader(f) if all(row[key] == str(value) for key, value in where.items())]
+    return [float(row["value"]) for row in rows]
+
+
+def hover(tab, panel, share):
+    """Move the mouse over a panel's plot, so far from its left; what the tooltip says."""
+    over = tab.page.locator(f"#panel-{panel} .u-over")
+    over.scroll_into_view_if_needed()
+    box = over.bounding_box()
+    tab.page.mouse.move(box["x"] + 2, box["y"] + 20)
+    tab.page.mouse.move(box["x"] + min(max(share * box["width"], 1), box["width"] - 1), box["y"] + box["height"] / 2)
+    return tab.text(TOOLTIP).split("\n")
+
+
+def scrub(tab, place):
+    """Put the scrubber on its ``place``-th step."""
+    move = "(bar, place) => { bar.value = place; bar.dispatchEvent(new Event('input')); }"
+    tab.page.locator("#scrub").evaluate(move, place)
+
+
+def view(tab):
+    """The choices that the address holds."""
+    text = tab.run("() => location.hash.slice(1)")
+    return dict(part.split("=", 1) for part in text.split("&")) if text else {}
+
+
+def tokens(tab):
+    return tab.page.locator("#panel-tokens .live td.text").all_inner_texts()
+
+
+def test_it_opens_without_a_word_in_the_console_and_fetches_nothing(one, open_page):
+    tab = open_page(one[1])
+    assert tab.page.locator("figure.panel canvas").count() >= 4
+    assert len(tab.asked) == 1
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_follows_the_readers_colours(one, open_page, scheme):
+    tab = open_page(one[1], color_scheme=scheme)
+    ground = tab.run("() => getComputedStyle(document.documentElement).backgroundColor")
+    assert ground == {"light": "rgb(254, 254, 254)", "dark": "rgb(22, 25, 29)"}[scheme]
+    ink = tab.run("() => charts.runColour(0)")
+    assert ink == {"light": "#0072b2", "dark": "#5fb0ea"}[scheme]
+
+
+def test_a_page_of_one_run_is_short_and_fits_a_phone(one, open_page):
+    assert open_page(one[1]).run("() => document.documentElement.scrollHeight") <= 2500
+    phone = open_page(one[1], width=420)
+    assert phone.run("() => document.documentElement.scrollWidth") == 420
+    phone.run("() => document.querySelectorAll('details').forEach(d => d.open = true)")
+    assert phone.run("() => document.documentElement.scrollWidth") == 420
+
+
+def test_hovering_says_what_the_csv_holds(one, open_page):
+    page = one[1]
+    tab = open_page(page)
+    for share, step in ((0, 0), (1, 30)):
+        at, *rows = hover(tab, "alignment", share)
+        assert at == f"step {step}"
+        (value,) = csv_values(page, "direction-alignment.csv", step=step, quantity="bias/alignment")
+        shown = [float(row) for row in rows if row.replace(".", "", 1).replace("-", "", 1).isdigit()]
+        assert float(f"{value:.4g}") in shown
+    # The cursor of one panel is that of all: no tooltip stands where the mouse is not.
+    assert tab.page.locator(TOOLTIP).count() == 1
+
+
+def test_scrubbing_moves_maps_lines_and_the_ranking(one, open_page):
+    run, page = one
+    tab = open_page(page)
+    snapshots = run.snapshots()
+    for place in (0, 2):
+        scrub(tab, place)
+        snapshot = snapshots[place]
+        expected = [token["text"] for token in snapshot.summary["top_tokens"][:10]]
+        assert [text.strip() for text in tokens(tab)] == [printed(text).strip() for text in expected]
+        cells = tab.page.locator("#panel-sink-heads .live td").evaluate_all("all => all.map(c => c.dataset.tip)")
+        wanted = [float(f"{v:.4g}") for v in snapshot.arrays["sink_mass"].ravel()]
+        assert [float(tip.rpartition(": ")[2]) for tip in cells] == wanted
+        assert f"{snapshot.step}" in tab.text("#step")
+        position = hover(tab, "variance-positions", 0)
+        assert position[0] == "position 0"
+        seen = [float(line) for line in position[1:] if line.replace(".", "", 1).isdigit()]
+        assert sorted(seen) == sorted(
+            float(f"{v:.4g}") for v in snapshot.arrays["positional_variance"][:, :, 0].mean(1)
+        )
+
+
+def printed(text):
+    shown = text.replace("\u202e", "\\u202e")
+    return shown if len(shown) <= 24 else shown[:23] + "…"
+
+
+def test_a_link_keeps_the_view(one, open_page):
+    tab = open_page(one[1])
+    scrub(tab, 1)
+    tab.page.select_option("#choose-block", "2")
+    tab.page.select_option("#choose-head", "1")
+    tab.page.click("#panel-sink-mass .ylog")
+    assert view(tab) == {"step": "10", "block": "2", "head": "1", "ylog": "sink-mass"}
+    again = open_page(one[1], tab.run("() => location.hash"))
+    assert again.page.input_value("#scrub") == "1"
+    assert again.page.get_attribute("#panel-sink-mass .ylog", "aria-pressed") == "true"
+    rows = hover(again, "sink-mass", 1)
+    expected = one[0].snapshots()[-1].arrays["sink_mass"][1, 1]
+    assert f"{float(f'{expected:.4g}')}" in rows
+    assert any("block 2" in row or "head 1" in row or row == "Sink mass" for row in rows)
+    again.page.click("#reset")
+    assert view(again) == {}
+    assert again.page.input_value("#choose-block") == ""
+
+
+def test_dragging_zooms_all_panels_over_steps_and_a_double_click_ends_it(one, open_page):
+    tab = open_page(one[1])
+    box = tab.page.locator("#panel-alignment .u-over").bounding_box()
+    tab.page.mouse.move(box["x"] + 0.4 * box["width"], box["y"] + 50)
+    tab.page.mouse.down()
+    tab.page.mouse.move(box["x"] + 0.9 * box["width"], box["y"] + 60, steps=4)
+    tab.page.mouse.up()
+    low, high = map(float, view(tab)["zoom"].split(","))
+    assert (low, high) == (pytest.approx(12, abs=0.5), pytest.approx(27, abs=0.5))
+    tab.page.locator("#panel-persistence-ranks .u-over").dblclick()
+    assert "zoom" not in view(tab)
+
+
+def test_links_open_what_they_lead_to(one, open_page):
+    tab = open_page(one[1], "#sink")
+    assert tab.page.locator("#sink > details").get_attribute("open") is not None
+    tab.page.click('nav a[href="#aggregation"]')
+    assert tab.page.locator("#aggregation figure").first.is_visible()
+    assert view(tab) == {"at": "aggregation"}
+
+
+def test_runs_are_chosen_and_seeds_of_one_config_are_a_band(several, open_page):
+    runs, page = several
+    tab = open_page(page)
+    _, *rows = hover(tab, "alignment", 1)
+    values = [run.snapshots()[-1].bias["alignment"] for run in runs]
+    assert {f"{float(f'{v:.4g}')}" for v in values} <= set(rows)
+    assert any("mean of 2 seeds" in row for row in rows)
+    tab.page.click('.chips [data-run="1"]')
+    assert view(tab)["hide"] == "1"
+    _, *rows = hover(tab, "alignment", 1)
+    assert f"{float(f'{values[1]:.4g}')}" not in rows
+    assert not any("mean of" in row for row in rows)
+    tab.page.select_option("#choose-focus", "2")
+    ratios = "#panel-tokens .live td:nth-child(3)"
+    shown = [t.page.locator(ratios).all_inner_texts() for t in (tab, open_page(page, "#focus=2"), open_page(page))]
+    assert shown[0] == shown[1] != shown[2]
+    assert tab.text("#panel-tokens .when").startswith("other <b onmouseover=alert(3)>")
+
+
+def test_a_table_says_where_configs_differ_and_pairs_what_that_makes(several, open_page):
+    runs, page = several
+    tab = open_page(page)
+    table = tab.page.locator("table").first
+    assert table.locator("th").all_inner_texts() == ["run", "init_seed", "model.mlp"]
+    assert table.locator("tbody tr").last.locator("td").all_inner_texts()[1:] == ["0", "relu"]
+    rows = {row[0]: row for row in (r.split("\t") for r in tab.text("#pairs table").split("\n"))}
+    a, b = (run.snapshots()[-1].bias["alignment"] for run in (runs[0], runs[2]))
+    _, first, second, apart, interval, n = rows["alignment"]
+    assert [float(first), float(second), float(apart)] == pytest.approx([a, b, b - a], abs=6e-4)
+    assert (interval, n) == ("one pair", "1")
+
+
+def test_nothing_that_a_run_or_a_token_is_called_runs(tmp_path, make_run, open_page):
+    run = make_run(tmp_path / EVIL.replace("/", "∕"), steps=(0, 5))
+    for snapshot in run.snapshots():
+        for token in snapshot.summary["top_tokens"]:
+            token["text"] = EVIL
+        snapshot.write(run.snapshot(snapshot.step))
+    tab = open_page(write_report([run, run], tmp_path))
+    tab.run("() => document.querySelectorAll('details').forEach(d => d.open = true)")
+    hover(tab, "alignment", 0.5)
+    scrub(tab, 0)
+    assert tab.page.locator("img").count() == 0
+    assert tokens(tab)[0].startswith("<img src=x onerr")
+
+
+def test_it_reads_without_script_and_in_print(one, open_page):
+    run, page = one
+    plain = open_page(page, java_script_enabled=False)
+    printed = open_page(page)
+    printed.page.emulate_media(media="print")
+    for tab in (plain, printed):
+        stills = tab.page.locator("figure.panel .still")
+        shown = [stills.nth(i).is_visible() for i in range(stills.count())]
+        assert len(shown) > 6
+        assert sum(shown) >= 6
+        assert not any(shown[i] and not stills.nth(i).locator("svg, table").count() for i in range(len(shown)))
+        assert not tab.page.locator("#controls").is_visible()
+        assert run.snapshots()[-1].summary["top_tokens"][1]["text"] in tab.text("#panel-tokens .still")
+    plain.page.click("#sink summary")
+    assert plain.page.locator("#sink figure svg").first.is_visible()
+    assert len(printed.page.pdf()) > 20_000
+
+
+@pytest.mark.parametrize("steps", [(), (0,), (7,)], ids=["no snapshot", "newborn", "one of step 7"])
+def test_runs_with_little_to_show_open(tmp_path, make_run, open_page, steps):
+    run = make_run(tmp_path / "run", steps=steps or (0,), losses=bool(steps))
+    if not steps:
+        for file in run.snapshot(0).iterdir():
+            file.unlink()
+        run.snapshot(0).rmdir()
+    tab = open_page(write_report([run], tmp_path))
+    assert "0.1.0" in tab.page.text_content("#birth")
+    assert tab.page.locator("#scrub").count() == 0
+
+
+def test_what_is_not_a_number_is_a_gap(tmp_path, make_run, make_snapshot, open_page):
+    run = make_run(tmp_path / "run", steps=(0, 5))
+    rng = np.random.default_rng(0)
+    broken = make_snapshot(9, rng, alignment=float("nan"))
+    broken.arrays["sink_mass"][...] = np.nan
+    broken.write(run.snapshot(9))
+    tab = open_page(write_report([run], tmp_path))
+    assert json.loads(tab.run("() => document.getElementById('charts').textContent"))["panels"]["alignment"]
+    scrub(tab, 2)
+    tips = tab.page.locator("#panel-sink-heads .live td").evaluate_all("all => all.map(c => c.dataset.tip)")
+    assert all(tip.endswith(": –") for tip in tips)
+
+
+def test_ten_runs_are_under_three_megabytes(tmp_path, make_run):
+    runs = [make_run(tmp_path / f"run-{i}", seed=i, steps=(0, 1, 8, 64), n_layers=6, n_heads=8) for i in range(10)]
+    assert write_report(runs, tmp_path).stat().st_size < 3_000_000
+
+
+def test_a_hundred_runs_open(tmp_path, make_run, open_page):
+    runs = [
+        make_run(tmp_path / f"run-{i}", seed=i, steps=(0, 3), n_layers=1, n_heads=1, vocab=30, only=("sink_mass",))
+        for i in range(100)
+    ]
+    tab = open_page(write_report(runs, tmp_path))
+    assert tab.page.locator(".chips button").count() == 100
+    assert "more" in hover(tab, "alignment", 1)[-1]
+    tab.page.click('.chips [data-run="99"]')
+    assert view(tab)["hide"] == "99"
