@@ -7,14 +7,14 @@ from typing import Any
 
 from markupsafe import Markup, escape
 
+from ..findings.compared_runs import Comparison, Difference, paired_differences
+from ..findings.nothing_here import nothing_here
 from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, Table
-from .charts.nothing_here import nothing_here
 from .charts.run_panels import panels_of_runs
 from .charts.specs import ChartPanel, PageRun
 from .charts.stills import run_variable
-from .compared_runs import Comparison, paired_differences
 from .run_history import RunHistory
-from .text import printable
+from .text import MISSING, format_value, printable
 from .verdicts import verdicts
 
 _OPEN_FINDINGS = 2
@@ -99,9 +99,9 @@ def _swatch(run: int) -> Markup:
 
 def _compared(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
     """Where the configs differ, and what all of them are."""
-    rows: list[list[str | Markup]] = [
-        [_swatch(run.index) + escape(run.name), *values] for run, values in zip(runs, comparison.values, strict=True)
-    ]
+    rows: list[list[str | Markup]] = []
+    for run, values in zip(runs, comparison.values, strict=True):
+        rows.append([_swatch(run.index) + escape(run.name), *(printable(value or MISSING) for value in values)])
     table = Table(["run", *comparison.fields], rows, texts=range(1 + len(comparison.fields)))
     if len(runs) > 12:
         return [Fold(f"{len(runs)} runs: where their configs differ", [table])]
@@ -139,10 +139,26 @@ def _paired(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
     """Differences between configs over pairs of one seed."""
     blocks: list[Block] = []
     for a, b, differences in paired_differences(runs, comparison.groups):
-        rows = [difference.cells() for difference in differences]
+        rows = [_cells(difference) for difference in differences]
         headings = ["at the end", a, b, "difference", "95 % interval", "pairs"]
         caption = f"{b} minus {a}, over pairs of runs of the same seed; Student's interval over the pairs."
         blocks.append(Table(headings, rows, caption=caption))
     if not blocks:
         return []
     return [Fold("Paired differences: same seed, two configs", blocks, id="pairs", open=len(blocks) < 3)]
+
+
+def _cells(difference: Difference) -> list[str]:
+    """Quantity, both means, their difference, its interval, pairs."""
+    spec = difference.quantity.format
+    name = difference.quantity.label + (f", {difference.probe} probe" if difference.probe else "")
+    ends = "one pair"
+    if difference.interval is not None:
+        ends = " to ".join(_signed(end, spec) for end in difference.interval)
+    means = [format_value(value, spec) for value in (difference.first, difference.second)]
+    return [name, *means, _signed(difference.mean, spec), ends, str(difference.n_pairs)]
+
+
+def _signed(value: float, spec: str) -> str:
+    told = format_value(value, spec)
+    return f"+{told}" if value > 0 else told

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ..files import strict
+from ..findings.compared_runs import compare_configs
 from ..measure.records import RunDir
 from .charts.chart_page import Panels, render_page
-from .compared_runs import compare_configs
 from .html_page import navigation, write_page
 from .key_figures import of_run
 from .run_blocks import page_runs, story

@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from ..files import finite_or_nan
 from ..metrics.quantities import LOGGED, MEASURED
 from ..metrics.quantity import Quantity
 from ..yaml_files import parse_yaml
-from .run_history import RunHistory
-from .text import MISSING, finite_or_nan, format_value, printable
+from .history import RunHistory
 
 _NO_CONFIG = ("name", "run_dir")
 """Fields that say where a run is kept, not what it is."""
@@ -54,7 +54,7 @@ class Comparison:
     fields: Sequence[str]
     """Fields in which runs differ, the seed first."""
     values: Sequence[Sequence[str]]
-    """``[runs][fields]``."""
+    """``[runs][fields]``; "" where a config has no such field, or null."""
 
     @property
     def several_seeds(self) -> set[str]:
@@ -87,7 +87,7 @@ def compare_configs(runs: Sequence[RunHistory]) -> Comparison:
 
 
 def _told(value: Any) -> str:
-    return MISSING if value is None else printable(value)
+    return "" if value is None else str(value)
 
 
 def _group_name(members: Sequence[RunHistory]) -> str:
@@ -112,19 +112,6 @@ class Difference:
     interval: tuple[float, float] | None
     """Student's, of 95 %; None of one pair."""
     n_pairs: int
-
-    def cells(self) -> list[str]:
-        """The row of a table: quantity, both means, their difference, its interval, pairs."""
-        spec = self.quantity.format
-        name = self.quantity.label + (f", {self.probe} probe" if self.probe else "")
-        ends = "one pair" if self.interval is None else " to ".join(_signed(end, spec) for end in self.interval)
-        means = [format_value(value, spec) for value in (self.first, self.second)]
-        return [name, *means, _signed(self.mean, spec), ends, str(self.n_pairs)]
-
-
-def _signed(value: float, spec: str) -> str:
-    told = format_value(value, spec)
-    return f"+{told}" if value > 0 else told
 
 
 def paired_differences(runs: Sequence[RunHistory], groups: Sequence[str]) -> list[tuple[str, str, list[Difference]]]:

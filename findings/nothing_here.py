@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
-from ...metrics.quantities import MEASURED
-from ..probe_arrays import GROUPS
-from ..run_history import RunHistory
-from ..text import finite_or_nan, format_value
+from ..files import finite_or_nan
+from ..metrics.quantities import MEASURED
+from .history import RunHistory
+from .wording import in_prose
 
 
 def nothing_here(runs: Sequence[RunHistory], section: str) -> str:
@@ -22,7 +22,7 @@ def _all(runs: Sequence[RunHistory], name: str) -> list[tuple[float, float]]:
     found = []
     for run in runs:
         for snapshot in run.dated:
-            for group in GROUPS.values():
+            for group in ("bias", "bias_text"):
                 value = finite_or_nan((snapshot.summary.get(group) or {}).get(name))
                 if math.isfinite(value):
                     found.append((value, MEASURED[name].level(snapshot.summary, group)))
@@ -35,7 +35,7 @@ def _sink(runs: Sequence[RunHistory]) -> str:
     if not masses or any(rate > 1 for rate, _ in rates) or any(not mass <= 2 * level for mass, level in masses):
         return ""
     most, level = max(masses)
-    return f"no head above {format_value(most, '.3f')}; uniform attention gives {format_value(level, '.3f')}"
+    return f"no head above {in_prose(most)}; uniform attention gives {in_prose(level)}"
 
 
 def _neurons(runs: Sequence[RunHistory]) -> str:
@@ -54,7 +54,7 @@ def _lock(runs: Sequence[RunHistory]) -> str:
     if not cosines or any(not cosine <= 1.5 * chance for cosine, chance in cosines):
         return ""
     most, chance = max(cosines)
-    return f"at most {format_value(most, '.3f')}; chance is {format_value(chance, '.3f')}"
+    return f"at most {in_prose(most)}; chance is {in_prose(chance)}"
 
 
 def _aggregation(runs: Sequence[RunHistory]) -> str:
