@@ -30,8 +30,8 @@ class DataConfig:
     .parquet/.arrow/.json/.jsonl/.csv files of one kind."""
 
     tokenizer: str = "bpe"
-    """``bpe`` trains a byte-level BPE of model.vocab_size tokens on the corpus; else the path of a ``tokenizers``
-    JSON file. Not used by ``backcopy``."""
+    """``bpe`` trains a byte-level BPE of model.vocab_size tokens on the corpus (a small one may give fewer; the model
+    then has as many); else the path of a ``tokenizers`` JSON file. Not used by ``backcopy``."""
 
     data_seed: int = 0
     """Decides the order of the training data (and the text of ``backcopy``), and nothing else."""

@@ -38,7 +38,10 @@ class PreparedData:
     """Validation samples, in corpus order."""
 
     vocab_size: int
-    """Tokens that the data can hold; at most model.vocab_size."""
+    """Tokens that the data can hold; at most model.vocab_size, and fewer where a small corpus gives no more."""
+
+    vocab_size_asked: int
+    """What `prepare` was given: model.vocab_size of the config."""
 
     record: dict[str, Any]
     """What a run's record keeps: JSON-able, with hashes of corpus and tokenizer."""
@@ -102,6 +105,7 @@ def prepare(config: DataConfig, *, vocab_size: int, seq_len: int) -> PreparedDat
         train=train,
         val=val,
         vocab_size=tokenizer.vocab_size,
+        vocab_size_asked=vocab_size,
         record=record,
         token_texts=tokenizer.token_texts,
         bytes_per_token=bytes_per_token,
@@ -159,6 +163,7 @@ def _prepare_backcopy(config: DataConfig, vocab_size: int, seq_len: int) -> Prep
         train=train,
         val=val,
         vocab_size=vocab_size,
+        vocab_size_asked=vocab_size,
         record=record,
         token_texts=backcopy.token_texts,
         groups={"trigger": backcopy.trigger_mask},

@@ -139,6 +139,7 @@ class Birth(TypedDict):
     model: NotRequired[dict[str, Any]]
     parameters: NotRequired[dict[str, dict[str, Any]]]
     config_is_sealed: NotRequired[bool]
+    vocab_size_asked: NotRequired[Size]
     sha256: NotRequired[Sha256]
 
 

@@ -177,7 +177,8 @@ class Planner:
         Raises:
             UsageError: batch, processes and strategy do not go together.
         """
-        trainer, cluster = trainer or self.config.trainer, self.cluster
+        cluster = self.cluster
+        trainer = (trainer or self.config.trainer).shared_by(cluster.n_gpus)
         n, alone = cluster.n_gpus, not STRATEGIES[trainer.strategy].launched and cluster.n_gpus == 1
         # The check against this machine's own devices is for runs, not for plans.
         check_launch(replace(trainer, device="cpu"), None if alone else LaunchedProcess(0, n, 0, cluster.per_node))

@@ -92,7 +92,8 @@ class TrainerConfig:
     """Optimizer steps."""
 
     micro_batch_size: int = 16
-    """Sequences in one forward and backward pass on one device."""
+    """Sequences in one forward and backward pass on one device, at most: the largest number up to this that divides a
+    process's share of global_batch_size."""
 
     global_batch_size: int = 16
     """Sequences in one optimizer step, over all devices and accumulated micro-batches."""
@@ -152,6 +153,23 @@ class TrainerConfig:
     validation, a snapshot, a checkpoint and the end may each take fifteen times as long. 0: no limit, as for a
     debugger."""
 
+    def shared_by(self, n_processes: int) -> TrainerConfig:
+        """The same for ``n_processes``, with the largest micro-batch that divides the share of each.
+
+        Raises:
+            UsageError: the global batch cannot be shared evenly; the message names numbers that can.
+        """
+        share, left = divmod(self.global_batch_size, n_processes)
+        if left:
+            near = [n for n in (share * n_processes, (share + 1) * n_processes) if n]
+            fewer = max(n for n in range(1, n_processes) if self.global_batch_size % n == 0)
+            raise UsageError(
+                f"trainer.global_batch_size {self.global_batch_size} cannot be shared evenly by {n_processes} "
+                f"processes: give {' or '.join(map(str, near))}, or start {fewer}"
+            )
+        size = next(n for n in range(min(share, self.micro_batch_size), 0, -1) if share % n == 0)
+        return dataclasses.replace(self, micro_batch_size=size)
+
     def problems(self) -> list[str]:
         """Everything that makes this config impossible, one line each, with the mend."""
         bounds = {
@@ -163,11 +181,6 @@ class TrainerConfig:
             "val_sequences": (1, 1 << 32),
         }
         found = outside("trainer", self, bounds)
-        if not found and self.global_batch_size % self.micro_batch_size:
-            found.append(
-                f"trainer.global_batch_size {self.global_batch_size} is not a multiple of "
-                f"trainer.micro_batch_size {self.micro_batch_size}: change either"
-            )
         for name, steps in (("keep_last", self.keep_last), ("keep_every", self.keep_every)):
             if steps is not None and not 1 <= steps <= 10**10:
                 found.append(f"trainer.{name} is {steps}: give at least 1 and at most 10¹⁰, or nothing")

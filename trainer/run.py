@@ -75,6 +75,13 @@ def _check_same_everywhere(config: RunConfig, birth: str, data: PreparedData) ->
     check_same("birth digest", birth, "the nodes' libraries compute otherwise; install the same on all of them")
 
 
+def _fitted(config: RunConfig, data: PreparedData) -> RunConfig:
+    """The run with as many tokens as the tokenizer has that was trained here: a small corpus gives fewer than asked."""
+    if config.data.tokenizer != "bpe" or data.vocab_size == config.model.vocab_size:
+        return config
+    return replace(config, model=replace(config.model, vocab_size=data.vocab_size))
+
+
 class _Steps(L.LightningDataModule):
     """Training batches from the step that the trainer has reached: data are a function of the step."""
 
@@ -109,8 +116,11 @@ def _quiet() -> None:
         warnings.filterwarnings("ignore", message)
 
 
-def _print_start(console: Console, config: RunConfig, run: RunDir, start: RunStart, *, resumed: bool) -> None:
-    """What starts, how much is to be trained, and how attention is computed where no fused kernel does it."""
+def _print_start(
+    console: Console, config: RunConfig, asked: RunConfig, run: RunDir, start: RunStart, *, resumed: bool
+) -> None:
+    """What starts, how much is to be trained, what is otherwise than ``asked``, and how attention is computed where no
+    fused kernel does it."""
     birth = f"{start.birth['n_params']:,} parameters  birth {start.birth['digest'][:12]}…"
     console.print(
         f"[bold]{escape(str(run.path))}[/bold]  {birth}  "
@@ -125,6 +135,20 @@ def _print_start(console: Console, config: RunConfig, run: RunDir, start: RunSta
     console.print(
         f"{to_come:,} steps of {per_step:,} tokens, {to_come * per_step:,} in all", highlight=False, soft_wrap=True
     )
+    if (n_tokens := config.model.vocab_size) != asked.model.vocab_size and asked.data.tokenizer == "bpe":
+        console.print(
+            f"vocabulary: the corpus gives {n_tokens:,} BPE tokens, not model.vocab_size {asked.model.vocab_size:,}: "
+            "the model has as many, and config.yaml records it",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if (size := settings.micro_batch_size) != asked.trainer.micro_batch_size:
+        console.print(
+            f"micro-batches of {size}: trainer.micro_batch_size {asked.trainer.micro_batch_size} does not divide the "
+            f"{settings.global_batch_size // world_size()} sequences of a process in a step",
+            highlight=False,
+            soft_wrap=True,
+        )
     if console.is_terminal:
         path = shlex.quote(str(run.path))
         console.print(f"watch it: birthmark report {path} --watch", highlight=False, soft_wrap=True, markup=False)
@@ -179,6 +203,7 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         RunError: it failed on the way; all checkpoints so far are intact.
     """
     process = check_launch(config.trainer, launched_process())
+    asked = config
     device = _device(config, process)
     if device.type == "cpu":
         keep_freed_memory()
@@ -196,15 +221,18 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         # One process of a node reads all of its shards again; a damaged one ends the others too.
         checked = config.data if process is None or process.local_rank == 0 else replace(config.data, verify="size")
         data = prepare(checked, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
+        config = _fitted(config, data)
+        # Another number of processes may go on with the run: its config.yaml keeps the micro-batch that was asked for.
+        running = replace(config, trainer=config.trainer.shared_by(process.world_size if process else 1))
         # Not before the data: a corpus may take hours to prepare, and processes are forked for it.
         progress = held.enter_context(watched(config.trainer.timeout_s, run, process))
-        strategy = set_up_strategy(config.trainer, config.optim.grad_clip, device)
+        strategy = set_up_strategy(running.trainer, config.optim.grad_clip, device)
         model = initialize_model(config, config.init_seed, device if strategy.shard else "cpu", strategy.shard)
         birth = digest(model)
         _check_same_everywhere(config, birth, data)
 
         start = from_rank_zero(lambda: held.enter_context(begin_run(config, run, model, birth, data, resume=resume)))
-        _print_start(console, config, run, start, resumed=resume)
+        _print_start(console, running, asked, run, start, resumed=resume)
         if start.step >= config.trainer.max_steps:
             from_rank_zero(lambda: write_metrics_csv(run))
             return Outcome(run, start.step, None)
@@ -214,13 +242,13 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         loggers = build_loggers(config, run, start.birth, device, process) if rank() == 0 else []
         held.push(lambda kind, error, trace: close_loggers(loggers, failed=kind is not None))
         callbacks, stop = build_callbacks(
-            config, run, data, start.birth["n_params"], reference, device, console, progress
+            running, run, data, start.birth["n_params"], reference, device, console, progress
         )
         signals.enter_context(stop.listen())
-        trainer = _lightning_trainer(config, run, process, device, strategy.lightning, callbacks, loggers)
-        module = PretrainModule(model, config.optim, config.trainer, progress)
+        trainer = _lightning_trainer(running, run, process, device, strategy.lightning, callbacks, loggers)
+        module = PretrainModule(model, config.optim, running.trainer, progress)
         try:
-            trainer.fit(module, datamodule=_Steps(config, data), ckpt_path=start.checkpoint)
+            trainer.fit(module, datamodule=_Steps(running, data), ckpt_path=start.checkpoint)
         except SystemExit:
             # So Lightning answers a KeyboardInterrupt, which it does not hand on.
             raise KeyboardInterrupt from None

@@ -87,6 +87,8 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, found: str, dat
             for name, facts in birth["parameters"].items()
         },
     }
+    if data.vocab_size_asked != config.model.vocab_size:
+        record["vocab_size_asked"] = data.vocab_size_asked
     write_config(config, run.config)
     if data.tokenizer_path is not None:
         with atomic_path(run.tokenizer) as new:
@@ -98,15 +100,15 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, found: str, dat
 def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: PreparedData) -> dict[str, Any]:
     """The certificate of a run that goes on; the model at step 0 and the corpus must be the ones that it names."""
     record = run.read_birth()
-    if now != record["digest"]:
-        raise RunError(
-            f"{run.birth}: {config.init_from or f'init_seed {config.init_seed}'} now gives {now[:12]}…, the "
-            f"certificate says {record['digest'][:12]}…; it, the config or the certificate was changed"
-        )
     if data.record != record.get("data"):
         hashes = [facts.get("content_hash") for facts in (data.record, record.get("data") or {})]
         raise RunError(
             "data.path: the corpus is not the one this run began with (content hash {}, was {})".format(*hashes)
+        )
+    if now != record["digest"]:
+        raise RunError(
+            f"{run.birth}: {config.init_from or f'init_seed {config.init_seed}'} now gives {now[:12]}…, the "
+            f"certificate says {record['digest'][:12]}…; it, the config or the certificate was changed"
         )
     write_config(config, run.config)
     return record

@@ -74,5 +74,8 @@ def read_saved_fields(run: RunDir) -> dict[str, Any]:
 def config_differences(config: RunConfig, run: RunDir) -> dict[str, tuple[Any, Any]]:
     """Fields in which ``config`` is not the run's own, by dotted name and sorted: (the run's value, ``config``'s)."""
     had, now = read_saved_fields(run), dotted(asdict(config))
+    name = "model.vocab_size"
+    if had.get(name) != now[name] and run.read_birth().get("vocab_size_asked") == now[name]:
+        now[name] = had[name]  # as much was asked for when the run began, and its corpus gave fewer tokens
     values = {name: (had.get(name), now.get(name)) for name in sorted({*had, *now})}
     return {name: (there, here) for name, (there, here) in values.items() if there != here}

@@ -49,7 +49,6 @@ BAD = {
     "a width that heads do not divide": (["--model.d_model=15"], "model.d_model 15 is not divisible by model.n_heads"),
     "heads that groups do not divide": (["--model.n_heads=4", "--model.n_kv_heads=3"], "model.n_kv_heads 3"),
     "an odd rotary width": (["--model.d_model=6"], "rotary"),
-    "a batch that does not divide": (["--trainer.global_batch_size=5"], "trainer.global_batch_size 5"),
     "a probe longer than the model": (["--snapshot.seq_len=99"], "snapshot.seq_len 99 is longer than model."),
     "no such corpus": (["--data.path=/no/such"], "data.path: '/no/such' does not exist"),
     "no such tokenizer": (["--data.path=stdlib", "--data.tokenizer=/no/such"], "data.tokenizer"),

@@ -505,11 +505,10 @@ def test_any_field_of_a_run_can_be_set(file, capsys):
     assert changed == planned(capsys, file({"trainer.micro_batch_size": 4}), *alone)
 
 
-def test_a_batch_that_does_not_divide_is_planned_with_alternatives_that_do(file, capsys):
+def test_a_plan_has_the_micro_batch_that_its_run_takes(file, capsys):
     # 64 sequences in micro-batches of 2 over 64 processes.
     out = planned(capsys, file({"trainer.strategy": "fsdp2", "model.n_layers": 1}), "--n_gpus", 64)
-    assert out["plan"] is None
-    assert "not a multiple of trainer.micro_batch_size" in out["impossible"]
+    assert out["plan"]["micro_batch_size"] == 1
     assert {plan["micro_batch_size"] for plan in out["others"]} == {1}
     assert out["others"][out["best"]]["fits"]
 
@@ -525,7 +524,10 @@ def test_a_batch_that_does_not_divide_is_planned_with_alternatives_that_do(file,
         (["--n_gpus", "8", "--bandwidth", "0"], "--bandwidth 0: give a positive number"),
         (["--n_gpus", "8", "--strategy", "fsdp"], "--strategy fsdp: give single, ddp"),
         (["--n_gpus", "8", "--tokens", "-1"], "--tokens -1: give at least 0"),
-        (["--n_gpus", "3", "--gpus_per_node", "3"], "64 is not a multiple of"),
+        (
+            ["--n_gpus", "3", "--gpus_per_node", "3"],
+            "64 cannot be shared evenly by 3 processes: give 63 or 66",
+        ),
         (
             ["--n_gpus", "8", "--set", "trainer.max_stepz=1"],
             "--set trainer.max_stepz=1: trainer.max_stepz: no such field",

@@ -1,6 +1,11 @@
+from pathlib import Path
+
 import pytest
 
+import birthmark
 from birthmark.errors import UsageError
+from birthmark.trainer.config import TrainerConfig
+from birthmark.trainer.config_file import read_config
 
 
 @pytest.mark.parametrize(
@@ -18,7 +23,7 @@ from birthmark.errors import UsageError
         ("optim.eps", 0.0),
         ("trainer.max_steps", 0),
         ("trainer.micro_batch_size", 0),
-        ("trainer.global_batch_size", 5),
+        ("trainer.global_batch_size", 0),
         ("trainer.log_every", 0),
         ("trainer.checkpoint_every", 0),
         ("trainer.val_sequences", 0),
@@ -44,3 +49,44 @@ def test_all_problems_are_named_at_once(tiny):
     with pytest.raises(UsageError) as refused:
         RunConfig(optim=OptimConfig(lr=-1, beta1=2), trainer=TrainerConfig(max_steps=0))
     assert all(name in str(refused.value) for name in ("optim.lr", "optim.beta1", "trainer.max_steps"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "asked", "processes", "taken"),
+    [
+        (16, 16, 1, 16),
+        (16, 4, 1, 4),
+        (16, 16, 2, 8),
+        (16, 16, 4, 4),
+        (48, 16, 3, 16),
+        (24, 16, 1, 12),
+        (6, 4, 2, 3),
+        (7, 3, 1, 1),
+    ],
+)
+def test_processes_take_the_largest_micro_batch_that_divides_their_share(batch, asked, processes, taken):
+    config = TrainerConfig(global_batch_size=batch, micro_batch_size=asked)
+    assert config.shared_by(processes).micro_batch_size == taken
+
+
+@pytest.mark.parametrize(
+    ("batch", "processes", "mend"),
+    [(16, 3, "give 15 or 18, or start 2"), (2, 3, "give 3, or start 2"), (1024, 48, "give 1008 or 1056, or start 32")],
+)
+def test_a_batch_that_processes_cannot_share_has_a_mend_that_works(batch, processes, mend):
+    with pytest.raises(UsageError, match=mend):
+        TrainerConfig(global_batch_size=batch).shared_by(processes)
+    for number in mend.partition(",")[0].removeprefix("give ").split(" or "):
+        TrainerConfig(global_batch_size=int(number)).shared_by(processes)
+    TrainerConfig(global_batch_size=batch).shared_by(int(mend.split()[-1]))
+
+
+CONFIGS = Path(birthmark.__file__).parent / "configs"
+
+
+@pytest.mark.parametrize("file", sorted(CONFIGS.glob("*.yaml")), ids=lambda file: file.stem)
+def test_a_shipped_run_is_the_same_on_one_process_and_starts_on_more(file):
+    trainer = read_config(file).trainer
+    assert trainer.shared_by(1) == trainer
+    for n in (2, 4):
+        assert trainer.global_batch_size % (n * trainer.shared_by(n).micro_batch_size) == 0

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import count
 from types import SimpleNamespace
 
@@ -30,6 +30,7 @@ from birthmark.measure.records import RunDir, Snapshot, read_metrics
 from birthmark.models.birth import born, digest
 from birthmark.trainer import module
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
+from birthmark.trainer.config_file import read_config
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.run import _print_start, pretrain
 from birthmark.trainer.run_folder import RunStart
@@ -242,6 +243,47 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again_from_birth(tin
     assert [r["step"] for r in read_metrics(done.metrics) if "val/loss" in r] == [0, 2, 4, 6]
 
 
+@pytest.fixture
+def small_corpus(tiny, tmp_path):
+    """``small_corpus(overrides)``: a run that asks for more tokens than its text can give."""
+    text = tmp_path / "notes.txt"
+    text.write_text("".join(f"note {n}: the cat sat on mat {n % 7}, the hat sat on cat {n % 5}.\n" for n in range(200)))
+    fields = {
+        "data.path": str(text),
+        "data.val_fraction": 0.2,
+        "data.cache_dir": str(tmp_path / "cache"),
+        "model.vocab_size": 4096,
+        "trainer.max_steps": 2,
+    }
+    return lambda more: tiny(fields | more)
+
+
+def test_a_small_corpus_shrinks_the_vocabulary_and_the_run_records_it(small_corpus, tmp_path):
+    console = Console(record=True, width=200, file=io.StringIO())
+    done = pretrain(small_corpus({}), RunDir(tmp_path / "run"), console=console).run
+    birth, stored = done.read_birth(), read_config(done.config)
+    reached = stored.model.vocab_size
+    assert 257 < reached < 1000
+    assert birth["vocab_size_asked"] == 4096
+    assert birth["model"]["vocab_size"] == birth["data"]["vocab_size"] == reached
+    assert f"gives {reached} BPE tokens, not model.vocab_size 4,096" in console.export_text()
+    # The command that began it goes on with it, and so does its own config.
+    run(small_corpus({"trainer.max_steps": 4}), done.path, resume=True)
+    run(
+        replace(read_config(done.config), trainer=small_corpus({"trainer.max_steps": 6}).trainer),
+        done.path,
+        resume=True,
+    )
+    assert list(logged(done, "train/loss")) == [1, 2, 3, 4, 5, 6]
+    assert read_config(done.config).model.vocab_size == reached
+    with pytest.raises(UsageError, match="a resumed run keeps its model"):
+        run(small_corpus({"model.vocab_size": 5000}), done.path, resume=True)
+    # As many as the corpus gives: the same birth, and nothing to say.
+    same = run(small_corpus({"model.vocab_size": reached}), tmp_path / "same")
+    assert same.read_birth()["digest"] == birth["digest"]
+    assert "vocab_size_asked" not in same.read_birth()
+
+
 def test_a_certificate_that_does_not_match_is_refused(tiny, tmp_path):
     done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
     record = done.read_birth()
@@ -446,7 +488,7 @@ def test_a_run_on_a_terminal_says_how_to_watch_it(tiny, tmp_path):
     said = {}
     for terminal in (True, False):
         console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None)
-        _print_start(console, tiny(), RunDir(tmp_path / "a run"), start, resumed=False)
+        _print_start(console, tiny(), tiny(), RunDir(tmp_path / "a run"), start, resumed=False)
         said[terminal] = console.file.getvalue()
     assert f"watch it: birthmark report '{tmp_path}/a run' --watch\n" in said[True]
     assert "--watch" not in said[False]

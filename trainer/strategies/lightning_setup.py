@@ -101,11 +101,7 @@ def check_launch(config: TrainerConfig, process: LaunchedProcess | None) -> Laun
             f"trainer.strategy is {config.strategy}, but no launcher started this process: start it with torchrun "
             "(docs/cluster.md), or give single"
         )
-    if config.global_batch_size % (config.micro_batch_size * process.world_size):
-        raise UsageError(
-            f"trainer.global_batch_size {config.global_batch_size} is not a multiple of trainer.micro_batch_size × "
-            f"processes = {config.micro_batch_size} × {process.world_size}: change one of them"
-        )
+    config.shared_by(process.world_size)
     if process.world_size % config.replicas:
         raise UsageError(
             f"trainer.replicas {config.replicas} does not divide {process.world_size} processes: change one of them"

@@ -18,6 +18,7 @@ from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir, Snapshot, read_metrics
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.config import TrainerConfig
+from birthmark.trainer.config_file import read_config
 from birthmark.trainer.processes.launched_process import LaunchedProcess, launched_process
 from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.lightning_setup import SETUPS, check_launch
@@ -52,11 +53,11 @@ def fail(self, *, weights=False):
         raise RunError("rank 1 alone")
     check_finite(self, weights=weights)  # the other rank waits for this one there
 
-run("bad", "--trainer.global_batch_size=6")
+run("bad", "--trainer.global_batch_size=5")
 run("two")
 if rank == "1":
     threading.Thread(target=interrupt, daemon=True).start()
-run("stopped", "--trainer.max_steps=100000", "--trainer.checkpoint_every=100000")
+run("stopped", "--trainer.max_steps=100000", "--trainer.checkpoint_every=100000", "--trainer.micro_batch_size=3")
 if rank == "1":
     PretrainModule.check_finite = fail
 run("broken")
@@ -186,7 +187,7 @@ def test_two_go_on_from_what_one_has_saved_and_end_together_when_one_is_killed(o
 
 
 def test_a_batch_that_cannot_be_shared_is_one_line_and_status_2_and_nothing_is_written(output, folder):
-    assert output[1].count("birthmark: error: trainer.global_batch_size 6 is not a multiple of") == 1
+    assert output[1].count("birthmark: error: trainer.global_batch_size 5 cannot be shared evenly by 2 processes") == 1
     for rank in (0, 1):
         assert f"rank {rank} after stopped: [2, 0, 0]" in output[0]
     assert not (folder / "bad").exists()
@@ -199,6 +200,13 @@ def test_a_signal_to_one_process_stops_all_at_one_step(output, folder):
     assert 0 < step < 100000
     assert max(logged(stopped, "train/loss")) == max(logged(stopped, "val/loss")) == step
     assert output[0].count(f"stopped by SIGTERM at step {step}") == 1
+
+
+def test_a_micro_batch_that_does_not_divide_is_made_to_and_said_once(output, folder):
+    said = "micro-batches of 2: trainer.micro_batch_size 3 does not divide the 2 sequences of a process in a step"
+    assert output[0].count(said) == 1
+    # What was asked for stays, for another number of processes.
+    assert read_config(RunDir.open(folder / "stopped").config).trainer.micro_batch_size == 3
 
 
 def test_what_one_process_fails_of_is_printed_once_and_ends_all(output, folder):
@@ -235,7 +243,11 @@ def test_the_table_names_fields_of_the_config_and_their_defaults():
     [
         ("single", LaunchedProcess(0, 2, 0, 2), "trainer.strategy is single, but 2 processes were started"),
         ("ddp", None, "trainer.strategy is ddp, but no launcher"),
-        ("ddp", LaunchedProcess(0, 3, 0, 3), "global_batch_size 16 is not a multiple of .* 16 × 3"),
+        (
+            "ddp",
+            LaunchedProcess(0, 3, 0, 3),
+            "global_batch_size 16 cannot be shared evenly by 3 processes",
+        ),
     ],
 )
 def test_strategy_processes_and_batch_must_go_together(strategy, where, expected):
