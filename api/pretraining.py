@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -53,15 +54,22 @@ def pretrain(
 
 
 def in_its_folder(config: RunConfig, name: str) -> RunConfig:
-    """The config with a name and a folder: ``name`` and ``runs/NAME`` where it has none."""
+    """The config with a name and a folder: ``name`` and ``runs/NAME`` where it has none.
+
+    In a sweep of W&B, whose runs have one config, the folder has the run's id in its name too.
+    """
     name = config.name or name
-    return dataclasses.replace(config, name=name, run_dir=config.run_dir or f"runs/{name}")
+    of_sweep = f"-{os.environ['WANDB_RUN_ID']}" if {"WANDB_SWEEP_ID", "WANDB_RUN_ID"} <= os.environ.keys() else ""
+    return dataclasses.replace(config, name=name, run_dir=config.run_dir or f"runs/{name}{of_sweep}")
 
 
-def run_training(config: RunConfig, *, resume: bool, console: Console) -> tuple[RunConfig, Outcome]:
-    """Train in the run's folder; the config with what it starts from, and how the run ended."""
+def run_training(
+    config: RunConfig, *, resume: bool, console: Console, report: bool = False
+) -> tuple[RunConfig, Outcome]:
+    """Train in the run's folder, and write its page if it is to have one; the config with what it starts from, and how
+    the run ended."""
     from ..trainer.initial_model import resolve_init_from
     from ..trainer.run import pretrain as train
 
     config = resolve_init_from(config)
-    return config, train(config, RunDir(Path(config.run_dir)), resume=resume, console=console)
+    return config, train(config, RunDir(Path(config.run_dir)), resume=resume, console=console, report=report)

@@ -2,17 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+LoggerName = Literal["wandb", "tensorboard", "csv"]
 
 
 @dataclass(frozen=True)
 class LogConfig:
     """Where a run is logged besides its own directory."""
 
+    loggers: list[LoggerName] = field(default_factory=lambda: ["wandb"])
+    """Any of ``wandb``; ``tensorboard``, into the run's folder tensorboard; ``csv``, which keeps metrics.csv up to date
+    (otherwise it is written when the run ends)."""
+
     wandb: Literal["auto", "online", "offline", "off"] = "auto"
-    """Weights & Biases: ``auto`` is online where the user is logged in, offline where not, off where wandb is not
-    installed."""
+    """How the logger ``wandb`` logs: ``auto`` is online where the user is logged in, offline where not, off where wandb
+    is not installed. ``WANDB_MODE`` wins over it, but for ``off`` (docs/wandb.md)."""
 
     project: str = "birthmark"
-    """W&B project."""
+    """W&B project; ``WANDB_PROJECT`` wins."""
+
+    group: str = ""
+    """W&B group, of the runs that differ in the seed alone; by default the run's name without its seed.
+    ``WANDB_RUN_GROUP`` wins."""
+
+    tags: list[str] = field(default_factory=list)
+    """W&B tags; ``WANDB_TAGS`` wins."""
+
+    def problems(self) -> list[str]:
+        """Everything that makes this config impossible, one line each, with the mend."""
+        lists: dict[str, list[str]] = {"loggers": [*self.loggers], "tags": self.tags}
+        return [
+            f"log.{name} has {value!r} twice: give it once"
+            for name, values in lists.items()
+            for value in dict.fromkeys(values)
+            if values.count(value) > 1
+        ]

@@ -1,28 +1,26 @@
-"""Where figures go: metrics.jsonl always, Weights & Biases where the user wants it. Names are the same in both."""
+"""Where figures go, under the same names: metrics.jsonl always; W&B, TensorBoard, a CSV file where they are wanted."""
 
 from __future__ import annotations
 
+import csv
 import importlib.util
-import math
-import netrc
-import os
+import io
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
-from pathlib import Path
 from typing import Any
 
-from lightning.pytorch.loggers import Logger, WandbLogger
+from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
-from ..errors import RunError, UsageError
-from ..measure.records import RunDir, Snapshot, append_metrics
+from ..errors import UsageError
+from ..files import strict, write_text
+from ..measure.records import RunDir, Snapshot, append_metrics, write_metrics_csv
 from .config import LogConfig
+from .snapshot_charts import TOKEN_COLUMNS, block_curves, chart_groups, head_tables, sink_map, token_rows
+from .wandb_run import WandbRun, wandb_mode
 
-#: How long W&B is given to start, in seconds.
-_PATIENCE_S = 180
 
-
-class JsonLinesLogger(Logger):
-    """Appends every call's metrics as one line to a run's ``metrics.jsonl``."""
+class _OwnFile(Logger):
+    """A logger into the run's own folder."""
 
     def __init__(self, run: RunDir) -> None:
         super().__init__()
@@ -38,115 +36,103 @@ class JsonLinesLogger(Logger):
         """A run has its name alone."""
         return ""
 
+    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
+        """Config stands in ``config.yaml``."""
+
+
+class JsonLinesLogger(_OwnFile):
+    """Appends every call's metrics as one line to a run's ``metrics.jsonl``."""
+
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Append one line."""
         assert step is not None
         append_metrics(self.run.metrics, step, metrics)
 
-    def log_hyperparams(self, params: dict[str, Any] | Namespace, *args: Any, **kwargs: Any) -> None:
-        """Config stands in ``config.yaml``."""
 
+class CsvLogger(_OwnFile):
+    """Keeps a run's ``metrics.csv`` up to date: a row when its step is over, as `write_metrics_csv` writes them all.
 
-def _logged_in_to_wandb() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    file = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
-    return file.is_file() and netrc.netrc(file).authenticators("api.wandb.ai") is not None
-
-
-def wandb_mode(config: LogConfig) -> str:
-    """``online``, ``offline`` or ``off``, with ``auto`` resolved.
-
-    Raises:
-        UsageError: W&B was asked for and is not installed.
+    It begins with what ``metrics.jsonl`` has, so that a run that goes on neither loses rows nor has them twice.
     """
-    installed = importlib.util.find_spec("wandb") is not None
-    if config.wandb == "auto":
-        return ("online" if _logged_in_to_wandb() else "offline") if installed else "off"
-    if config.wandb != "off" and not installed:
-        raise UsageError(f"log.wandb is {config.wandb} but wandb is missing: pip install 'birthmark[wandb]'")
-    return config.wandb
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__(run)
+        write_metrics_csv(run)
+        with run.metrics_csv.open(newline="", encoding="utf-8") as file:
+            self._columns = next(csv.reader(file))
+        self._row: dict[str, Any] = {}
+
+    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
+        """Take what belongs to the row of its step; write the row before it, if that is over."""
+        if self._row and self._row["step"] != step:
+            self._write_row()
+        self._row |= {"step": step, **strict(metrics)}
+
+    def finalize(self, status: str) -> None:
+        """Write the last row."""
+        if self._row:
+            self._write_row()
+
+    def _write_row(self) -> None:
+        row, self._row = self._row, {}
+        if new := row.keys() - self._columns:
+            with self.run.metrics_csv.open(newline="", encoding="utf-8") as file:
+                rows = list(csv.DictReader(file))
+            self._columns = ["step", *sorted({*self._columns, *new} - {"step"})]
+            lines = io.StringIO(newline="")
+            table = csv.DictWriter(lines, self._columns)
+            table.writeheader()
+            table.writerows(rows)
+            write_text(self.run.metrics_csv, lines.getvalue())
+        with self.run.metrics_csv.open("a", newline="", encoding="utf-8") as file:
+            csv.DictWriter(file, self._columns).writerow(row)
 
 
-def wandb_logger(config: LogConfig, run: RunDir, run_id: str, record: dict[str, Any]) -> Logger | None:
-    """A Lightning W&B logger for the run, or None where W&B is off. ``record`` goes into the W&B run's config.
-
-    Raises:
-        RunError: W&B did not start.
-    """
-    mode = wandb_mode(config)
-    if mode == "off":
-        return None
-    import wandb
-
-    try:
-        experiment = wandb.init(
-            project=config.project,
-            name=run.path.name,
-            id=run_id,
-            resume="allow",
-            dir=run.path,
-            mode="online" if mode == "online" else "offline",
-            config=record,
-            # Its own process may take long to come up on a busy node.
-            settings=wandb.Settings(silent=True, console="off", x_service_wait=_PATIENCE_S, init_timeout=_PATIENCE_S),
-        )
-    except (wandb.Error, TimeoutError, OSError) as error:
-        reason = " ".join(str(error).split())[:200] or type(error).__name__
-        raise RunError(f"log.wandb {mode}: W&B did not start ({reason}); try again, or give --log.wandb off") from error
-    # As Lightning does for a run that it starts itself: steps of training are the horizontal axis.
-    experiment.define_metric("trainer/global_step")
-    experiment.define_metric("*", step_metric="trainer/global_step", step_sync=True)
-    return WandbLogger(experiment=experiment)
+def check_installed(config: LogConfig) -> None:
+    """UsageError if a logger is missing, with its install line, or WANDB_MODE is none."""
+    if "tensorboard" in config.loggers and importlib.util.find_spec("tensorboard") is None:
+        raise UsageError("log.loggers has tensorboard, which is missing: pip install 'birthmark[tensorboard]'")
+    wandb_mode(config)
 
 
-def close_loggers(loggers: Iterable[Logger], failed: bool) -> None:
-    """End the W&B run, so that it can be opened again, in this process or under the same W&B service."""
+def tensorboard_logger(run: RunDir, first_step: int) -> TensorBoardLogger:
+    """TensorBoard's log in the run's folder ``tensorboard``; what an earlier start logged of ``first_step`` and later
+    steps is hidden, since it is logged again."""
+    return TensorBoardLogger(run.path, name="tensorboard", version="", purge_step=first_step)
+
+
+def close_loggers(loggers: Iterable[Logger], error: BaseException | None) -> None:
+    """End what is open: files get their last lines, W&B what the run leaves. ``error``: what the run failed of."""
     for logger in loggers:
-        if isinstance(logger, WandbLogger):
-            logger.experiment.finish(exit_code=int(failed))
-
-
-def chart_groups(snapshot: Snapshot) -> dict[str, float]:
-    """The scalars again as W&B groups charts: ``SECTION/NAME``, beside it ``SECTION/NAME (CONTROL)``.
-
-    W&B makes a group of what stands before the slash and sorts it by name. Those of the text probe are called
-    ``NAME on text``.
-    """
-    found: dict[str, float] = {}
-    for group, suffix in (("bias", ""), ("bias_text", " on text")):
-        scalars = snapshot.summary.get(group) or {}
-        for name, quantity in snapshot.quantities.items():
-            if quantity.section and (value := scalars.get(name)) is not None:
-                key = f"{quantity.section}/{name}{suffix}"
-                found[key] = value
-                if math.isfinite(level := quantity.level(snapshot.summary, group)):
-                    found[f"{key} ({quantity.control_label or 'control'})"] = level
-    return found
+        if isinstance(logger, WandbRun):
+            logger.close(error)
+        else:
+            logger.finalize("success" if error is None else "failed")
 
 
 def log_snapshot(loggers: Iterable[Logger], snapshot: Snapshot) -> None:
-    """Show a snapshot in W&B, where that is among the loggers: its scalars as charts in groups, its ranked tokens and
-    what it has of every head as tables, and sink mass as a picture."""
-    for logger in loggers:
-        if not isinstance(logger, WandbLogger):
+    """Show a snapshot in W&B and TensorBoard, where they are among the loggers.
+
+    Both get its scalars as charts in groups, a curve for each block, and sink mass as a map of the heads; W&B also gets
+    its preferred tokens and what it has of every head as tables.
+    """
+    shown = [logger for logger in loggers if isinstance(logger, (WandbLogger, TensorBoardLogger))]
+    if not shown:
+        return
+    scalars, picture = chart_groups(snapshot) | block_curves(snapshot), sink_map(snapshot)
+    for logger in shown:
+        if isinstance(logger, TensorBoardLogger):
+            logger.log_metrics(scalars, snapshot.step)
+            if picture is not None:
+                logger.experiment.add_image("bias/sink_heatmap", picture, snapshot.step, dataformats="HWC")
             continue
         import wandb
 
-        top = snapshot.summary["top_tokens"]
-        mass_LH = snapshot.arrays["sink_mass"]
         objects: dict[str, Any] = {
-            "bias/preferred_tokens": wandb.Table(columns=list(top[0]), data=[list(t.values()) for t in top]),
-            "bias/sink_heatmap": wandb.Image(
-                (mass_LH.clip(0, 1) * 255).astype("uint8").repeat(24, axis=0).repeat(24, axis=1),
-                caption=f"step {snapshot.step}: rows are layers from 1, columns heads; white is 1",
-            ),
+            f"bias/{name}_by_head": wandb.Table(columns=["layer", "head", name], data=rows)
+            for name, rows in head_tables(snapshot).items()
         }
-        for name, quantity in snapshot.quantities.items():
-            column = quantity.over_training
-            if quantity.axes == ("layer", "head") and quantity.scalar and column is not None and not column.page_only:
-                if (array_LH := snapshot.arrays.get(name)) is None:
-                    continue
-                heads = [[layer, h, float(x)] for layer, row in enumerate(array_LH, 1) for h, x in enumerate(row)]
-                objects[f"bias/{name}_by_head"] = wandb.Table(columns=["layer", "head", name], data=heads)
-        logger.experiment.log(objects | chart_groups(snapshot) | {"trainer/global_step": snapshot.step})
+        objects["bias/preferred_tokens"] = wandb.Table(columns=list(TOKEN_COLUMNS), data=token_rows([snapshot]))
+        if picture is not None:
+            objects["bias/sink_heatmap"] = wandb.Image(picture, caption=f"step {snapshot.step}")
+        logger.log_metrics(scalars | objects, snapshot.step)

@@ -246,6 +246,11 @@ class RunDir:
     def report(self) -> Path:  # noqa: D102
         return self.path / "report.html"
 
+    @property
+    def wandb(self) -> Path:
+        """Which W&B run it is logged to, where it is."""
+        return self.path / "wandb.json"
+
     def checkpoint(self, step: int) -> Path:
         """Folder of the checkpoint after ``step`` optimizer steps."""
         return self.path / "checkpoints" / f"step-{step:08d}"
@@ -302,7 +307,7 @@ class RunDir:
         """Remove what an earlier process has left half written; the caller holds the run's lock."""
         for folder in (self.path / "checkpoints", self.path / "snapshots"):
             remove_leftovers(folder, "step-*")
-        for file in (self.config, self.birth, self.metrics, self.tokenizer, self.metrics_csv):
+        for file in (self.config, self.birth, self.metrics, self.tokenizer, self.metrics_csv, self.wandb):
             remove_leftovers(self.path, file.name)
 
     @classmethod

@@ -64,9 +64,18 @@ class Trial:
 
 
 def make_trial(study: str, arm: str, seed: int, config: RunConfig, folder: Path) -> Trial:
-    """The run of ``config`` from ``seed`` in ``folder/seed-N``, under the name ``STUDY-ARM-SEED``."""
+    """The run of ``config`` from ``seed`` in ``folder/seed-N``, under the name ``STUDY-ARM-SEED``.
+
+    In W&B the seeds of an arm are a group, and study and arm are tags.
+    """
+    group = f"{study}-{arm}"
+    log = dataclasses.replace(
+        config.log,
+        group=config.log.group or group,
+        tags=[*config.log.tags, *(tag for tag in dict.fromkeys((study, arm)) if tag not in config.log.tags)],
+    )
     named = dataclasses.replace(
-        config, init_seed=seed, name=f"{study}-{arm}-{seed}", run_dir=str(folder / f"seed-{seed}")
+        config, init_seed=seed, name=f"{group}-{seed}", run_dir=str(folder / f"seed-{seed}"), log=log
     )
     return Trial(arm, named)
 
@@ -97,7 +106,8 @@ def check_stored(trial: Trial) -> None:
     changed = [
         f"{name} {there!r} there, {here!r} here"
         for name, (there, here) in config_differences(trial.config, trial.run).items()
-        if name not in ("name", "run_dir")
+        # What it is called and where it is logged decide nothing of what it becomes.
+        if name not in ("name", "run_dir") and not name.startswith("log.")
     ]
     if changed:
         raise UsageError(

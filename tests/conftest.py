@@ -15,7 +15,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 from dataclasses import replace
 from functools import cache, reduce
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, SimpleNamespace
 
 import pytest
 import torch
@@ -477,37 +477,59 @@ def _log_records(content):
             parts = b""
 
 
-@pytest.fixture(scope="session")
-def offline_wandb():
-    """``offline_wandb(folder)``: (id, history, config) of each start of a run there, in order of time, from the files
-    that ``wandb sync`` would send."""
+@pytest.fixture(scope="session", autouse=True)
+def no_wandb_of_ours(tmp_path_factory):
+    """What this machine says of W&B does not reach the tests, and what they leave does not stay."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in os.environ if name.startswith("WANDB_")]:
+            patch.delenv(name)
+        patch.setenv("WANDB_DATA_DIR", str(tmp_path_factory.mktemp("wandb")))
+        yield
+
+
+def _offline_start(file):
+    """What the file of one start of a run holds."""
     from wandb.proto import wandb_internal_pb2
 
-    def read_file(file):
-        history, config, whole = [], {}, False
-        for data in _log_records(file.read_bytes()):
-            record = wandb_internal_pb2.Record()
-            record.ParseFromString(data)
-            kind = record.WhichOneof("record_type")
-            whole |= kind == "exit"
-            if kind == "history":
-                items = record.history.item
-                history.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
-            if kind == "run":
-                config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
-        return whole, (file.stem.removeprefix("run-"), history, config)
+    start = SimpleNamespace(history=[], config={}, alerts=[], artifacts={}, axes={}, whole=False)
+    for data in _log_records(file.read_bytes()):
+        record = wandb_internal_pb2.Record()
+        record.ParseFromString(data)
+        kind = record.WhichOneof("record_type")
+        start.whole |= kind == "exit"
+        if kind == "history":
+            items = record.history.item
+            start.history.append({i.key or "/".join(i.nested_key): json.loads(i.value_json) for i in items})
+        if kind == "run":
+            start.run = record.run
+            start.config |= {i.key: json.loads(i.value_json) for i in record.run.config.update}
+        if kind == "alert":
+            start.alerts.append((record.alert.title, record.alert.text, record.alert.level))
+        if kind == "metric":
+            start.axes[record.metric.name or record.metric.glob_name] = record.metric.step_metric
+        if kind == "artifact" and record.artifact.type != "run_table":
+            start.artifacts[record.artifact.name] = [entry.path for entry in record.artifact.manifest.contents]
+    start.id, start.files = file.stem.removeprefix("run-"), file.parent / "files"
+    start.logged = {key: value for line in start.history for key, value in line.items()}
+    return start
+
+
+@pytest.fixture(scope="session")
+def offline_wandb():
+    """``offline_wandb(folder)``: each start of a run there, in order of time, from the files that ``wandb sync`` would
+    send: its id, run, config, axes, history, all that was logged, alerts, artifacts and files."""
 
     def read(folder):
         found = []
         for file in sorted(folder.glob("wandb/offline-run-*/run-*.wandb")):
             # The process that writes it may still do so when the run has finished.
             end = time.monotonic() + 30
-            whole, content = read_file(file)
-            while not whole and time.monotonic() < end:
+            start = _offline_start(file)
+            while not start.whole and time.monotonic() < end:
                 time.sleep(0.1)
-                whole, content = read_file(file)
-            assert whole, f"{file} has no end"
-            found.append(content)
+                start = _offline_start(file)
+            assert start.whole, f"{file} has no end"
+            found.append(start)
         return found
 
     return read

@@ -244,6 +244,7 @@ class RunConfig:
             *self.optim.problems(),
             *self.trainer.problems(),
             *self.snapshot.problems(),
+            *self.log.problems(),
         ]
         if self.trainer.activation_checkpointing != "none" and (
             self.model.attention.calibration.correlation == "estimated"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import shlex
@@ -9,6 +10,7 @@ import warnings
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import lightning as L
 import torch
@@ -19,7 +21,8 @@ from rich.console import Console
 from rich.markup import escape
 from torch.utils.data import DataLoader
 
-from ..callbacks.loggers import close_loggers
+from ..callbacks.loggers import check_installed, close_loggers
+from ..callbacks.wandb_run import WandbRun
 from ..data.batches import MicroBatches
 from ..data.prepare import PreparedData, prepare
 from ..errors import UsageError
@@ -27,6 +30,7 @@ from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, worl
 from ..measure.records import RunDir, write_metrics_csv
 from ..models.attention.kernel_choice import explicit_because, kernel_sentence
 from ..models.birth import digest
+from ..report.run_page import build_report
 from .allocator import keep_freed_memory
 from .checkpoints.folder_io import FolderCheckpointIO
 from .config import RunConfig
@@ -55,6 +59,8 @@ class Outcome:
     step: int
     stopped_by: str | None
     """Name of the signal that stopped it before max_steps."""
+    report: Path | None = None
+    """Its page, where one was written."""
 
 
 def _device(config: RunConfig, process: LaunchedProcess | None) -> torch.device:
@@ -189,7 +195,17 @@ def _lightning_trainer(
     )
 
 
-def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: Console | None = None) -> Outcome:
+def _write_report(run: RunDir) -> Path | None:
+    """Write the run's page; None where what draws it is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return None
+    build_report([run], run.report)
+    return run.report
+
+
+def pretrain(
+    config: RunConfig, run: RunDir, *, resume: bool = False, console: Console | None = None, report: bool = False
+) -> Outcome:
     """Train ``config`` in ``run``'s directory until its last step, a signal, or an error.
 
     Args:
@@ -197,11 +213,13 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         run: an unused directory, or with ``resume`` one that holds this run.
         resume: go on from the last checkpoint, or from birth where there is none yet.
         console: where progress is printed; by default the terminal.
+        report: write the run's page at the end; W&B gets it, so that a run that is logged there always has one.
 
     Raises:
         UsageError: what the config asks cannot be done.
         RunError: it failed on the way; all checkpoints so far are intact.
     """
+    check_installed(config.log)
     process = check_launch(config.trainer, launched_process())
     asked = config
     device = _device(config, process)
@@ -235,12 +253,16 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
         _print_start(console, running, asked, run, start, resumed=resume)
         if start.step >= config.trainer.max_steps:
             from_rank_zero(lambda: write_metrics_csv(run))
-            return Outcome(run, start.step, None)
+            return Outcome(run, start.step, None, from_rank_zero(lambda: _write_report(run) if report else None))
 
         progress.enter("set-up", start.step)
         reference = partial(initialize_model, config, device=device, shard=strategy.shard_reference)
-        loggers = build_loggers(config, run, start.birth, device, process) if rank() == 0 else []
-        held.push(lambda kind, error, trace: close_loggers(loggers, failed=kind is not None))
+        loggers = build_loggers(config, run, start, device, process) if rank() == 0 else []
+        held.push(lambda kind, error, trace: close_loggers(loggers, error))
+        for logger in loggers:
+            if isinstance(logger, WandbRun):
+                progress.on_fault = logger.end_in_fault
+                console.print(f"W&B: {logger.where}", highlight=False, soft_wrap=True, markup=False)
         callbacks, stop = build_callbacks(
             running, run, data, start.birth["n_params"], reference, device, console, progress
         )
@@ -253,4 +275,6 @@ def pretrain(config: RunConfig, run: RunDir, *, resume: bool = False, console: C
             # So Lightning answers a KeyboardInterrupt, which it does not hand on.
             raise KeyboardInterrupt from None
         from_rank_zero(lambda: write_metrics_csv(run))
-        return Outcome(run, trainer.global_step, stop.received.name if stop.received else None)
+        to_wandb = any(isinstance(logger, WandbRun) for logger in loggers)
+        page = from_rank_zero(lambda: _write_report(run) if report or to_wandb else None)
+        return Outcome(run, trainer.global_step, stop.received.name if stop.received else None, page)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 import lightning as L
 import numpy as np
@@ -15,12 +15,13 @@ from rich.console import Console
 
 from ..callbacks.checkpoint import Checkpoint, CheckpointFirst
 from ..callbacks.fingerprint import FingerprintSnapshot
-from ..callbacks.loggers import JsonLinesLogger, wandb_logger
+from ..callbacks.loggers import CsvLogger, JsonLinesLogger, tensorboard_logger
 from ..callbacks.milestones import MilestoneCallback
 from ..callbacks.progress import RunProgress
 from ..callbacks.snapshot import BiasSnapshot
 from ..callbacks.stop import StopOnSignal
 from ..callbacks.training import FiniteGuard, TrainingLog, Validation
+from ..callbacks.wandb_run import Identity, wandb_run
 from ..data.prepare import PreparedData
 from ..data.probes import random_probe, text_probe
 from ..measure.ranks import world_size
@@ -32,6 +33,7 @@ from .module import next_token_losses
 from .processes.launched_process import LaunchedProcess
 from .processes.phases import Progress
 from .provenance import code, environment
+from .run_folder import RunStart
 from .throughput import flops_per_token, peak_flops, synchronize
 
 
@@ -117,10 +119,28 @@ def build_callbacks(
 
 
 def build_loggers(
-    config: RunConfig, run: RunDir, record: dict[str, Any], device: torch.device, process: LaunchedProcess | None
+    config: RunConfig, run: RunDir, start: RunStart, device: torch.device, process: LaunchedProcess | None
 ) -> list[Logger]:
-    """The run's own log and, where it is wanted and there, W&B's. Only rank 0 logs."""
+    """The run's own log, and those that ``log.loggers`` names. Only rank 0 logs."""
+    found: list[Logger] = [JsonLinesLogger(run)]
+    if "csv" in config.log.loggers:
+        found.append(CsvLogger(run))
+    if "tensorboard" in config.log.loggers:
+        found.append(tensorboard_logger(run, 0 if start.checkpoint is None else start.step + 1))
     # Of this start: a run that goes on may do so elsewhere.
-    made_with = {"birth": record["digest"], "code": code(), "environment": environment(device, process)}
-    wandb = wandb_logger(config.log, run, record["run_id"], {**asdict(config), **made_with})
-    return [JsonLinesLogger(run), *([wandb] if wandb is not None else [])]
+    made_with = {"birth": start.birth["digest"], "code": code(), "environment": environment(device, process)}
+    tokens_per_step = config.trainer.global_batch_size * config.model.max_seq_len
+    wandb = wandb_run(config.log, run, _identity(config, run, start), {**asdict(config), **made_with}, tokens_per_step)
+    return found if wandb is None else [*found, wandb]
+
+
+def _identity(config: RunConfig, run: RunDir, start: RunStart) -> Identity:
+    """A run's name in W&B is its folder's, unless that is of its seed alone; its group is its name without the seed."""
+    name, seed = config.name or run.path.name, re.escape(str(config.init_seed))
+    of_seed_alone = re.fullmatch(r"(seed[-_]?)?\d+", run.path.name)
+    return Identity(
+        id=start.birth["run_id"],
+        name=name if of_seed_alone else run.path.name,
+        group=re.sub(rf"[-_](seed[-_]?)?{seed}$", "", name),
+        job_type="continue" if config.init_from else "pretrain",
+    )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -79,7 +78,7 @@ def run(options: Namespace) -> int:
     run_dir, console = RunDir(Path(config.run_dir)), Console()
     where = launched_process()
     resume = options.resume is not None or (RunDir.is_run(run_dir.path) and _is_repeated(config, run_dir))
-    config, outcome = run_training(config, resume=resume, console=console)
+    config, outcome = run_training(config, resume=resume, console=console, report=True)
     if where is not None and where.rank > 0:
         return 0
     with stopped_already() if outcome.stopped_by else nullcontext():
@@ -100,14 +99,12 @@ def _is_repeated(config: RunConfig, run: RunDir) -> bool:
 
 def show_end(config: RunConfig, run: RunDir, outcome: Outcome, console: Console) -> None:
     """What there is to see at a run's end: the table of its snapshots, and where its report is."""
-    from ...report.run_page import build_report
     from ...report.snapshot_table import print_table
 
     if config.snapshot.enabled:
         print_table(run, console)
-    if importlib.util.find_spec("matplotlib"):
-        build_report([run], run.report)
-        console.print(f"report: {run.report}", highlight=False, soft_wrap=True, markup=False)
+    if outcome.report is not None:
+        console.print(f"report: {outcome.report}", highlight=False, soft_wrap=True, markup=False)
     else:
         mend = f"pip install 'birthmark[plots]', then birthmark report {run.path}"
         console.print(f"no report: {mend}", soft_wrap=True, markup=False)

@@ -1,21 +1,37 @@
+import csv
+import json
+import subprocess
 import sys
 
 import numpy as np
 import pytest
+from matplotlib import image
+from rich.console import Console
 
 from birthmark.callbacks.config import LogConfig
-from birthmark.callbacks.loggers import JsonLinesLogger, log_snapshot, wandb_logger, wandb_mode
-from birthmark.errors import RunError, UsageError
-from birthmark.measure.records import RunDir, Snapshot, read_metrics
+from birthmark.callbacks.loggers import CsvLogger, JsonLinesLogger, check_installed
+from birthmark.errors import UsageError
+from birthmark.files import delete_folder
+from birthmark.measure.records import RunDir, append_metrics, read_metrics, write_metrics_csv
+from birthmark.trainer.run import pretrain
 
-SNAPSHOT = Snapshot(
-    {
-        "step": 4,
-        "bias": {"alignment": 0.5},
-        "top_tokens": [{"rank": 1, "id": 7, "text": "self", "p": 0.1, "argmax_share": 0.2, "rank_at_birth": 3}],
-    },
-    {"sink_mass": np.array([[0.25, 0.75]])},
-)
+FIELDS = {
+    "name": "tiny-3",
+    "log.loggers": ["tensorboard", "csv"],
+    "log.wandb": "offline",
+    "snapshot.probes": ["random", "text"],
+}
+
+
+@pytest.fixture(scope="module")
+def run(tiny, tmp_path_factory):
+    """A run that lost its last checkpoint and went on from the one before, then also into W&B."""
+    run = RunDir(tmp_path_factory.mktemp("logged") / "run")
+    pretrain(tiny(FIELDS | {"trainer.max_steps": 4}), run, console=Console(quiet=True))
+    delete_folder(run.checkpoint(4))
+    everywhere = {"log.loggers": ["wandb", "tensorboard", "csv"], "trainer.max_steps": 6}
+    pretrain(tiny(FIELDS | everywhere), run, resume=True, console=Console(quiet=True))
+    return run
 
 
 def test_lines_hold_the_step_and_the_names(tmp_path):
@@ -25,60 +41,119 @@ def test_lines_hold_the_step_and_the_names(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 3, "train/loss": 1.5}, {"step": 3, "val/loss": 2.5}]
 
 
-def test_auto_is_offline_unless_logged_in(tmp_path, monkeypatch):
-    monkeypatch.delenv("WANDB_API_KEY", raising=False)
-    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
-    assert wandb_mode(LogConfig()) == "offline"
-    (tmp_path / "netrc").write_text("machine api.wandb.ai login user password key\n")
-    assert wandb_mode(LogConfig()) == "online"
-    (tmp_path / "netrc").write_text("machine example.org login user password key\n")
-    assert wandb_mode(LogConfig()) == "offline"
-    monkeypatch.setenv("WANDB_API_KEY", "key")
-    assert wandb_mode(LogConfig()) == "online"
-    assert wandb_mode(LogConfig(wandb="off")) == "off"
+def test_the_csv_file_is_at_any_time_what_is_written_at_the_end(tmp_path):
+    lines = [
+        (0, {"val/loss": 2.5}),
+        (1, {"train/loss": 1.0}),
+        (1, {"bias/a": float("nan")}),
+        (2, {"train/loss": 0.5, "b": 1}),
+        (4, {"b": 2}),
+    ]
+
+    def written_at_the_end(name, before):
+        end = RunDir(tmp_path / name)
+        end.path.mkdir()
+        for step, values in lines:
+            if step < before:
+                append_metrics(end.metrics, step, values)
+        write_metrics_csv(end)
+        return end.metrics_csv.read_bytes()
+
+    run = RunDir(tmp_path)
+    append_metrics(run.metrics, *lines[0])
+    logger = CsvLogger(run)
+    for number, (step, values) in enumerate(lines[1:]):
+        logger.log_metrics(values, step)
+        assert run.metrics_csv.read_bytes() == written_at_the_end(f"after-{number}", before=step)
+    logger.finalize("success")
+    assert run.metrics_csv.read_bytes() == written_at_the_end("whole", before=5)
 
 
-def test_without_wandb_auto_is_off_and_asking_for_it_names_the_install_line(tmp_path, monkeypatch):
-    monkeypatch.setattr("birthmark.callbacks.loggers.importlib.util.find_spec", lambda name: None)
-    assert wandb_logger(LogConfig(), RunDir(tmp_path), "id", {}) is None
-    with pytest.raises(UsageError, match=r"pip install 'birthmark\[wandb\]'"):
-        wandb_mode(LogConfig(wandb="offline"))
+def test_a_run_that_goes_on_neither_loses_nor_repeats_a_line(run):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    logged = {
+        name: {line["step"]: line[name] for line in read_metrics(run.metrics) if name in line}
+        for name in ("train/loss", "bias/sink_mass")
+    }
+    assert list(logged["train/loss"]) == [1, 2, 3, 4, 5, 6]
+    events = EventAccumulator(str(run.path / "tensorboard")).Reload()
+    for name, values in logged.items():
+        scalars = events.Scalars(name)
+        assert [event.step for event in scalars] == list(values)
+        assert [event.value for event in scalars] == pytest.approx(list(values.values()))
+    rows = list(csv.DictReader(run.metrics_csv.open(newline="")))
+    assert [int(row["step"]) for row in rows] == list(range(7))
+    assert [float(row["train/loss"]) for row in rows[1:]] == list(logged["train/loss"].values())
+    assert {event.step for event in events.Scalars("by block sink_mass on text/02")} == {0, 2, 4, 6}
+    assert [image.step for image in events.Images("bias/sink_heatmap")] == [0, 2, 4, 6]
 
 
-def test_wandb_receives_the_same_names_and_native_objects(tmp_path, offline_wandb):
+def test_wandb_has_axes_curves_of_blocks_tables_a_picture_and_the_report(run, offline_wandb):
     """A real offline run, read back from the file that `wandb sync` would send."""
-    run = RunDir(tmp_path / "run")
-    run.path.mkdir()
-    logger = wandb_logger(LogConfig(wandb="offline"), run, "abc123", {"init_seed": 3})
-    logger.log_metrics({"train/loss": 1.5}, 2)
-    logger.log_metrics(SNAPSHOT.scalars(), 4)
-    log_snapshot([JsonLinesLogger(run), logger], SNAPSHOT)
-    logger.experiment.finish()
-    ((run_id, history, config),) = offline_wandb(run.path)
-    assert run_id == "abc123"
-    merged = {key: value for line in history for key, value in line.items()}
-    assert merged["train/loss"] == 1.5
-    assert merged["bias/alignment"] == 0.5
-    assert merged["bias/preferred_tokens/_type"] == "table-file"
-    assert merged["bias/sink_heatmap/_type"] == "image-file"
-    assert [line["trainer/global_step"] for line in history] == [2, 4, 4]
-    assert config["init_seed"] == 3
+    (start,) = offline_wandb(run.path)
+    assert (start.id, start.run.display_name, start.run.run_group) == (run.read_birth()["run_id"], "run", "tiny")
+    assert (start.run.project, start.run.job_type, start.config["init_seed"]) == ("birthmark", "pretrain", 3)
+    assert start.axes == {"trainer/global_step": "", "train/tokens": "", "*": "trainer/global_step"}
+    rows = [line for line in start.history if "train/tokens" in line]
+    assert {line["trainer/global_step"] for line in rows} == {3, 4, 5, 6}
+    assert all(line["train/tokens"] == 48 * line["trainer/global_step"] for line in rows)
+    last, logged = run.snapshots()[-1], start.logged
+    for block in (1, 2):
+        mass = logged[f"by block sink_mass/0{block}"]
+        assert mass == pytest.approx(last.arrays["sink_mass"][block - 1].mean())
+        assert logged[f"by block sink_mass on text/0{block}"] == pytest.approx(
+            last.arrays["text.sink_mass"][block - 1].mean()
+        )
+    assert "by block alignment/00" in logged
+    assert logged["sink/sink_mass (uniform)"] == last.bias["sink_uniform"]
+
+    def table(name):
+        return json.loads((start.files / logged[f"bias/{name}/path"]).read_text())
+
+    tokens = table("preferred_tokens_over_steps")
+    assert tokens["columns"] == ["step", "rank", "id", "text", "p", "argmax_share", "rank_at_birth"]
+    expected = [[s.step, t["rank"], t["id"]] for s in run.snapshots() for t in s.summary["top_tokens"]]
+    assert [row[:3] for row in tokens["data"]] == expected
+    assert [row[0] for row in table("preferred_tokens")["data"]] == [6] * 5
+    assert len(table("sink_mass_by_head")["data"]) == 4
+    assert (start.files / logged["report/path"]).read_bytes() == run.report.read_bytes()
+    assert start.artifacts == {
+        f"birthmark-{start.id}": ["birth.json", "config.yaml", "metrics.csv", "report.html"],
+    }
+    assert start.alerts == []
 
 
-def test_a_wandb_that_does_not_start_is_one_line(tmp_path):
-    with pytest.raises(RunError, match=r"log\.wandb offline: W&B did not start .*--log\.wandb off") as error:
-        wandb_logger(LogConfig(wandb="offline", project="no/such/name"), RunDir(tmp_path), "abc123", {})
-    assert "\n" not in str(error.value)
+def test_the_map_of_the_heads_can_be_read(run, offline_wandb):
+    (start,) = offline_wandb(run.path)
+    picture = image.imread(start.files / start.logged["bias/sink_heatmap/path"])
+    height, width = picture.shape[:2]
+    assert (width >= 900, height >= 400) == (True, True)
+    # Two probes of 2 × 2 heads, a colour bar, labels; no head is in the darkest colour of the scale.
+    assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50
+    assert picture[..., :3].mean() > 0.4
 
 
-def test_nothing_of_wandb_is_loaded_where_it_is_off(tmp_path):
-    import subprocess
+def test_loggers_that_are_missing_name_their_install_line(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr("birthmark.callbacks.loggers.importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UsageError, match=r"log\.loggers has tensorboard.*pip install 'birthmark\[tensorboard\]'"):
+        pretrain(tiny({"log.loggers": ["tensorboard"]}), RunDir(tmp_path / "run"))
+    assert not (tmp_path / "run").exists()
+    check_installed(LogConfig(loggers=["csv"], wandb="offline"))
+    with pytest.raises(UsageError, match=r"pip install 'birthmark\[wandb\]'"):
+        check_installed(LogConfig(wandb="offline"))
 
+
+def test_a_logger_named_twice_is_refused(tiny):
+    with pytest.raises(UsageError, match=r"log\.loggers has 'csv' twice: give it once"):
+        tiny({"log.loggers": ["csv", "wandb", "csv"]})
+
+
+def test_nothing_of_wandb_is_loaded_where_it_is_off():
     code = (
-        "import sys, pathlib; from birthmark.callbacks.loggers import *;"
-        "from birthmark.callbacks.config import LogConfig;"
-        "from birthmark.measure.records import RunDir;"
-        "assert wandb_logger(LogConfig(wandb='off'), RunDir(pathlib.Path('.')), 'id', {}) is None;"
+        "import sys; from birthmark.callbacks.config import LogConfig; from birthmark.callbacks.wandb_run import *;"
+        "off = [LogConfig(wandb='off'), LogConfig(loggers=['csv'])];"
+        "assert [wandb_run(config, None, None, {}, 1) for config in off] == [None, None];"
         "assert 'wandb' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)
+    subprocess.run([sys.executable, "-c", code], check=True)

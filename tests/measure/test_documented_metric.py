@@ -80,8 +80,8 @@ def test_it_is_logged_like_ours(run, offline_wandb):
     lines = [line for line in read_metrics(run.metrics) if "bias/value_norm" in line]
     assert [line["step"] for line in lines] == [0, 2]
     assert [line["bias/value_norm"] for line in lines] == [s.bias["value_norm"] for s in run.snapshots()]
-    ((_, history, _),) = offline_wandb(run.path)
-    merged = {name: value for line in history for name, value in line.items()}
+    (start,) = offline_wandb(run.path)
+    merged = start.logged
     last = run.snapshots()[-1]
     assert merged["bias/value_norm"] == merged["sink/value_norm"] == last.bias["value_norm"]
     assert merged["bias_text/value_norm"] == merged["sink/value_norm on text"]

@@ -57,11 +57,12 @@ def test_many_ranks_are_one_wandb_run_that_is_resumed_under_its_id(
     start("resume", "--trainer.strategy=fsdp2", "--trainer.max_steps=6")
     born = json.loads(run.birth.read_text())
     starts = offline_wandb(run.path)
-    assert [run_id for run_id, _, _ in starts] == [born["run_id"]] * 2
-    steps = [[line["trainer/global_step"] for line in history if "train/loss" in line] for _, history, _ in starts]
+    assert [start.id for start in starts] == [born["run_id"]] * 2
+    steps = [[line["trainer/global_step"] for line in start.history if "train/loss" in line] for start in starts]
     assert steps == [[1, 2, 3, 4], [5, 6]]
-    for (_, history, config), strategy in zip(starts, ("ddp", "fsdp2"), strict=True):
-        assert any("bias/alignment" in key for line in history for key in line)
+    for started, strategy in zip(starts, ("ddp", "fsdp2"), strict=True):
+        config = started.config
+        assert "bias/alignment" in started.logged
         assert (config["birth"], config["init_seed"]) == (born["digest"], born["init_seed"])
         assert config["trainer"]["strategy"] == strategy
         assert config["code"] == born["code"]

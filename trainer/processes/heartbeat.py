@@ -45,7 +45,7 @@ T = TypeVar("T")
 _EXAMINERS = 8
 #: Frames of a stack that are shown, from the innermost; processes that a line names.
 _FRAMES, _NAMED = 12, 8
-#: How long the end waits for files, in seconds.
+#: How long the end waits for files, and for who is told of it, in seconds.
 _FILES_S = 10.0
 #: Runs that this process has watched: a new one must not read the posts of the last.
 _watches = count()
@@ -408,6 +408,8 @@ class _Watch:
     def _exit(self, line: str, silent: Sequence[int]) -> None:
         try:
             _in_time(lambda: self._leave_files(line), otherwise=None)
+            if (on_fault := self.progress.on_fault) is not None:
+                _in_time(lambda: on_fault(line), otherwise=None)
             for rank in silent:
                 self.peers[rank].kill()
             sys.stderr.flush()

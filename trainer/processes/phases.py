@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 #: What takes longer than a step may take this many times ``trainer.timeout_s``: by default half an hour.
@@ -41,6 +42,8 @@ class Progress:
 
     def __init__(self) -> None:
         self.place = Place(1, "birth", 0)
+        self.on_fault: Callable[[str], None] | None = None
+        """Told why this process ends, where it hangs or another does: by a thread of the watch, with little time."""
 
     def enter(self, phase: str, step: int) -> None:
         """A new place. Every rank must call, in the same order."""

@@ -281,6 +281,21 @@ def test_a_field_that_came_later_has_its_default_in_an_older_run(write, tmp_path
         check_stored(trial)
 
 
+def test_seeds_and_arms_fall_together_where_they_are_logged(write, tmp_path):
+    _, trials = planned(write, tmp_path)
+    groups = {trial.config.log.group for trial in trials if trial.arm == "plain"}
+    assert groups == {trial.config.name.removesuffix(f"-{trial.seed}") for trial in trials if trial.arm == "plain"}
+    assert len({trial.config.log.group for trial in trials}) == len({trial.arm for trial in trials})
+    assert {trial.config.log.tags[-1] for trial in trials} == {trial.arm for trial in trials}
+    assert len({trial.config.log.tags[0] for trial in trials}) == 1
+    # A run from before there were groups, or that was logged elsewhere, is this run all the same.
+    write_run(trials[0])
+    stored = yaml.safe_load(trials[0].run.config.read_text())
+    stored["log"] = {"wandb": "online", "project": "elsewhere"}
+    write_text(trials[0].run.config, yaml.safe_dump(stored))
+    check_stored(trials[0])
+
+
 def test_a_spread_is_over_the_seeds_that_have_a_figure():
     assert spread([1.0, 3.0, float("nan")]) == (2.0, pytest.approx(2**0.5), 1.0, 3.0, 2)
     assert spread([5.0])[0::4] == (5.0, 1)

@@ -134,6 +134,9 @@ STOPPED = {
 }
 
 
+OFFLINE = {"log.loggers": ["wandb"], "log.wandb": "offline"}
+
+
 def fields_of(strategy, timeout_s=TIMEOUT_S):
     long = {"max_steps": 10**6, "checkpoint_every": 10**6, "timeout_s": timeout_s, "strategy": strategy}
     return {f"trainer.{name}": value for name, value in long.items()} | {"snapshot.enabled": False}
@@ -152,7 +155,8 @@ def ended(tiny, folder, free_port):
     runs = {name: {**run, "fields": fields_of(run["strategy"])} for name, run in STOPPED.items()}
     runs["sleeper"] = {"fields": fields_of("ddp", 2.0) | sleeps}
     runs["late"] = {"fields": {}}
-    runs["data"] = {"fields": fields_of("single"), "hangs": True, "ranks": [None]}
+    runs["data"] = {"fields": fields_of("single") | OFFLINE, "hangs": True, "ranks": [None]}
+    runs["ddp-1"]["fields"] |= OFFLINE
     for name, run in runs.items():
         (folder / name).mkdir()
         (folder / name / "config.yaml").write_text(yaml.safe_dump(asdict(tiny(run.pop("fields")))))
@@ -206,6 +210,13 @@ def test_a_single_process_whose_data_do_not_come_ends(ended, folder):
     assert re.search(rf"error: rank 0 on host {HOST} does not move: \d+ s in data \(step 2[01]\)", line)
     assert ", in hang\n" in text
     assert [os.waitstatus_to_exitcode(status) for _, status, _ in ended["data"]] == [1]
+
+
+@pytest.mark.parametrize("name", ["data", "ddp-1"])
+def test_wandb_is_told_as_long_as_the_process_that_logs_answers(ended, folder, name, offline_wandb):
+    _, line = said(folder, name)
+    (start,) = offline_wandb(folder / name / "run")
+    assert start.alerts == [("run failed", line, "ERROR")]
 
 
 def test_who_is_late_for_a_collective_is_not_said_to_be_gone(ended, folder):

@@ -1,0 +1,226 @@
+"""The W&B run of a run of ours: how it starts, what each of its rows has, what it is given at the end (docs/wandb.md).
+
+wandb is loaded where a run starts, and nowhere else.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import netrc
+import os
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NotRequired, TypedDict
+from urllib.parse import urlsplit
+
+from lightning.pytorch.loggers import WandbLogger
+
+from ..errors import RunError, UsageError
+from ..files import one_line, read_json, write_json
+from ..measure.records import RunDir
+from .config import LogConfig
+from .snapshot_charts import TOKEN_COLUMNS, token_rows
+
+#: How long W&B is given to start, in seconds.
+_PATIENCE_S = 180
+#: The horizontal axes: optimizer steps as Lightning calls them, and tokens trained on.
+_STEPS, _TOKENS = "trainer/global_step", "train/tokens"
+#: WANDB_MODE → how it is logged. W&B itself has the second name of each.
+Mode = Literal["online", "offline", "shared", "off"]
+_MODES: dict[str, Mode] = {
+    "online": "online", "run": "online", "shared": "shared",
+    "offline": "offline", "dryrun": "offline", "disabled": "off",
+}  # fmt: skip
+#: Argument of `wandb.init` → the variable that wins over what we give. wandb alone would let the argument win.
+_VARIABLES = {
+    "entity": "WANDB_ENTITY",
+    "project": "WANDB_PROJECT",
+    "id": "WANDB_RUN_ID",
+    "name": "WANDB_NAME",
+    "group": "WANDB_RUN_GROUP",
+    "job_type": "WANDB_JOB_TYPE",
+    "tags": "WANDB_TAGS",
+    "dir": "WANDB_DIR",
+    "resume": "WANDB_RESUME",
+}
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What a run is called in W&B."""
+
+    id: str
+    """Of the run, wherever it is looked at."""
+    name: str
+    group: str
+    """Of the runs that differ in the seed alone."""
+    job_type: str
+
+
+class _Stored(TypedDict):
+    """``wandb.json`` of a run: the W&B run that it goes on in when it is resumed."""
+
+    id: str
+    project: NotRequired[str | None]
+    entity: NotRequired[str | None]
+    url: NotRequired[str | None]
+
+
+def _logged_in_to_wandb() -> bool:
+    if os.environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    file = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    return file.is_file() and netrc.netrc(file).authenticators(host) is not None
+
+
+def _disabled() -> bool:
+    # Which other trainers read too; wandb itself no longer does.
+    return os.environ.get("WANDB_DISABLED", "").lower() in ("1", "true", "yes", "on")
+
+
+def wandb_mode(config: LogConfig) -> Mode:
+    """``online``, ``offline``, ``shared`` or ``off``, with ``auto`` and the environment resolved.
+
+    Raises:
+        UsageError: W&B was asked for and is not installed, or WANDB_MODE is none.
+    """
+    if "wandb" not in config.loggers or config.wandb == "off" or _disabled():
+        return "off"
+    if (wanted := os.environ.get("WANDB_MODE") or "online") not in _MODES:
+        raise UsageError(f"WANDB_MODE is {one_line(wanted)}: give online, offline or disabled")
+    if importlib.util.find_spec("wandb") is None:
+        if config.wandb == "auto":
+            return "off"
+        raise UsageError(f"log.wandb is {config.wandb} but wandb is missing: pip install 'birthmark[wandb]'")
+    if os.environ.get("WANDB_MODE"):
+        return _MODES[wanted]
+    if config.wandb == "auto":
+        return "online" if _logged_in_to_wandb() else "offline"
+    return config.wandb
+
+
+class WandbRun(WandbLogger):
+    """Lightning's logger of a W&B run, each row of which has the step and the tokens trained on."""
+
+    def __init__(self, experiment: Any, mode: Mode, run: RunDir, tokens_per_step: int) -> None:
+        super().__init__(experiment=experiment)
+        self.run, self.tokens_per_step = run, tokens_per_step
+        self.url: str | None = None if mode == "offline" else experiment.url
+
+    def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Log one row."""
+        assert step is not None
+        super().log_metrics({**metrics, _TOKENS: step * self.tokens_per_step}, step)
+
+    @property
+    def where(self) -> str:
+        """Where to look at it, or how to send it later."""
+        return self.url or f"offline, send it with: wandb sync {shlex.quote(str(Path(self.experiment.dir).parent))}"
+
+    def alert(self, text: str) -> None:
+        """Send the user a message, as W&B's settings of the user say."""
+        self.experiment.alert(f"{self.experiment.name} failed"[:63], text, level="ERROR", wait_duration=0)
+
+    def end_in_fault(self, text: str) -> None:
+        """Say why the process is about to end, and end the W&B run; for a process that cannot go on."""
+        self.alert(text)
+        self.experiment.finish(exit_code=1)
+
+    def close(self, error: BaseException | None) -> None:
+        """Give the W&B run what the run leaves, and end it, so that it can be opened again, in this process or under
+        the same W&B service.
+
+        Args:
+            error: what the run failed of.
+        """
+        try:
+            if error is None:
+                self._log_end()
+            elif not isinstance(error, KeyboardInterrupt):
+                self.alert(one_line(error, 1000))
+            self._log_files(self.run.report if error is None else None)
+        finally:
+            self.experiment.finish(exit_code=int(error is not None))
+
+    def _log_end(self) -> None:
+        import wandb
+
+        objects: dict[str, Any] = {}
+        if rows := token_rows(self.run.snapshots()):
+            objects["bias/preferred_tokens_over_steps"] = wandb.Table(columns=list(TOKEN_COLUMNS), data=rows)
+        if self.run.report.is_file():
+            objects["report"] = wandb.Html(str(self.run.report), inject=False)
+        if objects:
+            self.experiment.log(objects)
+
+    def _log_files(self, report: Path | None) -> None:
+        """Config, birth certificate, and where they are there the table of metrics and the report, as an artifact."""
+        import wandb
+
+        artifact = wandb.Artifact(f"birthmark-{self.experiment.id}", type="birthmark")
+        for file in (self.run.config, self.run.birth, self.run.metrics_csv, report):
+            if file is not None and file.is_file():
+                artifact.add_file(str(file))
+        self.experiment.log_artifact(artifact)
+
+
+def wandb_run(
+    config: LogConfig, run: RunDir, identity: Identity, record: dict[str, Any], tokens_per_step: int
+) -> WandbRun | None:
+    """The W&B run of ``run``, begun or gone on with; None where W&B is off.
+
+    Args:
+        config: where it is logged.
+        run: what is logged.
+        identity: what it is called, where no environment variable says otherwise.
+        record: goes into the W&B run's config.
+        tokens_per_step: tokens in a global batch.
+
+    Raises:
+        UsageError: see :func:`wandb_mode`.
+        RunError: W&B did not start.
+    """
+    mode = wandb_mode(config)
+    if mode == "off":
+        return None
+    import wandb
+
+    # The W&B run that it began in, also where a sweep or a variable named it.
+    stored = {"id": identity.id, "project": config.project}
+    if run.wandb.is_file():
+        stored |= {name: value for name, value in read_json(run.wandb, _Stored).items() if value and name != "url"}
+    ours: dict[str, Any] = {
+        **stored,
+        "name": identity.name,
+        "group": config.group or identity.group,
+        "job_type": identity.job_type,
+        "tags": config.tags,
+        "dir": run.path,
+        "resume": "allow",
+    }
+    theirs: dict[str, Any] = {name: os.environ.get(variable) for name, variable in _VARIABLES.items()}
+    given = ours | {name: value for name, value in theirs.items() if value}
+    if theirs["tags"]:
+        given["tags"] = [tag for tag in theirs["tags"].split(",") if tag]
+    try:
+        experiment = wandb.init(
+            **given,
+            mode=mode,
+            config=record,
+            # Its own process may take long to come up on a busy node.
+            settings=wandb.Settings(silent=True, console="off", x_service_wait=_PATIENCE_S, init_timeout=_PATIENCE_S),
+        )
+    except (wandb.Error, TimeoutError, OSError) as error:
+        reason = one_line(error) or type(error).__name__
+        raise RunError(f"log.wandb {mode}: W&B did not start ({reason}); try again, or give --log.wandb off") from error
+    logger = WandbRun(experiment, mode, run, tokens_per_step)
+    place = {name: getattr(experiment, name) or None for name in ("id", "project", "entity")}
+    write_json(run.wandb, place | {"url": logger.url})
+    # Steps are the horizontal axis, as Lightning has it; every row has the tokens too, which a panel can take instead.
+    for axis in (_STEPS, _TOKENS):
+        experiment.define_metric(axis)
+    experiment.define_metric("*", step_metric=_STEPS, step_sync=True)
+    return logger
