@@ -62,7 +62,7 @@ def fingerprint(
     shown = choose_probe(shown, seq_len, [source.config for source in sources])
     with ExitStack() as held:
         cache = held.enter_context(tempfile.TemporaryDirectory()) if cache_dir is None else cache_dir
-        _, (pair,) = compare_models(sources, shown, how, Path(cache))
+        (pair,) = compare_models(sources, shown, how, Path(cache)).pairs
     return pair.fingerprint
 
 

@@ -29,6 +29,19 @@ def bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[int], None]
         yield lambda n: progress.advance(task, n)
 
 
+def page_or_picture(out: str | None) -> bool:
+    """Whether ``--out`` names a page; False where it names a picture, or nothing.
+
+    Raises:
+        UsageError: it names neither.
+    """
+    if out is None or Path(out).suffix.lower() == ".png":
+        return False
+    if Path(out).suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--out {out}: is neither a page nor a picture; give a name that ends in .html or .png")
+    return True
+
+
 def picture_path(out: str | None, default: str, *, as_json: bool) -> Path | None:
     """Where the picture goes, if one is drawn: where it was asked for, else the default unless JSON is printed.
 

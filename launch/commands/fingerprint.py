@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +28,17 @@ def add_options(parser: Parser) -> None:
     """The models, or a calibration; how they are compared."""
     parser.add_argument("models", type=str, nargs="*", metavar="MODEL", help=f"Each {MODEL_NAMES}.")
     parser.add_argument(
-        "--out", type=str | None, metavar="PNG", help="Picture; by default fingerprint.png, of three models or more."
+        "--out",
+        type=str | None,
+        metavar="FILE",
+        help="A page (.html) or a picture (.png); by default fingerprint.png, of three models or more.",
+    )
+    parser.add_argument(
+        "--strangers",
+        type=int,
+        default=2,
+        metavar="N",
+        help="Births of other seeds that every model is compared with too, as the control; each costs one more pass.",
     )
     parser.add_argument(
         "--calibrate",
@@ -55,10 +66,12 @@ def run(options: Namespace) -> int:
     """Compare models, or calibrate."""
     from rich.console import Console
 
-    from ...report.terminal import bar, picture_path, print_json
+    from ...report.terminal import bar, page_or_picture, picture_path, print_json
+    from ...study.lineage.answers import answer_of_models
     from ...study.lineage.compare import check_comparable, choose_probe, compare_models
     from ...study.lineage.comparison import comparison_of
-    from ...study.lineage.outcomes import describe_test, fingerprint_json, print_pairs
+    from ...study.lineage.kinship_page import write_kinship_page
+    from ...study.lineage.outcomes import describe_test, fingerprint_json, print_pairs, short_names
     from ...trainer.by_name.model_names import open_source
 
     comparison = comparison_of(options)
@@ -66,27 +79,44 @@ def run(options: Namespace) -> int:
         return _calibrate(options, comparison)
     if len(options.models) < 2:
         raise UsageError("give at least two models, or --calibrate CONFIG")
-    drawn = len(options.models) > 2 or options.out is not None
+    if options.strangers < 0:
+        raise UsageError(f"--strangers {options.strangers}: give 0 or more")
+    page = Path(options.out) if page_or_picture(options.out) else None
+    drawn = page is None and (len(options.models) > 2 or options.out is not None)
     out = picture_path(options.out, "fingerprint.png", as_json=options.json) if drawn else None
     sources = [open_source(name) for name in options.models]
     check_comparable(sources, comparison.probe)
     probe = choose_probe(comparison.probe, comparison.seq_len, [source.config for source in sources])
-    with bar("hidden states", len(sources), quiet=options.json) as advance:
-        probe, pairs = compare_models(sources, probe, comparison.recipe, Path(options.cache_dir), advance)
+    with bar("hidden states", len(sources) + options.strangers, quiet=options.json) as advance:
+        compared = compare_models(
+            sources,
+            probe,
+            comparison.recipe,
+            Path(options.cache_dir),
+            lambda n_inputs: advance(1),
+            options.strangers,
+        )
+    names, test = short_names(sources), describe_test(compared.probe, comparison.recipe)
+    answer = answer_of_models(names, compared.pairs, compared.strangers)
+    if page is not None:
+        write_kinship_page(page, names, compared, answer, test)
+        print(f"page: {page}", file=sys.stderr)
+    if out is not None:
+        _draw_matrix(sources, compared.pairs, test, out)
     if options.json:
-        names = options.models
+        given = options.models
         print_json(
             {
-                "models": names,
-                "probe": asdict(probe),
+                "sentence": answer,
+                "models": given,
+                "probe": asdict(compared.probe),
                 "recipe": asdict(comparison.recipe),
-                "pairs": [{"a": names[p.a], "b": names[p.b]} | fingerprint_json(p.fingerprint) for p in pairs],
+                "pairs": [{"a": given[p.a], "b": given[p.b]} | fingerprint_json(p.fingerprint) for p in compared.pairs],
+                "strangers": [fingerprint_json(found) for found in compared.strangers],
             }
         )
     else:
-        print_pairs(sources, pairs, describe_test(probe, comparison.recipe), Console())
-    if out is not None:
-        _draw_matrix(sources, pairs, describe_test(probe, comparison.recipe), out)
+        print_pairs(sources, compared, answer, test, Console())
     return 0
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
+import sys
 from pathlib import Path
 
 from jsonargparse import Namespace
@@ -24,6 +25,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--config", type=str | None, metavar="CONFIG", help="YAML file of the births; by default the run's own."
     )
+    parser.add_argument("--out", type=str | None, metavar="HTML", help="A page of all candidates.")
     add_comparison_options(parser, n_inputs=500)
     add_json(parser)
 
@@ -43,13 +45,17 @@ def run(options: Namespace) -> int:
     """Rank candidate seeds."""
     from rich.console import Console
 
-    from ...report.terminal import bar, print_json
+    from ...report.terminal import bar, page_or_picture, print_json
+    from ...study.lineage.answers import answer_of_seeds
     from ...study.lineage.compare import check_comparable, choose_probe, rank_seeds
     from ...study.lineage.comparison import comparison_of
+    from ...study.lineage.kinship_page import write_seeds_page
     from ...study.lineage.outcomes import describe_test, fingerprint_json, print_ranking
     from ...trainer.by_name.model_names import SourceWithBirth, open_source
 
     comparison = comparison_of(options)
+    if options.out is not None and not page_or_picture(options.out):
+        raise UsageError(f"--out {options.out}: is a page; give a name that ends in .html")
     candidates = read_seeds(options.seeds)
     source = open_source(options.model)
     if options.config is None and not isinstance(source, SourceWithBirth):
@@ -62,9 +68,14 @@ def run(options: Namespace) -> int:
         probe, ranked = rank_seeds(
             source, config, candidates, probe, comparison.recipe, Path(options.cache_dir), advance
         )
+    answer, test = answer_of_seeds(options.model, ranked), describe_test(probe, comparison.recipe)
+    if options.out is not None:
+        write_seeds_page(Path(options.out), options.model, ranked, answer, test)
+        print(f"page: {options.out}", file=sys.stderr)
     if options.json:
         print_json(
             {
+                "sentence": answer,
                 "model": options.model,
                 "probe": dataclasses.asdict(probe),
                 "recipe": dataclasses.asdict(comparison.recipe),
@@ -75,5 +86,5 @@ def run(options: Namespace) -> int:
             }
         )
     else:
-        print_ranking(ranked, f"{options.model}: {describe_test(probe, comparison.recipe)}", Console())
+        print_ranking(ranked, answer, test, Console())
     return 0

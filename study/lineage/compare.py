@@ -22,6 +22,8 @@ from ...trainer.devices import device
 
 #: Tokens of a probe sequence, by default and where the models can read as many.
 SEQ_LEN = 64
+#: Seeds of strangers count from here: far from those that people give.
+_STRANGERS_FROM = 0x5EED_0000_0000
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,18 @@ class ModelPair:
     b: int
     """The second's."""
     fingerprint: Fingerprint
+
+
+@dataclass(frozen=True)
+class ComparedModels:
+    """Tests of some models."""
+
+    probe: FingerprintProbe
+    """What all were shown, like the first of them (`FingerprintProbe.like`)."""
+    pairs: list[ModelPair]
+    """Of every pair."""
+    strangers: list[Fingerprint]
+    """Of every model against births of other seeds, as the control."""
 
 
 def choose_probe(probe: FingerprintProbe, seq_len: int | None, configs: Iterable[ModelConfig]) -> FingerprintProbe:
@@ -87,28 +101,37 @@ def compare_models(
     recipe: LineageTestConfig,
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_inputs: None,
-) -> tuple[FingerprintProbe, list[ModelPair]]:
-    """Test every pair of models.
+    n_strangers: int = 0,
+) -> ComparedModels:
+    """Test every pair of models, and each of them against strangers: births of the first one's config.
 
     Each model is loaded once, and run unless its hidden states are in ``cache_dir``. ``advance`` is called with the
     number of inputs of every model that is done.
-
-    Returns:
-        The probe that all were shown, like the first of them (`FingerprintProbe.like`); the tests.
     """
     hidden: list[HiddenStates] = []
+
+    def states(model: Decoder) -> HiddenStates:
+        found = HiddenStates(cached_hidden_states(model, probe, cache_dir))
+        advance(probe.n_inputs)
+        return found
+
     for source in sources:
         model = _loaded(source)
         if not hidden:
             probe = probe.like(model)
-        hidden.append(HiddenStates(cached_hidden_states(model, probe, cache_dir)))
-        advance(probe.n_inputs)
+        hidden.append(states(model))
         del model
     vocab_size = sources[0].config.vocab_size
-    return probe, [
-        ModelPair(a, b, compare(hidden[a], hidden[b], recipe, probe=probe.kind, vocab_size=vocab_size))
-        for a, b in combinations(range(len(sources)), 2)
-    ]
+
+    def test(a: HiddenStates, b: HiddenStates) -> Fingerprint:
+        return compare(a, b, recipe, probe=probe.kind, vocab_size=vocab_size)
+
+    pairs = [ModelPair(a, b, test(hidden[a], hidden[b])) for a, b in combinations(range(len(sources)), 2)]
+    strangers: list[Fingerprint] = []
+    for seed in range(_STRANGERS_FROM, _STRANGERS_FROM + n_strangers):
+        stranger = states(born(sources[0].config, seed, device()))
+        strangers += [test(own, stranger) for own in hidden]
+    return ComparedModels(probe, pairs, strangers)
 
 
 def rank_seeds(

@@ -5,20 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from os.path import commonprefix
+from string import ascii_uppercase
 from typing import Any
 
 import numpy as np
 from rich import box
 from rich.console import Console
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from ...findings.wording import in_ascii
 from ...measure.hidden_states import FingerprintProbe
 from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import Fingerprint
 from ...trainer.by_name.model_names import ModelSource
+from .answers import CANNOT_TELL, TERMS
 from .calibration import KinRate, NullRates
-from .compare import ModelPair
+from .compare import ComparedModels
 from .comparison import describe_probe
 
 _COLUMNS = (("statistic", ".4f"), ("z", ".2f"), ("log10_p", ".2f"), ("k", "d"))
@@ -43,10 +47,25 @@ def short_names(sources: Sequence[ModelSource]) -> list[str]:
     return [name.removeprefix(f"{shared}/") if shared else name for name in names]
 
 
-def _print_table(console: Console, leading: Sequence[str], rows: Iterable[tuple[Sequence[str], Fingerprint]]) -> None:
+def _print_table(console: Console, leading: Sequence[str], rows: Sequence[tuple[Sequence[str], Fingerprint]]) -> None:
+    """A row per test. Where the names do not fit, letters stand for them, and a line for each says which is whose."""
+    table = _table(leading, rows)
+    unbounded = console.options.update(max_width=10_000)
+    if Measurement.get(console, unbounded, table).maximum > console.width:
+        letters: dict[str, str] = {}
+        for names, _ in rows:
+            for name in names:
+                letters.setdefault(name, ascii_uppercase[len(letters)] if len(letters) < 26 else str(len(letters) + 1))
+        for name, letter in letters.items():
+            console.print(f"{letter}  {name}", highlight=False, soft_wrap=True, markup=False)
+        table = _table(leading, [([letters[name] for name in names], found) for names, found in rows])
+    console.print(table)
+
+
+def _table(leading: Sequence[str], rows: Iterable[tuple[Sequence[str], Fingerprint]]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for title in leading:
-        table.add_column(title, overflow="fold")
+        table.add_column(title, no_wrap=True)
     for title in ("statistic", "z", "log10 p", "k", "N"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
@@ -57,7 +76,11 @@ def _print_table(console: Console, leading: Sequence[str], rows: Iterable[tuple[
         ]
         verdict = Text(found.verdict, style=_COLOURS[found.verdict])
         table.add_row(*(Text(name) for name in names), *cells, str(found.n_inputs), verdict)
-    console.print(table)
+    return table
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(in_ascii(text) if console.options.ascii_only else text, highlight=False, markup=False)
 
 
 def _print_notes(console: Console, found: Iterable[Fingerprint]) -> None:
@@ -68,26 +91,28 @@ def _print_notes(console: Console, found: Iterable[Fingerprint]) -> None:
         console.print(note, style="yellow", highlight=False, soft_wrap=True, markup=False)
 
 
-def print_pairs(sources: Sequence[ModelSource], pairs: Sequence[ModelPair], title: str, console: Console) -> None:
-    """Print a row per pair, then reasons and warnings."""
-    console.print(title, highlight=False, soft_wrap=True, markup=False)
+def print_pairs(
+    sources: Sequence[ModelSource], compared: ComparedModels, answer: str, title: str, console: Console
+) -> None:
+    """Print the answer, a row per pair, reasons and warnings, and how to read them."""
+    _say(console, f"{answer}\n")
+    _say(console, title)
     names = short_names(sources)
-    _print_table(console, ("A", "B"), (((names[p.a], names[p.b]), p.fingerprint) for p in pairs))
-    _print_notes(console, [pair.fingerprint for pair in pairs])
+    _print_table(console, ("A", "B"), [((names[p.a], names[p.b]), p.fingerprint) for p in compared.pairs])
+    _print_notes(console, [pair.fingerprint for pair in compared.pairs])
+    _say(console, TERMS)
+    _say(console, CANNOT_TELL)
 
 
-def print_ranking(found: Sequence[tuple[int, Fingerprint]], title: str, console: Console, n: int = 10) -> None:
-    """Print the best seeds, and whether the first stands out among the candidates."""
-    console.print(title, highlight=False, soft_wrap=True, markup=False)
-    _print_table(console, ("seed",), (((str(seed),), result) for seed, result in found[:n]))
+def print_ranking(
+    found: Sequence[tuple[int, Fingerprint]], answer: str, title: str, console: Console, n: int = 10
+) -> None:
+    """Print the answer, and the best seeds."""
+    _say(console, f"{answer}\n")
+    _say(console, title)
+    _print_table(console, ("seed",), [((str(seed),), result) for seed, result in found[:n]])
     _print_notes(console, [result for _, result in found])
-    seed, best = found[0]
-    verdict = {
-        "kin": f"seed {seed}: stands out among {len(found)} candidates (p is times their number)",
-        "stranger": f"none of {len(found)} seeds stands out: it was born from none, or this test cannot show it",
-        "undefined": "no test was possible",
-    }
-    console.print(verdict[best.verdict], highlight=False, soft_wrap=True)
+    _say(console, f"{TERMS} p counts all {len(found)} candidates.")
 
 
 def print_rates(found: Sequence[NullRates], title: str, console: Console) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import csv
+import html
 import json
+import re
 import shutil
 
 import numpy as np
@@ -154,7 +157,12 @@ def test_people_get_a_table_a_picture_of_three_and_the_warnings(lineage, place, 
     status, out, err = lineage("fingerprint", *names, json_too=False)
     assert status == 0
     assert "null dimensions, 200 sequences of 16 random tokens" in out
-    assert [word for word in out.split() if word in ("kin", "stranger")] == ["stranger", "kin", "stranger"]
+    assert out.startswith("A birth is shared by run-7 and run-7@0: kin have z ")
+    assert "cannot tell which model came first" in " ".join(out.split())
+    rows = [line.split() for line in out.splitlines() if line.split()[-1:] in (["kin"], ["stranger"])]
+    assert [(row[0], row[1], row[-1]) for row in rows] == [
+        ("run-7", "run-8", "stranger"), ("run-7", "run-7@0", "kin"), ("run-8", "run-7@0", "stranger"),
+    ]  # fmt: skip
     assert str(place) not in out
     assert (tmp_path / "fingerprint.png").read_bytes().startswith(b"\x89PNG")
     assert "picture: fingerprint.png" in err
@@ -163,6 +171,48 @@ def test_people_get_a_table_a_picture_of_three_and_the_warnings(lineage, place, 
     assert "takes columns for independent" in out
     assert "undefined: " in out
     assert not list(tmp_path.iterdir())
+
+
+def test_long_names_have_letters_instead_of_lines_of_their_own(lineage, place, tmp_path):
+    long = tmp_path / ("a-name-that-leaves-no-room-for-numbers-" * 2)
+    shutil.copytree(place / "run-7", long)
+    _, out, _ = lineage("fingerprint", long, f"{place}/run.yaml@7", json_too=False)
+    lines = out.splitlines()
+    assert any(line.startswith("A  ") and line.endswith(long.name) for line in lines)
+    (row,) = (line.split() for line in lines if line.split()[-1:] == ["kin"])
+    assert row[:2] == ["A", "B"]
+
+
+def test_the_answer_has_strangers_as_its_control(lineage, place):
+    _, out, _ = lineage("fingerprint", place / "run-7", f"{place}/run.yaml@7", "--strangers=3")
+    assert [test["verdict"] for test in out["strangers"]] == ["stranger"] * 6
+    most = max(test["z"] for test in out["strangers"])
+    assert out["sentence"].startswith("run.yaml@7 shares its birth with run-7: z ")
+    assert float(re.search(r"strangers at most (-?[\d.]+)\.$", out["sentence"])[1]) == pytest.approx(most, abs=0.051)
+    _, alone, _ = lineage("fingerprint", place / "run-7", f"{place}/run.yaml@7", "--strangers=0")
+    assert alone["strangers"] == []
+    assert "without strangers as a control" in alone["sentence"]
+    assert alone["pairs"] == out["pairs"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "heading", "rows"),
+    [(("fingerprint", "run-7", "run-8", "run-7@0"), "kin", 3), (("identify", "run-7", "--seeds=5..9"), "seed 7", 5)],
+)
+def test_a_page_holds_the_answer_and_every_test(lineage, place, tmp_path, arguments, heading, rows):
+    command, *names = arguments
+    names = [name if name.startswith("--") else place / name for name in names]
+    status, out, err = lineage(command, *names, f"--out={tmp_path / 'page.html'}")
+    assert (status, err) == (0, f"page: {tmp_path / 'page.html'}\n")
+    text = (tmp_path / "page.html").read_text()
+    assert out["sentence"] in html.unescape(text)
+    assert heading in out["sentence"]
+    (file,) = (tmp_path / "page-data").iterdir()
+    found = list(csv.DictReader(file.open()))
+    tests = out["pairs"] + out["strangers"] if command == "fingerprint" else out["seeds"]
+    assert [row["verdict"] for row in found] == [test["verdict"] for test in tests]
+    assert [float(row["z"]) for row in found] == [test["z"] for test in tests]
+    assert len(tests) >= rows
 
 
 def test_embedding_probes_compare_models_of_other_vocabularies_and_warn(lineage, place, tmp_path):
@@ -215,7 +265,7 @@ def test_the_seed_that_a_model_was_born_from_is_found(lineage, place, tmp_path):
     assert (status, err.count("\n")) == (2, 1)
     assert "give --config" in err
     _, out, _ = lineage("identify", place / "run-7", "--seeds=20..30", json_too=False)
-    assert "none of 11 seeds stands out" in out
+    assert out.startswith("None of 11 seeds is seen in ")
 
 
 def test_every_candidate_counts(lineage, place):
@@ -274,6 +324,9 @@ def test_what_cannot_be_compared_is_one_line(lineage, place, tmp_path):
         (["fingerprint", run, config, "--seq_len=17"], "--seq_len 17: give 1 to 16"),
         (["fingerprint", run, config, "--k=1.5"], "--k is 1.5"),
         (["fingerprint", run, config, "--null=luck"], "null"),
+        (["fingerprint", run, config, "--strangers=-1"], "--strangers -1"),
+        (["fingerprint", run, config, "--out=a.pdf"], "a.pdf: is neither a page nor a picture"),
+        (["identify", run, "--seeds=1", "--out=a.png"], "a.png: is a page"),
         (["identify", run, "--seeds=9..3"], "--seeds 9..3"),
         (["identify", run, "--seeds=1", f"--config={wide}"], "width"),
         (["fingerprint", run, "--calibrate", config], "leave out"),

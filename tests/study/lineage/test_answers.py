@@ -1,0 +1,93 @@
+"""Answers in one sentence: with their control, and never stronger than the tests behind them."""
+
+import math
+import re
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from birthmark.metrics.seedprint import Fingerprint
+from birthmark.study.lineage.answers import answer_of_models, answer_of_seeds
+from birthmark.study.lineage.compare import ModelPair
+
+
+def made(z, *, verdict=None, reason=""):
+    """A test with this z, judged as the metric does."""
+    if math.isnan(z):
+        return Fingerprint("dimensions", "undefined", z, z, z, 0, 100, reason or "5 inputs: at least 10 are needed")
+    log10_p = -(z**2) / (2 * math.log(10)) if z > 0 else -0.1
+    return Fingerprint("dimensions", verdict or ("kin" if log10_p < -2 else "stranger"), 0.1, z, log10_p, 32, 100)
+
+
+def pairs_of(zs, n):
+    return [ModelPair(a, b, made(z)) for (a, b), z in zip(combinations(range(n), 2), zs, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("z", "strangers", "sentence"),
+    [
+        (38.1, [1.2, 2.4], "b shares its birth with a: z 38.1, p < 10⁻³¹⁵, against strangers at most 2.4."),
+        (38.1, [], "b shares its birth with a: z 38.1, p < 10⁻³¹⁵, without strangers as a control."),
+        (
+            1.2,
+            [0.3],
+            "a and b are strangers, as far as this test can see: z 1.2, p .487, against strangers at most .3.",
+        ),
+        (math.nan, [0.3], "Whether b shares its birth with a cannot be told: 5 inputs: at least 10 are needed."),
+        (
+            4.2,
+            [2.9],
+            "Whether b shares its birth with a cannot be told: strangers do nearly as well (z 4.2, p < 10⁻³, against "
+            "strangers at most 2.9).",
+        ),
+    ],
+)
+def test_two_models(z, strangers, sentence):
+    assert answer_of_models(["a", "b"], pairs_of([z], 2), [made(s) for s in strangers]) == sentence
+
+
+@pytest.mark.parametrize(
+    ("zs", "words"),
+    [
+        ([40, 30, 35], "All 3 models share one birth: kin have z 30.0 or more, against strangers at most 1.0."),
+        ([40, 1, 0.5], "A birth is shared by a and b: kin have z 40.0 or more, against strangers at most 1.0, other"),
+        ([1, 0.5, -1], "None of the 3 models is seen to share a birth with another: z at most 1.0, against strangers"),
+        ([math.nan] * 3, "no test was possible; 3 of 3 pairs cannot be told."),
+        ([40, math.nan, 0.5], "other pairs at most .5; 1 of 3 pairs cannot be told."),
+    ],
+)
+def test_several_models(zs, words):
+    assert words in answer_of_models(["a", "b", "c"], pairs_of(zs, 3), [made(1.0)])
+
+
+@given(
+    st.lists(st.floats(-4, 60) | st.just(math.nan), min_size=6, max_size=6),
+    st.lists(st.floats(-4, 8) | st.just(math.nan), max_size=4),
+)
+def test_only_models_that_a_clear_test_connects_share_a_birth(zs, control):
+    pairs = pairs_of(zs, 4)
+    sentence = answer_of_models(["aa", "bb", "cc", "dd"], pairs, [made(z) for z in control])
+    most = max((z for z in control if not math.isnan(z)), default=-math.inf)
+    clear = {(p.a, p.b) for p in pairs if p.fingerprint.verdict == "kin" and p.fingerprint.z >= most + 3.3}
+    named = {i for i, name in enumerate(("aa", "bb", "cc", "dd")) if name in sentence}
+    shared = set(range(4)) if sentence.startswith("All") else named
+    assert shared == {i for edge in clear for i in edge}
+    assert ("without strangers" in sentence) == (most == -math.inf) or "no test was possible" in sentence
+
+
+@pytest.mark.parametrize(
+    ("zs", "words"),
+    [
+        ([34, 1.9, -1], "runs/a was born from seed 0: z 34.0, p < 10⁻²⁵¹ for 3 candidates, the other 2 at most 1.9."),
+        ([5, 4.5], "Which seed runs/a was born from cannot be told: 0 has z 5.0"),
+        ([1.2, 0.3], "None of 2 seeds is seen in runs/a: the best, 0, has z 1.2"),
+        ([34], "for 1 candidate, without another to compare with."),
+        ([math.nan], "Which seed runs/a was born from cannot be told: 5 inputs"),
+    ],
+)
+def test_seeds(zs, words):
+    sentence = answer_of_seeds("runs/a", [(seed, made(z)) for seed, z in enumerate(zs)])
+    assert words in sentence
+    assert not re.search(r"\bnan\b", sentence)
