@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from ..measure.records import RunDir
+from ..models.dotted import dotted
 from ..trainer.config import RunConfig
 from ..trainer.config_file import build_config, read_config
 from .run import Run
@@ -44,7 +45,9 @@ def pretrain(
     if isinstance(config, RunConfig):
         config = dataclasses.asdict(config)
     if isinstance(config, Mapping):
-        named, found = "run", build_config(config, overrides)
+        from ..trainer.continued_rate import with_continued_rate
+
+        named, found = "run", build_config(with_continued_rate(dotted(config) | dotted(overrides or {})))
     else:
         named, found = Path(config).stem, read_config(config, overrides)
     if run_dir is not None:

@@ -73,15 +73,16 @@ def _model_of(run: RunDir) -> ModelConfig:
     unknown = sorted(fields.keys() - dotted(asdict(ModelConfig()), "model.").keys())
     if unknown:
         raise RunError(f"{run.config}: {unknown[0]} is unknown to this version; it was written by another")
-    return _built(ModelConfig, fields, "model.")
+    return config_group(ModelConfig, fields, "model.")
 
 
-def _built(kind: Any, fields: Mapping[str, Any], prefix: str) -> Any:
+def config_group(kind: Any, fields: Mapping[str, Any], prefix: str) -> Any:
+    """The group of fields ``kind`` from all fields of a run by dotted name; its own begin with ``prefix``."""
     hints = get_type_hints(kind)
     values = {}
     for name in (field.name for field in dataclasses.fields(kind)):
         nested = dataclasses.is_dataclass(hints[name])
-        values[name] = _built(hints[name], fields, f"{prefix}{name}.") if nested else fields[prefix + name]
+        values[name] = config_group(hints[name], fields, f"{prefix}{name}.") if nested else fields[prefix + name]
     return kind(**values)
 
 

@@ -34,6 +34,7 @@ from ..report.run_page import build_report
 from .allocator import keep_freed_memory
 from .checkpoints.folder_io import FolderCheckpointIO
 from .config import RunConfig
+from .continued_rate import continued_rate
 from .initial_model import initialize_model
 from .module import PretrainModule
 from .processes.heartbeat import watched
@@ -141,6 +142,8 @@ def _print_start(
     console.print(
         f"{to_come:,} steps of {per_step:,} tokens, {to_come * per_step:,} in all", highlight=False, soft_wrap=True
     )
+    if config.init_from and not resumed and (rate := continued_rate(config.init_from)).lr == config.optim.lr:
+        console.print(f"optim.lr {rate.lr:g}: {rate.why}", highlight=False, soft_wrap=True, markup=False)
     if (n_tokens := config.model.vocab_size) != asked.model.vocab_size and asked.data.tokenizer == "bpe":
         console.print(
             f"vocabulary: the corpus gives {n_tokens:,} BPE tokens, not model.vocab_size {asked.model.vocab_size:,}: "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -54,13 +54,23 @@ def expand(arguments: Sequence[str]) -> list[str]:
     words = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     # A value that is missing is the real parser's to refuse.
     words.add_argument("--resume", nargs="?")
-    words.add_argument("--config", nargs="?")
+    for name in ("config", "init_from", "optim", "optim.lr"):
+        words.add_argument(f"--{name}", nargs="?")
     given, _ = words.parse_known_args(arguments)
     if given.resume is None:
-        return list(arguments)
+        return _with_rate(arguments, {name: value for name, value in vars(given).items() if value is not None})
     if given.config is not None:
         raise UsageError("--resume takes the config of the run itself: leave --config out, override single fields")
     return [f"--config={RunDir.open(Path(given.resume)).config}", *arguments]
+
+
+def _with_rate(arguments: Sequence[str], given: Mapping[str, str]) -> list[str]:
+    """With a learning rate that fits what the run starts from, where there is neither a config nor a rate."""
+    if "init_from" not in given or {"config", "optim", "optim.lr"} & given.keys():
+        return list(arguments)
+    from ...trainer.continued_rate import continued_rate
+
+    return [f"--optim.lr={continued_rate(given['init_from']).lr!r}", *arguments]
 
 
 def run(options: Namespace) -> int:

@@ -14,12 +14,16 @@ from rich.console import Console
 from birthmark.data.prepare import prepare
 from birthmark.errors import RunError, UsageError
 from birthmark.files import read_json, write_sealed_json
+from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO, load_model
+from birthmark.trainer.config_file import read_config
+from birthmark.trainer.continued_rate import continued_rate, with_continued_rate
 from birthmark.trainer.initial_model import initialize_model, resolve_init_from
 from birthmark.trainer.run import pretrain
+from birthmark.trainer.saved_config import write_config
 
 CALIBRATED = {
     "model.attention.aggregation": "calibrated",
@@ -153,3 +157,41 @@ def test_a_run_without_a_checkpoint_or_of_another_version_is_told(source, going_
     shutil.rmtree(copy.path / "checkpoints")
     with pytest.raises(UsageError, match="has no checkpoint yet"):
         resolve_init_from(going_on(copy.path))
+
+
+# ── the learning rate, where none is given ───────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(
+    ("optim", "name", "lr", "why"),
+    [
+        ({"schedule": "constant"}, "run", 0.01, "had at step 6"),
+        ({"schedule": "cosine", "min_lr_ratio": 0.2}, "run", 0.002, "had at step 6"),
+        ({"schedule": "cosine", "min_lr_ratio": 0.0}, "run", 0.001, "a tenth of"),
+        ({"schedule": "cosine", "warmup_steps": 4}, "run@4", 0.01, "the peak of"),
+        (None, "gpt2", 3e-5, "usually"),
+    ],
+)
+def test_the_rate_is_that_of_the_source_at_its_checkpoint(optim, name, lr, why, source, tmp_path):
+    if optim is not None:
+        shutil.copytree(source.path, tmp_path / "run")
+        stored = read_config(source.config)
+        write_config(replace(stored, optim=replace(stored.optim, **optim)), tmp_path / "run/config.yaml")
+        name = str(tmp_path / name)
+    found = continued_rate(name)
+    assert found.lr == pytest.approx(lr)
+    assert why in found.why
+
+
+def test_a_command_without_a_config_takes_it_and_says_so_and_one_with_a_rate_keeps_that(source, tmp_path, capsys):
+    fields = ["--trainer.max_steps=1", "--snapshot.enabled=false", "--log.wandb=off", "--model.max_seq_len=12"]
+    fields += ["--data.path=backcopy", "--init-from", str(source.path), "--trainer.micro_batch_size=2"]
+    asked = {"fitting": [], "given": ["--optim.lr=0.5"]}
+    for name, more in asked.items():
+        assert main(["pretrain", *fields, "--run_dir", str(tmp_path / name), *more]) == 0
+    stored = {name: read_config(tmp_path / name / "config.yaml").optim.lr for name in asked}
+    assert stored == {"fitting": 0.01, "given": 0.5}
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("optim.lr")]
+    assert f"optim.lr 0.01: what {source.path} had at step 6" in line
+    assert with_continued_rate({"init_from": str(source.path)})["optim.lr"] == 0.01
+    assert with_continued_rate({"init_from": str(source.path), "optim.lr": 1.0})["optim.lr"] == 1.0

@@ -1,0 +1,61 @@
+"""The learning rate of a run that goes on from another model, where nobody gives one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..measure.records import RunDir, step_of
+from .config import OptimConfig
+from .initial_model import config_group, find_initial_checkpoint
+from .lr_schedule import lr_share
+from .saved_config import read_saved_fields
+
+#: The least that is taken, over the source's peak. A higher rate adapts faster and forgets more (arXiv 2308.04014).
+_SHARE = 0.1
+#: Peak where the source's is not known: that share of 3e-4, with which models from a billion parameters on are
+#: pretrained (arXiv 2307.09288).
+_UNKNOWN = 3e-5
+
+
+@dataclass(frozen=True)
+class ContinuedRate:
+    """A peak learning rate, and why it is this one."""
+
+    lr: float
+    why: str
+
+
+def continued_rate(init_from: str) -> ContinuedRate:
+    """The peak learning rate of a run that starts from what ``init_from`` names.
+
+    Of a run it is the rate that the run had at that checkpoint, at least a tenth of its peak; up to the end of its
+    warm-up, the peak. Of a model whose training is not known it is 3e-5.
+
+    Raises:
+        UsageError: a run without this checkpoint.
+        RunError: a run whose config was changed.
+    """
+    source = find_initial_checkpoint(init_from)
+    if source is None:
+        return ContinuedRate(
+            _UNKNOWN, "a tenth of 3e-4, with which models of a billion parameters are usually pretrained"
+        )
+    run, step = RunDir(source.checkpoint.parent.parent), step_of(source.checkpoint)
+    fields = read_saved_fields(run)
+    optim = config_group(OptimConfig, fields, "optim.")
+    if step <= optim.warmup_steps:
+        return ContinuedRate(optim.lr, f"the peak of {run.path}")
+    there = lr_share(optim, fields["trainer.max_steps"], step - 1)
+    if there < _SHARE:
+        return ContinuedRate(_SHARE * optim.lr, f"a tenth of {run.path}'s peak, {optim.lr:g}")
+    return ContinuedRate(there * optim.lr, f"what {run.path} had at step {step}; its peak was {optim.lr:g}")
+
+
+def with_continued_rate(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a run by dotted name, with ``optim.lr`` where they name what to go on from, and give none."""
+    named = fields.get("init_from")
+    if not named or not isinstance(named, str) or "optim.lr" in fields:
+        return dict(fields)
+    return {**fields, "optim.lr": continued_rate(named).lr}
