@@ -73,7 +73,9 @@ def compare_configs(runs: Sequence[RunHistory]) -> Comparison:
         for name in (*_NO_CONFIG, *(name for name in config if name.startswith("log."))):
             config.pop(name, None)
     names = list(dict.fromkeys(name for config in configs for name in config))
-    differing = [name for name in names if len({_told(config.get(name)) for config in configs}) > 1]
+    # What was trained elsewhere has no config to differ.
+    held = [config for config in configs if config]
+    differing = [name for name in names if len({_told(config.get(name)) for config in held}) > 1]
     fields = sorted(differing, key=lambda name: name != "init_seed")
     values = [[_told(config.get(name)) for name in fields] for config in configs]
     keys = [tuple(_told(config.get(name)) for name in fields if name != "init_seed") for config in configs]

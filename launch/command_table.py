@@ -16,6 +16,7 @@ COMMANDS = (
     "pretrain",
     "launch",
     "report",
+    "figure",
     "describe",
     "plan",
     "birth",

@@ -98,13 +98,17 @@ def _swatch(run: int) -> Markup:
 
 
 def _compared(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
-    """Where the configs differ, and what all of them are."""
-    rows: list[list[str | Markup]] = []
-    for run, values in zip(runs, comparison.values, strict=True):
-        rows.append([_swatch(run.index) + escape(run.name), *(printable(value or MISSING) for value in values)])
-    table = Table(["run", *comparison.fields], rows, texts=range(1 + len(comparison.fields)))
-    if len(runs) > 12:
-        return [Fold(f"{len(runs)} runs: where their configs differ", [table])]
+    """Where the configs differ: a line for each run, or for each field where there are more of them than runs."""
+    values = [[printable(value or MISSING) for value in row] for row in comparison.values]
+    names = [_swatch(run.index) + escape(run.name) for run in runs]
+    if len(comparison.fields) > max(len(runs), 4):
+        fields = [[field, *column] for field, *column in zip(comparison.fields, *values, strict=True)]
+        table = Table(["field", *(run.name for run in runs)], fields, texts=range(1 + len(runs)))
+    else:
+        rows = [[name, *row] for name, row in zip(names, values, strict=True)]
+        table = Table(["run", *comparison.fields], rows, texts=range(1 + len(comparison.fields)))
+    if max(len(runs), len(comparison.fields)) > 12:
+        return [Fold("Where the configs differ", [table], note=f"{len(comparison.fields)} fields of {len(runs)} runs")]
     return [table]
 
 

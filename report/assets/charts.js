@@ -65,7 +65,8 @@ const charts = (() => {
     const chosen = state.block !== "" || state.head !== "";
     for (const given of panel.series) {
       if (given.run !== undefined && state.hidden.has(given.run)) continue;
-      if (given.probe && state.probe && given.probe !== state.probe) continue;
+      const probe = state.probe || panel.lead;
+      if (given.probe && probe && given.probe !== probe) continue;
       if (both && !(given.look === "control" || given.look === "band") && isDeep(given, panel) !== chosen) continue;
       let series = given;
       if (panel.x !== "step" && axisOf(series, "step")) series = reduce(series, "step", stepIndex(axisOf(series, "step")[1], state.step));

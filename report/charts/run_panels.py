@@ -37,6 +37,8 @@ class _Curves:
     csv: str = ""
     unit: str = ""
     """By default the quantity's."""
+    lead: str = "random"
+    """The probe that is shown first; "" for all."""
 
 
 _DIRECTION = _Curves(
@@ -59,7 +61,13 @@ _PERSISTENCE = _Curves(
     unit="Spearman ρ",
 )
 _MASS = _Curves(
-    "sink-mass", "Sink mass", {"sink_mass": ("", "solid")}, "sink_uniform", array="sink_mass", csv="sink-mass.csv"
+    "sink-mass",
+    "Sink mass",
+    {"sink_mass": ("", "solid")},
+    "sink_uniform",
+    array="sink_mass",
+    csv="sink-mass.csv",
+    lead="",
 )
 _CONTRACTION = _Curves(
     "contraction-cos",
@@ -175,7 +183,7 @@ def _curves(runs: Sequence[RunHistory], panel: _Curves) -> CurvePanel | None:
             probe = PROBES[prefix]
             for key, (name, look) in panel.quantities.items():
                 legend = _with_probe(run, name, probe)
-                text_first: Look = "dotted" if prefix == "" and legend != name else look
+                text_first: Look = "dotted" if prefix == "" and legend != name and not panel.lead else look
                 series.append(_scalars(run, key, legend, text_first, group, probe))
         if panel.control:
             word = control_label(MEASURED[next(iter(panel.quantities))])
@@ -193,6 +201,7 @@ def _curves(runs: Sequence[RunHistory], panel: _Curves) -> CurvePanel | None:
         unit=panel.unit or quantity.unit,
         log=quantity.scale == "log",
         x_log=_x_is_wide(runs),
+        lead=panel.lead if any(s.probe == panel.lead for s in found) else "",
         csv=panel.csv,
     )
 
@@ -286,6 +295,7 @@ def _importance(runs: Sequence[RunHistory]) -> CurvePanel | None:
         "importance, mean of heads",
         log=True,
         x_log=True,
+        lead="text" if any(s.probe == "text" for s in found) else "",
         csv="sink-keys.csv",
     )
 
@@ -297,7 +307,14 @@ def _variance(runs: Sequence[RunHistory]) -> CurvePanel | None:
     if not found:
         return None
     return CurvePanel(
-        "variance-positions", "Variance by position", found, "position", "σ²(t), mean of heads", log=True, x_log=True
+        "variance-positions",
+        "Variance by position",
+        found,
+        "position",
+        "σ²(t), mean of heads",
+        log=True,
+        x_log=True,
+        lead="random" if any(s.probe == "random" for s in found) else "",
     )
 
 

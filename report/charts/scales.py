@@ -38,7 +38,7 @@ class Scale:
             found = [10.0**decade for decade in decades][::every]
             if len(found) > 1:
                 return found
-            return [self.low, self.high]
+            return [tick for tick in Scale(self.low, self.high).ticks(about) if tick > 0]
         raw = (self.high - self.low) / about
         size = 10 ** math.floor(math.log10(raw))
         step = next(m * size for m in (1, 2, 5, 10) if m * size >= raw * 0.999)

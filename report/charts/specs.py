@@ -95,6 +95,8 @@ class CurvePanel:
     """Whether y begins logarithmic; the reader can change it."""
     x_log: bool = False
     """Whether x is spaced logarithmically."""
+    lead: str = ""
+    """The probe that is shown until the reader chooses one; "" for all."""
     caption: str = ""
     csv: str = ""
     """Name of the CSV file that holds its numbers."""
@@ -102,7 +104,8 @@ class CurvePanel:
 
     def to_json(self) -> dict[str, Any]:
         """The panel as the page's script reads it."""
-        return _panel(self, x=self.x, log=self.log, xlog=self.x_log, series=[s.to_json() for s in self.series])
+        shown = [s.to_json() for s in self.series]
+        return _panel(self, x=self.x, log=self.log, xlog=self.x_log, lead=self.lead, series=shown)
 
 
 @dataclass(frozen=True)

@@ -57,7 +57,8 @@ class _Line:
 def _lines(panel: CurvePanel) -> Iterator[_Line]:
     """The lines that the page shows before anything is chosen: whole runs, the last step, the mean of the heads."""
     plain = any(len(series.axes) == 1 for series in panel.series)
-    shown = [s for s in panel.series if not (plain and {"layer", "head"} & (set(s.axes) - {panel.x}))]
+    led = [s for s in panel.series if not (s.probe and panel.lead) or s.probe == panel.lead]
+    shown = [s for s in led if not (plain and {"layer", "head"} & (set(s.axes) - {panel.x}))]
     for series in shown:
         values, axes = np.asarray(series.values, dtype=float), {k: list(v) for k, v in series.axes.items()}
         for name in [name for name in axes if name in ("step", "head") and name != panel.x]:

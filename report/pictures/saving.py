@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from xml.etree import ElementTree
 
 from ...files import atomic_path
-from .style import THEME, our_style
+from .style import BASE_SIZE, THEME, TICK_SIZE, our_style
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -108,3 +108,39 @@ def save_svg(figure: Figure, path: Path) -> None:
     """Write the figure as an SVG on white that stands alone; text stays text."""
     with our_style(), atomic_path(path) as new:
         figure.savefig(new, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
+
+
+FORMATS = (".pdf", ".svg", ".png")
+"""Endings of files that figures are written to."""
+
+
+def save_sized(
+    figure: Figure, path: Path, *, width: float, height: float | None = None, font_size: float | None = None
+) -> None:
+    """Write the figure for a paper: on white, at its size in inches and with its letters in points; same input, same
+    bytes.
+
+    Args:
+        figure: as our pictures draw it.
+        path: ends in one of `FORMATS`.
+        width: inches.
+        height: inches; by default in the figure's own proportion.
+        font_size: of axes' labels; all other letters keep their proportion to them.
+    """
+    from matplotlib import rc_context
+    from matplotlib.text import Text
+
+    undated = {".pdf": {"CreationDate": None}, ".svg": {"Date": None}, ".png": {"Software": None}}
+    kind = path.suffix.lower()
+    # Papers want letters that can be searched, not outlines of their own.
+    with our_style(), rc_context({"pdf.fonttype": 42}), atomic_path(path) as new:
+        drawn = figure.get_size_inches()
+        figure.set_size_inches(width, height if height is not None else width * drawn[1] / drawn[0])
+        if font_size is not None:
+            share = font_size / BASE_SIZE
+            for text in figure.findobj(Text):
+                text.set_fontsize(float(text.get_fontsize()) * share)
+            for axes in figure.axes:
+                # Labels of ticks are made when it is drawn.
+                axes.tick_params(labelsize=TICK_SIZE * share)
+        figure.savefig(new, format=kind[1:], dpi=300, facecolor="white", metadata=undated[kind])

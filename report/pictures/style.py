@@ -41,6 +41,8 @@ SOLID: Mapping[str, Any] = {}
 FAINT: Mapping[str, Any] = {"alpha": 0.45, "linewidth": 0.9}
 DASHED: Mapping[str, Any] = {"linestyle": (0, (4, 1.6))}
 DOTTED: Mapping[str, Any] = {"linestyle": (0, (1, 1.3))}
+BASE_SIZE, TICK_SIZE = 8.5, 8
+"""Points: of letters, and of those at ticks."""
 _STYLE: Any = {
     "axes.axisbelow": True,
     "axes.edgecolor": MUTED,
@@ -58,7 +60,7 @@ _STYLE: Any = {
     "axes.unicode_minus": True,
     "figure.facecolor": "none",
     "font.family": "DejaVu Sans",
-    "font.size": 8.5,
+    "font.size": BASE_SIZE,
     "grid.color": GRID,
     "grid.linewidth": 0.5,
     "legend.borderaxespad": 0.2,
@@ -74,11 +76,11 @@ _STYLE: Any = {
     "text.color": INK,
     "xtick.color": MUTED,
     "xtick.labelcolor": INK,
-    "xtick.labelsize": 8,
+    "xtick.labelsize": TICK_SIZE,
     "xtick.minor.size": 0,
     "ytick.color": MUTED,
     "ytick.labelcolor": INK,
-    "ytick.labelsize": 8,
+    "ytick.labelsize": TICK_SIZE,
     "ytick.minor.size": 0,
 }
 
