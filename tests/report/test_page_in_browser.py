@@ -267,10 +267,7 @@ def test_ten_runs_are_under_three_megabytes(tmp_path, make_run):
 
 
 def test_a_hundred_runs_open(tmp_path, make_run, open_page):
-    runs = [
-        make_run(tmp_path / f"run-{i}", seed=i, steps=(0, 3), losses=False, vocab=30, only=())
-        for i in range(100)
-    ]
+    runs = [make_run(tmp_path / f"run-{i}", seed=i, steps=(0, 3), losses=False, vocab=30, only=()) for i in range(100)]
     tab = open_page(write_report(runs, tmp_path))
     assert tab.page.locator(".chips button").count() == 100
     assert "more" in hover(tab, "alignment", 1)[-1]
