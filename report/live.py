@@ -67,6 +67,8 @@ class LivePage:
         self._seen: tuple[str, str] = ("", "")
         self._drawn_at = self._took = 0.0
         self.html, self.version, self.problem = "", "", ""
+        self.tables: dict[str, bytes] = {}
+        """The numbers of its pictures by the names that it links to."""
 
     def draw(self) -> None:
         """Draw it; RunError names the file of a run that is damaged."""
@@ -95,6 +97,7 @@ class LivePage:
             out = Path(folder) / "report.html"
             build_report(self.runs, out)
             page = out.read_text(encoding="utf-8")
+            self.tables = {file.relative_to(folder).as_posix(): file.read_bytes() for file in out.parent.rglob("*.csv")}
         # What came while it was drawn is news again.
         self._seen, self.version = found, "-".join(found)
         self._drawn_at = time.monotonic()
@@ -124,7 +127,7 @@ def _with_script(page: str, version: str) -> str:
 
 
 class _Handler(BaseHTTPRequestHandler):
-    """Answers GET for the page, its script and its state, and nothing else."""
+    """Answers GET for the page, its numbers, its script and its state, and nothing else."""
 
     server: LiveServer
     server_version, sys_version = "birthmark", ""
@@ -144,10 +147,12 @@ class _Handler(BaseHTTPRequestHandler):
             return self._answer(HTTPStatus.OK, "application/json", state)
         if path == "/follow.js":
             return self._answer(HTTPStatus.OK, "text/javascript", _FOLLOW)
+        if (table := page.tables.get(path[1:])) is not None:
+            return self._answer(HTTPStatus.OK, "text/csv", table)
         return self._answer(HTTPStatus.NOT_FOUND, "text/plain", "there is the page alone: /\n")
 
-    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
-        body = text.encode()
+    def _answer(self, status: HTTPStatus, kind: str, content: str | bytes) -> None:
+        body = content.encode() if isinstance(content, str) else content
         self.send_response(status)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(body)))

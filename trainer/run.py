@@ -30,7 +30,6 @@ from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, worl
 from ..measure.records import RunDir, write_metrics_csv
 from ..models.attention.kernel_choice import explicit_because, kernel_sentence
 from ..models.birth import digest
-from ..report.run_page import build_report
 from .allocator import keep_freed_memory
 from .checkpoints.folder_io import FolderCheckpointIO
 from .config import RunConfig
@@ -202,6 +201,9 @@ def _write_report(run: RunDir) -> Path | None:
     """Write the run's page; None where what draws it is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return None
+    # At the run's end: a run that starts need not load what draws.
+    from ..report.run_page import build_report
+
     build_report([run], run.report)
     return run.report
 

@@ -1,6 +1,7 @@
 """`birthmark report --watch`: a real server, asked as a browser would and by a real one."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -72,25 +73,24 @@ def test_nothing_but_the_page_is_served_and_to_this_machine_alone(live):
         assert error.value.code == (403 if headers else 404)
     with pytest.raises(urllib.error.HTTPError, match="501"):
         urllib.request.urlopen(address, data=b"x", timeout=60)
+    link = re.search(r'href="([^"]+\.csv)"', ask(address))[1]  # the numbers that the page links to
+    assert ask(address, link).startswith("run,")
     assert run.report.exists() is False
 
 
-def test_a_browser_follows_and_keeps_its_view(live, make_snapshot):
-    playwright = pytest.importorskip("playwright.sync_api")
+def test_a_browser_follows_and_keeps_its_view(live, browser, make_snapshot):
     address, run = live
-    with playwright.sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        page = browser.new_page()
-        errors = []
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        page.goto(f"{address}#view")
-        page.wait_for_selector("#follow")
-        first = page.locator("script[src='/follow.js']").get_attribute("data-version")
-        make_snapshot(16, np.random.default_rng(2), only=FEW).write(run.snapshot(16))
-        page.wait_for_selector(f"script[src='/follow.js']:not([data-version='{first}'])", state="attached")
-        assert page.evaluate("location.hash") == "#view"
-        assert errors == []
-        browser.close()
+    page = browser.new_page()
+    errors = []
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.goto(f"{address}#view")
+    page.wait_for_selector("#follow")
+    first = page.locator("script[src='/follow.js']").get_attribute("data-version")
+    make_snapshot(16, np.random.default_rng(2), only=FEW).write(run.snapshot(16))
+    page.wait_for_selector(f"script[src='/follow.js']:not([data-version='{first}'])", state="attached")
+    assert page.evaluate("location.hash") == "#view"
+    assert errors == []
+    page.close()
 
 
 def test_a_port_in_use(make_run, tmp_path, capsys):
