@@ -25,14 +25,18 @@ def layers(snapshot: Snapshot) -> list[dict[str, float]]:
 
     Those of sinks on the text probe have ``text_`` before their names.
     """
-    rows: list[dict[str, float]] = [{"layer": layer} for layer in range(snapshot.summary["n_layers"] + 1)]
-    for quantity, column in by_block(snapshot.quantities.values()):
-        for prefix in PROBES if quantity.section == "sink" else ("",):
-            if (array := snapshot.arrays.get(prefix + quantity.array)) is not None:
-                values = quantity.blocks(array)
-                # Arrays of the residual stream begin with the embeddings.
-                for row, value in zip(rows[len(rows) - len(values) :], values, strict=True):
-                    row[_key(quantity, column, prefix)] = float(value)
+    columns = {
+        _key(quantity, column, prefix): quantity.blocks(snapshot.arrays[prefix + quantity.array])
+        for quantity, column in by_block(snapshot.quantities.values())
+        for prefix in (PROBES if quantity.section == "sink" else ("",))
+        if prefix + quantity.array in snapshot.arrays
+    }
+    # Arrays of the residual stream begin with the embeddings: they are the longest.
+    n_rows = max(map(len, columns.values()), default=0)
+    rows: list[dict[str, float]] = [{"layer": layer} for layer in range(n_rows)]
+    for key, values in columns.items():
+        for row, value in zip(rows[n_rows - len(values) :], values, strict=True):
+            row[key] = float(value)
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from jsonargparse import Namespace
 
 from ...errors import UsageError
 from ...measure.records import RunDir
+from ...schema import SEEDS, outside
 from ...trainer.config_file import read_config
 from ...trainer.config_parser import Parser
 from ..options import add_run
@@ -28,9 +30,9 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Print the text as it comes."""
-    for name, least in (("max_tokens", 1), ("temperature", 0), ("top_k", 1)):
-        if options[name] is not None and not options[name] >= least:
-            raise UsageError(f"--{name} {options[name]}: give at least {least}")
+    bounds = {"max_tokens": (1, 1 << 24), "temperature": (0, math.inf), "top_k": (1, math.inf), "seed": SEEDS}
+    if problems := outside("", options, bounds):
+        raise UsageError(f"--{problems[0]}")
     parts = _continuation(options)
     first = next(parts, "")  # a command that fails prints nothing
     print(options.prompt + first, end="", flush=True)

@@ -91,7 +91,7 @@ def run(tiny):
             "model.n_layers": 6,
             "model.n_heads": 6,
             "model.vocab_size": 8192,
-            "model.max_seq_len": 256,
+            "model.max_seq_len": 128,
             "model.mlp": "swiglu",
             "trainer.micro_batch_size": 4,
             "trainer.global_batch_size": 16,
