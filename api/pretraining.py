@@ -52,7 +52,9 @@ def pretrain(
         named, found = Path(config).stem, read_config(config, overrides)
     if run_dir is not None:
         found = dataclasses.replace(found, run_dir=str(run_dir))
-    _, outcome = run_training(in_its_folder(found, named), resume=resume, console=Console(quiet=not progress))
+    _, outcome = run_training(
+        in_its_folder(found, named), resume=resume, console=Console(quiet=not progress), report=False
+    )
     return Run(outcome.run.path)
 
 
@@ -66,9 +68,7 @@ def in_its_folder(config: RunConfig, name: str) -> RunConfig:
     return dataclasses.replace(config, name=name, run_dir=config.run_dir or f"runs/{name}{of_sweep}")
 
 
-def run_training(
-    config: RunConfig, *, resume: bool, console: Console, report: bool = False
-) -> tuple[RunConfig, Outcome]:
+def run_training(config: RunConfig, *, resume: bool, console: Console, report: bool) -> tuple[RunConfig, Outcome]:
     """Train in the run's folder, and write its page if it is to have one; the config with what it starts from, and how
     the run ended."""
     from ..trainer.initial_model import resolve_init_from

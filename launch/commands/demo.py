@@ -62,7 +62,7 @@ def run(options: Namespace) -> int:
     # Tensors this small gain nothing from a second thread, which waits for the first where others use the cores too.
     torch.set_num_threads(1)
     console = Console()
-    config, outcome = run_training(config, resume=False, console=console)
+    config, outcome = run_training(config, resume=False, console=console, report=True)
     with stopped_already() if outcome.stopped_by else nullcontext():
         show_end(config, RunDir(folder), outcome, console)
     if outcome.stopped_by is None:

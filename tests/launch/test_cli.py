@@ -129,6 +129,8 @@ def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys,
     assert main(["report", "runs/tiny", "runs/tiny", "--out", "both.html"]) == 0
     assert (tmp_path / "both.html").is_file()
 
+    capsys.readouterr()  # the table and what it means, which report prints
+
     before = {f: f.read_bytes() for f in run.path.rglob("*") if f.is_file()}
     for under_torchrun in (False, True):
         if under_torchrun:
