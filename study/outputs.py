@@ -16,20 +16,23 @@ def write_outputs(
     table: str,
     write_csv: Callable[[Path], object],
     draw: Callable[[Path], list[str]],
+    page: str,
     console: Console,
 ) -> None:
-    """Write ``table.md``, ``table.csv`` and pictures into ``out``, and print the files' names.
+    """Write ``index.html``, ``table.md``, ``table.csv`` and pictures into ``out``, and print the files' names.
 
     Args:
         out: the study's folder.
         table: content of ``table.md``.
         write_csv: writes the table for programs to a path.
         draw: draws pictures into a folder and gives their names; not called where matplotlib is missing.
+        page: content of ``index.html``.
         console: where to print.
     """
     write_text(out / "table.md", table)
     write_csv(out / "table.csv")
-    files = ["table.md", "table.csv"]
+    write_text(out / "index.html", page)
+    files = ["index.html", "table.md", "table.csv"]
     if importlib.util.find_spec("matplotlib"):
         files += draw(out)
     else:

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import shutil
 import socket
 import struct
 import subprocess
@@ -533,3 +534,59 @@ def offline_wandb():
         return found
 
     return read
+
+
+# ---------------------------------------------------------------- a real browser
+
+_FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Debian's Chromium, driven by playwright; skips where there is none."""
+    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is missing: pip install 'birthmark[dev]'")
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("no Chromium is installed: apt install chromium")
+    with sync_api.sync_playwright() as playwright:
+        found = playwright.chromium.launch(executable_path=chromium, args=_FLAGS)
+        yield found
+        found.close()
+
+
+class _Tab:
+    """A page in a tab of its own, and what went wrong in it."""
+
+    def __init__(self, browser, file, fragment="", width=1280, **settings):
+        self.context = browser.new_context(viewport={"width": width, "height": 900}, **settings)
+        self.page = self.context.new_page()
+        self.problems, self.asked = [], []
+        self.page.on("console", lambda message: self.problems.append(message.text))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("dialog", lambda dialog: (self.problems.append(dialog.message), dialog.dismiss()))
+        self.page.on("request", lambda request: self.asked.append(request.url))
+        self.page.goto(file.as_uri() + fragment)
+
+    def text(self, selector):
+        return self.page.inner_text(selector)
+
+    def run(self, script):
+        return self.page.evaluate(script)
+
+
+@pytest.fixture
+def open_page(browser):
+    """``open_page(file, fragment, width, **settings)``: a tab; fails where anything was logged, or fetched."""
+    tabs = []
+
+    def open_tab(file, fragment="", width=1280, **settings):
+        tabs.append(_Tab(browser, file, fragment, width, **settings))
+        return tabs[-1]
+
+    yield open_tab
+    for tab in tabs:
+        tab.context.close()
+        assert tab.problems == []
+        assert all(url.startswith(("file:", "data:")) for url in tab.asked)

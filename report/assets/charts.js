@@ -295,7 +295,9 @@ const charts = (() => {
     groups.forEach(group => add(group, "solid", colourOf(lines.find(line => line.group === group), false)));
     for (const line of lines) {
       if (line.members || line.faint || seen.size >= 12) continue;
-      add(line.name, line.look, single || line.look === "control" || line.look === "band" ? colourOf(line, single) : css("--ink"));
+      const alone = lines.every(other => other.name !== line.name || other.run === line.run);
+      const own = single || alone || line.look === "control" || line.look === "band";
+      add(line.name, line.look, own ? colourOf(line, single) : css("--ink"));
     }
     return keys;
   };

@@ -11,6 +11,7 @@ from ..outputs import write_outputs
 from ..request import StudyRequest
 from ..runner import Failure, run_trials
 from ..trials import check_buildable, check_stored
+from .arms_page import arms_page
 from .figure import draw_study
 from .file import read_arm_study
 from .results import read_results
@@ -44,7 +45,12 @@ def run_arms(request: StudyRequest) -> list[Failure]:
     if results:
         print_results(study, results, console)
         write_outputs(
-            out, markdown(study, results), partial(write_csv, results), partial(draw_study, study, results), console
+            out,
+            markdown(study, results),
+            partial(write_csv, results),
+            partial(draw_study, study, results),
+            arms_page(study, results, trials, out),
+            console,
         )
     elif request.summary:
         raise UsageError(f"{out}: no run of {study.file} in it yet")

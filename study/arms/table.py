@@ -57,8 +57,8 @@ def _format_spread(value: Spread, spec: str, *, ranges: bool) -> str:
     return f"{text} ({low}–{high})" if ranges else text
 
 
-def markdown(study: ArmStudy, results: Sequence[ArmResult]) -> str:
-    """The table in Markdown."""
+def titles_and_rows(study: ArmStudy, results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
+    """The table: its headings, and a row per arm."""
     columns = _shown(results)
     rows = [
         [
@@ -69,15 +69,23 @@ def markdown(study: ArmStudy, results: Sequence[ArmResult]) -> str:
         ]
         for result in results
     ]
-    table = markdown_table(["arm", "runs", "step", *(_COLUMNS[column] for column in columns)], rows, n_text=1)
+    return ["arm", "runs", "step", *(_COLUMNS[column] for column in columns)], rows
+
+
+def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
+    """What the table's figures are."""
     uniform = ", ".join(sorted({format_value(result.uniform, ".3f") for result in results}))
-    notes = (
+    return (
         f"Mean ± sd (min–max) over init_seeds {', '.join(map(str, study.init_seeds))}. Sink mass: mean attention on "
         f"position 0 on held-out text of the task (uniform attention: {uniform}). Losses in nats per token. "
         "σ²(0)/σ²(late): variance of what enters the output projection at position 0 over its mean in the later half, "
         "random tokens" + ("; one figure per block." if any(len(r.layers("end")) > 1 for r in results) else ".")
     )
-    return f"{table}\n\n{notes}\n"
+
+
+def markdown(study: ArmStudy, results: Sequence[ArmResult]) -> str:
+    """The table in Markdown."""
+    return f"{markdown_table(*titles_and_rows(study, results), n_text=1)}\n\n{notes(study, results)}\n"
 
 
 def write_csv(results: Sequence[ArmResult], path: Path) -> None:

@@ -83,8 +83,16 @@ def write_seeds_page(out: Path, name: str, ranked: Sequence[tuple[int, Fingerpri
     _write(out, name, blocks, test, {"seeds.csv": _csv(["seed"], rows)})
 
 
-def kinship_matrix(names: Sequence[str], tests: Sequence[tuple[int, int, Fingerprint]]) -> MatrixPanel:
-    """z of every pair of models, kin side by side; colour begins where strangers end."""
+def kinship_matrix(
+    names: Sequence[str], tests: Sequence[tuple[int, int, Fingerprint]], csv: str = "pairs.csv"
+) -> MatrixPanel:
+    """z of every pair of models, kin side by side; colour begins where strangers end.
+
+    Args:
+        names: of the models.
+        tests: indices of two models, and their test.
+        csv: the file that holds the numbers.
+    """
     n = len(names)
     z_MM, tips = np.full((n, n), np.nan), [["the model itself"] * n for _ in range(n)]
     for a, b, found in tests:
@@ -96,7 +104,7 @@ def kinship_matrix(names: Sequence[str], tests: Sequence[tuple[int, int, Fingerp
     rows = [f"{letter}  {shorten(names[i], 40)}" for letter, i in zip(letters, order, strict=True)]
     return MatrixPanel(
         "kinship", "z of every pair", rows, letters, z_MM[np.ix_(order, order)],
-        pale=_PALE, full=_FULL, format=".1f", legend=_SCALE, csv="pairs.csv",
+        pale=_PALE, full=_FULL, format=".1f", legend=_SCALE, csv=csv,
         tips=[[tips[i][j] for j in order] for i in order],
     )  # fmt: skip
 

@@ -15,6 +15,7 @@ from ..runner import Failure, run_trials
 from ..trials import check_buildable, check_stored
 from .figure import draw_lineage
 from .file import read_lineage_study
+from .lineage_page import lineage_page
 from .pairs import study_models
 from .results import compare_pairs, tests_by_probe
 from .table import markdown, print_summary, write_csv
@@ -57,6 +58,7 @@ def run_lineage(request: StudyRequest) -> list[Failure]:
             markdown(study, results),
             partial(write_csv, study, results),
             partial(draw_lineage, study, results),
+            lineage_page(study, results),
             console,
         )
     elif request.summary:

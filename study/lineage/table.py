@@ -47,7 +47,7 @@ def _format_counts(counts: VerdictCounts) -> str:
     return text + (f"; {undefined} undefined" if undefined else "")
 
 
-def _summary(
+def summary(
     study: LineageStudy, results: Sequence[PairResult], tests: Sequence[str]
 ) -> tuple[list[str], list[list[str]]]:
     """Titles and rows: the verdicts of every one of ``tests``, table by table."""
@@ -62,6 +62,24 @@ def _summary(
         for of_tests in zip(*counts, strict=True)
     ]
     return ["table", "in truth", "pairs", *tests], rows
+
+
+def pair_rows(
+    study: LineageStudy, results: Sequence[PairResult], tests: Sequence[str]
+) -> list[tuple[str, list[str], list[list[str]]]]:
+    """Per table that has pairs: its title, its headings, and a row per pair, kin first."""
+    found = []
+    for i, question in enumerate(QUESTIONS):
+        rows = [
+            [result.a.label, result.b.label, result.expected]
+            + [cell for test in tests for cell in _cells(result.fingerprints[test], result.expected)]
+            for result in sorted(results, key=lambda result: result.expected)
+            if result.table == i
+        ]
+        if rows:
+            titles = ["A", "B", "in truth", *(title for test in tests for title in _titles(study, test))]
+            found.append((f"{i + 1}. {question.title}", titles, rows))
+    return found
 
 
 def _notes(results: Sequence[PairResult], tests: Sequence[str]) -> list[str]:
@@ -86,17 +104,9 @@ def markdown(study: LineageStudy, results: Sequence[PairResult]) -> str:
     for probe, tests in tests_by_probe(study).items():
         notes = _notes(results, tests)
         lines += [f"## {describe_probe(probe)}", ""]
-        lines += [markdown_table(*_summary(study, results, tests), n_text=2), ""]
-        for i, question in enumerate(QUESTIONS):
-            rows = [
-                [result.a.label, result.b.label, result.expected]
-                + [cell for test in tests for cell in _cells(result.fingerprints[test], result.expected)]
-                for result in sorted(results, key=lambda result: result.expected)  # kin first
-                if result.table == i
-            ]
-            if rows:
-                titles = ["A", "B", "in truth", *(title for test in tests for title in _titles(study, test))]
-                lines += [f"### {i + 1}. {question.title}", "", markdown_table(titles, rows, n_text=3), ""]
+        lines += [markdown_table(*summary(study, results, tests), n_text=2), ""]
+        for title, titles, rows in pair_rows(study, results, tests):
+            lines += [f"### {title}", "", markdown_table(titles, rows, n_text=3), ""]
         lines += [*(f"- {note}" for note in notes), *([""] if notes else [])]
     return "\n".join(lines)
 
@@ -123,7 +133,7 @@ def write_csv(study: LineageStudy, results: Sequence[PairResult], path: Path) ->
 def print_summary(study: LineageStudy, results: Sequence[PairResult], console: Console) -> None:
     """Print, per probe, the verdicts of every test on each table."""
     for probe, tests in tests_by_probe(study).items():
-        titles, rows = _summary(study, results, tests)
+        titles, rows = summary(study, results, tests)
         shown = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, title=describe_probe(probe))
         for title in titles:
             shown.add_column(title, overflow="fold", justify="right" if title == "pairs" else "left")

@@ -298,6 +298,19 @@ def test_tables_are_for_people_too(ready, rows):
     assert text.count("**kin**") == len(wrong) + len(of(rows, "narrow", in_truth="stranger", verdict="kin"))
 
 
+def test_the_page_says_how_often_each_test_is_right(ready, rows, open_page):
+    tab = open_page(ready / "out" / "index.html")
+    text = tab.text("body")
+    for test in ("dimensions", "published", "aggregated"):
+        kin, strangers = (of(rows, test, in_truth=truth) for truth in ("kin", "stranger"))
+        called = [sum(row["verdict"] == "kin" for row in found) for found in (kin, strangers)]
+        of_one, of_two = (f"{n} of {len(found)} pairs" for n, found in zip(called, (kin, strangers), strict=True))
+        assert f"The test {test} calls kin {of_one} of one birth, and {of_two} of two births." in text
+    cells = tab.run("[...document.querySelectorAll('#panel-kinship td')].map(e => e.textContent).filter(Boolean)")
+    births = {row["z"] for row in of(rows, "dimensions", a="birth 7", b="birth 8")}
+    assert {f"{float(z):.1f}" for z in births} <= set(cells)
+
+
 def test_pictures_are_drawn_and_a_second_time_nothing_is_run(ready, rows, capsys, monkeypatch):
     files = ("figure.png", "figure.svg", "matrix.png", "matrix.svg", "table.csv", "table.md")
     before = {file: (ready / "out" / file).read_bytes() for file in files}

@@ -1,0 +1,193 @@
+"""The page of a study of arms: which have a sink and which learn, in sentences, a scatter, curves and a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from ...findings.thresholds import threshold
+from ...findings.wording import in_prose
+from ...report.charts.chart_page import Block, Fold, Heading, Html, Panels, Prose, Table, render_page
+from ...report.charts.specs import CurvePanel, PageRun, Point, ScatterPanel, Series
+from ...report.pictures.style import RUN_COLOURS
+from ..trials import Trial
+from .figure import Family, families
+from .file import ArmStudy
+from .results import ArmResult, Spread
+from .table import notes, titles_and_rows
+
+
+def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Trial], out: Path) -> str:
+    """The page; it fetches nothing, and links to the runs' own reports below ``out``."""
+    grouped = families(study, results)
+    first = next((result for result in results if result.arm == next(iter(study.arms))), None)
+    titles, rows = titles_and_rows(study, results)
+    *answers, rests_on = outcome(study, results)
+    blocks: list[Block] = [
+        *(Prose(sentence) for sentence in answers),
+        Prose(rests_on, note=True),
+        Panels([_scatter(results, grouped, first)], wide=True),
+        Html(_legend(grouped, first)),
+        Heading("training", "Sink mass over training", f"Mean over the seeds of each arm. {_common(first)}"),
+        Panels(_curves(grouped, first, results)),
+        Heading("table", "All figures"),
+        Table(titles, rows),
+        Prose(notes(study, results), note=True),
+        Fold("Runs", [Table(["arm", *(f"seed {seed}" for seed in study.init_seeds)], _links(study, trials, out))]),
+    ]
+    return render_page(study.name, blocks, runs=[PageRun(result.arm) for result in results], about="Birthmark study")
+
+
+# ── in sentences ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def outcome(study: ArmStudy, results: Sequence[ArmResult]) -> list[str]:
+    """Which arms have a sink, and which of the others learn as well as the first arm; then what that rests on."""
+    known = [r for r in results if r.sink.n and math.isfinite(r.uniform) and r.uniform > 0]
+    if not known:
+        return ["No arm has a sink mass yet: nothing can be compared."]
+    sink = [r for r in known if r.sink.min >= threshold("sink") * r.uniform]
+    none = [r for r in known if r.sink.max < threshold("no_sink") * r.uniform]
+    between = [r for r in known if r not in sink and r not in none]
+    first = next(iter(study.arms))
+    learned, worse, unknown = _by_loss(none, results, first)
+    within = f"within {in_prose(threshold('learned'), 2)} nats of the loss of {first}"
+    parts = [
+        ("With a sink in every seed", sink),
+        (f"Without a sink, and {within}", learned),
+        (f"Without a sink, but not {within}", worse),
+        ("Without a sink; their loss cannot be compared", unknown),
+        ("In between, or not the same in every seed", between),
+    ]
+    said = [f"{words}: {', '.join(r.arm for r in arms)}." for words, arms in parts if arms]
+    return [*said, _rests_on(known)]
+
+
+def _rests_on(known: Sequence[ArmResult]) -> str:
+    least, most = min(r.sink.n for r in known), max(r.sink.n for r in known)
+    seeds = f"{least}" if least == most else f"{least} to {most}"
+    alone = "; with one seed, a difference between arms may be chance" if least == 1 else ""
+    return (
+        f"A sink is at least {threshold('sink'):g} times the uniform share of attention on the first position at the "
+        f"end, none is less than {threshold('no_sink'):g} times. Seeds of an arm: {seeds}{alone}."
+    )
+
+
+def task_loss(results: Sequence[ArmResult]) -> str:
+    """The figure that says whether an arm learned: the loss on triggers, where there are any."""
+    return "trigger_loss" if any(result.figures["trigger_loss"].n for result in results) else "val_loss"
+
+
+def _by_loss(
+    arms: Sequence[ArmResult], results: Sequence[ArmResult], first: str
+) -> tuple[list[ArmResult], list[ArmResult], list[ArmResult]]:
+    """Arms whose every seed comes near the first arm's mean loss, those that do not, and those without a loss."""
+    name = task_loss(results)
+    reference = next((r.figures[name] for r in results if r.arm == first and r.figures[name].n), None)
+    near: list[ArmResult] = []
+    far: list[ArmResult] = []
+    unknown: list[ArmResult] = []
+    for arm in arms:
+        loss = arm.figures[name]
+        if reference is None or not loss.n:
+            unknown.append(arm)
+        else:
+            (near if loss.max <= reference.mean + threshold("learned") else far).append(arm)
+    return near, far, unknown
+
+
+# ── in pictures ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _scatter(results: Sequence[ArmResult], grouped: Sequence[Family], first: ArmResult | None) -> ScatterPanel:
+    name = task_loss(results)
+    colours = {arm.arm: place for place, family in enumerate(grouped) for arm in family.arms}
+    points = [
+        Point(
+            r.sink.mean,
+            r.figures[name].mean,
+            r.arm,
+            tip=f"{r.sink.n} seed{'' if r.sink.n == 1 else 's'}, step {r.step:,}",
+            colour=_first_colour(grouped) if r is first and r.arm not in colours else colours.get(r.arm, 0),
+            x_error=_ends(r.sink),
+            y_error=_ends(r.figures[name]),
+        )
+        for r in results
+        if r.sink.n and r.figures[name].n
+    ]
+    losses = [point.y for point in points]
+    return ScatterPanel(
+        "arms",
+        "Lower left: no sink, and the task is learned",
+        points,
+        "sink mass at the end",
+        "loss on trigger positions (nats)" if name == "trigger_loss" else "validation loss (nats)",
+        y_log=bool(losses) and min(losses) > 0 and max(losses) > 4 * min(losses),
+        caption="A point is the mean over an arm's seeds, a bar their range.",
+        csv="table.csv",
+    )
+
+
+def _ends(spread: Spread) -> tuple[float, float] | None:
+    return (spread.min, spread.max) if spread.n > 1 else None
+
+
+def _first_colour(grouped: Sequence[Family]) -> int:
+    return len(grouped) % len(RUN_COLOURS)
+
+
+def _legend(grouped: Sequence[Family], first: ArmResult | None) -> Markup:
+    """Families by their colours."""
+    entries = [(family.title or "arms", place) for place, family in enumerate(grouped)]
+    inside = {arm.arm for family in grouped for arm in family.arms}
+    if first is not None and first.arm not in inside:
+        entries.append((first.arm, _first_colour(grouped)))
+    spans = (
+        f'<span><i class="solid" style="--c:var(--run-{place % len(RUN_COLOURS)})"></i>{escape(title)}</span>'
+        for title, place in entries
+    )
+    return Markup(f'<div class="keys">{"".join(spans)}</div>')
+
+
+def _common(first: ArmResult | None) -> str:
+    return "" if first is None else f"{first.arm} stands in every panel, dashed."
+
+
+def _curves(grouped: Sequence[Family], first: ArmResult | None, results: Sequence[ArmResult]) -> list[CurvePanel]:
+    """A panel per family."""
+    place = {result.arm: i for i, result in enumerate(results)}
+    panels = []
+    for number, family in enumerate(grouped or [Family("", [])]):
+        shown = [first, *family.arms] if first is not None and first not in family.arms else family.arms
+        series = [
+            Series(r.sinks.mean(0), {"step": r.steps}, place[r.arm], r.arm, "dashed" if r is first else "solid")
+            for r in shown
+            if r.steps
+        ]
+        level = next((r for r in shown if r.steps and np.isfinite(r.uniform)), None)
+        if level is not None:
+            uniform = np.full(len(level.steps), level.uniform)
+            series.append(Series(uniform, {"step": level.steps}, None, "uniform", "control"))
+        panels.append(CurvePanel(f"family-{number}", family.title or "arms", series))
+    return panels
+
+
+def _links(study: ArmStudy, trials: Sequence[Trial], out: Path) -> list[list[str | Markup]]:
+    """A row per arm: its runs' reports."""
+    rows: list[list[str | Markup]] = []
+    for arm in study.arms:
+        cells: list[str | Markup] = [arm]
+        for seed in study.init_seeds:
+            run = next((trial.run for trial in trials if (trial.arm, trial.seed) == (arm, seed)), None)
+            there = run is not None and run.report.is_file() and run.report.resolve().is_relative_to(out.resolve())
+            if run is None or not there:
+                cells.append("–")
+                continue
+            link = run.report.resolve().relative_to(out.resolve()).as_posix()
+            cells.append(Markup('<a href="{}">report</a>').format(link))
+        rows.append(cells)
+    return rows

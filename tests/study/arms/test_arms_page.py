@@ -1,0 +1,110 @@
+"""The page of a study of arms: sentences that the figures bear out, every arm in it, and a browser that draws it."""
+
+import re
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from birthmark.files import write_text
+from birthmark.study.arms.arms_page import arms_page, outcome
+from birthmark.study.arms.results import ArmResult, spread
+
+UNIFORM = 0.06
+EMPTY = (
+    "sink_mass_normalised", "sink_mass_largest_head", "sink_mass_random", "sink_mass_random_normalised", "trigger_loss",
+)  # fmt: skip
+
+
+def arm(name, sinks, losses):
+    """An arm whose seeds end with these sink masses and losses."""
+    course = np.array([[UNIFORM, (UNIFORM + sink) / 2, sink] for sink in sinks])
+    figures = {key: spread([]) for key in EMPTY} | {"sink_mass": spread(sinks), "val_loss": spread(losses)}
+    return ArmResult(name, len(sinks), 20, figures, UNIFORM, [0, 10, 20], course)
+
+
+def study_of(results, families=None, n_seeds=2):
+    return SimpleNamespace(
+        name="sinks", arms={r.arm: {} for r in results}, families=families or {}, init_seeds=list(range(n_seeds))
+    )
+
+
+def test_arms_are_told_apart_by_sink_and_loss():
+    results = [
+        arm("plain", [0.8, 0.7], [1.0, 1.02]),
+        arm("headnorm", [0.001, 0.02], [1.0, 1.03]),
+        arm("identity", [0.0, 0.0], [1.4, 1.0]),
+        arm("torn", [0.8, 0.01], [1.0, 1.0]),
+        arm("unknown", [0.0, 0.0], []),
+    ]
+    assert outcome(study_of(results), results) == [
+        "With a sink in every seed: plain.",
+        "Without a sink, and within .05 nats of the loss of plain: headnorm.",
+        "Without a sink, but not within .05 nats of the loss of plain: identity.",
+        "Without a sink; their loss cannot be compared: unknown.",
+        "In between, or not the same in every seed: torn.",
+        "A sink is at least 3 times the uniform share of attention on the first position at the end, none is less than "
+        "2 times. Seeds of an arm: 2.",
+    ]
+    assert outcome(study_of(results), [])[0].startswith("No arm has a sink mass yet")
+
+
+@given(st.lists(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 5)), min_size=1, max_size=3), min_size=1, max_size=5))
+def test_every_seed_bears_out_the_sentence_on_its_arm(seeds):
+    results = [arm(f"arm{i}", [s for s, _ in found], [x for _, x in found]) for i, found in enumerate(seeds)]
+    *said, rests_on = outcome(study_of(results), results)
+    where = {name: sentence for sentence in said for name in re.findall(r"arm\d", sentence.split(": ", 1)[1])}
+    assert set(where) == {r.arm for r in results}
+    reference = np.mean([x for _, x in seeds[0]])
+    for i, found in enumerate(seeds):
+        words = where[f"arm{i}"]
+        assert words.startswith("With a sink") == all(s >= 3 * UNIFORM for s, _ in found)
+        assert words.startswith("Without a sink") == all(s < 2 * UNIFORM for s, _ in found)
+        if words.startswith("Without a sink, and"):
+            assert all(x <= reference + 0.05 + 1e-9 for _, x in found)
+    assert ("may be chance" in rests_on) == (min(map(len, seeds)) == 1)
+
+
+@pytest.fixture
+def page(tmp_path):
+    """A page of nine arms in two families, some at one place; one is called what must not become markup."""
+    names = ["plain", "<b>bold</b>", *(f"arm-{i}" for i in range(7))]
+    results = [arm(name, [0.9 - 0.1 * i, 0.88 - 0.1 * i], [1 + i % 2, 1.1 + i % 2]) for i, name in enumerate(names)]
+    families = {"one family": names[1:5], "another": names[5:]}
+    out = tmp_path / "index.html"
+    write_text(out, arms_page(study_of(results, families), results, [], tmp_path))
+    return out, names
+
+
+def test_every_arm_is_in_the_page_and_none_is_markup(page):
+    out, names = page
+    text = out.read_text()
+    assert "<b>" not in text
+    assert "&lt;b&gt;bold&lt;/b&gt;" in text
+    assert all(name in text for name in names if "<" not in name)
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (420, "dark")])
+def test_a_browser_draws_it(open_page, page, width, scheme):
+    out, names = page
+    tab = open_page(out, width=width, color_scheme=scheme)
+    assert tab.run("document.documentElement.scrollWidth") <= width
+    assert tab.run("document.querySelectorAll('.panel.alive canvas').length") == 2
+    assert tab.run("document.querySelectorAll('#panel-arms circle').length") == len(names)
+    # No name lies on another.
+    boxes = tab.run("[...document.querySelectorAll('#panel-arms text.name')].map(e => {"
+                    "const r = e.getBoundingClientRect(); return [r.left, r.top, r.right, r.bottom]})")  # fmt: skip
+    assert len(boxes) == len(names)
+    if width > 1000:
+        for i, (left, top, right, bottom) in enumerate(boxes):
+            for other in boxes[:i]:
+                assert right < other[0] or other[2] < left or bottom - 4 < other[1] or other[3] - 4 < top
+    tab.page.hover("#panel-arms circle >> nth=3")
+    assert names[3] in tab.text(".tip")
+    # Each line of a panel has the colour that its key has.
+    keys = tab.run(
+        "[...document.querySelectorAll('#panel-family-0 .keys i')].map(e => getComputedStyle(e).borderTopColor)"
+    )
+    assert len(set(keys)) == 1 + 4 + 1
