@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..files import strict
 from ..findings.compared_runs import compare_configs
 from ..measure.records import RunDir
+from ..metrics.quantities import LOGGED
+from ..metrics.quantity import Quantity
 from .charts.chart_page import Panels, render_page
+from .charts.from_numbers import panel_of_numbers
+from .charts.specs import ChartPanel
 from .html_page import navigation, write_page
 from .key_figures import of_run
 from .run_blocks import page_runs, story
 from .run_history import RunHistory, read_runs
 from .sections.chain import sections_over_training
 from .sections.preference import favourites
+from .sections.section import Section
 from .sections.training_view import PICTURED, TrainingView
 from .snapshot_page import build_snapshot_page, snapshot_page
 from .snapshot_table import shown_columns
@@ -43,6 +48,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
     moments = [snapshot.bias for _, snapshot in histories[0].moments] if len(histories) == 1 else []
     comparison = compare_configs(histories)
     blocks, hidden, nothing = story(histories, comparison)
+    live = {section.id: _live(section, [run.name for run in histories], view.quantities) for section in sections}
     chain, mark = navigation(sections, moments)
     values: dict[str, Any] = {
         "runs": page_runs(histories, comparison),
@@ -56,6 +62,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
         "mark": mark,
         "headlines": {id_: headline for id_, _, headline in [*chain, *mark]},
         "hidden": {section: Panels(panels) for section, panels in hidden.items()},
+        "live": live,
         "pictured": PICTURED,
         "nothing": nothing,
         "said": {
@@ -69,11 +76,20 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
     }
     title = " · ".join(run.name for run in histories) if len(histories) <= 6 else f"{len(histories)} runs"
     further = [panel for panels in hidden.values() for panel in panels]
+    further += [panel for panels in live.values() for panel in panels if panel is not None]
     write_page(
         out,
         sections,
         lambda data: render_page(title, blocks, data=data, template="report.html.j2", further=further, **values),
     )
+
+
+def _live(section: Section, runs: Sequence[str], declared: Mapping[str, Quantity]) -> list[ChartPanel | None]:
+    """The live panel of each picture of a section."""
+    return [
+        panel_of_numbers(f"{picture.file.removesuffix('.csv')}-{i}", "", picture.numbers, runs, {**declared, **LOGGED})
+        for i, picture in enumerate(section.pictures)
+    ]
 
 
 def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:

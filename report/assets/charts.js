@@ -96,7 +96,7 @@ const charts = (() => {
       if (axes.length) {
         const [name, coordinates] = axes[0];
         coordinates.forEach((c, i) => walk(reduce(cut, name, i), axes.slice(1),
-          [...words, `${name === "layer" ? "block" : name} ${c}`], depth ?? [i, coordinates.length]));
+          [...words, name === "text" ? `‹${c}›` : `${name === "layer" ? "block" : name} ${c}`], depth ?? [i, coordinates.length]));
         return;
       }
       if (!cut.v.some(finite)) return;

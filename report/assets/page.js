@@ -54,7 +54,7 @@
     const plot = DRAW[panel.kind]({ id, ...panel }, box, state, data, { zoom: zoom => change({ zoom }) });
     drawn.set(id, { plot, width: box.clientWidth });
   };
-  const figures = [...document.querySelectorAll("figure[data-panel]")].filter(figure => DRAW[data.panels[figure.dataset.panel].kind]);
+  const figures = [...document.querySelectorAll("[data-panel]")].filter(figure => DRAW[data.panels[figure.dataset.panel].kind]);
   figures.forEach(figure => figure.classList.add("alive"));
   const stale = new Set(figures);
   // What is folded away, or far below, is drawn when it comes into sight.
@@ -213,7 +213,7 @@
     else if (!event.target.closest?.(".u-over")) hideTip();
   });
   document.addEventListener("toggle", event => {
-    if (event.target.open) for (const figure of event.target.querySelectorAll("figure.alive"))
+    if (event.target.open) for (const figure of event.target.querySelectorAll(".panel.alive"))
       if (visible(figure) && stale.delete(figure)) draw(figure);
   }, true);
 

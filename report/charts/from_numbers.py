@@ -1,0 +1,99 @@
+"""A live panel for every picture of the causal chain, from the very numbers that its CSV file holds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...metrics.quantities import LOGGED, MEASURED
+from ...metrics.quantity import Quantity
+from ..csv_files import LabelledArray
+from ..text import one_line
+from .specs import CurvePanel, HeatmapPanel, Look, Series
+
+_ALONG = ("step", "position", "rank", "epsilon", "index", "layer")
+"""What lines run along: the first of these that the numbers have."""
+_CONTROLS = {q.control for q in (*MEASURED.values(), *LOGGED.values()) if isinstance(q.control, str)}
+_CONTROLS |= {"level", "unigram_entropy", "predicted", "seedprint/z_stranger"}
+_SPACED = ("position", "rank")
+"""Axes on which what comes first matters most."""
+
+
+def panel_of_numbers(
+    id_: str, title: str, numbers: Sequence[LabelledArray], runs: Sequence[str], declared: Mapping[str, Quantity]
+) -> CurvePanel | HeatmapPanel | None:
+    """The panel of a picture; None where nothing runs along an axis.
+
+    Args:
+        id_: its id in the page.
+        title: above it.
+        numbers: of the picture.
+        runs: names of the page's runs.
+        declared: quantities by name.
+    """
+    joined = _joined(numbers)
+    names = {name for array in joined for name in _axes(array)}
+    kinds = list(dict.fromkeys(a.quantity for a in joined if not _is_control(a)))
+    several = len({array.quantity for array in joined}) > 1
+    found = [_series(array, runs, several, kinds) for array in joined if np.size(array.values)]
+    log = any(getattr(declared.get(_plain(a.quantity)), "scale", "") == "log" for a in joined)
+    if {"layer", "head"} <= names and not names - {"layer", "head", "step"} and all("step" in a.at for a in numbers):
+        finite = np.concatenate([np.ravel(s.values)[np.isfinite(np.ravel(s.values))] for s in found] or [np.zeros(0)])
+        low, high = (min(0.0, float(finite.min())), max(1.0, float(finite.max()))) if len(finite) else (0.0, 1.0)
+        return HeatmapPanel(id_, title, found, limits=(low, high))
+    x = next((name for name in _ALONG if name in names), None)
+    shown = [series for series in found if x in series.axes]
+    if x is None or not any(len(series.axes[x]) > 1 for series in shown):
+        return None
+    return CurvePanel(id_, title, shown, x, log=log, x_log=x in _SPACED)
+
+
+def _plain(quantity: str) -> str:
+    return quantity if quantity in LOGGED else quantity.rpartition("/")[2]
+
+
+def _axes(array: LabelledArray) -> dict[str, Sequence[Any]]:
+    """Names and coordinates of its axes; a token's text says more than its id."""
+    return {("text" if "text" in axis else next(iter(axis))): _words(axis) for axis in array.axes}
+
+
+def _words(axis: Mapping[str, Sequence[Any]]) -> Sequence[Any]:
+    return [one_line(text) for text in axis["text"]] if "text" in axis else next(iter(axis.values()))
+
+
+def _joined(numbers: Sequence[LabelledArray]) -> list[LabelledArray]:
+    """Arrays that differ in their step alone as one array over steps: the scrubber chooses among them."""
+    groups: dict[Any, list[LabelledArray]] = {}
+    for array in numbers:
+        rest = tuple(sorted((name, str(value)) for name, value in array.at.items() if name != "step"))
+        axes = tuple((name, tuple(coordinates)) for name, coordinates in _axes(array).items())
+        groups.setdefault((array.quantity, rest, axes), []).append(array)
+    found = []
+    for held in groups.values():
+        first = held[0]
+        if "step" not in first.at:
+            found += held
+            continue
+        steps = [int(array.at["step"]) for array in held]
+        at = {name: value for name, value in first.at.items() if name != "step"}
+        values = np.stack([np.asarray(array.values, dtype=float) for array in held])
+        found.append(LabelledArray(first.quantity, values, [{"step": steps}, *first.axes], at))
+    return found
+
+
+def _is_control(array: LabelledArray) -> bool:
+    return _plain(array.quantity) in _CONTROLS or array.quantity in _CONTROLS
+
+
+def _series(array: LabelledArray, runs: Sequence[str], several: bool, kinds: Sequence[str]) -> Series:
+    words = [_plain(array.quantity).replace("_", " ").replace("seedprint/", "")] if several else []
+    words += [f"block {array.at['layer']}"] if "layer" in array.at else []
+    if array.quantity.startswith("bias_text/"):
+        words.append("text probe")
+    run = runs.index(array.at["run"]) if array.at.get("run") in runs else None
+    looks: tuple[Look, ...] = ("solid", "dashed", "dotted")
+    look: Look = "control" if _is_control(array) else looks[kinds.index(array.quantity) % len(looks)]
+    probe = str(array.at.get("probe", ""))
+    return Series(np.asarray(array.values, dtype=float), _axes(array), run, ", ".join(words), look, probe)
