@@ -1,8 +1,7 @@
-"""What a person sees while a run goes on: how long it takes, a bar, and a line at every milestone."""
+"""What a person sees while a run goes on: a bar on a terminal, lines now and then elsewhere, one at every milestone."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import lightning as L
@@ -10,13 +9,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import TimeRemainingColumn as Remaining
 
-from .milestones import MilestoneCallback
+from ..pace import Pace, duration
+from .milestones import MilestoneCallback, is_due
 from .snapshot import BiasSnapshot
 from .training import TrainingLog, Validation
 
 
 class RunProgress(MilestoneCallback):
-    """A progress bar on a terminal, and one line per milestone anywhere. Stands last.
+    """A progress bar on a terminal, a line every half minute elsewhere, and one per milestone anywhere. Stands last.
 
     Args:
         every: optimizer steps between milestones.
@@ -44,7 +44,7 @@ class RunProgress(MilestoneCallback):
             transient=True,
         )
         self.task: TaskID | None = None
-        self._estimated = False
+        self.pace: Pace | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Show the bar."""
@@ -58,10 +58,12 @@ class RunProgress(MilestoneCallback):
         last = self.training.last
         figures = f"loss {last['train/loss']:.3f}  {last['train/tokens_per_s']:,.0f} tokens/s" if last else ""
         self.bar.update(self.task, completed=step, figures=figures)
-        if last and not self._estimated:
-            self._estimated = True
-            if (minutes := self._minutes_left(trainer, step)) > 1:
-                self.console.print(f"about {minutes} min of training to come", soft_wrap=True, highlight=False)
+        if self.pace is None:
+            # The first step compiles, and makes the optimizer's state.
+            self.pace = Pace(trainer.max_steps, step)
+        elif self.bar.disable and not is_due(trainer, self.every) and self.pace.is_due():
+            parts = [f"step {step:>6} of {trainer.max_steps:,}", *([figures] if figures else []), *self._left(step)]
+            self.console.print("  ".join(parts), soft_wrap=True, highlight=False)
         super().on_step_end(trainer, module, step)
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
@@ -78,15 +80,16 @@ class RunProgress(MilestoneCallback):
                 f"sink {text['sink_mass']:.3f} on text" if text else f"sink {bias['sink_mass']:.3f}",
             ]
         if self.training.last and step:
-            rate = self.training.last["train/tokens_per_s"]
-            parts.append(f"{rate:,.0f} tokens/s, {self._minutes_left(trainer, step)} min left")
+            parts += [f"{self.training.last['train/tokens_per_s']:,.0f} tokens/s", *self._left(step)]
+        if self.pace is not None:
+            self.pace.said()
         # The line is a record, not part of the bar: it must not be folded to the terminal's width.
         self.console.print("  ".join(parts), soft_wrap=True, highlight=False)
 
-    def _minutes_left(self, trainer: L.Trainer, step: int) -> int:
-        """At the rate of the last line of the log, without validation and snapshots."""
-        seconds = (trainer.max_steps - step) * self.training.tokens_per_step / self.training.last["train/tokens_per_s"]
-        return math.ceil(seconds / 60)
+    def _left(self, step: int) -> list[str]:
+        """How long the run still takes, as it went so far: with validation, snapshots and checkpoints."""
+        seconds = None if self.pace is None else self.pace.seconds_left(step)
+        return [f"about {duration(seconds)} left"] if seconds else []
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Take the bar away."""

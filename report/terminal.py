@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from ..errors import UsageError
+from ..pace import Pace, duration
 
 
 def print_json(value: Any) -> None:
@@ -22,11 +24,23 @@ def print_json(value: Any) -> None:
 
 @contextmanager
 def bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
-    """A bar of ``total`` on a terminal's standard error, gone at the end; yields what moves it on by a number."""
-    console = Console(stderr=True)
+    """A bar of ``total`` on a terminal's standard error, gone at the end; elsewhere a line now and then.
+
+    Yields what moves it on by a number. ``quiet``: nothing is shown.
+    """
+    console, pace, done = Console(stderr=True), Pace(total), 0
+
+    def advance(n: int) -> None:
+        nonlocal done
+        done += n
+        progress.advance(task, n)
+        if progress.disable and not quiet and done < total and pace.is_due():
+            left = duration(pace.seconds_left(done) or 0)
+            print(f"{what}: {done:,} of {total:,}, about {left} left", file=sys.stderr, flush=True)
+
     with Progress(console=console, transient=True, disable=quiet or not console.is_terminal) as progress:
         task = progress.add_task(what, total=total)
-        yield lambda n: progress.advance(task, n)
+        yield advance
 
 
 def page_or_picture(out: str | None) -> bool:

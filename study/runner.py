@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
+from ..pace import Pace, duration
 from ..trainer.saved_config import write_config
 from .trials import Trial, next_move
 
@@ -60,7 +61,7 @@ class _Runner:
         for trial in trials:  # arms of one config share their runs
             by_label.setdefault(trial.label, trial)
         self.trials = list(by_label.values())
-        self.jobs = jobs
+        self.jobs, self.console = jobs, console
         self.moves = {trial.label: next_move(trial) for trial in self.trials}
         self.steps = {trial.label: trial.step for trial in self.trials}
         self.waiting = deque(trial for trial in self.trials if self.moves[trial.label] != "skip")
@@ -76,9 +77,9 @@ class _Runner:
             TimeRemainingColumn(table_column=Column(min_width=7, no_wrap=True)),
             # On a narrow terminal this column is the one that shrinks.
             TextColumn("{task.fields[current]}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")),
-            console=console,
+            console=(shown := Console(stderr=True)),
             expand=True,
-            disable=not console.is_terminal,
+            disable=not shown.is_terminal,
             transient=True,
             # A run logs nothing for seconds at a time while it starts and measures.
             speed_estimate_period=600,
@@ -90,6 +91,7 @@ class _Runner:
             self._print(f"{skipped} of {len(self.trials)} runs are finished already")
         with self._signals_caught(), self.bar:
             total = sum(trial.config.trainer.max_steps for trial in self.trials)
+            self.pace = Pace(total, sum(self.steps.values()))
             self.task = self.bar.add_task("", total=total, completed=sum(self.steps.values()), done="", current="")
             try:
                 self._loop()
@@ -151,17 +153,25 @@ class _Runner:
     # ── progress ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _print(self, line: str) -> None:
-        self.bar.console.print(escape(line), highlight=False, soft_wrap=True)
+        # Above the bar, where both are on one terminal.
+        console = self.bar.console if self.console.is_terminal and not self.bar.disable else self.console
+        console.print(escape(line), highlight=False, soft_wrap=True)
 
     def _show(self) -> None:
-        if self.bar.disable:
+        if self.bar.disable and not self.pace.is_due():
             return
         done = len(self.trials) - len(self.waiting) - len(self.running)
         self.steps |= {job.trial.label: last_logged_step(job.trial.run.metrics) for job in self.running}
         current = ", ".join(f"{job.trial.label} {self.steps[job.trial.label]}" for job in self.running)
+        taken = sum(self.steps.values())
+        if self.bar.disable:
+            seconds = self.pace.seconds_left(taken)
+            left = f", about {duration(seconds)} left" if seconds else ""
+            self._print(f"{done} of {len(self.trials)} runs, {taken:,} of {self.pace.total:,} steps: {current}{left}")
+            return
         self.bar.update(
             self.task,
-            completed=sum(self.steps.values()),
+            completed=taken,
             done=f"{done}/{len(self.trials)}",
             current=escape(current) + (f"  [red]{len(self.failures)} failed" if self.failures else ""),
         )

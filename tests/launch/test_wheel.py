@@ -60,7 +60,7 @@ def test_the_wheel_holds_every_package_template_and_config_and_nothing_else(whee
     names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.split("/")[0].endswith(".dist-info")}
     rooms = [folder for folder in ROOT.iterdir() if (folder / "__init__.py").is_file()]
     expected = {file for room in rooms for file in room.rglob("*") if file.suffix in (".py", ".yaml", ".j2")}
-    ground = ("__init__.py", "errors.py", "files.py", "schema.py", "yaml_files.py", "py.typed")
+    ground = ("__init__.py", "errors.py", "files.py", "pace.py", "schema.py", "yaml_files.py", "py.typed")
     expected |= {ROOT / name for name in ground}
     expected |= {*(ROOT / "launch").glob("*.sh"), ROOT / "launch/slurm.sbatch", ROOT / "launch/hostfile"}
     assert names == {f"birthmark/{file.relative_to(ROOT)}" for file in expected}

@@ -1,0 +1,57 @@
+"""How fast something long goes on, for those who wait: what is left of it, and when to say so again."""
+
+from __future__ import annotations
+
+import time
+
+#: Seconds between two lines where there is no terminal for a bar.
+LINES_S = 30.0
+
+
+class Pace:
+    """Counts what is done of something since it was made.
+
+    Args:
+        total: how much there is to do.
+        done: how much was done before.
+    """
+
+    def __init__(self, total: float, done: float = 0) -> None:
+        self.total, self._first = total, done
+        self._start = self._said = time.monotonic()
+
+    def seconds_left(self, done: float) -> float | None:
+        """At the rate since the start, all pauses included; None where nothing is done yet.
+
+        Args:
+            done: how much is done now.
+        """
+        if done <= self._first:
+            return None
+        return (time.monotonic() - self._start) / (done - self._first) * max(0.0, self.total - done)
+
+    def is_due(self) -> bool:
+        """Whether nothing was said for so long that a line is due; it is said by this."""
+        now = time.monotonic()
+        if now - self._said < LINES_S:
+            return False
+        self._said = now
+        return True
+
+    def said(self) -> None:
+        """A line that says as much has been printed."""
+        self._said = time.monotonic()
+
+
+def duration(seconds: float) -> str:
+    """A time in words, as coarse as an estimate is: ``40 s``, ``12 min``, ``3 h 20 min``, ``5 days 4 h``."""
+    minutes = round(seconds / 60)
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes} min"
+    days, hours = divmod(hours, 24)
+    return f"{days} days {hours} h"
