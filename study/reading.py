@@ -100,6 +100,6 @@ class Reader:
             if not isinstance(members, list) or not members:
                 raise self.wrong(f"families.{family}", members, "give a list of arms")
             for member in members:
-                if member not in arms:
+                if not isinstance(member, str) or member not in arms:
                     raise self.wrong(f"families.{family}", member, "no such arm")
         return families

@@ -50,6 +50,7 @@ BAD = {
     "nested fields": ({"arms": {"a": {"model": {"d_model": 8}}}}, "arms.a.model is {'d_model': 8}: write one dotted"),
     "a seed in an arm": ({"arms": {"a": {"init_seed": 3}}}, "arms.a.init_seed is 3: the study sets it"),
     "a family of strangers": ({"families": {"f": ["plan"]}}, "families.f is 'plan': no such arm"),
+    "a family of objects": ({"families": {"f": [{"a": 1}]}}, "families.f is {'a': 1}: no such arm"),
     "an unknown field of a scale": ({"scales": {"big": {"bose": "x"}}}, "scales.big.bose: no such field; did you mean"),
     "a base of a scale": ({"scales": {"big": {"base": "x"}}}, "scales.big.base is 'x': no file"),
 }  # fmt: skip
