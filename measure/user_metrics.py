@@ -8,13 +8,10 @@ One that raises, or changes the model, its gradients or a random state, ends the
 
 from __future__ import annotations
 
-import importlib
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,6 +21,7 @@ from ..errors import RunError, UsageError
 from ..metrics.quantities import MEASURED
 from ..metrics.quantity import Quantity, Sizes
 from ..models.observe import Attended
+from ..models.own_code import import_own, in_words
 from .model_state import ModelDigest, ModelState, version
 from .observed import PLACES, Arrays, MetricSource, Place, Scalars, SelfObserving, Setting
 from .ranks import max_over_ranks
@@ -35,47 +33,13 @@ MetricLike = str | type[Metric] | Metric
 # ---------------------------------------------------------------- finding and checking
 
 
-@contextmanager
-def _working_directory_on_path() -> Iterator[None]:
-    """Modules beside a user's script are found, however Python was started."""
-    here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
-    try:
-        yield
-    finally:
-        if added and here in sys.path:
-            sys.path.remove(here)
-
-
-def _imported(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    if not module or not attribute:
-        raise UsageError(f"snapshot.metrics has {name!r}: give module:Class")
-    try:
-        with _working_directory_on_path():
-            found: Any = importlib.import_module(module)
-        for part in attribute.split("."):
-            found = getattr(found, part)
-    except Exception as error:  # a user's module may raise anything
-        raise UsageError(f"snapshot.metrics {name}: cannot be imported ({_in_words(error)})") from error
-    return found
-
-
-def _in_words(error: BaseException) -> str:
-    """An exception on one line."""
-    text = " ".join(str(error).split())[:300]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
-
-
 def find_metric(metric: MetricLike) -> MetricSource:
     """A user's metric, imported and checked.
 
     Raises:
         UsageError: it cannot be imported, is no metric, or declares nothing or what is impossible.
     """
-    found = _imported(metric) if isinstance(metric, str) else metric
+    found = import_own(metric, "snapshot.metrics") if isinstance(metric, str) else metric
     own = found if isinstance(found, type) else type(found)
     name = metric if isinstance(metric, str) else f"{own.__module__}:{own.__qualname__}"
 
@@ -137,7 +101,7 @@ class Guarded(SelfObserving):
         try:
             super().__init__(source, setting)
         except Exception as error:
-            raise UsageError(f"snapshot.metrics {source.name}: cannot be made ({_in_words(error)})") from error
+            raise UsageError(f"snapshot.metrics {source.name}: cannot be made ({in_words(error)})") from error
         self.name = f"snapshot.metrics {source.name}"
         self.problem = self._state.difference(before)
 
@@ -156,7 +120,7 @@ class Guarded(SelfObserving):
         try:
             found = method(*arguments)
         except Exception as error:
-            self.problem, self._cause = f"{what} raised {_in_words(error)}", error
+            self.problem, self._cause = f"{what} raised {in_words(error)}", error
             return None
         self.problem = self._state.difference(before)
         if versions != [version(x) for x in tensors]:

@@ -1,4 +1,5 @@
-"""Every parameter of a decoder by name, with its shape, from the config alone: no model is built, no torch is loaded.
+"""Every parameter of a decoder by name, with its shape, from the config alone: no model is built, no torch is loaded,
+unless parts of attention are the user's own.
 
 A test holds it to the models.
 """
@@ -59,7 +60,21 @@ def _block(config: ModelConfig, block: int) -> Iterator[NamedShape]:
     yield from _linear("mlp.down", config.ff, config.d_model, config.bias)
 
 
+def _built_attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:
+    """The same with parts of the user's own, whose parameters only their classes know: this loads torch."""
+    import torch
+
+    from .attention.attention import Attention
+
+    with torch.device("meta"):
+        for name, parameter in Attention(config, block).named_parameters():
+            yield name, tuple(parameter.shape)
+
+
 def _attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:
+    if config.attention.own_parts:
+        yield from _built_attention(config, block)
+        return
     attention, d_head = config.attention, config.d_head
     qkv_bias = config.bias if attention.qkv_bias is None else attention.qkv_bias
     for name, n_heads in (("q", config.n_heads), ("k", config.kv_heads), ("v", config.kv_heads)):

@@ -30,6 +30,7 @@ from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, worl
 from ..measure.records import RunDir, write_metrics_csv
 from ..models.attention.kernel_choice import explicit_because, kernel_sentence
 from ..models.birth import digest
+from ..models.decoder import Decoder
 from .allocator import keep_freed_memory
 from .checkpoints.folder_io import FolderCheckpointIO
 from .config import RunConfig
@@ -241,6 +242,9 @@ def pretrain(
         # Asked here so that a mistake ends the run at once, and again in begin_run, which holds the run's lock.
         from_rank_zero(lambda: check_resumable(config, run) if resume else check_unused(run))
 
+        # Before the data, which may take hours: a class of the user's own may be none that a model can be built of.
+        with torch.device("meta"):
+            Decoder(config.model)
         # One process of a node reads all of its shards again; a damaged one ends the others too.
         checked = config.data if process is None or process.local_rank == 0 else replace(config.data, verify="size")
         data = prepare(checked, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator
 from functools import cache
 from itertools import chain, combinations
-from types import NoneType
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import yaml
 from docstring_parser import parse_from_object
@@ -66,13 +66,17 @@ class Field:
     @property
     def choices(self) -> tuple[str, ...]:
         """Names that it, or an element of it, may have."""
-        hint = get_args(self.hint)[0] if get_origin(self.hint) is list else self.hint
-        return get_args(hint) if get_origin(hint) is Literal else ()
+        return next((get_args(hint) for hint in self._kinds if get_origin(hint) is Literal), ())
 
     @property
     def named(self) -> bool:
-        """Whether its value is one of them."""
-        return get_origin(self.hint) is Literal
+        """Whether its value is one of them, or the name of a class."""
+        return bool(self.choices) and get_origin(self.hint) is not list
+
+    @property
+    def _kinds(self) -> tuple[Any, ...]:
+        """What it, or an element of it, may be."""
+        return get_args(self.hint) if get_origin(self.hint) in (list, Union, UnionType) else (self.hint,)
 
     def others(self) -> list[Any]:
         """Values that are not its default: all names, or an example."""

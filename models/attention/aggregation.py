@@ -12,6 +12,7 @@ from ..init import Constant, Distribution
 from ..parameter_roles import ParameterRole
 from .correlation import CORRELATIONS
 from .normalisers import WeightedSum
+from .own_parts import build_part
 
 #: Σ a² of a row of ReLUs may be 0: the factor stays finite.
 _SMALLEST_SQUARES = 1e-6
@@ -106,4 +107,5 @@ def build_aggregation(config: ModelConfig, block: int) -> PlainAggregation:
     if attention.aggregation_blocks is not None and block not in attention.aggregation_blocks:
         attention = replace(attention, aggregation="plain")
     kind = attention.aggregation
-    return AGGREGATIONS[f"{kind}-{attention.calibration.n_eff}" if kind == "calibrated" else kind](config)
+    name = f"{kind}-{attention.calibration.n_eff}" if kind == "calibrated" else kind
+    return build_part("aggregation", name, AGGREGATIONS, PlainAggregation, config)

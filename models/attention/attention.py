@@ -14,7 +14,8 @@ from ..observe import Attended, Observer
 from ..parameter_roles import ParameterRole
 from .aggregation import build_aggregation
 from .kv_cache import LayerCache
-from .normalisers import NORMALISERS, ExtraKey
+from .normalisers import NORMALISERS, ExtraKey, Softmax
+from .own_parts import build_part
 from .positions import Placement, rotate
 from .scores import Scores
 
@@ -153,10 +154,10 @@ class Attention(nn.Module):
         self.k = Projection(config, self.n_kv_heads, attention.qk_norm)
         self.v = Projection(config, self.n_kv_heads, "none")
         self.o = Linear(self.n_heads * self.d_head, config.d_model, config.bias, residual_writers=2 * config.n_layers)
-        self.normaliser = NORMALISERS[attention.normaliser](config)
+        self.normaliser = build_part("normaliser", attention.normaliser, NORMALISERS, Softmax, config)
         self.bias = KV_BIASES[attention.kv_bias](config)
         self.aggregate = build_aggregation(config, block)
-        self.gate = GATES[attention.gate](config)
+        self.gate = build_part("gate", attention.gate, GATES, PlainOutput, config)
 
     def forward(
         self, x_BTD: Tensor, place: Placement, observer: Observer | None = None, cache: LayerCache | None = None

@@ -5,11 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, get_args
 
-from ...schema import outside
+from ...schema import outside, shown
+from ..own_code import is_own
 
 #: Normalisers that weigh each score on its own.
 SimilarityName = Literal["sigmoid", "relu", "elu", "identity"]
 SIMILARITIES: tuple[str, ...] = get_args(SimilarityName)
+
+AggregationName = Literal["plain", "headnorm", "calibrated"]
+NormaliserName = Literal["softmax", "softmax_off_by_one", "softmax_sink", SimilarityName]
+GateName = Literal["none", "head", "channel"]
+#: Parts that may be a class of the user's own, ``module:Class``, with the names of those that are here.
+OPEN_PARTS: dict[str, tuple[str, ...]] = {
+    "aggregation": get_args(AggregationName),
+    "normaliser": get_args(NormaliserName),
+    "gate": get_args(GateName),
+}
 
 
 class Setting(NamedTuple):
@@ -87,9 +98,9 @@ class CalibrationConfig:
 class AttentionConfig:
     """Parts of attention."""
 
-    aggregation: Literal["plain", "headnorm", "calibrated"] = "plain"
+    aggregation: AggregationName | str = "plain"
     """What happens to each head's Σ a·v before the output projection: nothing (``plain``); ``headnorm``, head-wise
-    RMSNorm [SO]; or ``calibrated``, variance calibration [BB]."""
+    RMSNorm [SO]; or ``calibrated``, variance calibration [BB]. Also a class of your own, as module:Class."""
 
     aggregation_blocks: list[int] | None = None
     """Blocks (from 0) that ``aggregation`` applies to, the others staying plain; by default all."""
@@ -97,11 +108,11 @@ class AttentionConfig:
     calibration: CalibrationConfig = field(default_factory=CalibrationConfig)
     """Variance calibration's own settings."""
 
-    normaliser: Literal["softmax", "softmax_off_by_one", "softmax_sink", SimilarityName] = "softmax"
+    normaliser: NormaliserName | str = "softmax"
     """How scores become weights. ``softmax`` (arXiv 1706.03762); ``softmax_off_by_one``, exp(s)/(1 + Σ exp(s)) (Miller
     2023, Attention Is Off By One); ``softmax_sink``, the same with a learned logit per head in place of 0, exp(b) for 1
     (gpt-oss, arXiv 2508.10925); or a similarity of its own for each score: its ``sigmoid`` (arXiv 2409.04431), its
-    ``relu``, its ``elu`` + 1, or the score itself, ``identity`` [AS]."""
+    ``relu``, its ``elu`` + 1, or the score itself, ``identity`` [AS]. Also a class of your own, as module:Class."""
 
     normalise_rows: bool = False
     """Divide the similarities ``sigmoid``, ``relu`` and ``elu`` by their sum over the row; ``identity``, whose sum has
@@ -125,9 +136,9 @@ class AttentionConfig:
     kv_bias_shared: bool = False
     """One bias for all heads of a block in place of one for each key/value head."""
 
-    gate: Literal["none", "head", "channel"] = "none"
+    gate: GateName | str = "none"
     """Multiply head outputs, after ``aggregation``, with a sigmoid of a linear map of the block's input
-    (arXiv 2505.06708): one number per ``head``, or one per ``channel``."""
+    (arXiv 2505.06708): one number per ``head``, or one per ``channel``. Also a class of your own, as module:Class."""
 
     qk_norm: Literal["none", "head", "width"] = "none"
     """RMSNorm of queries and keys before they turn: ``head``, over each head's channels with one gain shared by the
@@ -137,19 +148,30 @@ class AttentionConfig:
     """Biases of the query, key and value maps, Qwen2's only ones (arXiv 2407.10671); by default model.bias."""
 
     @property
+    def own_parts(self) -> dict[str, str]:
+        """Parts that are a class of the user's own, with its name; none of them has been imported."""
+        return {part: name for part, names in OPEN_PARTS.items() if (name := getattr(self, part)) not in names}
+
+    @property
     def weighs_scores_alone(self) -> bool:
         """Whether the normaliser weighs each score on its own, in place of a softmax over the row."""
         return self.normaliser in SIMILARITIES
 
     @property
     def rows_sum_to_one(self) -> bool:
-        """Whether each query's weights on tokens sum to 1 by construction."""
+        """Whether each query's weights on tokens sum to 1 by construction; not known of a class of the user's own."""
         own = self.normaliser == "softmax" or (self.normalise_rows and self.normaliser != "identity")
         return own and self.kv_bias not in ("key", "key_value")
 
     def problems(self, n_layers: int, max_seq_len: int) -> list[str]:
         """Values out of range in a model of this size, and parts that contradict each other; one line each."""
         found = self.calibration.problems()
+        for part, name in self.own_parts.items():
+            if not is_own(name):
+                names = ", ".join(OPEN_PARTS[part])
+                found.append(
+                    f"model.attention.{part} is {shown(name)}: give {names}, or a class of your own as module:Class"
+                )
         if self.window is not None and self.window < 1:
             found.append(f"model.attention.window is {self.window}: give at least 1")
         if self.prefix is not None and not 1 <= self.prefix <= max_seq_len:
@@ -162,6 +184,11 @@ class AttentionConfig:
                 "without normalise_rows: a key of value 0 takes no weight from the others, give key_value"
             )
         if self.aggregation == "calibrated":
+            if is_own(self.normaliser):
+                found.append(
+                    "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, which is not "
+                    f"known of model.attention.normaliser {self.normaliser}: take aggregation headnorm or plain"
+                )
             if self.weighs_scores_alone and (not self.normalise_rows or self.normaliser == "identity"):
                 found.append(
                     "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, and those of "

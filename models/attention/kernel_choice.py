@@ -17,6 +17,12 @@ KERNELS = {
 }
 
 
+def _own_because(config: ModelConfig) -> str | None:
+    """The parts that are a class of the user's own, whose kernels are not known here; None where there are none."""
+    parts = config.attention.own_parts.items()
+    return ", ".join(f"model.attention.{part} {name}" for part, name in parts) or None
+
+
 def explicit_because(config: ModelConfig) -> str | None:
     """The field that keeps attention from the fused kernels, with its value; None where they are used."""
     attention = config.attention
@@ -30,7 +36,9 @@ def explicit_because(config: ModelConfig) -> str | None:
 
 
 def kernels_of(config: ModelConfig) -> list[str]:
-    """Names, all of :data:`KERNELS`, of what every block's attention runs beside one another."""
+    """Names of what every block's attention runs beside one another: of :data:`KERNELS`, or that only a class knows."""
+    if _own_because(config) is not None:
+        return ["its own"]
     if explicit_because(config) is not None:
         return ["explicit"]
     attention = config.attention
@@ -52,5 +60,7 @@ def kernel_name(config: ModelConfig) -> str:
 
 def kernel_sentence(config: ModelConfig) -> str:
     """The kernels of every block's attention, and what they compute beside its output, in words."""
+    if own := _own_because(config):
+        return f"what a class of your own runs ({own})"
     reason = explicit_because(config)
     return "".join(KERNELS[name] for name in kernels_of(config)) + (f" ({reason})" if reason is not None else "")

@@ -47,6 +47,8 @@ def _choices(kind):
             found[name] = st.booleans()
         elif get_origin(hint) is Literal:
             found[name] = st.sampled_from(options)
+        elif options and get_origin(options[0]) is Literal:  # or a class of the user's own
+            found[name] = st.sampled_from(get_args(options[0]))
         elif set(options) == {bool, type(None)}:
             found[name] = st.sampled_from([True, False, None])
     return found

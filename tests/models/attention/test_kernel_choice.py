@@ -38,3 +38,11 @@ def test_the_sentence_reads_on_and_names_the_field_that_forbids_the_fused_kernel
         "log-sum-exps from the kernel on CPU, 256 queries at a time elsewhere"
     )
     assert kernel_sentence(ModelConfig(positions="t5")).endswith("in the backward pass (model.positions t5)")
+
+
+def test_of_a_class_of_the_users_own_only_its_name_is_known():
+    own = ModelConfig(positions="t5", attention=AttentionConfig(normaliser="mine:A", gate="mine:B"))
+    assert kernel_name(own) == "its own"
+    assert kernel_sentence(own) == (
+        "what a class of your own runs (model.attention.normaliser mine:A, model.attention.gate mine:B)"
+    )

@@ -1,0 +1,188 @@
+"""Parts of attention that are a class of the user's own, named by import path."""
+
+import dataclasses
+import sys
+
+import pytest
+import torch
+from rich.console import Console
+
+from birthmark.errors import UsageError
+from birthmark.measure.records import RunDir, read_metrics
+from birthmark.models.birth import born
+from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.models.decoder import Decoder
+from birthmark.models.exchange.conversion import config_from_json
+from birthmark.models.exchange.conversion import family_of as written_as
+from birthmark.models.parameter_roles import parameter_roles
+from birthmark.models.parameter_shapes import parameter_shapes
+from birthmark.trainer.config_file import read_config
+from birthmark.trainer.run import pretrain
+
+CLASSES = """
+import torch
+from torch import nn
+
+from birthmark.models.attention.aggregation import PlainAggregation
+from birthmark.models.attention.attention import PlainOutput
+from birthmark.models.attention.normalisers import Similarity
+from birthmark.models.init import Constant
+from birthmark.models.parameter_roles import ParameterRole
+
+
+class SquaredRelu(Similarity):
+    def phi(self, scores):
+        return scores.relu().square()
+
+
+class Relu(Similarity):
+    def phi(self, scores):
+        return scores.relu()
+
+
+class Silent(PlainAggregation):
+    def __init__(self, config):
+        super().__init__(config)
+        self.gain = nn.Parameter(torch.ones(config.n_heads))
+
+
+class Scaled(Silent):
+    def __init__(self, config):
+        super().__init__(config)
+        self.parameter_roles = {"gain": ParameterRole.GAIN}
+
+    def distributions(self, init):
+        return {"gain": Constant(1.0)}
+
+    def forward(self, weighted, v_BHSK):
+        return weighted.o_BHTK * self.gain[:, None, None]
+
+
+class Halved(PlainOutput):
+    def forward(self, o_BHTK, x_BTD):
+        return o_BHTK / 2
+
+
+class Broken(PlainOutput):
+    def __init__(self, config):
+        raise ValueError("two\\nlines")
+"""
+SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 24, "max_seq_len": 12}
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A working directory with the classes in ``my_arms.py``."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "modules", {k: v for k, v in sys.modules.items() if k != "my_arms"})
+    (tmp_path / "my_arms.py").write_text(CLASSES)
+    return tmp_path
+
+
+def model(**attention):
+    return ModelConfig(**SMALL, attention=AttentionConfig(**attention))
+
+
+def test_a_class_of_ones_own_does_what_the_same_class_of_ours_does(here):
+    tokens = torch.randint(0, 24, (3, 12), generator=torch.Generator().manual_seed(0))
+    own, ours = (born(model(normaliser=name), 3) for name in ("my_arms:Relu", "relu"))
+    assert torch.equal(own(tokens), ours(tokens))
+    squared = born(model(normaliser="my_arms:SquaredRelu"), 3)
+    assert not torch.equal(squared(tokens), ours(tokens))
+
+
+def test_it_is_born_paired_and_counted(here):
+    config = model(aggregation="my_arms:Scaled", aggregation_blocks=[1], gate="my_arms:Halved")
+    own, plain = born(config, 3), born(model(), 3).state_dict()
+    added = {name: value for name, value in own.state_dict().items() if name not in plain}
+    assert {name: value.tolist() for name, value in added.items()} == {"blocks.1.attn.aggregate.gain": [1.0, 1.0]}
+    assert all(torch.equal(own.state_dict()[name], value) for name, value in plain.items())
+    assert list(parameter_shapes(config)) == [(name, tuple(x.shape)) for name, x in own.named_parameters()]
+    assert parameter_roles(own)["blocks.1.attn.aggregate.gain"] == "gain"
+
+
+def test_a_run_records_it_measures_it_and_resumes(here, tiny):
+    config = tiny(
+        {"model.attention.normaliser": "my_arms:SquaredRelu", "trainer.max_steps": 2, "snapshot.n_strangers": 1}
+    )
+    run, quiet = RunDir(here / "run"), Console(quiet=True)
+    pretrain(config, run, console=quiet)
+    saved = read_config(run.config)
+    assert saved.model.attention.normaliser == "my_arms:SquaredRelu"
+    assert {"sink_mass", "sink_mass_normalised", "n_eff"} <= run.snapshots()[-1].bias.keys()
+    longer = dataclasses.replace(saved, trainer=dataclasses.replace(saved.trainer, max_steps=4))
+    assert pretrain(longer, run, resume=True, console=quiet).step == 4
+    assert [line["step"] for line in read_metrics(run.metrics) if "train/loss" in line] == [1, 2, 3, 4]
+
+
+REFUSED = {
+    "a typing mistake": ({"normaliser": "sofmax"}, "normaliser is 'sofmax': give softmax, softmax_off_by_one, softmax"),
+    "no such name of ours": (
+        {"gate": "heads"},
+        "gate is 'heads': give none, head, channel, or a class of your own as ",
+    ),
+    "no module": ({"normaliser": "no_such:A"}, "no_such:A: cannot be imported (ModuleNotFoundError: No module named"),
+    "no class": ({"normaliser": "my_arms:A"}, "my_arms:A: cannot be imported (AttributeError: module 'my_arms' has no"),
+    "another class": (
+        {"gate": "collections:OrderedDict"},
+        "derive it from birthmark.models.attention.attention.Plain",
+    ),
+    "a part of another kind": ({"normaliser": "my_arms:Scaled"}, "derive it from birthmark.models.attention.normalise"),
+    "a function": ({"normaliser": "os:getcwd"}, "os:getcwd: derive it from birthmark.models.attention.normalisers.Sof"),
+    "one that raises": ({"gate": "my_arms:Broken"}, "my_arms:Broken: cannot be made (ValueError: two lines)"),
+    "no start": ({"aggregation": "my_arms:Silent"}, "Silent owns parameters ['gain'] but does not state their distrib"),
+    "rows unknown": (
+        {"normaliser": "my_arms:Relu", "aggregation": "calibrated"},
+        "calibrated needs rows of weights that sum to 1 at most, which is not known of model.attention.normaliser my_a",
+    ),
+}
+
+
+@pytest.mark.parametrize(("attention", "words"), REFUSED.values(), ids=list(REFUSED))
+def test_what_cannot_be_a_part_is_one_line(attention, words, here):
+    with pytest.raises(UsageError) as refused, torch.device("meta"):
+        Decoder(model(**attention))
+    assert words in str(refused.value)
+    assert str(refused.value).startswith("model.attention.")
+    assert "\n" not in str(refused.value)
+
+
+def test_a_run_ends_before_its_data_are_prepared(here, tiny):
+    config = tiny({"model.attention.gate": "my_arms:Broken", "data.path": ".", "data.cache_dir": "cache"})
+    with pytest.raises(UsageError, match="cannot be made"):
+        pretrain(config, RunDir(here / "run"), console=Console(quiet=True))
+    assert not (here / "run").exists()
+    assert not (here / "cache").exists()
+
+
+def test_a_config_is_read_without_importing_anything(here):
+    (here / "trap.py").write_text("raise SystemExit('imported')")
+    (here / "run.yaml").write_text("model: {attention: {normaliser: 'trap:A'}}")
+    assert read_config(here / "run.yaml").model.attention.own_parts == {"normaliser": "trap:A"}
+
+
+def test_no_code_is_taken_from_a_runs_folder(here, monkeypatch):
+    run = here / "theirs"
+    run.mkdir()
+    (run / "birth.json").write_text("{}")
+    (run / "trap.py").write_text("raise SystemExit('imported')")
+    monkeypatch.chdir(run)
+    with pytest.raises(UsageError, match=r"the module lies in the run's folder .*theirs, and no code is taken from"):
+        Decoder(model(normaliser="trap:A"))
+
+
+@pytest.mark.parametrize("key", ["normaliser", "attention.normaliser", "aggregation", "hidden_act"])
+def test_a_config_of_transformers_names_no_code(key, here, their_config):
+    (here / "trap.py").write_text("raise SystemExit('imported')")
+    content = their_config("llama").to_dict() | {key: "trap:A"}
+    try:
+        found = config_from_json(content)
+    except UsageError:
+        assert key == "hidden_act"
+    else:
+        assert found.attention.own_parts == {}
+
+
+def test_it_has_no_counterpart_in_transformers(here):
+    with pytest.raises(UsageError, match=r"model\.attention\.normaliser my_arms:Relu has no counterpart"):
+        written_as(model(normaliser="my_arms:Relu"))
