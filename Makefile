@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The package is the repository's root: type checkers see it under its name through this link.
 TYPING := $(VENV)/typing
 
-.PHONY: help setup pretrain test torture quick check format types clean
+.PHONY: help setup pretrain test torture quick check format types docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
@@ -52,6 +52,10 @@ format: setup  ## put the code into its one format
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: setup  ## build these pages as a site, site/index.html; any warning is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open site/index.html; with its search: $(BIN)/python -m http.server --directory site"
+
 clean:  ## remove what tools leave behind; .venv, runs and caches of data stay
-	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './$(VENV)/*' -prune -exec rm -rf {} +

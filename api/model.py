@@ -135,7 +135,7 @@ def measure(
         probe_seed: decides the sequences.
         batch_size: sequences in one forward pass.
         sink_epsilon: importance from which on a key is a sink.
-        metrics: your own: ``module:Class``, classes or instances (docs/measurements.md).
+        metrics: your own: ``module:Class``, classes or instances (docs/extending.md).
 
     Raises:
         UsageError: a model that cannot be measured, or an impossible setting.

@@ -80,7 +80,7 @@ class SnapshotConfig:
 
     metrics: list[str] = field(default_factory=list)
     """Your own metrics, ``module:Class`` each: a torchmetrics.Metric that declares its quantities, from the working
-    directory or installed (docs/measurements.md). They are recorded, logged and drawn like ours."""
+    directory or installed (docs/extending.md). They are recorded, logged and drawn like ours."""
 
     fingerprint: FingerprintConfig = field(default_factory=FingerprintConfig)
     """The lineage test."""

@@ -93,7 +93,7 @@ def measure(
         strangers: references of other births of the same config.
         batch_size: sequences in one pass; the result does not depend on it.
         sink_epsilon: ε of the sink rate.
-        metrics: your own: ``module:Class``, classes or instances (docs/measurements.md).
+        metrics: your own: ``module:Class``, classes or instances (docs/extending.md).
 
     Raises:
         UsageError: one of your metrics is none.

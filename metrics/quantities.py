@@ -1,7 +1,7 @@
 """Every quantity that a snapshot or the training log holds, declared once (docs/run-directory.md is made of it).
 
 A new quantity is a metric and its declaration here: a metric's key is ``module:Class`` in this folder, and its class
-observes the pass itself (docs/measurements.md). Keys without a class are those that ``measure/observed.py`` feeds.
+observes the pass itself (docs/extending.md). Keys without a class are those that ``measure/observed.py`` feeds.
 Names, and their order in ``summary.json``, are a file format. Nothing here loads torch.
 """
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..errors import UsageError
 from ..schema import shown
+from ..trainer.by_name.shipped_configs import shipped_config
 from ..yaml_files import read_yaml
 
 _SCALAR = (str, int, float, bool, type(None))
@@ -65,13 +66,15 @@ class Reader:
             raise self.wrong(field, value, "give a name of letters, digits and _ . + - (in quotes if it is a number)")
 
     def path(self, value: Any, field: str) -> Path:
-        """A config file, relative to the study."""
+        """A config file, relative to the study, or one of the shipped by its name."""
         if not isinstance(value, str) or not value:
-            raise self.wrong(field, value, "give the path of a run's config, relative to this file")
+            raise self.wrong(field, value, "give a run's config, relative to this file, or a shipped one's name")
         path = self.file.parent / value
-        if not path.is_file():
-            raise self.wrong(field, value, f"no file {path}")
-        return path
+        if path.is_file():
+            return path
+        if (shipped := shipped_config(value)) is None:
+            raise self.wrong(field, value, f"no file {path}, nor a config that comes with the package")
+        return shipped
 
     def seeds(self, value: Any, field: str) -> tuple[int, ...]:
         """Seeds: at least one, all different."""

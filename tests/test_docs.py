@@ -6,6 +6,7 @@ shipped configs (made small, so that a run takes a second), some text, and a dem
 - ``<!-- needs: X -->``: it cannot run here; its command lines must parse.
 - ``<!-- slow: REASON -->``: the same, and it runs by hand, with ``pytest -m slow tests/test_docs.py``.
 - ``<!-- given: NAMES -->``: names that a Python block takes from the reader's own code; ``GIVEN`` has them.
+- ``<!-- file: NAME -->``: the reader saves it under this name; later blocks use the file.
 """
 
 from __future__ import annotations
@@ -27,15 +28,17 @@ import torch
 import yaml
 from markdown_it import MarkdownIt
 
-import birthmark
 from birthmark.launch.cli import main, normal_dashes
 from birthmark.launch.command_table import COMMANDS, command_parser, load_command
+from birthmark.report.snapshot_table import print_table
+from birthmark.trainer.by_name import shipped_configs
 
-ROOT = Path(birthmark.__file__).parent.resolve()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+#: Of the repository, whichever birthmark is imported: that of a wheel must run the same blocks.
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 #: Languages of blocks that run, and of those that show something.
 RUN, SHOWN = {"sh", "python"}, {"text", "json", "yaml"}
-MARK = re.compile(r"<!--\s*(needs|slow|given):\s*(.+?)\s*-->")
+MARK = re.compile(r"<!--\s*(needs|slow|given|file):\s*(.+?)\s*-->")
 
 
 def name_of(page):
@@ -189,7 +192,7 @@ SMALL = {
         "max_steps": 2, "micro_batch_size": 1, "global_batch_size": 2, "checkpoint_every": 1000, "val_sequences": 4,
         "log_every": 100, "device": "cpu",
     },
-    "snapshot": {"n_sequences": 8, "n_strangers": 1},
+    "snapshot": {"n_sequences": 8, "seq_len": 32, "n_strangers": 1},
     "log": {"wandb": "off"},
 }  # fmt: skip
 
@@ -199,6 +202,11 @@ def shrink(file):
     keep = {} if config["data"]["path"] == "stdlib" else {"path": config["data"]["path"]}
     for group, fields in SMALL.items():
         config[group] = {**config.get(group, {}), **fields}
+    config["snapshot"].pop("probes", None)  # a second probe only draws every picture twice
+    for name in ("n_layers", "n_heads"):
+        config["model"][name] = min(config["model"][name], 2)
+    if "fingerprint" in config["snapshot"]:
+        config["snapshot"]["fingerprint"] |= {"n_inputs": 20, "n_strangers": 1}
     config["data"] |= keep
     file.write_text(yaml.safe_dump(config, sort_keys=False))
 
@@ -208,7 +216,7 @@ def readers_folder(tmp_path_factory):
     """What a reader has who cloned the project and typed ``make pretrain``, but small."""
     folder = tmp_path_factory.mktemp("reader")
     shutil.copytree(ROOT / "configs", folder / "configs")
-    for name in ("demo", "sinks", "sinks_headnorm", "seedprint"):
+    for name in ("demo", "tiny_demo", "sinks", "sinks_headnorm", "seedprint"):
         shrink(folder / "configs" / f"{name}.yaml")
     for name in ("sinks", "seedprint"):
         study = folder / "configs" / "studies" / f"{name}.yaml"
@@ -221,29 +229,55 @@ def readers_folder(tmp_path_factory):
             content["test"] |= {"n_inputs": 20}
         study.write_text(yaml.safe_dump(content, sort_keys=False))
     (folder / "notes").mkdir()
-    for page in (ROOT / "docs").glob("*.md"):
-        shutil.copy(page, folder / "notes")
+    for name in ("cluster.md", "log.md"):
+        shutil.copy(ROOT / "docs" / name, folder / "notes")
     shutil.copytree(
         ROOT / "launch", folder / "launch", ignore=shutil.ignore_patterns("*.py", "__pycache__", "commands")
     )
     run = yaml.safe_load((folder / "configs" / "demo.yaml").read_text())
     run["trainer"] |= {"global_batch_size": 64, "strategy": "fsdp2"}  # 16 processes may share it
     (folder / "run.yaml").write_text(yaml.safe_dump(run, sort_keys=False))
-    with contextlib.chdir(folder):
+    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(load_command("pretrain"), "show_end", table_alone)
         assert main(["pretrain", "--config", "configs/demo.yaml", "--run_dir", "runs/demo"]) == 0
     for other in ("a", "b", "my-run"):
         shutil.copytree(folder / "runs" / "demo", folder / "runs" / other)
     return folder
 
 
+@contextlib.contextmanager
+def shipped_from(folder):
+    """Inside, configs that are named without a path are the small ones of ``folder``."""
+    with pytest.MonkeyPatch.context() as patch:
+        root = folder / "configs"
+        patch.setattr(shipped_configs, "_ROOT", root)
+        folders = {"run": root, "model": root / "models", "study": root / "studies"}
+        patch.setattr(shipped_configs, "_FOLDERS", folders)
+        yield
+
+
+#: Pages on which a run draws its own page at its end, as for every reader. It takes ten times as long as these runs: on
+#: the other pages a run ends with its table, and what they say of pages is drawn by their ``birthmark report``.
+DRAWN = {"README.md"}
+
+
+def table_alone(config, run, outcome, console):
+    """The end of a run without its page."""
+    print_table(run, console)
+
+
 def run_page(page, folder, slow):
     """Run its blocks in their order; Python blocks share their names, as one session of a reader's would."""
     names = {}
-    with contextlib.chdir(folder):
+    with contextlib.chdir(folder), shipped_from(folder), pytest.MonkeyPatch.context() as patch:
+        if name_of(page) not in DRAWN and not slow:
+            patch.setattr(load_command("pretrain"), "show_end", table_alone)
         for block in blocks(page):
-            if block.language not in RUN:
+            if "file" in block.marks:
+                Path(block.marks["file"]).write_text(block.text)
+            elif block.language not in RUN:
                 continue
-            if "needs" in block.marks or ("slow" in block.marks and not slow):
+            elif "needs" in block.marks or ("slow" in block.marks and not slow):
                 check_parses(block)
             elif block.language == "sh":
                 run_shell(block)
@@ -275,7 +309,7 @@ def test_slow_blocks_run_as_they_are_written(page, readers_folder, tmp_path):
 def test_every_block_says_what_it_is(page):
     for block in blocks(page):
         assert block.language in RUN | SHOWN, block
-        assert not block.marks or block.language in RUN, block
+        assert not block.marks or block.language in RUN or block.marks.keys() == {"file"}, block
 
 
 # ---------------------------------------------------------------- what pages name
@@ -325,9 +359,38 @@ def test_every_link_leads_somewhere(page):
         assert not anchor or anchor in anchors(file), link
 
 
-def test_the_readme_maps_all_pages():
-    linked = {token.attrs["href"] for token in inline(ROOT / "README.md", "link_open")}
-    assert {name_of(page) for page in PAGES} - {"README.md"} <= linked
+def test_the_map_of_the_docs_has_all_pages():
+    home = ROOT / "docs/README.md"
+    linked = {(home.parent / token.attrs["href"]).resolve() for token in inline(home, "link_open")}
+    assert set(PAGES) - {home, ROOT / "README.md"} <= linked
+
+
+def test_the_readme_is_short_and_leads_to_the_docs():
+    readme = ROOT / "README.md"
+    assert len(readme.read_text(encoding="utf-8").split()) < 500
+    assert "docs/README.md" in {token.attrs["href"] for token in inline(readme, "link_open")}
+
+
+def test_the_site_is_built_without_a_warning(tmp_path):
+    """Strict: a page in no menu, a link or an anchor that leads nowhere ends it (``--quiet`` would hide them)."""
+    build = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(
+        build, cwd=ROOT, capture_output=True, text=True, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = r"""<(?:script|link|img|iframe)[^>]*(?:src|href)=["']?https?:"""
+    assert not [
+        page for page in (tmp_path / "site").rglob("*.html") if re.search(loaded, page.read_text(encoding="utf-8"))
+    ]
+
+
+def test_a_list_stands_apart_from_its_paragraph():
+    """GitHub takes a line that begins with a dash for a list anywhere; the site's reader after a blank line alone."""
+    for page in PAGES:
+        found = tokens(page)
+        lines = page.read_text(encoding="utf-8").splitlines()
+        starts = [token.map[0] for token in found if token.type.endswith("_list_open") and token.level == 0]
+        assert not [f"{name_of(page)}:{n + 1}" for n in starts if n and lines[n - 1].strip()[:1] not in ("", "#", "<")]
 
 
 def test_every_command_that_a_page_names_is_one():

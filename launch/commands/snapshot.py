@@ -57,7 +57,7 @@ def add_options(parser: Parser) -> None:
         nargs="+",
         default=[],
         metavar="MODULE:CLASS",
-        help="Your own metrics (docs/measurements.md), from the working folder or installed.",
+        help="Your own metrics (docs/extending.md), from the working folder or installed.",
     )
     parser.add_argument("--out", type=str | None, metavar="DIR", help="New folder for all scalars and arrays.")
     add_json(parser)

@@ -1,4 +1,4 @@
-"""The metric of docs/measurements.md, in a real run: it shows wherever ours do."""
+"""The metric of docs/extending.md, in a real run: it shows wherever ours do."""
 
 import csv
 import io
@@ -24,7 +24,7 @@ from birthmark.trainer.run import pretrain
 @pytest.fixture(scope="module")
 def code():
     """The example."""
-    page = (Path(birthmark.__file__).parent / "docs/measurements.md").read_text()
+    page = (Path(birthmark.__file__).parent / "docs/extending.md").read_text()
     section = page.split("## A metric of your own")[1].split("\n## ")[0]
     (block,) = [block.split("```")[0] for block in section.split("```python\n")[1:]]
     return block

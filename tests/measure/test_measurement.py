@@ -408,7 +408,7 @@ def test_the_first_place_that_is_not_finite_is_named(name, value):
         measure(model, PROBE, birth, [], batch_size=4)
 
 
-#: How far a bf16 model's figures may be from those of the same weights in float32 (docs/measurements.md).
+#: How far a bf16 model's figures may be from those of the same weights in float32 (docs/measuring.md).
 BF16 = {"atol": 0.02, "rtol": 0.02}
 
 

@@ -233,8 +233,8 @@ def test_top_tokens_are_the_ranking_with_texts_and_ranks_at_birth():
 
 
 def test_the_loop_in_the_docs_runs(llama, token_batches, tmp_path, monkeypatch, capsys):
-    page = (Path(birthmark.__file__).parent / "docs/measurements.md").read_text()
-    section = page.split("### In a training of your own")[1].split("\n## ")[0]
+    page = (Path(birthmark.__file__).parent / "docs/recipes/your-own-training.md").read_text()
+    section = page.split("## A plain loop")[1].split("\n## ")[0]
     (code,) = [block.split("```")[0] for block in section.split("```python\n")[1:] if "recorder.take" in block]
     monkeypatch.chdir(tmp_path)
     model = llama()

@@ -205,7 +205,7 @@ def test_a_folder_that_lacks_a_tensor_is_not_measured(capsys, tmp_path):
 
 
 def test_the_example_in_the_docs_runs(tmp_path, monkeypatch):
-    page = (Path(birthmark.__file__).parent / "docs/measurements.md").read_text()
+    page = (Path(birthmark.__file__).parent / "docs/measuring.md").read_text()
     section = page.split("## Any transformers model")[1]
     code = section.split("```python\n")[1].split("```")[0]
     model = transformers.GemmaForCausalLM(transformers.GemmaConfig(**SHAPE, head_dim=8))
