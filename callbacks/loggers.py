@@ -12,7 +12,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from ..errors import UsageError
-from ..files import strict, write_text
+from ..files import disk_full, strict, write_text
 from ..measure.records import RunDir, Snapshot, append_metrics, write_metrics_csv
 from .config import LogConfig
 from .snapshot_charts import TOKEN_COLUMNS, block_curves, chart_groups, head_tables, sink_map, token_rows
@@ -84,8 +84,11 @@ class CsvLogger(_OwnFile):
             table.writeheader()
             table.writerows(rows)
             write_text(self.run.metrics_csv, lines.getvalue())
-        with self.run.metrics_csv.open("a", newline="", encoding="utf-8") as file:
-            csv.DictWriter(file, self._columns).writerow(row)
+        try:
+            with self.run.metrics_csv.open("a", newline="", encoding="utf-8") as file:
+                csv.DictWriter(file, self._columns).writerow(row)
+        except OSError as error:
+            raise disk_full(self.run.metrics_csv, error) from None
 
 
 def check_installed(config: LogConfig) -> None:

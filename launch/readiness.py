@@ -29,6 +29,7 @@ State = Literal["ok", "note", "stop"]
 _OPTIONAL = {
     "matplotlib": ("still pictures", "pip install 'birthmark[plots]'"),
     "wandb": ("Weights & Biases", "pip install 'birthmark[wandb]'"),
+    "tensorboard": ("log.loggers: [tensorboard]", "pip install 'birthmark[tensorboard]'"),
     "datasets": ("hf: and tabular corpora", "pip install 'birthmark[datasets]'"),
     "deepspeed": ("zero1 to zero3", "DS_BUILD_OPS=0 pip install 'birthmark[deepspeed]'"),
     "transformers": ("exchange with transformers", "pip install transformers"),
@@ -62,7 +63,7 @@ def examine(config: RunConfig) -> Iterator[Finding]:
     yield from _launchers(config)
     yield from _data(config)
     yield from _room(config)
-    yield _wandb(config)
+    yield _loggers(config)
 
 
 def would_run(config: RunConfig, name: str) -> dict[str, Any]:
@@ -256,14 +257,16 @@ def _folder(name: str, folder: Path, needed: int, what: str, option: str = "--ru
     return Finding(name, "ok", text)
 
 
-def _wandb(config: RunConfig) -> Finding:
-    from ..callbacks.loggers import wandb_mode
+def _loggers(config: RunConfig) -> Finding:
+    from ..callbacks.loggers import check_installed
+    from ..callbacks.wandb_run import wandb_mode
 
     try:
-        mode = wandb_mode(config.log)
+        check_installed(config.log)
     except UsageError as error:
-        return Finding("W&B", "stop", str(error), "--log.wandb off")
-    if mode == "off" and config.log.wandb == "auto":
+        return Finding("W&B" if "wandb" in str(error).lower() else "loggers", "stop", str(error), "--log.loggers '[]'")
+    mode = wandb_mode(config.log)
+    if mode == "off" and "wandb" in config.log.loggers and importlib.util.find_spec("wandb") is None:
         return Finding("W&B", "note", "off: wandb is not installed", _OPTIONAL["wandb"][1])
     if mode == "offline":
         return Finding("W&B", "ok", "offline: files in the run's folder (online after wandb login)")

@@ -1,15 +1,20 @@
 import csv
+import io
 import json
+import os
+import signal
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+import wandb
+from lightning.pytorch.loggers import WandbLogger
 from matplotlib import image
 from rich.console import Console
 
 from birthmark.callbacks.config import LogConfig
-from birthmark.callbacks.loggers import CsvLogger, JsonLinesLogger, check_installed
+from birthmark.callbacks.loggers import CsvLogger, JsonLinesLogger, check_installed, log_snapshot
 from birthmark.errors import UsageError
 from birthmark.files import delete_folder
 from birthmark.measure.records import RunDir, append_metrics, read_metrics, write_metrics_csv
@@ -23,14 +28,33 @@ FIELDS = {
 }
 
 
+class _StopsAt(io.StringIO):
+    """Takes what a run prints, and stops the run at its line of a step."""
+
+    def __init__(self, step):
+        super().__init__()
+        self.line = f"step {step:>6}"
+
+    def write(self, text):
+        if text.startswith(self.line):
+            os.kill(os.getpid(), signal.SIGTERM)
+        return super().write(text)
+
+
 @pytest.fixture(scope="module")
-def run(tiny, tmp_path_factory):
-    """A run that lost its last checkpoint and went on from the one before, then also into W&B."""
+def printed():
+    return _StopsAt(4)
+
+
+@pytest.fixture(scope="module")
+def run(tiny, tmp_path_factory, printed):
+    """A run that lost its last checkpoint, went on from the one before, then also into W&B, and was stopped."""
     run = RunDir(tmp_path_factory.mktemp("logged") / "run")
     pretrain(tiny(FIELDS | {"trainer.max_steps": 4}), run, console=Console(quiet=True))
     delete_folder(run.checkpoint(4))
-    everywhere = {"log.loggers": ["wandb", "tensorboard", "csv"], "trainer.max_steps": 6}
-    pretrain(tiny(FIELDS | everywhere), run, resume=True, console=Console(quiet=True))
+    everywhere = {"log.loggers": ["wandb", "tensorboard", "csv"], "trainer.max_steps": 100}
+    outcome = pretrain(tiny(FIELDS | everywhere), run, resume=True, console=Console(file=printed))
+    assert (outcome.stopped_by, outcome.step) == ("SIGTERM", 5)
     return run
 
 
@@ -76,27 +100,28 @@ def test_a_run_that_goes_on_neither_loses_nor_repeats_a_line(run):
         name: {line["step"]: line[name] for line in read_metrics(run.metrics) if name in line}
         for name in ("train/loss", "bias/sink_mass")
     }
-    assert list(logged["train/loss"]) == [1, 2, 3, 4, 5, 6]
+    assert list(logged["train/loss"]) == [1, 2, 3, 4, 5]
     events = EventAccumulator(str(run.path / "tensorboard")).Reload()
     for name, values in logged.items():
         scalars = events.Scalars(name)
         assert [event.step for event in scalars] == list(values)
         assert [event.value for event in scalars] == pytest.approx(list(values.values()))
     rows = list(csv.DictReader(run.metrics_csv.open(newline="")))
-    assert [int(row["step"]) for row in rows] == list(range(7))
+    assert [int(row["step"]) for row in rows] == list(range(6))
     assert [float(row["train/loss"]) for row in rows[1:]] == list(logged["train/loss"].values())
-    assert {event.step for event in events.Scalars("by block sink_mass on text/02")} == {0, 2, 4, 6}
-    assert [image.step for image in events.Images("bias/sink_heatmap")] == [0, 2, 4, 6]
+    assert {event.step for event in events.Scalars("by block sink_mass on text/02")} == {0, 2, 4, 5}
+    assert [image.step for image in events.Images("bias/sink_heatmap")] == [0, 2, 4, 5]
 
 
-def test_wandb_has_axes_curves_of_blocks_tables_a_picture_and_the_report(run, offline_wandb):
+def test_wandb_has_axes_curves_of_blocks_tables_and_the_files_of_a_run_that_was_stopped(run, printed, offline_wandb):
     """A real offline run, read back from the file that `wandb sync` would send."""
     (start,) = offline_wandb(run.path)
+    assert f"W&B: offline, send it with: wandb sync {start.files.parent}\n" in printed.getvalue()
     assert (start.id, start.run.display_name, start.run.run_group) == (run.read_birth()["run_id"], "run", "tiny")
     assert (start.run.project, start.run.job_type, start.config["init_seed"]) == ("birthmark", "pretrain", 3)
     assert start.axes == {"trainer/global_step": "", "train/tokens": "", "*": "trainer/global_step"}
     rows = [line for line in start.history if "train/tokens" in line]
-    assert {line["trainer/global_step"] for line in rows} == {3, 4, 5, 6}
+    assert {line["trainer/global_step"] for line in rows} == {3, 4, 5}
     assert all(line["train/tokens"] == 48 * line["trainer/global_step"] for line in rows)
     last, logged = run.snapshots()[-1], start.logged
     for block in (1, 2):
@@ -115,7 +140,7 @@ def test_wandb_has_axes_curves_of_blocks_tables_a_picture_and_the_report(run, of
     assert tokens["columns"] == ["step", "rank", "id", "text", "p", "argmax_share", "rank_at_birth"]
     expected = [[s.step, t["rank"], t["id"]] for s in run.snapshots() for t in s.summary["top_tokens"]]
     assert [row[:3] for row in tokens["data"]] == expected
-    assert [row[0] for row in table("preferred_tokens")["data"]] == [6] * 5
+    assert [row[0] for row in table("preferred_tokens")["data"]] == [5] * 5
     assert len(table("sink_mass_by_head")["data"]) == 4
     assert (start.files / logged["report/path"]).read_bytes() == run.report.read_bytes()
     assert start.artifacts == {
@@ -132,6 +157,19 @@ def test_the_map_of_the_heads_can_be_read(run, offline_wandb):
     # Two probes of 2 × 2 heads, a colour bar, labels; no head is in the darkest colour of the scale.
     assert len(np.unique(picture.reshape(-1, picture.shape[2]), axis=0)) > 50
     assert picture[..., :3].mean() > 0.4
+
+
+def test_a_wandb_logger_of_the_users_own_is_shown_a_snapshot_too(run, offline_wandb, tmp_path):
+    snapshot = run.snapshots()[-1]
+    own = wandb.init(project="mine", mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True, console="off"))
+    logger = WandbLogger(experiment=own, prefix="mine")
+    log_snapshot([logger], snapshot)
+    own.finish()
+    (start,) = offline_wandb(tmp_path)
+    mass = start.logged["mine-by block sink_mass/01"]
+    assert mass == pytest.approx(snapshot.arrays["sink_mass"][0].mean())
+    assert (start.files / start.logged["mine-bias/sink_heatmap/path"]).is_file()
+    assert start.logged["trainer/global_step"] == snapshot.step
 
 
 def test_loggers_that_are_missing_name_their_install_line(tiny, tmp_path, monkeypatch):
