@@ -18,6 +18,7 @@ from jsonargparse import Namespace
 
 from ...errors import UsageError
 from ...files import atomic_path
+from ...trainer.config import RunConfig
 from ...trainer.config_file import config_of
 from ...trainer.config_parser import Parser
 from . import pretrain
@@ -119,20 +120,32 @@ def run(options: Namespace) -> int:
             raise UsageError(f"--{name}: give a value")
     words = list(options.arguments)
     # Where it is started here, on this machine, the config is checked too; a file or a job may be for others.
-    _check_run(words, whole=options.write is None and launcher.needs == "bash")
+    config = _check_run(words, whole=options.write is None and launcher.needs == "bash")
+    if config is not None and options.launcher == "torchrun":
+        _check_processes(config, options.nproc, options.nnodes or "1")
     if options.write is not None:
         return _write(launcher, given, words, options.write)
     _start(launcher, given, words)
 
 
-def _check_run(words: Sequence[str], *, whole: bool) -> None:
+def _check_run(words: Sequence[str], *, whole: bool) -> RunConfig | None:
+    """The run, if it is checked ``whole``, and not for its fields' names and types alone."""
     from ..command_table import command_parser
 
     if {"-h", "--help"} & set(words):
         raise UsageError("launch: birthmark pretrain --help lists what a run is given")
     parsed = command_parser("pretrain").parse_args(pretrain.expand(words))
-    if whole:
-        config_of(parsed)
+    return config_of(parsed) if whole else None
+
+
+def _check_processes(config: RunConfig, per_node: str | None, nodes: str) -> None:
+    """UsageError if so many processes cannot share the run; where the numbers are known here."""
+    if per_node is None or not (per_node.isdecimal() and nodes.isdecimal() and int(per_node) * int(nodes)):
+        return
+    from ...trainer.processes.launched_process import LaunchedProcess
+    from ...trainer.strategies.lightning_setup import check_launch
+
+    check_launch(config.trainer, LaunchedProcess(0, int(per_node) * int(nodes), 0, int(per_node)))
 
 
 def _start(launcher: _Launcher, given: Mapping[str, str], words: Sequence[str]) -> NoReturn:

@@ -77,7 +77,7 @@ def check_comparable(sources: Sequence[ModelSource], probe: FingerprintProbe) ->
         if probe.kind == "token" and ours.vocab_size != theirs.vocab_size:
             raise UsageError(
                 f"{first.name} has {ours.vocab_size} tokens, {other.name} {theirs.vocab_size}: "
-                "they cannot read the same ids; give --probe embedding"
+                "they cannot read the same ids; give births of the run's own config.yaml, or --probe embedding"
             )
     if probe.kind == "token":
         read = [source for source in sources if source.tokenizer is not None]

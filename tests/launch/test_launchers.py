@@ -290,6 +290,11 @@ def test_a_job_for_slurm_has_what_sbatch_is_asked_for(tmp_path):
         (["torchrun", "--config=demo", "--model.d_model=13"], "model.d_model 13 is not divisible"),
         (["slurm", "--nproc=2", "--config=demo"], "--nproc: slurm does not read it"),
         (["torchrun", "--nproc", "--config=demo"], "--nproc: give a value"),
+        (["torchrun", "--nproc=2", "--config=demo"], "trainer.strategy is single, but 2 processes were started"),
+        (
+            ["torchrun", "--nproc=3", "--config=demo", "--trainer.strategy=ddp", "--trainer.device=cpu"],
+            "by 3 processes",
+        ),
     ],
 )
 def test_a_usage_error_is_seen_before_any_process_starts(arguments, expected, capsys):

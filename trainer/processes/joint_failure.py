@@ -14,12 +14,15 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ...errors import RunError, UsageError
+from ...errors import USAGE_STATUS, RunError, UsageError
 from ...measure.ranks import rank, world_size
 from .launched_process import LaunchedProcess, start_name
 
 # After a failure: how long rank 0 has to print what all ranks fail of, and how long failing processes wait for another.
 _RANK_0_FIRST, _OTHERS = timedelta(seconds=2), timedelta(seconds=3)
+
+# How long a process lets the first of its node say what both have found, in seconds.
+_ALIKE_S = 30.0
 
 # How long the store at the run's port has to answer, in seconds.
 _ANSWER_S = 5
@@ -73,8 +76,9 @@ def report_failure(line: str, status: int, process: LaunchedProcess, *, rank_0_f
     if store is None:
         if process.rank > 0:
             # Most likely rank 0 fails of the same, prints it, and the launcher ends all others; or else the first of
-            # this node.
-            time.sleep(_OTHERS.total_seconds() * (1 + (process.local_rank > 0)))
+            # this node. What was asked for wrongly the first of a node finds too, however late a busy node starts it.
+            usage = status == USAGE_STATUS and process.local_rank > 0
+            time.sleep(_ALIKE_S if usage else _OTHERS.total_seconds() * (1 + (process.local_rank > 0)))
         print(line, file=sys.stderr, flush=True)
         return line, status
     with suppress(RuntimeError):
