@@ -68,9 +68,9 @@ class SnapshotConfig:
     batch_size: int = 64
     """Probe sequences in one forward pass; the figures do not depend on it."""
 
-    n_strangers: int = 2
+    n_strangers: int = 4
     """Births of the same config from other seeds (init_seed + 1, + 2, …) that alignment and persistence are also
-    measured against, as controls."""
+    measured against, as controls. Each costs one more pass over the probe, at birth alone."""
 
     sink_epsilon: float = 0.3
     """Importance above which a key counts as a sink in the sink rate."""

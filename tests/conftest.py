@@ -51,7 +51,7 @@ _TINY = RunConfig(
         val_sequences=6,
         device="cpu",
     ),
-    snapshot=SnapshotConfig(n_sequences=10, seq_len=8, batch_size=4, top_k=5),
+    snapshot=SnapshotConfig(n_sequences=10, seq_len=8, batch_size=4, top_k=5, n_strangers=2),
     log=LogConfig(wandb="off"),
 )
 

@@ -306,7 +306,15 @@ def _scatter(panel: ScatterPanel) -> Markup:
     parts.append(f'<text x="4" y="8">{escape(panel.y_label)}</text>')
     at = np.array([place(p.x, p.y) for p in points])
     sizes = np.array([[6.0 * len(shorten(p.name, 28)) + 2, 12.0] for p in points])
-    corners = place_labels(at, sizes, (_LEFT, 10, width - 10, height - foot), 9)
+    # Names keep clear of the bars too.
+    bars = []
+    for p, (x, y) in zip(points, at, strict=True):
+        if p.x_error and all(map(math.isfinite, p.x_error)):
+            bars.append((place(p.x_error[0], p.y)[0], y - 1, place(p.x_error[1], p.y)[0], y + 1))
+        if p.y_error and all(map(math.isfinite, p.y_error)):
+            bars.append((x - 1, place(p.x, p.y_error[1])[1], x + 1, place(p.x, p.y_error[0])[1]))
+    taken = np.array(bars) if bars else None
+    corners = place_labels(at, sizes, (_LEFT, 10, width - 10, height - foot), 9, taken)
     for p, (x, y), (left, top), size in zip(points, at, corners, sizes, strict=True):
         colour = run_variable(p.colour)
         for ends, across in ((p.x_error, True), (p.y_error, False)):
