@@ -95,7 +95,8 @@ def run(options: Namespace) -> int:
         try:
             text_NT = text_for(loaded, settings, options.data)
         except UsageError as error:
-            raise UsageError(str(error).replace("data.path", "--data")) from None
+            # What the text is called depends on who named it.
+            raise UsageError(str(error).replace("data.path", "--data") if options.data else str(error)) from None
     loaded.model.to(device())
     found = measure_loaded(loaded, settings, options.probe_seed, text_NT=text_NT)
     if out is not None:
