@@ -133,6 +133,27 @@ const charts = (() => {
     return kept;
   };
 
+  // What runs are judged against: one band as wide as the widest, and levels that are the same once.
+  const controlsOnce = lines => {
+    const kept = [], bands = new Map(), levels = new Set();
+    for (const line of lines) {
+      if (line.look === "band" && !line.depth) {
+        if (bands.has(line.name)) bands.get(line.name).push(line); else bands.set(line.name, [line]);
+      } else if (line.look === "control") {
+        const key = JSON.stringify([line.name, line.x, line.y]);
+        if (!levels.has(key)) kept.push(line);
+        levels.add(key);
+      } else kept.push(line);
+    }
+    for (const members of bands.values()) {
+      const x = [...new Set(members.flatMap(m => m.x))].sort((a, b) => a - b);
+      const widest = at => members.map(m => m.y[m.x.indexOf(at)]).filter(finite).map(Math.abs);
+      const y = x.map(at => widest(at).length ? Math.max(...widest(at)) : null);
+      kept.push(members.length > 1 ? { ...members[0], run: undefined, x, y } : members[0]);
+    }
+    return kept;
+  };
+
   const colourOf = (line, single) => {
     if (line.look === "control" || line.look === "band" || line.run === undefined && !line.depth) return css("--muted");
     if (line.depth && single) return css(`--depth-${Math.round(3 * line.depth[0] / Math.max(line.depth[1] - 1, 1))}`);
@@ -146,6 +167,7 @@ const charts = (() => {
     let lines = linesOf(panel, state);
     const single = new Set(lines.map(line => line.run).filter(run => run !== undefined)).size <= 1;
     if (state.seeds !== "lines" && panel.x === "step") lines = gather(lines, data);
+    lines = controlsOnce(lines);
     box.replaceChildren();
     if (!lines.length) { box.append(node("p", "note", "Nothing to draw for this choice.")); return null; }
     const log = panel.log !== state.ylog.has(panel.id);
@@ -334,7 +356,8 @@ const charts = (() => {
       const owner = line.members ? line.group : line.run !== undefined && data.runs.length > 1 && line.run in data.runs ? data.runs[line.run].name : "";
       const x = u.data[0][k];
       const aside = x !== at ? ` (${word} ${x})` : "";
-      const away = Math.abs(u.valToPos(value, "y") - top);
+      // What others are judged against comes last.
+      const away = Math.abs(u.valToPos(value, "y") - top) + (line.look === "control" || line.look === "band" ? 1e6 : 0);
       const name = [owner, line.name].filter(Boolean).join(", ") || panel.title;
       found.push([away, row(colourOf(line, single), name + aside, written(value))]);
       for (const member of line.members || []) {

@@ -101,9 +101,7 @@ _LOCK = _Curves(
 _NEURONS = _Curves(
     "neurons-count", "Super neurons", {"super_neurons": ("", "solid")}, array="super_neurons", csv="neurons-count.csv"
 )
-_RATIO = _Curves(
-    "preference-ratio", "Favourite token over its even share", {"preference_ratio": ("", "solid")}, unit="V · max p̄"
-)
+_RATIO = _Curves("preference-ratio", "The favourite token", {"preference_ratio": ("", "solid")}, unit="V · max p̄")
 
 
 def panels_of_runs(runs: Sequence[RunHistory]) -> dict[str, list[ChartPanel]]:
