@@ -135,7 +135,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         """Answer."""
         # A page of the web whose name leads to this machine must not read it.
-        if self.headers.get("Host", "").rpartition(":")[0] not in (HOST, "localhost"):
+        if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
             return self._answer(HTTPStatus.FORBIDDEN, "text/plain", f"open http://{HOST}:{self.server.server_port}/\n")
         page, path = self.server.page, self.path.partition("?")[0]
         if path == "/":

@@ -122,9 +122,14 @@ def _kind(annotation: str) -> str:
     if choices:
         return f"one of {choices[1]}"
     simple = re.fullmatch(r"<class '(\w+)'>", annotation)
-    return {"int": "a whole number", "float": "a number", "bool": "true or false", "str": "text"}.get(
-        simple[1] if simple else annotation, annotation
-    )
+    words = {
+        "int": "a whole number",
+        "float": "a number",
+        "bool": "true or false",
+        "str": "text",
+        "list": "a list, [A, B]",
+    }
+    return words.get(simple[1] if simple else annotation, annotation)
 
 
 def _kinds(annotations: str) -> str:

@@ -45,6 +45,7 @@ BAD = {
     "a key that means nothing": (["--frobnicate=1"], "frobnicate: no such field"),
     "a word for a number": (["--model.d_model=wide"], "model.d_model: 'wide' is not a whole number"),
     "a fraction for a count": (["--trainer.max_steps=1.5"], "trainer.max_steps"),
+    "a word for a list": (["--log.loggers=csv"], "log.loggers: 'csv' is not a list, [A, B]"),
     "an unknown choice": (["--trainer.precision=fp8"], "trainer.precision: 'fp8' is not one of 'fp32', 'bf16'"),
     "a width that heads do not divide": (["--model.d_model=15"], "model.d_model 15 is not divisible by model.n_heads"),
     "heads that groups do not divide": (["--model.n_heads=4", "--model.n_kv_heads=3"], "model.n_kv_heads 3"),
