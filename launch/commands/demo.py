@@ -28,7 +28,7 @@ Three marks of its birth are measured on the way:
 """
 
 _AFTER = """
-next, which of two births is it from?
+open {page} in a browser. Next, which of two births is it from?
   birthmark fingerprint {run} {config}@0 {config}@1
 the same birth without a sink, side by side:
   birthmark pretrain --config {config} --model.attention.aggregation headnorm --run_dir {twin}
@@ -66,9 +66,13 @@ def run(options: Namespace) -> int:
     with stopped_already() if outcome.stopped_by else nullcontext():
         show_end(config, RunDir(folder), outcome, console)
     if outcome.stopped_by is None:
+        page = RunDir(folder).report.absolute().as_uri()
         twin = folder.with_name(f"{folder.name}-headnorm")
         console.print(
-            _AFTER.format(run=folder, config=_CONFIG, twin=twin), highlight=False, soft_wrap=True, markup=False
+            _AFTER.format(run=folder, page=page, config=_CONFIG, twin=twin),
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
         )
     return 0
 

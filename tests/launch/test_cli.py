@@ -105,6 +105,8 @@ def test_a_wrong_config_file_is_one_line_and_status_2(text, expected, tmp_path, 
         (["pretrain", "--config=/no/such.yaml"], "/no/such.yaml"),
         (["pretrain", "--resume=/no/such"], "/no/such: not a run"),
         (["report"], "runs: missing"),
+        (["pretrain"], "nothing to train: give --config NAME (birthmark configs lists them)"),
+        (["pretrain", "--run_dir=/no/such"], "birthmark demo"),
         (["report", "/no/such"], "/no/such: not a run"),
     ],
 )

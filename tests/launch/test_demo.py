@@ -20,6 +20,7 @@ def test_it_says_what_it_does_where_the_page_is_and_what_comes_next(tmp_path, mo
     printed, folder = capsys.readouterr().out, "runs/tiny_demo-2"
     assert f"only {folder} is written" in printed
     assert f"report: {folder}/report.html" in printed
+    assert f"open {Path(folder, 'report.html').absolute().as_uri()} in a browser" in printed
     assert "<html" in Path(folder, "report.html").read_text()
     commands = [line.split() for line in printed.splitlines() if line.startswith("  birthmark ")]
     assert ["birthmark", "fingerprint", folder, "tiny_demo@0", "tiny_demo@1"] in commands

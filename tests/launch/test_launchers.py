@@ -280,6 +280,24 @@ def test_a_job_for_slurm_has_what_sbatch_is_asked_for(tmp_path):
     assert subprocess.run(["bash", "-n", job]).returncode == 0
 
 
+def test_a_job_is_handed_to_sbatch_with_this_environment(tmp_path):
+    program(tmp_path / "bin/sbatch", '#!/bin/sh\necho "$PYTHON" "$MAX_RESTARTS" "$@"\n')
+    command = [sys.executable, "-m", "birthmark.launch.cli", "launch", "slurm", "--nodes=2", "--max_restarts=1"]
+    path = f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    # A corpus that only the job's nodes have is no mistake here.
+    done = subprocess.run(
+        [*command, "--config=demo", "--data.path=/only/there"],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    python, restarts, nodes, file, *rest = done.stdout.split()
+    assert (python, restarts, nodes) == (sys.executable, "1", "--nodes=2")
+    assert Path(file).samefile(LAUNCH / "slurm.sbatch")
+    assert rest == ["--config=demo", "--data.path=/only/there"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
