@@ -11,6 +11,7 @@ import jinja2
 from filelock import FileLock
 
 from ..files import remove_leftovers, write_text
+from ..findings.terms import explained
 from ..measure.records import RunDir
 from ..metrics.quantities import MEASURED, SECTIONS
 from .csv_files import check_data_folder, data_folder, write_csv_files
@@ -67,6 +68,7 @@ def render(template: str, **values: Any) -> str:
         "printable": printable,
         "value": format_value,
         "colour": colour_variable,
+        "explained": explained,
         "shorten": lambda text: shorten(text, 32),
     }
     return environment.get_template(template).render(theme=THEME, **values)
