@@ -5,17 +5,20 @@ import hashlib
 import json
 import os
 import shutil
+import site
 import socket
 import struct
 import subprocess
 import sys
 import time
+import venv
 
 # Nothing in the tests leaves the machine. The hub's library reads this when it is first imported.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 from dataclasses import replace
 from functools import cache, reduce
+from pathlib import Path
 from types import CodeType, FunctionType, SimpleNamespace
 
 import pytest
@@ -590,3 +593,50 @@ def open_page(browser):
         tab.context.close()
         assert tab.problems == []
         assert all(url.startswith(("file:", "data:")) for url in tab.asked)
+
+
+# ---------------------------------------------------------------- the wheel
+
+
+#: The repository, whichever birthmark is imported.
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory):
+    """A wheel of the files that git knows: what lies beside them (builds, runs) must not decide what is in it."""
+    source, out = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in filter(None, subprocess.run(listed, cwd=ROOT, capture_output=True, text=True).stdout.split("\0")):
+        if (ROOT / name).is_file():
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    if not (source / "setup.py").is_file():
+        pytest.skip("not a git checkout")
+    pip = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*pip, "--wheel-dir", out, "."], cwd=source, check=True)
+    (file,) = out.glob("birthmark-*.whl")
+    return file
+
+
+@pytest.fixture(scope="session")
+def installed(wheel, tmp_path_factory):
+    """``installed(*arguments)``: run ``birthmark`` of the wheel in a folder of its own, with these libraries."""
+    folder = tmp_path_factory.mktemp("installed")
+    venv.create(folder / "venv", with_pip=False)
+    python = folder / "venv/bin/python"
+    (packages,) = (folder / "venv/lib").glob("python*/site-packages")
+    pip = [sys.executable, "-m", "pip", "--python", python, "install", "--quiet", "--no-deps", "--no-index"]
+    subprocess.run([*pip, wheel], check=True)
+    # Everything else comes from the environment that runs the tests; ours stands before it.
+    (packages / "libraries.pth").write_text("\n".join(site.getsitepackages()) + "\n")
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
+
+    def run(*arguments, status=0):
+        command = [python.with_name("birthmark"), *arguments]
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, env=clean)
+        assert done.returncode == status, done.stderr
+        return done.stdout + done.stderr
+
+    run.folder, run.python, run.env = folder, python, clean
+    return run

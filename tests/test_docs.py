@@ -305,6 +305,22 @@ def test_slow_blocks_run_as_they_are_written(page, readers_folder, tmp_path):
     run_page(page, shutil.copytree(readers_folder, tmp_path / "reader"), slow=True)
 
 
+@pytest.mark.slow
+def test_every_block_runs_with_birthmark_from_its_wheel_alone(installed):
+    """In a fresh environment and outside of the repository, where of birthmark there is the wheel alone.
+
+    Libraries come from the environment that runs the tests, by a ``.pth`` file.
+    """
+    where = [installed.python, "-c", "import birthmark; print(birthmark.__file__)"]
+    outside = {"cwd": installed.folder, "env": installed.env, "capture_output": True, "text": True}
+    file = Path(subprocess.run(where, check=True, **outside).stdout.strip())
+    assert file.is_relative_to(installed.folder)
+    test = f"{Path(__file__).resolve()}::test_every_block_runs_or_parses_as_it_is_written"
+    done = subprocess.run([installed.python, "-m", "pytest", "-q", "-p", "no:cacheprovider", test], **outside)
+    assert done.returncode == 0, done.stdout[-8000:] + done.stderr[-2000:]
+    assert f"{len(WITH_BLOCKS)} passed" in done.stdout
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_block_says_what_it_is(page):
     for block in blocks(page):
