@@ -100,7 +100,7 @@ const charts = (() => {
         return;
       }
       if (!cut.v.some(finite)) return;
-      lines.push({ x, y: cut.v, run: series.run, look: series.look || "solid", depth, faint,
+      lines.push({ x, y: cut.v, run: series.run, probe: series.probe, look: series.look || "solid", depth, faint,
         name: [series.name, ...words, suffix].filter(Boolean).join(", ") });
     };
     walk(series, rest, [], null);
@@ -203,7 +203,7 @@ const charts = (() => {
     const whole = last > first ? [first, last] : [first - 1, last + 1];
     const range = panel.x === "step" && state.zoom ? state.zoom : whole;
     const options = {
-      width: Math.max(box.clientWidth, 200), height: panel.height || 190, series, bands, padding: [8, 8, 0, 0],
+      width: Math.max(box.clientWidth, 200), height: panel.height || 190, series, bands, padding: [8, 16, 0, 0],
       legend: { show: false },
       scales: {
         x: { time: false, distr: xlog ? 4 : 1, asinh: unit, range: () => range },
@@ -321,6 +321,8 @@ const charts = (() => {
       const own = single || alone || line.look === "control" || line.look === "band";
       add(line.name, line.look, own ? colourOf(line, single) : css("--ink"));
     }
+    // One name alone tells nothing apart.
+    if (seen.size === 1 && !groups.size && lines.length && [...seen][0].startsWith(`${lines[0].probe} probe`)) keys.replaceChildren();
     return keys;
   };
 
