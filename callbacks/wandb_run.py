@@ -27,12 +27,16 @@ from .snapshot_charts import TOKEN_COLUMNS, token_rows
 _PATIENCE_S = 180
 #: The horizontal axes: optimizer steps as Lightning calls them, and tokens trained on.
 _STEPS, _TOKENS = "trainer/global_step", "train/tokens"
-#: WANDB_MODE → how it is logged. W&B itself has the second name of each.
 Mode = Literal["online", "offline", "shared", "off"]
+#: What WANDB_MODE may say, W&B's older names included → how it is logged.
 _MODES: dict[str, Mode] = {
-    "online": "online", "run": "online", "shared": "shared",
-    "offline": "offline", "dryrun": "offline", "disabled": "off",
-}  # fmt: skip
+    "online": "online",
+    "run": "online",
+    "shared": "shared",
+    "offline": "offline",
+    "dryrun": "offline",
+    "disabled": "off",
+}
 #: Argument of `wandb.init` → the variable that wins over what we give. wandb alone would let the argument win.
 _VARIABLES = {
     "entity": "WANDB_ENTITY",
