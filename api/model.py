@@ -22,6 +22,7 @@ from ..trainer.by_name.loaded_model import (
     default_seq_len,
     load_named,
     measure_loaded,
+    text_for,
 )
 from ..trainer.devices import device
 from .snapshots import Snapshot
@@ -124,8 +125,11 @@ def measure(
     batch_size: int = SnapshotConfig.batch_size,
     sink_epsilon: float = SnapshotConfig.sink_epsilon,
     metrics: Sequence[MetricLike] = (),
+    text: str | Sequence[str] | None = None,
 ) -> Snapshot:
-    """Measure a model's biases on random tokens: what ``birthmark snapshot`` does. The model is left as it was.
+    """Measure a model's biases on random tokens, and on text if there is some: what ``birthmark snapshot`` does.
+
+    The model is left as it was.
 
     Args:
         model: a loaded one, or any name that `load` takes; our decoder or a causal language model of ``transformers``.
@@ -136,6 +140,7 @@ def measure(
         batch_size: sequences in one forward pass.
         sink_epsilon: importance from which on a key is a sink.
         metrics: your own: ``module:Class``, classes or instances (docs/extending.md).
+        text: files or folders of text, which the model's own tokenizer reads; sinks are often larger there.
 
     Raises:
         UsageError: a model that cannot be measured, or an impossible setting.
@@ -153,7 +158,8 @@ def measure(
     )
     if problems := settings.problems(loaded.n_positions):
         raise UsageError("; ".join(problem.removeprefix("snapshot.") for problem in problems))
-    return Snapshot(measure_loaded(loaded, settings, probe_seed, metrics), loaded.name)
+    text_NT = None if text is None else text_for(loaded, settings, [text] if isinstance(text, str) else text)
+    return Snapshot(measure_loaded(loaded, settings, probe_seed, metrics, text_NT), loaded.name)
 
 
 def _loaded(model: Model | nn.Module | str | PathLike[str]) -> LoadedModel:

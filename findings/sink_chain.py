@@ -139,7 +139,7 @@ def dominance(history: RunHistory) -> Verdict | None:
         first / median / threshold("dominance") if median > 0 else nan,
         "Which channels dominate the first position",
         f"One channel dominates the first position: {numbers}.",
-        f"No channel dominates the first position more than others: {numbers}.",
+        f"No channel dominates the first position: {numbers}.",
     )
     series = over_training(history, "dominance_first", "dominance_median", group)
     return Verdict("dominance", sentence, tone, *series, "dominance", headline=False)

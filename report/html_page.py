@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,8 +11,9 @@ import jinja2
 from filelock import FileLock
 
 from ..files import remove_leftovers, write_text
+from ..findings.sink_chain import leading_group
 from ..findings.terms import explained
-from ..measure.records import RunDir
+from ..measure.records import RunDir, Snapshot
 from ..metrics.quantities import MEASURED, SECTIONS
 from .csv_files import check_data_folder, data_folder, write_csv_files
 from .pictures.style import RUN_COLOURS, THEME
@@ -79,13 +80,13 @@ NavigationLink = tuple[str, str, str]
 
 
 def navigation(
-    sections: Iterable[Section], moments: Sequence[Mapping[str, float]]
+    sections: Iterable[Section], moments: Sequence[Snapshot]
 ) -> tuple[list[NavigationLink], list[NavigationLink]]:
     """What leads to the sections: the chain of the sink, and the seed's mark with sections of users' own below it.
 
     Args:
         sections: of the page.
-        moments: the scalars of which each link shows its own.
+        moments: whose scalars the links show, each its own.
     """
     by_id = {section.id: section for section in sections}
     parts: dict[str, list[NavigationLink]] = {"chain": [], "mark": []}
@@ -97,13 +98,16 @@ def navigation(
     return parts["chain"], parts["mark"] + own
 
 
-def _headline(name: str, moments: Sequence[Mapping[str, float]]) -> str:
-    """A scalar at those moments, after what it is in a word."""
+def _headline(name: str, moments: Sequence[Snapshot]) -> str:
+    """A scalar at those moments, after what it is in a word: of sinks the one on text, where that was measured."""
     if not name:
         return ""
     quantity = MEASURED[name]
-    values = " → ".join(format_value(m.get(name), quantity.format) for m in moments if m.get(name) is not None)
-    return f"{quantity.symbol} {values}".strip() if values else ""
+    group = leading_group(moments[-1]) if moments and quantity.section == "sink" else "bias"
+    found = [(m.summary.get(group) or {}).get(name) for m in moments]
+    values = " → ".join(format_value(value, quantity.format) for value in found if value is not None)
+    on_text = " on text" if group == "bias_text" else ""
+    return f"{quantity.symbol} {values}{on_text}".strip() if values else ""
 
 
 def colour_variable(run: int) -> str:

@@ -45,7 +45,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
         newest = histories[0].last or histories[0].first
         assert newest is not None
         build_snapshot_page(runs[0].snapshot(newest.step))
-    moments = [snapshot.bias for _, snapshot in histories[0].moments] if len(histories) == 1 else []
+    moments = [snapshot for _, snapshot in histories[0].moments] if len(histories) == 1 else []
     comparison = compare_configs(histories)
     blocks, hidden, nothing = story(histories, comparison)
     live = {section.id: _live(section, [run.name for run in histories], view.quantities) for section in sections}

@@ -33,7 +33,7 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
         "name": name,
         "when": step_in_words(snapshot.step),
         "strip": of_snapshot(snapshot),
-        "chain": navigation(sections, [snapshot.bias]),
+        "chain": navigation(sections, [snapshot]),
         "about": _about(snapshot),
         "report": "../../report.html" if inside else "",
         "scalars": [(key, format_value(finite_or_nan(value), ".6g")) for key, value in snapshot.scalars().items()],

@@ -8,10 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..text import shorten
-from .style import INK, RUN_COLOURS, in_our_style, new_figure
+from .style import INK, PAPER, RUN_COLOURS, in_our_style, new_figure
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+
+#: z up to which a pair stays pale, which one pair of strangers in a thousand passes by chance; z of full colour.
+PALE_Z, FULL_Z = 3.0, 60.0
+#: Models whose matrix has room for numbers.
+_MOST_NUMBERED = 16
 
 
 def clustered(z_MM: np.ndarray) -> np.ndarray:
@@ -27,7 +33,9 @@ def clustered(z_MM: np.ndarray) -> np.ndarray:
 
 @in_our_style
 def draw_matrix(names: Sequence[str], z_MM: np.ndarray, verdicts_MM: np.ndarray, title: str) -> Figure:
-    """Every pair of models, clustered: colour is z, a dot kin, a dash an undefined test.
+    """Every pair of models, clustered: z in numbers where there is room, kin in bold; a dash is an undefined test.
+
+    Colour begins at z 3, so that strangers stay pale, and grows with the logarithm.
 
     Args:
         names: of the models.
@@ -42,20 +50,26 @@ def draw_matrix(names: Sequence[str], z_MM: np.ndarray, verdicts_MM: np.ndarray,
     side = max(150, 22 * n)
     figure, axes = new_figure(side + 6 * max(map(len, labels)) + 70, side + 5 * max(map(len, labels)) + 40)
     axes.grid(visible=False)
-    # Beyond a few tens all are as certain, and the weaker kin would look like strangers.
-    shown = np.ma.masked_array(np.clip(z_MM, 0, None) ** 0.5, np.isnan(z_MM) | np.eye(n, dtype=bool))
-    image = axes.imshow(shown, cmap=_ramp(), vmin=0, vmax=max(5.0, float(shown.max()) if shown.count() else 5.0))
+    shares_MM = np.log(np.clip(z_MM, PALE_Z, FULL_Z) / PALE_Z) / np.log(FULL_Z / PALE_Z)
+    shown = np.ma.masked_array(shares_MM, np.isnan(z_MM) | np.eye(n, dtype=bool))
+    image = axes.imshow(shown, cmap=_ramp(), vmin=0, vmax=1)
     for row, column in np.ndindex(n, n):
-        if row != column and verdicts_MM[row, column] != "stranger":
-            mark = "–" if verdicts_MM[row, column] == "undefined" else "●"
-            axes.text(column, row, mark, ha="center", va="center", color=INK, fontsize=6)
+        if row == column or not verdicts_MM[row, column]:
+            continue
+        kin, z = verdicts_MM[row, column] == "kin", z_MM[row, column]
+        number = f"{z:.1f}" if abs(z) < 10 else f"{z:.0f}"
+        text = "–" if np.isnan(z) else number if n <= _MOST_NUMBERED else "●" if kin else ""
+        ink = PAPER if np.isfinite(z) and shares_MM[row, column] > 0.6 else INK
+        weight = "bold" if kin else "normal"
+        axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=6, fontweight=weight)
     for axis, turn in ((axes.xaxis, 60), (axes.yaxis, 0)):
         axis.set_ticks(range(n), labels=labels, rotation=turn, parse_math=False, ha="right")
         axis.set_tick_params(length=0)
-    bar = figure.colorbar(image, ax=axes, shrink=0.7, ticks=[0, 5**0.5, 5, 10, 20, 50])
-    bar.ax.set_yticklabels(["≤ 0", "5", "25", "100", "400", "2500"])
+    ticks = np.log(np.array([PALE_Z, 10, 30, FULL_Z]) / PALE_Z) / np.log(FULL_Z / PALE_Z)
+    bar = figure.colorbar(image, ax=axes, shrink=0.7, ticks=ticks)
+    bar.ax.set_yticklabels([f"≤ {PALE_Z:g}", "10", "30", f"≥ {FULL_Z:g}"])
     bar.outline.set_visible(False)
-    bar.set_label("z")
+    bar.set_label("z (bold: kin; –: undefined)" if n <= _MOST_NUMBERED else "z (●: kin; –: undefined)")
     axes.set_title(title, parse_math=False)
     return figure
 

@@ -15,13 +15,11 @@ from ...metrics.seedprint import Fingerprint
 from ...report.charts.chart_page import Block, Fold, Panels, Prose, Table, render_page
 from ...report.charts.specs import CurvePanel, MatrixPanel, Series
 from ...report.csv_files import check_data_folder, data_folder, write_csv_files
-from ...report.pictures.fingerprints import clustered
+from ...report.pictures.fingerprints import FULL_Z, PALE_Z, clustered
 from ...report.text import format_p, format_value, shorten
 from .answers import CANNOT_TELL, TERMS
 from .compare import ComparedModels
 
-#: z up to which a pair stays pale, which no more than one pair of strangers in a thousand passes; z of full colour.
-_PALE, _FULL = 3.0, 60.0
 _SCALE = (
     "Colour begins at z 3, which one pair of strangers in a thousand passes by chance, and grows with the logarithm up "
     "to 60. The diagonal is empty, and so is a test that could not be made."
@@ -104,7 +102,7 @@ def kinship_matrix(
     rows = [f"{letter}  {shorten(names[i], 40)}" for letter, i in zip(letters, order, strict=True)]
     return MatrixPanel(
         "kinship", "z of every pair", rows, letters, z_MM[np.ix_(order, order)],
-        pale=_PALE, full=_FULL, format=".1f", legend=_SCALE, csv=csv,
+        pale=PALE_Z, full=FULL_Z, format=".1f", legend=_SCALE, csv=csv,
         tips=[[tips[i][j] for j in order] for i in order],
     )  # fmt: skip
 

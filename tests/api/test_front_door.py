@@ -9,11 +9,14 @@ import pytest
 import torch
 
 import birthmark as bm
-from birthmark.data.probes import random_probe
+from birthmark.data.probes import passage_probe, random_probe
+from birthmark.errors import UsageError
 from birthmark.measure.measurement import measure
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.birth import born
+from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
+from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.trainer.config_file import read_config
 
 
@@ -186,6 +189,20 @@ def test_a_model_of_transformers_in_memory_is_measured(llama):
     found = bm.measure(llama(), n_sequences=4, seq_len=8)
     assert found["sink_mass"].dims == ("layer", "head")
     assert found.step == -1
+
+
+def test_text_is_measured_beside_random_tokens(word_tokenizer, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(word_tokenizer.content)
+    (tmp_path / "text.md").write_text("one two three four five six seven\n" * 20)
+    config = ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=270, max_seq_len=12, mlp="swiglu")
+    save_pretrained(born(config, 0), tmp_path / "llama", tokenizer_file=tmp_path / "tokenizer.json")
+    found = bm.measure(tmp_path / "llama", n_sequences=4, seq_len=8, text=str(tmp_path / "text.md"))
+    probe = passage_probe(str(tmp_path / "text.md"), word_tokenizer, 4, 8, 270)
+    expected = measure(born(config, 0), probe, batch_size=4).scalars["sink_mass"]
+    assert found.text_scalars["sink_mass"] == pytest.approx(expected, rel=1e-4)
+    assert bm.measure(tmp_path / "llama", n_sequences=4, seq_len=8).text_scalars == {}
+    with pytest.raises(UsageError, match="has no tokenizer to read text with"):
+        bm.measure(born(config, 0), n_sequences=4, seq_len=8, text="notes")
 
 
 def test_a_written_measurement_is_read_again(run, tmp_path):

@@ -492,3 +492,13 @@ def test_the_templates_ship_with_the_package():
     assert {path.name for path in folder.glob("*.j2")} >= {
         "page.html.j2", "parts.html.j2", "report.html.j2", "snapshot.html.j2",
     }  # fmt: skip
+
+
+def test_the_link_to_the_sink_shows_what_was_found_on_text(tmp_path, make_run, parse):
+    run = make_run(tmp_path / "run", steps=(0, 8))
+    on_random = [f"{snapshot.bias['sink_mass']:.3f}" for snapshot in run.snapshots()]
+    assert f"mass {' → '.join(on_random)}" in "".join(parse(build([run], tmp_path)).text)
+    for folder, mass in zip(run.snapshot_folders(), (0.06, 0.872), strict=True):
+        old = Snapshot.read(folder)
+        Snapshot(old.summary | {"bias_text": old.bias | {"sink_mass": mass}}, old.arrays).write(folder)
+    assert "mass 0.060 → 0.872 on text" in "".join(parse(build([run], tmp_path)).text)
