@@ -16,7 +16,13 @@
 
   const numbers = text => text.split(",").map(Number);
   const read = () => {
-    const text = decodeURIComponent(location.hash.slice(1)), found = fresh();
+    const found = fresh();
+    let text;
+    try {
+      text = decodeURIComponent(location.hash.slice(1));
+    } catch {
+      return found; // a damaged address shows the whole view
+    }
     // A plain fragment is a place in the page.
     if (text && !text.includes("=")) return { ...found, at: text };
     const given = new URLSearchParams(text);

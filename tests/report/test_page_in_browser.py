@@ -151,6 +151,13 @@ def test_a_link_keeps_the_view(one, open_page):
     assert again.page.input_value("#choose-block") == ""
 
 
+@pytest.mark.parametrize("fragment", ["#%", "#step=x&zoom=9,1&focus=7&hide=a&x=sideways&ylog=none", "#nowhere"])
+def test_a_damaged_address_shows_the_whole_view(one, open_page, fragment):
+    tab = open_page(one[1], fragment)
+    assert tab.page.input_value("#scrub") == "3"
+    assert hover(tab, "alignment", 1)[0] == "step 30"
+
+
 def test_dragging_zooms_all_panels_over_steps_and_a_double_click_ends_it(one, open_page):
     tab = open_page(one[1])
     box = tab.page.locator("#panel-alignment .u-over").bounding_box()
