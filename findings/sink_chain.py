@@ -116,24 +116,22 @@ def aggregation(history: RunHistory) -> Verdict | None:
 def neurons(history: RunHistory) -> Verdict | None:
     """Whether hidden units fire at position 0 alone."""
     now = history.last or history.first
-    group = leading_group(now)
-    if now is None or not is_measured(history, "super_neurons", group):
+    if now is None or not is_measured(history, "super_neurons"):
         return None
-    count = scalar(now, "super_neurons", group)
+    count = scalar(now, "super_neurons")
     one = f"{count:,.0f} super neuron fires" if count == 1 else f"{count:,.0f} super neurons fire"
     absent = "No hidden unit is a super neuron."
     sentence, tone = _graded(count, "The number of super neurons", f"{one} at the first position.", absent)
-    steps, values, _ = over_training(history, "super_neurons", "super_neurons", group)
+    steps, values, _ = over_training(history, "super_neurons", "super_neurons")
     return Verdict("neurons", sentence, tone, steps, values, None, "neurons", headline=False)
 
 
 def dominance(history: RunHistory) -> Verdict | None:
     """Whether one channel dominates the state of position 0."""
     now = history.last or history.first
-    group = leading_group(now)
-    if now is None or not is_measured(history, "dominance_first", group):
+    if now is None or not is_measured(history, "dominance_first"):
         return None
-    first, median = (scalar(now, f"dominance_{place}", group) for place in ("first", "median"))
+    first, median = (scalar(now, f"dominance_{place}") for place in ("first", "median"))
     numbers = f"max over mean {in_prose(first, 1)}, {in_prose(median, 1)} at the median position"
     sentence, tone = _graded(
         first / median / threshold("dominance") if median > 0 else nan,
@@ -141,17 +139,16 @@ def dominance(history: RunHistory) -> Verdict | None:
         f"One channel dominates the first position: {numbers}.",
         f"No channel dominates the first position: {numbers}.",
     )
-    series = over_training(history, "dominance_first", "dominance_median", group)
+    series = over_training(history, "dominance_first", "dominance_median")
     return Verdict("dominance", sentence, tone, *series, "dominance", headline=False)
 
 
 def lock(history: RunHistory) -> Verdict | None:
     """Whether the key of position 0 lies along the queries' direction."""
     now = history.last or history.first
-    group = leading_group(now)
-    if now is None or not is_measured(history, "qk_cosine", group):
+    if now is None or not is_measured(history, "qk_cosine"):
         return None
-    value, chance = scalar(now, "qk_cosine", group), MEASURED["qk_cosine"].level(now.summary, group)
+    value, chance = scalar(now, "qk_cosine"), MEASURED["qk_cosine"].level(now.summary)
     numbers = f"mean |cosine| {in_prose(value)}, chance {in_prose(chance)}"
     sentence, tone = _graded(
         value / chance / threshold("lock") if chance > 0 else nan,
@@ -160,7 +157,7 @@ def lock(history: RunHistory) -> Verdict | None:
         f"The first key is not locked onto the queries' direction: {numbers}.",
     )
     return Verdict(
-        "lock", sentence, tone, *over_training_beside_level(history, "qk_cosine", group), "lock", headline=False
+        "lock", sentence, tone, *over_training_beside_level(history, "qk_cosine", "bias"), "lock", headline=False
     )
 
 
