@@ -75,13 +75,13 @@ def would_run(config: RunConfig, name: str) -> dict[str, Any]:
     """
     import torch
 
-    settings = config.trainer
-    gpus = torch.cuda.device_count() if settings.device != "cpu" and torch.cuda.is_available() else 0
+    processes, gpus = _processes(config)
+    settings = config.trainer.shared_by(processes)
     launched = STRATEGIES[settings.strategy].launched
     return {
         "strategy": settings.strategy,
         "precision": settings.precision,
-        "processes": max(1, gpus) if launched else 1,
+        "processes": processes,
         "device": torch.cuda.get_device_name() if gpus else "cpu",
         "micro_batch_size": settings.micro_batch_size,
         "global_batch_size": settings.global_batch_size,
@@ -89,6 +89,14 @@ def would_run(config: RunConfig, name: str) -> dict[str, Any]:
         if launched
         else f"birthmark pretrain --config {name}",
     }
+
+
+def _processes(config: RunConfig) -> tuple[int, int]:
+    """How many processes would run, and on how many GPUs; where a launcher starts them, two without a GPU."""
+    import torch
+
+    gpus = torch.cuda.device_count() if config.trainer.device != "cpu" and torch.cuda.is_available() else 0
+    return (gpus or 2) if STRATEGIES[config.trainer.strategy].launched else 1, gpus
 
 
 # ── libraries ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -202,6 +210,11 @@ def _n_params(config: RunConfig) -> int:
 
 def _launchers(config: RunConfig) -> Iterator[Finding]:
     strategy = config.trainer.strategy
+    try:
+        config.trainer.shared_by(_processes(config)[0])
+    except UsageError as error:
+        problem, _, mend = str(error).partition(": ")
+        yield Finding("batch", "stop", problem, mend)
     yield Finding("torchrun", "ok", "birthmark launch torchrun")
     if importlib.util.find_spec("deepspeed") is not None:
         yield Finding("deepspeed", "ok", "birthmark launch deepspeed")

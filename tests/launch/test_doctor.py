@@ -45,6 +45,7 @@ def test_a_strategy_of_several_processes_names_its_launcher(doctor, config):
     _, answer, _ = doctor("trainer.strategy=ddp")
     assert answer["run"]["command"].startswith("birthmark launch torchrun")
     assert answer["run"]["command"].endswith(f"--config {config}")
+    assert answer["run"]["processes"] == 2
 
 
 def without(monkeypatch, *names):
@@ -73,10 +74,11 @@ def test_a_missing_library_has_its_install_line_and_only_a_needed_one_stops(doct
     [
         ("model.d_model=1048576", "memory", "birthmark plan"),
         ("run_dir=/dev/null/run", "run_dir", "--run_dir"),
+        ("trainer.strategy=ddp trainer.global_batch_size=3", "batch", "give 2 or 4"),
     ],
 )
 def test_what_stops_a_run_has_a_mend(field, name, mend, doctor):
-    status, _, found = doctor(field)
+    status, _, found = doctor(*field.split())
     assert (status, found[name]["state"]) == (1, "stop")
     assert mend in found[name]["mend"]
 
