@@ -30,7 +30,6 @@ from markdown_it import MarkdownIt
 
 from birthmark.launch.cli import main, normal_dashes
 from birthmark.launch.command_table import COMMANDS, command_parser, load_command
-from birthmark.report.snapshot_table import print_table
 from birthmark.trainer.by_name import shipped_configs
 
 #: Of the repository, whichever birthmark is imported: that of a wheel must run the same blocks.
@@ -237,8 +236,7 @@ def readers_folder(tmp_path_factory):
     run = yaml.safe_load((folder / "configs" / "demo.yaml").read_text())
     run["trainer"] |= {"global_batch_size": 64, "strategy": "fsdp2"}  # 16 processes may share it
     (folder / "run.yaml").write_text(yaml.safe_dump(run, sort_keys=False))
-    with contextlib.chdir(folder), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(load_command("pretrain"), "show_end", table_alone)
+    with contextlib.chdir(folder), no_page_at_the_end():
         assert main(["pretrain", "--config", "configs/demo.yaml", "--run_dir", "runs/demo"]) == 0
     for other in ("a", "b", "my-run"):
         shutil.copytree(folder / "runs" / "demo", folder / "runs" / other)
@@ -257,21 +255,34 @@ def shipped_from(folder):
 
 
 #: Pages on which a run draws its own page at its end, as for every reader. It takes ten times as long as these runs: on
-#: the other pages a run ends with its table, and what they say of pages is drawn by their ``birthmark report``.
+#: the other pages they end as without matplotlib, and what is said of pages is drawn by ``birthmark report``.
 DRAWN = {"README.md"}
 
 
-def table_alone(config, run, outcome, console):
-    """The end of a run without its page."""
-    print_table(run, console)
+@contextlib.contextmanager
+def modules_of_its_own():
+    """Inside, modules are imported anew: pages have files of one name, and each must do with its own."""
+    before = set(sys.modules)
+    yield
+    here = str(Path.cwd())
+    for name in set(sys.modules) - before:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(here):
+            del sys.modules[name]
+
+
+@contextlib.contextmanager
+def no_page_at_the_end():
+    """Inside, runs end without their page."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("birthmark.trainer.run._write_report", lambda run: None)
+        yield
 
 
 def run_page(page, folder, slow):
     """Run its blocks in their order; Python blocks share their names, as one session of a reader's would."""
     names = {}
-    with contextlib.chdir(folder), shipped_from(folder), pytest.MonkeyPatch.context() as patch:
-        if name_of(page) not in DRAWN and not slow:
-            patch.setattr(load_command("pretrain"), "show_end", table_alone)
+    end = contextlib.nullcontext() if slow or name_of(page) in DRAWN else no_page_at_the_end()
+    with contextlib.chdir(folder), modules_of_its_own(), shipped_from(folder), end:
         for block in blocks(page):
             if "file" in block.marks:
                 Path(block.marks["file"]).write_text(block.text)
