@@ -267,7 +267,7 @@ def their_model(their_config, enliven):
 @pytest.fixture(scope="session")
 def small_probe():
     """A probe that a tiny model reads in no time, and that batches do not share evenly."""
-    return SnapshotConfig(n_sequences=10, seq_len=8, batch_size=4, top_k=5)
+    return SnapshotConfig(n_sequences=10, seq_len=8, batch_size=4, n_strangers=2, top_k=5)
 
 
 @pytest.fixture

@@ -200,9 +200,9 @@ def test_what_cannot_be_found_is_refused_with_the_mend(llama, token_batches, sma
         BiasSnapshot(every=1, run=RunDir(tmp_path))
 
 
-def test_the_five_lines_in_the_readme_run(llama, token_batches, tmp_path, monkeypatch):
-    page = (Path(birthmark.__file__).parent / "README.md").read_text()
-    (code,) = [block.split("```")[0] for block in page.split("```python\n")[1:] if "BiasSnapshot" in block]
+def test_the_five_lines_in_the_docs_run(llama, token_batches, tmp_path, monkeypatch):
+    page = (Path(birthmark.__file__).parent / "docs" / "recipes" / "your-own-training.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
     assert len([line for line in code.splitlines() if line.strip()]) == 5
     monkeypatch.chdir(tmp_path)
     module = Theirs(llama())
