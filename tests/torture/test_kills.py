@@ -26,6 +26,7 @@ def test_killed_runs_of_every_strategy_go_on_as_if_left_alone():
     assert "200 trials, 0 failed" in (out := printed("kills.py", "0", "200")), out
 
 
+@pytest.mark.slow  # half a minute, and as much of a second core
 def test_planted_faults_are_found():
     """And without one, a run goes on from wherever it was struck."""
     found = dict(line.split(": ", 1) for line in printed("planted_kills.py").splitlines() if ": " in line)
