@@ -51,7 +51,8 @@ class _Sink:
         """What position 0 gets, in words."""
         if self.mean >= threshold("sink") * self.uniform:
             return f"{in_prose(self.mean)} of the attention"
-        return f"{in_prose(self.mean / self.uniform, 1)} times its uniform share"
+        times = self.mean / self.uniform
+        return f"{in_prose(times, 1)} times its uniform share" if times >= 0.1 else "under a tenth of its uniform share"
 
 
 def sink(history: RunHistory) -> Verdict | None:

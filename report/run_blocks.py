@@ -70,7 +70,7 @@ def about_run(run: RunHistory) -> str:
         parts.append(f"{_counted(n)} parameters")
     layers, heads = model.get("n_layers", summary.get("n_layers")), model.get("n_heads", summary.get("n_heads"))
     if layers is not None:
-        parts.append(f"{layers} blocks" + (f" of {heads} heads" if heads is not None else ""))
+        parts.append(_counted(layers, "block") + (f" of {_counted(heads, 'head')}" if heads is not None else ""))
     parts += [f"{word} {model[name]}" for name, word in (("d_model", "width"), ("mlp", "MLP")) if name in model]
     if (vocab := summary.get("vocab_size") or model.get("vocab_size")) is not None:
         parts.append(f"vocabulary {vocab:,}")
@@ -84,6 +84,10 @@ def about_run(run: RunHistory) -> str:
         seen = (run.last.summary.get("tokens") if run.last else None) or 0
         parts.append(f"{last:,} steps" + (f", {_counted(seen)} tokens seen" if seen else ""))
     return printable(" · ".join(parts))
+
+
+def _counted(n: int, noun: str) -> str:
+    return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
 def _counted(n: int) -> str:
