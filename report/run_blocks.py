@@ -70,7 +70,7 @@ def about_run(run: RunHistory) -> str:
         parts.append(f"{_counted(n)} parameters")
     layers, heads = model.get("n_layers", summary.get("n_layers")), model.get("n_heads", summary.get("n_heads"))
     if layers is not None:
-        parts.append(_counted(layers, "block") + (f" of {_counted(heads, 'head')}" if heads is not None else ""))
+        parts.append(_number_of(layers, "block") + (f" of {_number_of(heads, 'head')}" if heads is not None else ""))
     parts += [f"{word} {model[name]}" for name, word in (("d_model", "width"), ("mlp", "MLP")) if name in model]
     if (vocab := summary.get("vocab_size") or model.get("vocab_size")) is not None:
         parts.append(f"vocabulary {vocab:,}")
@@ -86,7 +86,7 @@ def about_run(run: RunHistory) -> str:
     return printable(" · ".join(parts))
 
 
-def _counted(n: int, noun: str) -> str:
+def _number_of(n: int, noun: str) -> str:
     return f"{n} {noun}{'' if n == 1 else 's'}"
 
 
