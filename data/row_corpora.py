@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     import datasets
 
 _ROWS_PER_BATCH = 256
+#: Bytes of the longest row of a file of lines: readers hold several times as much.
+_MOST_LINE = 1 << 27
 _READERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
 
@@ -196,6 +198,9 @@ class TableCorpus(_RowCorpus):
 
     def _load(self) -> datasets.Dataset:
         suffix = self._files[0].suffix.lower()
+        if suffix in (".csv", ".jsonl"):
+            for path in self._files:
+                _check_lines(path)
         # An empty string is text, and "NA" is a word.
         options = {"keep_default_na": False} if suffix == ".csv" else {}
         return _load_dataset(
@@ -206,6 +211,19 @@ class TableCorpus(_RowCorpus):
             cache_dir=str(self._cache_dir / f"datasets-{self._content_hash[:16]}"),
             **options,
         )
+
+
+def _check_lines(path: Path) -> None:
+    """UsageError if a line is so long that it can be no row."""
+    longest = length = 0
+    with path.open("rb") as file:
+        while longest <= _MOST_LINE and (block := file.read(1 << 20)):
+            # Lines within a block are shorter than it.
+            *ended, rest = block.split(b"\n")
+            longest = max(longest, length + len(ended[0] if ended else rest))
+            length = len(rest) if ended else length + len(rest)
+    if max(longest, length) > _MOST_LINE:
+        raise UsageError(f"{path}: a line of more than {_MOST_LINE >> 20} MiB; give a file with one row a line")
 
 
 class HubCorpus(_RowCorpus):
@@ -256,9 +274,12 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 @contextlib.contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """No progress bars outside a terminal, and no threads of tokenizers in forked processes (they would hang)."""
+    """No progress bars outside a terminal, no errors twice, and no threads of tokenizers in forked processes (they
+    would hang)."""
     import datasets
 
+    verbosity = datasets.logging.get_verbosity()
+    datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     watched = sys.stderr.isatty()
     before = os.environ.get("TOKENIZERS_PARALLELISM")
     silenced = not watched and not datasets.are_progress_bars_disabled()
@@ -268,6 +289,7 @@ def _quiet_libraries() -> Iterator[None]:
     try:
         yield
     finally:
+        datasets.logging.set_verbosity(verbosity)
         if silenced:
             datasets.enable_progress_bars()
         if before is None:

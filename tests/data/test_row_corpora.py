@@ -204,6 +204,19 @@ def test_damaged_files(tmp_path: Path, open_table: Callable[..., Corpus], suffix
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_line_that_can_be_no_row_is_not_read(
+    tmp_path: Path, open_table: Callable[..., Corpus], monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    monkeypatch.setattr("birthmark.data.row_corpora._MOST_LINE", 1 << 20)
+    path = write(tmp_path / f"table.{suffix}", ["a" * (1 << 19), "b"])
+    assert [len(document.text) for document in open_table(path).documents()] == [1 << 19, 1]
+    with path.open("ab") as file:
+        file.truncate(1 << 22)  # zeros without a line's end
+    with pytest.raises(UsageError, match=rf"table\.{suffix}: a line of more than 1 MiB"):
+        list(open_table(path).documents())
+
+
 def test_pickles_are_not_read(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
     path = tmp_path / "evil.pkl"
     path.write_bytes(b"cos\nsystem\n(S'touch evil'\ntR.")
