@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import UsageError
+from .batch_shares import BatchShares
 from .permutation import permuted
 
 
@@ -130,12 +131,13 @@ class TokenWindows(FixedWindows):
 class MicroBatches(IterableDataset[torch.Tensor]):
     """One rank's micro-batches of steps ``first_step`` to ``last_step`` (excluded; None: without end).
 
-    Yields int64 tensors ``[micro_batch_size, seq_len + 1]``. In every step rank ``r`` takes the ``r``-th contiguous
-    part of the global batch. For a ``DataLoader`` with ``batch_size=None``; its workers take turns, so the order is
+    Yields int64 tensors ``[n, seq_len + 1]``, n ≤ ``micro_batch_size``. In every step rank ``r`` takes the ``r``-th
+    contiguous part of the global batch (`BatchShares`). A micro-batch without a sequence has one of another process,
+    whose loss has no weight. For a ``DataLoader`` with ``batch_size=None``; its workers take turns, so the order is
     that of a single process.
 
     Raises:
-        UsageError: the global batch does not divide into micro-batches of all ranks.
+        UsageError: there are fewer sequences than processes.
     """
 
     def __init__(
@@ -150,34 +152,22 @@ class MicroBatches(IterableDataset[torch.Tensor]):
         world_size: int = 1,
     ) -> None:
         super().__init__()
-        if min(global_batch_size, micro_batch_size) < 1 or global_batch_size % (world_size * micro_batch_size):
-            raise UsageError(
-                f"trainer.global_batch_size: {global_batch_size} is not a multiple of trainer.micro_batch_size × "
-                f"processes = {micro_batch_size} × {world_size}; change one of them"
-            )
         if not 0 <= rank < world_size:
             raise ValueError(f"rank {rank} of {world_size} processes")
         self.source = source
         self.first_step = first_step
         self.last_step = last_step
-        self.global_batch_size = global_batch_size
-        self.micro_batch_size = micro_batch_size
+        self.shares = BatchShares(global_batch_size, micro_batch_size, world_size)
         self.rank = rank
-        self.world_size = world_size
-
-    @property
-    def accumulation(self) -> int:
-        """Micro-batches of one rank in one step."""
-        return self.global_batch_size // (self.world_size * self.micro_batch_size)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         worker = get_worker_info()
         turn, turns = (worker.id, worker.num_workers) if worker else (0, 1)
-        first = self.first_step * self.accumulation
-        number = first + turn
-        while self.last_step is None or number < self.last_step * self.accumulation:
-            step, micro = divmod(number, self.accumulation)
-            rank_start = self.rank * self.accumulation * self.micro_batch_size
-            sample = step * self.global_batch_size + rank_start + micro * self.micro_batch_size
-            yield torch.from_numpy(self.source.batch(sample, self.micro_batch_size))
+        accumulation = self.shares.accumulation
+        number = self.first_step * accumulation + turn
+        while self.last_step is None or number < self.last_step * accumulation:
+            step, micro = divmod(number, accumulation)
+            part = self.shares.part(self.rank, micro) or range(1)
+            sample = step * self.shares.global_batch_size + part.start
+            yield torch.from_numpy(self.source.batch(sample, len(part)))
             number += turns

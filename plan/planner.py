@@ -236,12 +236,12 @@ class Planner:
     def largest(self, trainer: TrainerConfig) -> Plan | None:
         """The plan of the largest micro-batch, a power of two, that leaves a margin; of the smallest if none does.
 
-        None if no micro-batch divides the global batch.
+        A size that divides a process's share is preferred; None if there are more processes than sequences.
         """
         plans: list[Plan] = []
-        size, per_process = 1, trainer.global_batch_size // self.cluster.n_gpus
+        size, (per_process, left) = 1, divmod(trainer.global_batch_size, self.cluster.n_gpus)
         while size <= per_process:
-            if trainer.global_batch_size % (size * self.cluster.n_gpus) == 0:
+            if left or per_process % size == 0:
                 plan = self.plan(replace(trainer, micro_batch_size=size))
                 if plans and not plan.roomy:
                     break

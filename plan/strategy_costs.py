@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..data.batch_shares import BatchShares
 from ..trainer.config import TrainerConfig
 from ..trainer.strategies import fsdp2
 from ..trainer.strategies.table import StrategyName
@@ -33,7 +34,8 @@ class StepSizes:
     @property
     def accumulate(self) -> int:
         """Micro-batches of a process in a step."""
-        return self.trainer.global_batch_size // (self.trainer.micro_batch_size * self.n_processes)
+        shares = BatchShares(self.trainer.global_batch_size, self.trainer.micro_batch_size, self.n_processes)
+        return shares.accumulation
 
     @property
     def full(self) -> float:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..callbacks.config import LogConfig
+from ..data.batch_shares import BatchShares
 from ..data.config import DataConfig
 from ..errors import UsageError
 from ..measure.config import SnapshotConfig
@@ -92,8 +93,8 @@ class TrainerConfig:
     """Optimizer steps."""
 
     micro_batch_size: int = 16
-    """Sequences in one forward and backward pass on one device, at most: the largest number up to this that divides a
-    process's share of global_batch_size."""
+    """Sequences in one forward and backward pass on one device, at most: processes share global_batch_size in
+    micro-batches of almost one size, in which every sequence counts alike."""
 
     global_batch_size: int = 16
     """Sequences in one optimizer step, over all devices and accumulated micro-batches."""
@@ -154,21 +155,13 @@ class TrainerConfig:
     debugger."""
 
     def shared_by(self, n_processes: int) -> TrainerConfig:
-        """The same for ``n_processes``, with the largest micro-batch that divides the share of each.
+        """The same for ``n_processes``, with the size of their largest micro-batch.
 
         Raises:
-            UsageError: the global batch cannot be shared evenly; the message names numbers that can.
+            UsageError: there are more processes than sequences.
         """
-        share, left = divmod(self.global_batch_size, n_processes)
-        if left:
-            near = [n for n in (share * n_processes, (share + 1) * n_processes) if n]
-            fewer = max(n for n in range(1, n_processes) if self.global_batch_size % n == 0)
-            raise UsageError(
-                f"trainer.global_batch_size {self.global_batch_size} cannot be shared evenly by {n_processes} "
-                f"processes: give {' or '.join(map(str, near))}, or start {fewer}"
-            )
-        size = next(n for n in range(min(share, self.micro_batch_size), 0, -1) if share % n == 0)
-        return dataclasses.replace(self, micro_batch_size=size)
+        shares = BatchShares(self.global_batch_size, self.micro_batch_size, n_processes)
+        return dataclasses.replace(self, micro_batch_size=shares.micro_batch_size)
 
     def problems(self) -> list[str]:
         """Everything that makes this config impossible, one line each, with the mend."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 import lightning as L
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..data.batch_shares import BatchShares
 from ..errors import RunError
 from ..measure.ranks import max_over_ranks
 from ..models.decoder import Decoder
@@ -80,6 +82,9 @@ class PretrainModule(L.LightningModule):
         # A compiled function beside the module, not in its place: snapshots go on calling the module as it is.
         self._losses = torch.compile(next_token_losses) if trainer.compile == "step" else next_token_losses
         set_train_passes(model, trainer)
+        self._shares_of = partial(BatchShares, trainer.global_batch_size, trainer.micro_batch_size)
+        self._weights: tuple[float, ...] = (1.0,)
+        """Of the losses of a step's micro-batches."""
         self.precision, self.engine_clips = trainer.precision, STRATEGIES[trainer.strategy].engine
         self.loss_sum: Tensor | None = None
         self.grad_norm: Tensor | None = None
@@ -97,6 +102,8 @@ class PretrainModule(L.LightningModule):
         """Mean loss of one micro-batch; the losses of an optimizer step's micro-batches are averaged."""
         with self.forward_context():
             loss = self._losses(self.model, batch_BT).mean()
+        if (weight := self._weights[batch_idx % len(self._weights)]) != 1:
+            loss = loss * weight
         share = loss.detach() / self.trainer.accumulate_grad_batches
         self.loss_sum = share if self.loss_sum is None else self.loss_sum + share
         return loss
@@ -171,6 +178,7 @@ class PretrainModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Runs after all callbacks' hooks: from here on it is training."""
         self._first_step = self.global_step + 1
+        self._weights = self._shares_of(self.trainer.world_size).weights(self.trainer.global_rank)
         self.progress.enter("first step", self._first_step)
         self.stopwatch.resume()
 

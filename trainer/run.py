@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader
 
 from ..callbacks.loggers import check_installed, close_loggers
 from ..callbacks.wandb_run import WandbRun
+from ..data.batch_shares import BatchShares
 from ..data.batches import MicroBatches
 from ..data.prepare import PreparedData, prepare
 from ..errors import UsageError
@@ -33,7 +34,7 @@ from ..models.birth import digest
 from ..models.decoder import Decoder
 from .allocator import keep_freed_memory
 from .checkpoints.folder_io import FolderCheckpointIO
-from .config import RunConfig
+from .config import RunConfig, TrainerConfig
 from .continued_rate import continued_rate
 from .initial_model import initialize_model
 from .module import PretrainModule
@@ -110,6 +111,10 @@ class _Steps(L.LightningDataModule):
         return DataLoader(batches, batch_size=None, pin_memory=torch.cuda.is_available())
 
 
+def _shares(settings: TrainerConfig) -> BatchShares:
+    return BatchShares(settings.global_batch_size, settings.micro_batch_size, world_size())
+
+
 def _quiet() -> None:
     """Silence what Lightning says that no user of this command can act on."""
     for name in ("lightning.pytorch", "lightning.fabric"):
@@ -151,10 +156,12 @@ def _print_start(
             highlight=False,
             soft_wrap=True,
         )
-    if (size := settings.micro_batch_size) != asked.trainer.micro_batch_size:
+    if (sizes := _shares(settings).sizes) != [asked.trainer.micro_batch_size]:
         console.print(
-            f"micro-batches of {size}: trainer.micro_batch_size {asked.trainer.micro_batch_size} does not divide the "
-            f"{settings.global_batch_size // world_size()} sequences of a process in a step",
+            f"micro-batches of {' or '.join(map(str, sizes))} sequences for trainer.micro_batch_size "
+            f"{asked.trainer.micro_batch_size}: so "
+            f"{world_size()} process{'es' if world_size() > 1 else ''} can share the {settings.global_batch_size} of a "
+            "step, each of which counts alike",
             highlight=False,
             soft_wrap=True,
         )
@@ -182,7 +189,7 @@ def _lightning_trainer(
         strategy=strategy,
         max_steps=settings.max_steps,
         max_epochs=-1,
-        accumulate_grad_batches=settings.global_batch_size // (settings.micro_batch_size * world_size()),
+        accumulate_grad_batches=_shares(settings).accumulation,
         callbacks=callbacks,
         logger=loggers or False,
         plugins=[

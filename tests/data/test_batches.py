@@ -83,29 +83,44 @@ class _Memory(ShardedTokens):
 _IN_MEMORY = _Memory(np.arange(64))
 
 
-@pytest.mark.parametrize(("world_size", "micro_batch_size"), [(1, 24), (1, 1), (2, 3), (3, 4), (4, 6), (24, 1)])
-def test_ranks_and_micro_batches_make_the_global_batch(world_size: int, micro_batch_size: int) -> None:
+@pytest.mark.parametrize(
+    ("world_size", "micro_batch_size", "accumulation"),
+    [(1, 24, 1), (1, 1, 24), (2, 3, 4), (3, 4, 2), (4, 6, 1), (24, 1, 1), (1, 7, 4), (5, 2, 3), (7, 4, 1), (7, 1, 4)],
+)
+def test_ranks_and_micro_batches_make_the_global_batch(
+    world_size: int, micro_batch_size: int, accumulation: int
+) -> None:
     source = TokenWindows(_IN_MEMORY, 5, 64, data_seed=1)
     ranks = [
-        list(
-            MicroBatches(
-                source,
-                first_step=2,
-                last_step=5,
-                global_batch_size=24,
-                micro_batch_size=micro_batch_size,
-                rank=rank,
-                world_size=world_size,
-            )
+        MicroBatches(
+            source,
+            first_step=2,
+            last_step=5,
+            global_batch_size=24,
+            micro_batch_size=micro_batch_size,
+            rank=rank,
+            world_size=world_size,
         )
         for rank in range(world_size)
     ]
-    per_step = 24 // world_size // micro_batch_size
+    batches, weights = [list(rank) for rank in ranks], [rank.shares.weights(rank.rank) for rank in ranks]
+    assert all(len(of_rank) == 3 * accumulation for of_rank in batches)
+    assert all(len(of_rank) == accumulation for of_rank in weights)
+    even = 24 % (world_size * accumulation) == 0
     for step in range(3):
-        parts = [batch for rank in ranks for batch in rank[step * per_step : (step + 1) * per_step]]
-        assert all(part.shape == (micro_batch_size, 6) and part.dtype == torch.int64 for part in parts)
-        assert np.array_equal(torch.cat(parts).numpy(), source.batch((2 + step) * 24, 24))
-    assert all(len(rank) == 3 * per_step for rank in ranks)
+        whole = source.batch((2 + step) * 24, 24)
+        parts = [of_rank[step * accumulation + m] for of_rank in batches for m in range(accumulation)]
+        of_parts = [weight for of_rank in weights for weight in of_rank]
+        assert all(part.shape[1:] == (6,) and part.dtype == torch.int64 for part in parts)
+        assert all(1 <= len(part) <= micro_batch_size for part in parts)
+        assert (set(of_parts) == {1.0}) == even
+        assert len({len(part) for part in parts}) <= (1 if even else 2)
+        # What has no weight repeats a sequence of another.
+        counted = [part for part, weight in zip(parts, of_parts, strict=True) if weight]
+        assert np.array_equal(torch.cat(counted).numpy(), whole)
+        # A mean over micro-batches and ranks, as gradients are averaged, is that over the sequences.
+        means = [part.double().mean() * weight for part, weight in zip(parts, of_parts, strict=True)]
+        assert float(sum(means)) / len(means) == pytest.approx(whole.mean(), rel=1e-12)
 
 
 @pytest.mark.parametrize("step", [0, 1, 4])
@@ -139,15 +154,9 @@ def _source() -> TokenWindows:
     return TokenWindows(_IN_MEMORY, 5, 64, data_seed=1)
 
 
-@pytest.mark.parametrize(("global_batch_size", "micro_batch_size", "world_size"), [(8, 3, 1), (8, 4, 3), (4, 8, 1)])
-def test_batches_that_do_not_divide(global_batch_size: int, micro_batch_size: int, world_size: int) -> None:
-    with pytest.raises(UsageError, match=r"trainer\.global_batch_size: \d+ .* trainer\.micro_batch_size"):
-        MicroBatches(
-            _source(),
-            global_batch_size=global_batch_size,
-            micro_batch_size=micro_batch_size,
-            world_size=world_size,
-        )
+def test_more_processes_than_sequences() -> None:
+    with pytest.raises(UsageError, match=r"trainer\.global_batch_size 2 is less than 3 processes: give 3 or more"):
+        MicroBatches(_source(), global_batch_size=2, micro_batch_size=1, world_size=3)
 
 
 @pytest.mark.parametrize("n_tokens", [0, 1, 10])

@@ -525,8 +525,8 @@ def test_a_plan_has_the_micro_batch_that_its_run_takes(file, capsys):
         (["--n_gpus", "8", "--strategy", "fsdp"], "--strategy fsdp: give single, ddp"),
         (["--n_gpus", "8", "--tokens", "-1"], "--tokens -1: give at least 0"),
         (
-            ["--n_gpus", "3", "--gpus_per_node", "3"],
-            "64 cannot be shared evenly by 3 processes: give 63 or 66",
+            ["--n_gpus", "65", "--gpus_per_node", "65"],
+            "64 is less than 65 processes: give 65 or more, or start 64",
         ),
         (
             ["--n_gpus", "8", "--set", "trainer.max_stepz=1"],

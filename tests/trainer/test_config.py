@@ -61,24 +61,19 @@ def test_all_problems_are_named_at_once(tiny):
         (48, 16, 3, 16),
         (24, 16, 1, 12),
         (6, 4, 2, 3),
-        (7, 3, 1, 1),
+        (7, 3, 1, 3),
+        (16, 16, 3, 6),
+        (60, 4, 8, 4),
     ],
 )
-def test_processes_take_the_largest_micro_batch_that_divides_their_share(batch, asked, processes, taken):
+def test_processes_take_micro_batches_of_almost_one_size(batch, asked, processes, taken):
     config = TrainerConfig(global_batch_size=batch, micro_batch_size=asked)
     assert config.shared_by(processes).micro_batch_size == taken
 
 
-@pytest.mark.parametrize(
-    ("batch", "processes", "mend"),
-    [(16, 3, "give 15 or 18, or start 2"), (2, 3, "give 3, or start 2"), (1024, 48, "give 1008 or 1056, or start 32")],
-)
-def test_a_batch_that_processes_cannot_share_has_a_mend_that_works(batch, processes, mend):
-    with pytest.raises(UsageError, match=mend):
-        TrainerConfig(global_batch_size=batch).shared_by(processes)
-    for number in mend.partition(",")[0].removeprefix("give ").split(" or "):
-        TrainerConfig(global_batch_size=int(number)).shared_by(processes)
-    TrainerConfig(global_batch_size=batch).shared_by(int(mend.split()[-1]))
+def test_more_processes_than_sequences_are_refused_with_what_works():
+    with pytest.raises(UsageError, match="2 is less than 3 processes: give 3 or more, or start 2"):
+        TrainerConfig(global_batch_size=2).shared_by(3)
 
 
 CONFIGS = Path(birthmark.__file__).parent / "configs"
@@ -88,5 +83,5 @@ CONFIGS = Path(birthmark.__file__).parent / "configs"
 def test_a_shipped_run_is_the_same_on_one_process_and_starts_on_more(file):
     trainer = read_config(file).trainer
     assert trainer.shared_by(1) == trainer
-    for n in (2, 4):
-        assert trainer.global_batch_size % (n * trainer.shared_by(n).micro_batch_size) == 0
+    for n in range(1, min(trainer.global_batch_size, 12) + 1):
+        assert trainer.shared_by(n).micro_batch_size <= trainer.micro_batch_size

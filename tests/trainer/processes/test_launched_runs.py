@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -53,8 +53,9 @@ def fail(self, *, weights=False):
         raise RunError("rank 1 alone")
     check_finite(self, weights=weights)  # the other rank waits for this one there
 
-run("bad", "--trainer.global_batch_size=5")
+run("bad", "--trainer.global_batch_size=1")
 run("two")
+run("uneven", "--trainer.global_batch_size=5", "--trainer.micro_batch_size=2", "--snapshot.enabled=false")
 if rank == "1":
     threading.Thread(target=interrupt, daemon=True).start()
 run("stopped", "--trainer.max_steps=100000", "--trainer.checkpoint_every=100000", "--trainer.micro_batch_size=3")
@@ -136,6 +137,17 @@ def test_two_processes_are_born_alike_and_train_alike(one, two):
     assert [r["step"] for r in read_metrics(two.metrics)] == [r["step"] for r in read_metrics(one.metrics)]
 
 
+def test_sequences_count_alike_where_two_processes_cannot_share_them_evenly(config, output, folder, tmp_path):
+    trainer = replace(config.trainer, global_batch_size=5, micro_batch_size=5)
+    snapshot = replace(config.snapshot, enabled=False)
+    whole = run(replace(config, trainer=trainer, snapshot=snapshot), tmp_path / "whole")
+    uneven = RunDir.open(folder / "uneven")
+    said = "micro-batches of 2 or 1 sequences for trainer.micro_batch_size 2: so 2 processes can share the 5 of a step"
+    assert output[0].count(said) == 1
+    for key in ("train/loss", "train/grad_norm", "train/tokens", "val/loss"):
+        assert logged(uneven, key) == pytest.approx(logged(whole, key), rel=1e-5), key
+
+
 def test_two_processes_share_the_probe_and_see_the_whole(one, two):
     births = [Snapshot.read(run.snapshot(0)) for run in (one, two)]
     assert births[1].bias == pytest.approx(births[0].bias, rel=1e-5, abs=1e-7)
@@ -187,9 +199,9 @@ def test_two_go_on_from_what_one_has_saved_and_end_together_when_one_is_killed(o
 
 
 def test_a_batch_that_cannot_be_shared_is_one_line_and_status_2_and_nothing_is_written(output, folder):
-    assert output[1].count("birthmark: error: trainer.global_batch_size 5 cannot be shared evenly by 2 processes") == 1
+    assert output[1].count("birthmark: error: trainer.global_batch_size 1 is less than 2 processes") == 1
     for rank in (0, 1):
-        assert f"rank {rank} after stopped: [2, 0, 0]" in output[0]
+        assert f"rank {rank} after stopped: [2, 0, 0, 0]" in output[0]
     assert not (folder / "bad").exists()
 
 
@@ -203,7 +215,7 @@ def test_a_signal_to_one_process_stops_all_at_one_step(output, folder):
 
 
 def test_a_micro_batch_that_does_not_divide_is_made_to_and_said_once(output, folder):
-    said = "micro-batches of 2: trainer.micro_batch_size 3 does not divide the 2 sequences of a process in a step"
+    said = "micro-batches of 2 sequences for trainer.micro_batch_size 3: so 2 processes can share the 4 of a step"
     assert output[0].count(said) == 1
     # What was asked for stays, for another number of processes.
     assert read_config(RunDir.open(folder / "stopped").config).trainer.micro_batch_size == 3
@@ -220,9 +232,9 @@ def test_what_one_process_fails_of_is_printed_once_and_ends_all(output, folder):
 
 
 def test_only_one_process_prints(output, folder):
-    assert output[0].count("  2 processes") == 3
+    assert output[0].count("  2 processes") == 4
     assert output[0].count(f"report: {folder / 'two' / 'report.html'}") == 1
-    assert output[0].count("step     10") == 1
+    assert output[0].count("step     10") == 2  # two, uneven
 
 
 def test_every_strategy_of_the_config_is_in_the_table():
@@ -246,13 +258,13 @@ def test_the_table_names_fields_of_the_config_and_their_defaults():
         (
             "ddp",
             LaunchedProcess(0, 3, 0, 3),
-            "global_batch_size 16 cannot be shared evenly by 3 processes",
+            "global_batch_size 2 is less than 3 processes: give 3 or more, or start 2",
         ),
     ],
 )
 def test_strategy_processes_and_batch_must_go_together(strategy, where, expected):
     with pytest.raises(UsageError, match=expected):
-        check_launch(TrainerConfig(strategy=strategy, device="cpu"), where)
+        check_launch(TrainerConfig(strategy=strategy, device="cpu", global_batch_size=2), where)
 
 
 @pytest.mark.parametrize(

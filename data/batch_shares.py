@@ -1,0 +1,71 @@
+"""How processes and their micro-batches share a global batch: in contiguous parts of almost one size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..errors import UsageError
+
+
+def _nth_part(n: int, parts: int, i: int) -> range:
+    """The ``i``-th of so many contiguous parts of ``range(n)``; the first ones are longer by one where it must be."""
+    size, longer = divmod(n, parts)
+    first = i * size + min(i, longer)
+    return range(first, first + size + (i < longer))
+
+
+@dataclass(frozen=True)
+class BatchShares:
+    """The parts of a global batch that processes and their micro-batches take.
+
+    Every process has as many micro-batches as the others: they take part in collectives together. Where the sequences
+    cannot be shared evenly, the sizes of micro-batches differ by one, and their losses are weighted.
+
+    Raises:
+        UsageError: there are fewer sequences than processes.
+    """
+
+    global_batch_size: int
+    most: int
+    """Sequences of a micro-batch at most."""
+    n_processes: int = 1
+
+    def __post_init__(self) -> None:
+        if self.global_batch_size < self.n_processes:
+            raise UsageError(
+                f"trainer.global_batch_size {self.global_batch_size} is less than {self.n_processes} processes: "
+                f"give {self.n_processes} or more, or start {self.global_batch_size}"
+            )
+
+    @property
+    def _largest_share(self) -> int:
+        return -(-self.global_batch_size // self.n_processes)
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of each process in a step."""
+        return -(-self._largest_share // self.most)
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences of the largest micro-batch."""
+        return -(-self._largest_share // self.accumulation)
+
+    @property
+    def sizes(self) -> list[int]:
+        """Sizes of micro-batches that there are, the largest first."""
+        parts = ((rank, micro) for rank in range(self.n_processes) for micro in range(self.accumulation))
+        return sorted({len(self.part(*place)) for place in parts} - {0}, reverse=True)
+
+    def part(self, rank: int, micro: int) -> range:
+        """Positions in the global batch of a process's ``micro``-th micro-batch of a step; none where there are fewer
+        sequences than micro-batches."""
+        share = _nth_part(self.global_batch_size, self.n_processes, rank)
+        part = _nth_part(len(share), self.accumulation, micro)
+        return range(share.start + part.start, share.start + part.stop)
+
+    def weights(self, rank: int) -> tuple[float, ...]:
+        """By what the mean loss of each micro-batch of a step is multiplied, so that every sequence counts alike in the
+        mean over micro-batches and processes. 1 where all have one size."""
+        slots = self.accumulation * self.n_processes
+        return tuple(len(self.part(rank, m)) * slots / self.global_batch_size for m in range(self.accumulation))
