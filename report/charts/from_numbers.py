@@ -47,7 +47,16 @@ def panel_of_numbers(
     shown = [series for series in found if x in series.axes]
     if x is None or not any(len(series.axes[x]) > 1 for series in shown):
         return None
-    return CurvePanel(id_, title, shown, x, log=log, x_log=x in _SPACED)
+    return CurvePanel(id_, title, shown, x, unit=_measure(kinds, declared), log=log, x_log=x in _SPACED)
+
+
+def _measure(kinds: Sequence[str], declared: Mapping[str, Quantity]) -> str:
+    """What the y axis shows, where it is one declared quantity: its label and unit."""
+    names = {_plain(kind) for kind in kinds}
+    quantity = declared.get(names.pop()) if len(names) == 1 else None
+    if quantity is None:
+        return ""
+    return f"{quantity.label} ({quantity.unit})" if quantity.unit else quantity.label
 
 
 def _plain(quantity: str) -> str:

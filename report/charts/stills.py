@@ -61,10 +61,12 @@ def _lines(panel: CurvePanel) -> Iterator[_Line]:
     shown = [s for s in led if not (plain and {"layer", "head"} & (set(s.axes) - {panel.x}))]
     for series in shown:
         values, axes = np.asarray(series.values, dtype=float), {k: list(v) for k, v in series.axes.items()}
+        when = ""
         for name in [name for name in axes if name in ("step", "head") and name != panel.x]:
             place = list(axes).index(name)
             with np.errstate(invalid="ignore"):
                 values = values.take(-1, place) if name == "step" else values.mean(place)
+            when = f"step {axes[name][-1]:,}" if name == "step" else when
             del axes[name]
         if panel.x not in axes or not len(axes[panel.x]):
             continue
@@ -76,7 +78,7 @@ def _lines(panel: CurvePanel) -> Iterator[_Line]:
             )
             colour = _depth(index[0], len(next(iter(axes.values())))) if index else run_variable(series.run)
             look = series.look
-            name = ", ".join(filter(None, [series.name, where]))
+            name = ", ".join(filter(None, [series.name, where, when]))
             yield _Line(x, values[index], "var(--muted)" if look in ("control", "band") else colour, name, look)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from markupsafe import Markup
@@ -23,11 +24,23 @@ Drawing = tuple["Figure", list[LabelledArray]]
 class Picture:
     """A picture as it stands in a page."""
 
-    svg: Markup
+    figure: Figure
+    id: str
+    """Of the picture in the page."""
     caption: str
     file: str
     """Name of the CSV that holds its numbers."""
     numbers: Sequence[LabelledArray]
+
+    @property
+    def names_lines(self) -> bool:
+        """Whether it names its lines by tokens, which a live panel does under the mouse only."""
+        return any("text" in axis for array in self.numbers for axis in array.axes)
+
+    @cached_property
+    def svg(self) -> Markup:
+        """It drawn, which takes a tenth of a second: a page that has a live panel of its numbers does not ask."""
+        return Markup(to_svg(self.figure, self.id, self.caption))
 
 
 @dataclass(frozen=True)
@@ -69,9 +82,8 @@ class Section:
     ) -> None:
         """Add a picture. Those of one ``key`` share a CSV; ``index`` makes their ids in the page differ."""
         name = f"{self.id}-{key}"
-        described = printable(caption)
-        svg = Markup(to_svg(figure, name if index is None else f"{name}-{index}", described))
-        self.pictures.append(Picture(svg, described, f"{name}.csv", numbers))
+        id_ = name if index is None else f"{name}-{index}"
+        self.pictures.append(Picture(figure, id_, printable(caption), f"{name}.csv", numbers))
 
     def add_numbers(self, key: str, numbers: Sequence[LabelledArray]) -> None:
         """Add the numbers of a picture that is not shown to the CSV of its ``key``."""

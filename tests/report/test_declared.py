@@ -144,7 +144,7 @@ def test_over_training_every_declared_axis_has_its_picture(run, pages):
         expected = arrays("gaze")[-1].mean(1).ravel()
         assert held("own-gaze-position", step=9) == pytest.approx(expected, rel=1e-12)
         assert held("own-unit_norm-unit", step=9, layer=1) == arrays("unit_norm")[-1][0].tolist()
-    assert "depth (nats)" in pages[0]
+    assert "<small>depth (nats)</small>" in pages[0]
     assert all("No picture is made of pair [S, V]: arrays.safetensors holds it as pair." in text for text in pages)
 
 

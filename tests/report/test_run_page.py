@@ -288,7 +288,7 @@ def test_a_snapshot_of_an_unknown_step_alone_has_a_page(tmp_path, make_run, make
     # Beside dated ones it takes no place in time.
     make_snapshot(0, np.random.default_rng(0)).write(run.snapshot(0))
     make_snapshot(5, np.random.default_rng(1)).write(run.snapshot(5))
-    assert "now, step 5" in build([run], tmp_path)
+    assert ", step 5</span>" in build([run], tmp_path)
     assert {row["step"] for row in read(tmp_path, "dominance-rank.csv")} == {"0", "5"}
 
 
