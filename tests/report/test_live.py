@@ -29,7 +29,7 @@ def live(tmp_path_factory, make_run):
         assert line.startswith("live at http://127.0.0.1:"), process.stderr.read()
         yield line.split()[2], run
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=60)
         assert (process.returncode, errors) == (0, "")
     finally:
         process.kill()

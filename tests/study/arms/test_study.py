@@ -121,7 +121,7 @@ def outcome(capsys, *arguments):
     [
         ({"model.attention.agregation": "plain"}, "did you mean model.attention.aggregation"),
         ({"model.n_heads": 3}, "model.d_model 16 is not divisible by model.n_heads 3"),
-        ({"model.attention.aggregation": "magic"}, "model.attention.aggregation: 'magic' is not"),
+        ({"model.attention.aggregation": "magic"}, "model.attention.aggregation is 'magic': give plain"),
         ({"trainer.max_steps": "many"}, "trainer.max_steps: 'many' is not a whole number"),
         ({"trainer.max_steps": None}, "trainer.max_steps is null: give a value"),
     ],
