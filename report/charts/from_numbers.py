@@ -13,8 +13,8 @@ from ..csv_files import LabelledArray
 from ..text import one_line
 from .specs import CurvePanel, HeatmapPanel, Look, Series
 
-_ALONG = ("step", "position", "rank", "epsilon", "index", "layer")
-"""What lines run along: the first of these that the numbers have."""
+_ALONG = ("position", "rank", "epsilon", "index", "step", "layer")
+"""What lines run along: the first of these that the numbers have; the scrubber chooses among steps beside it."""
 _CONTROLS = {q.control for q in (*MEASURED.values(), *LOGGED.values()) if isinstance(q.control, str)}
 _CONTROLS |= {"level", "unigram_entropy", "predicted", "seedprint/z_stranger"}
 _SPACED = ("position", "rank")
