@@ -48,9 +48,10 @@ def prepare_deepspeed(device: torch.device) -> None:
         raise UsageError(
             "trainer.strategy zero1 to zero3 need DeepSpeed: DS_BUILD_OPS=0 pip install 'birthmark[deepspeed]'"
         ) from None
-    # What its operators are built with lies beside Python, where a shell that did not activate .venv does not look.
+    # What its operators are built with lies beside Python, where a shell that did not activate .venv does not look. It
+    # comes before the system's: another version of ninja does not read its log, and builds everything again.
     beside = Path(sys.executable).parent
-    if shutil.which("ninja") is None and (beside / "ninja").is_file():
+    if (beside / "ninja").is_file():
         os.environ["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
     deepspeed.utils.logging.logger.setLevel(logging.ERROR)
     for message in (
