@@ -310,8 +310,8 @@ def test_a_job_is_handed_to_sbatch_with_this_environment(tmp_path):
         (["torchrun", "--nproc", "--config=demo"], "--nproc: give a value"),
         (["torchrun", "--nproc=2", "--config=demo"], "trainer.strategy is single, but 2 processes were started"),
         (
-            ["torchrun", "--nproc=3", "--config=demo", "--trainer.strategy=ddp", "--trainer.device=cpu"],
-            "by 3 processes",
+            ["torchrun", "--nproc=17", "--config=demo", "--trainer.strategy=ddp", "--trainer.device=cpu"],
+            "trainer.global_batch_size 16 is less than 17 processes",
         ),
     ],
 )
