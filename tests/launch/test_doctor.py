@@ -74,7 +74,7 @@ def test_a_missing_library_has_its_install_line_and_only_a_needed_one_stops(doct
     [
         ("model.d_model=1048576", "memory", "birthmark plan"),
         ("run_dir=/dev/null/run", "run_dir", "--run_dir"),
-        ("trainer.strategy=ddp trainer.global_batch_size=3", "batch", "give 2 or 4"),
+        ("trainer.strategy=ddp trainer.global_batch_size=1", "batch", "give 2 or more"),
     ],
 )
 def test_what_stops_a_run_has_a_mend(field, name, mend, doctor):
