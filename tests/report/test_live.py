@@ -23,7 +23,14 @@ def live(tmp_path_factory, make_run):
     """(address, run) of a page that is served; in the end Ctrl-C ends the server quietly."""
     run = make_run(tmp_path_factory.mktemp("live") / "run", steps=(0, 8), losses=False, only=FEW)
     command = [sys.executable, "-m", "birthmark.launch.cli", "report", str(run.path), "--watch", "--port", "0"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What a script starts in its background, tests too, is deaf to Ctrl-C.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     try:
         line = process.stdout.readline()
         assert line.startswith("live at http://127.0.0.1:"), process.stderr.read()
