@@ -94,8 +94,14 @@ def _trains(function):
 
 
 def pytest_collection_modifyitems(items):
-    """Mark tests that train a model or start a process ``training``: ``make quick`` leaves them out."""
+    """Mark tests that train a model or start a process ``training``: ``make quick`` leaves them out.
+
+    Tests that are marked ``cuda`` are skipped where there is no GPU.
+    """
+    no_gpu = pytest.mark.skip(reason="torch sees no GPU")
     for item in items:
+        if item.get_closest_marker("cuda") and not torch.cuda.is_available():
+            item.add_marker(no_gpu)
         info = item._fixtureinfo
         fixtures = [
             definition.func for name in info.names_closure for definition in info.name2fixturedefs.get(name, ())

@@ -5,7 +5,6 @@ import json
 import sys
 
 import pytest
-import torch
 import yaml
 
 from birthmark.plan.cluster import Cluster
@@ -153,7 +152,7 @@ def test_peak_of_two_processes(run, measured):
     check(run, trainers, 2, measured(2, trainers), "cpu")
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.cuda
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_peak_on_a_gpu(run, measured, precision):
     trainers = [

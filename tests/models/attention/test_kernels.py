@@ -14,7 +14,7 @@ from birthmark.models.attention.positions import Placement
 from birthmark.models.attention.scores import Scores
 
 # Both paths: fused CPU kernels, and what other devices take.
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
 
 
 def make(shape, seed=0, dtype=torch.float64, device="cpu", spread=1.0):
