@@ -99,8 +99,18 @@ class _RowCorpus:
         return {"content_hash": total.hexdigest(), "files": files}
 
     def _texts(self) -> Iterator[str | None]:
+        first = 1
         for batch in self._dataset.with_format("arrow").iter(batch_size=_ROWS_PER_BATCH):
-            yield from batch[self._config.text_field].to_pylist()
+            column = batch[self._config.text_field]
+            try:
+                yield from column.to_pylist()
+            except UnicodeDecodeError as error:
+                row = first + next(i for i, value in enumerate(column) if not _is_utf8(value))
+                raise UsageError(
+                    f"data.path: row {row} of {self._config.path!r} is not UTF-8 ({error.reason}); mend the file, or "
+                    "leave the row out"
+                ) from None
+            first += len(column)
 
     @property
     def n_bytes(self) -> int:
@@ -165,6 +175,15 @@ class _RowCorpus:
                 if n_bytes := int(self._rows.n_bytes[row]):
                     yield Encoded("val" if self._is_val[row] else "train", ids.values.to_numpy(), n_bytes)
                 row += 1
+
+
+def _is_utf8(value: Any) -> bool:
+    """Whether a string of an Arrow table is text; readers do not check it."""
+    try:
+        value.as_py()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _encode_rows(batch: dict[str, list[str | None]], column: str, tokenizer: TextTokenizer) -> dict[str, Any]:

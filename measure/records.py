@@ -78,6 +78,8 @@ class ModelFacts(TypedDict):
 
     d_model: NotRequired[Size | None]
     d_head: NotRequired[Size | None]
+    head_dim: NotRequired[Size | None]
+    n_heads: NotRequired[Size | None]
     attention: NotRequired[dict[str, Any]]
     init: NotRequired[dict[str, Any]]
 

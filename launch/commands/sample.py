@@ -62,6 +62,10 @@ def _continuation(options: Namespace) -> Iterator[str]:
     if file is None:
         raise UsageError(f"{source.path}: has no tokenizer.json (its data is no text), so that no prompt can be read")
     tokenizer = TextTokenizer.load(file)
+    try:
+        options.prompt.encode()
+    except UnicodeEncodeError:
+        raise UsageError("--prompt is not UTF-8: give text in the terminal's own encoding") from None
     # A text begins where another ended.
     ids = tokenizer.encode([options.prompt])[0].tolist() or [t for t in [tokenizer.end_of_text] if t is not None]
     if not ids:

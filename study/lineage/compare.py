@@ -22,6 +22,7 @@ from ...trainer.devices import device
 
 #: Tokens of a probe sequence, by default and where the models can read as many.
 SEQ_LEN = 64
+_MOST_INPUTS = 1 << 20
 #: Seeds of strangers count from here: far from those that people give.
 _STRANGERS_FROM = 0x5EED_0000_0000
 
@@ -53,12 +54,12 @@ def choose_probe(probe: FingerprintProbe, seq_len: int | None, configs: Iterable
     """The probe at ``seq_len``, by default 64 or as many tokens as all models can read.
 
     Raises:
-        UsageError: too few inputs; a length that a model cannot read.
+        UsageError: too few or too many inputs; a length that a model cannot read.
     """
     longest = min(config.max_seq_len for config in configs)
     length = min(SEQ_LEN, longest) if seq_len is None else seq_len
-    if probe.n_inputs < FEWEST_INPUTS:
-        raise UsageError(f"--n_inputs {probe.n_inputs}: give at least {FEWEST_INPUTS}")
+    if not FEWEST_INPUTS <= probe.n_inputs <= _MOST_INPUTS:
+        raise UsageError(f"--n_inputs {probe.n_inputs}: give {FEWEST_INPUTS} to {_MOST_INPUTS}")
     if not 1 <= length <= longest:
         raise UsageError(f"--seq_len {length}: give 1 to {longest}, which is what all of the models can read")
     return replace(probe, seq_len=length)

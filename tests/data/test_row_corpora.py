@@ -204,6 +204,15 @@ def test_damaged_files(tmp_path: Path, open_table: Callable[..., Corpus], suffix
     assert "\n" not in str(error.value)
 
 
+def test_a_row_that_is_no_text_is_named(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
+    path = write(tmp_path / "table.jsonl", ["a", "b"] * 300)
+    lines = path.read_bytes().splitlines(keepends=True)
+    lines[401] = lines[401].replace(b"b", b"b\xff")
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(UsageError, match=r"row 402 of .*table\.jsonl' is not UTF-8"):
+        list(open_table(path).documents())
+
+
 @pytest.mark.parametrize("suffix", ["csv", "jsonl"])
 def test_a_line_that_can_be_no_row_is_not_read(
     tmp_path: Path, open_table: Callable[..., Corpus], monkeypatch: pytest.MonkeyPatch, suffix: str

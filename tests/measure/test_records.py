@@ -95,7 +95,8 @@ def test_a_damaged_snapshot_is_named(tmp_path):
     arrays.unlink()
     with pytest.raises(RunError, match=r"arrays\.safetensors: missing"):
         Snapshot.read(tmp_path / "s")
-    for text in ("{", "[]", '{"step": 1}', '{"bias": {}}'):
+    wrong_model = '{"step": 3, "bias": {}, "model": {"d_model": 16, "n_heads": [1]}}'
+    for text in ("{", "[]", '{"step": 1}', '{"bias": {}}', wrong_model):
         summary.write_text(text)
         with pytest.raises(RunError, match=r"summary\.json: damaged"):
             Snapshot.read(tmp_path / "s")

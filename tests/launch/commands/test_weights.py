@@ -90,6 +90,11 @@ def test_an_empty_prompt_begins_a_text(trained, capsys):
     assert capsys.readouterr().out.strip()
 
 
+def test_a_prompt_that_is_no_text_is_one_line(trained, capsys):
+    assert main(["sample", str(trained.path), "--prompt", "\udcff"]) == 2
+    assert "--prompt is not UTF-8" in capsys.readouterr().err
+
+
 def test_greedy_text_is_that_of_transformers(trained, tmp_path, capsys):
     """The whole way: export, their tokenizer, their model, their generation without a cache."""
     assert main(["export", str(trained.path), str(tmp_path / "theirs")]) == 0

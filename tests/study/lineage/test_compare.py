@@ -337,7 +337,8 @@ def test_what_cannot_be_compared_is_one_line(lineage, place, tmp_path):
         assert (status, out) == (2, ""), arguments
         assert err.count("\n") == 1
         assert message in err
-    assert main(["fingerprint", str(run), str(config), "--n_inputs=5"]) == 2
+    for n_inputs in (5, 10**18):
+        assert main(["fingerprint", str(run), str(config), f"--n_inputs={n_inputs}"]) == 2
     # Half a model is no model.
     weights = tmp_path / "foreign" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-10])

@@ -131,7 +131,7 @@ def test_a_wrong_study_names_file_and_field(case, write):
         ({}, {"steps": [30]}, "steps has 30"),
         ({"init_from": "gpt2"}, {}, "init_from is 'gpt2': a study of lineage begins with births"),
         ({}, {"test": {"seq_len": 17}}, "tests.dimensions: --seq_len 17: give 1 to 16"),
-        ({}, {"test": {"n_inputs": 3}}, "tests.dimensions: --n_inputs 3: give at least 10"),
+        ({}, {"test": {"n_inputs": 3}}, "tests.dimensions: --n_inputs 3: give 10 to 1048576"),
         (
             {},
             {"continue": {"o": {"trainer.max_steeps": 3}}},
