@@ -209,7 +209,7 @@ def test_a_row_that_is_no_text_is_named(tmp_path: Path, open_table: Callable[...
     lines = path.read_bytes().splitlines(keepends=True)
     lines[401] = lines[401].replace(b"b", b"b\xff")
     path.write_bytes(b"".join(lines))
-    with pytest.raises(UsageError, match=r"row 402 of .*table\.jsonl' is not UTF-8"):
+    with pytest.raises(UsageError, match=r"row 402 of .*table\.jsonl'\] is not UTF-8"):
         list(open_table(path).documents())
 
 
