@@ -230,6 +230,11 @@ class Quantity:
         """Its array's shape in letters, as docs have it: ``[L, H]``."""
         return f"[{', '.join(AXES[axis].letter for axis in self.axes)}]"
 
+    @property
+    def axis_label(self) -> str:
+        """What an axis calls it: label and unit."""
+        return f"{self.label} ({self.unit})" if self.unit else self.label
+
     def heading(self, column: Column | None) -> str:
         """Its heading in a column."""
         return (column.heading if column else "") or self.label

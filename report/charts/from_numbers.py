@@ -54,9 +54,7 @@ def _measure(kinds: Sequence[str], declared: Mapping[str, Quantity]) -> str:
     """What the y axis shows, where it is one declared quantity: its label and unit."""
     names = {_plain(kind) for kind in kinds}
     quantity = declared.get(names.pop()) if len(names) == 1 else None
-    if quantity is None:
-        return ""
-    return f"{quantity.label} ({quantity.unit})" if quantity.unit else quantity.label
+    return "" if quantity is None else quantity.axis_label
 
 
 def _plain(quantity: str) -> str:

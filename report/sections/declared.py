@@ -27,7 +27,7 @@ from ..run_history import RunHistory
 from ..text import finite_or_nan, format_value
 from .section import Drawing, Listing, Section
 from .snapshot_view import Arrays, SnapshotView, draw_by_block, of_blocks, shown_positions
-from .training_view import BlockValues, TrainingView, arrays_at, axis_label, control_label, heights_of
+from .training_view import BlockValues, TrainingView, arrays_at, control_label, heights_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +51,7 @@ def draw_over_training(view: TrainingView, section: Section, quantities: Iterabl
             curves = view.by_probe(quantity.name) if quantity.has_scalar else []
         controls = view.controls(quantity, curves)
         log = quantity.scale == "log"
-        view.add_curves(section, key, caption, curves, axis_label(quantity), controls, from_zero=not log, log=log)
+        view.add_curves(section, key, caption, curves, quantity.axis_label, controls, from_zero=not log, log=log)
         if not quantity.axes:
             continue
         heights, values = heights_of(quantity), BlockValues(quantity)
@@ -139,7 +139,7 @@ def _maps(quantity: Quantity, moments: Sequence[Moment]) -> Drawing | None:
     low, high = min(0.0, float(finite.min())), float(finite.max())
     limits = (low, high if high > low else low + 1)
     panels = [(title, array) for title, _, array in moments]
-    figure = draw_head_maps(panels, axis_label(quantity), limits, lambda value: format_value(value, quantity.format))
+    figure = draw_head_maps(panels, quantity.axis_label, limits, lambda value: format_value(value, quantity.format))
     return figure, [LabelledArray(quantity.name, array, _labels(quantity, array.shape), at) for _, at, array in moments]
 
 
@@ -201,7 +201,7 @@ def _lines(quantity: Quantity, moments: Sequence[Moment], run: int) -> Drawing:
             Curve(run, "", panel.x.tolist(), panel.lines.tolist(), panel.title, look, markers=len(panel.x) < 25)
             for panel, look in zip(panels, (DASHED, SOLID)[-len(panels) :], strict=True)
         ]
-        return draw_curves(curves, ylabel=axis_label(quantity), x_axis=axis, log=log), numbers
+        return draw_curves(curves, ylabel=quantity.axis_label, x_axis=axis, log=log), numbers
     embeddings = quantity.axes[0] == "state"
     return draw_blocks(panels, heights=heights_of(quantity), x_axis=axis, embeddings=embeddings), numbers
 
@@ -244,7 +244,7 @@ def _draw_blocks(view: SnapshotView, quantity: Quantity, arrays: Arrays) -> Draw
     log = quantity.scale == "log"
     roles = {quantity.name: ("", SOLID)}
     return draw_by_block(
-        {quantity.name: values}, roles, axis_label(quantity), start, controls, log=log, from_zero=not log
+        {quantity.name: values}, roles, quantity.axis_label, start, controls, log=log, from_zero=not log
     )
 
 
@@ -260,7 +260,7 @@ def _list_scalars(view: SnapshotView, section: Section, quantities: Sequence[Qua
         level = quantity.level(summary)
         control = f"{control_label(quantity)} {format_value(level, quantity.format)}" if np.isfinite(level) else ""
         cells = [format_value(finite_or_nan(value), quantity.format) for value in values.values()]
-        rows.append([axis_label(quantity), *cells, control])
+        rows.append([quantity.axis_label, *cells, control])
         for prefix, value in values.items():
             numbers.append(LabelledArray(quantity.name, np.array(finite_or_nan(value)), [], view.at(prefix)))
     if rows:

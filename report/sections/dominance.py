@@ -18,7 +18,7 @@ from ..text import format_value
 from .link import Link
 from .section import Drawing, Listing, Section
 from .snapshot_view import LISTED, Arrays, SnapshotView, draw_by_block, shown_positions
-from .training_view import BlockValues, TrainingView, axis_label, heights_of
+from .training_view import BlockValues, TrainingView, heights_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -57,7 +57,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     def effective(arrays: Arrays) -> Drawing:
         found = {"effective_rank": arrays["effective_rank"]}
         return draw_by_block(
-            found, {"effective_rank": ("", SOLID)}, axis_label(MEASURED["effective_rank"]), 0, from_zero=True
+            found, {"effective_rank": ("", SOLID)}, MEASURED["effective_rank"].axis_label, 0, from_zero=True
         )
 
     view.add(section, "rank", "Effective rank of the hidden states by block.", ["effective_rank"], effective)

@@ -19,7 +19,7 @@ from ..text import finite_or_nan, format_value
 from .link import Link
 from .section import Drawing, Section
 from .snapshot_view import Arrays, SnapshotView, block_and_head, head_lines, of_blocks, shown_positions
-from .training_view import BlockValues, TrainingView, arrays_at, axis_label, heights_of
+from .training_view import BlockValues, TrainingView, arrays_at, heights_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,11 +33,11 @@ def _over_training(view: TrainingView, section: Section) -> None:
     curves = view.measured({"sink_mass": ("mean over heads", SOLID), "sink_mass_max": ("largest head", DOTTED)})
     curves += view.measured({"sink_mass": ("mean over heads, text probe", DASHED)}, "bias_text")
     level = view.control("sink_uniform", _MASS.control_label, band=False)
-    view.add_curves(section, "mass", "Sink mass over training.", curves, axis_label(_MASS), level)
+    view.add_curves(section, "mass", "Sink mass over training.", curves, _MASS.axis_label, level)
     epsilons = {format_value(s.bias.get("sink_epsilon"), "g") for run in view.runs for s in run.snapshots}
     threshold = " or ".join(sorted(epsilons))
     caption = f"Share of (sequence, layer, head) whose importance of key 0 exceeds ε = {threshold}."
-    view.add_curves(section, "rate", caption, view.by_probe("sink_rate"), axis_label(_RATE))
+    view.add_curves(section, "rate", caption, view.by_probe("sink_rate"), _RATE.axis_label)
     of_heads = BlockValues(_MASS, np.asarray)
     view.add_heads(section, "mass-heads", "Sink mass of every head.", of_heads, heights_of(_MASS, least=0))
     view.add_per_probe(section, "map", "Sink mass by block and head.", _draw_mass)

@@ -59,11 +59,6 @@ class BlockValues:
         return np.asarray((self.read or self.quantity.blocks)(array), dtype=float)
 
 
-def axis_label(quantity: Quantity) -> str:
-    """What an axis calls a quantity."""
-    return f"{quantity.label} ({quantity.unit})" if quantity.unit else quantity.label
-
-
 def control_label(quantity: Quantity) -> str:
     """What a legend calls the control of a quantity."""
     control = quantity.control
@@ -74,7 +69,7 @@ def control_label(quantity: Quantity) -> str:
 
 def heights_of(quantity: Quantity, least: float | None = None, most: float | None = None, label: str = "") -> Heights:
     """The y axis of a quantity, which reaches from ``least`` to ``most`` at least."""
-    return Heights(label or axis_label(quantity), quantity.scale == "log", least, most)
+    return Heights(label or quantity.axis_label, quantity.scale == "log", least, most)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from ..probe_arrays import PROBES, arrays_of, measured_probes
 from .link import Link
 from .section import Drawing, Section
 from .snapshot_view import Arrays, SnapshotView, draw_by_block, head_lines, of_blocks, shown_positions
-from .training_view import BlockValues, TrainingView, axis_label, heights_of
+from .training_view import BlockValues, TrainingView, heights_of
 
 
 def positive(values: np.ndarray, scale: float | None = None) -> np.ndarray:
@@ -128,7 +128,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
         level = _AGGREGATED.level(view.snapshot.summary)
         levels = [Control(_AGGREGATED.control_label, [1, n_layers], [level, level])]
         roles = names if len(found) > 1 else dict.fromkeys(names, ("", SOLID))
-        return draw_by_block(found, roles, axis_label(_AGGREGATED), 1, levels, log=True)
+        return draw_by_block(found, roles, _AGGREGATED.axis_label, 1, levels, log=True)
 
     caption = "Variance discrepancy by block: σ²(0) over its mean at t ≥ T/2."
     view.add(section, "discrepancy", caption, ["variance_discrepancy"], discrepancy)
