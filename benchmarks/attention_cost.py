@@ -38,7 +38,7 @@ from peers import KEEP_MEMORY, Loss, Shape, Worker, llama, timed_step
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.models.decoder import Decoder
-from birthmark.trainer.module import next_token_losses
+from birthmark.trainer.module import next_token_loss
 
 HERE = Path(__file__).parent
 ANALYTIC = CalibrationConfig(n_eff="analytic")
@@ -105,7 +105,7 @@ def build_arms(shape: Shape, names: list[str]) -> dict[str, Decoder]:
 
 
 def trainer_loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
-    return next_token_losses(model, batch).mean()
+    return next_token_loss(model, batch).objective
 
 
 def layer_step(model: Decoder, shape: Shape, bf16: bool, compiled: bool) -> Callable[[], float]:

@@ -38,7 +38,7 @@ from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.allocator import keep_freed_memory
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
-from birthmark.trainer.module import next_token_losses
+from birthmark.trainer.module import next_token_loss
 from birthmark.trainer.run import pretrain
 
 #: Steps that are not counted.
@@ -100,7 +100,7 @@ def bare(config: RunConfig) -> float:
         start = time.perf_counter()
         batch = torch.from_numpy(data.train.batch((step * n + rank) * MICRO, MICRO))
         optimizer.zero_grad()
-        next_token_losses(trained, batch).mean().backward()  # type: ignore[arg-type]
+        next_token_loss(trained, batch).objective.backward()  # type: ignore[arg-type]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         seconds.append(time.perf_counter() - start)

@@ -70,11 +70,11 @@ def birthmark(shape: Shape) -> tuple[nn.Module, dict[str, Loss]]:
     from birthmark.models.birth import born
     from birthmark.models.config import ModelConfig
     from birthmark.trainer.allocator import keep_freed_memory
-    from birthmark.trainer.module import next_token_losses
+    from birthmark.trainer.module import next_token_loss
 
     keep_freed_memory()  # as a run does; with --keep-memory all libraries have it
     model = born(ModelConfig(**llama(shape)), 0).train()
-    return model, {"the trainer's": lambda model, batch: next_token_losses(model, batch).mean()}
+    return model, {"the trainer's": lambda model, batch: next_token_loss(model, batch).objective}
 
 
 def llama(shape: Shape) -> dict[str, Any]:

@@ -5,14 +5,17 @@ Parameter names are a file format (definitions §1): renaming one changes every 
 
 from __future__ import annotations
 
+from typing import overload
+
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from .attention.attention import Attention
 from .attention.kv_cache import KeyValueCache, LayerCache
 from .attention.positions import POSITIONS, Placement
 from .config import ModelConfig
-from .init import Embedding, Linear
+from .head import Head, read_out
+from .init import Embedding
+from .linear_cross_entropy import TokenLosses
 from .mlp import MLP
 from .norms import NORMS, sublayer_norms
 from .observe import Observer, show_residual
@@ -53,26 +56,43 @@ class Decoder(nn.Module):
         self.positions = POSITIONS[config.positions](config)
         self.blocks = nn.ModuleList(Block(config, i) for i in range(config.n_layers))
         self.norm = NORMS[config.norm](config)
-        self.head = None if config.tie_embeddings else Linear(config.d_model, config.vocab_size, bias=False)
+        self.head = None if config.tie_embeddings else Head(config)
+
+    @overload
+    def forward(
+        self,
+        tokens_BT: Tensor,
+        *,
+        last_only: bool = ...,
+        observer: Observer | None = ...,
+        cache: KeyValueCache | None = ...,
+    ) -> Tensor: ...
+
+    @overload
+    def forward(self, tokens_BT: Tensor, *, targets_BS: Tensor, z_loss: float = ...) -> TokenLosses: ...
 
     def forward(
         self,
         tokens_BT: Tensor,
         *,
+        targets_BS: Tensor | None = None,
+        z_loss: float = 0.0,
         last_only: bool = False,
         observer: Observer | None = None,
         cache: KeyValueCache | None = None,
-    ) -> Tensor:
-        """Next-token logits.
+    ) -> Tensor | TokenLosses:
+        """Next-token logits, or the losses of targets, for which logits are never held all at once.
 
         Args:
             tokens_BT: int64 token ids ``[B, T]``, T at most ``max_seq_len`` where positions are learned.
+            targets_BS: int64 ids of the tokens that follow the last S positions, −100 where one counts nowhere.
+            z_loss: coefficient of the squared log-sum-exp in the losses.
             last_only: compute logits at the last position only.
             observer: is shown the places named in ``models/observe.py`` as the pass runs.
             cache: holds the positions before these tokens, and these from now on.
 
         Returns:
-            Logits ``[B, T, V]``, or ``[B, V]`` with ``last_only``.
+            Logits ``[B, T, V]``, or ``[B, V]`` with ``last_only``; losses where targets are given.
         """
         first = 0 if cache is None else cache.length
         x_BTD = self.positions.embed(self.embed(tokens_BT), first)
@@ -80,5 +100,10 @@ class Decoder(nn.Module):
         show_residual(observer, "embedding", 0, x_BTD)
         for i, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i])
+        if targets_BS is not None:
+            x_BTD = x_BTD[:, -targets_BS.shape[1] :]
         x = self.norm(x_BTD[:, -1] if last_only else x_BTD)
-        return F.linear(x, self.embed.weight) if self.head is None else self.head(x)
+        if self.head is None:
+            return read_out(x, self.embed.weight, targets_BS, z_loss)
+        losses_or_logits: Tensor | TokenLosses = self.head(x, targets_BS, z_loss)
+        return losses_or_logits

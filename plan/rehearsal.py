@@ -18,7 +18,7 @@ from ..models.birth import Sharder, empty_decoder
 from ..models.decoder import Decoder
 from ..models.tensor_shards import full_tensor
 from ..trainer.config import RunConfig, TrainerConfig
-from ..trainer.module import PretrainModule, next_token_losses
+from ..trainer.module import PretrainModule, next_token_loss
 from .gpu import as_on
 from .ledger import MANY, Curve, Ledger
 
@@ -85,7 +85,7 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int) -> None
         ledger.begin(f"{nth} forward")
         batch_BT = torch.zeros(micro_batch_size, module.model.config.max_seq_len + 1, dtype=torch.long)
         with module.forward_context():
-            loss = next_token_losses(module.model, batch_BT).mean()
+            loss = next_token_loss(module.model, batch_BT).objective
         if nth == "first":
             # Lightning frees the gradients of the previous step here.
             optimizer.zero_grad()

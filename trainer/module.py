@@ -9,12 +9,12 @@ from typing import Any
 import lightning as L
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..data.batch_shares import BatchShares
 from ..errors import RunError
 from ..measure.ranks import max_over_ranks
 from ..models.decoder import Decoder
+from ..models.linear_cross_entropy import TokenLosses
 from ..models.tensor_shards import full_tensor, shard_of
 from .activation_checkpointing import set_train_passes
 from .config import OptimConfig, TrainerConfig
@@ -28,16 +28,21 @@ from .throughput import Stopwatch
 _LOWER = "lower optim.lr, raise optim.warmup_steps or set optim.grad_clip; the checkpoints before it are intact"
 
 
-def next_token_losses(model: Decoder, batch_BT: Tensor) -> Tensor:
-    """Cross-entropy in nats of every next token of ``[B, T+1]`` ids: float32 ``[B, T − skipped]``.
+def next_token_loss(model: Decoder, batch_BT: Tensor, z_loss: float = 0.0) -> TokenLosses:
+    """Losses of every next token of ``[B, T+1]`` ids, in nats; ``per_token`` is ``[B, T − skipped]``.
 
     The positions of a prefix see one another, so all but the last would predict what they see: they are skipped.
     """
     skipped = (model.config.attention.prefix or 1) - 1
-    logits_BTV, targets_BT = model(batch_BT[:, :-1])[:, skipped:], batch_BT[:, 1 + skipped :]
-    # Rows of the vocabulary side by side: over a strided axis the loss takes twice as long.
-    losses = F.cross_entropy(logits_BTV.flatten(0, 1).float(), targets_BT.flatten(), reduction="none")
-    return losses.view_as(targets_BT)
+    # The module's call, not its forward: strategies gather weights in its hooks.
+    losses: TokenLosses = model(batch_BT[:, :-1], targets_BS=batch_BT[:, 1 + skipped :], z_loss=z_loss)
+    return losses
+
+
+@torch.no_grad()
+def next_token_losses(model: Decoder, batch_BT: Tensor) -> Tensor:
+    """Cross-entropy of every next token, ``[B, T − skipped]``, to look at: it carries no gradients."""
+    return next_token_loss(model, batch_BT).per_token
 
 
 class _FirstNonFinite:
@@ -80,7 +85,7 @@ class PretrainModule(L.LightningModule):
         self.optim, self.optimizer_config, self.max_steps = optim, optim.optimizer, trainer.max_steps
         self.stopwatch = Stopwatch()
         # A compiled function beside the module, not in its place: snapshots go on calling the module as it is.
-        self._losses = torch.compile(next_token_losses) if trainer.compile == "step" else next_token_losses
+        self._loss = torch.compile(next_token_loss) if trainer.compile == "step" else next_token_loss
         set_train_passes(model, trainer)
         self._shares_of = partial(BatchShares, trainer.global_batch_size, trainer.micro_batch_size)
         self._weights: tuple[float, ...] = (1.0,)
@@ -101,7 +106,8 @@ class PretrainModule(L.LightningModule):
     def training_step(self, batch_BT: Tensor, batch_idx: int) -> Tensor:
         """Mean loss of one micro-batch; the losses of an optimizer step's micro-batches are averaged."""
         with self.forward_context():
-            loss = self._losses(self.model, batch_BT).mean()
+            losses = self._loss(self.model, batch_BT)
+        loss = losses.objective
         if (weight := self._weights[batch_idx % len(self._weights)]) != 1:
             loss = loss * weight
         share = loss.detach() / self.trainer.accumulate_grad_batches

@@ -17,7 +17,7 @@ from ...models.birth import born
 from ...models.config import ModelConfig
 from ...trainer.by_name.model_names import ModelSource
 from ...trainer.devices import device
-from ...trainer.module import next_token_losses
+from ...trainer.module import next_token_loss
 
 #: Every null there is.
 NULLS: tuple[Null, ...] = get_args(Null)
@@ -101,7 +101,7 @@ def kin_by_training(config: ModelConfig, seed: int, probe: FingerprintProbe) -> 
     for _ in range(KIN_STEPS):
         batch_BT = torch.from_numpy(rng.integers(0, config.vocab_size, (16, probe.seq_len + 1))).to(device())
         optimizer.zero_grad()
-        next_token_losses(model, batch_BT).mean().backward()
+        next_token_loss(model, batch_BT).objective.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return before, HiddenStates(hidden_states(model, probe))

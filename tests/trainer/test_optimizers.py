@@ -12,7 +12,7 @@ from birthmark.errors import RunError, UsageError
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
-from birthmark.trainer.module import PretrainModule, next_token_losses
+from birthmark.trainer.module import PretrainModule, next_token_loss
 from birthmark.trainer.optimizers import OPTIMIZERS, OptimizerName, optimizer_fields
 from birthmark.trainer.parameter_groups import parameter_groups, renumber_optimizer_state
 from birthmark.trainer.strategies.table import STRATEGIES
@@ -31,7 +31,7 @@ def trained(config, n_steps=4):
     generator, gradients = torch.Generator().manual_seed(1), []
     for _ in range(n_steps):
         optimizer.zero_grad()
-        next_token_losses(module.model, torch.randint(0, 24, (3, 9), generator=generator)).mean().backward()
+        next_token_loss(module.model, torch.randint(0, 24, (3, 9), generator=generator)).objective.backward()
         gradients.append({name: p.grad.clone() for name, p in module.model.named_parameters()})
         optimizer.step()
     return module.model, optimizer, gradients

@@ -313,17 +313,20 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_spares_the_checkpoints(tin
 
 def poisoned_loss(monkeypatch):
     """The loss of step 5 is NaN, on a device that nobody waits for at every step."""
-    losses, see, calls = module.next_token_losses, PretrainModule.see_gradient_norm, count()
+    losses, see, calls = module.next_token_loss, PretrainModule.see_gradient_norm, count()
 
     def see_in_time(self, norm):
         with monkeypatch.context() as patch:
             patch.setattr(PretrainModule, "device", SimpleNamespace(type="accelerator"))
             see(self, norm)
 
-    def nan_at_5(model, batch):
-        return losses(model, batch) * (math.nan if next(calls) // 2 == 4 else 1)
+    def nan_at_5(*inputs):
+        found = losses(*inputs)
+        if not torch.is_grad_enabled():  # of validation
+            return found
+        return found._replace(objective=found.objective * (math.nan if next(calls) // 2 == 4 else 1))
 
-    monkeypatch.setattr(module, "next_token_losses", nan_at_5)
+    monkeypatch.setattr(module, "next_token_loss", nan_at_5)
     monkeypatch.setattr(PretrainModule, "see_gradient_norm", see_in_time)
     return r"loss is nan at step 5 \(.*optim\.lr"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 import birthmark
 from birthmark.measure.measurement import measure
@@ -16,7 +17,6 @@ from birthmark.models.birth import born
 from birthmark.study.arms.file import read_arm_study
 from birthmark.study.arms.trials import arm_trials
 from birthmark.study.kinds import kind_of
-from birthmark.trainer.module import next_token_losses
 from birthmark.trainer.parameter_groups import parameter_groups
 from birthmark.trainer.strategies.table import STRATEGIES
 
@@ -135,7 +135,9 @@ def by_hand(config, tokens_SBT):
     optimizer = config.optim.optimizer.build(parameter_groups(model, config.optim.weight_decay), config.optim.lr)
     steps = []
     for batch_BT in tokens_SBT:
-        loss = next_token_losses(model, batch_BT).mean()
+        first = config.model.attention.prefix or 1  # of the targets; those before it stand in the prefix
+        logits_BTV, targets_BT = model(batch_BT[:, :-1])[:, first - 1 :], batch_BT[:, first:]
+        loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
         loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip)
         optimizer.step()

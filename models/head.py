@@ -1,0 +1,40 @@
+"""What the decoder makes of its last hidden states: logits, or losses where targets are given.
+
+Both happen inside one module's forward pass, so that a strategy that shards weights gathers the table once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from .config import ModelConfig
+from .init import Linear
+from .linear_cross_entropy import TokenLosses, linear_cross_entropy
+
+
+def read_out(x: Tensor, weight_VD: Tensor, targets: Tensor | None = None, z_loss: float = 0.0) -> Tensor | TokenLosses:
+    """Logits ``[…, D] → […, V]``, or the losses of ``targets`` ``[…]``.
+
+    In the dtype of ``x``, or that of autocast: a strategy may have gathered the weights in a narrower one.
+    """
+    if not torch.is_autocast_enabled(x.device.type):
+        weight_VD = weight_VD.to(x.dtype)
+    if targets is None:
+        return F.linear(x, weight_VD)
+    losses = linear_cross_entropy(x.flatten(0, -2), weight_VD, targets.flatten(), z_loss=z_loss)
+    return losses._replace(per_token=losses.per_token.view(targets.shape))
+
+
+class Head(Linear):
+    """The output head: a table of vectors of its own, ``weight`` ``[V, D]``."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config.d_model, config.vocab_size, bias=False)
+
+    def forward(  # type: ignore[override]
+        self, x: Tensor, targets: Tensor | None = None, z_loss: float = 0.0
+    ) -> Tensor | TokenLosses:
+        """See :func:`read_out`."""
+        return read_out(x, self.weight, targets, z_loss)
