@@ -5,7 +5,7 @@ torch's fused kernel reaches an eighth of the machine's bf16 matrix products the
 
 Legend: N = B·H sequences and heads, T positions, K head width. With ``Δ = rowsum(dO ∘ O)``, ``g`` the gradient of the
 log-sum-exp and ``h`` that of the row's sum of squared weights ``Σp²``, the score gradient is
-``p ∘ (dp − Δ + g + 2h·(p − Σp²))``.
+``p ∘ (dp − Δ + g + 2h·(p − Σp²))``, and each row of it adds up to ``g``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 _BLOCK = 128
 #: Elements of bf16 weights that one attention may keep for its backward pass; beyond, they are computed again.
 _KEPT = 1 << 24
+#: bf16 numbers that hold one float32 number between them, and the channels that they take, with zeros to a round width.
+_PARTS, _WIDTH = 3, 8
 
 
 def _rows(length: int) -> Iterator[tuple[int, int]]:
@@ -48,6 +51,15 @@ def _n_kept(n: int, length: int) -> int:
     return n * sum((stop - start) * stop for start, stop in _rows(length))
 
 
+def _in_parts(x_NT: Tensor) -> Tensor:
+    """Float32 numbers as channels ``[N, T, 8]``: three bf16 numbers that add up to each, then zeros."""
+    parts, rest = [], x_NT
+    for _ in range(_PARTS):
+        parts.append(rest.bfloat16())
+        rest = rest - parts[-1].float()
+    return F.pad(torch.stack(parts, dim=-1), (0, _WIDTH - _PARTS))
+
+
 @torch.library.custom_op("birthmark::causal_blocks", mutates_args=(), device_types="cpu")
 def _forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, wants_sums: bool, keep: bool
@@ -64,7 +76,7 @@ def _forward(
             scores.sub_(lse[:, start:stop, None]).exp_()
             squares[:, start:stop] = torch.linalg.vector_norm(scores, dim=-1).square_()
         else:
-            scores = scores.softmax(-1)
+            torch.softmax(scores, -1, out=scores)
         weights = scores.to(q.dtype) if blocks is None else next(blocks).copy_(scores)
         out[:, start:stop] = torch.bmm(weights, v[:, :stop])
     return out, lse, squares, kept
@@ -95,7 +107,12 @@ def _backward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     n, length, _ = q.shape
-    shift = (d_lse - 2 * d_squares * squares - (d_out * out).sum(-1, dtype=torch.float32))[..., None].to(q.dtype)
+    # Where one key takes most of a row, dp and Δ are almost equal, and the gradient is what their rounding leaves. So
+    # Δ − g is subtracted inside the product that gives dp, whose sums are float32; and what other roundings leave,
+    # those of the output in Δ above all, is taken off afterwards: the score gradients of a row add up to g.
+    shift = d_lse - 2 * d_squares * squares - (d_out.float() * out.float()).sum(-1)
+    d_out_shift = torch.cat([d_out, _in_parts(shift)], dim=-1)
+    v_one = F.pad(F.pad(v, (0, _PARTS), value=1.0), (0, _WIDTH - _PARTS))
     twice = (2 * d_squares)[..., None].to(q.dtype) if d_squares.any() else None
     blocks = _kept_blocks(kept, n, length) if kept.numel() else None
     k_wide = k.float() if blocks is None else k
@@ -107,14 +124,15 @@ def _backward(
         else:
             weights = next(blocks)
         dv[:, :stop].baddbmm_(weights.transpose(1, 2), d_out[:, start:stop])
-        d_scores = torch.bmm(d_out[:, start:stop], v[:, :stop].transpose(1, 2))
-        d_scores.add_(shift[:, start:stop])
+        d_scores = torch.bmm(d_out_shift[:, start:stop], v_one[:, :stop].transpose(1, 2))
         if twice is not None:
             d_scores.addcmul_(weights, twice[:, start:stop])
         d_scores.mul_(weights)
-        dq[:, start:stop] = torch.bmm(d_scores, k[:, :stop])
-        dk[:, :stop].baddbmm_(d_scores.transpose(1, 2), q[:, start:stop])
-    return dq.mul_(scale), dk.mul_(scale), dv
+        left = d_lse[:, start:stop, None].to(q.dtype) - d_scores.sum(-1, keepdim=True)
+        d_scores.addcmul_(weights, left)
+        dq[:, start:stop].baddbmm_(d_scores, k[:, :stop], beta=0, alpha=scale)
+        dk[:, :stop].baddbmm_(d_scores.transpose(1, 2), q[:, start:stop], alpha=scale)
+    return dq, dk, dv
 
 
 @_backward.register_fake
