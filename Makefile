@@ -12,11 +12,14 @@ help:  ## list the targets
 
 setup: $(VENV)/.installed  ## make .venv with the tested versions
 
+# Bytecode is written when a module is first imported: of most installed ones never.
+INSTALL := $(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt
+
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt setuptools
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt torch
-	DS_BUILD_OPS=0 $(BIN)/python -m pip install --quiet --constraint constraints.txt --no-build-isolation --editable '.[dev]'
+	$(INSTALL) setuptools
+	$(INSTALL) torch
+	DS_BUILD_OPS=0 $(INSTALL) --no-build-isolation --editable '.[dev]'
 	mkdir -p $(TYPING) && ln -sfn ../.. $(TYPING)/birthmark
 	touch $@
 
