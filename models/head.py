@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from .config import ModelConfig
 from .init import Linear
 from .linear_cross_entropy import TokenLosses, linear_cross_entropy
+from .parameter_roles import ParameterRole
 
 
 def read_out(x: Tensor, weight_VD: Tensor, targets: Tensor | None = None, z_loss: float = 0.0) -> Tensor | TokenLosses:
@@ -32,6 +33,7 @@ class Head(Linear):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.d_model, config.vocab_size, bias=False)
+        self.parameter_roles = {"weight": ParameterRole.HEAD}
 
     def forward(  # type: ignore[override]
         self, x: Tensor, targets: Tensor | None = None, z_loss: float = 0.0

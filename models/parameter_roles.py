@@ -16,6 +16,8 @@ class ParameterRole(StrEnum):
     """Maps vectors to vectors."""
     EMBEDDING = "embedding"
     """A table of vectors: of tokens, or of positions."""
+    HEAD = "head"
+    """Maps the residual stream to the logits of all tokens."""
     GAIN = "gain"
     """Scales what passes."""
     BIAS = "bias"

@@ -8,6 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from ..errors import UsageError
+from ..models.birth import empty_decoder
+from ..models.parameter_roles import ParameterRole, parameter_roles
 from ..trainer.activation_checkpointing import CHECKPOINTING
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.processes.launched_process import LaunchedProcess
@@ -123,6 +125,16 @@ class Planner:
     def n_params(self) -> int:
         """Parameters of the model."""
         return int(describe(self.config.model)["n_params"])
+
+    @cached_property
+    def state_elements(self) -> int:
+        """Elements of the optimizer's state."""
+        model = empty_decoder(self.config.model, "meta")
+        roles, row = parameter_roles(model), self.config.optim.optimizer
+        return sum(
+            row.state_elements(tuple(parameter.shape), roles[name] is ParameterRole.MATRIX)
+            for name, parameter in model.named_parameters()
+        )
 
     def flops_per_token(self, seq_len: int) -> float:
         """Model FLOPs of one trained token at this length, forward and backward."""

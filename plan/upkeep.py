@@ -47,7 +47,7 @@ def upkeep(planner: Planner, trainer: TrainerConfig, drive: float) -> Upkeep:
     """
     config, cluster = planner.config, planner.cluster
     n, whole = cluster.n_gpus, 4.0 * planner.n_params
-    strategy, moments = STRATEGIES[trainer.strategy], len(config.optim.optimizer.sharded_state) * whole
+    strategy, moments = STRATEGIES[trainer.strategy], 4.0 * planner.state_elements
     # Of what several processes hold alike, the first of them writes it.
     in_shards = n // trainer.replicas
     weights_part = whole / in_shards if strategy.shards_weights else whole

@@ -14,8 +14,15 @@ from ..errors import UsageError
 from ..measure.config import SnapshotConfig
 from ..models.config import ModelConfig
 from ..schema import SEEDS, outside
-from .optimizers import OPTIMIZERS, OptimizerConfig, OptimizerName, read_optimizer, unread_fields
-from .strategies.table import STRATEGIES, StrategyName, strategy_problems
+from .optimizers.table import (
+    OptimizerConfig,
+    OptimizerName,
+    UpdateScale,
+    optimizer_strategy_problem,
+    read_optimizer,
+    unread_fields,
+)
+from .strategies.table import StrategyName, strategy_problems
 
 
 @dataclass(frozen=True)
@@ -23,16 +30,25 @@ class OptimConfig:
     """The optimizer and its learning rate over time."""
 
     name: OptimizerName = "adamw"
-    """AdamW; ``nadam``, the same with Nesterov momentum; ``sgd`` with momentum beta1; or ``adafactor``, whose second
-    moments are those of rows and columns, where no strategy shards the optimizer's state. Each refuses fields that it
-    does not read."""
+    """AdamW; ``nadam``, the same with Nesterov momentum; ``sgd`` with momentum beta1; ``adafactor``, whose second
+    moments are those of rows and columns; ``muon``, whose momentum is orthogonalised, and ``soap``, Adam in the
+    eigenbasis of Shampoo's preconditioner: both step matrices, and AdamW the rest; or ``lion``, the sign of a momentum.
+    adafactor, muon and soap step whole matrices, which strategies that shard their state cannot give them; to muon
+    ``fsdp2`` can. Each refuses fields that it does not read."""
 
     lr: float = 1e-3
     """Peak learning rate."""
 
+    adamw_lr: float | None = None
+    """Of ``muon`` and ``soap``: peak learning rate of what AdamW steps: tables, output head, gains and biases. By
+    default lr."""
+
     weight_decay: float = 0.1
-    """Weight decay of matrices and embeddings; gains and biases have none. Decoupled from the gradient, but for
+    """Weight decay of matrices, embeddings and head; gains and biases have none. Decoupled from the gradient, but for
     ``sgd``."""
+
+    adamw_weight_decay: float | None = None
+    """Of ``muon`` and ``soap``: weight decay of embeddings and head. By default weight_decay."""
 
     warmup_steps: int = 50
     """Steps over which the learning rate rises linearly to lr."""
@@ -48,13 +64,25 @@ class OptimConfig:
     """Share of max_steps that the decay of ``wsd`` takes; at most what the warm-up leaves."""
 
     beta1: float = 0.9
-    """First-moment decay of ``adamw`` and ``nadam``; momentum of ``sgd``."""
+    """First-moment decay of ``adamw``, ``nadam`` and ``soap``, and of what AdamW steps beside ``muon``; momentum of
+    ``sgd``; of ``lion`` the weight of its momentum in an update."""
 
     beta2: float = 0.95
-    """Second-moment decay of ``adamw`` and ``nadam``."""
+    """Second-moment decay of the same; of ``lion`` the decay of its momentum."""
 
     eps: float = 1e-8
-    """Denominator offset of ``adamw`` and ``nadam``."""
+    """Denominator offset of ``adamw``, ``nadam`` and ``soap``, and of what AdamW steps beside ``muon``."""
+
+    momentum: float = 0.95
+    """Of ``muon``: decay of the momentum."""
+
+    update_scale: UpdateScale = "adamw"
+    """Of ``muon``: what the learning rate of a matrix is multiplied by. ``adamw``: .2·√max(rows, columns), so that
+    updates are as large as AdamW's, whose lr and weight_decay serve (arXiv 2502.16982). ``spectral``:
+    √max(1, rows/columns), Keller Jordan's, with an lr near .02."""
+
+    precondition_every: int = 10
+    """Of ``soap``: steps between two updates of its eigenbases."""
 
     grad_clip: float = 1.0
     """Largest norm of the whole gradient; longer ones are scaled down to it. 0 turns clipping off."""
@@ -68,17 +96,18 @@ class OptimConfig:
         """Everything that makes this config impossible, one line each, with the mend."""
         found = [
             f"optim.{name} is {value}: give a number of at least 0"
-            for name, value in (("lr", self.lr), ("weight_decay", self.weight_decay), ("grad_clip", self.grad_clip))
-            if not 0 <= value < float("inf")
+            for name in ("lr", "adamw_lr", "weight_decay", "adamw_weight_decay", "grad_clip")
+            if (value := getattr(self, name)) is not None and not 0 <= value < float("inf")
         ]
         if not 0 <= self.warmup_steps <= 10**10:
             found.append(f"optim.warmup_steps is {self.warmup_steps}: give a number of at least 0 and at most 10¹⁰")
         for name, value in (("min_lr_ratio", self.min_lr_ratio), ("decay_ratio", self.decay_ratio)):
             if not 0 <= value <= 1:
                 found.append(f"optim.{name} is {value}: give a number between 0 and 1")
-        for name, value in (("beta1", self.beta1), ("beta2", self.beta2)):
+        for name, value in (("beta1", self.beta1), ("beta2", self.beta2), ("momentum", self.momentum)):
             if not 0 <= value < 1:
                 found.append(f"optim.{name} is {value}: give a number from 0 to below 1")
+        found += outside("optim", self, {"precondition_every": (1, 10**10)})
         if not self.eps > 0:
             found.append(f"optim.eps is {self.eps}: give a positive number")
         found += unread_fields(self.name, vars(self), {f.name: f.default for f in dataclasses.fields(self)})
@@ -248,11 +277,8 @@ class RunConfig:
                 "trainer.activation_checkpointing computes blocks again, which would move the running moments of "
                 "model.attention.calibration.correlation estimated twice: give none, or learned"
             )
-        if STRATEGIES[self.trainer.strategy].shards_optimizer and not OPTIMIZERS[self.optim.name].elementwise:
-            problems.append(
-                f"optim.name is {self.optim.name}, which steps whole matrices, but {self.trainer.strategy} shards its "
-                "state: give trainer.strategy ddp or single, or another optimizer"
-            )
+        if (refused := optimizer_strategy_problem(self.optim.name, self.trainer.strategy)) is not None:
+            problems.append(refused)
         longest = self.model.max_seq_len
         if self.snapshot.enabled and self.snapshot.seq_len > longest:
             problems.append(

@@ -19,7 +19,7 @@ from ..models.tensor_shards import full_tensor, shard_of
 from .activation_checkpointing import set_train_passes
 from .config import OptimConfig, TrainerConfig
 from .lr_schedule import lr_share
-from .parameter_groups import parameter_groups, renumber_optimizer_state
+from .optimizers.parameter_groups import parameter_groups, renumber_optimizer_state
 from .processes.joint_failure import raise_on_every_rank
 from .processes.phases import Progress
 from .strategies.table import STRATEGIES
@@ -203,10 +203,10 @@ class PretrainModule(L.LightningModule):
         """The config decides learning rate, decay and betas, not the checkpoint: a resumed run may change them."""
         fresh = self.configure_optimizers()
         (stored,) = checkpoint["optimizer_states"]
-        renumber_optimizer_state(stored, self.model)
+        renumber_optimizer_state(stored, self.model, self.optimizer_config)
         for group, ours in zip(stored["param_groups"], fresh["optimizer"].param_groups, strict=True):
             group.update({name: value for name, value in ours.items() if name != "params"})
-            group["lr"] = self.learning_rate(checkpoint["global_step"] + 1)
+            group["lr"] = ours["initial_lr"] * lr_share(self.optim, self.max_steps, checkpoint["global_step"])
         checkpoint["lr_schedulers"][0]["base_lrs"] = fresh["lr_scheduler"]["scheduler"].base_lrs
         # Micro-batches are counted in those of one rank, and their number in a step may be another now.
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
@@ -215,8 +215,8 @@ class PretrainModule(L.LightningModule):
             counts.update({name: n + n_batches - counts["ready"] for name, n in counts.items()})
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """See :func:`~birthmark.trainer.parameter_groups.parameter_groups`."""
-        return parameter_groups(self.model, self.optim.weight_decay)
+        """See :func:`~birthmark.trainer.optimizers.parameter_groups.parameter_groups`."""
+        return parameter_groups(self.model, self.optimizer_config)
 
     def configure_optimizers(self) -> Any:
         """``optim.name`` over the parameter groups; the learning rate changes at every step."""

@@ -14,7 +14,8 @@ SMALL = ModelConfig(d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=
 
 #: Ends of names → role, written down by hand.
 BY_NAME = {
-    r"(q|k|v|o|gate|up|down|map|head)\.weight": "matrix",
+    r"(q|k|v|o|gate|up|down|map)\.weight": "matrix",
+    r"^head\.weight": "head",
     r"(^|\.)embed\.weight": "embedding",
     r"positions\.table\.weight": "embedding",
     r"\.gain$": "gain",

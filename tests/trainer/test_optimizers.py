@@ -1,6 +1,8 @@
 """The table of optimizers: what each reads, steps and keeps; which parameters decay; states of earlier versions."""
 
+import copy
 import dataclasses
+import sys
 from dataclasses import replace
 from itertools import chain
 from typing import get_args
@@ -11,10 +13,11 @@ import torch
 from birthmark.errors import RunError, UsageError
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.models.parameter_roles import ParameterRole, parameter_roles
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 from birthmark.trainer.module import PretrainModule, next_token_loss
-from birthmark.trainer.optimizers import OPTIMIZERS, OptimizerName, optimizer_fields
-from birthmark.trainer.parameter_groups import parameter_groups, renumber_optimizer_state
+from birthmark.trainer.optimizers.parameter_groups import parameter_groups, renumber_optimizer_state
+from birthmark.trainer.optimizers.table import OPTIMIZERS, OptimizerName, optimizer_fields
 from birthmark.trainer.strategies.table import STRATEGIES
 
 PLAIN = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=24, max_seq_len=12, bias=True, norm="layernorm")
@@ -102,6 +105,11 @@ def test_adafactor_keeps_rows_and_columns_and_learns():
         ({"name": "sgd", "beta2": 0.9}, r"optim\.beta2 is 0\.9, which optimizer sgd does not read: remove it"),
         ({"name": "sgd", "eps": 1e-6}, r"optim\.eps is 1e-06, which optimizer sgd does not read"),
         ({"name": "adafactor", "beta1": 0.8}, r"optim\.beta1 is 0\.8, which optimizer adafactor does not read"),
+        ({"name": "lion", "eps": 1e-6}, r"optim\.eps is 1e-06, which optimizer lion does not read"),
+        ({"name": "adamw", "momentum": 0.8}, r"optim\.momentum is 0\.8, which optimizer adamw does not read"),
+        ({"name": "adamw", "adamw_lr": 0.1}, r"optim\.adamw_lr is 0\.1, which optimizer adamw does not read"),
+        ({"name": "muon", "precondition_every": 5}, r"optim\.precondition_every is 5, which optimizer muon does not"),
+        ({"name": "soap", "update_scale": "spectral"}, r"optim\.update_scale is spectral, which optimizer soap does"),
     ],
 )
 def test_a_field_that_an_optimizer_does_not_read_is_refused(fields, expected):
@@ -109,15 +117,22 @@ def test_a_field_that_an_optimizer_does_not_read_is_refused(fields, expected):
         RunConfig(optim=OptimConfig(**fields))
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_steps_whole_matrices_is_refused_where_its_state_is_sharded(strategy):
-    def config():
-        return RunConfig(optim=OptimConfig(name="adafactor"), trainer=TrainerConfig(strategy=strategy))
+#: Strategies that can run what steps whole matrices.
+ABLE = {"adafactor": {"single", "ddp"}, "soap": {"single", "ddp"}, "muon": {"single", "ddp", "fsdp2"}}
 
-    if strategy in ("single", "ddp"):
-        assert config().optim.name == "adafactor"
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("name", ABLE)
+def test_what_steps_whole_matrices_is_refused_where_its_state_is_sharded(name, strategy):
+    def config():
+        return RunConfig(optim=OptimConfig(name=name), trainer=TrainerConfig(strategy=strategy))
+
+    if strategy in ABLE[name]:
+        assert config().optim.name == name
     else:
-        with pytest.raises(UsageError, match=f"adafactor, which steps whole matrices, but {strategy} shards its state"):
+        mend = "ddp or fsdp2 or single" if name == "muon" else "ddp or single"
+        expected = f"{name}, which steps whole matrices, but {strategy} shards its state: give trainer.strategy {mend}"
+        with pytest.raises(UsageError, match=expected):
             config()
 
 
@@ -151,8 +166,8 @@ def test_the_state_of_an_earlier_version_goes_to_the_parameters_that_it_is_of(co
         earlier.state[parameter] = {"step": torch.tensor(3.0), "exp_avg": torch.full_like(parameter, i)}
     expected = {names[id(p)]: state["exp_avg"] for p, state in earlier.state.items()}
     stored = earlier.state_dict()
-    renumber_optimizer_state(stored, model)
-    optimizer = torch.optim.AdamW(parameter_groups(model, 0.1))
+    renumber_optimizer_state(stored, model, OptimConfig().optimizer)
+    optimizer = torch.optim.AdamW(parameter_groups(model, OptimConfig().optimizer))
     optimizer.load_state_dict(stored)
     found = {names[id(p)]: optimizer.state[p]["exp_avg"] for p in chain(*(g["params"] for g in optimizer.param_groups))}
     assert found.keys() == expected.keys()
@@ -162,4 +177,165 @@ def test_the_state_of_an_earlier_version_goes_to_the_parameters_that_it_is_of(co
 def test_the_state_of_another_model_is_refused():
     stored = torch.optim.AdamW(by_dimensions(born(replace(PLAIN, n_layers=1), 0))).state_dict()
     with pytest.raises(RunError, match=r"the run's config\.yaml is another model's"):
-        renumber_optimizer_state(stored, born(PLAIN, 0))
+        renumber_optimizer_state(stored, born(PLAIN, 0), OptimConfig().optimizer)
+
+
+# ── optimizers that torch lacks ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_lion_is_algorithm_2_of_its_paper():
+    config = replace(TRAIN, name="lion", beta1=0.9, beta2=0.98, lr=1e-3)
+    model, _, gradients = trained(config)
+    for name, start in born(PLAIN, 0).named_parameters():
+        decay = 0.1 if name.endswith("weight") else 0.0
+        value, momentum = start.detach().double(), torch.zeros_like(start).double()
+        for gradient in gradients:
+            g = gradient[name].double()
+            value = value - 1e-3 * ((0.9 * momentum + 0.1 * g).sign() + decay * value)
+            momentum = 0.98 * momentum + 0.02 * g
+        torch.testing.assert_close(dict(model.named_parameters())[name].detach(), value.float(), atol=1e-6, rtol=1e-5)
+
+
+def polynomial_of_singular_values(matrix):
+    """What five iterations make of a matrix, from its singular values alone, in float64."""
+    u, s, vh = torch.linalg.svd(matrix.double(), full_matrices=False)
+    s = s / s.norm()
+    for _ in range(5):
+        s = 3.4445 * s - 4.775 * s**3 + 2.0315 * s**5
+    return u @ torch.diag(s) @ vh
+
+
+@pytest.mark.parametrize(("scale", "factor"), [("adamw", lambda m, n: 0.2 * max(m, n) ** 0.5), ("spectral", None)])
+def test_muon_steps_matrices_by_their_singular_values_and_adamw_the_rest(scale, factor):
+    config = replace(TRAIN, name="muon", momentum=0.9, update_scale=scale, adamw_lr=0.003, adamw_weight_decay=0.05)
+    model, _, gradients = trained(config)
+    factor = factor or (lambda m, n: max(1.0, m / n) ** 0.5)
+    plain = replace(TRAIN, lr=0.003, weight_decay=0.05)
+    twin = born(PLAIN, 0)
+    adamw = torch.optim.AdamW(
+        [
+            {"params": [twin.embed.weight, twin.head.weight], "weight_decay": plain.weight_decay},
+            {"params": [p for p in twin.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        ],
+        lr=plain.lr,
+        betas=(0.9, 0.95),
+    )
+    values, momenta = dict(twin.named_parameters()), {}
+    for gradient in gradients:
+        for name, value in values.items():
+            value.grad = gradient[name].clone()
+            if name.endswith("weight") and name not in ("embed.weight", "head.weight"):
+                momenta[name] = momentum = 0.9 * momenta.get(name, 0.0) + 0.1 * gradient[name].double()
+                update = polynomial_of_singular_values(0.1 * gradient[name].double() + 0.9 * momentum)
+                step = factor(*value.shape) * update + 0.1 * value.detach().double()
+                value.data = (value.detach().double() - 0.01 * step).float()
+        adamw.step()
+    assert len(momenta) == 2 * 6
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(value.detach(), values[name].detach(), atol=2e-5, rtol=2e-4)
+
+
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch has had Muon since 2.9")
+def test_muon_is_torchs_own_as_far_as_bfloat16_goes():
+    from birthmark.trainer.optimizers.muon import Muon
+
+    matrix = torch.randn(24, 40, generator=torch.Generator().manual_seed(0))
+    ours, theirs = torch.nn.Parameter(matrix.clone()), torch.nn.Parameter(matrix.clone())
+    mine = Muon([{"params": [ours]}], lr=0.1, momentum=0.9, weight_decay=0.01)
+    torchs = torch.optim.Muon([theirs], lr=0.1, momentum=0.9, weight_decay=0.01, adjust_lr_fn="match_rms_adamw")
+    for seed in range(4):
+        ours.grad = torch.randn(24, 40, generator=torch.Generator().manual_seed(1 + seed))
+        theirs.grad = ours.grad.clone()
+        mine.step()
+        torchs.step()
+    assert torch.dist(ours, theirs) < 0.02 * torch.dist(ours, matrix)
+
+
+def test_soap_steps_matrices_in_the_eigenbasis_of_their_gradients_and_adamw_the_rest():
+    """The paper's code takes the first step for the basis alone; in the second the moments are of one gradient."""
+    pytest.importorskip("pytorch_optimizer")
+    config = replace(TRAIN, name="soap", beta1=0.9, beta2=0.95, weight_decay=0.0)
+    model, optimizer, (first, second) = trained(config, 2)
+    start = dict(born(PLAIN, 0).named_parameters())
+    name = "blocks.0.mlp.up.weight"
+    left, right = (first[name].double() @ first[name].double().T, first[name].double().T @ first[name].double())
+    bases = [torch.linalg.eigh(side)[1].flip(1) for side in (left, right)]
+    state = optimizer.state[model.get_parameter(name)]
+    rank = min(first[name].shape)
+    for found, expected in zip(state["Q"], bases, strict=True):
+        overlap = (found.double().T @ expected).abs().diagonal()[: rank // 2]
+        torch.testing.assert_close(overlap, torch.ones_like(overlap), atol=1e-3, rtol=0)
+    # The first step of Adam, bias corrected, is g/|g| in the basis.
+    q_left, q_right = (basis.double() for basis in state["Q"])
+    rotated = q_left.T @ second[name].double() @ q_right
+    moved = q_left.T @ (model.get_parameter(name) - start[name]).detach().double() @ q_right
+    large = rotated.abs() > 1e-3 * rotated.abs().max()
+    torch.testing.assert_close(moved[large], -0.01 * rotated.sign()[large], atol=1e-4, rtol=0)
+    adamw = {"step", "exp_avg", "exp_avg_sq"}
+    assert set(optimizer.state[model.embed.weight]) == set(optimizer.state[model.head.weight]) == adamw
+
+
+@pytest.mark.parametrize("name", [name for name, kind in OPTIMIZERS.items() if kind.steps_matrices])
+def test_matrices_apart_are_one_optimizer_to_a_checkpoint(name):
+    """Saved after two steps, loaded into another: the third step is the same to the bit, and shares one state."""
+    if name == "soap":
+        pytest.importorskip("pytorch_optimizer")
+    config = replace(TRAIN, name=name)
+    model, optimizer, _ = trained(config, 2)
+    twin = born(PLAIN, 0)
+    twin.load_state_dict(model.state_dict())
+    other = PretrainModule(twin, config, TrainerConfig()).configure_optimizers()["optimizer"]
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    batch = torch.randint(0, 24, (3, 9), generator=torch.Generator().manual_seed(7))
+    for its_model, its in ((model, optimizer), (twin, other)):
+        its.zero_grad()
+        next_token_loss(its_model, batch).objective.backward()
+        its.step()
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), twin.parameters(), strict=True))
+    assert len(other.state) == len(optimizer.state) == len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_a_plan_counts_the_state_that_an_optimizer_keeps(name):
+    if name == "soap":
+        pytest.importorskip("pytorch_optimizer")
+    config = replace(TRAIN, name=name)
+    model, optimizer, _ = trained(config, 3)
+    roles = parameter_roles(model)
+
+    def n_elements(value):
+        if isinstance(value, (list, tuple)):
+            return sum(map(n_elements, value))
+        return value.numel() if isinstance(value, torch.Tensor) and value.ndim else 0
+
+    for its, parameter in model.named_parameters():
+        kept = sum(map(n_elements, optimizer.state[parameter].values()))
+        is_matrix = roles[its] is ParameterRole.MATRIX
+        assert kept == config.optimizer.state_elements(tuple(parameter.shape), is_matrix), its
+
+
+class Vectors(torch.nn.Module):
+    """A part that calls a vector a matrix."""
+
+    def __init__(self, role):
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(4))
+        self.parameter_roles = {"scale": role}
+
+
+@pytest.mark.parametrize(
+    ("role", "expected"),
+    [
+        (ParameterRole.MATRIX, r"muon, which steps matrices, but scale has the role of one and the shape \[4\]: state"),
+        (ParameterRole.GAIN, "muon, which steps matrices, but the model has none: give adamw"),
+    ],
+)
+def test_muon_on_vectors_is_refused(role, expected):
+    with pytest.raises(UsageError, match=expected):
+        parameter_groups(Vectors(role), OptimConfig(name="muon").optimizer)
+
+
+def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer.optimizer.soap", None)
+    with pytest.raises(UsageError, match=r"pip install 'birthmark\[soap\]'"):
+        trained(replace(TRAIN, name="soap"), 1)

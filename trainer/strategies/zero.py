@@ -25,7 +25,7 @@ from ...models.birth import Sharder
 from ...models.decoder import Decoder
 from ...models.init import Linear
 from ..config import TrainerConfig
-from ..optimizers import OptimizerConfig
+from ..optimizers.table import OptimizerConfig
 from ..processes.process_group import TIMEOUT
 from .deepspeed_builds import load_operator
 from .sharded_checkpoints import ShardedCheckpoints

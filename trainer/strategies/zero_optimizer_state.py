@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ...models.tensor_shards import TensorShard, full_shape, shard_of
 from ..checkpoints.stored_tensors import StoredTensor
-from ..optimizers import OptimizerConfig
+from ..optimizers.table import OptimizerConfig
 
 
 class EngineState:

@@ -17,7 +17,7 @@ from birthmark.models.birth import born
 from birthmark.study.arms.file import read_arm_study
 from birthmark.study.arms.trials import arm_trials
 from birthmark.study.kinds import kind_of
-from birthmark.trainer.parameter_groups import parameter_groups
+from birthmark.trainer.optimizers.parameter_groups import parameter_groups
 from birthmark.trainer.strategies.table import STRATEGIES
 
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
@@ -132,7 +132,7 @@ def batches():
 def by_hand(config, tokens_SBT):
     """Losses and gradient norms of the steps, and a snapshot's scalars: torch alone."""
     model = born(config.model, config.init_seed)
-    optimizer = config.optim.optimizer.build(parameter_groups(model, config.optim.weight_decay), config.optim.lr)
+    optimizer = config.optim.optimizer.build(parameter_groups(model, config.optim.optimizer), config.optim.lr)
     steps = []
     for batch_BT in tokens_SBT:
         first = config.model.attention.prefix or 1  # of the targets; those before it stand in the prefix

@@ -1,0 +1,104 @@
+"""Muon: momentum whose matrices are made nearly orthogonal before each update (kellerjordan.github.io/posts/muon).
+
+Torch's own (``torch.optim.Muon``, since 2.9) iterates in bfloat16 on every device, and on a sharded matrix inside
+DTensor operations whose sums round otherwise: a step would differ between strategies by as much as bfloat16 rounds.
+Here a sharded update is gathered once, and on a CPU the iteration runs in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor, Replicate
+from torch.optim import Optimizer
+
+from ...models.tensor_shards import full_tensor
+
+#: Of Newton and Schulz's iteration: the slope at 0 is as steep as it can be, so that small singular values grow fast.
+_A, _B, _C = 3.4445, -4.7750, 2.0315
+_STEPS, _EPS = 5, 1e-7
+
+#: By what the learning rate of a matrix ``[rows, columns]`` is multiplied.
+UPDATE_SCALES: dict[str, Callable[[int, int], float]] = {
+    # The root mean square of AdamW's updates, so that its learning rates and decay serve (arXiv 2502.16982 eq. 4).
+    "adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+    # Keller Jordan's: the largest change of an output per input.
+    "spectral": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+}
+
+
+def orthogonalized(matrix: Tensor) -> Tensor:
+    """The same singular vectors with singular values near 1 (about .7 to 1.2): ``[m, n]`` → ``[m, n]``.
+
+    In bfloat16 as published, which a GPU multiplies fast; on a CPU in float32.
+    """
+    x = matrix.to(torch.float32 if matrix.device.type == "cpu" else torch.bfloat16)
+    if tall := matrix.shape[0] > matrix.shape[1]:
+        x = x.T
+    x = x / x.norm().clamp(min=_EPS)
+    for _ in range(_STEPS):
+        gram = x @ x.T
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=_B, alpha=_C), x, beta=_A)
+    return (x.T if tall else x).to(matrix.dtype)
+
+
+def _sharded_like(whole: Tensor, parameter: Tensor) -> Tensor:
+    """The part of a tensor that each process has whole, as ``parameter`` is sharded; nothing is sent."""
+    if not isinstance(parameter, DTensor):
+        return whole
+    mesh = parameter.device_mesh
+    replicated = DTensor.from_local(whole, mesh, [Replicate()] * mesh.ndim, run_check=False)
+    return replicated.redistribute(placements=parameter.placements)
+
+
+class Muon(Optimizer):
+    """Nesterov momentum, orthogonalised, with decoupled weight decay. Matrices only.
+
+    Of a matrix that FSDP2 shards, each process gathers the update, orthogonalises all of it and takes its shard: the
+    step is that of a single process.
+
+    Args:
+        params: matrices, or groups of them.
+        lr: learning rate, before ``update_scale``.
+        momentum: decay of the momentum.
+        weight_decay: decoupled weight decay.
+        update_scale: see :data:`UPDATE_SCALES`.
+    """
+
+    def __init__(
+        self,
+        params: list[dict[str, Any]],
+        lr: float = 1e-3,
+        momentum: float = 0.95,
+        weight_decay: float = 0.1,
+        update_scale: str = "adamw",
+    ) -> None:
+        super().__init__(
+            params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "update_scale": update_scale}
+        )
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step from the gradients that there are. A collective where matrices are sharded: all ranks call."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            scale = UPDATE_SCALES[group["update_scale"]]
+            for parameter in group["params"]:
+                gradient: Tensor | None = parameter.grad
+                if gradient is None:
+                    continue
+                state = self.state[parameter]
+                if not state:
+                    state["momentum_buffer"] = torch.zeros_like(parameter)
+                momentum = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
+                update = orthogonalized(full_tensor(gradient.lerp(momentum, group["momentum"])))
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(_sharded_like(update, parameter), alpha=-group["lr"] * scale(*parameter.shape))
+        return loss

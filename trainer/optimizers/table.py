@@ -1,0 +1,314 @@
+"""Optimizers: one class per ``optim.name``, with the fields that it reads, its paper, and what its state holds.
+
+The fields of a class are the fields of ``optim`` that it reads; all read the learning rate, its schedule and the clip
+norm. Light on purpose: configs read this table before torch is loaded, so each class imports torch where it builds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from ...errors import UsageError
+from ..strategies.table import STRATEGIES, StrategyName
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+UpdateScale = Literal["adamw", "spectral"]
+OptimizerName = Literal["adamw", "nadam", "sgd", "adafactor", "muon", "lion", "soap"]
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """One optimizer and its settings; the base of the rows of :data:`OPTIMIZERS`."""
+
+    weight_decay: float
+
+    elementwise: ClassVar[bool] = True
+    """Whether the step of an element depends on its own gradients only, so that each process can step its shard."""
+
+    gathers: ClassVar[bool] = False
+    """Where it is not elementwise: whether its step gathers what FSDP2 has sharded (DTensors) by itself."""
+
+    steps_matrices: ClassVar[bool] = False
+    """Whether it steps matrices alone, and AdamW the rest: their groups come first."""
+
+    @property
+    def sharded_state(self) -> tuple[str, ...]:
+        """State of the shape of its parameter, sharded as the parameter is, by torch's key."""
+        return ()
+
+    @property
+    def replicated_state(self) -> tuple[str, ...]:
+        """Numbers that are the same for all parameters, by torch's key."""
+        return ()
+
+    @property
+    def weight_decay_of_rest(self) -> float:
+        """Weight decay of the tables and the head, where matrices have their own."""
+        return self.weight_decay
+
+    def state_elements(self, shape: tuple[int, ...], is_matrix: bool) -> int:
+        """Elements of the state of one parameter, without single numbers.
+
+        Args:
+            shape: the parameter's.
+            is_matrix: whether its role is that of a matrix.
+        """
+        return len(self.sharded_state) * math.prod(shape)
+
+    def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+        """Torch's optimizer over these groups, which state their own weight decay."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class AdamW(OptimizerConfig):
+    """Adam with decoupled weight decay (arXiv 1711.05101)."""
+
+    beta1: float
+    beta2: float
+    eps: float
+
+    @property
+    def sharded_state(self) -> tuple[str, ...]:
+        """Both moments."""
+        return ("exp_avg", "exp_avg_sq")
+
+    @property
+    def replicated_state(self) -> tuple[str, ...]:
+        """Steps taken."""
+        return ("step",)
+
+    def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+        """See :class:`OptimizerConfig`."""
+        from torch import optim
+
+        return optim.AdamW(groups, lr=lr, betas=(self.beta1, self.beta2), eps=self.eps, fused=True)
+
+
+@dataclass(frozen=True)
+class NAdam(AdamW):
+    """Adam with Nesterov momentum (Dozat 2016, openreview OM0jvwB8jIp57ZJjtNEZ) and decoupled weight decay."""
+
+    @property
+    def replicated_state(self) -> tuple[str, ...]:
+        """Steps taken, and the product of their momentum factors."""
+        return ("step", "mu_product")
+
+    def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+        """See :class:`OptimizerConfig`."""
+        from torch import optim
+
+        betas = (self.beta1, self.beta2)
+        return optim.NAdam(groups, lr=lr, betas=betas, eps=self.eps, decoupled_weight_decay=True)
+
+
+@dataclass(frozen=True)
+class SGD(OptimizerConfig):
+    """Stochastic gradient descent with momentum ``beta1``; weight decay is added to the gradient."""
+
+    beta1: float
+
+    @property
+    def sharded_state(self) -> tuple[str, ...]:
+        """The momentum, where there is one."""
+        return ("momentum_buffer",) if self.beta1 else ()
+
+    def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+        """See :class:`OptimizerConfig`."""
+        from torch import optim
+
+        return optim.SGD(groups, lr=lr, momentum=self.beta1)
+
+
+@dataclass(frozen=True)
+class Adafactor(OptimizerConfig):
+    """Adafactor (arXiv 1804.04235): second moments of a matrix by row and by column, and no first ones.
+
+    ``lr`` is relative: torch multiplies it by the RMS of each parameter, and takes at most 1/√step.
+    """
+
+    elementwise: ClassVar[bool] = False
+
+    def state_elements(self, shape: tuple[int, ...], is_matrix: bool) -> int:
+        """One per row and one per column; of a vector all."""
+        return sum(math.prod(shape) // shape[axis] for axis in (-1, -2)) if len(shape) > 1 else math.prod(shape)
+
+    def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+        """See :class:`OptimizerConfig`."""
+        from torch import optim
+
+        return optim.Adafactor(groups, lr=lr)
+
+
+@dataclass(frozen=True)
+class Lion(OptimizerConfig):
+    """The sign of an interpolated momentum, with decoupled weight decay (arXiv 2302.06675)."""
+
+    beta1: float
+    beta2: float
+
+    @property
+    def sharded_state(self) -> tuple[str, ...]:
+        """The momentum."""
+        return ("exp_avg",)
+
+    def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+        """See :class:`OptimizerConfig`."""
+        from .lion import Lion
+
+        return Lion(groups, lr=lr, betas=(self.beta1, self.beta2))
+
+
+@dataclass(frozen=True)
+class MatrixOptimizer(OptimizerConfig):
+    """Steps matrices; tables, the output head, gains and biases are stepped by AdamW. The base of such rows."""
+
+    beta1: float
+    beta2: float
+    eps: float
+    adamw_lr: float | None
+    adamw_weight_decay: float | None
+
+    elementwise: ClassVar[bool] = False
+    steps_matrices: ClassVar[bool] = True
+
+    @property
+    def weight_decay_of_rest(self) -> float:
+        """What AdamW takes."""
+        return self.weight_decay if self.adamw_weight_decay is None else self.adamw_weight_decay
+
+    def matrix_elements(self, rows: int, columns: int) -> int:
+        """Elements of the state of one matrix."""
+        raise NotImplementedError
+
+    def build_for_matrices(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+        """The optimizer of the matrices' groups."""
+        raise NotImplementedError
+
+    def state_elements(self, shape: tuple[int, ...], is_matrix: bool) -> int:
+        """Of a matrix this row's own, of the rest AdamW's two moments."""
+        return self.matrix_elements(*shape) if is_matrix else 2 * math.prod(shape)
+
+    def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+        """See :class:`OptimizerConfig`."""
+        from .by_role import MatricesAndRest
+
+        matrices, *rest = groups
+        adamw = AdamW(self.weight_decay, self.beta1, self.beta2, self.eps)
+        adamw_lr = lr if self.adamw_lr is None else self.adamw_lr
+        return MatricesAndRest(self.build_for_matrices([matrices], lr), adamw.build(rest, adamw_lr))
+
+
+@dataclass(frozen=True)
+class Muon(MatrixOptimizer):
+    """Orthogonalised momentum (kellerjordan.github.io/posts/muon, arXiv 2502.16982)."""
+
+    momentum: float
+    update_scale: UpdateScale
+
+    gathers: ClassVar[bool] = True
+
+    def matrix_elements(self, rows: int, columns: int) -> int:
+        """The momentum."""
+        return rows * columns
+
+    def build_for_matrices(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+        """See :class:`MatrixOptimizer`."""
+        from .muon import Muon
+
+        return Muon(groups, lr=lr, momentum=self.momentum, update_scale=self.update_scale)
+
+
+@dataclass(frozen=True)
+class SOAP(MatrixOptimizer):
+    """Adam in the eigenbasis of Shampoo's preconditioner (arXiv 2409.11321), by ``pytorch-optimizer``.
+
+    The paper also rotates the width of tables and of the head; here AdamW steps them.
+    """
+
+    precondition_every: int
+
+    #: Sides longer than this are not rotated, as in the paper's code.
+    longest_side: ClassVar[int] = 10_000
+
+    def matrix_elements(self, rows: int, columns: int) -> int:
+        """Both moments, and of each side a covariance and its eigenvectors."""
+        return 2 * rows * columns + sum(2 * side**2 for side in (rows, columns) if side <= self.longest_side)
+
+    def build_for_matrices(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
+        """See :class:`MatrixOptimizer`.
+
+        Raises:
+            UsageError: the package is not installed.
+        """
+        try:
+            from pytorch_optimizer.optimizer.soap import SOAP
+        except ImportError:
+            raise UsageError(
+                "optim.name is soap, which needs pytorch-optimizer: pip install 'birthmark[soap]'"
+            ) from None
+
+        built: Optimizer = SOAP(
+            groups,
+            lr=lr,
+            betas=(self.beta1, self.beta2),
+            eps=self.eps,
+            precondition_frequency=self.precondition_every,
+            max_precondition_dim=self.longest_side,
+        )
+        return built
+
+
+#: Optimizers by ``optim.name``.
+OPTIMIZERS: dict[OptimizerName, type[OptimizerConfig]] = {
+    "adamw": AdamW,
+    "nadam": NAdam,
+    "sgd": SGD,
+    "adafactor": Adafactor,
+    "muon": Muon,
+    "lion": Lion,
+    "soap": SOAP,
+}
+
+
+def optimizer_strategy_problem(name: OptimizerName, strategy: StrategyName) -> str | None:
+    """Why this strategy cannot run this optimizer, and the mend; None where it can."""
+    row, facts = OPTIMIZERS[name], STRATEGIES[strategy]
+    if row.elementwise or not facts.shards_optimizer or (row.gathers and not facts.engine):
+        return None
+    others = " or ".join(
+        other
+        for other, its in STRATEGIES.items()
+        if its.launched and (not its.shards_optimizer or (row.gathers and not its.engine))
+    )
+    return (
+        f"optim.name is {name}, which steps whole matrices, but {strategy} shards its state: give trainer.strategy "
+        f"{others} or single, or another optimizer"
+    )
+
+
+def optimizer_fields(kind: type[OptimizerConfig]) -> set[str]:
+    """The fields of ``optim`` that an optimizer reads besides those that all read."""
+    return {field.name for field in dataclasses.fields(kind)}
+
+
+def read_optimizer(name: OptimizerName, values: Mapping[str, Any]) -> OptimizerConfig:
+    """The optimizer that these values of ``optim``'s fields describe."""
+    kind = OPTIMIZERS[name]
+    return kind(**{field: values[field] for field in optimizer_fields(kind)})
+
+
+def unread_fields(name: OptimizerName, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
+    """A line for every value of ``optim`` that was set although this optimizer does not read it."""
+    fields = set().union(*map(optimizer_fields, OPTIMIZERS.values())) - optimizer_fields(OPTIMIZERS[name])
+    return [
+        f"optim.{field} is {values[field]}, which optimizer {name} does not read: remove it"
+        for field in sorted(fields)
+        if values[field] != defaults[field]
+    ]
