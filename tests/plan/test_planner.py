@@ -17,6 +17,7 @@ from birthmark.launch.cli import main
 from birthmark.launch.command_table import command_parser
 from birthmark.models.attention import kernels
 from birthmark.models.birth import born
+from birthmark.models.decoder import Decoder
 from birthmark.models.dotted import dotted
 from birthmark.plan.cluster import Cluster
 from birthmark.plan.gpu import KERNELS, WIDE
@@ -328,6 +329,18 @@ def test_an_optimizer_with_one_moment_needs_less_memory_under_every_strategy(lla
         assert found == pytest.approx(expected, rel=1e-3), strategy
     offloaded = planner.plan(dataclasses.replace(with_strategy(config.trainer, "zero3", "none"), offload="cpu"))
     assert offloaded.host_per_node == pytest.approx(5 * whole)
+
+
+def test_muon_gathers_every_matrix_once_more_in_the_update(llama):
+    config = {"trainer.strategy": "fsdp2", "trainer.global_batch_size": 64}
+    muon, adamw = (
+        Planner(llama({**config, "optim.name": name}), Cluster(2, "h100-80gb")) for name in ("muon", "adamw")
+    )
+    with torch.device("meta"):
+        model = Decoder(muon.config.model)
+    matrices = sum(p.numel() for n, p in model.named_parameters() if p.ndim == 2 and "blocks" in n)
+    assert muon.plan().sent - adamw.plan().sent == pytest.approx(4 * matrices / 2, rel=1e-6)
+    assert adamw.state_elements - muon.state_elements == matrices
 
 
 def test_an_optimizer_that_cannot_be_rehearsed_is_named(llama):

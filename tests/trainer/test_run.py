@@ -32,6 +32,7 @@ from birthmark.trainer import module
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.module import PretrainModule
+from birthmark.trainer.optimizers.table import OPTIMIZERS
 from birthmark.trainer.run import _print_start, pretrain
 from birthmark.trainer.run_folder import RunStart
 
@@ -119,6 +120,32 @@ def test_k_steps_and_the_rest_are_all_steps_bit_for_bit(tiny, tmp_path, stop_at)
     for key in ("train/loss", "train/lr", "val/loss", "bias/alignment", "bias/rank_persistence"):
         assert logged(parts, key) == logged(whole, key)
     assert [r["step"] for r in read_metrics(parts.metrics)] == sorted(r["step"] for r in read_metrics(parts.metrics))
+
+
+def tensors(tree):
+    """Tensors of a tree of dictionaries and lists, in its order."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
+    return [tensor for child in children for tensor in tensors(child)]
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adamw"])
+def test_every_optimizer_goes_on_bit_for_bit(name, tiny, tmp_path):
+    if name == "soap":
+        pytest.importorskip("pytorch_optimizer")
+    fields = {"optim.name": name, "trainer.max_steps": 4, "trainer.checkpoint_every": 2, "snapshot.enabled": False}
+    whole = run(tiny(fields), tmp_path / "whole")
+    parts = RunDir(tmp_path / "parts")
+    shutil.copytree(whole.path, parts.path)
+    shutil.rmtree(parts.checkpoint(4))
+    run(tiny(fields), parts.path, resume=True)
+    a, b = (FolderCheckpointIO().load_checkpoint(r.checkpoint(4)) for r in (whole, parts))
+    for part in ("state_dict", "optimizer_states"):
+        pairs = list(zip(tensors(a[part]), tensors(b[part]), strict=True))
+        assert pairs
+        assert all(torch.equal(x, y) for x, y in pairs)
+    assert logged(parts, "train/loss") == logged(whole, "train/loss")
 
 
 def test_a_run_leaves_its_records(tiny, tmp_path):

@@ -17,6 +17,9 @@ HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
 HAS_SOAP = importlib.util.find_spec("pytorch_optimizer") is not None
 #: AdamW runs under every strategy in test_strategies.py.
 NAMES = [name for name in OPTIMIZERS if name != "adamw" and (name != "soap" or HAS_SOAP)]
+#: Of a loss. The first eigenbasis of SOAP has directions without a gradient, which rounding alone orients; Adam then
+#: steps along them. Without its state a run would be off by several percent.
+TOLERANCE = {"soap": 5e-3}
 LEG = 2
 
 
@@ -102,4 +105,4 @@ def test_an_optimizer_goes_on_under_a_strategy_with_the_losses_of_the_single_pro
     # The first step of a leg is that of the weights that it was handed; the state that came with them shows after it.
     steps = range(LEG * leg + 1, LEG * (leg + 1) + 1)
     ours, theirs = ({step: run[name][step] for step in steps} for run in (handed_on, single))
-    assert ours == pytest.approx(theirs, rel=1e-5)
+    assert ours == pytest.approx(theirs, rel=TOLERANCE.get(name, 1e-5))
