@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import lightning as L
@@ -11,9 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import RunError
 from ..measure.measurement import evaluation_mode
 from ..measure.ranks import own_batches, sum_over_ranks, world_size
 from .milestones import MilestoneCallback, StepCallback, is_due, log_metrics
+from .spikes import Spikes
 
 
 class TrainingLog(StepCallback):
@@ -26,6 +28,7 @@ class TrainingLog(StepCallback):
         peak_flops: the device's peak FLOP/s over all devices, where it is known.
         synchronize: waits until the device has computed what it was given.
         milestones: optimizer steps between milestones.
+        say: told, in a line each, of steps that were skipped and of spikes.
     """
 
     def __init__(
@@ -36,10 +39,12 @@ class TrainingLog(StepCallback):
         peak_flops: float | None,
         synchronize: Callable[[], None],
         milestones: int,
+        say: Callable[[str], None],
     ) -> None:
         self.every, self.tokens_per_step = every, tokens_per_step
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
-        self.synchronize, self.milestones = synchronize, milestones
+        self.synchronize, self.milestones, self.say = synchronize, milestones, say
+        self.spikes = {"loss": Spikes(), "gradient norm": Spikes()}
         self.last: dict[str, float] = {}
         self._last_step = 0
 
@@ -59,27 +64,62 @@ class TrainingLog(StepCallback):
 
     def on_step_end(self, trainer: L.Trainer, module: Any, step: int) -> None:
         """Log where it is due."""
-        if not is_due(trainer, self.every):
-            module.take_loss()
+        logs = is_due(trainer, self.every)
+        # At milestones too, so that a checkpoint has what was before it.
+        if not logs and not is_due(trainer, self.milestones) and not module.watch.full:
             return
         module.check_finite()
+        losses, norms = self._judge(module.watch)
+        if not logs:
+            return
         tokens, seconds = (step - self._last_step) * self.tokens_per_step, module.stopwatch.take()
         self._last_step = step
         self.last = {
-            "train/loss": float(sum_over_ranks(module.take_loss())) / world_size(),
+            "train/loss": losses[-1],
             "train/lr": module.learning_rate(step),
-            "train/grad_norm": float(module.grad_norm),
+            "train/grad_norm": norms[-1],
             "train/tokens": step * self.tokens_per_step,
             "train/tokens_per_s": tokens / seconds,
             "train/flops_per_s": tokens / seconds * self.flops_per_token,
+            "train/skipped_steps": module.watch.n_skipped,
+            "train/loss_spikes": self.spikes["loss"].count,
+            "train/grad_norm_spikes": self.spikes["gradient norm"].count,
         }
         if self.peak_flops is not None:
             self.last["train/mfu"] = self.last["train/flops_per_s"] / self.peak_flops
         log_metrics(trainer, self.last, step)
 
+    def _judge(self, watch: Any) -> tuple[Sequence[float], Sequence[float]]:
+        """Losses of the global batch and gradient norms since the last look, of which it tells what is unusual."""
+        seen = watch.take()
+        steps, norms = [s.step for s in seen], [s.grad_norm for s in seen]
+        losses = (sum_over_ranks(torch.tensor([s.loss for s in seen])) / world_size()).tolist()
+        if skipped := [s for s in seen if s.skipped]:
+            which = f"{len(skipped)} steps from" if len(skipped) > 1 else "step"
+            allowed = f"more than trainer.max_skipped {watch.max_skipped} end the run"
+            self.say(f"{which} {skipped[0].step} skipped: {skipped[0].fault}; {watch.n_skipped} so far, {allowed}")
+        for (name, spikes), values in zip(self.spikes.items(), (losses, norms), strict=True):
+            if found := spikes.take(steps, values):
+                worst = max(found, key=lambda spike: spike.z)
+                more = f"; {len(found)} such steps since the last line" if len(found) > 1 else ""
+                self.say(
+                    f"{name} {worst.value:.4g} at step {worst.step} is a spike: {worst.z:.1f} robust standard "
+                    f"deviations above the steps before{more}"
+                )
+        return losses, norms
+
+    def state_dict(self) -> dict[str, Any]:
+        """The spikes so far, and what the next steps are compared with."""
+        return {name: spikes.state() for name, spikes in self.spikes.items()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting."""
+        for name, spikes in self.spikes.items():
+            spikes.load(state_dict[name])
+
 
 class FiniteGuard(MilestoneCallback):
-    """Ends a run whose losses, gradients or weights are not finite before anything of it is measured or saved.
+    """Ends a run that skips too many steps, or whose weights are not finite, before it is measured or saved.
 
     Stands before the other milestone callbacks.
     """
@@ -131,5 +171,11 @@ class Validation(MilestoneCallback):
         means = {f"val/loss{'_' if name else ''}{name}": float(s / n) for name, (s, n) in totals.items()}
         if self.bytes_per_token is not None:
             means["val/bits_per_byte"] = means["val/loss"] / math.log(2) / self.bytes_per_token
+        # The same on all ranks. Weights that give such a loss can be finite: no checkpoint is written of them either.
+        if bad := next((name for name, value in means.items() if not math.isfinite(value)), None):
+            raise RunError(
+                f"{bad} is {means[bad]} after step {step}, though all weights are finite: lower optim.lr or raise "
+                "optim.warmup_steps, and go on from an earlier checkpoint"
+            )
         self.last = means
         log_metrics(trainer, means, step)

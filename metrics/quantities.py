@@ -683,6 +683,25 @@ LOGGED: Mapping[str, Quantity] = {
         _unlisted(
             "train/grad_norm", label="gradient norm", definition="Gradient norm before clipping.", section="loss"
         ),
+        _unlisted(
+            "train/skipped_steps",
+            label="skipped steps",
+            definition="Steps so far that moved nothing, because their loss or gradient was not finite.",
+            format=",d",
+        ),
+        _unlisted(
+            "train/loss_spikes",
+            label="loss spikes",
+            definition="Steps so far whose loss is above all of the 128 steps before, and more than 6 robust standard "
+            "deviations above their median.",
+            format=",d",
+        ),
+        _unlisted(
+            "train/grad_norm_spikes",
+            label="gradient spikes",
+            definition="The same of the gradient norm.",
+            format=",d",
+        ),
         _unlisted("train/tokens", label="tokens", definition="Tokens seen.", format=",d"),
         _unlisted(
             "train/tokens_per_s",

@@ -33,6 +33,8 @@ COMMANDS = (
 )
 #: Names of metrics.jsonl that say how fast the machine was.
 SPEED = {"train/tokens_per_s", "train/flops_per_s", "train/mfu"}
+#: Names that came after the digests were recorded.
+NEWER = {"train/skipped_steps", "train/loss_spikes", "train/grad_norm_spikes"}
 
 
 #: What depends on the installed packages, by the beginning of its name, and where the record says which they were.
@@ -71,7 +73,7 @@ def _content(file):
     """What must not change: all of it, but for times."""
     if file.name == "metrics.jsonl":
         lines = [json.loads(line) for line in file.read_text().splitlines()]
-        lines = [{key: value for key, value in line.items() if key not in SPEED} for line in lines]
+        lines = [{key: value for key, value in line.items() if key not in SPEED | NEWER} for line in lines]
         return "\n".join(json.dumps(line, sort_keys=True) for line in lines).encode()
     if file.name == "summary.json":
         return json.dumps(_without_seconds(json.loads(file.read_text())), sort_keys=True).encode()

@@ -165,6 +165,10 @@ class TrainerConfig:
     log_every: int = 10
     """Optimizer steps between lines of training metrics."""
 
+    max_skipped: int = 10
+    """A step whose loss or gradient is not finite is skipped: it leaves weights and optimizer state as they were. More
+    such steps than this, over the whole run, end it; 0: the first one does."""
+
     checkpoint_every: int = 250
     """Optimizer steps between checkpoints; validation and the bias snapshot come with each."""
 
@@ -199,6 +203,7 @@ class TrainerConfig:
             "micro_batch_size": (1, 1 << 24),
             "global_batch_size": (1, 1 << 32),
             "log_every": (1, 10**10),
+            "max_skipped": (0, 10**10),
             "checkpoint_every": (1, 10**10),
             "val_sequences": (1, 1 << 32),
         }

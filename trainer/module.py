@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any
@@ -18,6 +19,8 @@ from ..models.linear_cross_entropy import TokenLosses
 from ..models.tensor_shards import full_tensor, shard_of
 from .activation_checkpointing import set_train_passes
 from .config import OptimConfig, TrainerConfig
+from .loop.step_guard import StepGuard
+from .loop.step_watch import StepWatch
 from .lr_schedule import lr_share
 from .optimizers.parameter_groups import parameter_groups, renumber_optimizer_state
 from .processes.joint_failure import raise_on_every_rank
@@ -25,6 +28,8 @@ from .processes.phases import Progress
 from .strategies.table import STRATEGIES
 from .throughput import Stopwatch
 
+#: Squares of larger numbers are infinite in float32, and with them every norm.
+_LARGEST = torch.finfo(torch.float32).max ** 0.5
 _LOWER = "lower optim.lr, raise optim.warmup_steps or set optim.grad_clip; the checkpoints before it are intact"
 
 
@@ -45,34 +50,13 @@ def next_token_losses(model: Decoder, batch_BT: Tensor) -> Tensor:
     return next_token_loss(model, batch_BT).per_token
 
 
-class _FirstNonFinite:
-    """When a number first was not finite; asked of the device only when somebody wants to know."""
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self._found: Tensor | None = None
-        """Step and value of the first; step 0: none."""
-
-    def see(self, value: Tensor, step: int) -> None:
-        """Take the value of optimizer step ``step``; no device is waited for."""
-        now = torch.stack([torch.full_like(value, step, dtype=torch.float64), value.double()])
-        if self._found is None:
-            self._found = torch.zeros_like(now)
-        self._found = torch.where((self._found[0] == 0) & ~torch.isfinite(value), now, self._found)
-
-    def read(self) -> tuple[int, float] | None:
-        """Its step and what it was; None as long as all were finite. Waits for the device."""
-        step, value = (0.0, 0.0) if self._found is None else self._found.tolist()
-        return (int(step), value) if step else None
-
-
 class PretrainModule(L.LightningModule):
     """Trains a decoder on batches ``[B, T+1]`` of token ids.
 
     Args:
         model: the decoder, already born.
         optim: optimizer and learning rate.
-        trainer: for ``max_steps`` (the schedule's length) and ``compile``.
+        trainer: for ``max_steps`` (the schedule's length), ``compile`` and ``max_skipped``.
         progress: told where the training is.
     """
 
@@ -92,8 +76,7 @@ class PretrainModule(L.LightningModule):
         """Of the losses of a step's micro-batches."""
         self.precision, self.engine_clips = trainer.precision, STRATEGIES[trainer.strategy].engine
         self.loss_sum: Tensor | None = None
-        self.grad_norm: Tensor | None = None
-        self._watched = (_FirstNonFinite("loss"), _FirstNonFinite("gradient norm"))
+        self.watch, self.guard = StepWatch(trainer.max_skipped), StepGuard(model)
 
     def configure_model(self) -> None:
         """Nothing: a sharded model is sharded before its birth. Lightning asks for this hook where one is."""
@@ -105,19 +88,15 @@ class PretrainModule(L.LightningModule):
 
     def training_step(self, batch_BT: Tensor, batch_idx: int) -> Tensor:
         """Mean loss of one micro-batch; the losses of an optimizer step's micro-batches are averaged."""
+        if self.loss_sum is None:
+            self.guard.begin()
         with self.forward_context():
             losses = self._loss(self.model, batch_BT)
-        loss = losses.objective
-        if (weight := self._weights[batch_idx % len(self._weights)]) != 1:
-            loss = loss * weight
+        # A loss that is not finite makes the gradient so, and with it the norm, which all ranks have alike: they skip
+        # the step together without a word about the loss. A finite one changes nothing.
+        loss = losses.objective * (losses.objective.detach() * 0 + self._weights[batch_idx % len(self._weights)])
         share = loss.detach() / self.trainer.accumulate_grad_batches
         self.loss_sum = share if self.loss_sum is None else self.loss_sum + share
-        return loss
-
-    def take_loss(self) -> Tensor:
-        """Loss of the optimizer step just taken: the mean over this rank's part of the global batch."""
-        assert self.loss_sum is not None
-        loss, self.loss_sum = self.loss_sum, None
         return loss
 
     def learning_rate(self, step: int) -> float:
@@ -130,7 +109,7 @@ class PretrainModule(L.LightningModule):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Measure the whole gradient's norm, refuse a step that would ruin the weights, clip."""
+        """Measure the whole gradient's norm, skip a step that would ruin the weights, clip."""
         if self.engine_clips:
             return
         parameters = [p for p in self.model.parameters() if p.grad is not None]
@@ -138,48 +117,63 @@ class PretrainModule(L.LightningModule):
         self.see_gradient_norm(norm := full_tensor(norm))
         if self.optim.grad_clip > 0:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.optim.grad_clip, norm)
+        self.guard.hold(optimizer, parameters, norm, wait=self.device.type == "cpu")
+
+    def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+        """Lightning's hook: gradients, clipping and the update, which may be one of a step to skip."""
+        super().optimizer_step(*args, **kwargs)
+        self.guard.settle()
 
     def see_gradient_norm(self, norm: Tensor) -> None:
-        """Keep the norm of the whole gradient, before clipping; on the CPU, refuse a step that is not finite."""
-        self.grad_norm = norm
-        for watch, value in zip(self._watched, (self.loss_sum, norm), strict=True):
-            if value is not None:
-                watch.see(value, self.global_step + 1)
+        """Keep the norm of the whole gradient, before clipping; on the CPU, end a run that skips too many steps."""
+        assert self.loss_sum is not None
+        self.watch.see(self.global_step + 1, self.loss_sum, norm)
+        self.loss_sum = None
+        self.guard.judge(norm)
         # On an accelerator the check would wait for the device at every step: it is made when metrics are logged, and
         # before anything is measured or saved.
-        if self.device.type == "cpu" and (error := self._not_finite()) is not None:
+        if self.device.type == "cpu" and (error := self._too_many_skipped()) is not None:
             raise error
 
     def check_finite(self, *, weights: bool = False) -> None:
-        """Raise RunError, on every rank, if a loss or a gradient so far was not finite on any. Every rank must call.
+        """Raise RunError, on every rank, if too many steps have been skipped so far. Every rank must call.
 
         Waits for the device.
 
         Args:
             weights: whether the weights must be finite too.
         """
-        error = self._not_finite()
-        if error is None and weights and (name := self._non_finite_weight()) is not None:
-            error = RunError(
-                f"{name} is not finite after step {self.global_step}, though losses and gradients were: {_LOWER}"
-            )
+        error = self._too_many_skipped()
+        if error is None and weights and (what := self._diverged_weight()) is not None:
+            error = RunError(f"{what} after step {self.global_step}, though losses and gradients were finite: {_LOWER}")
         if max_over_ranks(int(error is not None)):
             raise_on_every_rank(error)
 
-    def _not_finite(self) -> RunError | None:
-        """Which of loss and gradient first was not finite, and when."""
-        found = [(*first, watch.name) for watch in self._watched if (first := watch.read()) is not None]
-        if not found:
+    def _too_many_skipped(self) -> RunError | None:
+        """How many steps were skipped, and what the first of this start was like."""
+        if self.watch.read():
             return None
-        step, value, name = min(found, key=lambda entry: entry[0])
-        return RunError(f"{name} is {value} at step {step} (learning rate {self.learning_rate(step):.3g}): {_LOWER}")
+        first, most = self.watch.first_skipped, self.watch.max_skipped
+        if first is None:
+            return RunError(
+                f"{self.watch.n_skipped} steps were skipped before this start: raise trainer.max_skipped ({most}), or "
+                "go on from an earlier checkpoint"
+            )
+        what = f"{first.fault} at step {first.step} (learning rate {self.learning_rate(first.step):.3g})"
+        if most:
+            what = f"{self.watch.n_skipped} steps were skipped, and trainer.max_skipped is {most}; the first: {what}"
+        return RunError(f"{what}: {_LOWER}")
 
-    def _non_finite_weight(self) -> str | None:
-        """Name of a weight that is not finite, in what this rank holds of it."""
+    def _diverged_weight(self) -> str | None:
+        """A weight that is not finite, or that no norm can hold, in what this rank has of the model."""
         shards = {name: shard_of(parameter).local for name, parameter in self.model.named_parameters()}
         held = {name: torch.stack(shard.aminmax()).to(self.device) for name, shard in shards.items() if shard.numel()}
-        finite = torch.isfinite(torch.stack(list(held.values()))).all(-1)
-        return next((name for name, ok in zip(held, finite.tolist(), strict=True) if not ok), None)
+        for name, ends in zip(held, torch.stack(list(held.values())).tolist(), strict=True):
+            if not all(map(math.isfinite, ends)):
+                return f"{name} is not finite"
+            if max(-ends[0], ends[1]) > _LARGEST:
+                return f"{name} has a value of {max(ends, key=abs):.3g}, whose square is not finite,"
+        return None
 
     def on_train_start(self) -> None:
         """Runs after all callbacks' hooks: from here on it is training."""
@@ -199,8 +193,14 @@ class PretrainModule(L.LightningModule):
         self.progress.enter("end" if over else "data", self.global_step + (not over))
         self.stopwatch.resume()
 
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """What was skipped so far."""
+        checkpoint["steps"] = self.watch.state()
+
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The config decides learning rate, decay and betas, not the checkpoint: a resumed run may change them."""
+        # Earlier versions ended at the first step that they would have had to skip.
+        self.watch.load(checkpoint.get("steps", {"n_skipped": 0}))
         fresh = self.configure_optimizers()
         (stored,) = checkpoint["optimizer_states"]
         renumber_optimizer_state(stored, self.model, self.optimizer_config)

@@ -71,6 +71,7 @@ def build_callbacks(
         None if peak is None else peak * world_size(),
         synchronize=partial(synchronize, device),
         milestones=every,
+        say=partial(console.print, highlight=False, soft_wrap=True, markup=False),
     )
     n_val = min(settings.val_sequences, data.val.n_samples or settings.val_sequences)
     validation = Validation(

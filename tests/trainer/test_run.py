@@ -11,7 +11,6 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
-from itertools import count
 from types import SimpleNamespace
 
 import numpy as np
@@ -28,9 +27,10 @@ from birthmark.files import write_sealed_json
 from birthmark.measure.recorder import SnapshotRecorder
 from birthmark.measure.records import RunDir, Snapshot, read_metrics
 from birthmark.models.birth import born, digest
-from birthmark.trainer import module
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.config_file import read_config
+from birthmark.trainer.loop.step_guard import StepGuard
+from birthmark.trainer.lr_schedule import lr_share
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.optimizers.table import OPTIMIZERS
 from birthmark.trainer.run import _print_start, pretrain
@@ -328,9 +328,11 @@ def test_a_damaged_checkpoint_is_named_and_kept(tiny, tmp_path):
     assert file.exists()
 
 
-def test_a_loss_that_is_not_a_number_ends_the_run_and_spares_the_checkpoints(tiny, tmp_path):
-    with pytest.raises(RunError, match=r"(loss|gradient norm) is (nan|inf) at step \d.*optim\.lr"):
-        run(tiny({"optim.lr": 1e30, "optim.grad_clip": 0.0, "trainer.max_steps": 40}), tmp_path / "run")
+@pytest.mark.parametrize("most", [0, 10])
+def test_a_loss_that_is_not_a_number_ends_the_run_and_spares_the_checkpoints(tiny, tmp_path, most):
+    fields = {"optim.lr": 1e30, "optim.grad_clip": 0.0, "trainer.max_steps": 40, "trainer.max_skipped": most}
+    with pytest.raises(RunError, match=r"((loss|gradient norm) is (nan|inf) at step \d|whose square).*optim\.lr"):
+        run(tiny(fields), tmp_path / "run")
     done = RunDir(tmp_path / "run")
     for folder in done.checkpoints():
         state = FolderCheckpointIO().load_checkpoint(folder)["state_dict"]
@@ -338,23 +340,42 @@ def test_a_loss_that_is_not_a_number_ends_the_run_and_spares_the_checkpoints(tin
     assert all(np.isfinite(s.arrays["mean_prob"]).all() for s in done.snapshots())
 
 
-def poisoned_loss(monkeypatch):
-    """The loss of step 5 is NaN, on a device that nobody waits for at every step."""
-    losses, see, calls = module.next_token_loss, PretrainModule.see_gradient_norm, count()
+def asynchronously(monkeypatch):
+    """As on a device that nobody waits for at every step."""
+    see, hold = PretrainModule.see_gradient_norm, StepGuard.hold
 
     def see_in_time(self, norm):
         with monkeypatch.context() as patch:
             patch.setattr(PretrainModule, "device", SimpleNamespace(type="accelerator"))
             see(self, norm)
 
-    def nan_at_5(*inputs):
-        found = losses(*inputs)
-        if not torch.is_grad_enabled():  # of validation
-            return found
-        return found._replace(objective=found.objective * (math.nan if next(calls) // 2 == 4 else 1))
-
-    monkeypatch.setattr(module, "next_token_loss", nan_at_5)
     monkeypatch.setattr(PretrainModule, "see_gradient_norm", see_in_time)
+    monkeypatch.setattr(StepGuard, "hold", lambda *args, wait: hold(*args, wait=False))
+
+
+def poison_losses(monkeypatch, *steps):
+    """The loss of these steps' second micro-batch is NaN, but for the buffers that its pass moves."""
+    training_step = PretrainModule.training_step
+
+    def poisoned(self, batch, index):
+        step, loss = self.global_step + 1, self._loss
+        if step in steps and index % 2:
+            self._loss = lambda *inputs: spoilt(loss(*inputs))
+        try:
+            return training_step(self, batch, index)
+        finally:
+            self._loss = loss
+
+    def spoilt(losses):
+        return losses._replace(objective=losses.objective * math.nan)
+
+    monkeypatch.setattr(PretrainModule, "training_step", poisoned)
+
+
+def poisoned_loss(monkeypatch):
+    """The loss of step 5 is NaN, on a device that nobody waits for at every step."""
+    asynchronously(monkeypatch)
+    poison_losses(monkeypatch, 5)
     return r"loss is nan at step 5 \(.*optim\.lr"
 
 
@@ -376,13 +397,65 @@ def poisoned_weight(monkeypatch):
 @pytest.mark.parametrize("poison", [poisoned_loss, poisoned_weight])
 def test_what_is_not_finite_between_two_lines_of_the_log_is_never_saved(tiny, tmp_path, monkeypatch, poison):
     message = poison(monkeypatch)
-    fields = {"trainer.log_every": 100, "trainer.checkpoint_every": 3, "trainer.keep_last": 1, "trainer.max_steps": 20}
+    fields = {
+        **{"trainer.log_every": 100, "trainer.checkpoint_every": 3, "trainer.keep_last": 1, "trainer.max_steps": 20},
+        "trainer.max_skipped": 0,
+    }
     with pytest.raises(RunError, match=message):
         run(tiny({**fields, "snapshot.enabled": False}), tmp_path / "run")
     (kept,) = RunDir(tmp_path / "run").checkpoints()
     assert kept.name == "step-00000003"
     state = FolderCheckpointIO().load_checkpoint(kept)["state_dict"]
     assert all(value.isfinite().all() for value in state.values())
+
+
+ESTIMATED = {
+    "model.attention.aggregation": "calibrated",
+    "model.attention.calibration.correlation": "estimated",
+}
+
+
+@pytest.mark.parametrize(("optimizer", "way"), [("adamw", "waits"), *((name, "asynchronous") for name in OPTIMIZERS)])
+def test_a_skipped_step_moves_nothing_but_the_data_and_the_schedule(tiny, tmp_path, monkeypatch, optimizer, way):
+    """Against checkpoints around it; and a run that goes on from before or after it is the one that had no pause."""
+    fields = {"optim.name": optimizer, "trainer.checkpoint_every": 1, "snapshot.enabled": False, **ESTIMATED}
+    if way == "asynchronous":
+        asynchronously(monkeypatch)
+    poison_losses(monkeypatch, 1, 4)
+    done = run(tiny(fields), tmp_path / "run")
+    states = {step: FolderCheckpointIO().load_checkpoint(done.checkpoint(step)) for step in range(1, 7)}
+
+    def moved(a, b):
+        ours, theirs = (s["state_dict"] | flat(s["optimizer_states"][0]["state"]) for s in (states[a], states[b]))
+        assert ours.keys() == theirs.keys()
+        return {name for name in ours if not torch.equal(ours[name], theirs[name])}
+
+    def flat(state):
+        return {f"{number}.{key}": value for number, entries in state.items() for key, value in entries.items()}
+
+    assert any("n_batches" in name for name in states[3]["state_dict"])
+    assert not states[1]["optimizer_states"][0]["state"]
+    assert not moved(3, 4)
+    assert len(moved(4, 5)) >= len(states[4]["state_dict"])
+    assert logged(done, "train/skipped_steps") == {1: 1, 2: 1, 3: 1, 4: 2, 5: 2, 6: 2}
+    assert [step for step, loss in logged(done, "train/loss").items() if loss is None or math.isnan(loss)] == [1, 4]
+    config = tiny(fields).optim
+    assert logged(done, "train/lr") == {step: config.lr * lr_share(config, 6, step - 1) for step in range(1, 7)}
+    for step in (4, 5, 6):
+        shutil.rmtree(done.checkpoint(step))
+    run(tiny(fields), done.path, resume=True)
+    again = FolderCheckpointIO().load_checkpoint(done.checkpoint(6))
+    assert all(torch.equal(again["state_dict"][k], v) for k, v in states[6]["state_dict"].items())
+    assert logged(done, "train/skipped_steps")[6] == 2
+
+
+def test_more_skipped_steps_than_allowed_end_the_run_with_one_line(tiny, tmp_path, monkeypatch):
+    poison_losses(monkeypatch, 2, 3, 5)
+    with pytest.raises(
+        RunError, match=r"^3 steps were skipped, and trainer\.max_skipped is 2; the first: loss is nan at"
+    ):
+        run(tiny({"trainer.max_skipped": 2, "snapshot.enabled": False}), tmp_path / "run")
+    assert [c.name for c in RunDir(tmp_path / "run").checkpoints()] == ["step-00000002", "step-00000004"]
 
 
 def test_the_rate_counts_what_an_asynchronous_device_still_has_to_compute(tiny, tmp_path, monkeypatch):

@@ -230,9 +230,13 @@ class ZeroStrategy(ShardedCheckpoints, DeepSpeedStrategy):
         return super().backward(closure_loss, optimizer, *args, scale_wrt_gas=False, **kwargs)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The engine clips, and knows the norm when it has stepped."""
+        """The engine clips, and knows the norm when it has stepped.
+
+        It skips a step whose gradient is not finite by itself, and waits for the device to know: its norm is inf then.
+        """
+        steps = self.deepspeed_engine.is_gradient_accumulation_boundary()
         result = super().optimizer_step(*args, **kwargs)
-        norm = self.deepspeed_engine.get_global_grad_norm()
-        if norm is not None:
+        if steps:
+            norm = self.deepspeed_engine.get_global_grad_norm()
             self._module.see_gradient_norm(torch.as_tensor(norm, dtype=torch.float32))
         return result

@@ -76,8 +76,9 @@ class Watch(L.Callback):
         self.measures, self.steps, self.snapshot = measures, [], {}
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
-        loss = sum_over_ranks(module.take_loss()) / world_size()
-        self.steps.append((loss.item(), module.grad_norm.item()))
+        for seen in module.watch.take():
+            loss = sum_over_ranks(torch.tensor(seen.loss)) / world_size()
+            self.steps.append((loss.item(), seen.grad_norm))
 
     def on_train_end(self, trainer, module):
         if self.measures:

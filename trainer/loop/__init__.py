@@ -1,0 +1,1 @@
+"""What happens around every optimizer step: steps that are skipped, batches read ahead, times, traces."""

@@ -1,0 +1,72 @@
+"""Optimizer steps that leave everything as it was where their gradient is not finite, without asking the device.
+
+What must not move: weights, the optimizer's moments and step counts, and buffers that the forward pass moved. Zeroed
+gradients would not do: moments and weight decay move without them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...models.tensor_shards import shard_of
+
+
+class StepGuard:
+    """Skips steps of one model.
+
+    Args:
+        model: its buffers are put back too.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._buffers = list(model.buffers())
+        self._buffers_before: list[Tensor] = []
+        self._before: list[tuple[Tensor, Tensor]] = []
+        self._skip: Tensor | None = None
+
+    def begin(self) -> None:
+        """A step begins: its forward passes may move buffers."""
+        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+
+    def judge(self, grad_norm: Tensor) -> None:
+        """Take the norm of the step's gradient, which is the same on all ranks."""
+        if self._buffers:
+            self._skip = ~torch.isfinite(grad_norm)
+
+    @torch.no_grad()
+    def hold(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], grad_norm: Tensor, *, wait: bool) -> None:
+        """Make the update that is about to come one that moves nothing, if the gradient is not finite.
+
+        Args:
+            optimizer: torch's.
+            parameters: all that have a gradient.
+            grad_norm: of the whole gradient, ``[]``.
+            wait: the device may be waited for: it has computed already what it was given.
+        """
+        self.judge(grad_norm)
+        # A first step makes the state. What a later one puts back is not there yet, so that one is waited for.
+        if wait or not optimizer.state:
+            if not torch.isfinite(grad_norm):
+                for parameter in parameters:
+                    parameter.grad = None
+        elif getattr(optimizer, "_step_supports_amp_scaling", False):
+            # Fused kernels of torch read it: they return at once where it is 1, and take the step count back.
+            optimizer.found_inf = (~torch.isfinite(grad_norm)).float()  # type: ignore[attr-defined]
+        else:
+            self._skip = ~torch.isfinite(grad_norm)
+            state = [v for entries in optimizer.state.values() for v in entries.values() if isinstance(v, Tensor)]
+            held = [shard_of(tensor).local for tensor in (*parameters, *state)]
+            self._before = [(tensor, tensor.clone()) for tensor in held]
+
+    @torch.no_grad()
+    def settle(self) -> None:
+        """The update is over: put back what it moved in vain."""
+        if self._skip is None:
+            return
+        for tensor, before in (*self._before, *zip(self._buffers, self._buffers_before, strict=True)):
+            tensor.copy_(torch.where(self._skip.to(tensor.device), before, tensor))
+        self._before, self._skip = [], None
