@@ -38,8 +38,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     finally:
         for module, mode in modes.items():
             module.training = mode
-        for module in modes:
-            reshard(module)
+        reshard(model)
 
 
 class Batches:

@@ -65,8 +65,7 @@ class ModelDigest:
 
     def __init__(self, model: nn.Module) -> None:
         # What a strategy has gathered is let go of here and at the end: the same tensors are compared.
-        for module in model.modules():
-            reshard(module)
+        reshard(model)
         self.parameters = list(model.named_parameters())
         self.before = self._sums()
 

@@ -135,6 +135,8 @@ def compute_dtype(model: nn.Module) -> torch.dtype:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free the outermost weights of a model that FSDP2 shards: after a pass without gradients they stay gathered."""
-    if isinstance(model, FSDPModule):
-        model.reshard()
+    """Free gathered weights of a model that FSDP2 shards: after a pass without gradients some stay gathered, those of
+    the head and of the outermost group."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            module.reshard()

@@ -13,7 +13,6 @@ from ..models.parameter_roles import ParameterRole, parameter_roles
 from ..trainer.activation_checkpointing import CHECKPOINTING
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.processes.launched_process import LaunchedProcess
-from ..trainer.strategies import fsdp2
 from ..trainer.strategies.lightning_setup import check_launch
 from ..trainer.strategies.table import STRATEGIES, STRATEGY_FIELDS, StrategyName
 from ..trainer.throughput import flops_per_token
@@ -97,11 +96,12 @@ def budget(plan: Plan, config: RunConfig, cluster: Cluster, tokens: float, price
 def with_strategy(trainer: TrainerConfig, strategy: StrategyName, checkpointing: str) -> TrainerConfig:
     """``trainer`` under another strategy, uncompiled.
 
-    A change of strategy keeps ``gather`` where the new one reads it; other options of strategies take their defaults.
+    A change of strategy keeps what the new one reads of ``gather``, ``reduce`` and ``accumulate``; other options of
+    strategies take their defaults.
     """
     changes: dict[str, Any] = {"strategy": strategy, "activation_checkpointing": checkpointing, "compile": "no"}
     if strategy != trainer.strategy:
-        kept = {"gather"} & STRATEGIES[strategy].reads
+        kept = {"gather", "reduce", "accumulate"} & STRATEGIES[strategy].reads
         changes |= {name: default for name, default in STRATEGY_FIELDS.items() if name not in kept}
     return replace(trainer, **changes)
 
@@ -158,20 +158,24 @@ class Planner:
         return own * tokens, forward * tokens
 
     def _rehearsal_key(self, trainer: TrainerConfig) -> tuple[Any, ...]:
-        """What decides a rehearsal: configs of one key share it. Begins with the sharding and the micro-batch."""
+        """What decides a rehearsal: configs of one key share it.
+
+        Begins with the sharding, the micro-batch, and whether gradients are summed whole.
+        """
         shard = STRATEGY_COSTS[trainer.strategy].shard
         # On CPU attention chooses its kernel by the size of the micro-batch.
         size = trainer.micro_batch_size if self.cluster.device == "cpu" else MANY
-        if shard and trainer.gather == "fp32":
-            shard = fsdp2.sharder  # without rounding, all strategies that shard weights do it alike
-        return shard, size, trainer.activation_checkpointing, shard and (trainer.gather, trainer.replicas)
+        several = trainer.global_batch_size > self.cluster.n_gpus * trainer.micro_batch_size
+        whole = several and "accumulate" in STRATEGIES[trainer.strategy].reads and trainer.accumulate == "whole"
+        sharded = shard and (trainer.gathers_in, trainer.reduce, trainer.replicas)
+        return shard, size, whole, trainer.activation_checkpointing, sharded
 
     def n_rehearsals(self, trainers: list[TrainerConfig]) -> int:
         """How many rehearsals the plans of these need between them."""
         return len({self._rehearsal_key(trainer) for trainer in trainers})
 
     def _curve(self, trainer: TrainerConfig) -> Curve:
-        key = shard, size, *_ = self._rehearsal_key(trainer)
+        key = shard, size, whole, *_ = self._rehearsal_key(trainer)
         if key not in self._curves:
             self._curves[key] = rehearse(
                 replace(self.config, trainer=trainer),
@@ -179,6 +183,7 @@ class Planner:
                 shard=shard,
                 device=self.cluster.device,
                 micro_batch_size=size,
+                whole=whole,
             )
             self.rehearsed()
         return self._curves[key]

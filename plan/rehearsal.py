@@ -19,6 +19,7 @@ from ..models.decoder import Decoder
 from ..models.tensor_shards import full_tensor
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.module import PretrainModule, next_token_loss
+from ..trainer.strategies.fsdp2 import reduce_gradients, unsharded_gradients
 from .gpu import as_on
 from .ledger import MANY, Curve, Ledger
 
@@ -65,7 +66,7 @@ def _states(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [tensor for state in optimizer.state.values() for tensor in state.values() if isinstance(tensor, Tensor)]
 
 
-def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int) -> None:
+def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int, whole: bool) -> None:
     """One optimizer step of two micro-batches, as it is after earlier steps."""
     parameters = list(module.model.parameters())
     optimizer = module.configure_optimizers()["optimizer"]
@@ -73,6 +74,7 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int) -> None
 
     def mark_gradients() -> None:
         ledger.mark([p.grad for p in parameters if p.grad is not None], "gradients")
+        ledger.mark(unsharded_gradients(module), "gradients")
 
     for parameter in parameters:
         parameter.register_post_accumulate_grad_hook(lambda p: ledger.gradient(p.grad))
@@ -90,6 +92,7 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int) -> None
             # Lightning frees the gradients of the previous step here.
             optimizer.zero_grad()
         ledger.begin(f"{nth} backward")
+        reduce_gradients(module, nth == "later" or not whole)
         _backward(loss / 2)
         del loss, batch_BT
         mark_gradients()
@@ -104,6 +107,7 @@ def rehearse(
     shard: Sharding | None = None,
     device: Literal["cuda", "cpu"],
     micro_batch_size: int = MANY,
+    whole: bool = False,
 ) -> Curve:
     """Run a step of two micro-batches of ``config`` as the first of ``n_processes``, on tensors that hold nothing.
 
@@ -114,12 +118,16 @@ def rehearse(
         device: what it would run on.
         micro_batch_size: by default the memory of all micro-batches is known at once, which needs kernels that do not
             depend on it: those of a GPU.
+        whole: whether a process that shards sums the gradients of the first micro-batch whole, and reduces them after
+            the second.
     """
     settings = replace(
         config.trainer,
         strategy="fsdp2" if shard else "single",
         replicas=config.trainer.replicas if shard else 1,
-        gather=config.trainer.gather if shard else "fp32",
+        gather=config.trainer.gathers_in if shard else "auto",
+        reduce=config.trainer.reduce if shard else "fp32",
+        accumulate="whole",
         offload="none",
         offload_dir="",
         compile="no",
@@ -134,5 +142,5 @@ def rehearse(
             as_on(device),
         ):
             model.to_empty(device="cpu").train()
-            _step(PretrainModule(model, config.optim, settings), ledger, micro_batch_size)
+            _step(PretrainModule(model, config.optim, settings), ledger, micro_batch_size, whole)
         return ledger.curve()

@@ -50,7 +50,7 @@ class StepSizes:
     @property
     def gathered_itemsize(self) -> float:
         """Bytes of a weight as passes use it."""
-        return 2.0 if self.trainer.gather == "bf16" else 4.0
+        return 2.0 if self.trainer.gathers_in == "bf16" else 4.0
 
     @property
     def ring(self) -> float:
@@ -132,9 +132,10 @@ def _host_memory_of_zero(sizes: StepSizes) -> float:
 
 
 def _sent_as_rehearsed(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:
+    # Of several micro-batches the last is the later one of the rehearsal; all before it are as its first.
     found: dict[Ring, float] = {}
     for phase, by_ring in curve.messages.items():
-        times = sizes.accumulate - 1 if phase.startswith("later") else 1
+        times = {"first": max(sizes.accumulate - 1, 1), "later": int(sizes.accumulate > 1)}.get(phase.split()[0], 1)
         for ring, n_bytes in by_ring.items():
             found[ring] = found.get(ring, 0.0) + times * n_bytes
     return found
@@ -145,7 +146,7 @@ def _among_all(sizes: StepSizes, n_bytes: float) -> dict[Ring, float]:
 
 
 def _sent_by_ddp(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:
-    return _among_all(sizes, 2 * sizes.ring * sizes.full)
+    return _among_all(sizes, 2 * sizes.ring * sizes.full * (0.5 if sizes.trainer.reduce == "bf16" else 1))
 
 
 def _sent_by_zero1(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:

@@ -148,10 +148,18 @@ class TrainerConfig:
     replicas: int = 1
     """Of ``fsdp2``: groups of processes that each hold the whole model, sharded over its group; 1: one group of all."""
 
-    gather: Literal["fp32", "bf16"] = "fp32"
-    """Of ``fsdp2`` and ``zero3``: what a pass uses weights in, over their float32 originals. ``bf16``
-    halves what is sent of the blocks, and rounds no activations: embeddings, last norm and (``fsdp2``) head stay
-    float32. Snapshots then measure the rounded weights and say so."""
+    gather: Literal["auto", "fp32", "bf16"] = "auto"
+    """Of ``fsdp2`` and ``zero3``: what a pass uses weights in, over their float32 originals. ``auto``: ``bf16`` where
+    precision is, else ``fp32``. ``bf16`` halves what is sent and held of gathered blocks and head, and rounds no
+    activations: embeddings stay float32. Snapshots then measure the rounded weights and say so."""
+
+    reduce: Literal["fp32", "bf16"] = "fp32"
+    """Of ``ddp`` and ``fsdp2``: what gradients are sent in when processes average them. ``bf16`` halves what is sent,
+    and rounds gradients; with gather ``bf16`` it also rounds the sums over the micro-batches of a step."""
+
+    accumulate: Literal["whole", "sharded"] = "whole"
+    """Of ``fsdp2``, where a step has several micro-batches: each process sums their gradients ``whole``, 4 bytes per
+    parameter, and they are reduced once per step; or ``sharded``: they are reduced after every micro-batch."""
 
     offload: Literal["none", "cpu", "nvme"] = "none"
     """Of ``zero1`` to ``zero3``: where the optimizer's state is kept, and with ``zero3`` the weights between passes."""
@@ -186,6 +194,13 @@ class TrainerConfig:
     for one, for longer; the run then says which process, where and in what. Birth, set-up, the first step of a start,
     validation, a snapshot, a checkpoint and the end may each take fifteen times as long. 0: no limit, as for a
     debugger."""
+
+    @property
+    def gathers_in(self) -> Literal["fp32", "bf16"]:
+        """What ``gather`` comes to."""
+        if self.gather != "auto":
+            return self.gather
+        return "bf16" if self.precision == "bf16" and "gather" in STRATEGIES[self.strategy].reads else "fp32"
 
     def shared_by(self, n_processes: int) -> TrainerConfig:
         """The same for ``n_processes``, with the size of their largest micro-batch.

@@ -50,8 +50,9 @@ LLAMA = {
     "trainer.global_batch_size": 64,
     "trainer.precision": "bf16",
 }
-#: Its parameters, by hand: in one block, and in embeddings, last norm and head.
-BLOCK, OUTSIDE = 4 * 64 * 64 + 3 * 64 * 96 + 2 * 64, 2 * 128 * 64 + 64
+#: Its parameters, by hand: in one block; in the embeddings; in last norm and head; and in those two.
+BLOCK, TABLE, HEAD = 4 * 64 * 64 + 3 * 64 * 96 + 2 * 64, 128 * 64, 64 + 128 * 64
+OUTSIDE = TABLE + HEAD
 
 
 @pytest.fixture
@@ -91,7 +92,7 @@ def test_one_rehearsal_knows_every_micro_batch(llama, sharded, checkpointing):
 
 
 def test_a_sharded_model_holds_and_sends_its_shard(llama):
-    n, config = 8, llama({"trainer.strategy": "fsdp2"})
+    n, config = 8, llama({"trainer.strategy": "fsdp2", "trainer.gather": "fp32"})
     curve = rehearse(config, n, shard=fsdp2.sharder, device="cuda")
     whole = 4 * (2 * BLOCK + OUTSIDE)
     at_rest = curve.fixed[curve.during("update")][-1]
@@ -100,14 +101,46 @@ def test_a_sharded_model_holds_and_sends_its_shard(llama):
     ring = (n - 1) / n
     for nth in ("first", "later"):
         assert curve.sent[f"{nth} forward"] == ring * whole
-        # What is outside the blocks stays gathered; gradients are all sent.
+        # The head stays gathered, and a table's gradient needs none of it; gradients are all sent.
         assert curve.sent[f"{nth} backward"] == ring * (whole + 4 * 2 * BLOCK)
+
+
+def test_gradients_that_are_summed_whole_are_sent_once(llama):
+    n, config = 8, llama({"trainer.strategy": "fsdp2", "trainer.gather": "fp32"})
+    curve = rehearse(config, n, shard=fsdp2.sharder, device="cuda", whole=True)
+    whole, ring = 4 * (2 * BLOCK + OUTSIDE), 7 / 8
+    assert curve.sent["first backward"] == ring * 4 * 2 * BLOCK
+    assert curve.sent["later backward"] == ring * (whole + 4 * 2 * BLOCK)
+    # Between the two, all gradients and no shards of them.
+    assert curve.fixed[curve.during("later forward")][0][1] == whole
+    planner = Planner(config, Cluster(n, "h100-80gb"))
+    apart, once = (
+        planner.plan(dataclasses.replace(config.trainer, accumulate=accumulate)) for accumulate in ("sharded", "whole")
+    )
+    assert apart.accumulate == once.accumulate == 4
+    assert apart.sent - once.sent == pytest.approx(3 * ring * whole)
+    assert once.peak - apart.peak == pytest.approx(whole, rel=0.2)
+
+
+def test_no_more_is_gathered_at_once_than_two_groups(llama):
+    fields = {"trainer.strategy": "fsdp2", "trainer.gather": "fp32", "model.vocab_size": 8192, "model.n_layers": 4}
+    curve = rehearse(llama(fields), 8, shard=fsdp2.sharder, device="cuda")
+    table, gathered = 4 * 8192 * 64, curve.fixed[:, 3]
+    # One that computes and one that comes: a table and a block, with the buffer of its collective and its shard.
+    forward = gathered[curve.during("first forward")].max()
+    assert table + 4 * BLOCK < forward < 2 * table + 2 * 4 * BLOCK + 4 * 64 + table / 8
+    # Between the passes of the tables that are left: blocks alone.
+    blocks = gathered[curve.during("first forward")]
+    assert sorted(blocks)[len(blocks) // 2] < 4 * 4 * BLOCK
 
 
 def test_replicas_of_a_sharded_model_reduce_their_shards(llama):
     curves = [
         rehearse(
-            llama({"trainer.strategy": "fsdp2", "trainer.replicas": replicas}), 8, shard=fsdp2.sharder, device="cuda"
+            llama({"trainer.strategy": "fsdp2", "trainer.gather": "fp32", "trainer.replicas": replicas}),
+            8,
+            shard=fsdp2.sharder,
+            device="cuda",
         )
         for replicas in (1, 4)
     ]
@@ -117,10 +150,23 @@ def test_replicas_of_a_sharded_model_reduce_their_shards(llama):
     assert list(curves[1].fixed[-1][:2]) == [whole / 2, whole / 2]
 
 
-def test_weights_of_blocks_gathered_in_bf16_take_half(llama):
-    config = llama({"trainer.strategy": "fsdp2", "trainer.gather": "bf16"})
+@pytest.mark.parametrize("reduce", ["fp32", "bf16"])
+def test_weights_gathered_in_bf16_take_half_but_for_the_embeddings_and_so_do_gradients_that_are_reduced_so(
+    llama, reduce
+):
+    config = llama({"trainer.strategy": "fsdp2", "trainer.reduce": reduce})
+    assert config.trainer.gathers_in == "bf16"  # as precision is
     curve = rehearse(config, 8, shard=fsdp2.sharder, device="cuda")
-    assert curve.sent["first forward"] == 7 / 8 * (2 * 2 * BLOCK + 4 * OUTSIDE)
+    assert curve.sent["first forward"] == 7 / 8 * (2 * (2 * BLOCK + HEAD) + 4 * TABLE)
+    sent = {"fp32": 4, "bf16": 2}[reduce] * (2 * BLOCK + OUTSIDE)
+    assert curve.sent["first backward"] == 7 / 8 * (2 * 2 * BLOCK + sent)
+
+
+def test_a_table_that_is_head_too_is_gathered_once(llama):
+    config = llama({"trainer.strategy": "fsdp2", "model.tie_embeddings": True})
+    curve = rehearse(config, 8, shard=fsdp2.sharder, device="cuda")
+    assert curve.sent["first forward"] == 7 / 8 * (2 * 2 * BLOCK + 4 * HEAD)
+    assert curve.sent["first backward"] == 7 / 8 * (2 * 2 * BLOCK + 4 * (2 * BLOCK + HEAD))
 
 
 def test_nothing_is_left_behind(llama):
@@ -261,7 +307,7 @@ def test_a_port_that_is_named_counts_between_machines_and_within_one_it_is_the_l
 
 
 def test_replicas_that_shard_within_machines_are_among_the_alternatives_and_send_less_between(llama):
-    planner = Planner(llama({"trainer.strategy": "fsdp2"}), Cluster(64, "h100-80gb"))
+    planner = Planner(llama({"trainer.strategy": "fsdp2", "trainer.gather": "fp32"}), Cluster(64, "h100-80gb"))
     trainers = [t for t in planner.alternatives() if (t.strategy, t.activation_checkpointing) == ("fsdp2", "none")]
     assert [trainer.replicas for trainer in trainers] == [1, 8]
     plans = [planner.plan(dataclasses.replace(trainer, micro_batch_size=1)) for trainer in trainers]
@@ -389,11 +435,14 @@ def fields_of(name):
     return dotted(yaml.safe_load((CONFIGS / f"{name}.yaml").read_text()))
 
 
+_OF_A_VARIANT = ("strategy", "accumulate", "micro_batch_size", "activation_checkpointing")
+
+
 @pytest.mark.parametrize("name", ["llama2_7b_fsdp2", "llama2_7b_zero3"])
 def test_variants_are_the_same_run(name):
     base, variant = fields_of("llama2_7b"), fields_of(name)
     differing = {field for field in {*base, *variant} if base.get(field) != variant.get(field)}
-    assert differing <= {f"trainer.{f}" for f in ("strategy", "gather", "micro_batch_size", "activation_checkpointing")}
+    assert differing <= {f"trainer.{f}" for f in _OF_A_VARIANT}
     assert variant["trainer.strategy"] == name.rpartition("_")[2]
 
 

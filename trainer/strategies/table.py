@@ -53,8 +53,12 @@ _SELECTIVE = {
 #: Strategies by ``trainer.strategy``.
 STRATEGIES: dict[StrategyName, StrategyFacts] = {
     "single": StrategyFacts(launched=False),
-    "ddp": StrategyFacts(),
-    "fsdp2": StrategyFacts(shards_weights=True, reads=frozenset({"replicas", "gather"}), refuses=_WHOLE_STEP),
+    "ddp": StrategyFacts(reads=frozenset({"reduce"})),
+    "fsdp2": StrategyFacts(
+        shards_weights=True,
+        reads=frozenset({"replicas", "gather", "reduce", "accumulate"}),
+        refuses=_WHOLE_STEP,
+    ),
     "zero1": StrategyFacts(zero_stage=1, reads=frozenset({"offload"}), refuses=_NVME),
     "zero2": StrategyFacts(zero_stage=2, reads=frozenset({"offload"}), refuses=_NVME),
     "zero3": StrategyFacts(
@@ -66,7 +70,23 @@ STRATEGIES: dict[StrategyName, StrategyFacts] = {
 }
 
 #: Fields of ``trainer`` that only some strategies read, and the value that they have where they are not set.
-STRATEGY_FIELDS: dict[str, Any] = {"replicas": 1, "gather": "fp32", "offload": "none", "offload_dir": ""}
+STRATEGY_FIELDS: dict[str, Any] = {
+    "replicas": 1,
+    "gather": "auto",
+    "reduce": "fp32",
+    "accumulate": "whole",
+    "offload": "none",
+    "offload_dir": "",
+}
+
+
+def _says_nothing(name: str, values: Mapping[str, Any]) -> bool:
+    """Whether a strategy that does not read this field does as it says all the same.
+
+    One that gathers nothing uses weights in the run's precision, or as they are.
+    """
+    as_it_is = (STRATEGY_FIELDS[name], "fp32", values["precision"]) if name == "gather" else (STRATEGY_FIELDS[name],)
+    return values[name] in as_it_is
 
 
 def strategy_problems(strategy: StrategyName, values: Mapping[str, Any]) -> list[str]:
@@ -74,8 +94,8 @@ def strategy_problems(strategy: StrategyName, values: Mapping[str, Any]) -> list
     facts = STRATEGIES[strategy]
     found = [
         f"trainer.{name} is {values[name]}, which strategy {strategy} does not read: remove it"
-        for name, default in STRATEGY_FIELDS.items()
-        if values[name] != default and name not in facts.reads
+        for name in STRATEGY_FIELDS
+        if name not in facts.reads and not _says_nothing(name, values)
     ]
     found += [
         f"trainer.{name} is {value}, {why.format(strategy=strategy)}"

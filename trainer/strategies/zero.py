@@ -121,7 +121,7 @@ def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
         "zero_optimization": zero,
         # Weights stay float32 in each process; what is sent of them is what a pass uses.
         "torch_autocast": {
-            "enabled": config.gather == "bf16",
+            "enabled": config.gathers_in == "bf16",
             "dtype": "bfloat16",
             # DeepSpeed asks for the very class, not for its kind.
             "lower_precision_safe_modules": _class_names([Linear, *Linear.__subclasses__()]),
