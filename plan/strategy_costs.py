@@ -146,7 +146,7 @@ def _among_all(sizes: StepSizes, n_bytes: float) -> dict[Ring, float]:
 
 
 def _sent_by_ddp(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:
-    return _among_all(sizes, 2 * sizes.ring * sizes.full * (0.5 if sizes.trainer.reduce == "bf16" else 1))
+    return _among_all(sizes, 2 * sizes.ring * sizes.full)
 
 
 def _sent_by_zero1(curve: Curve, sizes: StepSizes) -> dict[Ring, float]:

@@ -436,6 +436,69 @@ def launched(torchrun):
     return run
 
 
+#: Its arguments: the number of ranks, a port, a script, and the script's own. As a launcher it ends all ranks when one
+#: fails. Nothing may compute before the ranks are there: a process with threads must not fork.
+_FORK = """
+import importlib, importlib.util, os, runpy, signal, sys, traceback
+
+n, port, script, *arguments = sys.argv[1:]
+os.environ.setdefault("DS_ACCELERATOR", "cpu")
+for name in ("torch.distributed.fsdp", "lightning.pytorch", "birthmark.trainer.run", "birthmark.measure.measurement"):
+    importlib.import_module(name)
+if importlib.util.find_spec("deepspeed"):
+    import deepspeed
+
+ranks = {}
+for rank in range(int(n)):
+    if pid := os.fork():
+        ranks[pid] = rank
+        continue
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE=n, LOCAL_WORLD_SIZE=n)
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
+    sys.argv, status = [script, *arguments], 1
+    try:
+        runpy.run_path(script, run_name="__main__")
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+failed = 0
+while ranks:
+    pid, status = os.wait()
+    del ranks[pid]
+    if status and not failed:
+        failed = 1
+        for other in ranks:
+            os.kill(other, signal.SIGKILL)
+sys.exit(failed)
+"""
+
+
+@pytest.fixture(scope="session")
+def forked(free_port):
+    """``forked(script, *arguments, n=2)``: run it in n processes of one core each to a good end; what it printed.
+
+    They are forked from one that has imported what runs need: under torchrun each imports it anew, and torchrun too,
+    which takes longer than small runs do. One thread builds what is compiled: a pool of them starts as many processes.
+    """
+
+    def run(script, *arguments, n=2):
+        done = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", _FORK, *map(str, (n, free_port(), script, *arguments))],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+        )
+        assert done.returncode == 0, f"{done.stderr[:6000]}\n[…]\n{done.stderr[-2000:]}"
+        return done.stdout
+
+    return run
+
+
 @pytest.fixture
 def launched_script(tmp_path, launched):
     """``launched_script(script, *arguments, n=2)``: the same of a script's text."""

@@ -154,7 +154,7 @@ class TrainerConfig:
     activations: embeddings stay float32. Snapshots then measure the rounded weights and say so."""
 
     reduce: Literal["fp32", "bf16"] = "fp32"
-    """Of ``ddp`` and ``fsdp2``: what gradients are sent in when processes average them. ``bf16`` halves what is sent,
+    """Of ``fsdp2``: what gradients are sent in when processes average them. ``bf16`` halves what is sent,
     and rounds gradients; with gather ``bf16`` it also rounds the sums over the micro-batches of a step."""
 
     accumulate: Literal["whole", "sharded"] = "whole"

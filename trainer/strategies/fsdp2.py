@@ -86,12 +86,12 @@ def unsharded_gradients(module: nn.Module) -> list[Tensor]:
     found: list[Tensor] = []
     for part in module.modules():
         if isinstance(part, FSDPModule):
-            for group in part._get_fsdp_state()._fsdp_param_groups:
-                for parameter in group.fsdp_params:
-                    # The second where no dtype is rounded to, once it has been gathered for the first time.
-                    used = getattr(parameter, "_unsharded_param", None)
-                    kept = parameter.unsharded_accumulated_grad, None if used is None else used.grad
-                    found += [gradient for gradient in kept if gradient is not None]
+            group = part._get_fsdp_state()._fsdp_param_group
+            for parameter in group.fsdp_params if group is not None else ():
+                # The second where no dtype is rounded to, once it has been gathered for the first time.
+                used = getattr(parameter, "_unsharded_param", None)
+                kept = parameter.unsharded_accumulated_grad, None if used is None else used.grad
+                found += [gradient for gradient in kept if gradient is not None]
     return found
 
 

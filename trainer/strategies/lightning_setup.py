@@ -8,7 +8,6 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy, Strategy
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 
 from ...errors import UsageError
 from ...models.birth import Sharder
@@ -36,10 +35,7 @@ def _single(config: TrainerConfig, grad_clip: float, device: torch.device) -> St
 
 def _ddp(config: TrainerConfig, grad_clip: float, device: torch.device) -> StrategySetup:
     # Buffers are functions of the config, or reduced over ranks by their owner: none needs to be sent at every pass.
-    hook = bf16_compress_hook if config.reduce == "bf16" else None
-    return StrategySetup(
-        DDPStrategy(timeout=TIMEOUT, broadcast_buffers=False, gradient_as_bucket_view=True, ddp_comm_hook=hook)
-    )
+    return StrategySetup(DDPStrategy(timeout=TIMEOUT, broadcast_buffers=False, gradient_as_bucket_view=True))
 
 
 def _fsdp2(config: TrainerConfig, grad_clip: float, device: torch.device) -> StrategySetup:

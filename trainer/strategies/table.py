@@ -53,7 +53,7 @@ _SELECTIVE = {
 #: Strategies by ``trainer.strategy``.
 STRATEGIES: dict[StrategyName, StrategyFacts] = {
     "single": StrategyFacts(launched=False),
-    "ddp": StrategyFacts(reads=frozenset({"reduce"})),
+    "ddp": StrategyFacts(),
     "fsdp2": StrategyFacts(
         shards_weights=True,
         reads=frozenset({"replicas", "gather", "reduce", "accumulate"}),

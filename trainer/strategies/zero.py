@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DeepSpeedStrategy
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from ...errors import UsageError
 from ...models.birth import Sharder
@@ -96,7 +97,8 @@ def check_drive(folder: Path) -> None:
 
 
 def _class_names(kinds: list[type[Linear]]) -> list[str]:
-    return [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds]
+    # Sharding makes subclasses of its own, which no module has by name.
+    return [f"{kind.__module__}.{kind.__qualname__}" for kind in kinds if not issubclass(kind, FSDPModule)]
 
 
 def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:

@@ -5,7 +5,7 @@ import pytest
 # Each line of its last argument: a run's folder, whether it goes on, and the fields that differ from the config's.
 # All runs share one process group: to join and to leave takes a moment each time.
 _RUNS = """
-import json, sys
+import functools, json, sys
 from pathlib import Path
 
 import torch
@@ -15,6 +15,10 @@ from birthmark.trainer.config_file import read_config
 from birthmark.trainer.processes.launched_process import launched_process
 from birthmark.trainer.processes.process_group import join_process_group
 from birthmark.trainer.run import pretrain
+
+# What hooks and checkpoints make of a graph is tested here; code built of one is in tests/trainer/test_run.py, and takes
+# longer than all runs together.
+torch.compile = functools.partial(torch.compile, backend="aot_eager")
 
 file, runs = sys.argv[1:]
 with join_process_group(launched_process(), torch.device("cpu")):
@@ -26,7 +30,7 @@ with join_process_group(launched_process(), torch.device("cpu")):
 
 
 @pytest.fixture(scope="session")
-def launch_runs(launched, tmp_path_factory):
+def launch_runs(forked, tmp_path_factory):
     """``launch_runs(file, runs, n=2)``: train all ``runs``, (folder, resume, flags), of a config's file in one launch.
 
     Starting processes takes many times longer than small runs do.
@@ -36,6 +40,6 @@ def launch_runs(launched, tmp_path_factory):
         folder = tmp_path_factory.mktemp("launch")
         (folder / "script.py").write_text(_RUNS)
         (folder / "runs.jsonl").write_text("".join(json.dumps([str(path), *rest]) + "\n" for path, *rest in runs))
-        launched(folder / "script.py", file, folder / "runs.jsonl", n=n)
+        forked(folder / "script.py", file, folder / "runs.jsonl", n=n)
 
     return launch

@@ -157,7 +157,7 @@ def runnable(fields):
 
 
 @pytest.fixture(scope="module")
-def trained(arms, batches, launched, tmp_path_factory):
+def trained(arms, batches, forked, tmp_path_factory):
     """(steps, snapshot) by way and arm."""
     folder = tmp_path_factory.mktemp("arms")
     configs = {
@@ -168,7 +168,7 @@ def trained(arms, batches, launched, tmp_path_factory):
     (folder / "configs.pickle").write_bytes(pickle.dumps(configs))
     torch.save(batches, folder / "tokens.pt")
     (folder / "script.py").write_text(SCRIPT)
-    launched(folder / "script.py", folder / "configs.pickle", folder / "tokens.pt", folder / "results.json")
+    forked(folder / "script.py", folder / "configs.pickle", folder / "tokens.pt", folder / "results.json")
     return json.loads((folder / "results.json").read_text())
 
 

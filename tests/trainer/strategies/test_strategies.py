@@ -1,4 +1,4 @@
-"""Every strategy under a real torchrun, gloo and DeepSpeed's engine included: the birth, losses, snapshots and
+"""Every strategy in several processes, gloo and DeepSpeed's engine included: the birth, losses, snapshots and
 checkpoints of the single process."""
 
 import importlib.util
@@ -196,13 +196,13 @@ def test_a_strategy_has_the_birth_losses_and_snapshots_of_the_single_process(str
 
 
 @pytest.fixture(scope="module")
-def four(config, folder, launched):
+def four(config, folder, forked):
     """The births that four processes give, by strategy, and their run in two replicas."""
     names = runnable(["ddp", "fsdp2", *ZERO])
     smaller = replace(config, trainer=replace(config.trainer, micro_batch_size=1))
     (folder / "four.yaml").write_text(yaml.safe_dump(asdict(smaller)))
     (folder / "four.py").write_text(FOUR)
-    printed = launched(folder / "four.py", folder / "four.yaml", folder / "replicas", *names, n=4)
+    printed = forked(folder / "four.py", folder / "four.yaml", folder / "replicas", *names, n=4)
     births = dict(line.split()[1:] for line in printed.splitlines() if line.startswith("birth "))
     return births, RunDir.open(folder / "replicas")
 
