@@ -75,12 +75,15 @@ def would_run(config: RunConfig, name: str) -> dict[str, Any]:
     """
     import torch
 
+    from ..trainer.numerics import fast_in_bf16
+
     processes, gpus = _processes(config)
     settings = config.trainer.shared_by(processes)
     launched = STRATEGIES[settings.strategy].launched
+    fast = fast_in_bf16(torch.device("cuda" if gpus else "cpu"))
     return {
         "strategy": settings.strategy,
-        "precision": settings.precision,
+        "precision": ("bf16" if fast else "fp32") if settings.precision == "auto" else settings.precision,
         "processes": processes,
         "device": torch.cuda.get_device_name() if gpus else "cpu",
         "micro_batch_size": settings.micro_batch_size,

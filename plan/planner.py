@@ -7,11 +7,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from ..errors import UsageError
 from ..models.birth import empty_decoder
 from ..models.parameter_roles import ParameterRole, parameter_roles
 from ..trainer.activation_checkpointing import CHECKPOINTING
 from ..trainer.config import RunConfig, TrainerConfig
+from ..trainer.numerics import fast_in_bf16
 from ..trainer.processes.launched_process import LaunchedProcess
 from ..trainer.strategies.lightning_setup import check_launch
 from ..trainer.strategies.table import STRATEGIES, STRATEGY_FIELDS, StrategyName
@@ -111,7 +114,7 @@ class Planner:
     """Plans of one config on one cluster. Steps are rehearsed once for all plans that need them.
 
     Args:
-        config: the run.
+        config: the run; precision ``auto`` is decided for the cluster.
         cluster: where.
         rehearsed: is called after every rehearsal.
     """
@@ -120,6 +123,13 @@ class Planner:
     cluster: Cluster
     rehearsed: Callable[[], object] = lambda: None
     _curves: dict[tuple[Any, ...], Curve] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.config.trainer.precision == "auto":
+            # Every GPU of the table has units for bf16.
+            fast = self.cluster.device == "cuda" or fast_in_bf16(torch.device("cpu"))
+            decided = replace(self.config.trainer, precision="bf16" if fast else "fp32")
+            self.config = replace(self.config, trainer=decided)
 
     @cached_property
     def n_params(self) -> int:

@@ -128,8 +128,18 @@ class TrainerConfig:
     global_batch_size: int = 16
     """Sequences in one optimizer step, over all devices and accumulated micro-batches."""
 
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """``fp32``, or ``bf16`` autocast over float32 weights."""
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    """``fp32``, or ``bf16`` autocast over float32 weights. ``auto``: bf16 where the device has units for it (GPUs from
+    compute capability 8.0 on, CPUs with AVX-512 BF16 or AMX), else fp32; decided when the run begins, and kept when it
+    goes on elsewhere."""
+
+    matmul: Literal["ieee", "tf32"] = "ieee"
+    """How a GPU multiplies float32 matrices: in full, or rounded to TF32, ten bits of fraction and several times as
+    fast. Snapshots multiply so too."""
+
+    deterministic: bool = False
+    """On a GPU: choose kernels whose results are the same bit for bit in every rerun and resume, which are slower. On a
+    CPU they are so anyway."""
 
     compile: Literal["no", "step", "blocks"] = "no"
     """What ``torch.compile`` is given: the whole training ``step``, where no strategy shards the weights; or the
@@ -200,7 +210,11 @@ class TrainerConfig:
         """What ``gather`` comes to."""
         if self.gather != "auto":
             return self.gather
-        return "bf16" if self.precision == "bf16" and "gather" in STRATEGIES[self.strategy].reads else "fp32"
+        return "bf16" if self.precision == "bf16" and self.reads("gather") else "fp32"
+
+    def reads(self, name: str) -> bool:
+        """Whether ``strategy`` reads a field that only some strategies do."""
+        return name in STRATEGIES[self.strategy].reads
 
     def shared_by(self, n_processes: int) -> TrainerConfig:
         """The same for ``n_processes``, with the size of their largest micro-batch.
@@ -232,7 +246,7 @@ class TrainerConfig:
             found.append(f"trainer.timeout_s is {self.timeout_s}: give seconds, or 0 for no limit")
         found += outside("trainer", self, {"replicas": (1, 1 << 20)})
         found += strategy_problems(self.strategy, vars(self))
-        if self.gather == "bf16" and self.precision != "bf16":
+        if self.gather == "bf16" and self.precision == "fp32":
             found.append("trainer.gather is bf16, but trainer.precision is fp32: set both to bf16, or neither")
         if self.offload_dir and self.offload != "nvme":
             found.append(

@@ -38,6 +38,7 @@ from .config import RunConfig, TrainerConfig
 from .continued_rate import continued_rate
 from .initial_model import initialize_model
 from .module import PretrainModule
+from .numerics import decide, decisions, numerics
 from .processes.heartbeat import watched
 from .processes.launch_environment import LauncherEnvironment
 from .processes.launched_process import LaunchedProcess, launched_process
@@ -129,7 +130,14 @@ def _quiet() -> None:
 
 
 def _print_start(
-    console: Console, config: RunConfig, asked: RunConfig, run: RunDir, start: RunStart, *, resumed: bool
+    console: Console,
+    config: RunConfig,
+    asked: RunConfig,
+    run: RunDir,
+    start: RunStart,
+    device: torch.device,
+    *,
+    resumed: bool,
 ) -> None:
     """What starts, how much is to be trained, what is otherwise than ``asked``, and how attention is computed where no
     fused kernel does it."""
@@ -165,6 +173,8 @@ def _print_start(
             highlight=False,
             soft_wrap=True,
         )
+    for line in decisions(asked.trainer, settings, device):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     if console.is_terminal:
         path = shlex.quote(str(run.path))
         console.print(f"watch it: birthmark report {path} --watch", highlight=False, soft_wrap=True, markup=False)
@@ -249,6 +259,8 @@ def pretrain(
         # Asked here so that a mistake ends the run at once, and again in begin_run, which holds the run's lock.
         from_rank_zero(lambda: check_resumable(config, run) if resume else check_unused(run))
 
+        config = replace(config, trainer=decide(config.trainer, device, run if resume else None))
+        held.enter_context(numerics(config.trainer, device))
         # Before the data, which may take hours: a class of the user's own may be none that a model can be built of.
         with torch.device("meta"):
             Decoder(config.model)
@@ -266,7 +278,7 @@ def pretrain(
         _check_same_everywhere(config, birth, data)
 
         start = from_rank_zero(lambda: held.enter_context(begin_run(config, run, model, birth, data, resume=resume)))
-        _print_start(console, running, asked, run, start, resumed=resume)
+        _print_start(console, running, asked, run, start, device, resumed=resume)
         if start.step >= config.trainer.max_steps:
             from_rank_zero(lambda: write_metrics_csv(run))
             return Outcome(run, start.step, None, from_rank_zero(lambda: _write_report(run) if report else None))

@@ -94,6 +94,7 @@ def run(options: Namespace) -> int:
     cluster = Cluster(options.n_gpus, options.gpu, options.gpus_per_node, options.usable, options.mfu, bandwidth)
     config = _planned_config(Path(options.config), read_overrides(options["set"]), options.strategy)
     planner = Planner(config, cluster)
+    config = planner.config
     # On CPU every micro-batch would be a rehearsal of its own.
     trainers = [] if options.alone or cluster.gpu == "cpu" else planner.alternatives()
     with bar("rehearsing steps", planner.n_rehearsals([config.trainer, *trainers]), quiet=options.json) as advance:

@@ -46,7 +46,7 @@ BAD = {
     "a word for a number": (["--model.d_model=wide"], "model.d_model: 'wide' is not a whole number"),
     "a fraction for a count": (["--trainer.max_steps=1.5"], "trainer.max_steps"),
     "a word for a list": (["--log.loggers=csv"], "log.loggers: 'csv' is not a list, [A, B]"),
-    "an unknown choice": (["--trainer.precision=fp8"], "trainer.precision: 'fp8' is not one of 'fp32', 'bf16'"),
+    "an unknown choice": (["--trainer.precision=fp16"], "trainer.precision: 'fp16' is not one of 'auto'"),
     "a width that heads do not divide": (["--model.d_model=15"], "model.d_model 15 is not divisible by model.n_heads"),
     "heads that groups do not divide": (["--model.n_heads=4", "--model.n_kv_heads=3"], "model.n_kv_heads 3"),
     "an odd rotary width": (["--model.d_model=6"], "rotary"),
@@ -81,7 +81,7 @@ def test_a_wrong_request_is_one_line_and_status_2_and_nothing_is_written(case, t
     [
         ("model: {d_modle: 8}", "model.d_modle: no such field; did you mean model.d_model"),
         ("modle: {d_model: 8}", "modle"),
-        ("trainer: {precision: fp8}", "trainer.precision"),
+        ("trainer: {precision: fp16}", "trainer.precision"),
         ("model: [1, 2]", "bad.yaml: model is [1, 2]"),
         ("model: {attention: headnorm}", "bad.yaml: model.attention is 'headnorm'"),
         ("model: {d_model: 8", "bad.yaml: not YAML"),

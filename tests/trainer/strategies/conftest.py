@@ -16,8 +16,8 @@ from birthmark.trainer.processes.launched_process import launched_process
 from birthmark.trainer.processes.process_group import join_process_group
 from birthmark.trainer.run import pretrain
 
-# What hooks and checkpoints make of a graph is tested here; code built of one is in tests/trainer/test_run.py, and takes
-# longer than all runs together.
+# What hooks and checkpoints make of a graph is tested here. Code that is built of one is in tests/trainer/test_run.py,
+# and takes longer than all runs together.
 torch.compile = functools.partial(torch.compile, backend="aot_eager")
 
 file, runs = sys.argv[1:]

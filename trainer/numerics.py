@@ -1,0 +1,118 @@
+"""What a run computes in: its precision, products in float32, determinism. Decided once, from its config and device."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any, cast
+
+import torch
+
+from ..errors import UsageError
+from ..measure.records import RunDir
+from .config import TrainerConfig
+from .saved_config import DECIDED, read_saved_fields
+
+
+def fast_in_bf16(device: torch.device) -> bool:
+    """Whether a device has units for bf16: GPUs from compute capability 8.0 on, CPUs with AVX-512 BF16 or AMX."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_capability(device) >= (8, 0)
+    # Public names (torch.cpu.get_capabilities) came after the oldest torch that we run with.
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+
+
+def decide(config: TrainerConfig, device: torch.device, begun: RunDir | None = None) -> TrainerConfig:
+    """The config with values in place of ``auto``: those of the run that goes on, else what the device is fast in.
+
+    Args:
+        config: as it was asked for.
+        device: where the run computes.
+        begun: the run that goes on, if one does.
+
+    Raises:
+        UsageError: the device cannot do what the config asks.
+    """
+    if begun is not None:
+        saved = read_saved_fields(begun)
+        names = [name for name in DECIDED if getattr(config, name.removeprefix("trainer.")) == "auto"]
+        config = replace(config, **{name.removeprefix("trainer."): saved[name] for name in names})
+    if config.precision == "auto":
+        config = replace(config, precision="bf16" if fast_in_bf16(device) else "fp32")
+    if config.gather == "auto" and config.reads("gather"):
+        config = replace(config, gather=config.gathers_in)
+    if found := [*config.problems(), *device_problems(config, device)]:
+        raise UsageError("; ".join(found))
+    return config
+
+
+def device_problems(config: TrainerConfig, device: torch.device) -> list[str]:
+    """What this device cannot do of a config, one line each, with the mend."""
+    found = []
+    if config.matmul == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
+        found.append(
+            "trainer.matmul is tf32, which only GPUs of compute capability 8.0 or more have: leave it out, or give ieee"
+        )
+    if config.compile != "no" and (missing := _missing_compiler(device)):
+        found.append(f"trainer.compile is {config.compile}, which needs {missing}: give no")
+    return found
+
+
+def _missing_compiler(device: torch.device) -> str | None:
+    """What torch.compile lacks here."""
+    if device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        return None if has_triton() else "Triton and a GPU of compute capability 7.0 or more"
+    compiler = os.environ.get("CXX", "g++")
+    there = any(map(shutil.which, (compiler, "clang++")))
+    return None if there else f"a C++ compiler ({compiler}; apt install g++)"
+
+
+def decisions(asked: TrainerConfig, config: TrainerConfig, device: torch.device) -> list[str]:
+    """What was decided where ``auto`` was asked for, and what else the device does otherwise than by default, one line
+    each."""
+    lines = []
+    if asked.precision == "auto":
+        lines.append(f"precision: {config.precision} (trainer.precision auto); config.yaml records it")
+    if asked.gather == "auto" and config.gather == "bf16":
+        lines.append(
+            "weights: gathered in bf16, as precision is (trainer.gather auto); snapshots measure them as they are used"
+        )
+    if config.matmul == "tf32":
+        lines.append("float32 products: rounded to TF32, in snapshots too (trainer.matmul)")
+    if config.deterministic and device.type == "cuda":
+        lines.append("deterministic: runs and resumes on the same GPUs and libraries are equal bit for bit")
+    return lines
+
+
+@contextmanager
+def numerics(config: TrainerConfig, device: torch.device) -> Iterator[None]:
+    """Set what torch keeps for the whole process, for the length of a run.
+
+    Nothing of it concerns a CPU, where runs are deterministic and products IEEE's anyway.
+    """
+    if device.type != "cuda":
+        yield
+        return
+    cudnn, memory = torch.backends.cudnn, cast(Any, torch.utils.deterministic)
+    products, strict = torch.get_float32_matmul_precision(), torch.are_deterministic_algorithms_enabled()
+    fill, flags = memory.fill_uninitialized_memory, (cudnn.deterministic, cudnn.benchmark)
+    torch.set_float32_matmul_precision("high" if config.matmul == "tf32" else "highest")
+    if config.deterministic:
+        # Read when cuBLAS is first used; torch refuses other values.
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(True)
+        # Only code that reads what it has not written would differ.
+        memory.fill_uninitialized_memory = False
+        cudnn.deterministic, cudnn.benchmark = True, False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(products)
+        torch.use_deterministic_algorithms(strict)
+        memory.fill_uninitialized_memory = fill
+        cudnn.deterministic, cudnn.benchmark = flags
