@@ -22,7 +22,7 @@ from .optimizers.table import (
     read_optimizer,
     unread_fields,
 )
-from .strategies.table import StrategyName, strategy_problems
+from .strategies.table import STRATEGIES, StrategyName, strategy_problems
 
 
 @dataclass(frozen=True)
