@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from functools import partial
 from typing import Any
 
@@ -19,7 +19,7 @@ from ..models.linear_cross_entropy import TokenLosses
 from ..models.tensor_shards import full_tensor, shard_of
 from .activation_checkpointing import set_train_passes
 from .config import OptimConfig, TrainerConfig
-from .loop.step_guard import StepGuard
+from .loop.step_guard import StepGuard, UpdateSkippedError
 from .loop.step_watch import StepWatch
 from .lr_schedule import lr_share
 from .optimizers.parameter_groups import parameter_groups, renumber_optimizer_state
@@ -121,7 +121,8 @@ class PretrainModule(L.LightningModule):
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
         """Lightning's hook: gradients, clipping and the update, which may be one of a step to skip."""
-        super().optimizer_step(*args, **kwargs)
+        with suppress(UpdateSkippedError):
+            super().optimizer_step(*args, **kwargs)
         self.guard.settle()
 
     def see_gradient_norm(self, norm: Tensor) -> None:

@@ -15,6 +15,10 @@ from torch.optim import Optimizer
 from ...models.tensor_shards import shard_of
 
 
+class UpdateSkippedError(Exception):
+    """Raised inside the closure of an optimizer's step, so that it never comes to its update."""
+
+
 class StepGuard:
     """Skips steps of one model.
 
@@ -42,24 +46,26 @@ class StepGuard:
         """Make the update that is about to come one that moves nothing, if the gradient is not finite.
 
         Args:
-            optimizer: torch's.
+            optimizer: torch's, which has called the closure of its step.
             parameters: all that have a gradient.
             grad_norm: of the whole gradient, ``[]``.
             wait: the device may be waited for: it has computed already what it was given.
+
+        Raises:
+            UpdateSkippedError: the device was waited for, and the update must not take place.
         """
         self.judge(grad_norm)
-        # A first step makes the state. What a later one puts back is not there yet, so that one is waited for.
-        if wait or not optimizer.state:
+        entries = [value for of_one in optimizer.state.values() for value in of_one.values()]
+        # A first step makes the state, which can then not be put back; nor can what is no tensor. Those are waited for.
+        if wait or not entries or not all(isinstance(value, Tensor) for value in entries):
             if not torch.isfinite(grad_norm):
-                for parameter in parameters:
-                    parameter.grad = None
+                raise UpdateSkippedError
         elif getattr(optimizer, "_step_supports_amp_scaling", False):
             # Fused kernels of torch read it: they return at once where it is 1, and take the step count back.
             optimizer.found_inf = (~torch.isfinite(grad_norm)).float()  # type: ignore[attr-defined]
         else:
             self._skip = ~torch.isfinite(grad_norm)
-            state = [v for entries in optimizer.state.values() for v in entries.values() if isinstance(v, Tensor)]
-            held = [shard_of(tensor).local for tensor in (*parameters, *state)]
+            held = [shard_of(tensor).local for tensor in (*parameters, *entries)]
             self._before = [(tensor, tensor.clone()) for tensor in held]
 
     @torch.no_grad()
