@@ -14,7 +14,7 @@ from types import FrameType
 
 import lightning as L
 
-from ..measure.ranks import max_over_ranks
+from ..measure.ranks import begin_max_over_ranks, world_size
 from .milestones import StepCallback
 
 # SIGUSR1 is what SLURM is asked to send before a job's time is over; Windows has none.
@@ -29,8 +29,11 @@ _PAUSE_S = 2.0
 class StopOnSignal(StepCallback):
     """Sets ``trainer.should_stop`` at the first step boundary after a signal. Stands before all milestone callbacks.
 
-    A signal to one process of a run stops all of them, at the same step. It listens from before the training until all
-    is closed behind it, so that the launcher's next signal does not hit a process that still saves.
+    A signal to one process of a run stops all of them, at the same step. Of several, each says at every step whether it
+    heard one, and learns of the others' at the next: no step waits for them, and the run stops a step later.
+
+    It listens from before the training until all is closed behind it, so that the launcher's next signal does not hit a
+    process that still saves.
     """
 
     def __init__(self) -> None:
@@ -38,6 +41,7 @@ class StopOnSignal(StepCallback):
         """What the run was stopped by."""
         self._own: signal.Signals | None = None
         self._interrupted_at: float | None = None
+        self._asked: Callable[[], int] | None = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
@@ -58,10 +62,17 @@ class StopOnSignal(StepCallback):
         signal.signal(signal.SIGTERM, self._handle)
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """Stop here if a signal came."""
-        if number := max_over_ranks(self._own or 0):
+        """Stop here if a signal came; of several processes, if one had come to any of them a step ago."""
+        asked, self._asked = self._asked, begin_max_over_ranks(self._own or 0)
+        # Alone a process knows at once.
+        if number := (self._asked if world_size() == 1 else asked or int)():
             self.received = signal.Signals(number)
             trainer.should_stop = True
+
+    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """The last question is answered before the processes part."""
+        if self._asked is not None:
+            self._asked()
 
 
 @contextmanager

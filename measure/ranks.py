@@ -70,6 +70,21 @@ def max_over_ranks(value: int) -> int:
     return int(values)
 
 
+def begin_max_over_ranks(value: int) -> Callable[[], int]:
+    """The same without a wait: what it returns waits for the largest value. Every rank must call that too."""
+    if world_size() == 1:
+        return lambda: value
+    values = torch.tensor(value)
+    work = dist.all_reduce(values, dist.ReduceOp.MAX, async_op=True)
+
+    def result() -> int:
+        assert work is not None
+        work.wait()
+        return int(values)
+
+    return result
+
+
 def from_rank_zero(make: Callable[[], T]) -> T:
     """What ``make`` returns on rank 0, the only one to call it; if it fails there, it fails on every rank."""
     if world_size() == 1:

@@ -1,8 +1,9 @@
-"""Memory of a training step on CPU: kept between steps in place of given back."""
+"""How memory is allocated: on CPU kept between steps, on GPUs in segments that grow."""
 
 from __future__ import annotations
 
 import ctypes
+import os
 import sys
 
 # From glibc's malloc.h.
@@ -20,3 +21,14 @@ def keep_freed_memory() -> bool:
     if mallopt is None:
         return False
     return bool(mallopt(_M_MMAP_MAX, 0)) and bool(mallopt(_M_TRIM_THRESHOLD, 2**31 - 1))
+
+
+def growing_segments() -> None:
+    """Let torch's allocator on GPUs grow its segments, unless the environment says how it allocates.
+
+    A snapshot, validation and steps ask for different sizes: of segments that cannot grow each leaves holes. To be
+    called before memory is allocated on a GPU; Windows has none of it.
+    """
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the second is the name since torch 2.9
+    if sys.platform == "linux" and not any(name in os.environ for name in names):
+        os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"

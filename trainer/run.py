@@ -7,6 +7,7 @@ import json
 import logging
 import shlex
 import warnings
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -19,7 +20,6 @@ from lightning.pytorch.loggers import Logger
 from lightning.pytorch.strategies import Strategy
 from rich.console import Console
 from rich.markup import escape
-from torch.utils.data import DataLoader
 
 from ..callbacks.loggers import check_installed, close_loggers
 from ..callbacks.wandb_run import WandbRun
@@ -32,11 +32,13 @@ from ..measure.records import RunDir, write_metrics_csv
 from ..models.attention.kernel_choice import explicit_because, kernel_sentence
 from ..models.birth import digest
 from ..models.decoder import Decoder
-from .allocator import keep_freed_memory
+from .allocator import growing_segments, keep_freed_memory
 from .checkpoints.folder_io import FolderCheckpointIO
 from .config import RunConfig, TrainerConfig
 from .continued_rate import continued_rate
 from .initial_model import initialize_model
+from .loop.memory import collector_at_rest
+from .loop.read_ahead import ReadAhead
 from .module import PretrainModule
 from .numerics import decide, decisions, numerics
 from .processes.heartbeat import watched
@@ -94,11 +96,13 @@ def _fitted(config: RunConfig, data: PreparedData) -> RunConfig:
 class _Steps(L.LightningDataModule):
     """Training batches from the step that the trainer has reached: data are a function of the step."""
 
-    def __init__(self, config: RunConfig, data: PreparedData) -> None:
+    def __init__(
+        self, config: RunConfig, data: PreparedData, read_ahead: Callable[[Iterable[torch.Tensor]], ReadAhead]
+    ) -> None:
         super().__init__()
-        self.config, self.data = config, data
+        self.config, self.data, self.read_ahead = config, data, read_ahead
 
-    def train_dataloader(self) -> DataLoader[torch.Tensor]:
+    def train_dataloader(self) -> ReadAhead:
         """Micro-batches ``[micro_batch_size, T+1]`` of the steps to come, without end."""
         assert self.trainer is not None
         batches = MicroBatches(
@@ -109,7 +113,7 @@ class _Steps(L.LightningDataModule):
             rank=self.trainer.global_rank,
             world_size=self.trainer.world_size,
         )
-        return DataLoader(batches, batch_size=None, pin_memory=torch.cuda.is_available())
+        return self.read_ahead(batches)
 
 
 def _shares(settings: TrainerConfig) -> BatchShares:
@@ -121,7 +125,6 @@ def _quiet() -> None:
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (
-        r".*does not have many workers",  # batches are a memory map's slice: a worker would only copy them
         r".*treespec.*LeafSpec.*",  # Lightning's own use of torch
         r"`broadcast_buffers` is deprecated",  # its successor is not in every torch that we run with
         r".*compute.* was called before the .*update.*",  # a rank without a sequence of a small probe adds nothing
@@ -246,8 +249,7 @@ def pretrain(
     process = check_launch(config.trainer, launched_process())
     asked = config
     device = _device(config, process)
-    if device.type == "cpu":
-        keep_freed_memory()
+    keep_freed_memory() if device.type == "cpu" else growing_segments()
     _quiet()
     if device.type == "cuda" and process is not None:
         record_collectives(run.path)
@@ -297,8 +299,10 @@ def pretrain(
         signals.enter_context(stop.listen())
         trainer = _lightning_trainer(running, run, process, device, strategy.lightning, callbacks, loggers)
         module = PretrainModule(model, config.optim, running.trainer, progress)
+        steps = _Steps(running, data, lambda batches: held.enter_context(ReadAhead(batches, device, progress)))
         try:
-            trainer.fit(module, datamodule=_Steps(running, data), ckpt_path=start.checkpoint)
+            with collector_at_rest(device):
+                trainer.fit(module, datamodule=steps, ckpt_path=start.checkpoint)
         except SystemExit:
             # So Lightning answers a KeyboardInterrupt, which it does not hand on.
             raise KeyboardInterrupt from None

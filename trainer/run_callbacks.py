@@ -29,6 +29,7 @@ from ..measure.recorder import SnapshotRecorder
 from ..measure.records import RunDir
 from ..models.decoder import Decoder
 from .config import RunConfig
+from .loop.memory import CleanUp
 from .module import next_token_losses
 from .processes.launched_process import LaunchedProcess
 from .processes.phases import Progress
@@ -56,7 +57,7 @@ def build_callbacks(
     console: Console,
     progress: Progress,
 ) -> tuple[list[L.Callback], StopOnSignal]:
-    """In the order in which they act at a step: stop, clock, check, validate, measure, save, print.
+    """In the order in which they act at a step: stop, clock, check, validate, measure, save, print, clean up.
 
     A stop saves before it validates.
     """
@@ -116,7 +117,8 @@ def build_callbacks(
     for phase, callback in milestones.items():
         callback.announce = partial(progress.enter, phase)
     shown = RunProgress(every, console, training, validation, snapshot)
-    return [stop, training, guard, CheckpointFirst(checkpoint), *milestones.values(), shown], stop
+    clean_up = CleanUp(every, device)
+    return [stop, training, guard, CheckpointFirst(checkpoint), *milestones.values(), shown, clean_up], stop
 
 
 def build_loggers(

@@ -88,14 +88,14 @@ class AlibiPositions(NoPositions):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        whole = 2 ** math.floor(math.log2(config.n_heads))
-        steps = [8 / whole * i for i in range(1, whole + 1)]
-        steps += [4 / whole * i for i in range(1, 2 * (config.n_heads - whole), 2)]
-        self.slopes = [2.0**-step for step in steps]
+        self.n_heads, self.whole = config.n_heads, 2 ** math.floor(math.log2(config.n_heads))
 
     def place(self, n_positions: int, device: torch.device, first: int = 0) -> Placement:
         """The slopes."""
-        return Placement(first, slopes_H=torch.tensor(self.slopes, device=device))
+        # Computed on the device: a list of Python's would be copied to it in each forward, which waits for it.
+        n = torch.arange(1, self.n_heads + 1, device=device, dtype=torch.float64)
+        steps_H = torch.where(n <= self.whole, 8 / self.whole * n, 4 / self.whole * (2 * (n - self.whole) - 1))
+        return Placement(first, slopes_H=torch.exp2(-steps_H).float())
 
 
 class T5Positions(NoPositions):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
 
 import pytest
+
+from birthmark.trainer.allocator import growing_segments
 
 SCRIPT = """
 import resource
@@ -30,3 +33,18 @@ def test_a_later_step_faults_no_memory_in():
         command = [sys.executable, "-c", SCRIPT.format(keep=keep)]
         faults.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
     assert faults[1] < 0.05 * faults[0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere segments do not grow")
+@pytest.mark.parametrize("given", [{}, {"PYTORCH_ALLOC_CONF": "a:1"}, {"PYTORCH_CUDA_ALLOC_CONF": "b:2"}])
+def test_segments_grow_on_gpus_unless_the_environment_says_how_memory_is_allocated(monkeypatch, given):
+    names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+    for name in names:
+        # Set first, so that it is taken back after the test.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    growing_segments()
+    found = {name: os.environ[name] for name in names if name in os.environ}
+    assert found == (given or {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"})

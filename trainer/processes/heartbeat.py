@@ -34,6 +34,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import RunError
+from ...measure import ranks
 from ...measure.records import RunDir
 from .joint_failure import common_store, report_failure, tell_launcher
 from .launched_process import LaunchedProcess, launchers_store
@@ -150,7 +151,8 @@ def find_fault(posts: Sequence[Post], silent_s: Sequence[float], timeout_s: floa
 def _waiting(stack: traceback.StackSummary) -> int:
     """See :attr:`Post.waiting`."""
     innermost = [frame.filename.replace(os.sep, "/") for frame in stack[-3:]]
-    if any("/torch/distributed/" in name for name in innermost):
+    # What is agreed upon beside the steps is waited for without a word of torch's.
+    if any("/torch/distributed/" in name for name in innermost) or innermost[-1:] == [ranks.__file__]:
         return 2
     # Gradients are reduced inside the backward pass.
     return int(innermost[-1].endswith("/torch/autograd/graph.py")) if innermost else 0
@@ -247,8 +249,8 @@ class _Watch:
                 self._end_without_store(clock.seconds - answered)
 
     def _stack(self) -> traceback.StackSummary:
-        """Where the main thread is."""
-        frame = sys._current_frames().get(self._main)
+        """Where the main thread is, or the one that it waits for."""
+        frame = sys._current_frames().get(self.progress.waits_for or self._main)
         # Without the lines of the files, whose file system may be what hangs.
         stack = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
         stack.reverse()

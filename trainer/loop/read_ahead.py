@@ -1,0 +1,90 @@
+"""Batches are read, and on a GPU pinned, by a thread while the step before them is computed."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from queue import Empty, SimpleQueue
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from ..processes.phases import Progress
+
+#: Batches that lie ready; Lightning holds one more.
+_DEPTH = 2
+#: How long the end of a run waits for a read that goes on, in seconds.
+_END_S = 5.0
+
+
+class ReadAhead(Iterator[Tensor]):
+    """The same batches in the same order. Its thread begins with the first that is asked for, and ends with the block.
+
+    What fails in the thread is raised where its batch is asked for.
+
+    Args:
+        batches: where they come from; read by the thread alone.
+        device: where they will go. From pinned memory a GPU copies while it computes.
+        progress: told whom the main thread waits for, so that a hang shows where the data do not come.
+    """
+
+    def __init__(self, batches: Iterable[Tensor], device: torch.device, progress: Progress) -> None:
+        self.batches, self.device, self.progress = batches, device, progress
+        self._waited = 0.0
+        self._ready: SimpleQueue[Tensor | BaseException] = SimpleQueue()
+        self._room = threading.Semaphore(_DEPTH)
+        self._over = threading.Event()
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._read, name="read-ahead", daemon=True)
+
+    def __enter__(self) -> ReadAhead:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the thread."""
+        self._over.set()
+        self._room.release()
+        if self._thread.is_alive():
+            self._thread.join(_END_S)
+
+    def _read(self) -> None:
+        try:
+            if self.device.type == "cuda":
+                # A thread has a current device of its own, and pinning makes a context there.
+                torch.cuda.set_device(self.device)
+            batches = iter(self.batches)
+            while self._room.acquire() and not self._over.is_set():
+                batch = next(batches)
+                self._ready.put(batch.pin_memory() if self.device.type == "cuda" else batch)
+        except BaseException as error:
+            self._ready.put(error)
+
+    def __iter__(self) -> ReadAhead:
+        if not self._thread.ident:
+            self._thread.start()
+        return self
+
+    def __next__(self) -> Tensor:
+        if self._failure is not None:
+            raise self._failure
+        try:
+            batch = self._ready.get_nowait()
+        except Empty:
+            began, self.progress.waits_for = time.perf_counter(), self._thread.ident
+            batch = self._ready.get()
+            self.progress.waits_for = None
+            self._waited += time.perf_counter() - began
+        self._room.release()
+        if isinstance(batch, BaseException):  # StopIteration too
+            self._failure = batch
+            raise batch
+        return batch
+
+    def take_waited(self) -> float:
+        """Seconds that were waited for batches since the last take."""
+        waited, self._waited = self._waited, 0.0
+        return waited
