@@ -5,10 +5,10 @@ BIN := $(VENV)/bin
 # The package is the repository's root: type checkers see it under its name through this link.
 TYPING := $(VENV)/typing
 
-.PHONY: help setup pretrain test torture quick check format types docs clean
+.PHONY: help setup pretrain test torture quick check format types docs gpu gpu-wheels clean
 
 help:  ## list the targets
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
 
 setup: $(VENV)/.installed  ## make .venv with the tested versions
 
@@ -58,6 +58,16 @@ format: setup  ## put the code into its one format
 docs: setup  ## build these pages as a site, site/index.html; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html; with its search: $(BIN)/python -m http.server --directory site"
+
+# No setup: this runs where there is a GPU, torch and no network. Give PYTHON=… for another one than .venv's.
+GPU_PYTHON = $(if $(filter file default undefined,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
+gpu:  ## ask a GPU everything: PART=tests|arms|train|snapshots|big, or all; DEVICE=cpu SCALE=tiny rehearses
+	$(GPU_PYTHON) benchmarks/on_gpu.py $(if $(PART),--part $(PART)) $(if $(DEVICE),--device $(DEVICE)) \
+		$(if $(SCALE),--scale $(SCALE)) $(if $(OUT),--out $(OUT))
+
+VERSION := 3.12
+gpu-wheels:  ## collect what such a machine lacks into gpu-wheels/, for its Python VERSION
+	$(GPU_PYTHON) benchmarks/gpu_run/environment.py $(VERSION)
 
 clean:  ## remove what tools leave behind; .venv, runs and caches of data stay
 	rm -rf build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

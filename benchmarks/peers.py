@@ -1,8 +1,8 @@
-"""One training step of one shape in birthmark, transformers and litgpt, each in a process of its own.
+"""One training step of one shape in several libraries (``libraries.py``), each in a process of its own on the CPU.
 
 A worker builds its model, says what it built, then answers each line it reads with the seconds of one step: rounds over
 several workers interleave, and only one of them computes at a time. Every library gets the same batch, float32 weights
-under the same autocast, the fused attention of torch, no key/value cache, and the fastest of the losses offered below.
+under the same autocast, the fused attention of torch, no key/value cache, and the fastest of the losses offered there.
 """
 
 from __future__ import annotations
@@ -12,158 +12,59 @@ import json
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from device import seconds
+from libraries import LIBRARIES, CannotBuildError, Loss, Shape
+from libraries import model_fields as llama
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-Loss = Callable[[Any, Tensor], Tensor]
+__all__ = ["KEEP_MEMORY", "Loss", "Shape", "Worker", "llama", "timed_step"]
 
 #: An allocator that keeps what it got: no page of a step's large tensors is asked for again at the next step.
 KEEP_MEMORY = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(1 << 40)}
 
 
-@dataclass(frozen=True)
-class Shape:
-    """A LLaMA-like decoder, by default ``configs/models/llama-152m.yaml``, and the batch that it is trained on."""
-
-    d_model: int = 768
-    n_layers: int = 12
-    n_heads: int = 12
-    d_ff: int = 3072
-    vocab_size: int = 50304
-    seq_len: int = 1024
-    micro_batch: int = 1
-    tie_embeddings: bool = True
-
-    def batch(self) -> Tensor:
-        """Token ids ``[B, T+1]``."""
-        generator = torch.Generator().manual_seed(0)
-        return torch.randint(0, self.vocab_size, (self.micro_batch, self.seq_len + 1), generator=generator)
-
-
 def timed_step(model: nn.Module, loss: Loss, batch: Tensor, bf16: bool) -> float:
     """Seconds of forward, loss, backward, and dropping the gradients."""
-    start = time.perf_counter()
-    with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
-        value = loss(model, batch)
-    value.backward()
-    model.zero_grad(set_to_none=True)
-    return time.perf_counter() - start
 
+    def step() -> None:
+        with torch.autocast(batch.device.type, torch.bfloat16, enabled=bf16):
+            value = loss(model, batch)
+        value.backward()
+        model.zero_grad(set_to_none=True)
 
-# ------------------------------------------------------------------------------------------------------------------
-# The libraries: a model in training mode, and the losses that it may be trained with
-
-
-def cross_entropy(logits_BTV: Tensor, batch: Tensor) -> Tensor:
-    """The plainest loss there is."""
-    return F.cross_entropy(logits_BTV.flatten(0, 1), batch[:, 1:].flatten())
-
-
-def birthmark(shape: Shape) -> tuple[nn.Module, dict[str, Loss]]:
-    from birthmark.models.birth import born
-    from birthmark.models.config import ModelConfig
-    from birthmark.trainer.allocator import keep_freed_memory
-    from birthmark.trainer.module import next_token_loss
-
-    keep_freed_memory()  # as a run does; with --keep-memory all libraries have it
-    model = born(ModelConfig(**llama(shape)), 0).train()
-    return model, {"the trainer's": lambda model, batch: next_token_loss(model, batch).objective}
-
-
-def llama(shape: Shape) -> dict[str, Any]:
-    """The shape as fields of our config."""
-    fields = asdict(shape)
-    fields["max_seq_len"] = fields.pop("seq_len")
-    del fields["micro_batch"]
-    return {**fields, "mlp": "swiglu", "norm_eps": 1e-6}
-
-
-def transformers(shape: Shape) -> tuple[nn.Module, dict[str, Loss]]:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        hidden_size=shape.d_model,
-        num_hidden_layers=shape.n_layers,
-        num_attention_heads=shape.n_heads,
-        num_key_value_heads=shape.n_heads,
-        intermediate_size=shape.d_ff,
-        vocab_size=shape.vocab_size,
-        max_position_embeddings=shape.seq_len,
-        tie_word_embeddings=shape.tie_embeddings,
-        use_cache=False,
-    )
-    model = LlamaForCausalLM._from_config(config, attn_implementation="sdpa", dtype=torch.float32).train()
-
-    def own(model: Any, batch: Tensor) -> Tensor:
-        tokens, targets = batch[:, :-1], batch[:, 1:]
-        return model(input_ids=tokens, labels=targets, shift_labels=targets, use_cache=False).loss
-
-    def plain(model: Any, batch: Tensor) -> Tensor:
-        return cross_entropy(model(input_ids=batch[:, :-1], use_cache=False).logits, batch)
-
-    return model, {"its own": own, "F.cross_entropy": plain}
-
-
-def litgpt(shape: Shape) -> tuple[nn.Module, dict[str, Loss]]:
-    from litgpt import GPT, Config
-    from litgpt.utils import chunked_cross_entropy
-
-    config = Config(
-        n_embd=shape.d_model,
-        n_layer=shape.n_layers,
-        n_head=shape.n_heads,
-        intermediate_size=shape.d_ff,
-        vocab_size=shape.vocab_size,
-        padded_vocab_size=shape.vocab_size,
-        block_size=shape.seq_len,
-        rotary_percentage=1.0,
-        parallel_residual=False,
-        bias=False,
-        norm_class_name="RMSNorm",
-        norm_eps=1e-6,
-        mlp_class_name="LLaMAMLP",
-    )
-
-    def own(model: Any, batch: Tensor) -> Tensor:
-        return chunked_cross_entropy(model(batch[:, :-1]), batch[:, 1:])
-
-    def plain(model: Any, batch: Tensor) -> Tensor:
-        return cross_entropy(model(batch[:, :-1]), batch)
-
-    model = GPT(config).train()
-    if shape.tie_embeddings:
-        model.transformer.wte.weight = model.lm_head.weight  # as its pretraining does it
-    return model, {"its own, chunked": own, "F.cross_entropy": plain}
-
-
-LIBRARIES = {"birthmark": birthmark, "transformers": transformers, "litgpt": litgpt}
-
-
-# ------------------------------------------------------------------------------------------------------------------
-# Workers
+    return seconds(step, batch.device)
 
 
 class Worker:
     """A process that takes one step for each line that it reads."""
 
     def __init__(
-        self, python: Path | str, library: str, shape: Shape, *, bf16: bool, compiled: bool, threads: int
+        self,
+        python: Path | str,
+        library: str,
+        shape: Shape,
+        *,
+        bf16: bool,
+        compiled: bool,
+        threads: int,
+        packages: Path | None = None,
     ) -> None:
+        path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), packages and str(packages)]))
         self.process = subprocess.Popen(
             [str(python), __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
+            # One allocator setting for all: ours is what a run has.
+            env={**os.environ, **KEEP_MEMORY, **({"PYTHONPATH": path} if path else {})},
         )
         spec = {"library": library, "shape": asdict(shape), "bf16": bf16, "compiled": compiled, "threads": threads}
-        #: What the worker built: parameters, versions, the loss that it is fastest with.
+        #: What the worker built: parameters, versions, the loss that it is fastest with; or why there is nothing.
         self.built: dict[str, Any] = self._ask(json.dumps(spec))
 
     def step(self) -> float:
@@ -193,7 +94,11 @@ def serve() -> None:
     torch.set_num_threads(spec["threads"])
     torch.manual_seed(0)
     shape, name, bf16 = Shape(**spec["shape"]), spec["library"], spec["bf16"]
-    model, losses = LIBRARIES[name](shape)
+    try:
+        model, losses = LIBRARIES[name](shape)
+    except (ImportError, CannotBuildError) as error:
+        print(json.dumps({"cannot": str(error), "installed": isinstance(error, CannotBuildError)}), file=answers)
+        return
     batch = shape.batch()
     if spec["compiled"]:
         losses = {kind: torch.compile(loss) for kind, loss in losses.items()}

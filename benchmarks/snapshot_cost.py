@@ -18,13 +18,13 @@ import json
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
+from device import seconds
 from rich.console import Console
 from rich.table import Table
 
@@ -66,21 +66,17 @@ def passes(shape: Shape, model: Decoder, times: int = 1) -> dict[str, Callable[[
     direction = np.full((n_places, width), width**-0.5)
     birth = BirthReference(direction, np.random.default_rng(0).dirichlet(np.ones(shape.config.vocab_size)))
 
+    device = next(model.parameters()).device
+
     def forward() -> None:
         with evaluation_mode(model):
             for tokens in torch.from_numpy(probe).split(shape.batch_size):
-                model(tokens, last_only=True)
+                model(tokens.to(device), last_only=True)
 
     def snapshot() -> None:
         measure(model, probe, birth, [birth, birth], batch_size=shape.batch_size)
 
     return dict(zip(PASSES, (forward, snapshot), strict=True))
-
-
-def seconds(function: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 def quartiles(values: np.ndarray) -> tuple[str, str]:
@@ -95,7 +91,7 @@ def time_row(shape: Shape, repeats: int) -> list[str]:
     for function in functions:
         function()
     once, with_snapshot, twice, with_snapshot_twice = np.array(
-        [[seconds(function) for function in functions] for _ in range(repeats)]
+        [[seconds(function, "cpu") for function in functions] for _ in range(repeats)]
     ).T
     extra, extra_twice = with_snapshot - once, with_snapshot_twice - twice
     per_sequence = 1 + np.median(extra_twice - extra) / np.median(twice - once)

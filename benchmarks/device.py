@@ -1,0 +1,90 @@
+"""Seconds and bytes that a call takes: of a GPU by its own clock and allocator, of a CPU by those of the process."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+
+def seconds(function: Callable[[], object], device: torch.device | str) -> float:
+    """Seconds of one call. On a GPU between two events, so that neither the launch nor the wait counts twice."""
+    if torch.device(device).type != "cuda":
+        start = time.perf_counter()
+        function()
+        return time.perf_counter() - start
+    torch.cuda.synchronize(device)
+    before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    before.record()
+    function()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after) / 1000
+
+
+def release(device: torch.device | str) -> None:
+    """Give back what is free."""
+    gc.collect()
+    if torch.device(device).type == "cuda":
+        torch.cuda.empty_cache()
+
+
+class Peak:
+    """The most bytes of a device that are held between :meth:`start` and :meth:`above`, over what was held at first.
+
+    On a GPU the bytes of tensors; on a CPU the resident size of the process, which is coarser (Linux only).
+    """
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.device, self._before = torch.device(device), 0
+
+    def start(self) -> None:
+        """Forget the peak so far."""
+        release(self.device)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            self._before = torch.cuda.memory_allocated(self.device)
+        elif sys.platform == "linux":
+            self._before = _resident("VmRSS")
+            Path("/proc/self/clear_refs").write_text("5")
+
+    def above(self) -> int | None:
+        """Bytes; None where this system does not say."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+            return torch.cuda.max_memory_allocated(self.device) - self._before
+        return _resident("VmHWM") - self._before if sys.platform == "linux" else None
+
+
+def _resident(field: str) -> int:
+    status = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in status if line.startswith(field)).split()[1])
+
+
+class Spread(NamedTuple):
+    """One of several that took turns: seconds, and its ratio to the first one's within each round, with quartiles."""
+
+    seconds: float
+    low: float
+    ratio: float
+    high: float
+
+
+def in_turn(
+    steps: Mapping[str, Callable[[], object]], device: torch.device | str, rounds: int, warmup: int
+) -> dict[str, Spread]:
+    """Times of calls that follow one another, A B C … A B C …: medians, since machines are noisy."""
+    for _ in range(warmup):
+        for step in steps.values():
+            step()
+    times = np.array([[seconds(step, device) for step in steps.values()] for _ in range(rounds)])
+    low, middle, high = np.percentile(times / times[:, :1], [25, 50, 75], axis=0)
+    columns = zip(np.median(times, axis=0), low, middle, high, strict=True)
+    return {name: Spread(*map(float, values)) for name, values in zip(steps, columns, strict=True)}

@@ -1,0 +1,1 @@
+"""The parts of ``on_gpu.py``: what a machine with a GPU is asked in its first hour."""

@@ -1,0 +1,172 @@
+"""How fast it trains: tokens/s, MFU and memory beside other libraries, as a run does it, and what compiling gains."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import machine
+import torch
+from device import Peak, in_turn, release
+from libraries import LIBRARIES, CannotBuildError, Loss, Shape
+from record import NOT_INSTALLED, SKIPPED
+from torch import Tensor, nn
+
+from birthmark.trainer.config import TrainerConfig
+from birthmark.trainer.throughput import flops_per_token, peak_flops
+
+from ..case import Case, Setting
+from ..fit import fit, run_config
+from ..models import GPT2_124M, LLAMA_1B, TINY, TINY_GPT2, Sized
+
+#: Least model FLOPs utilisation of the largest model here.
+MFU = 0.5
+GIB = 2**30
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# Other libraries: the same model, batch, precision, optimizer and loop for all
+
+
+class Trained:
+    """One library's model with its optimizer; :meth:`step` is one optimizer step of one micro-batch."""
+
+    def __init__(self, model: nn.Module, losses: dict[str, Loss], batch: Tensor, compiled: bool) -> None:
+        self.model, self.batch = model, batch
+        self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
+        self.losses = {name: torch.compile(loss) if compiled else loss for name, loss in losses.items()}
+        self.loss = next(iter(self.losses))
+
+    def step(self) -> None:
+        """Forward, backward, update."""
+        with torch.autocast(self.batch.device.type, torch.bfloat16):
+            loss = self.losses[self.loss](self.model, self.batch)
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def choose_loss(self) -> None:
+        """Keep the fastest of its losses; one that does not fit into the memory is none."""
+        found: dict[str, float] = {}
+        for name in list(self.losses):
+            self.loss = name
+            try:
+                found[name] = in_turn({name: self.step}, self.batch.device, 2, 2)[name].seconds
+            except torch.OutOfMemoryError:
+                del self.losses[name]
+            self.optimizer.zero_grad(set_to_none=True)
+            release(self.batch.device)
+        if not found:
+            raise torch.OutOfMemoryError(f"a step of {len(self.batch)} × {self.batch.shape[1] - 1} tokens does not fit")
+        self.loss = min(found, key=lambda name: found[name])
+
+    def own_bytes(self) -> int:
+        """Weights and the optimizer's state."""
+        states = [value for state in self.optimizer.state.values() for value in state.values()]
+        tensors = [*self.model.parameters(), *self.model.buffers(), *states]
+        return sum(t.numel() * t.element_size() for t in tensors if isinstance(t, Tensor))
+
+
+def _against(sized: Sized, micro_batch: int, compiled: bool, setting: Setting) -> Iterator[dict[str, Any]]:
+    shape, device = replace(sized.shape, micro_batch=micro_batch), torch.device(setting.device)
+    table = f"{sized.name} beside other libraries, {'compiled' if compiled else 'eager'}, bf16"
+    trained: dict[str, Trained] = {}
+    for name, build in LIBRARIES.items():
+        row = {"table": table, "library": name}
+        try:
+            model, losses = build(shape, device)
+        except ImportError as error:
+            yield row | {"status": NOT_INSTALLED, "note": str(error)}
+            continue
+        except CannotBuildError as error:
+            yield row | {"status": SKIPPED, "note": str(error)}
+            continue
+        trained[name] = Trained(model, losses, shape.batch(device), compiled)
+        trained[name].choose_loss()
+    counts = {name: sum(p.numel() for p in one.model.parameters()) for name, one in trained.items()}
+    if len(set(counts.values())) != 1:
+        raise ValueError(f"the libraries built different models: {counts} parameters")
+    found = in_turn({name: one.step for name, one in trained.items()}, device, 2 * setting.rounds, 2)
+    ceiling = peak_flops(device, "bf16")
+    for name, one in trained.items():
+        peak = Peak(device)
+        peak.start()
+        one.step()
+        above = peak.above()
+        speed = shape.micro_batch * shape.seq_len / found[name].seconds
+        flops = flops_per_token(sized.config(), counts[name], shape.seq_len)
+        yield {
+            "table": table,
+            "library": name,
+            "version": machine.version(name) or getattr(importlib.import_module(name), "__version__", ""),
+            "loss": one.loss,
+            "parameters": counts[name],
+            "batch": f"{shape.micro_batch} × {shape.seq_len}",
+            "ms": 1000 * found[name].seconds,
+            "tokens/s": speed,
+            "MFU": None if ceiling is None else speed * flops / ceiling,
+            "ours over it": found[name].ratio,
+            "quartiles": f"{found[name].low:.3f}–{found[name].high:.3f}",
+            "peak, GiB": None if above is None else (above + one.own_bytes()) / GIB,
+        }
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# As a run does it
+
+
+def training(shape: Shape, setting: Setting, **trainer: Any) -> TrainerConfig:
+    """A few steps of one micro-batch in bf16 on the device."""
+    size = shape.micro_batch
+    steps = {"max_steps": 4 if setting.tiny else 20, "micro_batch_size": size, "global_batch_size": size}
+    return TrainerConfig(**{**steps, "precision": "bf16", "device": setting.device, **trainer})
+
+
+def _run(sized: Sized, how: str, wanted: float | None, setting: Setting) -> Iterator[dict[str, Any]]:
+    trainer = training(sized.shape, setting, compile=how)
+    found = fit(run_config(sized.config(), trainer), setting.device, 2 if setting.tiny else 8)
+    yield {
+        "table": "As a run trains, with Lightning's loop, bf16",
+        "compile": how,
+        "parameters": found.parameters,
+        "batch": f"{found.micro_batch_size} × {sized.shape.seq_len}",
+        "ms": 1000 * found.step_s,
+        "tokens/s": found.tokens_per_s,
+        "MFU": found.mfu,
+        "peak, GiB": None if found.peak_bytes is None else found.peak_bytes / GIB,
+        "first step, s": found.first_step_s,
+        **({} if wanted is None else setting.limit(found.mfu, wanted, at_most=False)),
+    }
+
+
+def cases(setting: Setting) -> list[Case]:
+    """By worth: the limit first, then the others, then what compiling gains."""
+
+    def run(sized: Sized, how: str, seconds: float, wanted: float | None = None) -> Case:
+        return Case(f"{sized.name}, compile {how}", partial(_run, sized, how, wanted), seconds)
+
+    def against(sized: Sized, micro_batch: int, compiled: bool, seconds: float) -> Case:
+        name = f"{sized.name} beside others, {'compiled' if compiled else 'eager'}"
+        call: Callable[[Setting], Iterator[dict[str, Any]]] = partial(_against, sized, micro_batch, compiled)
+        return Case(name, call, seconds)
+
+    if setting.tiny:
+        return [
+            run(TINY, "no", 0),
+            against(TINY, 2, False, 0),
+            against(TINY_GPT2, 2, False, 0),
+        ]
+    return [
+        run(LLAMA_1B, "blocks", 80, MFU),
+        against(LLAMA_1B, 4, False, 80),
+        against(GPT2_124M, 16, False, 40),
+        run(LLAMA_1B, "no", 50, MFU),
+        run(GPT2_124M, "no", 30),
+        run(GPT2_124M, "blocks", 50),
+        run(GPT2_124M, "step", 90),
+        run(LLAMA_1B, "step", 120, MFU),
+        against(GPT2_124M, 16, True, 150),
+    ]

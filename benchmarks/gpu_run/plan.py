@@ -1,0 +1,13 @@
+"""What each part asks. Every module of ``parts`` has ``cases(setting)``, by worth: what is last is left out first."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from .case import Case, Setting
+
+
+def cases_of(part: str, setting: Setting) -> list[Case]:
+    """What a part measures, in this setting."""
+    found: list[Case] = import_module(f".parts.{part}", __package__).cases(setting)
+    return found

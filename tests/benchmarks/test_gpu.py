@@ -1,0 +1,294 @@
+"""``make gpu`` rehearsed on the CPU, so that its first hour on a GPU fails on nothing silly."""
+
+import json
+import math
+import subprocess
+import sys
+import time
+import zipfile
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+PARTS = ("tests", "arms", "train", "snapshots", "big")
+#: Runs, their resumption and their pages have tests of their own; they take as long as all else here.
+ELSEWHERE = "commands"
+
+
+@pytest.fixture(scope="module")
+def gpu():
+    """``gpu(name)``: a module of ``benchmarks``."""
+    return import_module
+
+
+@pytest.fixture(scope="module")
+def rehearsed(gpu, tmp_path_factory):
+    """The record of all parts, run in this process one by one, as separate starts: content and page."""
+    out, part_run, plan = tmp_path_factory.mktemp("gpu"), gpu("gpu_run.part_run"), gpu("gpu_run.plan")
+    setting = gpu("gpu_run.case").Setting("cpu", True, time.monotonic() + 600)
+    chosen = {part: [case for case in plan.cases_of(part, setting) if case.name != ELSEWHERE] for part in PARTS}
+    statuses = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(part_run, "cases_of", lambda part, setting: chosen[part])
+        for part in PARTS:
+            statuses[part] = part_run.run_part(part, setting, part_run.record_of("cpu", out), print)
+    (file,) = out.glob("*.json")
+    content = json.loads(file.read_text())["parts"]
+    failed = {row["note"] for part in content.values() for row in part["rows"] if row["status"] == "failed"}
+    assert (statuses, failed) == (dict.fromkeys(PARTS, 0), set())
+    return content, file.with_suffix(".md").read_text()
+
+
+def rows(rehearsed, part, table):
+    return [row for row in rehearsed[0][part]["rows"] if row["table"].startswith(table)]
+
+
+def check_numbers(found, *names):
+    assert found
+    for row in found:
+        for name in names:
+            assert math.isfinite(row[name]), (name, row)
+            assert row[name] > 0, (name, row)
+
+
+def test_every_part_is_there_with_its_machine_and_nothing_is_left(rehearsed):
+    content, page = rehearsed
+    assert list(content) == list(PARTS)
+    for name, part in content.items():
+        assert part["done"] == part["cases"]
+        assert {row["case"] for row in part["rows"]} == set(part["cases"])
+        assert part["machine"]["torch"] == torch.__version__
+        assert f"## {name}\n" in page
+        assert "commit" in part["machine"]
+
+
+def test_births_and_tests(rehearsed):
+    (birth,) = rows(rehearsed, "tests", "Birth digests")
+    assert birth["same"] is True
+    (tests,) = rows(rehearsed, "tests", "Tests marked cuda")
+    assert (tests["passed"], tests["failed"]) == (0, 0) or torch.cuda.is_available()
+    assert tests["passed"] + tests["skipped"] > 0
+
+
+def test_every_arm_in_both_directions(rehearsed, gpu):
+    arms = list(gpu("attention_cost").ARMS)
+    for way in ("One attention, forward, ", "One attention, forward and backward, "):
+        found = rows(rehearsed, "arms", way)
+        assert [row["arm"] for row in found] == arms
+        check_numbers(found, "ms", "× plain")
+
+
+def test_speeds_beside_other_libraries(rehearsed):
+    check_numbers(rows(rehearsed, "train", "As a run"), "ms", "tokens/s", "first step, s")
+    found = [row for row in rows(rehearsed, "train", "tiny") if row["status"] == "ok"]
+    assert sorted({row["library"] for row in found}) >= ["birthmark", "transformers"]
+    check_numbers(found, "ms", "tokens/s", "ours over it")
+    # Both libraries have the whole model, or the comparison means nothing.
+    assert {row["parameters"] for row in found if row["case"].startswith("tiny beside")} == {11872}
+    unable = [row for row in rows(rehearsed, "train", "tiny") if row["status"] != "ok"]
+    assert {row["library"] for row in unable} == {"litgpt", "nano-gpt"}
+    assert {row["status"] for row in unable} <= {"not installed", "skipped"}
+
+
+def test_snapshots_and_plans(rehearsed):
+    found = rows(rehearsed, "snapshots", "")
+    check_numbers(found, "forward, ms", "snapshot, ms", "ratio")
+    # A rehearsal's ratio says nothing of the limit.
+    assert {row["verdict"] for row in found} == {"open"}
+    check_numbers(rows(rehearsed, "big", ""), "planned, GiB", "tokens/s")
+
+
+# ---------------------------------------------------------------- what goes wrong
+
+
+@pytest.fixture
+def run(gpu, tmp_path, monkeypatch):
+    """``run(cases, go_on=None, part="arms")``: status and rows of a part of these cases."""
+    part_run = gpu("gpu_run.part_run")
+
+    def start(cases, go_on=None, part="arms", deadline=math.inf, tiny=True):
+        monkeypatch.setattr(part_run, "cases_of", lambda part, setting: cases)
+        setting = gpu("gpu_run.case").Setting("cpu", tiny, deadline)
+        record = part_run.record_of("cpu", tmp_path)
+        status = part_run.run_part(part, setting, record, print, go_on)
+        return status, part_run.record_of("cpu", tmp_path).parts[part]["rows"]
+
+    return start
+
+
+def measures(value):
+    def case(setting):
+        yield {"table": "t", "value": value}
+
+    return case
+
+
+def breaks(error, after=()):
+    def case(setting):
+        yield from ({"table": "t", "value": value} for value in after)
+        raise error
+
+    return case
+
+
+def seen(rows):
+    return [(row["case"], row["status"], row.get("value")) for row in rows]
+
+
+def test_an_error_is_a_row_and_the_rest_goes_on(gpu, run):
+    case = gpu("gpu_run.case").Case
+    cases = [
+        case("a", measures(1)),
+        case("b", breaks(ValueError("no such\nthing"), after=[2])),
+        case("c", breaks(torch.OutOfMemoryError("CUDA out of memory"))),
+        case("d", measures(3)),
+    ]
+    status, found = run(cases)
+    assert status == 1
+    assert seen(found) == [
+        ("a", "ok", 1),
+        ("b", "ok", 2),
+        ("b", "failed", None),
+        ("c", "failed", None),
+        ("d", "ok", 3),
+    ]
+    assert [row["note"] for row in found if row["status"] == "failed"] == [
+        "ValueError: no such",
+        "OutOfMemoryError: CUDA out of memory",
+    ]
+
+
+def test_a_broken_device_ends_the_process_and_another_one_goes_on(gpu, run):
+    case = gpu("gpu_run.case").Case
+    cases = [case("a", breaks(RuntimeError("CUDA error: an illegal memory access"))), case("b", measures(1))]
+    status, found = run(cases)
+    assert (status, seen(found)) == (gpu("gpu_run.processes").BROKEN, [("a", "failed", None)])
+    status, found = run(cases, go_on="")
+    assert (status, seen(found)) == (1, [("a", "failed", None), ("b", "ok", 1)])
+
+
+def test_a_case_in_which_the_process_ended_has_failed(gpu, run):
+    case = gpu("gpu_run.case").Case
+
+    def interrupted(setting):
+        yield {"table": "t", "value": 1}
+        raise KeyboardInterrupt
+
+    cases = [case("a", interrupted), case("b", measures(2))]
+    with pytest.raises(KeyboardInterrupt):
+        run(cases)
+    status, found = run(cases, go_on="killed: too long")
+    assert status == 1
+    assert seen(found) == [("a", "ok", 1), ("a", "failed", None), ("b", "ok", 2)]
+    assert found[1]["note"] == "killed: too long"
+
+
+def test_what_time_does_not_allow_is_told(gpu, run):
+    status, found = run([gpu("gpu_run.case").Case("a", measures(1), seconds=50)], deadline=0, tiny=False)
+    assert (status, seen(found)) == (0, [("a", "not reached", None)])
+
+
+def test_a_part_that_runs_again_replaces_its_own_rows(gpu, run):
+    case = gpu("gpu_run.case").Case
+    run([case("a", measures(1))], part="arms")
+    run([case("a", measures(2))], part="train")
+    _, arms = run([case("b", measures(3))], part="arms")
+    assert seen(arms) == [("b", "ok", 3)]
+    _, train = run([], part="train", go_on="")
+    assert seen(train) == [("a", "ok", 2)]
+
+
+#: Crashes at its first start, hangs at its second, and fails at its third; writes down why it was started.
+CRASHES = """
+import os, signal, sys, time
+from pathlib import Path
+file = Path(sys.argv[1])
+with file.open("a") as starts:
+    print(next((word for word in sys.argv if word.startswith("--go-on")), "first"), file=starts)
+n = len(file.read_text().splitlines())
+if n == 1:
+    os.kill(os.getpid(), signal.SIGSEGV)
+time.sleep(60 if n == 2 else 0)
+sys.exit(1)
+"""
+
+
+def test_a_process_that_crashes_or_hangs_is_followed_by_another(gpu, tmp_path, monkeypatch):
+    processes, starts = gpu("gpu_run.processes"), tmp_path / "starts"
+    monkeypatch.setattr(processes, "GRACE", 1.0)
+    command = [sys.executable, "-S", "-c", CRASHES, str(starts)]
+    assert processes.run_watched(command, {}, print, budget=0.5) == 1
+    first, crashed, hung = starts.read_text().splitlines()
+    assert first == "first"
+    assert crashed == "--go-on=its process ended with status -11"
+    assert hung.startswith("--go-on=killed: not over 1 s")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--device", "cpu"], "rehearsal alone"),
+        (["--device", "cpu", "--scale", "tiny", "--out", str(ROOT / "benchmarks/results")], "measures nothing"),
+    ],
+)
+def test_a_cpu_never_writes_results(gpu, monkeypatch, capsys, arguments, said):
+    monkeypatch.setattr(sys, "argv", ["on_gpu.py", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        gpu("on_gpu").main()
+    assert said in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------- wheels
+
+
+def make_wheel(folder, name, version):
+    """A wheel of one module, by hand."""
+    stem = f"{name}-{version}"
+    with zipfile.ZipFile(folder / f"{stem}-py3-none-any.whl", "w") as wheel:
+        wheel.writestr(f"{name}.py", f"version = {version!r}\n")
+        wheel.writestr(f"{stem}.dist-info/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        wheel.writestr(f"{stem}.dist-info/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{stem}.dist-info/RECORD", "")
+
+
+def test_what_is_missing_is_put_beside_this_python_and_nothing_else(gpu, tmp_path):
+    environment = gpu("gpu_run.environment")
+    wheels, site = tmp_path / "wheels", tmp_path / "site"
+    wheels.mkdir()
+    make_wheel(wheels, "missing_here", "1.0")
+    make_wheel(wheels, "numpy", "0.1")  # this one is installed
+    found = environment.provide(wheels, site)
+    code = "import missing_here, numpy, birthmark; print(missing_here.version, birthmark.__file__)"
+    # Elsewhere than in the repository, and in isolation from what started it.
+    done = subprocess.run([sys.executable, "-c", code], env=found, cwd=tmp_path, capture_output=True, text=True)
+    assert done.stdout.split() == ["1.0", str(site / "birthmark" / "__init__.py")], done.stderr
+    assert sorted(path.name for path in site.glob("*.py")) == ["missing_here.py"]
+
+
+def test_a_package_that_is_too_old_counts_as_missing(gpu, monkeypatch):
+    environment = gpu("gpu_run.environment")
+    wheels = [Path("scipy-1.17.1-cp312-cp312-any.whl"), Path("PyYAML-6.0-py3-none-any.whl")]
+    assert environment.lower_bounds()["scipy"] == (1, 11)
+    for version, needed in (("1.10.9", wheels[:1]), ("1.11", []), ("1.17.1", [])):
+        monkeypatch.setattr(
+            environment.importlib.metadata, "version", {"scipy": version, "pyyaml": "6.0.2"}.__getitem__
+        )
+        assert environment.needed(wheels) == needed
+
+
+def test_wheels_have_a_largest_size_and_leave_torch_alone(gpu, tmp_path, monkeypatch):
+    environment = gpu("gpu_run.environment")
+    assert not {"torch", "numpy", "triton"} & set(environment.PACKAGES)
+    monkeypatch.setattr(environment, "WHEELS", tmp_path)
+
+    def download(command, **options):
+        tmp_path.mkdir()
+        with (tmp_path / "large-1-py3-none-any.whl").open("wb") as file:
+            file.truncate(61 * 10**6)
+
+    monkeypatch.setattr(environment.subprocess, "run", download)
+    with pytest.raises(SystemExit, match="at most 60 MB"):
+        environment.collect()
