@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..metrics.sinks import AttentionSinks
+from ..models.attention.backends import over_heads
 from ..models.attention.normalisers import WeightedSum
 from ..models.config import ModelConfig
 from ..models.decoder import Block, Decoder
@@ -159,11 +160,11 @@ def _changed(
     """The intervention, while a pass runs: before norm, calibration and gate, which then see what was changed."""
 
     def change(module: nn.Module, args: tuple[Any, ...]) -> None:
-        weighted, v_BHSK = args
+        weighted, v_BGSK = args
         assert isinstance(weighted, WeightedSum)
         o_BHK = weighted.o_BHTK[:, :, position]
         if kind == "mask":
-            changed_BHK = v_BHSK[:, :, position] if dose else o_BHK
+            changed_BHK = over_heads(v_BGSK[:, :, [position]], o_BHK.shape[1])[:, :, 0] if dose else o_BHK
         elif kind == "scale":
             changed_BHK = dose * o_BHK
         else:

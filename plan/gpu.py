@@ -12,13 +12,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
 from ..models.attention import kernels
+from ..models.attention.backends import FusedAttention, backend_for
 
 #: Functions that autocast runs in float32 on a GPU, and on a CPU in the dtype of its inputs: those that models call.
 WIDE = {"layer_norm", "rms_norm", "norm", "softmax", "softplus", "logsumexp"}
 WIDE |= {"exp", "log", "log2", "pow", "rsqrt", "sum"}
 _LOW = (torch.bfloat16, torch.float16)
-#: Head widths that the flash kernel takes.
-_FLASH_WIDTH = 256
 
 
 class _FusedRMSNorm(torch.autograd.Function):
@@ -40,12 +39,12 @@ def _rms_norm(x: Tensor, shape: Any, weight: Tensor, eps: float | None = None) -
     return _FusedRMSNorm.apply(x, weight)
 
 
-def _attention(q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, scale: float | None = None) -> Tensor:
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, *, is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False
+) -> Tensor:
     if torch.is_autocast_enabled("cpu"):
         q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
-    if q.dtype in _LOW and q.shape[-1] == v.shape[-1] <= _FLASH_WIDTH:
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, is_causal, scale=scale)[0]
-    return torch.ops.aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, is_causal, scale=scale)[0]
+    return FusedAttention.apply(q, k, v, backend_for("cuda", q), scale, is_causal, None)[0]
 
 
 #: Functions that run another kernel on a GPU, by name.

@@ -31,13 +31,16 @@ MANY = 1_000_003
 
 
 def _workspace_of_flash_backward(d_out: Tensor, q: Tensor, *more: Any, **options: Any) -> int:
-    # FlashAttention-2 sums the gradient of the queries in float32, beside a number per row.
-    return 4 * q.numel() + 4 * q.numel() // q.shape[-1]
+    # FlashAttention-2 sums the gradient of the queries in float32, beside a number per row. Of keys and values that
+    # query heads share it makes a gradient for each head before it sums them.
+    shared = 2 * q.numel() * q.itemsize if more[0].numel() != q.numel() else 0
+    return 4 * q.numel() + 4 * q.numel() // q.shape[-1] + shared
 
 
 #: Bytes that fused kernels take while they run, by the operator's name.
 WORKSPACE: dict[str, Callable[..., int]] = {
-    "aten::_scaled_dot_product_flash_attention_backward": _workspace_of_flash_backward
+    "aten::_scaled_dot_product_flash_attention_backward": _workspace_of_flash_backward,
+    "aten::_flash_attention_backward": _workspace_of_flash_backward,
 }
 
 

@@ -27,7 +27,7 @@ class PlainAggregation(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def forward(self, weighted: WeightedSum, v_BHSK: Tensor) -> Tensor:
+    def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
         """Head outputs ``[B, H, T, d_head]``, given how they came about and the values that went in."""
         return weighted.o_BHTK
 
@@ -41,7 +41,7 @@ class HeadNorm(PlainAggregation):
         self.gain = nn.Parameter(torch.ones(config.d_head))
         self.parameter_roles = {"gain": ParameterRole.GAIN}
 
-    def forward(self, weighted: WeightedSum, v_BHSK: Tensor) -> Tensor:
+    def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
         """Every head at every position leaves with RMS 1 (before the gain)."""
         o = weighted.o_BHTK
         # Rows as short as a head cost the library's norm more than all of the arithmetic.
@@ -72,10 +72,10 @@ class AnalyticCalibration(PlainAggregation):
         first, o = weighted.scores.place.first, weighted.o_BHTK
         return 1 / torch.arange(first + 1, first + o.shape[2] + 1, device=o.device, dtype=torch.float32)
 
-    def forward(self, weighted: WeightedSum, v_BHSK: Tensor) -> Tensor:
+    def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
         """``o · factor``."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.gradient):
-            rho = self.rho(v_BHSK)
+            rho = self.rho(v_BGSK)
             variance = rho + (1 - rho) * self.squares(weighted).clamp_min(_SMALLEST_SQUARES)
             reference = 1.0 if self.t_ref is None else rho + (1 - rho) / self.t_ref
             factor = (reference / variance).sqrt()

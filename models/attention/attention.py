@@ -13,6 +13,7 @@ from ..norms import RMSNorm
 from ..observe import Attended, Observer
 from ..parameter_roles import ParameterRole
 from .aggregation import build_aggregation
+from .backends import over_heads
 from .kv_cache import LayerCache
 from .normalisers import NORMALISERS, ExtraKey, Softmax
 from .own_parts import build_part
@@ -158,6 +159,8 @@ class Attention(nn.Module):
         self.bias = KV_BIASES[attention.kv_bias](config)
         self.aggregate = build_aggregation(config, block)
         self.gate = build_part("gate", attention.gate, GATES, PlainOutput, config)
+        # A class of the user's own is given a key and a value for every query head.
+        self.repeats_keys = bool(attention.own_parts)
 
     def forward(
         self, x_BTD: Tensor, place: Placement, observer: Observer | None = None, cache: LayerCache | None = None
@@ -166,8 +169,9 @@ class Attention(nn.Module):
         q, k, v = rotate(self.q(x_BTD), place.rotation), rotate(self.k(x_BTD), place.rotation), self.v(x_BTD)
         if cache is not None:
             k, v = cache.extend(k, v)
-        if self.n_kv_heads != self.n_heads:
-            k, v = (x.repeat_interleave(self.n_heads // self.n_kv_heads, dim=1) for x in (k, v))
+        # The kernels read what heads share from one place; who looks at keys and values wants them for each head.
+        if self.repeats_keys or observer is not None:
+            k, v = (over_heads(x, self.n_heads) for x in (k, v))
 
         scores = Scores(q, k, self.scale, place, self.window, self.prefix)
         extra, added_HK = self.bias(scores)

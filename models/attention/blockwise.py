@@ -3,9 +3,11 @@
 torch's fused kernel reaches an eighth of the machine's bf16 matrix products there; these take about 0.6 of its time
 (benchmarks/results/attention_cost.md). Operators of their own, so that a compiled graph calls them as they are.
 
-Legend: N = B·H sequences and heads, T positions, K head width. With ``Δ = rowsum(dO ∘ O)``, ``g`` the gradient of the
-log-sum-exp and ``h`` that of the row's sum of squared weights ``Σp²``, the score gradient is
-``p ∘ (dp − Δ + g + 2h·(p − Σp²))``, and each row of it adds up to ``g``.
+Legend: N sequences and key/value heads, R query heads that share one, T positions, K head width; M queries of a block,
+those of all R heads one after the other, S keys that they see between them.
+
+With ``Δ = rowsum(dO ∘ O)``, ``g`` the gradient of the log-sum-exp and ``h`` that of the row's sum of squared weights
+``Σp²``, the score gradient is ``p ∘ (dp − Δ + g + 2h·(p − Σp²))``, and each row of it adds up to ``g``.
 """
 
 from __future__ import annotations
@@ -29,31 +31,36 @@ def _rows(length: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + _BLOCK, length)) for start in range(0, length, _BLOCK))
 
 
-def _scores(q_NTK: Tensor, k_wide_NTK: Tensor, start: int, stop: int, scale: float) -> Tensor:
-    """Scaled float32 scores ``[N, stop − start, stop]``, −inf where a key is not seen."""
+def _scores(q_NMK: Tensor, k_wide_NTK: Tensor, start: int, stop: int, scale: float) -> Tensor:
+    """Scaled float32 scores ``[N, M, stop]``, −inf where a key is not seen."""
     with torch.autocast("cpu", enabled=False):
-        scores = torch.bmm(q_NTK[:, start:stop].float(), k_wide_NTK[:, :stop].transpose(1, 2)).mul_(scale)
+        scores = torch.bmm(q_NMK.float(), k_wide_NTK[:, :stop].transpose(1, 2)).mul_(scale)
     unseen = torch.ones(stop - start, stop - start, dtype=torch.bool).triu(1)
-    scores[:, :, start:].masked_fill_(unseen, -torch.inf)
+    scores.view(len(scores), -1, stop - start, stop)[..., start:].masked_fill_(unseen, -torch.inf)
     return scores
 
 
+def _block(x_NRT_: Tensor, start: int, stop: int) -> Tensor:
+    """The queries of a block, of all heads: ``[N, R, T, …] → [N, M, …]``."""
+    return x_NRT_[:, :, start:stop].flatten(1, 2)
+
+
 def _kept_blocks(kept: Tensor, n: int, length: int) -> Iterator[Tensor]:
-    """The blocks of weights ``[N, rows, keys]`` in their buffer, one after the other."""
-    offset = 0
+    """The blocks of weights ``[N, M, S]`` in their buffer, one after the other."""
+    offset, n_heads = 0, kept.numel() // _n_kept(1, length)
     for start, stop in _rows(length):
-        size = n * (stop - start) * stop
-        yield kept[offset : offset + size].view(n, stop - start, stop)
+        size = n_heads * (stop - start) * stop
+        yield kept[offset : offset + size].view(n, -1, stop)
         offset += size
 
 
-def _n_kept(n: int, length: int) -> int:
-    return n * sum((stop - start) * stop for start, stop in _rows(length))
+def _n_kept(n_heads: int, length: int) -> int:
+    return n_heads * sum((stop - start) * stop for start, stop in _rows(length))
 
 
-def _in_parts(x_NT: Tensor) -> Tensor:
-    """Float32 numbers as channels ``[N, T, 8]``: three bf16 numbers that add up to each, then zeros."""
-    parts, rest = [], x_NT
+def _in_parts(x_NRT: Tensor) -> Tensor:
+    """Float32 numbers as channels ``[N, R, T, 8]``: three bf16 numbers that add up to each, then zeros."""
+    parts, rest = [], x_NRT
     for _ in range(_PARTS):
         parts.append(rest.bfloat16())
         rest = rest - parts[-1].float()
@@ -64,21 +71,22 @@ def _in_parts(x_NT: Tensor) -> Tensor:
 def _forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, wants_sums: bool, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    n, length, _ = q.shape
-    k_wide, out = k.float(), torch.empty_like(v)
-    lse, squares = q.new_zeros((n, length), dtype=torch.float32), q.new_zeros((n, length), dtype=torch.float32)
-    kept = q.new_empty(_n_kept(n, length) if keep else 0)
+    n, n_shared, length, _ = q.shape
+    k_wide, out = k.float(), torch.empty_like(q)
+    lse, squares = (q.new_zeros(q.shape[:3], dtype=torch.float32) for _ in range(2))
+    kept = q.new_empty(_n_kept(n * n_shared, length) if keep else 0)
     blocks = _kept_blocks(kept, n, length) if keep else None
     for start, stop in _rows(length):
-        scores = _scores(q, k_wide, start, stop, scale)
+        scores = _scores(_block(q, start, stop), k_wide, start, stop, scale)
+        by_head, rows = (n, n_shared, stop - start), (slice(None), slice(None), slice(start, stop))
         if wants_sums or not keep:
-            lse[:, start:stop] = scores.logsumexp(-1)
-            scores.sub_(lse[:, start:stop, None]).exp_()
-            squares[:, start:stop] = torch.linalg.vector_norm(scores, dim=-1).square_()
+            lse[rows] = scores.logsumexp(-1).view(by_head)
+            scores.sub_(_block(lse, start, stop)[..., None]).exp_()
+            squares[rows] = torch.linalg.vector_norm(scores, dim=-1).square_().view(by_head)
         else:
             torch.softmax(scores, -1, out=scores)
         weights = scores.to(q.dtype) if blocks is None else next(blocks).copy_(scores)
-        out[:, start:stop] = torch.bmm(weights, v[:, :stop])
+        out[rows] = torch.bmm(weights, v[:, :stop]).view(*by_head, -1)
     return out, lse, squares, kept
 
 
@@ -86,10 +94,9 @@ def _forward(
 def _(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, wants_sums: bool, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    n, length, _ = q.shape
-    kept = q.new_empty(_n_kept(n, length) if keep else 0)
-    lse, squares = (q.new_empty((n, length), dtype=torch.float32) for _ in range(2))
-    return torch.empty_like(v), lse, squares, kept
+    kept = q.new_empty(_n_kept(q.shape[0] * q.shape[1], q.shape[2]) if keep else 0)
+    lse, squares = (q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
+    return torch.empty_like(q), lse, squares, kept
 
 
 @torch.library.custom_op("birthmark::causal_blocks_backward", mutates_args=(), device_types="cpu")
@@ -106,7 +113,7 @@ def _backward(
     kept: torch.Tensor,
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    n, length, _ = q.shape
+    n, n_shared, length, _ = q.shape
     # Where one key takes most of a row, dp and Δ are almost equal, and the gradient is what their rounding leaves. So
     # Δ − g is subtracted inside the product that gives dp, whose sums are float32; and what other roundings leave,
     # those of the output in Δ above all, is taken off afterwards: the score gradients of a row add up to g.
@@ -118,20 +125,22 @@ def _backward(
     k_wide = k.float() if blocks is None else k
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
     for start, stop in _rows(length):
+        q_NMK = _block(q, start, stop)
         if blocks is None:
-            scores = _scores(q, k_wide, start, stop, scale)
-            weights = scores.sub_(lse[:, start:stop, None]).exp_().to(q.dtype)
+            scores = _scores(q_NMK, k_wide, start, stop, scale)
+            weights = scores.sub_(_block(lse, start, stop)[..., None]).exp_().to(q.dtype)
         else:
             weights = next(blocks)
-        dv[:, :stop].baddbmm_(weights.transpose(1, 2), d_out[:, start:stop])
-        d_scores = torch.bmm(d_out_shift[:, start:stop], v_one[:, :stop].transpose(1, 2))
+        dv[:, :stop].baddbmm_(weights.transpose(1, 2), _block(d_out, start, stop))
+        d_scores = torch.bmm(_block(d_out_shift, start, stop), v_one[:, :stop].transpose(1, 2))
         if twice is not None:
-            d_scores.addcmul_(weights, twice[:, start:stop])
+            d_scores.addcmul_(weights, _block(twice, start, stop))
         d_scores.mul_(weights)
-        left = d_lse[:, start:stop, None].to(q.dtype) - d_scores.sum(-1, keepdim=True)
+        left = _block(d_lse, start, stop)[..., None].to(q.dtype) - d_scores.sum(-1, keepdim=True)
         d_scores.addcmul_(weights, left)
-        dq[:, start:stop].baddbmm_(d_scores, k[:, :stop], beta=0, alpha=scale)
-        dk[:, :stop].baddbmm_(d_scores.transpose(1, 2), q[:, start:stop], alpha=scale)
+        dq_NMK = torch.baddbmm(q_NMK, d_scores, k[:, :stop], beta=0, alpha=scale)
+        dq[:, :, start:stop] = dq_NMK.view(n, n_shared, stop - start, -1)
+        dk[:, :stop].baddbmm_(d_scores.transpose(1, 2), q_NMK, alpha=scale)
     return dq, dk, dv
 
 
@@ -163,12 +172,13 @@ def keeps_weights(q_BHTK: Tensor) -> bool:
 
 
 def causal_blocks(
-    q_BHTK: Tensor, k_BHTK: Tensor, v_BHTK: Tensor, scale: float, wants_sums: bool
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float, wants_sums: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Output ``[B, H, T, K]`` in bf16, and if they are wanted, in float32 ``[B, H, T]``, the log-sum-exp of each
     query's scores and the sum of its squared weights."""
     shape = q_BHTK.shape
-    q, k, v = (x.reshape(-1, *shape[2:]) for x in (q_BHTK, k_BHTK, v_BHTK))
+    k, v = (x.flatten(0, 1) for x in (k_BGTK, v_BGTK))
+    q = q_BHTK.reshape(len(k), -1, *shape[2:])
     needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     out, lse, squares, _ = _forward(q, k, v, scale, wants_sums, needs_gradient and keeps_weights(q_BHTK))
     return out.view(shape), lse.view(shape[:3]), squares.view(shape[:3])

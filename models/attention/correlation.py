@@ -33,9 +33,9 @@ class Uncorrelated(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def forward(self, v_BHSK: Tensor) -> Tensor:
-        """ρ, broadcastable to ``[B, H, T]``, float32 or wider, given the values ``[B, H, S, K]``."""
-        return v_BHSK.new_zeros((), dtype=torch.promote_types(v_BHSK.dtype, torch.float32))
+    def forward(self, v_BGSK: Tensor) -> Tensor:
+        """ρ, broadcastable to ``[B, H, T]``, float32 or wider, given the values ``[B, G or H, S, K]``."""
+        return v_BGSK.new_zeros((), dtype=torch.promote_types(v_BGSK.dtype, torch.float32))
 
 
 class LearnedCorrelation(Uncorrelated):
@@ -52,7 +52,7 @@ class LearnedCorrelation(Uncorrelated):
         """Every head starts at ``calibration.rho``."""
         return {"logit": Constant(self.start)}
 
-    def forward(self, v_BHSK: Tensor) -> Tensor:
+    def forward(self, v_BGSK: Tensor) -> Tensor:
         """``[H, 1]``."""
         return self.logit.sigmoid()[:, None]
 
@@ -85,17 +85,19 @@ class EstimatedCorrelation(Uncorrelated):
             moment.zero_()
 
     @torch.no_grad()
-    def update(self, v_BHSK: Tensor) -> None:
+    def update(self, v_BGSK: Tensor) -> None:
         """Take a batch in. The first one decides alone; later ones count a tenth."""
-        with torch.autocast(v_BHSK.device.type, enabled=False):
-            v = v_BHSK.to(self.square_H.dtype)
-            over_positions_BHK = v.mean(2)
-            batch = [
-                over_positions_BHK.mean(0),
+        with torch.autocast(v_BGSK.device.type, enabled=False):
+            v = v_BGSK.to(self.square_H.dtype)
+            over_positions_BGK = v.mean(2)
+            of_groups = [
+                over_positions_BGK.mean(0),
                 v.square().sum(-1).mean((0, 2)),
-                over_positions_BHK.square().sum(-1).mean(0),
-                self.length.new_tensor(float(v.shape[2])),
+                over_positions_BGK.square().sum(-1).mean(0),
             ]
+            n_shared = len(self.square_H) // v.shape[1]
+            of_heads = [moment.repeat_interleave(n_shared, dim=0) for moment in of_groups]
+            batch = [*of_heads, self.length.new_tensor(float(v.shape[2]))]
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             flat = torch.cat([x.flatten() for x in batch])
             torch.distributed.all_reduce(flat)
@@ -106,10 +108,10 @@ class EstimatedCorrelation(Uncorrelated):
             moment.lerp_(new, share)
         self.n_batches += 1
 
-    def forward(self, v_BHSK: Tensor) -> Tensor:
+    def forward(self, v_BGSK: Tensor) -> Tensor:
         """``[H, 1]``; 0 before the first batch."""
-        if self.training and v_BHSK.shape[2] > 1:
-            self.update(v_BHSK)
+        if self.training and v_BGSK.shape[2] > 1:
+            self.update(v_BGSK)
         centre_H = self.mean_HK.square().sum(-1)
         apart_H = (self.square_H - centre_H).clamp_min(_SMALLEST)
         together_H = self.square_of_mean_H - centre_H

@@ -9,11 +9,11 @@ KERNELS = {
     "explicit": "explicit weights, 256 queries at a time, computed again in the backward pass",
     "fused": "fused scaled_dot_product_attention (bf16 on CPU: blocks of matrix products, their weights kept for the "
     "backward pass up to 32 MiB)",
-    "window": ", two such attentions per window",
+    "window": ", two such attentions per window (bf16 on CUDA: one)",
     "prefix": ", one more such attention for the prefix",
     "distances": ", distance penalties as 8 more channels",
     "n_eff": "; a second fused log-sum-exp for n_eff",
-    "log-sum-exp": "; log-sum-exps from the kernel on CPU, 256 queries at a time elsewhere",
+    "log-sum-exp": "; log-sum-exps from the kernels, their gradients in the same backward pass",
 }
 
 

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution
 from ..parameter_roles import ParameterRole
+from .backends import over_heads
 from .kernels import attention_with_squares, causal_attention
 from .scores import Scores
 from .weight_reader import EVERYTHING, WeightReader, new_reader, read_softmax
@@ -60,12 +61,12 @@ class FusedSoftmax(WeightedSum):
     """Weights ``exp(s)/(Σ exp(s) + Σ exp(extra))``: never as a matrix, all from log-sum-exps."""
 
     def __init__(
-        self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool = False
+        self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool = False
     ) -> None:
         self.scores, self.extra = scores, extra
         self.plain = scores.window is None and scores.prefix is None and scores.place.slopes_H is None
         if self.plain and not extra and not needs_weights and not needs_squares:
-            self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BHSK, v_BHSK, scores.scale)
+            self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale)
             return
         others_BHT = _lse_of_extra(extra)
         self._lse_BHT: Tensor | None = None
@@ -73,14 +74,15 @@ class FusedSoftmax(WeightedSum):
         self._squares_BHT: Tensor | None = None
         self.reader = new_reader(scores, rows_sum_to_one=not extra) if needs_weights else None
         if self.reader is not None:
+            v_BHSK = over_heads(v_BGSK, scores.q_BHTK.shape[1])
             read = read_softmax(scores, v_BHSK, self.reader, others_BHT, needs_squares)
             o, self._lse_BHT, self._squares_BHT = read
         elif self.plain and needs_squares:
             o, self._lse_BHT, self._squares_BHT = attention_with_squares(
-                scores.q_BHTK, scores.k_BHSK, v_BHSK, scores.scale
+                scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale
             )
         else:
-            o, self._lse_BHT = scores.softmax(v_BHSK)
+            o, self._lse_BHT = scores.softmax(v_BGSK)
         if others_BHT is not None:
             self._total_BHT = torch.logaddexp(self._lse(), others_BHT)
             if self.reader is None:
@@ -125,8 +127,9 @@ class Explicit(WeightedSum):
     """Weights from an explicit matrix, a block of queries at a time; the backward pass computes each block again."""
 
     def __init__(
-        self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], weigh: Weigh, needs_weights: bool = False
+        self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], weigh: Weigh, needs_weights: bool = False
     ) -> None:
+        v_BHSK = over_heads(v_BGSK, scores.q_BHTK.shape[1])
         self.scores, self.extra, self.weigh = scores, extra, weigh
         self.reader = (
             new_reader(scores, rows_sum_to_one=weigh is _softmax_rows and not extra) if needs_weights else None
@@ -199,21 +202,21 @@ class Softmax(nn.Module):
         return []
 
     def forward(
-        self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
+        self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
     ) -> WeightedSum:
         """Sum the values by their weights.
 
         Args:
             scores: of this attention.
-            v_BHSK: values.
+            v_BGSK: values, those of grouped heads once; to a class of the user's own, once for each query head.
             extra: keys beside the tokens' that every query sees.
             needs_weights: whether weights will be read afterwards.
             needs_squares: whether :meth:`WeightedSum.sum_squares` will be called.
         """
         extra = self.extra_keys(scores) + extra
         if scores.fusable:
-            return FusedSoftmax(scores, v_BHSK, extra, needs_weights, needs_squares)
-        return Explicit(scores, v_BHSK, extra, _softmax_rows, needs_weights)
+            return FusedSoftmax(scores, v_BGSK, extra, needs_weights, needs_squares)
+        return Explicit(scores, v_BGSK, extra, _softmax_rows, needs_weights)
 
 
 class OffByOne(Softmax):
@@ -255,10 +258,10 @@ class Similarity(Softmax):
         return scores
 
     def forward(
-        self, scores: Scores, v_BHSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
+        self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
     ) -> WeightedSum:
         """See :class:`Softmax`."""
-        return Explicit(scores, v_BHSK, extra, self._rows, needs_weights)
+        return Explicit(scores, v_BGSK, extra, self._rows, needs_weights)
 
     def _rows(self, scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
         weights = self.phi(scores).masked_fill(~seen, 0.0)

@@ -1,6 +1,6 @@
 """The scores of one attention: which keys a query sees, and what is added to q·k. Never held as a whole matrix.
 
-Legend: B sequences, H heads, T queries, S keys (those in the cache first), K head width.
+Legend: B sequences, H query heads, G key/value heads, T queries, S keys (those in the cache first), K head width.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .backends import over_heads
 from .kernels import visible_attention, visible_lse
 from .positions import Placement
 
@@ -20,7 +21,8 @@ class Scores:
     """``scale · q·k`` plus what positions add, over the keys that each query sees."""
 
     q_BHTK: Tensor
-    k_BHSK: Tensor
+    k_BGSK: Tensor
+    """Keys, those of grouped heads once."""
     scale: float
     place: Placement
     window: int | None = None
@@ -29,23 +31,28 @@ class Scores:
     """The first ``prefix`` positions see one another."""
 
     @property
+    def k_BHSK(self) -> Tensor:  # noqa: N802 - a shape suffix
+        """Keys, repeated for the query heads that share them."""
+        return over_heads(self.k_BGSK, self.q_BHTK.shape[1])
+
+    @property
     def fusable(self) -> bool:
         """Whether a softmax of these scores runs on the fused kernels."""
         at_start, symmetric = self.place.first == 0, self.prefix is not None and self.place.slopes_H is not None
         return at_start and self.place.bias_HS is None and not symmetric
 
-    def softmax(self, v_BHSK: Tensor) -> tuple[Tensor, Tensor]:
+    def softmax(self, v_BGSK: Tensor) -> tuple[Tensor, Tensor]:
         """Fused: value aggregation ``[B, H, T, K]`` and log-sum-exp of the scores ``[B, H, T]``, differentiable."""
         if self.place.slopes_H is None:
-            return visible_attention(self.q_BHTK, self.k_BHSK, v_BHSK, self.scale, self.window, self.prefix)
+            return visible_attention(self.q_BHTK, self.k_BGSK, v_BGSK, self.scale, self.window, self.prefix)
         q, k, level_HT = self._sloped()
-        out, lse = visible_attention(q, k, F.pad(v_BHSK, (0, _SLOPE_CHANNELS)), self.scale, self.window)
-        return out[..., : v_BHSK.shape[-1]], lse - level_HT
+        out, lse = visible_attention(q, k, F.pad(v_BGSK, (0, _SLOPE_CHANNELS)), self.scale, self.window)
+        return out[..., : v_BGSK.shape[-1]], lse - level_HT
 
     def lse(self, sharpness: float = 1.0) -> Tensor:
         """Fused log-sum-exp of ``sharpness`` times the scores, ``[B, H, T]``, float32 or wider, differentiable."""
         if self.place.slopes_H is None:
-            return visible_lse(self.q_BHTK, self.k_BHSK, sharpness * self.scale, self.window, self.prefix)
+            return visible_lse(self.q_BHTK, self.k_BGSK, sharpness * self.scale, self.window, self.prefix)
         q, k, level_HT = self._sloped()
         return visible_lse(q, k, sharpness * self.scale, self.window) - sharpness * level_HT
 
@@ -57,20 +64,20 @@ class Scores:
         """
         slopes_H = self.place.slopes_H
         assert slopes_H is not None
-        n_sequences, n_heads, n_queries, _ = self.q_BHTK.shape
+        n_sequences, _, n_queries, _ = self.q_BHTK.shape
         slopes_H = (slopes_H / self.scale).to(self.q_BHTK.dtype)
         channels_HK = F.pad(torch.stack([256 * slopes_H, slopes_H], dim=-1), (0, _SLOPE_CHANNELS - 2))
         q = torch.cat([self.q_BHTK, channels_HK[None, :, None].expand(n_sequences, -1, n_queries, -1)], dim=-1)
-        position = torch.arange(self.k_BHSK.shape[2], device=q.device)
+        position = torch.arange(self.k_BGSK.shape[2], device=q.device)
         places = F.pad(torch.stack([position // 256, position % 256], dim=-1), (0, _SLOPE_CHANNELS - 2)).to(q.dtype)
-        k = torch.cat([self.k_BHSK, places.expand(n_sequences, n_heads, -1, -1)], dim=-1)
+        k = torch.cat([self.k_BGSK, places.expand(n_sequences, self.k_BGSK.shape[1], -1, -1)], dim=-1)
         wide = torch.promote_types(q.dtype, torch.float32)
         return q, k, slopes_H.to(wide)[:, None] * self.scale * position[-n_queries:].to(wide)
 
     def seen_keys(self, stop: int) -> int:
         """How many keys, from the first, the queries before the ``stop``-th see between them."""
         seen = self.place.first + stop
-        return seen if self.prefix is None else min(max(seen, self.prefix), self.k_BHSK.shape[2])
+        return seen if self.prefix is None else min(max(seen, self.prefix), self.k_BGSK.shape[2])
 
     def block(self, start: int, stop: int, minus_BHT: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Scores of the queries ``start … stop − 1`` over the keys that they see between them, as an explicit matrix.
@@ -89,7 +96,7 @@ class Scores:
         wide = torch.promote_types(self.q_BHTK.dtype, torch.float32)
         # N = B·H: the batched product takes three axes, and adds on the way.
         q_NTK = self.q_BHTK[:, :, start:stop].to(wide).reshape(-1, stop - start, width)
-        k_NSK = self.k_BHSK[:, :, :n_keys].to(wide).reshape(-1, n_keys, width)
+        k_NSK = over_heads(self.k_BGSK[:, :, :n_keys], n_heads).to(wide).reshape(-1, n_keys, width)
         with torch.autocast(q_NTK.device.type, enabled=False):
             if minus_BHT is None:
                 scores = torch.bmm(q_NTK * self.scale, k_NSK.transpose(1, 2))

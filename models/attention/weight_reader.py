@@ -137,7 +137,7 @@ def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], 
     q, k = (x[part].to(wide) for x in (scores.q_BHTK, scores.k_BHSK))
     if scores.window is not None or scores.prefix is not None or slopes_H is not None:
         place = scores.place if slopes_H is None else replace(scores.place, slopes_H=slopes_H[part[1]])
-        here = replace(scores, q_BHTK=q, k_BHSK=k, place=place)
+        here = replace(scores, q_BHTK=q, k_BGSK=k, place=place)
 
         def masked(start: int, stop: int) -> Tensor:
             block, seen = here.block(start, stop)

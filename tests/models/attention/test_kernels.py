@@ -102,41 +102,6 @@ def test_lse_alone_equals_that_of_the_explicit_matrix(length, device):
         assert relative(g, w) < 1e-10
 
 
-@pytest.mark.parametrize("block", [1, 4, 5, 256])
-@pytest.mark.parametrize("length", [1, 3, 4, 5, 7, 8, 9, 12, 13])
-def test_blockwise_lse_does_not_depend_on_its_blocks(monkeypatch, length, block):
-    monkeypatch.setattr(kernels, "_QUERY_BLOCK", block)
-    q, k, v, _, d_lse = make((2, 3, length, 6), seed=length)
-    ours, reference = leaves(q, k), leaves(q, k)
-    lse, expected = kernels._BlockwiseLSE.apply(*ours, 0.6, True), explicit(*reference, v, 0.6)[1]
-    assert relative(lse, expected) < 1e-10
-    got = torch.autograd.grad((lse * d_lse).sum(), ours)
-    wanted = torch.autograd.grad((expected * d_lse).sum(), reference)
-    for g, w in zip(got, wanted, strict=True):
-        assert relative(g, w) < 1e-10
-
-
-@pytest.mark.parametrize("length", [255, 256, 257, 513])
-@pytest.mark.parametrize(
-    ("dtype", "tolerance", "gradient_tolerance"),
-    [
-        (torch.float64, 1e-10, 1e-10),
-        (torch.float32, 1e-5, 1e-5),
-        # Products of bf16 are rounded to bf16 (4e-3) before they are summed up in the gradient.
-        (torch.bfloat16, 4e-3, 3e-2),
-    ],
-)
-def test_blockwise_lse_at_its_own_block(length, dtype, tolerance, gradient_tolerance):
-    q, k, v, _, d_lse = make((1, 1, length, 16), seed=length, dtype=dtype)
-    ours, reference = leaves(q, k), leaves(q.double(), k.double())
-    lse, expected = kernels._BlockwiseLSE.apply(*ours, 0.25, True), explicit(*reference, v, 0.25)[1]
-    assert lse.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert relative(lse, expected) < tolerance
-    got = torch.autograd.grad((lse * d_lse.to(lse.dtype)).sum(), ours)
-    for g, w in zip(got, torch.autograd.grad((expected * d_lse).sum(), reference), strict=True):
-        assert relative(g, w) < gradient_tolerance
-
-
 @pytest.mark.parametrize("length", [1, 5, 64, 200])
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 3e-5)])
 def test_effective_tokens_are_one_over_the_sum_of_squared_weights(length, dtype, tolerance):
@@ -212,17 +177,12 @@ def test_scores_of_hundreds_overflow_nothing():
         torch.ones(20, 20).triu(1) > 0, -torch.inf), -1) @ v.double()) < 1e-3  # fmt: skip
     for g in torch.autograd.grad((out * d_out).sum() + (lse * d_lse.float()).sum(), ours):
         assert bool(g.isfinite().all())
-    blockwise = kernels._BlockwiseLSE.apply(*ours[:2], 1.0, True)
-    torch.testing.assert_close(blockwise, lse)
 
 
-def test_gradcheck_of_all_paths(monkeypatch):
-    monkeypatch.setattr(kernels, "_QUERY_BLOCK", 3)
+def test_gradcheck_of_all_paths():
     q, k, v = leaves(*make((1, 2, 5, 4))[:3])
     assert torch.autograd.gradcheck(lambda *x: kernels.attention_with_lse(*x, 0.5), (q, k, v))
     assert torch.autograd.gradcheck(lambda *x: kernels.visible_lse(*x, 0.5), (q, k))
-    assert torch.autograd.gradcheck(lambda *x: kernels._BlockwiseLSE.apply(*x, 0.5, True), (q, k))
-
     assert torch.autograd.gradcheck(lambda *x: effective_tokens(*x, 0.5), (q, k))
     assert torch.autograd.gradcheck(lambda *x: effective_tokens(*x, 0.5, False), (q, k))
 
@@ -346,3 +306,23 @@ def test_bf16_gradients_at_a_sink_are_as_good_as_without_one(strength, mass, kep
                    for i, (e, f) in enumerate(zip(errors, fused_error, strict=True)))  # fmt: skip
     of_squares = (weights.square().sum(-1) * d_squares).sum()
     assert max(error((squares * d_squares).sum(), ours[:2], of_squares)) < 8e-3
+
+
+@pytest.mark.parametrize("kept", [1 << 30, -1])
+def test_bf16_blocks_read_shared_keys_and_values_from_one_place(kept, monkeypatch):
+    """As if each query head had a copy of its own; their gradients are summed before they are rounded."""
+    monkeypatch.setattr(blocks, "_KEPT", kept)
+    q, _, _, d_out, d_lse = make((2, 6, 150, 16), dtype=torch.bfloat16)
+    k, v = (x.bfloat16() for x in torch.randn(2, 2, 2, 150, 16, generator=torch.Generator().manual_seed(1)))
+    ours, copied = leaves(q, k, v), leaves(q.double(), k.double(), v.double())
+    out, lse, squares = blocks.causal_blocks(*ours, 0.25, wants_sums=True)
+    wide = explicit(copied[0], *(x.repeat_interleave(3, dim=1) for x in copied[1:]), 0.25)
+    assert relative(out, wide[0]) < 8e-3
+    torch.testing.assert_close(lse.double(), wide[1], atol=1e-5, rtol=1e-5)
+    d_squares = torch.linspace(-2, 2, 150)
+    loss = (out.float() * d_out.float()).sum() + (lse * d_lse.float()).sum() + (squares * d_squares).sum()
+    expected = (wide[0] * d_out.double()).sum() + (wide[1] * d_lse).sum()
+    expected = expected + (wide[2].square().sum(-1) * d_squares).sum()
+    for g, w in zip(torch.autograd.grad(loss, ours), torch.autograd.grad(expected, copied), strict=True):
+        assert g.shape == w.shape
+        assert relative(g, w) < 2e-2

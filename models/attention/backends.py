@@ -1,0 +1,226 @@
+"""The fused attention operators of each device, and one autograd function over them whose log-sum-exp has a gradient.
+
+torch's operators hand out the log-sum-exp, but their backward passes take a gradient of the output alone. The score
+gradient of (output, log-sum-exp) is ``p ∘ (dp − Δ + g)`` with ``Δ = rowsum(dO ∘ O)`` and ``g`` the gradient of the
+log-sum-exp, and they all make Δ from the O that they are handed. So they get ``O − g·dO/‖dO‖²``, whose product with dO
+is ``Δ − g``: no channel is added, and no operator runs on a wider head than in the forward pass. A row whose dO is 0
+gets one of 1e-15 in its place, which no gradient of that row can be told from.
+
+Legend: B sequences, H query heads, G key/value heads, T positions, K head width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...errors import UsageError
+
+_aten = torch.ops.aten
+#: Stands for every channel of an upstream gradient that is 0.
+_NEXT_TO_NOTHING = 1e-15
+
+
+def over_heads(x_BGSK: Tensor, n_heads: int) -> Tensor:
+    """Keys or values, each repeated for the query heads that share it, ``[B, H, S, K]``."""
+    n_kv_heads = x_BGSK.shape[1]
+    return x_BGSK if n_kv_heads == n_heads else x_BGSK.repeat_interleave(n_heads // n_kv_heads, dim=1)
+
+
+def _summed(d_BHSK: Tensor, n_kv_heads: int) -> Tensor:
+    """Gradients of repeated keys or values, summed over the query heads that share them, ``[B, G, S, K]``."""
+    return d_BHSK if d_BHSK.shape[1] == n_kv_heads else d_BHSK.unflatten(1, (n_kv_heads, -1)).sum(2)
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One pair of operators, and what it takes.
+
+    Attributes:
+        name: as torch calls it.
+        dtypes: of queries, keys and values.
+        widest: head width up to which it runs.
+        multiple: head widths are padded to a multiple of this.
+        grouped: whether it reads keys and values that query heads share from one place; the others get copies for as
+            long as they run.
+        windows: whether it takes a window.
+        forward: (q, k, v, scale, causal, window) → output, log-sum-exp ``[B, H, T or more]``, and what else its
+            backward pass wants.
+        backward: (dO, q, k, v, output, log-sum-exp, what else it wants, scale, causal, window) → dq, dk, dv.
+    """
+
+    name: str
+    dtypes: tuple[torch.dtype, ...]
+    widest: int
+    multiple: int
+    grouped: bool
+    windows: bool
+    forward: Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]]
+    backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+
+    def takes(self, q_BHTK: Tensor) -> bool:
+        """Whether it runs on queries of this type and width."""
+        return q_BHTK.dtype in self.dtypes and q_BHTK.shape[-1] <= self.widest
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# CPU
+
+
+def _cpu_forward(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int | None
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    out, lse = _aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, causal, scale=scale)
+    return out, lse, ()
+
+
+def _cpu_backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, more: tuple[Tensor, ...], scale: float,
+    causal: bool, window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
+        d_out, q, k, v, out, lse, 0.0, causal, scale=scale
+    )
+    return dq, dk, dv
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# CUDA: FlashAttention-2 (bf16), whose windows need the operators below scaled_dot_product_attention's
+
+
+def _flash_forward(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int | None
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    if window is None:
+        out, lse, _, _, _, _, *random, _ = _aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal, scale=scale)
+        return out, lse, tuple(random)
+    q, k, v = (x.transpose(1, 2) for x in (q, k, v))
+    out, lse, *random, _ = _aten._flash_attention_forward(
+        q, k, v, None, None, q.shape[1], k.shape[1], 0.0, causal, False,
+        scale=scale, window_size_left=window - 1, window_size_right=0,
+    )  # fmt: skip
+    return out.transpose(1, 2), lse, tuple(random)
+
+
+def _flash_backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, more: tuple[Tensor, ...], scale: float,
+    causal: bool, window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    if window is None:
+        dq, dk, dv = _aten._scaled_dot_product_flash_attention_backward(
+            d_out, q, k, v, out, lse, None, None, q.shape[2], k.shape[2], 0.0, causal, *more, scale=scale
+        )
+        return dq, dk, dv
+    d_out, q, k, v, out = (x.transpose(1, 2) for x in (d_out, q, k, v, out))
+    dq, dk, dv = _aten._flash_attention_backward(
+        d_out, q, k, v, out, lse, None, None, q.shape[1], k.shape[1], 0.0, causal, *more,
+        scale=scale, window_size_left=window - 1, window_size_right=0,
+    )  # fmt: skip
+    return dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2)
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# CUDA: the memory-efficient kernel (float32, and widths beyond flash); its log-sum-exp is padded to 32s, also in the
+# backward pass
+
+
+def _efficient_forward(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int | None
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    k, v = (over_heads(x, q.shape[1]) for x in (k, v))
+    out, lse, *random = _aten._scaled_dot_product_efficient_attention(q, k, v, None, True, 0.0, causal, scale=scale)
+    return out, lse, tuple(random)
+
+
+def _efficient_backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, more: tuple[Tensor, ...], scale: float,
+    causal: bool, window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    n_kv_heads, (k, v) = k.shape[1], (over_heads(x, q.shape[1]) for x in (k, v))
+    dq, dk, dv, _ = _aten._scaled_dot_product_efficient_attention_backward(
+        d_out, q, k, v, None, out, lse, *more, 0.0, [True, True, True, False], causal, scale=scale
+    )
+    return dq, _summed(dk, n_kv_heads), _summed(dv, n_kv_heads)
+
+
+# ------------------------------------------------------------------------------------------------------------------
+
+_ANY = 1 << 30
+#: By type of device, the first that takes the queries is used.
+BACKENDS: dict[str, tuple[Backend, ...]] = {
+    "cpu": (
+        Backend(
+            "flash for CPU", (torch.float32, torch.float64, torch.bfloat16), _ANY, 1, True, False,
+            _cpu_forward, _cpu_backward,
+        ),
+    ),
+    "cuda": (
+        Backend("flash", (torch.bfloat16,), 256, 8, True, True, _flash_forward, _flash_backward),
+        Backend(
+            "memory-efficient", (torch.float32, torch.bfloat16), _ANY, 8, False, False,
+            _efficient_forward, _efficient_backward,
+        ),
+    ),
+}  # fmt: skip
+
+
+def backend_for(device: str, q_BHTK: Tensor) -> Backend:
+    """The operators for these queries on a type of device.
+
+    Raises:
+        UsageError: it has none.
+    """
+    for backend in BACKENDS.get(device, ()):
+        if backend.takes(q_BHTK):
+            return backend
+    raise UsageError(f"attention in {str(q_BHTK.dtype).removeprefix('torch.')} on {device}: no fused kernel is known")
+
+
+def _with_gradient_of_lse(out: Tensor, d_out: Tensor | None, d_lse: Tensor) -> tuple[Tensor, Tensor]:
+    """Output and upstream gradient whose product by rows is that of those given, minus the log-sum-exp's gradient."""
+    d_lse = d_lse.to(torch.promote_types(out.dtype, torch.float32))[..., None]
+    if d_out is None:
+        d_out = torch.zeros_like(out)
+    size = torch.linalg.vector_norm(d_out, dim=-1, keepdim=True, dtype=d_lse.dtype)
+    d_out = torch.where((size < _NEXT_TO_NOTHING) & (d_lse != 0), _NEXT_TO_NOTHING, d_out)
+    size = torch.linalg.vector_norm(d_out, dim=-1, keepdim=True, dtype=d_lse.dtype)
+    # Divided twice: the square of a small size has few digits, or none.
+    return (out - d_out * torch.where(d_lse == 0, 0, d_lse / size / size)).to(out.dtype), d_out
+
+
+class FusedAttention(torch.autograd.Function):
+    """Softmax attention on the operators of a :class:`Backend`: output ``[B, H, T, K]``, log-sum-exp ``[B, H, T]``."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: Tensor, k: Tensor, v: Tensor, backend: Backend, scale: float, causal: bool, window: int | None
+    ) -> tuple[Tensor, Tensor]:
+        """Keep what the operator wants back; keys and values of grouped heads once."""
+        ctx.width, ctx.how = q.shape[-1], (scale, causal, window)
+        ctx.backend = backend
+        if extra := -ctx.width % backend.multiple:
+            q, k, v = (F.pad(x, (0, extra)) for x in (q, k, v))
+        out, lse, more = backend.forward(q, k, v, *ctx.how)
+        ctx.save_for_backward(q, k, v, out, lse, *more)
+        ctx.set_materialize_grads(False)
+        return (out[..., : ctx.width] if extra else out), lse[..., : q.shape[2]]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        """Gradients of queries, keys and values."""
+        q, k, v, out, lse, *more = ctx.saved_tensors
+        d_out, d_lse = grads
+        if d_out is not None:
+            d_out = F.pad(d_out.to(q.dtype), (0, q.shape[-1] - ctx.width))
+        if d_lse is not None:
+            out, d_out = _with_gradient_of_lse(out, d_out, d_lse)
+        if d_out is None:
+            return (None,) * 7
+        of_each = ctx.backend.backward(d_out, q, k, v, out, lse, tuple(more), *ctx.how)
+        dq, dk, dv = (x[..., : ctx.width] for x in of_each)
+        return dq, dk, dv if ctx.needs_input_grad[2] else None, None, None, None, None

@@ -1,0 +1,170 @@
+"""The table of fused operators: what a GPU would run, seen on a machine without one, and on one that has it.
+
+Values on CUDA's operators are held by their formulas in ``test_attention.py`` (``cuda_operators``); here is what real
+ones are handed: fake tensors check schemas, shapes and strides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from birthmark.errors import UsageError
+from birthmark.models.attention import backends, kernels
+from birthmark.models.attention.attention import Attention
+from birthmark.models.attention.positions import POSITIONS
+from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+from birthmark.plan.gpu import as_on
+
+ESTIMATED = CalibrationConfig(correlation="estimated")
+ARMS = {
+    "plain": AttentionConfig(),
+    "learned sink": AttentionConfig(normaliser="softmax_sink"),
+    "off by one": AttentionConfig(normaliser="softmax_off_by_one"),
+    "key and value bias": AttentionConfig(kv_bias="key_value"),
+    "window": AttentionConfig(window=160),
+    "prefix": AttentionConfig(prefix=40),
+    "exact": AttentionConfig("calibrated"),
+    "correlated": AttentionConfig("calibrated", calibration=ESTIMATED),
+    "alibi": AttentionConfig(),
+}
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+def build(name, width, dtype, device="cpu", length=600):
+    """One attention with four query heads on two key/value heads, and what it is called with."""
+    positions = "alibi" if name == "alibi" else "rope"
+    shape = {"d_model": 4 * width, "n_heads": 4, "n_kv_heads": 2, "max_seq_len": length}
+    config = ModelConfig(**shape, positions=positions, attention=ARMS[name])
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)  # modules of fake tensors do not change theirs
+    try:
+        module = Attention(config, 0).train()
+    finally:
+        torch.set_default_dtype(before)
+    if device != "cpu":
+        module = module.to(device)
+    x = torch.empty(2, length, 4 * width, dtype=dtype, device=device, requires_grad=True)
+    return module, x, POSITIONS[positions](config).place(length, torch.device(device))
+
+
+class Made(TorchDispatchMode):
+    """Names of the operators that run, and the shapes of all that they make."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.shapes = set(), set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        self.names.add(function.name().partition(".")[0].removeprefix("aten::"))
+        self.shapes |= {tuple(x.shape) for x in tree_iter(found) if isinstance(x, torch.Tensor)}
+        return found
+
+
+@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize(("width", "dtype"), [(64, torch.bfloat16), (72, torch.bfloat16), (128, torch.float32)])
+def test_every_arm_runs_fused_on_cuda_forward_and_backward(name, width, dtype):
+    length, kind = 600, ARMS[name]
+    with FakeTensorMode(), as_on("cuda"), Made() as made:
+        module, x, place = build(name, width, dtype)
+        out = module(x, place)
+        out.sum().backward()
+        assert out.shape == x.shape
+        assert all(p.grad.shape == p.shape for p in (x, *module.parameters()))
+    assert not any(len(shape) > 1 and min(shape[-2:]) >= length for shape in made.shapes)
+    flash = dtype == torch.bfloat16
+    one_window = flash and kind.window is not None
+    stem = {True: "_flash_attention", False: "_scaled_dot_product_flash_attention"}[one_window]
+    expected = {stem + ("_forward" if one_window else ""), stem + "_backward"}
+    efficient = "_scaled_dot_product_efficient_attention"
+    assert {n for n in made.names if "attention" in n} == (expected if flash else {efficient, efficient + "_backward"})
+
+
+@pytest.mark.parametrize("row", backends.BACKENDS["cuda"], ids=lambda row: row.name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_real_schemas_take_what_is_handed_over_on_cuda(row, dtype):
+    """On fake tensors of the device itself; autograd needs a real one."""
+    if dtype not in row.dtypes:
+        return
+    with FakeTensorMode():
+        q, k, v = (torch.empty(2, 70, n, 64, dtype=dtype, device="cuda").transpose(1, 2) for n in (6, 2, 2))
+        for causal, window in [(True, None), (False, None), *([(True, 9)] if row.windows else [])]:
+            out, lse, more = row.forward(q, k, v, 0.125, causal, window)
+            assert (out.shape, out.stride(), out.dtype) == (q.shape, q.stride(), dtype)
+            assert (lse.shape[:2], lse.dtype, lse.shape[2] >= 70) == (q.shape[:2], torch.float32, True)
+            found = row.backward(torch.empty_like(out), q, k, v, out, lse, more, 0.125, causal, window)
+            assert [(x.shape, x.dtype, x.device.type) for x in found] == [(x.shape, dtype, "cuda") for x in (q, k, v)]
+
+
+@pytest.mark.parametrize("name", ["plain", "learned sink", "exact", "alibi", "window"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_keys_and_values_are_stored_once_for_the_heads_that_share_them(name, dtype):
+    module, x, place = build(name, 16, dtype, length=200)
+    x.data.normal_()
+    stored = {}
+    with saved_tensors_hooks(lambda t: stored.setdefault(t.untyped_storage().data_ptr(), t) is None or t, lambda t: t):
+        module(x, place).sum().backward()
+    # Four query heads of T by K: queries and outputs may be as large as the input, keys and values are half of it. What
+    # distances add is 8 channels; a window pads its chunks.
+    heads = [t for t in stored.values() if t.ndim == 4 and t.shape[2] > 1 and t.shape[-1] in (16, 24)]
+    by_heads = [t.shape[1] for t in heads]
+    assert by_heads.count(4) <= 4
+    assert by_heads.count(2) >= 2 or dtype == torch.bfloat16
+
+
+def test_a_row_without_upstream_gradient_still_has_that_of_its_log_sum_exp():
+    """Rows of the output's gradient that are 0, all or some of them, in float32 and beside a gradient of size 1e4."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v, d_out = (torch.randn(1, 2, 30, 8, generator=generator, dtype=torch.float64) for _ in range(4))
+    d_lse = torch.randn(1, 2, 30, generator=generator, dtype=torch.float64) * 1e4
+    d_out[:, :, ::3], d_lse[:, :, 1::3] = 0, 0
+    for zeroed in (d_out, d_out * 0):
+        found = []
+        for dtype in (torch.float64, torch.float32):
+            leaves = [x.to(dtype).requires_grad_() for x in (q, k, v)]
+            if dtype == torch.float64:
+                unseen = torch.ones(30, 30).triu(1) > 0
+                scores = (leaves[0] @ leaves[1].mT * 0.3).masked_fill(unseen, -torch.inf)
+                out, lse = scores.softmax(-1) @ leaves[2], scores.logsumexp(-1)
+            else:
+                out, lse = kernels.attention_with_lse(*leaves, 0.3)
+            loss = (out * zeroed.to(dtype)).sum() + (lse * d_lse.to(dtype)).sum()
+            found.append(torch.autograd.grad(loss, leaves))
+        for wanted, got in zip(*found, strict=True):
+            assert float((got - wanted).abs().max()) <= 2e-6 * float(wanted.abs().max()) + 1e-12
+
+
+def test_a_device_without_kernels_is_named():
+    with pytest.raises(UsageError, match=r"attention in float64 on cuda: no fused kernel is known"):
+        backends.backend_for("cuda", torch.zeros(1, 1, 1, 8, dtype=torch.float64))
+
+
+@GPU
+@pytest.mark.parametrize("name", ARMS)
+@pytest.mark.parametrize(("width", "dtype", "tolerance"), [(64, torch.bfloat16, 3e-2), (20, torch.float32, 2e-5)])
+def test_on_a_gpu_every_arm_equals_the_cpu_in_float64(name, width, dtype, tolerance):
+    torch.manual_seed(0)
+    module, x, place = build(name, width, dtype, "cuda")
+    with torch.no_grad():
+        for parameter in (x, *module.parameters()):
+            parameter.normal_(std=width**-0.5 / 2 if parameter.ndim == 2 else 1.0)
+    slow, x_slow, _ = build(name, width, torch.float64)
+    slow.load_state_dict({key: value.cpu().double() for key, value in module.state_dict().items()})
+    x_slow.data = x.detach().cpu().double()
+    tensors = {field: value.cpu() for field, value in vars(place).items() if torch.is_tensor(value)}
+    place_slow = dataclasses.replace(place, **tensors)
+    upstream = torch.randn(x.shape, dtype=torch.float64)
+    results = []
+    for one, inputs, where in ((module, x, place), (slow, x_slow, place_slow)):
+        out = one(inputs, where)
+        loss = (out * upstream.to(out)).sum()
+        results.append([out, *torch.autograd.grad(loss, [inputs, *one.parameters()])])
+    for got, wanted in zip(*results, strict=True):
+        assert float((got.cpu().double() - wanted).norm() / wanted.norm()) < tolerance
