@@ -6,6 +6,11 @@ A step is forward, loss, backward and dropping the gradients; no optimizer. Step
 another, A B C … A B C …, each is divided by the first one's of its round, and the median of these ratios counts, with
 its quartiles. The limits are for the whole model; one attention alone shows what the rest of the model hides.
 
+One attention on a GPU, forward and backward, over lengths (all with as many tokens as the longest); on CPU a rehearsal:
+
+    python benchmarks/attention_cost.py --device cuda --parts lengths --lengths 1024 2048 4096 8192 --out FILE
+    python benchmarks/attention_cost.py --parts lengths --lengths 64 128 --d-model 64 --n-heads 4 --rounds 1 --out FILE
+
 litgpt has pins of its own, so it runs in an environment of its own, with the same torch:
 
     python -m venv benchmarks/.venv
@@ -26,7 +31,7 @@ import shlex
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -57,6 +62,7 @@ ARMS: dict[str, tuple[dict[str, Any], float | None]] = {
     "learned-sink": ({"attention": AttentionConfig(normaliser="softmax_sink")}, None),
     "key-value-bias": ({"attention": AttentionConfig(kv_bias="key_value")}, None),
     "window-256": ({"attention": AttentionConfig(window=256)}, None),
+    "prefix-64": ({"attention": AttentionConfig(prefix=64)}, None),
     "alibi": ({"positions": "alibi"}, None),
     "sigmoid": ({"attention": AttentionConfig(normaliser="sigmoid", sigmoid_bias="log_length")}, None),
     "t5": ({"positions": "t5"}, None),
@@ -108,10 +114,12 @@ def trainer_loss(model: Any, batch: torch.Tensor) -> torch.Tensor:
     return next_token_loss(model, batch).objective
 
 
-def layer_step(model: Decoder, shape: Shape, bf16: bool, compiled: bool) -> Callable[[], float]:
-    """Forward and backward of one attention: projections and everything between them."""
-    x = torch.randn(shape.micro_batch, shape.seq_len, shape.d_model, requires_grad=True)
-    upstream = torch.randn(x.shape)
+def layer_step(
+    model: Decoder, shape: Shape, bf16: bool, compiled: bool, device: str = "cpu", backward: bool = True
+) -> Callable[[], float]:
+    """Forward, and backward, of one attention: projections and everything between them."""
+    x = torch.randn(shape.micro_batch, shape.seq_len, shape.d_model, device=device, requires_grad=True)
+    upstream = torch.randn(x.shape, device=device)
 
     def attend(model: Decoder, x: torch.Tensor) -> torch.Tensor:
         return model.blocks[0].attn(x, model.positions.place(shape.seq_len, x.device))
@@ -119,15 +127,45 @@ def layer_step(model: Decoder, shape: Shape, bf16: bool, compiled: bool) -> Call
     function = torch.compile(attend) if compiled else attend
 
     def step() -> float:
+        finish(device)
         start = time.perf_counter()
-        with torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        with torch.autocast(device, torch.bfloat16, enabled=bf16):
             out = function(model, x)
-        out.backward(upstream.to(out.dtype))
-        model.zero_grad(set_to_none=True)
-        x.grad = None
+        if backward:
+            out.backward(upstream.to(out.dtype))
+            model.zero_grad(set_to_none=True)
+            x.grad = None
+        finish(device)
         return time.perf_counter() - start
 
     return step
+
+
+def finish(device: str) -> None:
+    """Wait for the device, which runs behind the program."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def run_lengths(shape: Shape, names: list[str], args: argparse.Namespace) -> dict[str, dict[str, list[Row]]]:
+    """By length: one attention of each arm over plain's, forward alone and with its backward pass, eager."""
+    found = {}
+    for length in args.lengths:
+        sequences = max(args.lengths) // length * shape.micro_batch
+        here = replace(shape, n_layers=1, vocab_size=256, seq_len=length, micro_batch=sequences)
+        models = {name: model.to(args.device) for name, model in build_arms(here, names).items()}
+        found[str(length)] = {
+            what: interleaved(
+                {
+                    name: layer_step(model, here, args.dtype == "bf16", False, args.device, what != "forward")
+                    for name, model in models.items()
+                },
+                4 * args.rounds,
+                2 * args.warmup,
+            )
+            for what in ("forward", "forward and backward")
+        }
+    return found
 
 
 def run_arms(models: dict[str, Decoder], shape: Shape, args: argparse.Namespace, compiled: bool) -> dict[str, Any]:
@@ -252,6 +290,8 @@ def report(found: dict[str, Any], shape: Shape, args: argparse.Namespace) -> str
         f"{platform.python_version()}, torch {torch.__version__}, {args.threads} threads.",
         f"{found['parameters']:,} parameters: {sizes}. {args.dtype}, {args.rounds} rounds after {args.warmup}.",
     ]
+    if args.device == "cuda":
+        lines.append(f"On one {torch.cuda.get_device_name()}.")
     if args.keep_memory:
         lines.append("The allocator keeps its memory (--keep-memory), in all processes.")
     for mode in found["modes"]:
@@ -263,6 +303,9 @@ def report(found: dict[str, Any], shape: Shape, args: argparse.Namespace) -> str
             elif part == "peers":
                 tokens = shape.micro_batch * shape.seq_len
                 lines += ["", f"## Libraries, {mode}", *peer_lines(rows, found[mode]["built"], tokens)]
+    for length, parts in found.get("lengths", {}).items():
+        for what, rows in parts.items():
+            lines += ["", f"## Arms, one attention, T {length}, {what}, {args.device}", *arm_lines(rows, False)]
     if "breakdown" in found:
         lines += ["", "## Where a plain step goes, eager", *breakdown_lines(found)]
     return "\n".join(lines) + "\n"
@@ -279,7 +322,9 @@ def main() -> None:
     parser.add_argument("--warmup", type=int, default=2, help="rounds before those that count")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="plain is always among them")
     parts = ["arms", "layer", "peers", "breakdown"]
-    parser.add_argument("--parts", nargs="+", choices=parts, default=parts)
+    parser.add_argument("--parts", nargs="+", choices=[*parts, "lengths"], default=parts)
+    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: for --parts lengths alone")
+    parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 2048, 4096, 8192], help="of --parts lengths")
     parser.add_argument("--compile", choices=["no", "yes", "both"], default="both")
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16", help="bf16: autocast over float32 weights")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
@@ -289,6 +334,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "attention_cost", help="without a suffix")
     args = parser.parse_args()
     shape = Shape(**{field.name: getattr(args, field.name) for field in fields(Shape)})
+    if args.device == "cuda" and args.parts != ["lengths"]:
+        parser.error("--device cuda: times one attention over lengths alone; add --parts lengths")
     if args.keep_memory and any(os.environ.get(name) != value for name, value in KEEP_MEMORY.items()):
         os.execve(
             sys.executable, [sys.executable, *sys.argv], {**os.environ, **KEEP_MEMORY}
@@ -296,13 +343,18 @@ def main() -> None:
     torch.set_num_threads(args.threads)
 
     names = [name for name in ARMS if name == "plain" or name in args.arms]
-    models: dict[str, Any] = build_arms(shape, names)
+    alone = args.parts == ["lengths"]
+    models: dict[str, Any] = build_arms(replace(shape, n_layers=1, vocab_size=256) if alone else shape, names)
     modes = {"no": ["eager"], "yes": ["compiled"], "both": ["eager", "compiled"]}[args.compile]
+    if alone:
+        modes = []
     found: dict[str, Any] = {"parameters": sum(p.numel() for p in models["plain"].parameters()), "modes": modes}
     if "breakdown" in args.parts:
         bf16 = args.dtype == "bf16"
         found["ceiling"] = product_ceiling(shape, torch.bfloat16 if bf16 else torch.float32, args.rounds)
         found["breakdown"] = breakdown(models["plain"], trainer_loss, shape.batch(), shape, bf16, 3)
+    if "lengths" in args.parts:
+        found["lengths"] = run_lengths(shape, names, args)
     for mode in modes:
         found[mode] = run_arms(models, shape, args, mode == "compiled")
     del models

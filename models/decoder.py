@@ -17,7 +17,7 @@ from .head import Head, read_out
 from .init import Embedding
 from .linear_cross_entropy import TokenLosses
 from .mlp import MLP
-from .norms import NORMS, sublayer_norms
+from .norms import NORMS, cast_once, sublayer_norms
 from .observe import Observer, show_residual
 
 
@@ -37,10 +37,10 @@ class Block(nn.Module):
         self, x_BTD: Tensor, place: Placement, observer: Observer | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         """``[B, T, D] → [B, T, D]``."""
-        attention_BTD = self.attn(self.norm_attn(x_BTD), place, observer, cache)
+        attention_BTD = self.attn(cast_once(self.norm_attn(x_BTD)), place, observer, cache)
         attended_BTD = x_BTD + self.norm_attn_out(attention_BTD)
         show_residual(observer, "attention", self.layer, attended_BTD)
-        mlp_BTD = self.mlp(self.norm_mlp(x_BTD if self.parallel else attended_BTD), observer)
+        mlp_BTD = self.mlp(cast_once(self.norm_mlp(x_BTD if self.parallel else attended_BTD)), observer)
         x_BTD = attended_BTD + self.norm_mlp_out(mlp_BTD)
         show_residual(observer, "mlp", self.layer, x_BTD)
         return x_BTD

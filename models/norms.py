@@ -51,6 +51,17 @@ class LayerNorm(nn.Module):
         return {"gain": Constant(1.0), "bias": Constant(0.0)}
 
 
+def cast_once(x: Tensor) -> Tensor:
+    """The input of several matrix products in the type that autocast runs them in; as it is where autocast is off.
+
+    Each product would cast the same float32 tensor again, and keep its own copy for the backward pass.
+    """
+    device = x.device.type
+    if x.dtype != torch.float32 or not torch.is_autocast_enabled(device):
+        return x
+    return x.to(torch.get_autocast_dtype(device))
+
+
 #: Norms by name.
 NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "none": lambda config: nn.Identity(),

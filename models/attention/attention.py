@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ..config import InitConfig, ModelConfig
 from ..init import INITIALISERS, Distribution, Linear, Role
-from ..norms import RMSNorm
+from ..norms import RMSNorm, cast_once
 from ..observe import Attended, Observer
 from ..parameter_roles import ParameterRole
 from .aggregation import build_aggregation
@@ -131,11 +131,12 @@ class Projection(Linear):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """``[B, T, D] → [B, heads, T, d_head]``."""
         x = super().forward(x_BTD)
+        # On a GPU autocast norms in float32; queries and keys go on in the type of the values.
         if self.norm is not None and self.over_width:
-            x = self.norm(x)
+            x = cast_once(self.norm(x))
         x = x.unflatten(-1, (-1, self.d_head))
         if self.norm is not None and not self.over_width:
-            x = self.norm(x)
+            x = cast_once(self.norm(x))
         return x.transpose(1, 2)
 
 

@@ -1,0 +1,74 @@
+"""Inputs of products are cast once, however many products read them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from birthmark.models import decoder
+from birthmark.models.attention import attention
+from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.models.norms import cast_once
+from birthmark.plan.gpu import as_on
+
+SHAPE = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "d_ff": 48, "vocab_size": 61, "max_seq_len": 24}
+
+
+class Casts(TorchDispatchMode):
+    """How many tensors of a shape are copied from float32 to bf16."""
+
+    def __init__(self, shape):
+        super().__init__()
+        self.shape, self.n = shape, 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        found = function(*args, **(kwargs or {}))
+        if function.name() == "aten::_to_copy" and found.shape == self.shape:
+            self.n += (args[0].dtype, found.dtype) == (torch.float32, torch.bfloat16)
+        return found
+
+
+def step(model, tokens):
+    """The loss of a bf16 pass, gradients, and how often the residual stream's shape was cast on the way forward."""
+    with torch.autocast("cpu", torch.bfloat16), Casts((*tokens.shape, 32)) as casts:
+        loss = model(tokens).float().square().mean()
+    return loss.detach(), torch.autograd.grad(loss, list(model.parameters())), casts.n
+
+
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm", "none"])
+@pytest.mark.parametrize("placement", ["pre", "post"])
+def test_a_norms_output_is_cast_once_for_all_maps_that_read_it(norm, placement, lively, random_tokens, monkeypatch):
+    config = ModelConfig(**SHAPE, mlp="swiglu", norm=norm, norm_placement="pre" if norm == "none" else placement)
+    model, tokens = lively(config).requires_grad_(), random_tokens(config)
+    loss, gradients, n = step(model, tokens)
+    if placement == "pre":  # a norm of what is bf16 casts inside
+        assert n == 2 * 3 + 1  # two in each block, and the head's
+    monkeypatch.setattr(decoder, "cast_once", lambda x: x)
+    loss_before, gradients_before, n_before = step(model, tokens)
+    assert n_before - n == 3 * 3  # q, k and v read one, gate and up the other
+    # What the products read is the same; gradients of the norm's output are summed in bf16 now.
+    assert torch.equal(loss, loss_before)
+    for now, before in zip(gradients, gradients_before, strict=True):
+        assert float((now - before).norm()) <= 2e-2 * float(before.norm())
+
+
+def test_nothing_is_cast_in_float32():
+    x = torch.randn(2, 3)
+    assert cast_once(x) is x
+    with torch.autocast("cpu", torch.bfloat16):
+        assert cast_once(x.double()).dtype == torch.float64
+        assert cast_once(x).dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("qk_norm", ["head", "width"])
+def test_queries_and_keys_have_the_type_of_values_on_cuda(qk_norm, monkeypatch):
+    seen = []
+    real = attention.Scores
+    monkeypatch.setattr(attention, "Scores", lambda q, k, *rest: seen.extend([q.dtype, k.dtype]) or real(q, k, *rest))
+    config = ModelConfig(**SHAPE, mlp="swiglu", attention=AttentionConfig(qk_norm=qk_norm, normaliser="softmax_sink"))
+    with FakeTensorMode(), as_on("cuda"), torch.autocast("cpu", torch.bfloat16):
+        model = decoder.Decoder(config)
+        model(torch.zeros(2, 24, dtype=torch.int64)).sum().backward()
+    assert seen == [torch.bfloat16] * 6
