@@ -20,10 +20,9 @@ def read_out(x: Tensor, weight_VD: Tensor, targets: Tensor | None = None, z_loss
 
     In the dtype of ``x``, or that of autocast: a strategy may have gathered the weights in a narrower one.
     """
-    if not torch.is_autocast_enabled(x.device.type):
-        weight_VD = weight_VD.to(x.dtype)
     if targets is None:
-        return F.linear(x, weight_VD)
+        narrower = not torch.is_autocast_enabled(x.device.type)
+        return F.linear(x, weight_VD.to(x.dtype) if narrower else weight_VD)
     losses = linear_cross_entropy(x.flatten(0, -2), weight_VD, targets.flatten(), z_loss=z_loss)
     return losses._replace(per_token=losses.per_token.view(targets.shape))
 

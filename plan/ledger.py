@@ -16,6 +16,8 @@ from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
+from ..models.linear_cross_entropy import workspace_bytes
+
 #: What memory is held for. ``gathered``: gathered weights of a sharded model and the buffers of its collectives.
 #: ``activations``: all else, that is what forward passes keep for backward passes, and temporaries.
 PARTS = ("parameters", "gradients", "optimizer", "gathered", "activations")
@@ -41,6 +43,16 @@ def _workspace_of_flash_backward(d_out: Tensor, q: Tensor, *more: Any, **options
 WORKSPACE: dict[str, Callable[..., int]] = {
     "aten::_scaled_dot_product_flash_attention_backward": _workspace_of_flash_backward,
     "aten::_flash_attention_backward": _workspace_of_flash_backward,
+}
+
+
+def _workspace_of_loss(x: Tensor, weight: Tensor, *more: Any) -> tuple[int, Callable[[int], int]]:
+    return x.shape[0], workspace_bytes(x, weight, next(value for value in more if isinstance(value, torch.dtype)))
+
+
+#: The same of operators that do not take it in proportion to the micro-batch: their rows, and rows → bytes.
+WORKSPACE_BY_ROWS: dict[str, Callable[..., tuple[int, Callable[[int], int]]]] = {
+    "birthmark::linear_cross_entropy": _workspace_of_loss
 }
 
 
@@ -105,6 +117,7 @@ class Curve:
         phases: int8 ``[operators]``, places in :data:`PHASES`.
         reducing: bool ``[operators]``, whether a backward pass has given its first gradient.
         messages: bytes that a process sends in each phase, by the processes that it sends them among.
+        workspaces: bytes of activations on top while some operators run, as functions of the micro-batch, by operator.
     """
 
     fixed: np.ndarray
@@ -112,6 +125,7 @@ class Curve:
     phases: np.ndarray
     reducing: np.ndarray
     messages: dict[str, dict[Ring, int]]
+    workspaces: dict[int, Callable[[int], int]]
 
     @property
     def sent(self) -> dict[str, int]:
@@ -122,6 +136,8 @@ class Curve:
         """Bytes held with this micro-batch, ``[operators, parts]``."""
         held = self.fixed.astype(np.float64)
         held[:, _ACTIVATIONS] += self.per_sequence * micro_batch_size
+        for operator, workspace in self.workspaces.items():
+            held[operator, _ACTIVATIONS] += workspace(micro_batch_size)
         return held
 
     def during(self, *phases: str) -> np.ndarray:
@@ -146,6 +162,7 @@ class Ledger(TorchDispatchMode):
         self._rows: list[tuple[int, ...]] = []
         self._phases: list[int] = []
         self._reducing: list[bool] = []
+        self._workspaces: dict[int, Callable[[int], int]] = {}
         self._messages: dict[str, dict[Ring, int]] = {phase: {} for phase in PHASES}
         self._phase: str | None = None
         self._gave_gradients = False
@@ -190,7 +207,7 @@ class Ledger(TorchDispatchMode):
         """Everything held since the first phase began."""
         rows = np.array(self._rows, dtype=np.int64).reshape(-1, len(PARTS) + 1)
         phases, reducing = np.array(self._phases, np.int8), np.array(self._reducing, bool)
-        return Curve(rows[:, :-1], rows[:, -1] / MANY, phases, reducing, self._messages)
+        return Curve(rows[:, :-1], rows[:, -1] / MANY, phases, reducing, self._messages, self._workspaces)
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run one operator, and count its outputs from here on."""
@@ -207,6 +224,8 @@ class Ledger(TorchDispatchMode):
             self._communicate(name, args)
         if func.namespace == "fsdp":
             self.mark(tree_iter(kwargs.get("out", [])), "gathered")
+        if self._phase is not None and name in WORKSPACE_BY_ROWS:
+            self._workspaces[len(self._rows)] = self._by_micro_batch(*WORKSPACE_BY_ROWS[name](*args, **kwargs))
         if self._phase is not None and func.namespace != "prim":
             self._row(self._phase, WORKSPACE[name](*args, **kwargs) if name in WORKSPACE else 0)
         return result
@@ -225,6 +244,9 @@ class Ledger(TorchDispatchMode):
         if name == "c10d::_reduce_scatter_base_":
             self.gradient(args[0])
             self._file(args[1].untyped_storage(), _GATHERED)
+
+    def _by_micro_batch(self, rows: int, workspace: Callable[[int], int]) -> Callable[[int], int]:
+        return (lambda size: workspace(rows // MANY * size)) if self._many else (lambda size: workspace(rows))
 
     def _row(self, phase: str, workspace: int) -> None:
         row = list(self._now)
