@@ -23,7 +23,7 @@ class TrainingLog(StepCallback):
 
     Args:
         every: optimizer steps between lines.
-        tokens_per_step: tokens in a global batch.
+        tokens_after: tokens that the first so many steps train on.
         flops_per_token: model FLOPs of one trained token.
         peak_flops: the device's peak FLOP/s over all devices, where it is known.
         synchronize: waits until the device has computed what it was given.
@@ -34,14 +34,14 @@ class TrainingLog(StepCallback):
     def __init__(
         self,
         every: int,
-        tokens_per_step: int,
+        tokens_after: Callable[[int], int],
         flops_per_token: float,
         peak_flops: float | None,
         synchronize: Callable[[], None],
         milestones: int,
         say: Callable[[str], None],
     ) -> None:
-        self.every, self.tokens_per_step = every, tokens_per_step
+        self.every, self.tokens_after = every, tokens_after
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.synchronize, self.milestones, self.say = synchronize, milestones, say
         self.spikes = {"loss": Spikes(), "gradient norm": Spikes()}
@@ -72,13 +72,13 @@ class TrainingLog(StepCallback):
         losses, norms = self._judge(module.watch)
         if not logs:
             return
-        tokens, seconds = (step - self._last_step) * self.tokens_per_step, module.stopwatch.take()
+        tokens, seconds = self.tokens_after(step) - self.tokens_after(self._last_step), module.stopwatch.take()
         self._last_step = step
         self.last = {
             "train/loss": losses[-1],
             "train/lr": module.learning_rate(step),
             "train/grad_norm": norms[-1],
-            "train/tokens": step * self.tokens_per_step,
+            "train/tokens": self.tokens_after(step),
             "train/tokens_per_s": tokens / seconds,
             "train/flops_per_s": tokens / seconds * self.flops_per_token,
             "train/skipped_steps": module.watch.n_skipped,

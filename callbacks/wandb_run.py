@@ -9,7 +9,7 @@ import importlib.util
 import netrc
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NotRequired, TypedDict
@@ -109,15 +109,15 @@ def wandb_mode(config: LogConfig) -> Mode:
 class WandbRun(WandbLogger):
     """Lightning's logger of a W&B run, each row of which has the step and the tokens trained on."""
 
-    def __init__(self, experiment: Any, mode: Mode, run: RunDir, tokens_per_step: int) -> None:
+    def __init__(self, experiment: Any, mode: Mode, run: RunDir, tokens_after: Callable[[int], int]) -> None:
         super().__init__(experiment=experiment)
-        self.run, self.tokens_per_step = run, tokens_per_step
+        self.run, self.tokens_after = run, tokens_after
         self.url: str | None = None if mode == "offline" else experiment.url
 
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Log one row."""
         assert step is not None
-        super().log_metrics({**metrics, _TOKENS: step * self.tokens_per_step}, step)
+        super().log_metrics({**metrics, _TOKENS: self.tokens_after(step)}, step)
 
     @property
     def where(self) -> str:
@@ -172,7 +172,7 @@ class WandbRun(WandbLogger):
 
 
 def wandb_run(
-    config: LogConfig, run: RunDir, identity: Identity, record: dict[str, Any], tokens_per_step: int
+    config: LogConfig, run: RunDir, identity: Identity, record: dict[str, Any], tokens_after: Callable[[int], int]
 ) -> WandbRun | None:
     """The W&B run of ``run``, begun or gone on with; None where W&B is off.
 
@@ -181,7 +181,7 @@ def wandb_run(
         run: what is logged.
         identity: what it is called, where no environment variable says otherwise.
         record: goes into the W&B run's config.
-        tokens_per_step: tokens in a global batch.
+        tokens_after: tokens that the first so many steps train on.
 
     Raises:
         UsageError: see :func:`wandb_mode`.
@@ -220,7 +220,7 @@ def wandb_run(
     except (wandb.Error, TimeoutError, OSError) as error:
         reason = one_line(error) or type(error).__name__
         raise RunError(f"log.wandb {mode}: W&B did not start ({reason}); try again, or give --log.wandb off") from error
-    logger = WandbRun(experiment, mode, run, tokens_per_step)
+    logger = WandbRun(experiment, mode, run, tokens_after)
     place = {name: getattr(experiment, name) or None for name in ("id", "project", "entity")}
     write_json(run.wandb, place | {"url": logger.url})
     # Steps are the horizontal axis, as Lightning has it; every row has the tokens too, which a panel can take instead.

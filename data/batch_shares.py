@@ -64,6 +64,10 @@ class BatchShares:
         part = _nth_part(len(share), self.accumulation, micro)
         return range(share.start + part.start, share.start + part.stop)
 
+    def parts(self, rank: int) -> list[range]:
+        """:meth:`part` of every micro-batch of a process."""
+        return [self.part(rank, micro) for micro in range(self.accumulation)]
+
     def weights(self, rank: int) -> tuple[float, ...]:
         """By what the mean loss of each micro-batch of a step is multiplied, so that every sequence counts alike in the
         mean over micro-batches and processes. 1 where all have one size."""

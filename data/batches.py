@@ -1,12 +1,14 @@
 """Samples as a pure function of (data_seed, sample index), so that a resumed run needs no loader state.
 
-The global sample index is ``step * global_batch_size + position in the global batch``. An index always gives
+The global sample index is the number of sequences in all steps before (``step * global_batch_size`` without a ramp) and
+the position in the global batch. An index always gives
 the same tokens: at any step, on any rank, under any micro-batch size and any number of workers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +17,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import UsageError
+from .batch_ramp import BatchSizes
 from .batch_shares import BatchShares
 from .permutation import permuted
 
@@ -146,7 +149,7 @@ class MicroBatches(IterableDataset[torch.Tensor]):
         *,
         first_step: int = 0,
         last_step: int | None = None,
-        global_batch_size: int,
+        sizes: BatchSizes,
         micro_batch_size: int,
         rank: int = 0,
         world_size: int = 1,
@@ -157,17 +160,19 @@ class MicroBatches(IterableDataset[torch.Tensor]):
         self.source = source
         self.first_step = first_step
         self.last_step = last_step
-        self.shares = BatchShares(global_batch_size, micro_batch_size, world_size)
-        self.rank = rank
+        self.sizes, self.micro_batch_size = sizes, micro_batch_size
+        self.rank, self.world_size = rank, world_size
+        self.shares(first_step)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         worker = get_worker_info()
         turn, turns = (worker.id, worker.num_workers) if worker else (0, 1)
-        accumulation = self.shares.accumulation
-        number = self.first_step * accumulation + turn
-        while self.last_step is None or number < self.last_step * accumulation:
-            step, micro = divmod(number, accumulation)
-            part = self.shares.part(self.rank, micro) or range(1)
-            sample = step * self.shares.global_batch_size + part.start
-            yield torch.from_numpy(self.source.batch(sample, len(part)))
-            number += turns
+        steps = count(self.first_step) if self.last_step is None else range(self.first_step, self.last_step)
+        parts = ((step, part) for step in steps for part in self.shares(step).parts(self.rank))
+        for step, part in islice(parts, turn, None, turns):
+            here = part or range(1)
+            yield torch.from_numpy(self.source.batch(self.sizes.before(step) + here.start, len(here)))
+
+    def shares(self, step: int) -> BatchShares:
+        """How the processes share the batch of step ``step``."""
+        return BatchShares(self.sizes.size(step), self.micro_batch_size, self.world_size)

@@ -116,7 +116,7 @@ class RecorderArguments(TypedDict, total=False):
     init_seed: int | None
     birth: BirthReference | None
     token_texts: TokenTexts | None
-    tokens_per_step: int | None
+    tokens_per_step: int | Callable[[int], int] | None
     metrics: Sequence[MetricLike]
 
 
@@ -145,7 +145,8 @@ class SnapshotRecorder:
         birth: what to compare with in place of step 0.
         token_texts: text of token ids, for the ranked list (of a tokenizer of ``transformers``:
             ``convert_ids_to_tokens``).
-        tokens_per_step: tokens in a global batch, where the summary is to say how many were seen.
+        tokens_per_step: tokens in a global batch, or those that so many steps train on, where the summary is to say
+            how many were seen.
         metrics: your own beside those that ``config`` names: classes, instances or ``module:Class``.
 
     Raises:
@@ -165,7 +166,7 @@ class SnapshotRecorder:
         init_seed: int | None = None,
         birth: BirthReference | None = None,
         token_texts: TokenTexts | None = None,
-        tokens_per_step: int | None = None,
+        tokens_per_step: int | Callable[[int], int] | None = None,
         metrics: Sequence[MetricLike] = (),
     ) -> None:
         self.run, self.config = RunDir(Path(dirpath)), config or SnapshotConfig()
@@ -311,7 +312,8 @@ class SnapshotRecorder:
     def _snapshot(
         self, model: Decoder | ForeignModel, by_probe: dict[str, Measurement], step: int, seconds: float
     ) -> Snapshot:
-        tokens = None if self.tokens_per_step is None else step * self.tokens_per_step
+        per_step = self.tokens_per_step
+        tokens = per_step(step) if callable(per_step) else None if per_step is None else step * per_step
         about = {"step": step, "tokens": tokens, "init_seed": self.init_seed}
         snapshot = snapshot_of(
             model,

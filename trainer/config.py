@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ..callbacks.config import LogConfig
+from ..data.batch_ramp import BatchRamp, BatchSizes
 from ..data.batch_shares import BatchShares
 from ..data.config import DataConfig
 from ..errors import UsageError
@@ -52,6 +53,9 @@ class OptimConfig:
 
     warmup_steps: int = 50
     """Steps over which the learning rate rises linearly to lr."""
+
+    warmup_tokens: int = 0
+    """In place of warmup_steps: tokens over which the learning rate rises to lr, in proportion to those seen."""
 
     schedule: Literal["cosine", "wsd", "constant"] = "cosine"
     """After the warm-up: half a cosine down to min_lr_ratio; ``wsd`` (warm-up, stable, decay) stays at lr and falls
@@ -101,6 +105,13 @@ class OptimConfig:
         ]
         if not 0 <= self.warmup_steps <= 10**10:
             found.append(f"optim.warmup_steps is {self.warmup_steps}: give a number of at least 0 and at most 10¹⁰")
+        if not 0 <= self.warmup_tokens <= 10**18:
+            found.append(f"optim.warmup_tokens is {self.warmup_tokens}: give a number of at least 0 and at most 10¹⁸")
+        if self.warmup_tokens and self.warmup_steps not in (0, OptimConfig.warmup_steps):
+            found.append(
+                f"optim.warmup_tokens is {self.warmup_tokens}, and optim.warmup_steps {self.warmup_steps}: give one of "
+                "them"
+            )
         for name, value in (("min_lr_ratio", self.min_lr_ratio), ("decay_ratio", self.decay_ratio)):
             if not 0 <= value <= 1:
                 found.append(f"optim.{name} is {value}: give a number between 0 and 1")
@@ -127,6 +138,9 @@ class TrainerConfig:
 
     global_batch_size: int = 16
     """Sequences in one optimizer step, over all devices and accumulated micro-batches."""
+
+    batch_ramp: BatchRamp = field(default_factory=BatchRamp)
+    """How global_batch_size is reached: at once, or from a smaller size, which DeepSpeed's strategies cannot."""
 
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
     """``fp32``, or ``bf16`` autocast over float32 weights. ``auto``: bf16 where the device has units for it (GPUs from
@@ -206,6 +220,11 @@ class TrainerConfig:
     debugger."""
 
     @property
+    def batch_sizes(self) -> BatchSizes:
+        """Size of the global batch at every step."""
+        return BatchSizes(self.global_batch_size, self.batch_ramp)
+
+    @property
     def gathers_in(self) -> Literal["fp32", "bf16"]:
         """What ``gather`` comes to."""
         if self.gather != "auto":
@@ -222,6 +241,11 @@ class TrainerConfig:
         Raises:
             UsageError: there are more processes than sequences.
         """
+        if self.batch_ramp.start and self.batch_ramp.start < n_processes:
+            raise UsageError(
+                f"trainer.batch_ramp.start {self.batch_ramp.start} is less than {n_processes} processes: give "
+                f"{n_processes} or more, or start {self.batch_ramp.start}"
+            )
         shares = BatchShares(self.global_batch_size, self.micro_batch_size, n_processes)
         return dataclasses.replace(self, micro_batch_size=shares.micro_batch_size)
 
@@ -246,6 +270,12 @@ class TrainerConfig:
             found.append(f"trainer.timeout_s is {self.timeout_s}: give seconds, or 0 for no limit")
         found += outside("trainer", self, {"replicas": (1, 1 << 20)})
         found += strategy_problems(self.strategy, vars(self))
+        found += self.batch_ramp.problems(self.global_batch_size)
+        if self.batch_ramp.start and STRATEGIES[self.strategy].engine:
+            found.append(
+                f"trainer.batch_ramp is given, but {self.strategy} takes as many micro-batches at every step: give "
+                "trainer.strategy single, ddp or fsdp2"
+            )
         if self.gather == "bf16" and self.precision == "fp32":
             found.append("trainer.gather is bf16, but trainer.precision is fp32: set both to bf16, or neither")
         if self.offload_dir and self.offload != "nvme":
@@ -294,6 +324,10 @@ class RunConfig:
 
     log: LogConfig = field(default_factory=LogConfig)
     """Experiment tracking."""
+
+    def tokens_after(self, step: int) -> int:
+        """Tokens that the first ``step`` steps train on."""
+        return self.trainer.batch_sizes.before(step) * self.model.max_seq_len
 
     def __post_init__(self) -> None:
         problems = [

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..measure.records import RunDir, step_of
-from .config import OptimConfig
+from .config import OptimConfig, TrainerConfig
 from .initial_model import config_group, find_initial_checkpoint
-from .lr_schedule import lr_share
+from .lr_schedule import LearningRate
 from .saved_config import read_saved_fields
 
 #: The least that is taken, over the source's peak. A higher rate adapts faster and forgets more (arXiv 2308.04014).
@@ -45,9 +45,11 @@ def continued_rate(init_from: str) -> ContinuedRate:
     run, step = RunDir(source.checkpoint.parent.parent), step_of(source.checkpoint)
     fields = read_saved_fields(run)
     optim = config_group(OptimConfig, fields, "optim.")
-    if step <= optim.warmup_steps:
+    sizes, seq_len = config_group(TrainerConfig, fields, "trainer.").batch_sizes, fields["model.max_seq_len"]
+    rate = LearningRate(optim, fields["trainer.max_steps"], lambda step: sizes.before(step) * seq_len)
+    if step <= rate.warmup_steps:
         return ContinuedRate(optim.lr, f"the peak of {run.path}")
-    there = lr_share(optim, fields["trainer.max_steps"], step - 1)
+    there = rate.share(step - 1)
     if there < _SHARE:
         return ContinuedRate(_SHARE * optim.lr, f"a tenth of {run.path}'s peak, {optim.lr:g}")
     return ContinuedRate(there * optim.lr, f"what {run.path} had at step {step}; its peak was {optim.lr:g}")

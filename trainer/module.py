@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from contextlib import AbstractContextManager, suppress
-from functools import partial
 from typing import Any
 
 import lightning as L
@@ -21,7 +20,7 @@ from .activation_checkpointing import set_train_passes
 from .config import OptimConfig, TrainerConfig
 from .loop.step_guard import StepGuard, UpdateSkippedError
 from .loop.step_watch import StepWatch
-from .lr_schedule import lr_share
+from .lr_schedule import LearningRate
 from .optimizers.parameter_groups import parameter_groups, renumber_optimizer_state
 from .processes.joint_failure import raise_on_every_rank
 from .processes.phases import Progress
@@ -50,6 +49,13 @@ def next_token_losses(model: Decoder, batch_BT: Tensor) -> Tensor:
     return next_token_loss(model, batch_BT).per_token
 
 
+def _count_as(counts: dict[str, int], ready: int) -> None:
+    """Shift Lightning's counts of micro-batches: it ends a step where those that were ready are a multiple of the
+    micro-batches of a step."""
+    shift = ready - counts["ready"]
+    counts.update({name: n + shift for name, n in counts.items()})
+
+
 class PretrainModule(L.LightningModule):
     """Trains a decoder on batches ``[B, T+1]`` of token ids.
 
@@ -66,12 +72,14 @@ class PretrainModule(L.LightningModule):
         super().__init__()
         self.progress, self._first_step = progress or Progress(), 0
         self.model = model
-        self.optim, self.optimizer_config, self.max_steps = optim, optim.optimizer, trainer.max_steps
+        self.optim, self.optimizer_config = optim, optim.optimizer
+        self.batch_sizes, self._micro_batch_size = trainer.batch_sizes, trainer.micro_batch_size
+        seq_len = model.config.max_seq_len
+        self.rate = LearningRate(optim, trainer.max_steps, lambda step: self.batch_sizes.before(step) * seq_len)
         self.stopwatch = Stopwatch()
         # A compiled function beside the module, not in its place: snapshots go on calling the module as it is.
         self._loss = torch.compile(next_token_loss) if trainer.compile == "step" else next_token_loss
         set_train_passes(model, trainer)
-        self._shares_of = partial(BatchShares, trainer.global_batch_size, trainer.micro_batch_size)
         self._weights: tuple[float, ...] = (1.0,)
         """Of the losses of a step's micro-batches."""
         self.precision, self.engine_clips = trainer.precision, STRATEGIES[trainer.strategy].engine
@@ -101,7 +109,7 @@ class PretrainModule(L.LightningModule):
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of optimizer step ``step``, counted from 1."""
-        return self.optim.lr * lr_share(self.optim, self.max_steps, step - 1)
+        return self.optim.lr * self.rate.share(step - 1)
 
     def configure_gradient_clipping(
         self,
@@ -179,7 +187,7 @@ class PretrainModule(L.LightningModule):
     def on_train_start(self) -> None:
         """Runs after all callbacks' hooks: from here on it is training."""
         self._first_step = self.global_step + 1
-        self._weights = self._shares_of(self.trainer.world_size).weights(self.trainer.global_rank)
+        self._share_batch()
         self.progress.enter("first step", self._first_step)
         self.stopwatch.resume()
 
@@ -188,8 +196,22 @@ class PretrainModule(L.LightningModule):
         step = self.global_step + 1
         self.progress.enter("first step" if step == self._first_step else "step", step)
 
+    def _share_batch(self) -> None:
+        """Share the next step's batch among processes and micro-batches."""
+        size = self.batch_sizes.size(self.global_step)
+        shares = BatchShares(size, self._micro_batch_size, self.trainer.world_size)
+        self._weights = shares.weights(self.trainer.global_rank)
+        self.trainer.accumulate_grad_batches = shares.accumulation
+
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Runs after all callbacks' hooks: what they did is over."""
+        if self.batch_sizes.ramp.start and (batch_idx + 1) % (before := self.trainer.accumulate_grad_batches) == 0:
+            self._share_batch()
+            if self.trainer.accumulate_grad_batches != before:
+                progress = self.trainer.fit_loop.epoch_loop.batch_progress
+                # Lightning has yet to count this micro-batch as completed.
+                for counts in (progress.total, progress.current):
+                    _count_as(vars(counts), self.global_step * self.trainer.accumulate_grad_batches)
         over = self.trainer.should_stop or self.global_step == self.trainer.max_steps
         self.progress.enter("end" if over else "data", self.global_step + (not over))
         self.stopwatch.resume()
@@ -207,13 +229,12 @@ class PretrainModule(L.LightningModule):
         renumber_optimizer_state(stored, self.model, self.optimizer_config)
         for group, ours in zip(stored["param_groups"], fresh["optimizer"].param_groups, strict=True):
             group.update({name: value for name, value in ours.items() if name != "params"})
-            group["lr"] = ours["initial_lr"] * lr_share(self.optim, self.max_steps, checkpoint["global_step"])
+            group["lr"] = ours["initial_lr"] * self.rate.share(checkpoint["global_step"])
         checkpoint["lr_schedulers"][0]["base_lrs"] = fresh["lr_scheduler"]["scheduler"].base_lrs
         # Micro-batches are counted in those of one rank, and their number in a step may be another now.
         progress = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-        n_batches = checkpoint["global_step"] * self.trainer.accumulate_grad_batches
         for counts in (progress["total"], progress["current"]):
-            counts.update({name: n + n_batches - counts["ready"] for name, n in counts.items()})
+            _count_as(counts, checkpoint["global_step"] * self.trainer.accumulate_grad_batches)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """See :func:`~birthmark.trainer.optimizers.parameter_groups.parameter_groups`."""
@@ -222,7 +243,5 @@ class PretrainModule(L.LightningModule):
     def configure_optimizers(self) -> Any:
         """``optim.name`` over the parameter groups; the learning rate changes at every step."""
         optimizer = self.optimizer_config.build(self.parameter_groups(), self.optim.lr)
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, lambda step: lr_share(self.optim, self.max_steps, step)
-        )
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate.share(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

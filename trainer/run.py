@@ -108,7 +108,7 @@ class _Steps(L.LightningDataModule):
         batches = MicroBatches(
             self.data.train,
             first_step=self.trainer.global_step,
-            global_batch_size=self.config.trainer.global_batch_size,
+            sizes=self.config.trainer.batch_sizes,
             micro_batch_size=self.config.trainer.micro_batch_size,
             rank=self.trainer.global_rank,
             world_size=self.trainer.world_size,
@@ -116,8 +116,9 @@ class _Steps(L.LightningDataModule):
         return self.read_ahead(batches)
 
 
-def _shares(settings: TrainerConfig) -> BatchShares:
-    return BatchShares(settings.global_batch_size, settings.micro_batch_size, world_size())
+def _shares(settings: TrainerConfig, step: int) -> BatchShares:
+    """How the processes share the batch of step ``step``, counted from 0."""
+    return BatchShares(settings.batch_sizes.size(step), settings.micro_batch_size, world_size())
 
 
 def _quiet() -> None:
@@ -153,10 +154,14 @@ def _print_start(
         soft_wrap=True,
     )
     settings = config.trainer
-    per_step = settings.global_batch_size * config.model.max_seq_len
-    to_come = settings.max_steps - start.step
+    first, last = (
+        settings.batch_sizes.size(step) * config.model.max_seq_len for step in (start.step, settings.max_steps - 1)
+    )
     console.print(
-        f"{to_come:,} steps of {per_step:,} tokens, {to_come * per_step:,} in all", highlight=False, soft_wrap=True
+        f"{settings.max_steps - start.step:,} steps of {first:,} {f'to {last:,} ' if last > first else ''}tokens, "
+        f"{config.tokens_after(settings.max_steps) - config.tokens_after(start.step):,} in all",
+        highlight=False,
+        soft_wrap=True,
     )
     if config.init_from and not resumed and (rate := continued_rate(config.init_from)).lr == config.optim.lr:
         console.print(f"optim.lr {rate.lr:g}: {rate.why}", highlight=False, soft_wrap=True, markup=False)
@@ -167,12 +172,13 @@ def _print_start(
             highlight=False,
             soft_wrap=True,
         )
-    if (sizes := _shares(settings).sizes) != [asked.trainer.micro_batch_size]:
+    last_step = max(start.step, settings.max_steps - 1)
+    if (sizes := _shares(settings, last_step).sizes) != [asked.trainer.micro_batch_size]:
         console.print(
             f"micro-batches of {' or '.join(map(str, sizes))} sequences for trainer.micro_batch_size "
             f"{asked.trainer.micro_batch_size}: so "
-            f"{world_size()} process{'es' if world_size() > 1 else ''} can share the {settings.global_batch_size} of a "
-            "step, each of which counts alike",
+            f"{world_size()} process{'es' if world_size() > 1 else ''} can share the "
+            f"{settings.batch_sizes.size(last_step)} of a step, each of which counts alike",
             highlight=False,
             soft_wrap=True,
         )
@@ -190,6 +196,7 @@ def _lightning_trainer(
     run: RunDir,
     process: LaunchedProcess | None,
     device: torch.device,
+    step: int,
     strategy: Strategy | str,
     callbacks: list[L.Callback],
     loggers: list[Logger],
@@ -202,7 +209,7 @@ def _lightning_trainer(
         strategy=strategy,
         max_steps=settings.max_steps,
         max_epochs=-1,
-        accumulate_grad_batches=_shares(settings).accumulation,
+        accumulate_grad_batches=_shares(settings, step).accumulation,
         callbacks=callbacks,
         logger=loggers or False,
         plugins=[
@@ -297,7 +304,7 @@ def pretrain(
             running, run, data, start.birth["n_params"], reference, device, console, progress
         )
         signals.enter_context(stop.listen())
-        trainer = _lightning_trainer(running, run, process, device, strategy.lightning, callbacks, loggers)
+        trainer = _lightning_trainer(running, run, process, device, start.step, strategy.lightning, callbacks, loggers)
         module = PretrainModule(model, config.optim, running.trainer, progress)
         steps = _Steps(running, data, lambda batches: held.enter_context(ReadAhead(batches, device, progress)))
         try:

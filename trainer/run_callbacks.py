@@ -62,12 +62,12 @@ def build_callbacks(
     A stop saves before it validates.
     """
     settings, seq_len = config.trainer, config.model.max_seq_len
-    every, tokens_per_step = settings.checkpoint_every, settings.global_batch_size * seq_len
+    every = settings.checkpoint_every
     peak = peak_flops(device, settings.precision)
     stop = StopOnSignal()
     training = TrainingLog(
         settings.log_every,
-        tokens_per_step,
+        config.tokens_after,
         flops_per_token(config.model, n_params, seq_len),
         None if peak is None else peak * world_size(),
         synchronize=partial(synchronize, device),
@@ -92,7 +92,7 @@ def build_callbacks(
                 newborn=reference,
                 init_seed=config.init_seed,
                 token_texts=data.token_texts,
-                tokens_per_step=tokens_per_step,
+                tokens_per_step=config.tokens_after,
             ),
             every=every,
         )
@@ -132,8 +132,8 @@ def build_loggers(
         found.append(tensorboard_logger(run, 0 if start.checkpoint is None else start.step + 1))
     # Of this start: a run that goes on may do so elsewhere.
     made_with = {"birth": start.birth["digest"], "code": code(), "environment": environment(device, process)}
-    tokens_per_step = config.trainer.global_batch_size * config.model.max_seq_len
-    wandb = wandb_run(config.log, run, _identity(config, run, start), {**asdict(config), **made_with}, tokens_per_step)
+    record = {**asdict(config), **made_with}
+    wandb = wandb_run(config.log, run, _identity(config, run, start), record, config.tokens_after)
     return found if wandb is None else [*found, wandb]
 
 

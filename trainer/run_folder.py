@@ -24,7 +24,16 @@ from .provenance import code, versions
 from .saved_config import config_differences, is_sealed, write_config
 
 #: Fields that a resumed run must leave as they are: with others it would be another run under the same name.
-_FIXED = ("init_seed", "init_from", "model", "data", "optim.name", "snapshot", "trainer.global_batch_size")
+_FIXED = (
+    "init_seed",
+    "init_from",
+    "model",
+    "data",
+    "optim.name",
+    "snapshot",
+    "trainer.global_batch_size",
+    "trainer.batch_ramp",
+)
 
 _LOCK = ".lock"
 

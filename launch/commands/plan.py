@@ -107,8 +107,7 @@ def run(options: Namespace) -> int:
         others = [found for found in map(planner.largest, trainers) if found is not None]
     if plan is None and not others:
         raise UsageError(impossible)
-    batch = config.trainer.global_batch_size * config.model.max_seq_len
-    tokens = options.tokens if options.tokens is not None else config.trainer.max_steps * batch
+    tokens = options.tokens if options.tokens is not None else config.tokens_after(config.trainer.max_steps)
     whole_run = None if plan is None else budget(plan, config, cluster, tokens, options.price)
     beside = None if plan is None else upkeep(planner, config.trainer, options.drive * 1e9)
     if options.json:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from birthmark.data.backcopy import BackCopy
+from birthmark.data.batch_ramp import BatchRamp, BatchSizes
 from birthmark.data.batches import FixedWindows, MicroBatches, ShardedTokens, TokenWindows
 from birthmark.errors import UsageError
 
@@ -96,14 +97,14 @@ def test_ranks_and_micro_batches_make_the_global_batch(
             source,
             first_step=2,
             last_step=5,
-            global_batch_size=24,
+            sizes=BatchSizes(24),
             micro_batch_size=micro_batch_size,
             rank=rank,
             world_size=world_size,
         )
         for rank in range(world_size)
     ]
-    batches, weights = [list(rank) for rank in ranks], [rank.shares.weights(rank.rank) for rank in ranks]
+    batches, weights = [list(rank) for rank in ranks], [rank.shares(2).weights(rank.rank) for rank in ranks]
     assert all(len(of_rank) == 3 * accumulation for of_rank in batches)
     assert all(len(of_rank) == accumulation for of_rank in weights)
     even = 24 % (world_size * accumulation) == 0
@@ -127,7 +128,7 @@ def test_ranks_and_micro_batches_make_the_global_batch(
 def test_resuming_is_continuing(step: int) -> None:
     def batches(first_step: int) -> list[torch.Tensor]:
         source = BackCopy(32, 8, data_seed=0)
-        return list(MicroBatches(source, first_step=first_step, last_step=6, global_batch_size=8, micro_batch_size=4))
+        return list(MicroBatches(source, first_step=first_step, last_step=6, sizes=BatchSizes(8), micro_batch_size=4))
 
     whole, resumed = batches(0), batches(step)
     assert len(resumed) == len(whole) - 2 * step
@@ -138,15 +139,43 @@ def test_resuming_is_continuing(step: int) -> None:
 def test_loader_workers_keep_the_order(make_tokens: Make, num_workers: int) -> None:
     source = TokenWindows(make_tokens(40, 61), 5, 101, data_seed=0)
     dataset = MicroBatches(
-        source, first_step=1, last_step=6, global_batch_size=8, micro_batch_size=4, rank=1, world_size=2
+        source, first_step=1, last_step=6, sizes=BatchSizes(8), micro_batch_size=4, rank=1, world_size=2
     )
     loaded = list(DataLoader(dataset, batch_size=None, num_workers=num_workers))
     assert len(loaded) == 5
     assert all(torch.equal(a, b) for a, b in zip(loaded, dataset, strict=True))
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("first_step", [0, 1, 4, 7])
+def test_a_ramp_repeats_and_skips_no_sample_from_any_step_on(world_size: int, first_step: int) -> None:
+    sizes, micro_batch_size = BatchSizes(8, BatchRamp(2, 3, 11)), 3
+    ranks = [
+        MicroBatches(
+            _source(),
+            first_step=first_step,
+            last_step=10,
+            sizes=sizes,
+            micro_batch_size=micro_batch_size,
+            rank=rank,
+            world_size=world_size,
+        )
+        for rank in range(world_size)
+    ]
+    batches = [iter(rank) for rank in ranks]
+    seen = []
+    for step in range(first_step, 10):
+        for rank, of_rank in zip(ranks, batches, strict=True):
+            for weight in rank.shares(step).weights(rank.rank):
+                batch = next(of_rank)
+                seen += [batch] if weight else []
+    before = sum([2, 2, 2, 5, 8, 8, 8, 8, 8, 8][:first_step])
+    assert np.array_equal(torch.cat(seen).numpy(), _source().batch(before, 59 - before))
+    assert all(next(of_rank, None) is None for of_rank in batches)
+
+
 def test_training_has_no_end() -> None:
-    batches = iter(MicroBatches(_source(), global_batch_size=4, micro_batch_size=4))
+    batches = iter(MicroBatches(_source(), sizes=BatchSizes(4), micro_batch_size=4))
     assert [next(batches).shape for _ in range(100)] == [(4, 6)] * 100
 
 
@@ -156,7 +185,7 @@ def _source() -> TokenWindows:
 
 def test_more_processes_than_sequences() -> None:
     with pytest.raises(UsageError, match=r"trainer\.global_batch_size 2 is less than 3 processes: give 3 or more"):
-        MicroBatches(_source(), global_batch_size=2, micro_batch_size=1, world_size=3)
+        MicroBatches(_source(), sizes=BatchSizes(2), micro_batch_size=1, world_size=3)
 
 
 @pytest.mark.parametrize("n_tokens", [0, 1, 10])

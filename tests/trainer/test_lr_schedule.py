@@ -3,12 +3,13 @@ import math
 import pytest
 
 from birthmark.trainer.config import OptimConfig
-from birthmark.trainer.lr_schedule import lr_share
+from birthmark.trainer.lr_schedule import LearningRate
 
 
 def shares(max_steps=101, **settings):
     config = OptimConfig(**{"warmup_steps": 10, "min_lr_ratio": 0.1, **settings})
-    return [lr_share(config, max_steps, step) for step in range(max_steps)]
+    rate = LearningRate(config, max_steps, lambda step: 7 * step)
+    return [rate.share(step) for step in range(max_steps)]
 
 
 def test_warm_up_rises_linearly_to_the_peak():
@@ -55,3 +56,25 @@ def test_no_warm_up_starts_at_the_peak():
 
 def test_a_run_shorter_than_its_warm_up_never_leaves_it():
     assert shares(max_steps=5) == pytest.approx([0.1, 0.2, 0.3, 0.4, 0.5])
+
+
+def test_warm_up_by_tokens_follows_the_tokens_seen():
+    """Steps of 10, 10, 20, 20, 20 … tokens; the peak is reached by the step with the 60th token."""
+    config = OptimConfig(warmup_tokens=60, schedule="constant")
+    rate = LearningRate(config, 7, lambda step: 10 * step if step < 2 else 20 * (step - 1))
+    assert [rate.share(step) for step in range(7)] == pytest.approx([1 / 6, 1 / 3, 2 / 3, 1, 1, 1, 1])
+    assert rate.warmup_steps == 4
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd", "constant"])
+def test_warm_up_by_tokens_is_that_by_steps_where_all_steps_are_alike(schedule):
+    by_steps = LearningRate(OptimConfig(warmup_steps=8, schedule=schedule), 30, lambda step: 5 * step)
+    by_tokens = LearningRate(OptimConfig(warmup_tokens=40, schedule=schedule), 30, lambda step: 5 * step)
+    assert [by_tokens.share(step) for step in range(30)] == [by_steps.share(step) for step in range(30)]
+
+
+def test_a_warm_up_is_given_in_steps_or_tokens():
+    expected = "optim.warmup_tokens is 60, and optim.warmup_steps 10: give one of them"
+    assert OptimConfig(warmup_tokens=60, warmup_steps=10).problems() == [expected]
+    assert not OptimConfig(warmup_tokens=60).problems()
+    assert "optim.warmup_tokens is -1" in OptimConfig(warmup_tokens=-1).problems()[0]

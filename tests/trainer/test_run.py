@@ -21,6 +21,7 @@ from filelock import FileLock
 from rich.console import Console
 
 from birthmark.callbacks.stop import StopOnSignal
+from birthmark.data.batch_ramp import BatchRamp
 from birthmark.data.prepare import prepare
 from birthmark.errors import RunError, UsageError
 from birthmark.files import write_sealed_json
@@ -146,6 +147,57 @@ def test_every_optimizer_goes_on_bit_for_bit(name, tiny, tmp_path):
         assert pairs
         assert all(torch.equal(x, y) for x, y in pairs)
     assert logged(parts, "train/loss") == logged(whole, "train/loss")
+
+
+RAMP = {
+    "trainer.global_batch_size": 8,
+    "trainer.micro_batch_size": 3,
+    "trainer.batch_ramp": BatchRamp(start=2, increment=3, sequences=11),
+    "trainer.checkpoint_every": 1,
+    "trainer.log_every": 1,
+    "snapshot.enabled": False,
+    "optim.schedule": "constant",
+    "optim.warmup_steps": 0,
+    "optim.warmup_tokens": 150,
+}
+
+
+def test_a_batch_that_grows_is_a_loop_over_slices_of_the_samples(tiny, tmp_path):
+    """Steps of 2, 2, 2, 5, 8 and 8 sequences in micro-batches of at most 3, against whole batches by hand."""
+    config = tiny(RAMP)
+    whole = run(config, tmp_path / "whole")
+    source = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len).train
+    model, expected, tokens, first = born(config.model, 3), {}, {}, 0
+    optimizer = torch.optim.AdamW(
+        [
+            {"params": [p for p in model.parameters() if p.ndim > 1], "weight_decay": config.optim.weight_decay},
+            {"params": [p for p in model.parameters() if p.ndim == 1], "weight_decay": 0.0},
+        ],
+        betas=(config.optim.beta1, config.optim.beta2),
+    )
+    for step, size in enumerate((2, 2, 2, 5, 8, 8), 1):
+        batch, first = torch.from_numpy(source.batch(first, size)), first + size
+        tokens[step] = first * config.model.max_seq_len
+        for group in optimizer.param_groups:
+            group["lr"] = config.optim.lr * min(1.0, tokens[step] / 150)
+        loss = torch.nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
+        expected[step] = loss.item()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip)
+        optimizer.step()
+    assert logged(whole, "train/loss") == pytest.approx(expected, rel=1e-6)
+    assert logged(whole, "train/tokens") == tokens
+    # From any step on, to the bit.
+    parts = RunDir(tmp_path / "parts")
+    shutil.copytree(whole.path, parts.path)
+    for step in range(5, 1, -1):
+        shutil.rmtree(parts.checkpoint(step + 1))
+        run(config, parts.path, resume=True)
+        for key in ("train/loss", "train/tokens", "train/lr"):
+            assert logged(parts, key) == logged(whole, key)
+        for later in range(step + 1, 6):
+            shutil.rmtree(parts.checkpoint(later + 1))
 
 
 def test_a_run_leaves_its_records(tiny, tmp_path):

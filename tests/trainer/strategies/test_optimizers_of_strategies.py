@@ -8,6 +8,7 @@ import pytest
 import yaml
 from rich.console import Console
 
+from birthmark.data.batch_ramp import BatchRamp
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.trainer.optimizers.table import OPTIMIZERS, optimizer_strategy_problem
 from birthmark.trainer.run import pretrain
@@ -23,17 +24,24 @@ TOLERANCE = {"soap": 5e-3}
 LEG = 2
 
 
+def can_run(name, strategy):
+    """Whether a strategy's processes can be launched here with what has this name: an optimizer, or ``ramp``."""
+    facts = STRATEGIES[strategy]
+    if not facts.launched or (facts.engine and not HAS_DEEPSPEED):
+        return False
+    return not facts.engine if name == "ramp" else optimizer_strategy_problem(name, strategy) is None
+
+
 def legs(number, name):
     """Strategies in the order in which they take a run over; each optimizer begins with another."""
-    able = [
-        strategy
-        for strategy, facts in STRATEGIES.items()
-        if facts.launched and optimizer_strategy_problem(name, strategy) is None and (HAS_DEEPSPEED or not facts.engine)
-    ]
+    able = [strategy for strategy in STRATEGIES if can_run(name, strategy)]
     first = number % len(able)
     return [*able[first:], *able[:first], "single"]
 
 
+#: And AdamW with a batch that grows on the way, and with it the micro-batches of a step.
+NAMES.append("ramp")
+RAMP = {"start": 2, "increment": 2, "sequences": 12}
 LEGS = {name: legs(number, name) for number, name in enumerate(NAMES)}
 PAIRS = [(name, strategy) for name, strategies in LEGS.items() for strategy in strategies]
 
@@ -57,11 +65,10 @@ def logged(run):
 
 
 def of(config, name, n_legs):
-    return replace(
-        config,
-        optim=replace(config.optim, name=name),
-        trainer=replace(config.trainer, max_steps=LEG * n_legs),
-    )
+    trainer = replace(config.trainer, max_steps=LEG * n_legs)
+    if name == "ramp":
+        return replace(config, trainer=replace(trainer, micro_batch_size=1, batch_ramp=BatchRamp(**RAMP)))
+    return replace(config, optim=replace(config.optim, name=name), trainer=trainer)
 
 
 @pytest.fixture(scope="module")
@@ -69,13 +76,18 @@ def handed_on(config, launch_runs, tmp_path_factory):
     """Losses by optimizer and step of runs that strategies hand on to each other."""
     folder = tmp_path_factory.mktemp("launched")
     (folder / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
+    own = {"ramp": ["--trainer.micro_batch_size=1", *(f"--trainer.batch_ramp.{k}={v}" for k, v in RAMP.items())]}
     launch_runs(
         folder / "run.yaml",
         [
             (
                 folder / name,
                 leg > 0,
-                [f"--optim.name={name}", f"--trainer.strategy={strategy}", f"--trainer.max_steps={LEG * (leg + 1)}"],
+                [
+                    *own.get(name, [f"--optim.name={name}"]),
+                    f"--trainer.strategy={strategy}",
+                    f"--trainer.max_steps={LEG * (leg + 1)}",
+                ],
             )
             for name in NAMES
             for leg, strategy in enumerate(LEGS[name][:-1])
