@@ -15,6 +15,7 @@ from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.parameter_roles import ParameterRole, parameter_roles
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
+from birthmark.trainer.loop.step_guard import StepGuard
 from birthmark.trainer.module import PretrainModule, next_token_loss
 from birthmark.trainer.optimizers.parameter_groups import parameter_groups, renumber_optimizer_state
 from birthmark.trainer.optimizers.table import OPTIMIZERS, OptimizerName, optimizer_fields
@@ -339,3 +340,26 @@ def test_a_missing_package_is_named_with_its_install_line(monkeypatch):
     monkeypatch.setitem(sys.modules, "pytorch_optimizer.optimizer.soap", None)
     with pytest.raises(UsageError, match=r"pip install 'birthmark\[soap\]'"):
         trained(replace(TRAIN, name="soap"), 1)
+
+
+def flat(tree):
+    """Everything in a tree of dictionaries and lists, in its order."""
+    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else None
+    return [tree] if children is None else [leaf for child in children for leaf in flat(child)]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("name", list(OPTIMIZERS))
+def test_a_skipped_step_moves_nothing_of_any_optimizer(name, wait):
+    if name == "soap":
+        pytest.importorskip("pytorch_optimizer")
+    model, optimizer, _ = trained(replace(TRAIN, name=name), 3)
+    before = copy.deepcopy((model.state_dict(), optimizer.state_dict()))
+    for parameter in model.parameters():
+        parameter.grad = torch.full_like(parameter, float("nan"))
+    guard = StepGuard(model)
+    guard.hold(optimizer, list(model.parameters()), torch.tensor(float("nan")), wait=wait)
+    optimizer.step()
+    guard.settle()
+    pairs = list(zip(flat(before), flat((model.state_dict(), optimizer.state_dict())), strict=True))
+    assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)
