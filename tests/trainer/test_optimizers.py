@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import sys
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
 from typing import get_args
@@ -15,7 +16,7 @@ from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.parameter_roles import ParameterRole, parameter_roles
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
-from birthmark.trainer.loop.step_guard import StepGuard
+from birthmark.trainer.loop.step_guard import StepGuard, UpdateSkippedError
 from birthmark.trainer.module import PretrainModule, next_token_loss
 from birthmark.trainer.optimizers.parameter_groups import parameter_groups, renumber_optimizer_state
 from birthmark.trainer.optimizers.table import OPTIMIZERS, OptimizerName, optimizer_fields
@@ -358,8 +359,9 @@ def test_a_skipped_step_moves_nothing_of_any_optimizer(name, wait):
     for parameter in model.parameters():
         parameter.grad = torch.full_like(parameter, float("nan"))
     guard = StepGuard(model)
-    guard.hold(optimizer, list(model.parameters()), torch.tensor(float("nan")), wait=wait)
-    optimizer.step()
+    with suppress(UpdateSkippedError):
+        guard.hold(optimizer, list(model.parameters()), torch.tensor(float("nan")), wait=wait)
+        optimizer.step()
     guard.settle()
     pairs = list(zip(flat(before), flat((model.state_dict(), optimizer.state_dict())), strict=True))
     assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in pairs)

@@ -31,7 +31,7 @@ from birthmark.models.birth import born, digest
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.loop.step_guard import StepGuard
-from birthmark.trainer.lr_schedule import lr_share
+from birthmark.trainer.lr_schedule import LearningRate
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.optimizers.table import OPTIMIZERS
 from birthmark.trainer.run import _print_start, pretrain
@@ -499,7 +499,9 @@ def test_a_skipped_step_moves_nothing_but_the_data_and_the_schedule(tiny, tmp_pa
     assert logged(done, "train/skipped_steps") == {1: 1, 2: 1, 3: 1, 4: 2, 5: 2, 6: 2}
     assert [step for step, loss in logged(done, "train/loss").items() if loss is None or math.isnan(loss)] == [1, 4]
     config = tiny(fields).optim
-    assert logged(done, "train/lr") == {step: config.lr * lr_share(config, 6, step - 1) for step in range(1, 7)}
+    assert logged(done, "train/lr") == {
+        step: config.lr * LearningRate(config, 6, lambda step: step).share(step - 1) for step in range(1, 7)
+    }
     for step in (4, 5, 6):
         shutil.rmtree(done.checkpoint(step))
     run(tiny(fields), done.path, resume=True)
