@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -43,12 +44,19 @@ class MilestoneCallback(StepCallback):
         self.every, self.at_birth = every, at_birth
         self.announce: Callable[[int], None] | None = None
         """Called with the step before it acts."""
+        self.seconds = 0.0
+        """That it took at the last step at which it acted."""
+        self._acted_at: int | None = None
 
     def act(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Announce it and act."""
         if self.announce is not None:
             self.announce(step)
+        began = time.perf_counter()
         self.on_milestone(trainer, module, step)
+        # A checkpoint is asked for twice where it is written first.
+        before = self.seconds if self._acted_at == step else 0.0
+        self.seconds, self._acted_at = before + time.perf_counter() - began, step
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Act; ``step`` optimizer steps have been taken."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import RunError
 from ..measure.measurement import evaluation_mode
-from ..measure.ranks import own_batches, sum_over_ranks, world_size
+from ..measure.ranks import own_batches, rank, sum_over_ranks, world_size
 from .milestones import MilestoneCallback, StepCallback, is_due, log_metrics
 from .spikes import Spikes
 
@@ -29,6 +29,7 @@ class TrainingLog(StepCallback):
         synchronize: waits until the device has computed what it was given.
         milestones: optimizer steps between milestones.
         say: told, in a line each, of steps that were skipped and of spikes.
+        peak_memory: the most memory in GB that was allocated.
     """
 
     def __init__(
@@ -40,25 +41,32 @@ class TrainingLog(StepCallback):
         synchronize: Callable[[], None],
         milestones: int,
         say: Callable[[str], None],
+        peak_memory: Callable[[], float],
     ) -> None:
         self.every, self.tokens_after = every, tokens_after
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.synchronize, self.milestones, self.say = synchronize, milestones, say
+        self.peak_memory = peak_memory
         self.spikes = {"loss": Spikes(), "gradient norm": Spikes()}
         self.last: dict[str, float] = {}
-        self._last_step = 0
+        self._last_step, self._waited_s = 0, 0.0
+        self._laps: list[float] = []
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Rates count from here."""
-        self._last_step = trainer.global_step
+        self._last_step, self._waited_s = trainer.global_step, pl_module.progress.waited_s
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop the clock before the milestones take their time."""
         ends_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        if ends_step and (is_due(trainer, self.every) or is_due(trainer, self.milestones)):
+        due = is_due(trainer, self.every) or is_due(trainer, self.milestones)
+        if ends_step and not due:
+            pl_module.stopwatch.lap()
+        elif ends_step:
             # What the device still has to do of these steps is their time, not that of what follows. Without a wait
             # the clock runs on: the device does too.
             self.synchronize()
+            pl_module.stopwatch.lap()
             pl_module.stopwatch.pause()
         super().on_train_batch_end(trainer, pl_module, outputs, batch, batch_idx)
 
@@ -70,6 +78,7 @@ class TrainingLog(StepCallback):
             return
         module.check_finite()
         losses, norms = self._judge(module.watch)
+        self._laps += module.stopwatch.take_laps()
         if not logs:
             return
         tokens, seconds = self.tokens_after(step) - self.tokens_after(self._last_step), module.stopwatch.take()
@@ -84,10 +93,28 @@ class TrainingLog(StepCallback):
             "train/skipped_steps": module.watch.n_skipped,
             "train/loss_spikes": self.spikes["loss"].count,
             "train/grad_norm_spikes": self.spikes["gradient norm"].count,
+            **self._pace(seconds, module.progress.waited_s),
         }
         if self.peak_flops is not None:
             self.last["train/mfu"] = self.last["train/flops_per_s"] / self.peak_flops
         log_metrics(trainer, self.last, step)
+
+    def _pace(self, seconds: float, waited_s: float) -> dict[str, float]:
+        """Step times, waits for data and memory since the last line, over all ranks."""
+        laps, self._laps = np.array(self._laps), []
+        waited, self._waited_s = waited_s - self._waited_s, waited_s
+        own = torch.zeros(world_size(), 3, dtype=torch.float64)
+        own[rank()] = torch.tensor([np.quantile(laps, 0.5), waited / seconds, self.peak_memory()])
+        p50, wait, memory = sum_over_ranks(own).unbind(-1)
+        found = {
+            "train/step_p50_s": float(p50[0]),
+            "train/step_p99_s": float(np.quantile(laps, 0.99)),
+            "train/data_wait": float(wait.max()),
+            "train/peak_memory": float(memory.max()),
+        }
+        if world_size() > 1:
+            found |= {"train/slowest_rank": int(p50.argmax()), "train/slowest_rank_p50_s": float(p50.max())}
+        return found
 
     def _judge(self, watch: Any) -> tuple[Sequence[float], Sequence[float]]:
         """Losses of the global batch and gradient norms since the last look, of which it tells what is unusual."""
@@ -179,3 +206,21 @@ class Validation(MilestoneCallback):
             )
         self.last = means
         log_metrics(trainer, means, step)
+
+
+class MilestoneTimes(MilestoneCallback):
+    """Logs how long each part of a milestone took, for which training stood still. Stands after them.
+
+    Args:
+        every: optimizer steps between milestones.
+        parts: what acts there, by name; those with ``at_birth`` at birth too.
+    """
+
+    def __init__(self, every: int, parts: Mapping[str, MilestoneCallback]) -> None:
+        super().__init__(every)
+        self.parts = parts
+
+    def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
+        """Log them."""
+        acted = {name: part for name, part in self.parts.items() if step or part.at_birth}
+        log_metrics(trainer, {f"train/{name}_s": part.seconds for name, part in acted.items()}, step)

@@ -725,6 +725,66 @@ LOGGED: Mapping[str, Quantity] = {
             when="the peak of the device is known",
         ),
         _unlisted(
+            "train/step_p50_s",
+            label="step time, median",
+            definition="Median time of a step since the last line, on rank 0.",
+            unit="s",
+            format=".3g",
+        ),
+        _unlisted(
+            "train/step_p99_s",
+            label="step time, 99 %",
+            definition="Time that 99 % of the steps since the last line took at most, on rank 0.",
+            unit="s",
+            format=".3g",
+        ),
+        _unlisted(
+            "train/slowest_rank",
+            label="slowest rank",
+            definition="The rank whose median step time is the longest.",
+            format=",d",
+            when="there are several processes",
+        ),
+        _unlisted(
+            "train/slowest_rank_p50_s",
+            label="step time of the slowest rank",
+            definition="Its median step time.",
+            unit="s",
+            format=".3g",
+            when="there are several processes",
+        ),
+        _unlisted(
+            "train/data_wait",
+            label="data wait",
+            definition="Share of the time since the last line in which steps waited for their batches, on the rank "
+            "that waited longest.",
+            format="percent",
+        ),
+        _unlisted(
+            "train/peak_memory",
+            label="peak memory",
+            definition="The most memory on any rank: allocated on a GPU since the last line; on CPU resident in a "
+            "process so far.",
+            unit="GB",
+            format=".3g",
+        ),
+        *(
+            _unlisted(
+                f"train/{part}_s",
+                label=f"seconds of {what}",
+                definition=f"For how long training stood still for {what} at this milestone.",
+                unit="s",
+                format=".3g",
+                when=when,
+            )
+            for part, what, when in (
+                ("validation", "the validation", ""),
+                ("snapshot", "the bias snapshot", "snapshots are on"),
+                ("fingerprint", "the lineage test", "the lineage test is on"),
+                ("checkpoint", "the checkpoint", ""),
+            )
+        ),
+        _unlisted(
             "seedprint/z",
             label="z",
             definition="z of the lineage test against the run's own birth (definitions §10).",

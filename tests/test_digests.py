@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -32,7 +33,7 @@ COMMANDS = (
     " trainer.checkpoint_every=10",
 )
 #: Names of metrics.jsonl that say how fast the machine was.
-SPEED = {"train/tokens_per_s", "train/flops_per_s", "train/mfu"}
+SPEED = {"train/tokens_per_s", "train/flops_per_s", "train/mfu", "train/data_wait", "train/peak_memory"}
 #: Names that came after the digests were recorded.
 NEWER = {"train/skipped_steps", "train/loss_spikes", "train/grad_norm_spikes"}
 
@@ -74,6 +75,9 @@ def _content(file):
     if file.name == "metrics.jsonl":
         lines = [json.loads(line) for line in file.read_text().splitlines()]
         lines = [{key: value for key, value in line.items() if key not in SPEED | NEWER} for line in lines]
+        lines = [{key: value for key, value in line.items() if not re.match("train/.*_s$", key)} for line in lines]
+        # A line of times alone came after the digests were recorded.
+        lines = [line for line in lines if line.keys() > {"step"}]
         return "\n".join(json.dumps(line, sort_keys=True) for line in lines).encode()
     if file.name == "summary.json":
         return json.dumps(_without_seconds(json.loads(file.read_text())), sort_keys=True).encode()

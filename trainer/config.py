@@ -210,6 +210,10 @@ class TrainerConfig:
     keep_every: int | None = None
     """With keep_last: checkpoints at multiples of so many optimizer steps are kept too."""
 
+    profile: list[int] = field(default_factory=list)
+    """Steps of which rank 0 writes a trace into the run's folder profile, as ``[10, 11, 12]``: those that follow one
+    another into one file, and on a GPU a snapshot of its memory too."""
+
     val_sequences: int = 64
     """Validation sequences (model.max_seq_len tokens each); fewer where the corpus has fewer."""
 
@@ -261,6 +265,15 @@ class TrainerConfig:
             "val_sequences": (1, 1 << 32),
         }
         found = outside("trainer", self, bounds)
+        found += [
+            f"trainer.profile has step {step}: give steps from 1 to trainer.max_steps ({self.max_steps})"
+            for step in dict.fromkeys(self.profile)
+            if not 1 <= step <= self.max_steps
+        ]
+        if len(self.profile) > 100:
+            found.append(f"trainer.profile has {len(self.profile)} steps: give at most 100, a trace of each is large")
+        elif twice := [step for step in dict.fromkeys(self.profile) if self.profile.count(step) > 1]:
+            found.append(f"trainer.profile has step {twice[0]} twice: give it once")
         for name, steps in (("keep_last", self.keep_last), ("keep_every", self.keep_every)):
             if steps is not None and not 1 <= steps <= 10**10:
                 found.append(f"trainer.{name} is {steps}: give at least 1 and at most 10¹⁰, or nothing")

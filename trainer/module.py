@@ -25,7 +25,7 @@ from .optimizers.parameter_groups import parameter_groups, renumber_optimizer_st
 from .processes.joint_failure import raise_on_every_rank
 from .processes.phases import Progress
 from .strategies.table import STRATEGIES
-from .throughput import Stopwatch
+from .throughput import GpuClock, Stopwatch
 
 #: Squares of larger numbers are infinite in float32, and with them every norm.
 _LARGEST = torch.finfo(torch.float32).max ** 0.5
@@ -189,6 +189,8 @@ class PretrainModule(L.LightningModule):
         self._first_step = self.global_step + 1
         self._share_batch()
         self.progress.enter("first step", self._first_step)
+        if self.device.type == "cuda":
+            self.stopwatch = Stopwatch(GpuClock())
         self.stopwatch.resume()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:

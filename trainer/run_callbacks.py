@@ -20,22 +20,23 @@ from ..callbacks.milestones import MilestoneCallback
 from ..callbacks.progress import RunProgress
 from ..callbacks.snapshot import BiasSnapshot
 from ..callbacks.stop import StopOnSignal
-from ..callbacks.training import FiniteGuard, TrainingLog, Validation
+from ..callbacks.training import FiniteGuard, MilestoneTimes, TrainingLog, Validation
 from ..callbacks.wandb_run import Identity, wandb_run
 from ..data.prepare import PreparedData
 from ..data.probes import random_probe, text_probe
-from ..measure.ranks import world_size
+from ..measure.ranks import from_rank_zero, rank, world_size
 from ..measure.recorder import SnapshotRecorder
 from ..measure.records import RunDir
 from ..models.decoder import Decoder
 from .config import RunConfig
 from .loop.memory import CleanUp
+from .loop.profiling import StepProfile, check_room
 from .module import next_token_losses
 from .processes.launched_process import LaunchedProcess
 from .processes.phases import Progress
 from .provenance import code, environment
 from .run_folder import RunStart
-from .throughput import flops_per_token, peak_flops, synchronize
+from .throughput import flops_per_token, peak_flops, peak_memory, synchronize
 
 
 def _probes(config: RunConfig, data: PreparedData) -> dict[str, np.ndarray]:
@@ -57,7 +58,7 @@ def build_callbacks(
     console: Console,
     progress: Progress,
 ) -> tuple[list[L.Callback], StopOnSignal]:
-    """In the order in which they act at a step: stop, clock, check, validate, measure, save, print, clean up.
+    """In the order in which they act at a step: stop, clock, trace, check, validate, measure, save, print, clean up.
 
     A stop saves before it validates.
     """
@@ -73,6 +74,7 @@ def build_callbacks(
         synchronize=partial(synchronize, device),
         milestones=every,
         say=partial(console.print, highlight=False, soft_wrap=True, markup=False),
+        peak_memory=partial(peak_memory, device),
     )
     n_val = min(settings.val_sequences, data.val.n_samples or settings.val_sequences)
     validation = Validation(
@@ -117,8 +119,13 @@ def build_callbacks(
     for phase, callback in milestones.items():
         callback.announce = partial(progress.enter, phase)
     shown = RunProgress(every, console, training, validation, snapshot)
-    clean_up = CleanUp(every, device)
-    return [stop, training, guard, CheckpointFirst(checkpoint), *milestones.values(), shown, clean_up], stop
+    last = [MilestoneTimes(every, milestones), shown, CleanUp(every, device)]
+    # On the rank that logs: traces of the others say the same, but for who waits.
+    traces = run.path / "profile"
+    if settings.profile:
+        from_rank_zero(lambda: check_room(traces))
+    traced = [StepProfile(settings.profile, traces, device)] if settings.profile and rank() == 0 else []
+    return [stop, training, *traced, guard, CheckpointFirst(checkpoint), *milestones.values(), *last], stop
 
 
 def build_loggers(

@@ -1,12 +1,14 @@
-"""How fast a run is: floating-point operations per token, and the peak of the device that it runs on.
+"""How fast a run is, and how much memory it takes: operations per token, the device's peaks, seconds of steps.
 
 The command line reads the table of GPUs before torch is loaded.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..models.config import ModelConfig
 from .gpu_specs import find_gpu
@@ -46,17 +48,74 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-class Stopwatch:
-    """Seconds of training, without what happens at milestones (snapshots, validation, checkpoints)."""
+def peak_memory(device: torch.device) -> float:
+    """The most memory in GB: allocated on a GPU since the last call, or, on CPU, resident in this process so far."""
+    import torch
 
-    def __init__(self) -> None:
+    if device.type == "cuda":
+        peak = torch.cuda.max_memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak / 1e9
+    if sys.platform == "win32":
+        return math.nan
+    import resource
+
+    # In kilobytes on Linux, in bytes on macOS.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024) / 1e9
+
+
+class HostClock:
+    """Moments on a device that has computed what it was given when a call returns."""
+
+    def now(self) -> Any:
+        """This moment."""
+        return time.perf_counter()
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Between two moments that have passed."""
+        return float(end - start)
+
+
+class GpuClock(HostClock):
+    """Moments in a GPU's own queue: when it comes by there, not when the queue was filled."""
+
+    def now(self) -> Any:
+        """See :class:`HostClock`; the GPU is not waited for."""
+        import torch
+
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """See :class:`HostClock`."""
+        return float(start.elapsed_time(end)) / 1000
+
+
+class Stopwatch:
+    """Seconds of training, and of each step, without what happens at milestones (snapshots, validation, checkpoints).
+
+    Args:
+        clock: of the device, for the steps.
+    """
+
+    def __init__(self, clock: HostClock | None = None) -> None:
+        self.clock = clock or HostClock()
         self.seconds = 0.0
         self._since: float | None = None
+        self._began: Any = None
+        self._laps: list[tuple[Any, Any]] = []
 
     def resume(self) -> None:
         """Training goes on from now, if it was paused."""
         if self._since is None:
-            self._since = time.perf_counter()
+            self._since, self._began = time.perf_counter(), self.clock.now()
+
+    def lap(self) -> None:
+        """A step is over."""
+        ended = self.clock.now()
+        self._laps.append((self._began, ended))
+        self._began = ended
 
     def pause(self) -> None:
         """What follows is not training."""
@@ -68,3 +127,8 @@ class Stopwatch:
         """Seconds since the last take."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
+
+    def take_laps(self) -> list[float]:
+        """Seconds of each step since the last such take, which the device must have finished."""
+        laps, self._laps = self._laps, []
+        return [self.clock.seconds(began, ended) for began, ended in laps]

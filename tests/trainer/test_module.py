@@ -33,14 +33,19 @@ def test_flops_per_token_count_matrix_products_forward_and_twice_backward():
 
 
 def test_the_stopwatch_leaves_pauses_out(monkeypatch):
-    now = iter([10.0, 12.0, 100.0, 101.5])
+    now = iter([10.0, 10.0, 11.0, 12.0, 12.0, 100.0, 100.0, 101.5, 101.5])
     monkeypatch.setattr("birthmark.trainer.throughput.time.perf_counter", lambda: next(now))
     watch = Stopwatch()
     watch.resume()
+    watch.lap()
+    watch.lap()
     watch.pause()
     watch.resume()
     watch.resume()
+    watch.lap()
     watch.pause()
     watch.pause()
     assert watch.take() == 3.5
     assert watch.take() == 0.0
+    assert watch.take_laps() == [1.0, 1.0, 1.5]
+    assert watch.take_laps() == []

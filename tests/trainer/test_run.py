@@ -27,6 +27,7 @@ from birthmark.errors import RunError, UsageError
 from birthmark.files import write_sealed_json
 from birthmark.measure.recorder import SnapshotRecorder
 from birthmark.measure.records import RunDir, Snapshot, read_metrics
+from birthmark.metrics.quantities import LOGGED
 from birthmark.models.birth import born, digest
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.config_file import read_config
@@ -214,9 +215,16 @@ def test_a_run_leaves_its_records(tiny, tmp_path):
     assert keys >= {
         *("train/loss", "train/lr", "train/grad_norm", "train/tokens", "train/tokens_per_s", "train/flops_per_s"),
         *("val/loss", "val/loss_trigger", "bias/alignment", "bias/preference_ratio", "bias/rank_persistence"),
+        *("train/step_p50_s", "train/step_p99_s", "train/data_wait", "train/peak_memory", "train/validation_s"),
+        *("train/snapshot_s", "train/checkpoint_s"),
         *("bias/sink_mass", "bias/alignment_stranger", "bias/rank_persistence_stranger", "bias_text/sink_mass"),
     }
     assert logged(done, "train/tokens") == {step: step * 4 * 12 for step in range(1, 7)}
+    assert list(logged(done, "train/snapshot_s")) == [0, 2, 4, 6]
+    assert list(logged(done, "train/checkpoint_s")) == [2, 4, 6]
+    assert not logged(done, "train/slowest_rank")
+    assert all(0 <= share < 1 for share in logged(done, "train/data_wait").values())
+    assert keys <= {*LOGGED, "step"} | {key for key in keys if key.startswith("bias")}
 
 
 def test_validation_is_the_mean_over_the_first_windows(tiny, tmp_path):
@@ -538,6 +546,10 @@ def test_the_rate_counts_what_an_asynchronous_device_still_has_to_compute(tiny, 
     rates = logged(done, "train/tokens_per_s")
     assert list(rates) == [2, 4, 6]
     assert all(rate <= 4 * 12 / (2 * seconds) for rate in rates.values())
+    # Only at the end of every second step is it known how long the device takes.
+    for step in rates:
+        both = 2 * logged(done, "train/step_p50_s")[step]
+        assert both == pytest.approx(2 * 4 * 12 / rates[step], rel=0.2)
     assert len(waits) == 4  # steps 2, 3, 4 and 6: no other step waits
 
 

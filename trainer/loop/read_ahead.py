@@ -27,12 +27,11 @@ class ReadAhead(Iterator[Tensor]):
     Args:
         batches: where they come from; read by the thread alone.
         device: where they will go. From pinned memory a GPU copies while it computes.
-        progress: told whom the main thread waits for, so that a hang shows where the data do not come.
+        progress: told for how long the main thread waited, and for whom, so that a hang shows where data do not come.
     """
 
     def __init__(self, batches: Iterable[Tensor], device: torch.device, progress: Progress) -> None:
         self.batches, self.device, self.progress = batches, device, progress
-        self._waited = 0.0
         self._ready: SimpleQueue[Tensor | BaseException] = SimpleQueue()
         self._room = threading.Semaphore(_DEPTH)
         self._over = threading.Event()
@@ -77,14 +76,9 @@ class ReadAhead(Iterator[Tensor]):
             began, self.progress.waits_for = time.perf_counter(), self._thread.ident
             batch = self._ready.get()
             self.progress.waits_for = None
-            self._waited += time.perf_counter() - began
+            self.progress.waited_s += time.perf_counter() - began
         self._room.release()
         if isinstance(batch, BaseException):  # StopIteration too
             self._failure = batch
             raise batch
         return batch
-
-    def take_waited(self) -> float:
-        """Seconds that were waited for batches since the last take."""
-        waited, self._waited = self._waited, 0.0
-        return waited

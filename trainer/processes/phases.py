@@ -44,6 +44,8 @@ class Progress:
         self.place = Place(1, "birth", 0)
         self.waits_for: int | None = None
         """The thread that the main thread waits for, if it does: a hang is then where that one is."""
+        self.waited_s = 0.0
+        """Seconds that steps waited for their batches, in all."""
         self.on_fault: Callable[[str], None] | None = None
         """Told why this process ends, where it hangs or another does: by a thread of the watch, with little time."""
 
