@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from attention_cost import ARMS
+from attention_cost import ARMS, layer_step
 from device import in_turn
 from libraries import Shape, model_fields
 from record import FAILED
@@ -15,7 +15,6 @@ from record import FAILED
 from birthmark.models.attention.kernel_choice import explicit_because
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
-from birthmark.models.decoder import Decoder
 
 from ..case import Case, Setting, breaks_device, one_line
 
@@ -26,38 +25,20 @@ LENGTHS, HEADS, WIDTH = (4096, 2048, 8192, 1024), (128, 64), 2048
 TOKENS = 16384
 
 
-def _passes(model: Decoder, x_BTD: torch.Tensor) -> dict[str, Callable[[], None]]:
-    """The first block's attention, forward and with its backward pass, in bf16."""
-    device = x_BTD.device
-    upstream_BTD = torch.randn(x_BTD.shape, device=device, dtype=torch.bfloat16)
-
-    def attend() -> torch.Tensor:
-        with torch.autocast(device.type, torch.bfloat16):
-            return model.blocks[0].attn(x_BTD, model.positions.place(x_BTD.shape[1], device))
-
-    def forward() -> None:
-        with torch.no_grad():
-            attend()
-
-    def both() -> None:
-        attend().backward(upstream_BTD)
-        model.zero_grad(set_to_none=True)
-        x_BTD.grad = None
-
-    return {"forward": forward, "forward and backward": both}
-
-
 def _arms(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting) -> Iterator[dict[str, Any]]:
     device, batch = torch.device(setting.device), max(tokens // seq_len, 1)
     shape = Shape(width, 1, width // d_head, 0, 64, 64, seq_len, batch)
-    x_BTD = torch.randn(batch, seq_len, width, device=device, requires_grad=True)
-    steps: dict[str, dict[str, Callable[[], None]]] = {}
+    steps: dict[str, dict[str, Callable[[], float]]] = {}
     fused = {}
     for name, (fields, _) in ARMS.items():
         config = ModelConfig(**{**model_fields(shape), **fields})
         fused[name] = explicit_because(config) is None
         try:
-            passes = _passes(born(config, 0, device).train(), x_BTD)
+            model = born(config, 0, device).train()
+            passes = {
+                way: layer_step(model, shape, True, False, device.type, way != "forward")
+                for way in ("forward", "forward and backward")
+            }
             for step in passes.values():
                 step()
         except Exception as error:
@@ -83,7 +64,7 @@ def _arms(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting) 
 def cases(setting: Setting) -> list[Case]:
     """Every length with both head widths."""
     if setting.tiny:
-        return [Case("T 16, heads of 8", partial(_arms, 16, 8, 16, 32))]
+        return [Case("T 128, heads of 8", partial(_arms, 128, 8, 16, 128))]
     return [
         Case(f"T {seq_len}, heads of {d_head}", partial(_arms, seq_len, d_head, WIDTH, TOKENS), 45)
         for d_head in HEADS
