@@ -178,7 +178,14 @@ class Linear(nn.Linear):
         self.role = Role(in_features, out_features, residual_writers)
 
     def forward(self, x: Tensor) -> Tensor:
-        """In the dtype of ``x``, or that of autocast: a strategy may have gathered the weights in a narrower one."""
+        """See :meth:`product`."""
+        return self.product(x)
+
+    def product(self, x: Tensor) -> Tensor:
+        """In the dtype of ``x``, or that of autocast: a strategy may have gathered the weights in a narrower one.
+
+        What training exchanges to multiply otherwise; a subclass's own forward pass calls it too.
+        """
         if self.weight.dtype == x.dtype or torch.is_autocast_enabled(x.device.type):
             return super().forward(x)
         return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))

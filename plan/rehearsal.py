@@ -128,6 +128,8 @@ def rehearse(
         gather=config.trainer.gathers_in if shard else "auto",
         reduce=config.trainer.reduce if shard else "fp32",
         accumulate="whole",
+        # What is kept of a product in fp8 are its arguments, as in bf16.
+        precision="bf16" if config.trainer.precision == "fp8" else config.trainer.precision,
         offload="none",
         offload_dir="",
         compile="no",

@@ -142,10 +142,11 @@ class TrainerConfig:
     batch_ramp: BatchRamp = field(default_factory=BatchRamp)
     """How global_batch_size is reached: at once, or from a smaller size, which DeepSpeed's strategies cannot."""
 
-    precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    """``fp32``, or ``bf16`` autocast over float32 weights. ``auto``: bf16 where the device has units for it (GPUs from
-    compute capability 8.0 on, CPUs with AVX-512 BF16 or AMX), else fp32; decided when the run begins, and kept when it
-    goes on elsewhere."""
+    precision: Literal["auto", "fp32", "bf16", "fp8"] = "fp32"
+    """``fp32``, or ``bf16`` autocast over float32 weights; ``fp8``, the same with the products of the blocks' linear
+    maps in fp8, by torchao, on GPUs from compute capability 8.9 on. ``auto``: bf16 where the device has units for it
+    (GPUs from compute capability 8.0 on, CPUs with AVX-512 BF16 or AMX), else fp32; decided when the run begins, and
+    kept when it goes on elsewhere."""
 
     matmul: Literal["ieee", "tf32"] = "ieee"
     """How a GPU multiplies float32 matrices: in full, or rounded to TF32, ten bits of fraction and several times as
@@ -233,7 +234,7 @@ class TrainerConfig:
         """What ``gather`` comes to."""
         if self.gather != "auto":
             return self.gather
-        return "bf16" if self.precision == "bf16" and self.reads("gather") else "fp32"
+        return "bf16" if self.precision in ("bf16", "fp8") and self.reads("gather") else "fp32"
 
     def reads(self, name: str) -> bool:
         """Whether ``strategy`` reads a field that only some strategies do."""

@@ -18,6 +18,7 @@ from ..models.linear_cross_entropy import TokenLosses
 from ..models.tensor_shards import full_tensor, shard_of
 from .activation_checkpointing import set_train_passes
 from .config import OptimConfig, TrainerConfig
+from .fp8 import use_fp8
 from .loop.step_guard import StepGuard, UpdateSkippedError
 from .loop.step_watch import StepWatch
 from .lr_schedule import LearningRate
@@ -79,6 +80,8 @@ class PretrainModule(L.LightningModule):
         self.stopwatch = Stopwatch()
         # A compiled function beside the module, not in its place: snapshots go on calling the module as it is.
         self._loss = torch.compile(next_token_loss) if trainer.compile == "step" else next_token_loss
+        if trainer.precision == "fp8":
+            use_fp8(model)
         set_train_passes(model, trainer)
         self._weights: tuple[float, ...] = (1.0,)
         """Of the losses of a step's micro-batches."""
@@ -92,7 +95,9 @@ class PretrainModule(L.LightningModule):
     def forward_context(self) -> AbstractContextManager[None]:
         """The precision of a pass over the training model."""
         # Without the cache: it would hold the weights of all blocks, gathered, until the pass is over.
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16", cache_enabled=False)
+        return torch.autocast(
+            self.device.type, torch.bfloat16, enabled=self.precision in ("bf16", "fp8"), cache_enabled=False
+        )
 
     def training_step(self, batch_BT: Tensor, batch_idx: int) -> Tensor:
         """Mean loss of one micro-batch; the losses of an optimizer step's micro-batches are averaged."""

@@ -14,6 +14,7 @@ import torch
 from ..errors import UsageError
 from ..measure.records import RunDir
 from .config import TrainerConfig
+from .fp8 import fp8_problem
 from .saved_config import DECIDED, read_saved_fields
 
 
@@ -56,6 +57,8 @@ def device_problems(config: TrainerConfig, device: torch.device) -> list[str]:
         found.append(
             "trainer.matmul is tf32, which only GPUs of compute capability 8.0 or more have: leave it out, or give ieee"
         )
+    if config.precision == "fp8" and (why := fp8_problem(device)):
+        found.append(f"trainer.precision is fp8, which {why}")
     if config.compile != "no" and (missing := _missing_compiler(device)):
         found.append(f"trainer.compile is {config.compile}, which needs {missing}: give no")
     return found

@@ -72,7 +72,7 @@ def test_fish_completes_a_field():
     [
         ("birthmark pret", {"pretrain"}, "plan"),
         ("birthmark ", {"pretrain", "configs", "completion"}, "--trainer.max_steps"),
-        ("birthmark pretrain --trainer.precision ", {"auto", "fp32", "bf16"}, "fp16"),
+        ("birthmark pretrain --trainer.precision ", {"auto", "fp32", "bf16", "fp8"}, "fp16"),
         ("birthmark pretrain --config de", {"demo"}, "studies/sinks"),
         ("birthmark describe models/llama-", {"models/llama-60m"}, "demo"),
         ("birthmark ablate studies/s", {"studies/sinks", "studies/seedprint"}, "demo"),

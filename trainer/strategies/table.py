@@ -50,6 +50,8 @@ _SELECTIVE = {
     "would have to keep: give full or none"
 }
 
+_FP8 = {("precision", "fp8"): "but {strategy} gathers and multiplies weights in hooks of its own: give bf16"}
+
 #: Strategies by ``trainer.strategy``.
 STRATEGIES: dict[StrategyName, StrategyFacts] = {
     "single": StrategyFacts(launched=False),
@@ -65,7 +67,7 @@ STRATEGIES: dict[StrategyName, StrategyFacts] = {
         shards_weights=True,
         zero_stage=3,
         reads=frozenset({"gather", "offload", "offload_dir"}),
-        refuses=_COMPILE | _SELECTIVE,
+        refuses=_COMPILE | _SELECTIVE | _FP8,
     ),
 }
 

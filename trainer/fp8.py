@@ -1,0 +1,61 @@
+"""Matrix products of the blocks' linear maps in fp8, as torchao computes them.
+
+Each map stays the module that it is, with its name, its weight and its birth: only what training runs of it is another
+function. Tables, head, norms and attention stay in bf16, as torchtitan leaves them; so does all that is measured.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..models.decoder import Decoder
+from ..models.init import Linear
+
+#: GPUs multiply fp8 from this compute capability on.
+CAPABILITY = (8, 9)
+
+#: What the sides of a product must be multiples of.
+_MULTIPLE = 16
+
+
+def fp8_problem(device: torch.device) -> str | None:
+    """Why fp8 cannot be had here, with the mend."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY:
+        return "needs a GPU of compute capability 8.9 or more (H100, L40S, RTX 4090): give bf16"
+    if importlib.util.find_spec("torchao") is None:
+        return "needs torchao: pip install torchao, or give bf16"
+    return None
+
+
+def use_fp8(model: Decoder, *, emulate: bool = False) -> None:
+    """Let training passes of the blocks' linear maps multiply in fp8: weights, inputs and gradients scaled by their own
+    largest elements. Maps with a side that is no multiple of 16 stay as they are.
+
+    Args:
+        model: its weights may be sharded; what is multiplied is what a pass has gathered.
+        emulate: round to fp8, and multiply in the inputs' dtype: on devices that have no fp8.
+    """
+    from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+    # Padded, since the tokens of a micro-batch are a side too.
+    config = Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
+    for module in model.blocks.modules():
+        if isinstance(module, Linear) and module.in_features % _MULTIPLE == module.out_features % _MULTIPLE == 0:
+            plain = nn.Linear(module.in_features, module.out_features, module.bias is not None, device="meta")
+            in_fp8 = convert_to_float8_training(nn.Sequential(plain), config=config)[0]
+            # On the instance: a strategy may exchange the class.
+            module.product = partial(_product, module, in_fp8)  # type: ignore[method-assign]
+
+
+def _product(linear: Linear, in_fp8: nn.Module, x: Tensor) -> Tensor:
+    """In training the product in fp8; else the map's own."""
+    if not linear.training:
+        return Linear.product(linear, x)
+    # Asked for now: a sharded weight is another tensor in each pass.
+    product: Tensor = functional_call(in_fp8, dict(linear.named_parameters(recurse=False)), (x.contiguous(),))
+    return product
