@@ -436,17 +436,22 @@ def launched(torchrun):
     return run
 
 
-#: Its arguments: the number of ranks, a port, a script, and the script's own. As a launcher it ends all ranks when one
+#: Its arguments: the number of ranks, a script, and the script's own. As a launcher it ends all ranks when one
 #: fails. Nothing may compute before the ranks are there: a process with threads must not fork.
 _FORK = """
-import importlib, importlib.util, os, runpy, signal, sys, traceback
+import importlib, importlib.util, os, runpy, signal, socket, sys, traceback
 
-n, port, script, *arguments = sys.argv[1:]
+n, script, *arguments = sys.argv[1:]
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 for name in ("torch.distributed.fsdp", "lightning.pytorch", "birthmark.trainer.run", "birthmark.measure.measurement"):
     importlib.import_module(name)
 if importlib.util.find_spec("deepspeed"):
     import deepspeed
+
+# Not before: others may take it while libraries load.
+with socket.socket() as free:
+    free.bind(("127.0.0.1", 0))
+    port = str(free.getsockname()[1])
 
 ranks = {}
 for rank in range(int(n)):
@@ -478,7 +483,7 @@ sys.exit(failed)
 
 
 @pytest.fixture(scope="session")
-def forked(free_port):
+def forked():
     """``forked(script, *arguments, n=2)``: run it in n processes of one core each to a good end; what it printed.
 
     They are forked from one that has imported what runs need: under torchrun each imports it anew, and torchrun too,
@@ -487,7 +492,7 @@ def forked(free_port):
 
     def run(script, *arguments, n=2):
         done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _FORK, *map(str, (n, free_port(), script, *arguments))],
+            [sys.executable, "-W", "ignore", "-c", _FORK, *map(str, (n, script, *arguments))],
             capture_output=True,
             text=True,
             timeout=300,
