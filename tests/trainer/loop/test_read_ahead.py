@@ -6,6 +6,7 @@ import time
 import pytest
 import torch
 
+from birthmark.data.batch_ramp import BatchSizes
 from birthmark.data.batches import MicroBatches
 from birthmark.errors import RunError
 from birthmark.trainer.loop.read_ahead import ReadAhead
@@ -31,7 +32,7 @@ class Counted:
 
 
 def micro_batches(source, last_step=20):
-    return MicroBatches(source, first_step=3, last_step=last_step, global_batch_size=4, micro_batch_size=2)
+    return MicroBatches(source, first_step=3, last_step=last_step, sizes=BatchSizes(4), micro_batch_size=2)
 
 
 def test_the_same_batches_in_the_same_order_read_by_another_thread():
