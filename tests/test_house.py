@@ -66,6 +66,7 @@ def imports(file):
             yield name if name in MODULES else base
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("room", ROOMS)
 def test_no_import_runs_upward(room):
     files = sorted((ROOT / room).rglob("*.py"))
@@ -149,6 +150,7 @@ def runs_of_a_lineage(study, out):
 READ = {"arms": (read_arm_study, runs_of_arms), "lineage": (read_lineage_study, runs_of_a_lineage)}
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("file", STUDIES, ids=lambda file: file.name)
 def test_every_study_is_possible_at_every_scale(file, tmp_path):
     assert set(READ) == set(KINDS)

@@ -200,6 +200,7 @@ def test_what_cannot_be_found_is_refused_with_the_mend(llama, token_batches, sma
         BiasSnapshot(every=1, run=RunDir(tmp_path))
 
 
+@pytest.mark.heavy
 def test_the_five_lines_in_the_docs_run(llama, token_batches, tmp_path, monkeypatch):
     page = (Path(birthmark.__file__).parent / "docs" / "recipes" / "your-own-training.md").read_text()
     code = page.split("```python\n")[1].split("```")[0]

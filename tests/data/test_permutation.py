@@ -30,6 +30,7 @@ def test_keys_decide_the_order() -> None:
     assert np.array_equal(permuted(np.arange(50), 50, 3), permuted(np.arange(50), 50, 3))
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("size", [2, 3, 5, 12, 100])
 def test_every_place_is_as_likely_as_another(size: int) -> None:
     """Over many keys each element should land everywhere equally often.

@@ -130,6 +130,7 @@ def word_tokenizer(tmp_path: Path) -> Path:
     return tmp_path / "words.json"
 
 
+@pytest.mark.heavy
 def test_the_whole_standard_library(tmp_path: Path, word_tokenizer: Path) -> None:
     config = DataConfig(cache_dir=str(tmp_path), tokenizer=str(word_tokenizer))
     data = prepare(config, vocab_size=300, seq_len=128)

@@ -27,6 +27,7 @@ def test_words_are_found_whole_and_once(text, marked):
     assert re.findall(r"<abbr title=\"[^\"]+\">([^<]+)</abbr>", html.unescape(explained(text))) == marked
 
 
+@pytest.mark.heavy
 @given(st.lists(st.sampled_from([*TERMS, "<b>", "&amp;", 'stranger"><script>', " ", "\n", "p̄"]) | st.text(max_size=5)))
 def test_nothing_but_the_explanations_is_markup(words):
     text = " ".join(words)

@@ -46,6 +46,7 @@ def typed(command, lines, expected):
     return shown
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("command", "load"),
     [

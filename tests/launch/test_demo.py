@@ -12,6 +12,7 @@ from birthmark.trainer.config_file import read_config
 SHORT = {"trainer.max_steps": 4, "trainer.checkpoint_every": 2, "snapshot.n_sequences": 8, "snapshot.n_strangers": 1}
 
 
+@pytest.mark.heavy
 def test_it_says_what_it_does_where_the_page_is_and_what_comes_next(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "read_config", lambda name: read_config(name, SHORT))

@@ -72,6 +72,7 @@ def assert_same(native, foreign):
         np.testing.assert_allclose(foreign.arrays[name], value, rtol=1e-5, atol=atol, err_msg=name)
 
 
+@pytest.mark.heavy
 def test_the_same_weights_give_the_same_figures_natively_and_through_transformers(
     their_name, their_model, both, tmp_path
 ):
@@ -108,6 +109,7 @@ class Rows:
         return None
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_types_give_what_the_explicit_way_gives(name, attention, other_model):

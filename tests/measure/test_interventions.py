@@ -60,6 +60,7 @@ def importance(weights, layer, position):
     return weights[layer:, :, :, position:, position].mean((1, 3)).numpy()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("aggregation", ["plain", "headnorm"])
 @pytest.mark.parametrize(("layer", "position"), [(1, 0), (1, 5), (2, 11)])
 @pytest.mark.parametrize("kind", ["mask", "amplify", "scale"])

@@ -397,6 +397,7 @@ BREAKS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("name", BREAKS)
 def test_the_first_place_that_is_not_finite_is_named(name, value):
@@ -449,6 +450,7 @@ SMOOTH = (
 )
 
 
+@pytest.mark.heavy
 def test_a_measurement_leaves_no_metric_behind():
     """Their states are as large as the model; Python's collector, which comes by late, is not needed to free them."""
     model = born(CONFIG, 0)

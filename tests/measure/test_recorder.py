@@ -122,6 +122,7 @@ def test_births_that_can_be_made_again_give_references_and_strangers(llama, smal
     assert len(resumed.take(model, 4).arrays["rank_persistence_stranger"]) == 2
 
 
+@pytest.mark.heavy
 def test_wrapped_models_are_the_same_model(llama, small_probe, tmp_path):
     model, recorder = llama(), SnapshotRecorder(tmp_path, small_probe)
     plain = recorder.take(model, 0)
@@ -232,6 +233,7 @@ def test_top_tokens_are_the_ranking_with_texts_and_ranks_at_birth():
     assert [token["text"] for token in texts] == ["t1", "t3", "t2", "t0"]
 
 
+@pytest.mark.heavy
 def test_the_loop_in_the_docs_runs(llama, token_batches, tmp_path, monkeypatch, capsys):
     page = (Path(birthmark.__file__).parent / "docs/recipes/your-own-training.md").read_text()
     section = page.split("## A plain loop")[1].split("\n## ")[0]

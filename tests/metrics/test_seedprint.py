@@ -99,6 +99,7 @@ def test_identity_dimensions_are_the_columns_of_smallest_mean():
     assert common_dimensions(x, y, 3, "base").tolist() == [37, 38, 39]
 
 
+@pytest.mark.heavy
 def test_the_gaussian_nulls_have_mean_zero_and_about_the_analytic_sd():
     mean, sd = gaussian_moments(100, 10, 10.0, 200, 0)
     assert abs(mean) < 4 * sd / np.sqrt(200)
@@ -165,6 +166,7 @@ def test_correlation_matrices_are_scipys():
     )
 
 
+@pytest.mark.heavy
 def test_strangers_are_called_kin_as_often_as_the_level_says_however_their_columns_hang_together():
     """Columns that share a strong factor: the case where columns are not independent."""
     rng, z = np.random.default_rng(0), []

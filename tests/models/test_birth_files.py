@@ -46,6 +46,7 @@ def test_the_certificate_needs_no_model(config):
         assert np.array_equal(values, model.get_parameter(name).detach().numpy()), name
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("max_bytes", [1, 5000, 40_000, SHARD_BYTES])
 @pytest.mark.parametrize("config", CONFIGS, ids=IDS)
 def test_the_files_together_are_the_birth(config, max_bytes, tmp_path):

@@ -172,6 +172,7 @@ def test_a_slice_of_an_orthogonal_matrix_is_the_slice_of_the_whole(shape):
         assert np.array_equal(draw(1, "x", n, Orthogonal(*shape), start, stop), whole[start:stop])
 
 
+@pytest.mark.heavy
 def test_orthogonal_matrices_do_not_depend_on_the_thread_count():
     """Smaller matrices, rounded to float32, are the same on one thread and on two anyway."""
     shape = (2048, 2048)

@@ -2,6 +2,7 @@
 
 from typing import Literal, get_args, get_origin, get_type_hints
 
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -54,6 +55,7 @@ def _choices(kind):
     return found
 
 
+@pytest.mark.heavy
 @settings(max_examples=150)
 @given(configs())
 def test_names_and_shapes_are_those_of_the_model(config):

@@ -20,6 +20,8 @@ from birthmark.measure.measurement import BirthReference, Measurement, birth_ref
 from birthmark.models.birth import born
 from birthmark.models.config import InitConfig, ModelConfig
 
+pytestmark = pytest.mark.heavy
+
 SEEDS = (0, 1, 2)
 QUIET = ("swiglu", "tanh", "identity")
 MLPS = ("relu", "gelu", "silu", *QUIET)
@@ -43,7 +45,6 @@ def births() -> dict[tuple[str, int], tuple[BirthReference, Measurement]]:
     return found
 
 
-@pytest.mark.heavy
 @pytest.mark.parametrize(
     ("mlp", "kl_uniform", "preference_ratio", "top1_share"),
     [

@@ -94,6 +94,7 @@ def test_sixty_million_are_counted_without_the_tables():
     assert sum(parts.values()) == 58_998_528  # "60M" (arXiv 2410.10781)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_transformers_counts_the_same(name):
     with torch.device("meta"):

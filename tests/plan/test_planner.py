@@ -66,6 +66,7 @@ def llama(tiny):
 # ---------------------------------------------------------------- rehearsals
 
 
+@pytest.mark.heavy
 def test_a_block_keeps_on_a_gpu_what_a_hand_counts(llama):
     def kept(n_layers):
         curve = rehearse(llama({"model.n_layers": n_layers}), 1, device="cuda")
@@ -80,6 +81,7 @@ def test_a_block_keeps_on_a_gpu_what_a_hand_counts(llama):
     assert kept(3) - kept(2) == kept(2) - kept(1) == tokens * by_hand
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("checkpointing", ["none", "selective", "full"])
 @pytest.mark.parametrize("sharded", [False, True])
 def test_one_rehearsal_knows_every_micro_batch(llama, sharded, checkpointing):
@@ -136,6 +138,7 @@ def test_no_more_is_gathered_at_once_than_two_groups(llama):
     assert sorted(blocks)[len(blocks) // 2] < 4 * 4 * BLOCK
 
 
+@pytest.mark.heavy
 def test_replicas_of_a_sharded_model_reduce_their_shards(llama):
     curves = [
         rehearse(
@@ -193,6 +196,7 @@ ARMS = {
 }
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_can_be_planned(llama, arm):
     config = llama({f"model.{name}": value for name, value in ARMS[arm].items()})
@@ -251,6 +255,7 @@ def flops_of_a_pass(config, checkpointing):
     return counter.get_total_flops()
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("placement", ["pre", "both"])
 def test_what_is_computed_again_is_what_torch_counts(llama, placement):
     config = llama({"trainer.precision": "fp32", "model.norm_placement": placement})
@@ -265,6 +270,7 @@ def test_what_is_computed_again_is_what_torch_counts(llama, placement):
     assert again.flops_again / tokens == counted[1] - counted[0] + attention + gains
 
 
+@pytest.mark.heavy
 def test_times_follow_from_the_stated_share_of_the_peak(llama):
     config = llama({"trainer.strategy": "fsdp2", "trainer.activation_checkpointing": "full"})
     planner = Planner(config, Cluster(16, "a100-80gb", mfu=0.5, bandwidth=1e9))
@@ -308,6 +314,7 @@ def test_a_port_that_is_named_counts_between_machines_and_within_one_it_is_the_l
     assert Cluster(8, "h100-80gb", bandwidth=10e9).rate(Ring(8)) == 10e9
 
 
+@pytest.mark.heavy
 def test_replicas_that_shard_within_machines_are_among_the_alternatives_and_send_less_between(llama):
     planner = Planner(llama({"trainer.strategy": "fsdp2", "trainer.gather": "fp32"}), Cluster(64, "h100-80gb"))
     trainers = [t for t in planner.alternatives() if (t.strategy, t.activation_checkpointing) == ("fsdp2", "none")]
@@ -344,6 +351,7 @@ def test_every_strategy_has_its_costs():
     assert all((STRATEGY_COSTS[name].shard is not None) == facts.shards_weights for name, facts in STRATEGIES.items())
 
 
+@pytest.mark.heavy
 def test_states_are_sharded_as_each_strategy_says(llama):
     config = llama()
     whole, n = 4 * (2 * BLOCK + OUTSIDE), 8
@@ -369,6 +377,7 @@ def test_states_are_sharded_as_each_strategy_says(llama):
     assert plans["zero3"].host_per_node == 0
 
 
+@pytest.mark.heavy
 def test_an_optimizer_with_one_moment_needs_less_memory_under_every_strategy(llama):
     config = llama({"trainer.strategy": "ddp", "trainer.global_batch_size": 64, "optim.name": "sgd"})
     planner, whole = Planner(config, Cluster(8, "h100-80gb")), 4 * (2 * BLOCK + OUTSIDE)
@@ -403,6 +412,7 @@ def test_one_micro_batch_needs_no_gradients_beside_buckets(llama):
     assert plan.parts["gradients"] == 4 * (2 * BLOCK + OUTSIDE)
 
 
+@pytest.mark.heavy
 def test_the_largest_micro_batch_that_fits_is_found(llama):
     config = llama({"trainer.strategy": "fsdp2", "model.n_layers": 4})
     roomy = Planner(config, Cluster(8, "h100-80gb"))
@@ -419,6 +429,7 @@ def test_the_largest_micro_batch_that_fits_is_found(llama):
     assert best(found[1:]) is None
 
 
+@pytest.mark.heavy
 def test_the_best_alternative_computes_and_sends_least(llama):
     planner = Planner(llama({"trainer.strategy": "fsdp2"}), Cluster(8, "h100-80gb"))
     plans = [planner.largest(trainer) for trainer in planner.alternatives()]
@@ -542,6 +553,7 @@ def file(llama, tmp_path):
     return write
 
 
+@pytest.mark.heavy
 def test_people_read_whether_it_fits_and_what_is_best(file, capsys):
     path = str(file({"model.n_layers": 1}))
     assert main(["plan", path, "--n_gpus", "8", "--strategy", "zero2", "--price", "3"]) == 0
@@ -562,6 +574,7 @@ def test_people_read_whether_it_fits_and_what_is_best(file, capsys):
     assert "Alternatives" not in out
 
 
+@pytest.mark.heavy
 def test_any_field_of_a_run_can_be_set(file, capsys):
     alone = "--n_gpus", 8, "--alone", "--strategy", "ddp"
     settings = "--set", "init_seed=1", "name=other", "optim.lr=1e-3", "trainer.micro_batch_size=4"
@@ -572,6 +585,7 @@ def test_any_field_of_a_run_can_be_set(file, capsys):
     assert changed == planned(capsys, file({"trainer.micro_batch_size": 4}), *alone)
 
 
+@pytest.mark.heavy
 def test_a_plan_has_the_micro_batch_that_its_run_takes(file, capsys):
     # 64 sequences in micro-batches of 2 over 64 processes.
     out = planned(capsys, file({"trainer.strategy": "fsdp2", "model.n_layers": 1}), "--n_gpus", 64)

@@ -20,6 +20,8 @@ from birthmark.report.sections.chain import LINKS
 from birthmark.report.snapshot_page import build_snapshot_page
 from birthmark.report.snapshot_table import print_table
 
+pytestmark = pytest.mark.heavy
+
 L, H, T, F = 3, 2, 16, 40
 MINE = (
     Quantity("level", definition="A scalar.", section="My idea", control="floor", control_label="floor", format=".2f"),

@@ -10,6 +10,8 @@ from birthmark.launch.cli import main
 from birthmark.launch.commands import figure as command
 from birthmark.report.figure import NAMES, save_figure
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, make_run):

@@ -7,6 +7,8 @@ import pytest
 
 from birthmark.report.notebook import run_html, snapshot_html
 
+pytestmark = pytest.mark.heavy
+
 
 @pytest.fixture(scope="module")
 def fragments(make_run, tmp_path_factory):

@@ -14,6 +14,8 @@ from birthmark.measure.records import RunDir
 from birthmark.report.notebook import run_html, snapshot_html
 from birthmark.report.snapshot_table import print_table
 
+pytestmark = pytest.mark.heavy
+
 STORED = Path(__file__).parent / "results_of_0_1"
 
 

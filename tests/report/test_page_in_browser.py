@@ -9,6 +9,8 @@ import pytest
 from birthmark.files import read_json, write_json, write_text
 from birthmark.report.run_page import build_report
 
+pytestmark = pytest.mark.heavy
+
 EVIL = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 TOOLTIP = ".tip:not([hidden])"
 

@@ -27,6 +27,8 @@ from birthmark.report.run_page import build_report, summarise
 from birthmark.report.sections.preference import ranks
 from birthmark.report.text import printable
 
+pytestmark = pytest.mark.heavy
+
 
 def build(runs, folder):
     build_report(runs, folder / "report.html")

@@ -25,6 +25,8 @@ from birthmark.models.config import ModelConfig
 from birthmark.report.run_page import build_report
 from birthmark.report.snapshot_page import build_snapshot_page
 
+pytestmark = pytest.mark.heavy
+
 CONFIG = ModelConfig(d_model=32, n_layers=3, n_heads=4, vocab_size=60, mlp="relu")
 LENGTH = 16
 

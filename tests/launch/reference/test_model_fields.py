@@ -35,6 +35,7 @@ def rows():
     return [(field.strip("`"), *rest) for field, *rest in cells]
 
 
+@pytest.mark.heavy
 def test_the_file_is_what_the_code_says():
     table = field_table()
     assert table == field_table()

@@ -45,6 +45,7 @@ def preset(name):
     return ModelConfig(**fields | inner)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("name", "family"), PRESETS.items())
 def test_a_published_model_has_the_tensors_that_transformers_gives_it(name, family):
     config = preset(name)

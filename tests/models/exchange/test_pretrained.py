@@ -62,6 +62,7 @@ def edit(folder, **changes):
 # ---------------------------------------------------------------- the same function, the same bits
 
 
+@pytest.mark.heavy
 def test_their_checkpoint_gives_their_logits_and_comes_back_bit_for_bit(their_name, their_model, tmp_path):
     theirs = their_model(their_name, attn_implementation="eager")
     theirs.save_pretrained(tmp_path / "one")

@@ -83,6 +83,7 @@ def test_a_file_that_is_no_study_says_so(text, expected, tmp_path):
     assert expected in str(error.value)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("scale", [None, "demo", "60m", "152m"])
 def test_the_sink_study_can_be_built_at_every_scale(scale, tmp_path):
     study = read_arm_study(CONFIGS / "studies" / "sinks.yaml")
