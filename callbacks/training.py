@@ -30,6 +30,7 @@ class TrainingLog(StepCallback):
         milestones: optimizer steps between milestones.
         say: told, in a line each, of steps that were skipped and of spikes.
         peak_memory: the most memory in GB that was allocated.
+        by_source: shares a number of tokens among the sources that gave them; none where there is one corpus.
     """
 
     def __init__(
@@ -42,7 +43,9 @@ class TrainingLog(StepCallback):
         milestones: int,
         say: Callable[[str], None],
         peak_memory: Callable[[], float],
+        by_source: Callable[[int], Mapping[str, int]] = lambda n_tokens: {},
     ) -> None:
+        self.by_source = by_source
         self.every, self.tokens_after = every, tokens_after
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
         self.synchronize, self.milestones, self.say = synchronize, milestones, say
@@ -95,6 +98,8 @@ class TrainingLog(StepCallback):
             "train/grad_norm_spikes": self.spikes["gradient norm"].count,
             **self._pace(seconds, module.progress.waited_s),
         }
+        for name, n_tokens in self.by_source(self.tokens_after(step)).items():
+            self.last[f"train/tokens/{name}"] = n_tokens
         if self.peak_flops is not None:
             self.last["train/mfu"] = self.last["train/flops_per_s"] / self.peak_flops
         log_metrics(trainer, self.last, step)
@@ -166,6 +171,8 @@ class Validation(MilestoneCallback):
         losses: per-token losses of (model, batch ``[B, T+1]``), ``[B, T]`` or of the last positions only.
         bytes_per_token: of the validation text, for bits per byte.
         groups: masks ``[B, T]`` of positions by name, from the inputs; each gets a loss of its own.
+        shares: of several sources, by name, that take turns in ``sequences_NT``: each gets a loss of its own, and the
+            whole loss is that of their shares.
     """
 
     def __init__(
@@ -176,26 +183,38 @@ class Validation(MilestoneCallback):
         losses: Callable[[Any, Tensor], Tensor],
         bytes_per_token: float | None,
         groups: Mapping[str, Callable[[Tensor], Tensor]],
+        shares: Mapping[str, float],
     ) -> None:
         super().__init__(every)
+        self.shares = shares
         self.sequences_NT, self.batch_size = torch.from_numpy(sequences_NT), batch_size
         self.losses, self.bytes_per_token, self.groups = losses, bytes_per_token, groups
         self.last: dict[str, float] = {}
 
     def on_milestone(self, trainer: L.Trainer, module: Any, step: int) -> None:
         """Validate and log."""
-        totals = {name: torch.zeros(2, dtype=torch.float64) for name in ["", *self.groups]}
+        names, sources = ["", *self.groups], list(self.shares) or [""]
+        # Sums and numbers of losses, by source and group.
+        totals_SG2 = torch.zeros(len(sources), len(names), 2, dtype=torch.float64)
         with evaluation_mode(module), module.forward_context():
-            for batch_BT, counts in own_batches(self.sequences_NT, self.batch_size):
+            for rows_B, counts in own_batches(torch.arange(len(self.sequences_NT)), self.batch_size):
+                batch_BT = self.sequences_NT[rows_B]
                 losses_BT = self.losses(module.model, batch_BT.to(module.device)).double().cpu()
                 if not counts:
                     continue
-                for name, total in totals.items():
-                    mask = self.groups[name](batch_BT[:, :-1]) if name else torch.ones_like(losses_BT)
-                    mask = mask[:, -losses_BT.shape[1] :]
-                    total += torch.stack([(losses_BT * mask).sum(), mask.sum()])
-        totals = {name: sum_over_ranks(total) for name, total in totals.items()}
-        means = {f"val/loss{'_' if name else ''}{name}": float(s / n) for name, (s, n) in totals.items()}
+                for g, name in enumerate(names):
+                    mask_BT = self.groups[name](batch_BT[:, :-1]) if name else torch.ones_like(losses_BT)
+                    mask_BT = mask_BT[:, -losses_BT.shape[1] :]
+                    found_B2 = torch.stack([(losses_BT * mask_BT).sum(1), mask_BT.sum(1).double()], dim=-1)
+                    totals_SG2[:, g].index_add_(0, rows_B % len(sources), found_B2)
+        totals_SG2 = sum_over_ranks(totals_SG2)
+        means_SG = totals_SG2[..., 0] / totals_SG2[..., 1]
+        shares_S = torch.tensor(list(self.shares.values()) or [1.0], dtype=torch.float64)
+        means = {
+            f"val/loss{'_' if name else ''}{name}": float(mean)
+            for name, mean in zip(names, shares_S @ means_SG, strict=True)
+        }
+        means |= {f"val/loss/{source}": float(means_SG[s, 0]) for s, source in enumerate(self.shares)}
         if self.bytes_per_token is not None:
             means["val/bits_per_byte"] = means["val/loss"] / math.log(2) / self.bytes_per_token
         # The same on all ranks. Weights that give such a loss can be finite: no checkpoint is written of them either.

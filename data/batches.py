@@ -108,8 +108,11 @@ class FixedWindows:
 
     def batch(self, first_sample: int, n: int) -> np.ndarray:
         """See `BatchSource.batch`."""
-        windows = self.windows(np.arange(first_sample, first_sample + n, dtype=np.int64))
-        return self.tokens.read(windows * self.seq_len, self.seq_len + 1)
+        return self.samples(np.arange(first_sample, first_sample + n, dtype=np.int64))
+
+    def samples(self, samples: np.ndarray) -> np.ndarray:
+        """These samples, in any order: int64 ``[n, seq_len + 1]``."""
+        return self.tokens.read(self.windows(samples) * self.seq_len, self.seq_len + 1)
 
 
 class TokenWindows(FixedWindows):

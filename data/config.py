@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +22,30 @@ TABLE_SUFFIXES = (".parquet", ".arrow", ".json", ".jsonl", ".csv")
 
 
 @dataclass(frozen=True)
+class SourceConfig:
+    """One of several corpora that a run reads in asked shares."""
+
+    path: str | list[str]
+    """What ``data.path`` takes, but for ``backcopy``."""
+
+    weight: float | None = None
+    """Share of the training tokens, relative to the weights of the others; without any weights, shares follow the
+    sources' sizes."""
+
+    name: str = ""
+    """What curves and messages call it; by default the last part of its path."""
+
+    text_field: str = "text"
+    """Column that holds the text, for ``hf:`` and tabular corpora."""
+
+    @property
+    def label(self) -> str:
+        """Its name, given or from its path."""
+        first = self.path if isinstance(self.path, str) else (self.path or [""])[0]
+        return self.name or Path(first.rpartition(":")[2]).stem or first
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Corpus, tokenizer and the order of the training data."""
 
@@ -28,6 +54,14 @@ class DataConfig:
     installed beside this one say of themselves, mostly English prose), ``backcopy`` (the bigram-backcopy task), one or
     more .txt/.md/.py files or folders, ``hf:NAME[:CONFIG]`` (anything that ``datasets`` loads), or one or more local
     .parquet/.arrow/.json/.jsonl/.csv files of one kind."""
+
+    sources: list[SourceConfig] = field(default_factory=list)
+    """In place of ``path``: corpora that are read in the shares of their weights, ``[{path: …, weight: .7, name: web},
+    …]``. All share one tokenizer; each keeps documents of its own for validation."""
+
+    epochs: float | None = None
+    """How often a run may read each source at most: one that would read one more often does not start. By default a
+    source that ends begins anew, in another order."""
 
     tokenizer: str = "bpe"
     """``bpe`` trains a byte-level BPE of model.vocab_size tokens on the corpus (a small one may give fewer; the model
@@ -57,12 +91,24 @@ class DataConfig:
 
     @property
     def entries(self) -> list[str]:
-        """``path`` as a list, whichever way it was written."""
-        return [self.path] if isinstance(self.path, str) else list(self.path)
+        """All paths as a list, whichever way they were written."""
+        paths = [source.path for source in self.sources] or [self.path]
+        return [entry for path in paths for entry in ([path] if isinstance(path, str) else path)]
+
+    def each(self) -> dict[str, DataConfig]:
+        """The config of every source alone, by name; of ``path`` alone it is this one, without a name."""
+        if not self.sources:
+            return {"": self}
+        return {
+            source.label: replace(self, sources=[], path=source.path, text_field=source.text_field)
+            for source in self.sources
+        }
 
     def problems(self) -> list[str]:
         """Everything about this config that can be seen to be wrong without reading a corpus; one line each."""
-        found = self._path_problems()
+        found = self._source_problems() if self.sources else self._path_problems()
+        if self.epochs is not None and not 0 < self.epochs < math.inf:
+            found.append(f"data.epochs: {self.epochs} is not a positive number; leave it out for no limit")
         if self.tokenizer != "bpe" and self.path != "backcopy" and not user_path(self.tokenizer).is_file():
             found.append(
                 f"data.tokenizer: no file {self.tokenizer!r}; give 'bpe' or the path of a tokenizers JSON file"
@@ -78,6 +124,32 @@ class DataConfig:
         found += outside("data", self, {"data_seed": SEEDS})
         if self.verify not in ("checksum", "size"):
             found.append(f"data.verify: {self.verify!r} is neither 'checksum' nor 'size'")
+        return found
+
+    def _source_problems(self) -> list[str]:
+        found = []
+        for name, default in (("path", DataConfig.path), ("text_field", DataConfig.text_field)):
+            if getattr(self, name) != default:
+                found.append(f"data.{name}: {getattr(self, name)!r} is not read beside data.sources; leave it out")
+        for name, count in Counter(source.label for source in self.sources).items():
+            if count > 1:
+                found.append(f"data.sources: {count} are called {name!r}; give each a name")
+            if not name.isprintable() or "/" in name or len(name) > 64:
+                found.append(f"data.sources: {name!r} is no name; give up to 64 letters without a slash")
+        weights = {source.label: source.weight for source in self.sources}
+        missing = [name for name, weight in weights.items() if weight is None]
+        if missing and len(missing) < len(weights):
+            found.append(f"data.sources: {missing[0]!r} has no weight, but others have; give all a weight, or none")
+        for name, weight in weights.items():
+            if weight is not None and not 0 < weight < math.inf:
+                found.append(f"data.sources: weight {weight} of {name!r} is not positive; leave the source out")
+        for name, config in self.each().items():
+            if config.path == "backcopy":
+                found.append(f"data.sources: {name!r} is backcopy, which no text goes with; give it as data.path")
+            else:
+                found += [
+                    problem.replace("data.path", f"data.sources, {name!r}") for problem in config._path_problems()
+                ]
         return found
 
     def _path_problems(self) -> list[str]:

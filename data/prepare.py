@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,8 @@ from .cache import build_once, fingerprint
 from .config import DataConfig
 from .corpora import Corpus, open_corpus
 from .encode import shortened, text_chunks
-from .shards import build_shards, unigram_cross_entropy
+from .mixture import InTurn, Mixture
+from .shards import Shards, build_shards, unigram_cross_entropy
 from .tokenizer import TRAINING_BYTES, TextTokenizer, evenly, train_bpe
 
 if TYPE_CHECKING:
@@ -58,6 +61,17 @@ class PreparedData:
     tokenizer_path: Path | None = None
     """The ``tokenizers`` JSON in use."""
 
+    @property
+    def mixture(self) -> Mixture | None:
+        """The training samples where they are of ``data.sources``; these take turns in ``val``."""
+        return self.train if isinstance(self.train, Mixture) else None
+
+    def epochs(self, n_samples: int) -> dict[str, float]:
+        """How often the first ``n_samples`` of the training read each source; nothing where samples are endless."""
+        if self.mixture is not None:
+            return self.mixture.epochs(n_samples)
+        return {} if self.train.n_samples is None else {"": n_samples / self.train.n_samples}
+
 
 def prepare(config: DataConfig, *, vocab_size: int, seq_len: int) -> PreparedData:
     """Make the data of ``config`` ready for a model of ``vocab_size`` tokens and samples of ``seq_len`` positions.
@@ -72,56 +86,93 @@ def prepare(config: DataConfig, *, vocab_size: int, seq_len: int) -> PreparedDat
         raise UsageError("\n".join(problems))
     if config.path == "backcopy":
         return _prepare_backcopy(config, vocab_size, seq_len)
-    corpus = open_corpus(config)
+    corpora = {}
+    for name, source in config.each().items():
+        with _naming(name):
+            corpora[name] = open_corpus(source)
     cache_dir = user_path(config.cache_dir)
-    tokenizer, tokenizer_path = _prepare_tokenizer(config, corpus, vocab_size, cache_dir)
+    tokenizer, tokenizer_path = _prepare_tokenizer(config, corpora, vocab_size, cache_dir)
     if tokenizer.vocab_size > vocab_size:
         raise UsageError(
             f"model.vocab_size: {vocab_size} is smaller than the {tokenizer.vocab_size} tokens of data.tokenizer "
             f"{config.tokenizer!r}; set model.vocab_size to {tokenizer.vocab_size} or more"
         )
-    shards = build_shards(corpus, tokenizer, cache_dir, val_fraction=config.val_fraction, verify=config.verify)
-    train = TokenWindows(shards.tokens("train"), seq_len, tokenizer.vocab_size, config.data_seed)
-    val = FixedWindows(shards.tokens("val"), seq_len, tokenizer.vocab_size)
-    splits = shards.meta["splits"]
-    bytes_per_token = splits["val"]["bytes"] / splits["val"]["tokens"]
-    record = {
-        "kind": corpus.kind,
-        "path": config.path,
-        "content_hash": shards.meta["content_hash"],
+    train, val, facts = {}, {}, {}
+    for name, corpus in corpora.items():
+        with _naming(name):
+            shards = build_shards(corpus, tokenizer, cache_dir, val_fraction=config.val_fraction, verify=config.verify)
+            train[name] = TokenWindows(shards.tokens("train"), seq_len, tokenizer.vocab_size, config.data_seed)
+            val[name] = FixedWindows(shards.tokens("val"), seq_len, tokenizer.vocab_size)
+            facts[name] = _facts(corpus, shards)
+    of_all = {
         "data_seed": config.data_seed,
         "val_fraction": config.val_fraction,
-        "documents": {split: facts["documents"] for split, facts in splits.items()},
-        "tokens": {split: facts["tokens"] for split, facts in splits.items()},
-        "bytes": {split: facts["bytes"] for split, facts in splits.items()},
-        "skipped": shards.meta["skipped"],
         "tokenizer": config.tokenizer,
         "tokenizer_hash": tokenizer.sha256,
         "vocab_size": tokenizer.vocab_size,
-        "bytes_per_token": bytes_per_token,
+    }
+    common: dict[str, Any] = {
+        "vocab_size": tokenizer.vocab_size,
+        "vocab_size_asked": vocab_size,
+        "token_texts": tokenizer.token_texts,
+        "tokenizer_path": tokenizer_path,
+    }
+    if not config.sources:
+        record = {"path": config.path, **facts[""], **of_all}
+        bytes_per_token = facts[""]["bytes_per_token"]
+        return PreparedData(train[""], val[""], record=record, bytes_per_token=bytes_per_token, **common)
+    weights = [source.weight for source in config.sources]
+    sizes = [windows.n_tokens for windows in train.values()]
+    mixture = Mixture(train, [size if weight is None else weight for weight, size in zip(weights, sizes, strict=True)])
+    record = {
+        "kind": "sources",
+        "path": config.entries,
+        "content_hash": fingerprint(sources=[facts[name]["content_hash"] for name in facts]),
+        "sources": {name: {**facts[name], "share": share} for name, share in mixture.shares.items()},
+        "bytes_per_token": sum(mixture.shares[name] * facts[name]["bytes_per_token"] for name in facts),
+        "unigram_entropy": None,
+        **of_all,
+    }
+    return PreparedData(mixture, InTurn(val), record=record, bytes_per_token=record["bytes_per_token"], **common)
+
+
+@contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Let messages about one of several sources say which."""
+    try:
+        yield
+    except UsageError as error:
+        if not source:
+            raise
+        raise UsageError(str(error).replace("data.path", f"data.sources, {source!r}")) from error
+
+
+def _facts(corpus: Corpus, shards: Shards) -> dict[str, Any]:
+    """What a run's record keeps of one corpus."""
+    splits = shards.meta["splits"]
+    counted = {
+        what: {split: facts[what] for split, facts in splits.items()} for what in ("documents", "tokens", "bytes")
+    }
+    return {
+        "kind": corpus.kind,
+        "content_hash": shards.meta["content_hash"],
+        **counted,
+        "skipped": shards.meta["skipped"],
+        "bytes_per_token": splits["val"]["bytes"] / splits["val"]["tokens"],
         "unigram_entropy": shards.meta["unigram_entropy"],
     }
-    return PreparedData(
-        train=train,
-        val=val,
-        vocab_size=tokenizer.vocab_size,
-        vocab_size_asked=vocab_size,
-        record=record,
-        token_texts=tokenizer.token_texts,
-        bytes_per_token=bytes_per_token,
-        tokenizer_path=tokenizer_path,
-    )
 
 
 def _prepare_tokenizer(
-    config: DataConfig, corpus: Corpus, vocab_size: int, cache_dir: Path
+    config: DataConfig, corpora: Mapping[str, Corpus], vocab_size: int, cache_dir: Path
 ) -> tuple[TextTokenizer, Path]:
     if config.tokenizer != "bpe":
         path = user_path(config.tokenizer)
         return TextTokenizer.load(path), path
+    hashes = [corpus.content_hash() for corpus in corpora.values()]
     key = fingerprint(
         format=_TOKENIZER_FORMAT,
-        content_hash=corpus.content_hash(),
+        content_hash=hashes[0] if len(hashes) == 1 else fingerprint(corpora=hashes),
         val_fraction=config.val_fraction,
         vocab_size=vocab_size,
         training_bytes=TRAINING_BYTES,
@@ -130,10 +181,12 @@ def _prepare_tokenizer(
 
     def build(scratch: Path) -> dict[str, Any]:
         # The validation text stays unseen, by the tokenizer too.
-        train_texts = (document.text for document in corpus.documents() if document.split == "train")
+        documents = chain.from_iterable(corpus.documents() for corpus in corpora.values())
+        train_texts = (document.text for document in documents if document.split == "train")
+        n_bytes = sum(corpus.n_bytes for corpus in corpora.values())
         chunks = (chunk for text in train_texts for chunk in text_chunks(shortened(text)))
         path = scratch / "tokenizer.json"
-        path.write_bytes(train_bpe(evenly(chunks, corpus.n_bytes), vocab_size).content)
+        path.write_bytes(train_bpe(evenly(chunks, n_bytes), vocab_size).content)
         return {"files": {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)}}}
 
     build_once(folder, build)

@@ -122,6 +122,7 @@ class DataFacts(TypedDict):
     vocab_size: NotRequired[Size]
     bytes_per_token: NotRequired[Number]
     unigram_entropy: NotRequired[Number]
+    sources: NotRequired[dict[str, dict[str, Any]]]
 
 
 class Birth(TypedDict):

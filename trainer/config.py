@@ -361,6 +361,11 @@ class RunConfig:
             )
         if (refused := optimizer_strategy_problem(self.optim.name, self.trainer.strategy)) is not None:
             problems.append(refused)
+        if self.trainer.val_sequences < len(self.data.sources):
+            problems.append(
+                f"trainer.val_sequences is {self.trainer.val_sequences}, fewer than the {len(self.data.sources)} of "
+                "data.sources, each of which has a validation loss of its own: give more"
+            )
         longest = self.model.max_seq_len
         if self.snapshot.enabled and self.snapshot.seq_len > longest:
             problems.append(

@@ -15,7 +15,7 @@ from ..models.dotted import dotted, nested
 from ..schema import shown
 from .by_name.shipped_configs import find_config
 from .config import RunConfig
-from .config_parser import Parser, add_run_fields, check_groups, unknown_fields
+from .config_parser import Parser, add_run_fields, check_groups, listed_config, unknown_fields
 from .saved_config import read_config_yaml
 
 
@@ -98,6 +98,8 @@ def _instance(config: type, values: Mapping[str, Any], group: str = "") -> Any:
         kind, value, name = field.default_factory, values[field.name], f"{group}{field.name}"
         if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             value = _instance(kind, value, f"{name}.")
+        elif (listed := listed_config(types[field.name])) is not None:
+            value = [_instance(listed, one, f"{name}[{i}].") for i, one in enumerate(value)]
         elif value is None and type(None) not in get_args(types[field.name]):
             # The parser takes None for any field.
             raise UsageError(f"{name} is null: give a value, or leave it out")

@@ -7,7 +7,7 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 from functools import cache
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
@@ -71,6 +71,26 @@ def check_groups(where: str, content: Any, config: type = RunConfig, group: str 
         kind = field.default_factory
         if field.name in content and isinstance(kind, type) and dataclasses.is_dataclass(kind):
             check_groups(where, content[field.name], kind, f"{group}.{field.name}".lstrip("."))
+        elif field.name in content and (listed := listed_config(get_type_hints(config)[field.name])) is not None:
+            _check_listed(where, content[field.name], listed, f"{group}.{field.name}".lstrip("."))
+
+
+def listed_config(kind: Any) -> type | None:
+    """The config that a field of this type lists, if it does."""
+    listed = get_args(kind)[0] if get_origin(kind) is list else None
+    return listed if isinstance(listed, type) and dataclasses.is_dataclass(listed) else None
+
+
+def _check_listed(where: str, content: Any, config: type, group: str) -> None:
+    """Refuse what the parser would name without its place: entries of a list that are no such configs."""
+    known = [field.name for field in dataclasses.fields(config)]
+    required = next(iter(known))
+    for i, entry in enumerate(content if isinstance(content, list) else [content]):
+        place = f"{where}{group}[{i}]"
+        if not isinstance(entry, dict) or required not in entry:
+            raise UsageError(f"{place} is {shown(entry)}: write {{{required}: …}}, with any of {', '.join(known[1:])}")
+        if unknown := [name for name in entry if name not in known]:
+            raise UsageError(f"{place}.{unknown[0]}: no such field; there are {', '.join(known)}")
 
 
 def add_run_fields(parser: ArgumentParser) -> None:

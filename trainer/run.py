@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import math
 import shlex
 import warnings
 from collections.abc import Callable, Iterable
@@ -91,6 +92,28 @@ def _fitted(config: RunConfig, data: PreparedData) -> RunConfig:
     if config.data.tokenizer != "bpe" or data.vocab_size == config.model.vocab_size:
         return config
     return replace(config, model=replace(config.model, vocab_size=data.vocab_size))
+
+
+def _check_epochs(config: RunConfig, data: PreparedData) -> None:
+    """UsageError if the run would read a source more often than ``data.epochs``."""
+    most, n_samples = config.data.epochs, config.trainer.batch_sizes.before(config.trainer.max_steps)
+    for name, epochs in data.epochs(n_samples).items():
+        if most is not None and epochs > most:
+            raise UsageError(
+                f"data.epochs is {most:g}, but the run would read {name or 'the corpus'} {epochs:.3g} times: give more "
+                f"text, fewer trainer.max_steps{', a lower weight' if name else ''} or a higher data.epochs"
+            )
+
+
+def _mixture_line(config: RunConfig, data: PreparedData) -> str:
+    """The shares of the sources, and how often the run reads each."""
+    assert data.mixture is not None
+    epochs = data.epochs(config.trainer.batch_sizes.before(config.trainer.max_steps))
+    said = ", ".join(f"{name} {share:.1%} ({epochs[name]:.2g} ×)" for name, share in data.mixture.shares.items())
+    weights = [source.weight for source in config.data.sources if source.weight is not None]
+    if not weights or math.isclose(sum(weights), 1):
+        return f"sources: {said}"
+    return f"sources: {said}; weights add up to {sum(weights):g}, and each is taken relative to that"
 
 
 class _Steps(L.LightningDataModule):
@@ -276,6 +299,7 @@ def pretrain(
         # One process of a node reads all of its shards again; a damaged one ends the others too.
         checked = config.data if process is None or process.local_rank == 0 else replace(config.data, verify="size")
         data = prepare(checked, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
+        _check_epochs(config, data)
         config = _fitted(config, data)
         # Another number of processes may go on with the run: its config.yaml keeps the micro-batch that was asked for.
         running = replace(config, trainer=config.trainer.shared_by(process.world_size if process else 1))
@@ -288,6 +312,8 @@ def pretrain(
 
         start = from_rank_zero(lambda: held.enter_context(begin_run(config, run, model, birth, data, resume=resume)))
         _print_start(console, running, asked, run, start, device, resumed=resume)
+        if data.mixture is not None:
+            console.print(_mixture_line(config, data), highlight=False, soft_wrap=True, markup=False)
         if start.step >= config.trainer.max_steps:
             from_rank_zero(lambda: write_metrics_csv(run))
             return Outcome(run, start.step, None, from_rank_zero(lambda: _write_report(run) if report else None))

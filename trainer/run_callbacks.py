@@ -75,6 +75,7 @@ def build_callbacks(
         milestones=every,
         say=partial(console.print, highlight=False, soft_wrap=True, markup=False),
         peak_memory=partial(peak_memory, device),
+        by_source=data.mixture.tokens_by_source if data.mixture else lambda n_tokens: {},
     )
     n_val = min(settings.val_sequences, data.val.n_samples or settings.val_sequences)
     validation = Validation(
@@ -84,6 +85,7 @@ def build_callbacks(
         next_token_losses,
         data.bytes_per_token,
         data.groups,
+        data.mixture.shares if data.mixture else {},
     )
     snapshot = (
         BiasSnapshot(

@@ -107,7 +107,11 @@ _RATIO = _Curves("preference-ratio", "The favourite token", {"preference_ratio":
 def panels_of_runs(runs: Sequence[RunHistory]) -> dict[str, list[ChartPanel]]:
     """The panels by section, in causal order; a section without numbers over training has none."""
     made: dict[str, list[ChartPanel | None]] = {
-        "loss": [_losses(runs), _logged(runs, "loss-trigger-live", "val/loss_trigger", "loss-trigger.csv")],
+        "loss": [
+            _losses(runs),
+            _by_source(runs),
+            _logged(runs, "loss-trigger-live", "val/loss_trigger", "loss-trigger.csv"),
+        ],
         "direction": [_curves(runs, _DIRECTION)],
         "preference": [_ranking(runs), _curves(runs, _RATIO)],
         "persistence": [_curves(runs, _PERSISTENCE)],
@@ -231,6 +235,18 @@ def _losses(runs: Sequence[RunHistory]) -> CurvePanel | None:
     ]
     unit = LOGGED["val/loss"].unit
     return CurvePanel("loss-live", "Loss", series, unit=unit, x_log=_x_is_wide(runs), csv="loss-loss.csv")
+
+
+def _by_source(runs: Sequence[RunHistory]) -> CurvePanel | None:
+    """Validation losses of the sources of a mixture."""
+    found = [
+        series
+        for run in runs
+        for name in (run.birth.get("data") or {}).get("sources") or {}
+        if (series := _log_series(run, f"val/loss/{name}", name)) is not None
+    ]
+    unit, title = LOGGED["val/loss"].unit, "Validation loss by source"
+    return CurvePanel("loss-by-source", title, found, unit=unit, x_log=_x_is_wide(runs)) if found else None
 
 
 def _logged(runs: Sequence[RunHistory], id_: str, key: str, csv: str) -> CurvePanel | None:

@@ -89,6 +89,12 @@ def test_a_wrong_override_is_refused_by_its_field_and_not_blamed_on_the_file(fil
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ("data: {sources: [{path: a, wieght: 1}]}", "data.sources[0].wieght: no such field; there are path, weight"),
+        (
+            "data: {sources: [{path: stdlib}, stdlib]}",
+            "data.sources[1] is 'stdlib': write {path: …}, with any of weight",
+        ),
+        ("data: {sources: {path: stdlib}}", "data.sources"),
         ("model: {d_modle: 8}", "model.d_modle: no such field; did you mean model.d_model?"),
         ("1: 2", "1: no such field"),
         ("model: [1, 2]", "model is [1, 2]"),
@@ -121,6 +127,7 @@ def test_no_file_is_one_line(tmp_path):
         read_config(tmp_path / "no.yaml")
 
 
+@pytest.mark.heavy
 def test_reading_thirty_files_takes_a_second_at_most(tmp_path, tiny):
     """It took three and a half when each built a parser of its own; tenfold room is left for busy machines."""
     files = [tmp_path / f"{i}.yaml" for i in range(30)]

@@ -1,0 +1,175 @@
+"""Several sources in asked shares: every sample once, in order, whoever asks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from birthmark.data.batch_ramp import BatchSizes
+from birthmark.data.batches import FixedWindows, MicroBatches, ShardedTokens, TokenWindows
+from birthmark.data.config import DataConfig, SourceConfig
+from birthmark.data.mixture import InTurn, Mixture
+from birthmark.data.prepare import prepare
+from birthmark.errors import UsageError
+
+SEQ_LEN = 4
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> dict[str, TokenWindows]:
+    """Three of 50, 20 and 7 windows; a token says its source and its place there."""
+    found = {}
+    for number, (name, n_windows) in enumerate({"web": 50, "code": 20, "poems": 7}.items()):
+        file = tmp_path / f"{name}.bin"
+        (10_000 * number + np.arange(n_windows * SEQ_LEN + 1)).astype("<u2").tofile(file)
+        found[name] = TokenWindows(ShardedTokens([file], "<u2"), SEQ_LEN, 65_536, data_seed=3)
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(weights=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12), n=st.integers(1, 3000))
+def test_each_source_is_read_in_order_and_in_its_share(weights: list[float], n: int) -> None:
+    class Windows(FixedWindows):
+        def __init__(self) -> None:
+            self.seq_len, self.vocab_size, self.n_tokens, self.n_samples = SEQ_LEN, 9, 100, 10
+
+    mixture = Mixture({str(i): Windows() for i in range(len(weights))}, weights)
+    source_N, number_N = mixture.places(np.arange(n))
+    counts = Counter(source_N.tolist())
+    for source, weight in enumerate(weights):
+        assert number_N[source_N == source].tolist() == list(range(counts[source]))
+        # A level of the tree errs by half a sample at most, and deeper ones are the smaller part of their error.
+        assert abs(counts[source] - n * weight / sum(weights)) <= 1.5
+    assert mixture.taken(n) == {str(source): counts[source] for source in range(len(weights))}
+
+
+def test_shares_hold_at_every_thousand_samples(sources: dict[str, TokenWindows]) -> None:
+    mixture = Mixture(sources, [0.7, 0.25, 0.05])
+    source_N, _ = mixture.places(np.arange(20_000))
+    for n in range(1000, 20_001, 1000):
+        shares = np.bincount(source_N[:n], minlength=3) / n
+        np.testing.assert_allclose(shares, [0.7, 0.25, 0.05], atol=1e-3)
+
+
+def test_a_sample_is_what_its_source_gives(sources: dict[str, TokenWindows]) -> None:
+    mixture = Mixture(sources, [5, 2, 1])
+    read: dict[str, list[list[int]]] = {name: [] for name in sources}
+    for sample in mixture.batch(0, 400).tolist():
+        read[list(sources)[sample[0] // 10_000]].append(sample)
+    for name, source in sources.items():
+        assert read[name] == source.batch(0, len(read[name])).tolist()
+        # Every window of an epoch once, then all again in another order.
+        n = source.n_samples
+        epochs = [sorted(read[name][i : i + n]) for i in range(0, len(read[name]) - n + 1, n)]
+        assert epochs
+        assert all(epoch == epochs[0] for epoch in epochs)
+        assert read[name][:n] != read[name][n : 2 * n] or len(read[name]) < 2 * n
+    assert mixture.epochs(400)["poems"] == len(read["poems"]) / 7
+
+
+def test_processes_that_come_and_go_read_one_order(sources: dict[str, TokenWindows]) -> None:
+    """One process for three steps, three for two, two for four: the samples of the uninterrupted run."""
+    mixture = Mixture(sources, [5, 2, 1])
+    found: list[list[int]] = []
+    for first, last, n_processes in ((0, 3, 1), (3, 5, 3), (5, 9, 2)):
+        ranks = [
+            list(
+                MicroBatches(
+                    mixture,
+                    first_step=first,
+                    last_step=last,
+                    sizes=BatchSizes(12),
+                    micro_batch_size=2,
+                    rank=rank,
+                    world_size=n_processes,
+                )
+            )
+            for rank in range(n_processes)
+        ]
+        per_step = len(ranks[0]) // (last - first)
+        for step in range(last - first):
+            found += [
+                row for batches in ranks for b in batches[step * per_step : (step + 1) * per_step] for row in b.tolist()
+            ]
+    assert found == mixture.batch(0, 9 * 12).tolist()
+
+
+def test_validation_takes_turns(sources: dict[str, TokenWindows]) -> None:
+    fixed = {name: FixedWindows(source.tokens, SEQ_LEN, 65_536) for name, source in sources.items()}
+    assert (InTurn(fixed).batch(0, 30)[:, 0] // 10_000).tolist() == [0, 1, 2] * 10
+    assert InTurn(fixed).batch(1, 30).tolist() == InTurn(fixed).batch(0, 31)[1:].tolist()
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DataConfig:
+    for name, word, n in (("prose", "alpha beta gamma ", 30), ("code", "def f ( x ) : ", 12)):
+        (tmp_path / name).mkdir()
+        for i in range(n):
+            (tmp_path / name / f"{i:02d}.txt").write_text(word * 40)
+    sources = [SourceConfig(str(tmp_path / "prose"), 3.0), SourceConfig(str(tmp_path / "code"), 1.0)]
+    return DataConfig(sources=sources, val_fraction=0.2, cache_dir=str(tmp_path / "cache"))
+
+
+def test_from_sources_to_batches(config: DataConfig) -> None:
+    data = prepare(config, vocab_size=300, seq_len=16)
+    assert data.mixture is not None
+    texts = ["".join(data.token_texts(row)) for row in data.train.batch(0, 200).tolist()]
+    assert sum("alpha" in text or "gamma" in text for text in texts) == 150
+    assert data.record["sources"]["code"]["share"] == 0.25
+    alone = {
+        name: prepare(replace(one, tokenizer=str(data.tokenizer_path)), vocab_size=300, seq_len=16)
+        for name, one in config.each().items()
+    }
+    for name, one in alone.items():
+        assert data.mixture.sources[name].batch(0, 9).tolist() == one.train.batch(0, 9).tolist()
+        assert data.record["sources"][name]["content_hash"] == one.record["content_hash"]
+    shares = {"prose": 0.75, "code": 0.25}
+    assert data.bytes_per_token == pytest.approx(
+        sum(shares[n] * one.record["bytes_per_token"] for n, one in alone.items())
+    )
+
+
+def test_without_weights_sizes_decide(config: DataConfig) -> None:
+    sources = [replace(source, weight=None) for source in config.sources]
+    data = prepare(replace(config, sources=sources), vocab_size=300, seq_len=16)
+    tokens = {name: facts["tokens"]["train"] for name, facts in data.record["sources"].items()}
+    assert data.mixture is not None
+    assert data.mixture.shares == pytest.approx({name: n / sum(tokens.values()) for name, n in tokens.items()})
+
+
+def source(path: str, weight: float | None = 1.0, name: str = "") -> SourceConfig:
+    return SourceConfig(path, weight, name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sources": [source("stdlib", -1.0)]}, "data.sources: weight -1.0 of 'stdlib' is not positive"),
+        ({"sources": [source("stdlib", 0.0), source("readmes", 0.0)]}, "data.sources: weight 0.0 of 'readmes'"),
+        ({"sources": [source("stdlib", float("nan"))]}, "data.sources: weight nan of 'stdlib'"),
+        ({"sources": [source("stdlib"), source("readmes", None)]}, "data.sources: 'readmes' has no weight"),
+        ({"sources": [source("stdlib"), source("readmes", name="stdlib")]}, "data.sources: 2 are called 'stdlib'"),
+        ({"sources": [source("stdlib", name="a/b")]}, "data.sources: 'a/b' is no name"),
+        ({"sources": [source("backcopy")]}, "data.sources: 'backcopy' is backcopy"),
+        ({"sources": [source("/no/where")]}, "data.sources, 'where': '/no/where' does not exist"),
+        ({"sources": [source("stdlib")], "path": "readmes"}, "data.path: 'readmes' is not read beside data.sources"),
+        ({"epochs": 0.0}, "data.epochs: 0.0 is not a positive number"),
+    ],
+)
+def test_what_cannot_be_mixed_is_one_line(fields: dict[str, Any], message: str) -> None:
+    problems = DataConfig(**fields).problems()
+    assert any(problem.startswith(message) and "\n" not in problem for problem in problems), problems
+
+
+def test_a_message_names_the_source(config: DataConfig, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    sources = [*config.sources, SourceConfig(str(tmp_path / "empty"), 1.0)]
+    with pytest.raises(UsageError, match=r"^data\.sources, 'empty': .* holds no"):
+        prepare(replace(config, sources=sources), vocab_size=300, seq_len=16)
