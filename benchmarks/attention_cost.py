@@ -1,8 +1,8 @@
-"""What the attention arms cost in training, against plain softmax; and plain softmax against other libraries.
+"""What the attention arms cost in training, against plain softmax; against other libraries: ``peers_cpu.py``.
 
     python benchmarks/attention_cost.py [--rounds 11] [--date 2026-11-20]
 
-A step is forward, loss, backward and dropping the gradients; no optimizer. Steps of all arms (or libraries) follow one
+A step is forward, loss, backward and dropping the gradients; no optimizer. Steps of all arms follow one
 another, A B C … A B C …, each is divided by the first one's of its round, and the median of these ratios counts, with
 its quartiles. The limits are for the whole model; one attention alone shows what the rest of the model hides.
 
@@ -11,11 +11,6 @@ One attention on a GPU, forward and backward, over lengths (all with as many tok
     python benchmarks/attention_cost.py --device cuda --parts lengths --lengths 1024 2048 4096 8192 --out FILE
     python benchmarks/attention_cost.py --parts lengths --lengths 64 128 --d-model 64 --n-heads 4 --rounds 1 --out FILE
 
-litgpt has pins of its own, so it runs in an environment of its own, with the same torch:
-
-    python -m venv benchmarks/.venv
-    benchmarks/.venv/bin/python -m pip install torch==2.13.0 litgpt==0.5.13
-
 Results go to ``benchmarks/results/attention_cost.md`` and ``.json``, or where ``--out`` says.
 """
 
@@ -23,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import datetime
-import gc
 import json
 import os
 import platform
@@ -38,7 +32,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from breakdown import breakdown, product_ceiling
-from peers import KEEP_MEMORY, Loss, Shape, Worker, llama, timed_step
+from peers import KEEP_MEMORY, Loss, Shape, llama, timed_step
 
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
@@ -67,12 +61,10 @@ ARMS: dict[str, tuple[dict[str, Any], float | None]] = {
     "sigmoid": ({"attention": AttentionConfig(normaliser="sigmoid", sigmoid_bias="log_length")}, None),
     "t5": ({"positions": "t5"}, None),
 }
-#: Our tokens per second over another library's should be at least this.
-FASTER = 1.1
 
 
 class Row(NamedTuple):
-    """One arm or library: seconds, and ratios to the first row's within each round."""
+    """One arm: seconds, and ratios to the first row's within each round."""
 
     name: str
     seconds: float
@@ -185,37 +177,6 @@ def run_arms(models: dict[str, Decoder], shape: Shape, args: argparse.Namespace,
 
 
 # ------------------------------------------------------------------------------------------------------------------
-# Libraries
-
-
-def run_peers(shape: Shape, args: argparse.Namespace, compiled: bool) -> dict[str, Any]:
-    """Rows of the libraries, ours first, with ratios of speeds: ours over theirs; and what each worker built."""
-    pythons = {"birthmark": sys.executable, "transformers": sys.executable, "litgpt": args.litgpt_python}
-    workers = {}
-    try:
-        for name, python in pythons.items():
-            if not Path(python).exists():
-                print(f"{name} is left out: no {python}, see --help for how to make it")
-                continue
-            workers[name] = Worker(
-                python,
-                name,
-                shape,
-                bf16=args.dtype == "bf16",
-                compiled=compiled,
-                threads=args.threads,
-            )
-        counts = {worker.built["parameters"] for worker in workers.values()}
-        assert len(counts) == 1, f"the libraries built different models: {counts} parameters"
-        steps = {name: worker.step for name, worker in workers.items()}
-        rows = interleaved(steps, args.rounds, args.warmup)
-    finally:
-        for worker in workers.values():
-            worker.close()
-    return {"peers": rows, "built": {name: worker.built for name, worker in workers.items()}}
-
-
-# ------------------------------------------------------------------------------------------------------------------
 # Report
 
 
@@ -236,17 +197,6 @@ def arm_lines(rows: list[Row], whole: bool) -> list[str]:
         cells = [row.name, f"{1000 * row.seconds:.1f}", f"{row.ratio:.3f}", f"{row.low:.3f}–{row.high:.3f}"]
         table.append([*cells, verdict] if whole else cells)
     return markdown(["arm", "ms", f"× {rows[0].name}", "quartiles", *(["limit"] if whole else [])], table)
-
-
-def peer_lines(rows: list[Row], built: dict[str, Any], tokens: int) -> list[str]:
-    table = []
-    for row in rows:
-        about, ours = built[row.name], row.name == "birthmark"
-        verdict = "" if ours else f"≥ {FASTER}: {'kept' if row.ratio >= FASTER else 'MISSED'}"
-        spread = f"{row.low:.3f}–{row.high:.3f}"
-        speed = f"{tokens / row.seconds:.0f}"
-        table.append([f"{row.name} {about['version']}", about["loss"], speed, f"{row.ratio:.3f}", spread, verdict])
-    return markdown(["library", "loss", "tokens/s", "ours over it", "quartiles", "limit"], table)
 
 
 def breakdown_lines(found: dict[str, Any]) -> list[str]:
@@ -300,9 +250,6 @@ def report(found: dict[str, Any], shape: Shape, args: argparse.Namespace) -> str
                 lines += ["", f"## Arms, whole model, {mode}", *arm_lines(rows, True)]
             elif part == "layer":
                 lines += ["", f"## Arms, one attention, {mode}", *arm_lines(rows, False)]
-            elif part == "peers":
-                tokens = shape.micro_batch * shape.seq_len
-                lines += ["", f"## Libraries, {mode}", *peer_lines(rows, found[mode]["built"], tokens)]
     for length, parts in found.get("lengths", {}).items():
         for what, rows in parts.items():
             lines += ["", f"## Arms, one attention, T {length}, {what}, {args.device}", *arm_lines(rows, False)]
@@ -321,7 +268,7 @@ def main() -> None:
     )
     parser.add_argument("--warmup", type=int, default=2, help="rounds before those that count")
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="plain is always among them")
-    parts = ["arms", "layer", "peers", "breakdown"]
+    parts = ["arms", "layer", "breakdown"]
     parser.add_argument("--parts", nargs="+", choices=[*parts, "lengths"], default=parts)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="cuda: for --parts lengths alone")
     parser.add_argument("--lengths", nargs="+", type=int, default=[1024, 2048, 4096, 8192], help="of --parts lengths")
@@ -329,7 +276,6 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bf16", "fp32"], default="bf16", help="bf16: autocast over float32 weights")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--keep-memory", action="store_true", help="let the allocator keep freed memory, everywhere")
-    parser.add_argument("--litgpt-python", default=str(HERE / ".venv/bin/python"), help="interpreter that has litgpt")
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     parser.add_argument("--out", type=Path, default=HERE / "results" / "attention_cost", help="without a suffix")
     args = parser.parse_args()
@@ -357,11 +303,6 @@ def main() -> None:
         found["lengths"] = run_lengths(shape, names, args)
     for mode in modes:
         found[mode] = run_arms(models, shape, args, mode == "compiled")
-    del models
-    gc.collect()
-    if "peers" in args.parts:
-        for mode in modes:
-            found[mode] |= run_peers(shape, args, mode == "compiled")
 
     text = report(found, shape, args)
     print(text)

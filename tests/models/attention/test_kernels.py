@@ -14,7 +14,8 @@ from birthmark.models.attention.positions import Placement
 from birthmark.models.attention.scores import Scores
 
 # Both paths: fused CPU kernels, and what other devices take.
-DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)]
+#: Where attention is computed, and the widest type that its kernels there have.
+DEVICES = [("cpu", torch.float64), pytest.param("cuda", torch.float32, marks=pytest.mark.cuda)]
 
 
 def make(shape, seed=0, dtype=torch.float64, device="cpu", spread=1.0):
@@ -57,17 +58,11 @@ def relative(a, b):
 SHAPES = [(2, 3, 1, 8), (1, 2, 2, 4), (2, 3, 7, 5), (1, 2, 33, 16), (1, 1, 130, 12), (1, 2, 261, 64), (1, 1, 600, 8)]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "dtype"), [*DEVICES, ("cpu", torch.float32)])
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    ("dtype", "tolerance"),
-    [
-        (torch.float64, 1e-10),
-        # Float32 has 6e-8 a rounding; scores, exponentials and sums of up to 600 terms add up a few dozen of them.
-        (torch.float32, 1e-5),
-    ],
-)
-def test_outputs_and_gradients_equal_the_explicit_matrix(shape, dtype, tolerance, device):
+def test_outputs_and_gradients_equal_the_explicit_matrix(shape, dtype, device):
+    # Float32 has 6e-8 a rounding; scores, exponentials and sums of up to 600 terms add up a few dozen of them.
+    tolerance = 1e-10 if dtype == torch.float64 else 1e-5
     q, k, v, d_out, d_lse = make(shape, dtype=dtype, device=device)
     scale = shape[-1] ** -0.5
     ours, reference = leaves(q, k, v), leaves(q.double(), k.double(), v.double())
@@ -90,16 +85,17 @@ def test_outputs_and_gradients_equal_the_explicit_matrix(shape, dtype, tolerance
             assert float((g.double() - (0 if w is None else w)).abs().max()) < 10 * tolerance * size
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
 @pytest.mark.parametrize("length", [1, 9, 40, 300])
-def test_lse_alone_equals_that_of_the_explicit_matrix(length, device):
-    q, k, v, _, d_lse = make((2, 2, length, 8), seed=length, device=device)
-    ours, reference = leaves(q, k), leaves(q, k)
-    lse, expected = kernels.visible_lse(*ours, 0.7), explicit(*reference, v, 0.7)[1]
-    assert relative(lse, expected) < 1e-10
-    got = torch.autograd.grad((lse * d_lse).sum(), ours)
+def test_lse_alone_equals_that_of_the_explicit_matrix(length, device, dtype):
+    q, k, v, _, d_lse = make((2, 2, length, 8), seed=length, dtype=dtype, device=device)
+    tolerance = 1e-10 if dtype == torch.float64 else 3e-5
+    ours, reference = leaves(q, k), leaves(q.double(), k.double())
+    lse, expected = kernels.visible_lse(*ours, 0.7), explicit(*reference, v.double(), 0.7)[1]
+    assert relative(lse, expected) < tolerance
+    got = torch.autograd.grad((lse * d_lse.to(dtype)).sum(), ours)
     for g, w in zip(got, torch.autograd.grad((expected * d_lse).sum(), reference), strict=True):
-        assert relative(g, w) < 1e-10
+        assert relative(g, w) < tolerance
 
 
 @pytest.mark.parametrize("length", [1, 5, 64, 200])
@@ -204,12 +200,14 @@ def test_views_of_other_strides_give_the_same_numbers():
     torch.testing.assert_close(got, wanted)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize(("device", "dtype"), DEVICES)
 @pytest.mark.parametrize("length", [1, 7, 12, 61])
 @pytest.mark.parametrize("prefix", [None, 1, 5, 61])
 @pytest.mark.parametrize("window", [None, 1, 2, 6, 12, 13, 100])
-def test_windows_and_prefixes_equal_the_explicit_matrix(window, prefix, length, device):
-    q, k, v, d_out, d_lse = make((2, 3, length, 5), seed=length, device=device)
+def test_windows_and_prefixes_equal_the_explicit_matrix(window, prefix, length, device, dtype):
+    # What the device is given is compared with the matrix in its own type.
+    q, k, v, d_out, d_lse = make((2, 3, length, 5), seed=length, dtype=dtype, device=device)
+    d_lse = d_lse.to(dtype)
     ours, reference = leaves(q, k, v), leaves(q, k, v)
     query, key = torch.arange(length)[:, None], torch.arange(length)
     seen = (key <= query) & (key > query - (window or length)) | (torch.maximum(query, key) < (prefix or 0))
