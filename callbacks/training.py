@@ -100,6 +100,8 @@ class TrainingLog(StepCallback):
         }
         for name, n_tokens in self.by_source(self.tokens_after(step)).items():
             self.last[f"train/tokens/{name}"] = n_tokens
+        if module.optim.z_loss:
+            self.last["train/z_loss"] = float(sum_over_ranks(module.z_loss)) / world_size()
         if self.peak_flops is not None:
             self.last["train/mfu"] = self.last["train/flops_per_s"] / self.peak_flops
         log_metrics(trainer, self.last, step)

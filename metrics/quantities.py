@@ -658,6 +658,14 @@ LOGGED: Mapping[str, Quantity] = {
             definition="Loss of the global batch.",
             over_training=Column(place=-2),
         ),
+        _unlisted(
+            "train/z_loss",
+            label="z-loss",
+            definition="Coefficient times the mean squared log-sum-exp of the logits, which training minimises too.",
+            unit="nats² per token",
+            section="loss",
+            when="`optim.z_loss` is set",
+        ),
         _loss(
             "val/loss",
             label="val loss",

@@ -172,6 +172,10 @@ class ModelConfig:
     tie_embeddings: bool = False
     """Use the embedding table as the output head (arXiv 1608.05859)."""
 
+    logit_softcap: float | None = None
+    """Logits become cap · tanh(logits / cap), in training as in measurement (Gemma 2, arXiv 2408.00118); by default
+    they stay as they are."""
+
     bias: bool = False
     """Biases in all linear maps and layer norms."""
 
@@ -219,6 +223,8 @@ class ModelConfig:
             found.append(f"model.norm_eps is {self.norm_eps}: give a positive number")
         if not 0 < self.rope_base < float("inf"):
             found.append(f"model.rope_base is {self.rope_base}: give a positive number")
+        if self.logit_softcap is not None and not 0 < self.logit_softcap < float("inf"):
+            found.append(f"model.logit_softcap is {self.logit_softcap}: give a positive number, or nothing")
         found += self.init.problems() + self.attention.problems(self.n_layers, self.max_seq_len)
         return found + [problem for setting in self.conditional_settings() if (problem := setting.problem)]
 

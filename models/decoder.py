@@ -104,6 +104,6 @@ class Decoder(nn.Module):
             x_BTD = x_BTD[:, -targets_BS.shape[1] :]
         x = self.norm(x_BTD[:, -1] if last_only else x_BTD)
         if self.head is None:
-            return read_out(x, self.embed.weight, targets_BS, z_loss)
+            return read_out(x, self.embed.weight, targets_BS, z_loss, self.config.logit_softcap)
         losses_or_logits: Tensor | TokenLosses = self.head(x, targets_BS, z_loss)
         return losses_or_logits

@@ -11,19 +11,21 @@ from torch.nn import functional as F
 
 from .config import ModelConfig
 from .init import Linear
-from .linear_cross_entropy import TokenLosses, linear_cross_entropy
+from .linear_cross_entropy import TokenLosses, linear_cross_entropy, soft_capped
 from .parameter_roles import ParameterRole
 
 
-def read_out(x: Tensor, weight_VD: Tensor, targets: Tensor | None = None, z_loss: float = 0.0) -> Tensor | TokenLosses:
-    """Logits ``[…, D] → […, V]``, or the losses of ``targets`` ``[…]``.
+def read_out(
+    x: Tensor, weight_VD: Tensor, targets: Tensor | None = None, z_loss: float = 0.0, cap: float | None = None
+) -> Tensor | TokenLosses:
+    """Logits ``[…, D] → […, V]``, soft-capped where there is a ``cap``; or the losses of ``targets`` ``[…]``.
 
     In the dtype of ``x``, or that of autocast: a strategy may have gathered the weights in a narrower one.
     """
     if targets is None:
         narrower = not torch.is_autocast_enabled(x.device.type)
-        return F.linear(x, weight_VD.to(x.dtype) if narrower else weight_VD)
-    losses = linear_cross_entropy(x.flatten(0, -2), weight_VD, targets.flatten(), z_loss=z_loss)
+        return soft_capped(F.linear(x, weight_VD.to(x.dtype) if narrower else weight_VD), cap)
+    losses = linear_cross_entropy(x.flatten(0, -2), weight_VD, targets.flatten(), z_loss=z_loss, cap=cap)
     return losses._replace(per_token=losses.per_token.view(targets.shape))
 
 
@@ -33,9 +35,10 @@ class Head(Linear):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.d_model, config.vocab_size, bias=False)
         self.parameter_roles = {"weight": ParameterRole.HEAD}
+        self.cap = config.logit_softcap
 
     def forward(  # type: ignore[override]
         self, x: Tensor, targets: Tensor | None = None, z_loss: float = 0.0
     ) -> Tensor | TokenLosses:
         """See :func:`read_out`."""
-        return read_out(x, self.weight, targets, z_loss)
+        return read_out(x, self.weight, targets, z_loss, self.cap)

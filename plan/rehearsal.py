@@ -87,7 +87,7 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int, whole: 
         ledger.begin(f"{nth} forward")
         batch_BT = torch.zeros(micro_batch_size, module.model.config.max_seq_len + 1, dtype=torch.long)
         with module.forward_context():
-            loss = next_token_loss(module.model, batch_BT).objective
+            loss = next_token_loss(module.model, batch_BT, module.optim.z_loss).objective
         if nth == "first":
             # Lightning frees the gradients of the previous step here.
             optimizer.zero_grad()

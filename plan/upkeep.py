@@ -72,9 +72,9 @@ def upkeep(planner: Planner, trainer: TrainerConfig, drive: float) -> Upkeep:
 
 def _of_a_batch(config: RunConfig, cluster: Cluster) -> float:
     model, snapshot = config.model, config.snapshot
-    tokens = min(snapshot.batch_size, -(-snapshot.n_sequences // cluster.n_gpus)) * snapshot.seq_len
-    # The two streams of a block, before and after it.
-    return 4.0 * tokens * (model.vocab_size + 2 * model.d_model)
+    sequences = min(snapshot.batch_size, -(-snapshot.n_sequences // cluster.n_gpus))
+    # Logits of the last position alone, and their softmax; the two streams of a block, before and after it.
+    return 4.0 * sequences * (2 * model.vocab_size + 2 * snapshot.seq_len * model.d_model)
 
 
 def _snapshot_seconds(planner: Planner, config: RunConfig, cluster: Cluster, trainer: TrainerConfig) -> float | None:

@@ -91,6 +91,10 @@ class OptimConfig:
     grad_clip: float = 1.0
     """Largest norm of the whole gradient; longer ones are scaled down to it. 0 turns clipping off."""
 
+    z_loss: float = 0.0
+    """Coefficient of the z-loss, the mean squared log-sum-exp of the logits, which is added to what training minimises
+    and keeps logits near 0 (PaLM, arXiv 2204.02311: 1e-4). It has a curve of its own; losses stay the cross-entropy."""
+
     @property
     def optimizer(self) -> OptimizerConfig:
         """The row of the table of optimizers that ``name`` chooses, with its fields."""
@@ -100,7 +104,7 @@ class OptimConfig:
         """Everything that makes this config impossible, one line each, with the mend."""
         found = [
             f"optim.{name} is {value}: give a number of at least 0"
-            for name in ("lr", "adamw_lr", "weight_decay", "adamw_weight_decay", "grad_clip")
+            for name in ("lr", "adamw_lr", "weight_decay", "adamw_weight_decay", "grad_clip", "z_loss")
             if (value := getattr(self, name)) is not None and not 0 <= value < float("inf")
         ]
         if not 0 <= self.warmup_steps <= 10**10:

@@ -87,6 +87,9 @@ class PretrainModule(L.LightningModule):
         """Of the losses of a step's micro-batches."""
         self.precision, self.engine_clips = trainer.precision, STRATEGIES[trainer.strategy].engine
         self.loss_sum: Tensor | None = None
+        """Cross-entropy and z-loss of the step's micro-batches so far, ``[2]``."""
+        self.z_loss: Tensor | None = None
+        """Of the last step: this rank's part of the global batch."""
         self.watch, self.guard = StepWatch(trainer.max_skipped), StepGuard(model)
 
     def configure_model(self) -> None:
@@ -104,13 +107,15 @@ class PretrainModule(L.LightningModule):
         if self.loss_sum is None:
             self.guard.begin()
         with self.forward_context():
-            losses = self._loss(self.model, batch_BT)
+            losses = self._loss(self.model, batch_BT, self.optim.z_loss)
         # A loss that is not finite makes the gradient so, and with it the norm, which all ranks have alike: they skip
         # the step together without a word about the loss. A finite one changes nothing.
-        loss = losses.objective * (losses.objective.detach() * 0 + self._weights[batch_idx % len(self._weights)])
-        share = loss.detach() / self.trainer.accumulate_grad_batches
+        weight = self._weights[batch_idx % len(self._weights)]
+        # The cross-entropy alone is the loss: runs with and without a z-loss have the same curve to compare.
+        parts = torch.stack([losses.objective.detach() - losses.z_loss, losses.z_loss])
+        share = parts * weight / self.trainer.accumulate_grad_batches
         self.loss_sum = share if self.loss_sum is None else self.loss_sum + share
-        return loss
+        return losses.objective * (losses.objective.detach() * 0 + weight)
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of optimizer step ``step``, counted from 1."""
@@ -141,7 +146,8 @@ class PretrainModule(L.LightningModule):
     def see_gradient_norm(self, norm: Tensor) -> None:
         """Keep the norm of the whole gradient, before clipping; on the CPU, end a run that skips too many steps."""
         assert self.loss_sum is not None
-        self.watch.see(self.global_step + 1, self.loss_sum, norm)
+        cross_entropy, self.z_loss = self.loss_sum.unbind()
+        self.watch.see(self.global_step + 1, cross_entropy, norm)
         self.loss_sum = None
         self.guard.judge(norm)
         # On an accelerator the check would wait for the device at every step: it is made when metrics are logged, and

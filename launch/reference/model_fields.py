@@ -86,7 +86,7 @@ class Field:
         if bool in kinds:
             return [value for value in (False, True) if value is not self.default]
         if self.default is None:
-            return [2 if kinds == [int] else [0]]
+            return [{int: 2, float: 2.0}.get(kinds[0], [0])]
         return [self.default // 2 if self.hint is int else self.default / 2]
 
     def sources(self) -> dict[str | None, list[str]]:

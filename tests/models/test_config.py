@@ -32,6 +32,7 @@ IMPOSSIBLE = [
     ({"norm_eps": 0.0}, "model.norm_eps "),
     ({"norm_eps": -1e-5}, "model.norm_eps "),
     ({"rope_base": 0.0}, "model.rope_base "),
+    *(({"logit_softcap": cap}, "model.logit_softcap ") for cap in (0.0, -30.0, float("inf"))),
     ({"init": InitConfig("normal", 0.0)}, "model.init.std "),
     ({"init": InitConfig("normal", -1.0)}, "model.init.std "),
     (

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -73,6 +75,18 @@ def test_last_only_is_the_last_row_of_all_logits(config, lively, random_tokens):
     last = model(tokens, last_only=True)
     assert last.shape == (3, 61)
     torch.testing.assert_close(last, model(tokens)[:, -1], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("tie_embeddings", [False, True])
+def test_logits_and_losses_are_soft_capped(tie_embeddings, lively, random_tokens):
+    config = ModelConfig(**SMALL, tie_embeddings=tie_embeddings)
+    model, capped = lively(config), lively(replace(config, logit_softcap=0.5))
+    tokens = random_tokens(config)
+    expected = 0.5 * np.tanh(model(tokens).detach().numpy() / 0.5)
+    np.testing.assert_allclose(capped(tokens).detach().numpy(), expected, atol=1e-6)
+    losses = capped(tokens[:, :-1], targets_BS=tokens[:, 3:]).per_token
+    by_torch = F.cross_entropy(torch.from_numpy(expected)[:, 2:-1].transpose(1, 2), tokens[:, 3:], reduction="none")
+    torch.testing.assert_close(losses, by_torch)
 
 
 class Recorder:

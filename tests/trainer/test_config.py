@@ -16,6 +16,7 @@ from birthmark.trainer.config_file import read_config
         ("optim.weight_decay", -0.1),
         ("optim.warmup_steps", -1),
         ("optim.grad_clip", -1.0),
+        ("optim.z_loss", -1e-4),
         ("optim.min_lr_ratio", 1.5),
         ("optim.decay_ratio", -0.5),
         ("optim.beta1", 1.0),

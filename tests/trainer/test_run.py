@@ -89,6 +89,19 @@ def test_a_run_is_the_plain_loop_that_one_would_write_by_hand(tiny, tmp_path):
         torch.testing.assert_close(after[f"model.{name}"], parameter.data, atol=1e-6, rtol=1e-5)
 
 
+def test_a_z_loss_is_trained_on_and_has_a_curve_of_its_own(tiny, tmp_path):
+    fields = {"trainer.max_steps": 1, "snapshot.enabled": False, "trainer.micro_batch_size": 2}
+    plain = run(tiny(fields), tmp_path / "plain")
+    with_it = run(tiny(fields | {"optim.z_loss": 0.5}), tmp_path / "with")
+    assert logged(plain, "train/z_loss") == {}
+    (z_loss,) = logged(with_it, "train/z_loss").values()
+    # Of a newborn model logits are small beside log V, of which the log-sum-exp then is little more.
+    vocab_size = tiny().model.vocab_size
+    assert 0.5 * math.log(vocab_size) ** 2 < z_loss < 0.5 * (math.log(vocab_size) + 1) ** 2
+    assert logged(with_it, "train/loss") == pytest.approx(logged(plain, "train/loss"), rel=1e-6)
+    assert logged(with_it, "train/grad_norm") != pytest.approx(logged(plain, "train/grad_norm"), rel=1e-2)
+
+
 def test_snapshots_leave_training_bit_for_bit_alone(tiny, tmp_path):
     torch.manual_seed(0)
     with_them = run(tiny(), tmp_path / "with")
