@@ -29,7 +29,7 @@ IGNORED = -100
 PLAIN = 1 << 22
 #: Bytes of a chunk's logits, per logit of all rows; and what they may take all the same, since smaller products are
 #: slower: peaks are below 1.2 bytes per logit from 64 million logits on.
-_BYTES_PER_LOGIT, _LEAST_BYTES = 1.0, 64_000_000
+_BYTES_PER_LOGIT, _LEAST_BYTES = 1.0, 1 << 26
 #: Rows of a chunk at most: larger products are no faster.
 _MOST_ROWS = 2048
 #: Numbers that are worked on at a time: on CPU what a core's cache holds, for each of its threads, else what a device
@@ -128,7 +128,9 @@ def _plain(
 def chunk_rows(n_rows: int, vocab_size: int, itemsize: int) -> int:
     """Rows whose logits, of ``itemsize`` bytes each, are held at once."""
     least, share = _LEAST_BYTES // (vocab_size * itemsize), int(_BYTES_PER_LOGIT * n_rows) // itemsize
-    return max(1, min(n_rows, _MOST_ROWS, max(least, share)))
+    most = max(1, min(n_rows, _MOST_ROWS, max(least, share)))
+    # Of one size: every chunk reads the whole table, however few its rows.
+    return -(-n_rows // -(-n_rows // most)) if n_rows else 1
 
 
 def _block_rows(n_rows: int, vocab_size: int, device: str) -> int:

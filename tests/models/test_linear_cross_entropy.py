@@ -204,4 +204,4 @@ def test_few_logits_are_held_at_once_on_a_cpu_alone(monkeypatch):
 def test_chunks_hold_a_byte_per_logit_at_most(n, vocab_size, itemsize):
     held = loss.chunk_rows(n, vocab_size, itemsize)
     assert 1 <= held <= min(n, 2048)
-    assert held * vocab_size * itemsize <= max(n * vocab_size, 64_000_000)
+    assert held * vocab_size * itemsize <= max(n * vocab_size, 1 << 26)
