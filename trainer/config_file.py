@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args
 
 from jsonargparse import Namespace
 
@@ -15,7 +15,7 @@ from ..models.dotted import dotted, nested
 from ..schema import shown
 from .by_name.shipped_configs import find_config
 from .config import RunConfig
-from .config_parser import Parser, add_run_fields, check_groups, listed_config, unknown_fields
+from .config_parser import Parser, add_run_fields, check_groups, field_types, listed_config, unknown_fields
 from .saved_config import read_config_yaml
 
 
@@ -91,7 +91,7 @@ def config_of(parsed: Namespace) -> RunConfig:
 
 
 def _instance(config: type, values: Mapping[str, Any], group: str = "") -> Any:
-    given, types = {}, get_type_hints(config)
+    given, types = {}, field_types(config)
     for field in dataclasses.fields(config):
         if field.name not in values:
             continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
@@ -71,8 +71,14 @@ def check_groups(where: str, content: Any, config: type = RunConfig, group: str 
         kind = field.default_factory
         if field.name in content and isinstance(kind, type) and dataclasses.is_dataclass(kind):
             check_groups(where, content[field.name], kind, f"{group}.{field.name}".lstrip("."))
-        elif field.name in content and (listed := listed_config(get_type_hints(config)[field.name])) is not None:
+        elif field.name in content and (listed := listed_config(field_types(config)[field.name])) is not None:
             _check_listed(where, content[field.name], listed, f"{group}.{field.name}".lstrip("."))
+
+
+@cache
+def field_types(config: type) -> Mapping[str, Any]:
+    """Types of the fields of a config; finding them takes longer than reading a file."""
+    return get_type_hints(config)
 
 
 def listed_config(kind: Any) -> type | None:

@@ -143,6 +143,7 @@ def test_deepspeed_starts_what_a_hostfile_says(config, tmp_path, free_port):
     assert json.loads(run.birth.read_text())["n_params"] > 0
 
 
+@pytest.mark.slow
 @needs_deepspeed
 def test_a_port_in_use_is_one_line_and_all_are_down(config, tmp_path):
     start = time.monotonic()

@@ -20,13 +20,16 @@ import torch.distributed as dist
 from dataclasses import replace
 from pathlib import Path
 from birthmark.trainer.config_file import read_config
+from birthmark.data.batch_ramp import BatchRamp
 from birthmark.models.birth import born
 from birthmark.trainer.config import TrainerConfig
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.strategies.lightning_setup import set_up_strategy
 
 rank, world, (store, file, out, device) = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:7]
-trainers = [TrainerConfig(**fields) for fields in json.loads(sys.argv[7])]
+trainers = [
+    TrainerConfig(**(fields | {"batch_ramp": BatchRamp(**fields["batch_ramp"])})) for fields in json.loads(sys.argv[7])
+]
 torch.set_num_threads(1)
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
 for name, value in {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world, "LOCAL_WORLD_SIZE": world}.items():

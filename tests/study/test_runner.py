@@ -142,6 +142,7 @@ def test_a_run_of_another_config_is_an_error_that_names_it(ready, capsys):
     assert f"{out / 'plain' / 'seed-0'}: a run of another config (optim.weight_decay 0.1 there, 0.5 here)" in lines[0]
 
 
+@pytest.mark.slow
 def test_an_interrupt_stops_the_runs_with_a_checkpoint_and_they_can_be_summarised(ready, tmp_path):
     *_, command = ready
     out = tmp_path / "out"

@@ -43,7 +43,7 @@ log: {{wandb: "off"}}
 """
 
 #: What differs between two runs that are the same: times, what is made of them, and the seal of a file that has one.
-_VOLATILE = re.compile(r"seconds|.*_per_s|mfu|.*/mfu|.*memory.*|sha256")
+_VOLATILE = re.compile(r"seconds|train/.*_s|train/data_wait|train/slowest_rank|mfu|.*/mfu|.*memory.*|sha256")
 
 #: What Python prints, and goes on, where a Ctrl-C falls into code that cannot raise.
 _UNRAISABLE = re.compile(r"Exception ignored in:.*?\nKeyboardInterrupt:? *\n", re.DOTALL)

@@ -9,7 +9,7 @@ import yaml
 
 from birthmark.errors import UsageError
 from birthmark.trainer.config import RunConfig
-from birthmark.trainer.config_file import build_config, read_config
+from birthmark.trainer.config_file import _run_parser, build_config, read_config
 
 
 @pytest.fixture
@@ -128,12 +128,18 @@ def test_no_file_is_one_line(tmp_path):
 
 
 @pytest.mark.heavy
-def test_reading_thirty_files_takes_a_second_at_most(tmp_path, tiny):
-    """It took three and a half when each built a parser of its own; tenfold room is left for busy machines."""
-    files = [tmp_path / f"{i}.yaml" for i in range(30)]
+def test_a_file_is_read_in_less_time_than_a_parser_is_built(tmp_path, tiny):
+    """Reading thirty files took three and a half seconds when each built a parser of its own."""
+    files = [tmp_path / f"{i}.yaml" for i in range(10)]
     for i, file in enumerate(files):
         file.write_text(yaml.safe_dump(dataclasses.asdict(tiny({"init_seed": i}))))
     read_config(files[0])
-    start = time.process_time()
-    assert [read_config(file).init_seed for file in files] == list(range(30))
-    assert time.process_time() - start < 3
+
+    def seconds(do):
+        start = time.process_time()
+        do()
+        return time.process_time() - start
+
+    reading = min(seconds(lambda file=file: read_config(file)) for file in files)
+    assert reading < min(seconds(_run_parser.__wrapped__) for _ in range(3))
+    assert [read_config(file).init_seed for file in files] == list(range(10))

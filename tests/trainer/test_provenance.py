@@ -47,6 +47,7 @@ def test_an_installed_package_tells_of_the_working_folder(repository, tmp_path, 
     assert code(folder / "package") is None
 
 
+@pytest.mark.slow
 def test_many_ranks_are_one_wandb_run_that_is_resumed_under_its_id(
     tiny, launched, pretrain_script, offline_wandb, tmp_path
 ):

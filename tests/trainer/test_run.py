@@ -714,7 +714,7 @@ def test_a_run_on_a_terminal_says_how_to_watch_it(tiny, tmp_path):
     said = {}
     for terminal in (True, False):
         console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None)
-        _print_start(console, tiny(), tiny(), RunDir(tmp_path / "a run"), start, resumed=False)
+        _print_start(console, tiny(), tiny(), RunDir(tmp_path / "a run"), start, torch.device("cpu"), resumed=False)
         said[terminal] = console.file.getvalue()
     assert f"watch it: birthmark report '{tmp_path}/a run' --watch\n" in said[True]
     assert "--watch" not in said[False]
