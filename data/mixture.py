@@ -43,8 +43,36 @@ def _tree(shares: Sequence[float]) -> _Tree:
     return nodes[0][2]
 
 
-class Mixture:
-    """Samples of several sources, each read in its own order. See `birthmark.data.batches.BatchSource`.
+class _Sources:
+    """Samples of several sources of one ``seq_len``. See `birthmark.data.batches.BatchSource`."""
+
+    def __init__(self, sources: Mapping[str, FixedWindows]) -> None:
+        self.sources = dict(sources)
+        self._windows = list(self.sources.values())
+        self.seq_len = self._windows[0].seq_len
+        self.vocab_size = max(source.vocab_size for source in self._windows)
+
+    @property
+    def n_tokens(self) -> int:
+        """Tokens of all sources."""
+        return sum(source.n_tokens for source in self._windows)
+
+    def places(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Source, and number within it, of each global sample index: two int64 ``[n]``."""
+        raise NotImplementedError
+
+    def batch(self, first_sample: int, n: int) -> np.ndarray:
+        """See `BatchSource.batch`."""
+        source_N, number_N = self.places(np.arange(first_sample, first_sample + n, dtype=np.int64))
+        out_NT = np.empty((n, self.seq_len + 1), dtype=np.int64)
+        for index in np.unique(source_N).tolist():
+            here_N = source_N == index
+            out_NT[here_N] = self._windows[index].samples(number_N[here_N])
+        return out_NT
+
+
+class Mixture(_Sources):
+    """Samples in asked shares, each source read in its own order.
 
     Args:
         sources: by name, all of one ``seq_len``.
@@ -52,17 +80,9 @@ class Mixture:
     """
 
     def __init__(self, sources: Mapping[str, FixedWindows], shares: Sequence[float]) -> None:
-        self.sources = dict(sources)
-        self._windows = list(self.sources.values())
-        self.seq_len = self._windows[0].seq_len
-        self.vocab_size = max(source.vocab_size for source in self._windows)
+        super().__init__(sources)
         self.shares = dict(zip(self.sources, (share / sum(shares) for share in shares), strict=True))
         self._root = _tree(list(self.shares.values()))
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of all sources."""
-        return sum(source.n_tokens for source in self._windows)
 
     @property
     def n_samples(self) -> int:
@@ -70,7 +90,7 @@ class Mixture:
         return sum(source.n_samples for source in self._windows)
 
     def places(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Source, and number within it, of each global sample index: two int64 ``[n]``."""
+        """See the base: down the tree, all samples together."""
         source_N, number_N = np.empty_like(samples_N), np.empty_like(samples_N)
 
         def descend(node: _Tree, at_M: np.ndarray, number_M: np.ndarray) -> None:
@@ -84,15 +104,6 @@ class Mixture:
 
         descend(self._root, np.arange(len(samples_N)), samples_N)
         return source_N, number_N
-
-    def batch(self, first_sample: int, n: int) -> np.ndarray:
-        """See `BatchSource.batch`."""
-        source_N, number_N = self.places(np.arange(first_sample, first_sample + n, dtype=np.int64))
-        out_NT = np.empty((n, self.seq_len + 1), dtype=np.int64)
-        for index in np.unique(source_N).tolist():
-            here_N = source_N == index
-            out_NT[here_N] = self._windows[index].samples(number_N[here_N])
-        return out_NT
 
     def taken(self, n_samples: int) -> dict[str, int]:
         """How many of the first ``n_samples`` each source gives."""
@@ -118,34 +129,14 @@ class Mixture:
         return {name: count / self.sources[name].n_samples for name, count in self.taken(n_samples).items()}
 
 
-class InTurn:
+class InTurn(_Sources):
     """Validation samples of several sources, one of each in turn; each source goes round by itself."""
-
-    def __init__(self, sources: Mapping[str, FixedWindows]) -> None:
-        self.sources = dict(sources)
-        self._windows = list(self.sources.values())
-        self.seq_len = self._windows[0].seq_len
-        self.vocab_size = max(source.vocab_size for source in self._windows)
-
-    @property
-    def n_tokens(self) -> int:
-        """Tokens of all sources."""
-        return sum(source.n_tokens for source in self._windows)
 
     @property
     def n_samples(self) -> int:
         """Until each has been read once."""
         return max(source.n_samples for source in self._windows) * len(self._windows)
 
-    def source_of(self, samples_N: np.ndarray) -> np.ndarray:
-        """Number of the source of each sample: int64 ``[n]``."""
-        return samples_N % len(self._windows)
-
-    def batch(self, first_sample: int, n: int) -> np.ndarray:
-        """See `BatchSource.batch`."""
-        samples_N = np.arange(first_sample, first_sample + n, dtype=np.int64)
-        out_NT = np.empty((n, self.seq_len + 1), dtype=np.int64)
-        for index, windows in enumerate(self._windows):
-            here_N = self.source_of(samples_N) == index
-            out_NT[here_N] = windows.samples(samples_N[here_N] // len(self._windows))
-        return out_NT
+    def places(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See the base."""
+        return samples_N % len(self._windows), samples_N // len(self._windows)

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.distributed.tensor import DTensor, Replicate
-from torch.optim import Optimizer
 
 from ...models.tensor_shards import full_tensor
+from .momentum import MomentumOptimizer
 
 #: Of Newton and Schulz's iteration: the slope at 0 is as steep as it can be, so that small singular values grow fast.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
@@ -55,7 +55,7 @@ def _sharded_like(whole: Tensor, parameter: Tensor) -> Tensor:
     return replicated.redistribute(placements=parameter.placements)
 
 
-class Muon(Optimizer):
+class Muon(MomentumOptimizer):
     """Nesterov momentum, orthogonalised, with decoupled weight decay. Matrices only.
 
     Of a matrix that FSDP2 shards, each process gathers the update, orthogonalises all of it and takes its shard: the
@@ -69,6 +69,8 @@ class Muon(Optimizer):
         update_scale: see :data:`UPDATE_SCALES`.
     """
 
+    momentum_name = "momentum_buffer"
+
     def __init__(
         self,
         params: list[dict[str, Any]],
@@ -81,24 +83,10 @@ class Muon(Optimizer):
             params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "update_scale": update_scale}
         )
 
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step from the gradients that there are. A collective where matrices are sharded: all ranks call."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            scale = UPDATE_SCALES[group["update_scale"]]
-            for parameter in group["params"]:
-                gradient: Tensor | None = parameter.grad
-                if gradient is None:
-                    continue
-                state = self.state[parameter]
-                if not state:
-                    state["momentum_buffer"] = torch.zeros_like(parameter)
-                momentum = state["momentum_buffer"].lerp_(gradient, 1 - group["momentum"])
-                update = orthogonalized(full_tensor(gradient.lerp(momentum, group["momentum"])))
-                parameter.mul_(1 - group["lr"] * group["weight_decay"])
-                parameter.add_(_sharded_like(update, parameter), alpha=-group["lr"] * scale(*parameter.shape))
-        return loss
+    def update(self, parameter: Tensor, gradient: Tensor, momentum: Tensor, group: dict[str, Any]) -> None:
+        """See :class:`MomentumOptimizer`. A collective where matrices are sharded."""
+        momentum.lerp_(gradient, 1 - group["momentum"])
+        update = orthogonalized(full_tensor(gradient.lerp(momentum, group["momentum"])))
+        scale = UPDATE_SCALES[group["update_scale"]]
+        parameter.mul_(1 - group["lr"] * group["weight_decay"])
+        parameter.add_(_sharded_like(update, parameter), alpha=-group["lr"] * scale(*parameter.shape))

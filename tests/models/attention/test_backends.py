@@ -34,7 +34,6 @@ ARMS = {
     "correlated": AttentionConfig("calibrated", calibration=ESTIMATED),
     "alibi": AttentionConfig(),
 }
-GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 def build(name, width, dtype, device="cpu", length=600):
@@ -146,7 +145,7 @@ def test_a_device_without_kernels_is_named():
         backends.backend_for("cuda", torch.zeros(1, 1, 1, 8, dtype=torch.float64))
 
 
-@GPU
+@pytest.mark.cuda
 @pytest.mark.parametrize("name", ARMS)
 @pytest.mark.parametrize(("width", "dtype", "tolerance"), [(64, torch.bfloat16, 3e-2), (20, torch.float32, 2e-5)])
 def test_on_a_gpu_every_arm_equals_the_cpu_in_float64(name, width, dtype, tolerance):
