@@ -55,6 +55,7 @@ from torch.utils.data import DataLoader
 
 from birthmark.measure.measurement import measure
 from birthmark.measure.ranks import sum_over_ranks, world_size
+from birthmark.models import linear_cross_entropy
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.initial_model import initialize_model
 from birthmark.trainer.module import PretrainModule
@@ -63,6 +64,9 @@ from birthmark.trainer.processes.launched_process import launched_process
 from birthmark.trainer.processes.process_group import join_process_group
 from birthmark.trainer.strategies.lightning_setup import set_up_strategy
 from birthmark.trainer.strategies.table import STRATEGIES
+
+# Models of this size would take the plain formula.
+linear_cross_entropy.PLAIN = 0
 
 configs, tokens, out = sys.argv[1:]
 configs, tokens_SBT = pickle.loads(Path(configs).read_bytes()), torch.load(tokens)
