@@ -76,7 +76,9 @@ def about_run(run: RunHistory) -> str:
         parts.append(f"vocabulary {vocab:,}")
     if data.get("path"):
         tokens = (data.get("tokens") or {}).get("train")
-        parts.append(f"data {data['path']}" + (f" ({_counted(tokens)} tokens)" if isinstance(tokens, int) else ""))
+        named = data.get("sources") or data["path"]
+        said = named if isinstance(named, str) else ", ".join(named)
+        parts.append(f"data {said}" + (f" ({_counted(tokens)} tokens)" if isinstance(tokens, int) else ""))
     if birth.get("init_seed") is not None:
         parts.append(f"init_seed {birth['init_seed']}")
     last = max([*run.metrics, *(s.step for s in run.dated)], default=0)

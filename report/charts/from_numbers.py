@@ -11,7 +11,7 @@ from ...metrics.quantities import LOGGED, MEASURED
 from ...metrics.quantity import Quantity
 from ..csv_files import LabelledArray
 from ..text import one_line
-from .specs import CurvePanel, HeatmapPanel, Look, Series
+from .specs import LOOKS, CurvePanel, HeatmapPanel, Look, Series
 
 _ALONG = ("position", "rank", "epsilon", "index", "step", "layer")
 """What lines run along: the first of these that the numbers have; the scrubber chooses among steps beside it."""
@@ -100,7 +100,6 @@ def _series(array: LabelledArray, runs: Sequence[str], several: bool, kinds: Seq
     if array.quantity.startswith("bias_text/"):
         words.append("text probe")
     run = runs.index(array.at["run"]) if array.at.get("run") in runs else None
-    looks: tuple[Look, ...] = ("solid", "dashed", "dotted")
-    look: Look = "control" if _is_control(array) else looks[kinds.index(array.quantity) % len(looks)]
+    look: Look = "control" if _is_control(array) else LOOKS[kinds.index(array.quantity) % len(LOOKS)]
     probe = str(array.at.get("probe", ""))
     return Series(np.asarray(array.values, dtype=float), _axes(array), run, ", ".join(words), look, probe)

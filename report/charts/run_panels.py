@@ -16,7 +16,7 @@ from ..sections.snapshot_view import shown_positions
 from ..sections.training_view import control_label, thin
 from ..sections.value_aggregation import positive_ratio
 from ..text import finite_or_nan, format_value, one_line, shorten
-from .specs import ChartPanel, CurvePanel, HeatmapPanel, Look, Ranking, RankingPanel, Series
+from .specs import LOOKS, ChartPanel, CurvePanel, HeatmapPanel, Look, Ranking, RankingPanel, Series
 
 _TOP = 10  # tokens of a ranking
 
@@ -242,8 +242,8 @@ def _by_source(runs: Sequence[RunHistory]) -> CurvePanel | None:
     found = [
         series
         for run in runs
-        for name in (run.birth.get("data") or {}).get("sources") or {}
-        if (series := _log_series(run, f"val/loss/{name}", name)) is not None
+        for i, name in enumerate((run.birth.get("data") or {}).get("sources") or {})
+        if (series := _log_series(run, f"val/loss/{name}", name, LOOKS[i % len(LOOKS)])) is not None
     ]
     unit, title = LOGGED["val/loss"].unit, "Validation loss by source"
     return CurvePanel("loss-by-source", title, found, unit=unit, x_log=_x_is_wide(runs)) if found else None

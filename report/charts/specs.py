@@ -19,6 +19,9 @@ Look = Literal["solid", "dashed", "dotted", "control", "band"]
 """How a line is drawn. ``control`` is the grey level that others are judged against, ``band`` the area from its
 negative to itself."""
 
+LOOKS: tuple[Look, ...] = ("solid", "dashed", "dotted")
+"""Of one run's lines in a panel, one after the other."""
+
 DIGITS = 4
 """Significant digits of every number in a page."""
 
