@@ -220,9 +220,10 @@ class Validation(MilestoneCallback):
         if self.bytes_per_token is not None:
             means["val/bits_per_byte"] = means["val/loss"] / math.log(2) / self.bytes_per_token
         # The same on all ranks. Weights that give such a loss can be finite: no checkpoint is written of them either.
-        if bad := next((name for name, value in means.items() if not math.isfinite(value)), None):
+        # All positions are in it; a group may have none here, and then no loss.
+        if not math.isfinite(loss := means["val/loss"]):
             raise RunError(
-                f"{bad} is {means[bad]} after step {step}, though all weights are finite: lower optim.lr or raise "
+                f"val/loss is {loss} after step {step}, though all weights are finite: lower optim.lr or raise "
                 "optim.warmup_steps, and go on from an earlier checkpoint"
             )
         self.last = means

@@ -253,6 +253,26 @@ def test_validation_is_the_mean_over_the_first_windows(tiny, tmp_path):
     assert logged(done, "val/loss_trigger")[0] == pytest.approx(losses[triggers].mean().item(), rel=1e-6)
 
 
+def test_nothing_is_saved_of_weights_whose_validation_loss_is_not_finite(tiny, tmp_path, monkeypatch):
+    passes = iter(range(10**6))
+    # Three passes over six sequences a validation: that of step 4 is the third, after birth and step 2.
+    monkeypatch.setattr(
+        "birthmark.trainer.run_callbacks.next_token_losses",
+        lambda model, batch_BT: batch_BT[:, 1:] * (math.inf if next(passes) >= 6 else 1.0),
+    )
+    with pytest.raises(RunError, match=r"val/loss is inf after step 4, though all weights are finite"):
+        run(tiny({"snapshot.enabled": False}), tmp_path / "run")
+    assert [folder.name for folder in RunDir(tmp_path / "run").checkpoints()] == ["step-00000002"]
+
+
+def test_a_run_without_a_position_of_a_group_goes_on(tiny, tmp_path):
+    # After BOS and an ordinary token there is no input left that could be a trigger.
+    short = {"snapshot.enabled": False, "model.max_seq_len": 2}
+    done = run(tiny(short), tmp_path / "run")
+    assert set(logged(done, "val/loss_trigger").values()) == {None}
+    assert all(map(math.isfinite, logged(done, "val/loss").values()))
+
+
 @pytest.fixture
 def mixed(tiny, tmp_path):
     """A run on two sources, of which the second has a third of the weight of the first."""
