@@ -10,6 +10,7 @@ from typing import Literal
 
 from ..files import user_path
 from ..schema import SEEDS, outside
+from .mixing.config import WeightChange, schedule_problems
 
 TEXT_SUFFIXES = (".txt", ".md", ".py")
 """Files that are one document each."""
@@ -30,7 +31,7 @@ class SourceConfig:
 
     weight: float | None = None
     """Share of the training tokens, relative to the weights of the others; without any weights, shares follow the
-    sources' sizes."""
+    sources' sizes. 0: read by ``schedule`` alone."""
 
     name: str = ""
     """What curves and messages call it; by default the last part of its path."""
@@ -58,6 +59,10 @@ class DataConfig:
     sources: list[SourceConfig] = field(default_factory=list)
     """In place of ``path``: corpora that are read in the shares of their weights, ``[{path: …, weight: .7, name: web},
     …]``. All share one tokenizer; each keeps documents of its own for validation."""
+
+    schedule: list[WeightChange] = field(default_factory=list)
+    """Weights that replace those of ``sources`` from a step on, ``[{step: 8000, weights: {web: .2, code: .8}}]``. Every
+    source goes on where it stood."""
 
     epochs: float | None = None
     """How often a run may read each source at most: one that would read one more often does not start. By default a
@@ -100,13 +105,14 @@ class DataConfig:
         if not self.sources:
             return {"": self}
         return {
-            source.label: replace(self, sources=[], path=source.path, text_field=source.text_field)
+            source.label: replace(self, sources=[], schedule=[], path=source.path, text_field=source.text_field)
             for source in self.sources
         }
 
     def problems(self) -> list[str]:
         """Everything about this config that can be seen to be wrong without reading a corpus; one line each."""
         found = self._source_problems() if self.sources else self._path_problems()
+        found += schedule_problems(self.schedule, [source.label for source in self.sources])
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             found.append(f"data.epochs: {self.epochs} is not a positive number; leave it out for no limit")
         if self.tokenizer != "bpe" and self.path != "backcopy" and not user_path(self.tokenizer).is_file():
@@ -141,8 +147,12 @@ class DataConfig:
         if missing and len(missing) < len(weights):
             found.append(f"data.sources: {missing[0]!r} has no weight, but others have; give all a weight, or none")
         for name, weight in weights.items():
-            if weight is not None and not 0 < weight < math.inf:
-                found.append(f"data.sources: weight {weight} of {name!r} is not positive; leave the source out")
+            if weight is not None and not 0 <= weight < math.inf:
+                found.append(f"data.sources: weight {weight} of {name!r} is not a number of at least 0")
+            elif weight == 0 and not any(name in change.given for change in self.schedule):
+                found.append(f"data.sources: weight 0 of {name!r}, which is never read; leave the source out")
+        if weights and not any(weight is None or weight > 0 for weight in weights.values()):
+            found.append("data.sources: no weight is positive at the start; give one that is")
         for name, config in self.each().items():
             if config.path == "backcopy":
                 found.append(f"data.sources: {name!r} is backcopy, which no text goes with; give it as data.path")

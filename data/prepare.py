@@ -14,12 +14,13 @@ import numpy as np
 from ..errors import UsageError
 from ..files import file_sha256, user_path
 from . import backcopy
+from .batch_ramp import BatchSizes
 from .batches import BatchSource, FixedWindows, TokenWindows
 from .cache import build_once, fingerprint
 from .config import DataConfig
 from .corpora import Corpus, open_corpus
 from .encode import shortened, text_chunks
-from .mixture import InTurn, Mixture
+from .mixing.mixture import InTurn, Mixture
 from .shards import Shards, build_shards, unigram_cross_entropy
 from .tokenizer import TRAINING_BYTES, TextTokenizer, evenly, train_bpe
 
@@ -73,10 +74,13 @@ class PreparedData:
         return {} if self.train.n_samples is None else {"": n_samples / self.train.n_samples}
 
 
-def prepare(config: DataConfig, *, vocab_size: int, seq_len: int) -> PreparedData:
+def prepare(
+    config: DataConfig, *, vocab_size: int, seq_len: int, batch_sizes: BatchSizes | None = None
+) -> PreparedData:
     """Make the data of ``config`` ready for a model of ``vocab_size`` tokens and samples of ``seq_len`` positions.
 
-    Every process of a run may call it at once: the first builds, the others wait and reuse.
+    Every process of a run may call it at once: the first builds, the others wait and reuse. ``batch_sizes`` are those
+    of the run's steps, at which ``data.schedule`` changes weights.
 
     Raises:
         UsageError: the config cannot be met; one line that names the field.
@@ -84,6 +88,8 @@ def prepare(config: DataConfig, *, vocab_size: int, seq_len: int) -> PreparedDat
     """
     if problems := config.problems():
         raise UsageError("\n".join(problems))
+    if config.schedule and batch_sizes is None:
+        raise ValueError("data.schedule changes weights at steps, whose batch_sizes are missing")
     if config.path == "backcopy":
         return _prepare_backcopy(config, vocab_size, seq_len)
     corpora = {}
@@ -121,9 +127,12 @@ def prepare(config: DataConfig, *, vocab_size: int, seq_len: int) -> PreparedDat
         record = {"path": config.path, **facts[""], **of_all}
         bytes_per_token = facts[""]["bytes_per_token"]
         return PreparedData(train[""], val[""], record=record, bytes_per_token=bytes_per_token, **common)
-    weights = [source.weight for source in config.sources]
-    sizes = [windows.n_tokens for windows in train.values()]
-    mixture = Mixture(train, [size if weight is None else weight for weight, size in zip(weights, sizes, strict=True)])
+    sizes = {name: windows.n_tokens for name, windows in train.items()}
+    mixture = Mixture(
+        train,
+        {source.label: sizes[source.label] if source.weight is None else source.weight for source in config.sources},
+        [(batch_sizes.before(change.step), change.weights) for change in config.schedule] if batch_sizes else (),
+    )
     record = {
         "kind": "sources",
         "path": config.entries,

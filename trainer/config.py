@@ -370,6 +370,12 @@ class RunConfig:
                 f"trainer.val_sequences is {self.trainer.val_sequences}, fewer than the {len(self.data.sources)} of "
                 "data.sources, each of which has a validation loss of its own: give more"
             )
+        problems += [
+            f"data.schedule[{i}].step is {change.step}, where the run is over: give less than trainer.max_steps "
+            f"({self.trainer.max_steps}), or leave the change out"
+            for i, change in enumerate(self.data.schedule)
+            if change.step >= self.trainer.max_steps
+        ]
         longest = self.model.max_seq_len
         if self.snapshot.enabled and self.snapshot.seq_len > longest:
             problems.append(

@@ -106,10 +106,13 @@ def _check_epochs(config: RunConfig, data: PreparedData) -> None:
 
 
 def _mixture_line(config: RunConfig, data: PreparedData) -> str:
-    """The shares of the sources, and how often the run reads each."""
+    """The shares of the sources, where they change, and how often the run reads each."""
     assert data.mixture is not None
     epochs = data.epochs(config.trainer.batch_sizes.before(config.trainer.max_steps))
     said = ", ".join(f"{name} {share:.1%} ({epochs[name]:.2g} ×)" for name, share in data.mixture.shares.items())
+    for change, stage in zip(config.data.schedule, data.mixture.stages[1:], strict=True):
+        said += f"; from step {change.step:,} on "
+        said += ", ".join(f"{name} {share:.1%}" for name, share in stage.shares.items() if share)
     weights = [source.weight for source in config.data.sources if source.weight is not None]
     if not weights or math.isclose(sum(weights), 1):
         return f"sources: {said}"
@@ -298,7 +301,12 @@ def pretrain(
             Decoder(config.model)
         # One process of a node reads all of its shards again; a damaged one ends the others too.
         checked = config.data if process is None or process.local_rank == 0 else replace(config.data, verify="size")
-        data = prepare(checked, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
+        data = prepare(
+            checked,
+            vocab_size=config.model.vocab_size,
+            seq_len=config.model.max_seq_len,
+            batch_sizes=config.trainer.batch_sizes,
+        )
         _check_epochs(config, data)
         config = _fitted(config, data)
         # Another number of processes may go on with the run: its config.yaml keeps the micro-batch that was asked for.

@@ -23,6 +23,7 @@ from rich.console import Console
 from birthmark.callbacks.stop import StopOnSignal
 from birthmark.data.batch_ramp import BatchRamp
 from birthmark.data.config import DataConfig, SourceConfig
+from birthmark.data.mixing.config import WeightChange
 from birthmark.data.prepare import prepare
 from birthmark.errors import RunError, UsageError
 from birthmark.files import write_sealed_json
@@ -298,6 +299,20 @@ def test_every_source_has_its_share_and_its_own_validation_loss(mixed, tmp_path)
     assert code[0] == pytest.approx(-log_p.gather(-1, batch[:, 1:, None]).mean().item(), rel=1e-6)
     tokens = [logged(done, f"train/tokens{name}")[6] for name in ("", "/prose", "/code")]
     assert tokens == [6 * 4 * 12, 0.75 * 6 * 4 * 12, 0.25 * 6 * 4 * 12]
+
+
+def test_shares_change_at_their_step(mixed, tmp_path):
+    schedule = [WeightChange(3, {"code": 1.0})]
+    changed = replace(mixed, data=replace(mixed.data, schedule=schedule), trainer=replace(mixed.trainer, log_every=3))
+    said = io.StringIO()
+    done = pretrain(changed, RunDir(tmp_path / "run"), console=Console(file=said, width=200)).run
+    assert "; from step 3 on code 100.0%" in said.getvalue()
+    assert read_config(done.config).data == changed.data
+    # Twelve samples of twelve tokens in three steps.
+    assert logged(done, "train/tokens/prose") == {3: 9 * 12, 6: 9 * 12}
+    assert logged(done, "train/tokens/code") == {3: 3 * 12, 6: 15 * 12}
+    with pytest.raises(UsageError, match=r"^data\.schedule\[0\]\.step is 3, where the run is over"):
+        replace(changed, trainer=replace(changed.trainer, max_steps=3))
 
 
 def test_a_run_that_would_read_a_source_too_often_does_not_start(mixed, tmp_path):

@@ -157,7 +157,12 @@ def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] 
     if loaded.run is None:
         raise UsageError(f"{loaded.name}: is no run with validation text of its own; give text, --data PATH")
     config, born = read_config(RunDir(loaded.run).config), RunDir(loaded.run).read_birth()
-    data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len)
+    data = prepare(
+        config.data,
+        vocab_size=config.model.vocab_size,
+        seq_len=config.model.max_seq_len,
+        batch_sizes=config.trainer.batch_sizes,
+    )
     for name in ("content_hash", "tokenizer_hash"):
         if data.record.get(name) != (born.get("data") or {}).get(name):
             raise UsageError(f"{loaded.name}: the text of data.path has changed since this run; give text, --data PATH")

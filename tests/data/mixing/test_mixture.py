@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from birthmark.data.batch_ramp import BatchSizes
 from birthmark.data.batches import FixedWindows, MicroBatches, ShardedTokens, TokenWindows
 from birthmark.data.config import DataConfig, SourceConfig
-from birthmark.data.mixture import InTurn, Mixture
+from birthmark.data.mixing.config import WeightChange
+from birthmark.data.mixing.mixture import InTurn, Mixture
 from birthmark.data.prepare import prepare
 from birthmark.errors import UsageError
 
@@ -33,33 +31,27 @@ def sources(tmp_path: Path) -> dict[str, TokenWindows]:
     return found
 
 
-@settings(max_examples=60, deadline=None)
-@given(weights=st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=12), n=st.integers(1, 3000))
-def test_each_source_is_read_in_order_and_in_its_share(weights: list[float], n: int) -> None:
-    class Windows(FixedWindows):
-        def __init__(self) -> None:
-            self.seq_len, self.vocab_size, self.n_tokens, self.n_samples = SEQ_LEN, 9, 100, 10
-
-    mixture = Mixture({str(i): Windows() for i in range(len(weights))}, weights)
-    source_N, number_N = mixture.places(np.arange(n))
-    counts = Counter(source_N.tolist())
-    for source, weight in enumerate(weights):
-        assert number_N[source_N == source].tolist() == list(range(counts[source]))
-        # A level of the tree errs by half a sample at most, and deeper ones are the smaller part of their error.
-        assert abs(counts[source] - n * weight / sum(weights)) <= 1.5
-    assert mixture.taken(n) == {str(source): counts[source] for source in range(len(weights))}
-
-
-def test_shares_hold_at_every_thousand_samples(sources: dict[str, TokenWindows]) -> None:
-    mixture = Mixture(sources, [0.7, 0.25, 0.05])
-    source_N, _ = mixture.places(np.arange(20_000))
-    for n in range(1000, 20_001, 1000):
-        shares = np.bincount(source_N[:n], minlength=3) / n
-        np.testing.assert_allclose(shares, [0.7, 0.25, 0.05], atol=1e-3)
+def test_shares_hold_at_every_thousand_samples_of_a_stage(sources: dict[str, TokenWindows]) -> None:
+    stages = {0: {"web": 0.7, "code": 0.25, "poems": 0.05}, 4321: {"code": 1, "poems": 2}, 9000: {"web": 1.0}}
+    changes = [(first, weights) for first, weights in stages.items() if first]
+    mixture = Mixture(sources, stages[0], changes)
+    source_N, number_N = mixture.places(np.arange(12_000))
+    for (first, weights), last in zip(stages.items(), [4321, 9000, 12_000], strict=True):
+        asked = np.array([weights.get(name, 0) for name in sources]) / sum(weights.values())
+        for n in range(1000, last - first + 1, 1000):
+            shares = np.bincount(source_N[first : first + n], minlength=3) / n
+            np.testing.assert_allclose(shares, asked, atol=1e-3)
+    # Over all stages each source is read in its order, none of its samples twice or never.
+    for i in range(3):
+        assert number_N[source_N == i].tolist() == list(range(int((source_N == i).sum())))
+    for n in (0, 4320, 4321, 9000, 12_000):
+        assert list(mixture.taken(n).values()) == np.bincount(source_N[:n], minlength=3).tolist()
+    assert mixture.shares == pytest.approx(stages[0])
+    assert mixture.epochs(12_000)["poems"] == int((source_N == 2).sum()) / 7
 
 
 def test_a_sample_is_what_its_source_gives(sources: dict[str, TokenWindows]) -> None:
-    mixture = Mixture(sources, [5, 2, 1])
+    mixture = Mixture(sources, {"web": 5, "code": 2, "poems": 1})
     read: dict[str, list[list[int]]] = {name: [] for name in sources}
     for sample in mixture.batch(0, 400).tolist():
         read[list(sources)[sample[0] // 10_000]].append(sample)
@@ -76,7 +68,7 @@ def test_a_sample_is_what_its_source_gives(sources: dict[str, TokenWindows]) -> 
 
 def test_processes_that_come_and_go_read_one_order(sources: dict[str, TokenWindows]) -> None:
     """One process for three steps, three for two, two for four: the samples of the uninterrupted run."""
-    mixture = Mixture(sources, [5, 2, 1])
+    mixture = Mixture(sources, {"web": 5, "code": 2, "poems": 1})
     found: list[list[int]] = []
     for first, last, n_processes in ((0, 3, 1), (3, 5, 3), (5, 9, 2)):
         ranks = [
@@ -151,8 +143,9 @@ def source(path: str, weight: float | None = 1.0, name: str = "") -> SourceConfi
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"sources": [source("stdlib", -1.0)]}, "data.sources: weight -1.0 of 'stdlib' is not positive"),
-        ({"sources": [source("stdlib", 0.0), source("readmes", 0.0)]}, "data.sources: weight 0.0 of 'readmes'"),
+        ({"sources": [source("stdlib", -1.0)]}, "data.sources: weight -1.0 of 'stdlib' is not a number of at least 0"),
+        ({"sources": [source("stdlib", 0.0), source("readmes")]}, "data.sources: weight 0 of 'stdlib', which is never"),
+        ({"sources": [source("stdlib", 0.0)]}, "data.sources: no weight is positive at the start"),
         ({"sources": [source("stdlib", float("nan"))]}, "data.sources: weight nan of 'stdlib'"),
         ({"sources": [source("stdlib"), source("readmes", None)]}, "data.sources: 'readmes' has no weight"),
         ({"sources": [source("stdlib"), source("readmes", name="stdlib")]}, "data.sources: 2 are called 'stdlib'"),
@@ -166,6 +159,37 @@ def source(path: str, weight: float | None = 1.0, name: str = "") -> SourceConfi
 def test_what_cannot_be_mixed_is_one_line(fields: dict[str, Any], message: str) -> None:
     problems = DataConfig(**fields).problems()
     assert any(problem.startswith(message) and "\n" not in problem for problem in problems), problems
+
+
+TWO = [source("stdlib"), source("readmes", 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([(0, {"readmes": 1.0})], "data.schedule[0].step: 0 is not above 0"),
+        ([(5, {"readmes": 1.0}), (5, {"stdlib": 1.0})], "data.schedule[1].step: 5 is not above 5"),
+        (
+            [(5, {"readmes": 1.0, "web": 1.0})],
+            "data.schedule[0].weights: 'web' is none of data.sources; they are",
+        ),
+        ([(5, {"readmes": -1.0})], "data.schedule[0].weights: -1.0 of 'readmes' is not a number of at least 0"),
+        ([(5, {"readmes": float("nan")})], "data.schedule[0].weights: nan of 'readmes'"),
+        ([(5, {"readmes": 1.0}), (9, {"stdlib": 0.0})], "data.schedule[1].weights: none is positive"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_one_line(changes: list[tuple[int, dict[str, float]]], message: str) -> None:
+    schedule = [WeightChange(step, weights) for step, weights in changes]
+    (problem,) = DataConfig(sources=TWO, schedule=schedule).problems()
+    assert problem.startswith(message)
+    assert "\n" not in problem
+
+
+def test_a_schedule_may_bring_a_source_in_and_needs_sources() -> None:
+    schedule = [WeightChange(5, {"readmes": 1.0})]
+    assert DataConfig(sources=TWO, schedule=schedule).problems() == []
+    (problem,) = DataConfig(schedule=schedule).problems()
+    assert problem.startswith("data.schedule: changes the weights of data.sources, and there are none")
 
 
 def test_a_message_names_the_source(config: DataConfig, tmp_path: Path) -> None:

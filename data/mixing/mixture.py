@@ -1,46 +1,15 @@
-"""Samples of several sources in asked shares: which source gives sample ``i``, and its how manieth, is computed.
-
-Sources are the leaves of a binary tree. At every node the ``j``-th sample goes to the left where that keeps the left
-side's share to half a sample: ``⌊w·j + 1/2⌋`` of the first ``j`` are the left side's. The tree is Huffman's, in which
-the errors of the levels add up to about one sample of any source, after any number of samples. No state is kept.
-"""
+"""Samples of several sources in asked shares, which may change at steps, as one source. No state is kept."""
 
 from __future__ import annotations
 
-import heapq
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
-from .batches import FixedWindows
-
-
-@dataclass(frozen=True)
-class _Fork:
-    left: _Tree
-    right: _Tree
-    left_share: float
-    """Of the samples that come here."""
-
-    def lefts(self, n: np.ndarray) -> np.ndarray:
-        """How many of the first ``n`` samples that come here go to the left."""
-        return np.floor(n * self.left_share + 0.5).astype(np.int64)
-
-
-#: A leaf is the number of a source.
-_Tree: TypeAlias = _Fork | int
-
-
-def _tree(shares: Sequence[float]) -> _Tree:
-    """Huffman's tree of the shares; the numbers of nodes decide between equal ones."""
-    nodes: list[tuple[float, int, _Tree]] = [(share, i, i) for i, share in enumerate(shares)]
-    heapq.heapify(nodes)
-    for number in range(len(shares), 2 * len(shares) - 1):
-        (share, _, left), (other, _, right) = heapq.heappop(nodes), heapq.heappop(nodes)
-        heapq.heappush(nodes, (share + other, number, _Fork(left, right, share / (share + other))))
-    return nodes[0][2]
+from ..batches import FixedWindows
+from .proportions import Proportions
 
 
 class _Sources:
@@ -71,54 +40,76 @@ class _Sources:
         return out_NT
 
 
+@dataclass(frozen=True)
+class Stage:
+    """From where on sources have which shares."""
+
+    first: int
+    """Global index of its first sample."""
+
+    shares: dict[str, float]
+    """Of the samples, by source; they add up to 1."""
+
+    proportions: Proportions
+    before_S: np.ndarray
+    """Samples that each source gives in the stages before."""
+
+
 class Mixture(_Sources):
     """Samples in asked shares, each source read in its own order.
 
     Args:
         sources: by name, all of one ``seq_len``.
-        shares: of the samples, positive, one for each source; they are taken relative to their sum.
+        weights: by source, taken relative to their sum; one without a weight is not read.
+        changes: weights from a sample on, in the order of these samples: (its global index, weights by source).
     """
 
-    def __init__(self, sources: Mapping[str, FixedWindows], shares: Sequence[float]) -> None:
+    def __init__(
+        self,
+        sources: Mapping[str, FixedWindows],
+        weights: Mapping[str, float],
+        changes: Sequence[tuple[int, Mapping[str, float]]] = (),
+    ) -> None:
         super().__init__(sources)
-        self.shares = dict(zip(self.sources, (share / sum(shares) for share in shares), strict=True))
-        self._root = _tree(list(self.shares.values()))
+        self.stages: list[Stage] = []
+        """In their order; the first begins with sample 0."""
+        for first, of_stage in ((0, weights), *changes):
+            given = {name: of_stage.get(name, 0) for name in self.sources}
+            total = sum(given.values())
+            before_S = self._taken(first) if self.stages else np.zeros(len(given), dtype=np.int64)
+            shares = {name: weight / total for name, weight in given.items()}
+            self.stages.append(Stage(first, shares, Proportions(list(given.values())), before_S))
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """Of the samples, by source, at the start."""
+        return self.stages[0].shares
 
     @property
     def n_samples(self) -> int:
         """Different samples of all sources."""
         return sum(source.n_samples for source in self._windows)
 
+    def _stage(self, sample: int) -> int:
+        return bisect_right(self.stages, sample, key=lambda stage: stage.first) - 1
+
     def places(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """See the base: down the tree, all samples together."""
+        """See the base: a stage goes on with every source where the one before it stopped."""
         source_N, number_N = np.empty_like(samples_N), np.empty_like(samples_N)
-
-        def descend(node: _Tree, at_M: np.ndarray, number_M: np.ndarray) -> None:
-            if isinstance(node, int):
-                source_N[at_M], number_N[at_M] = node, number_M
-                return
-            before_M = node.lefts(number_M)
-            is_left_M = node.lefts(number_M + 1) > before_M
-            descend(node.left, at_M[is_left_M], before_M[is_left_M])
-            descend(node.right, at_M[~is_left_M], (number_M - before_M)[~is_left_M])
-
-        descend(self._root, np.arange(len(samples_N)), samples_N)
+        stages_N = np.searchsorted([stage.first for stage in self.stages], samples_N, side="right") - 1
+        for index in np.unique(stages_N).tolist():
+            stage, here_N = self.stages[index], stages_N == index
+            source_M, number_M = stage.proportions.places(samples_N[here_N] - stage.first)
+            source_N[here_N], number_N[here_N] = source_M, stage.before_S[source_M] + number_M
         return source_N, number_N
+
+    def _taken(self, n_samples: int) -> np.ndarray:
+        stage = self.stages[self._stage(n_samples)]
+        return stage.before_S + stage.proportions.taken(n_samples - stage.first)
 
     def taken(self, n_samples: int) -> dict[str, int]:
         """How many of the first ``n_samples`` each source gives."""
-        counts = [0] * len(self._windows)
-
-        def descend(node: _Tree, n: int) -> None:
-            if isinstance(node, int):
-                counts[node] = n
-                return
-            left = int(node.lefts(np.asarray(n)))
-            descend(node.left, left)
-            descend(node.right, n - left)
-
-        descend(self._root, n_samples)
-        return dict(zip(self.sources, counts, strict=True))
+        return dict(zip(self.sources, self._taken(n_samples).tolist(), strict=True))
 
     def tokens_by_source(self, n_tokens: int) -> dict[str, int]:
         """How many of the first ``n_tokens``, which are whole samples, each source gives."""
