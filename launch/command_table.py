@@ -15,6 +15,7 @@ COMMANDS = (
     "demo",
     "pretrain",
     "launch",
+    "data",
     "report",
     "figure",
     "describe",

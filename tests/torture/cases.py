@@ -486,6 +486,7 @@ _USUAL: dict[str, tuple[str, ...]] = {
     "report": ("run", "--json"),
     "describe": ("tiny.yaml",),
     "plan": ("tiny.yaml", "--n_gpus", "1", "--alone"),
+    "data": ("tiny.yaml",),
     "birth": ("tiny.yaml",),
     "sample": ("run", "--max_tokens", "3"),
     "export": ("run", "new"),

@@ -1,0 +1,118 @@
+"""`birthmark data`: what a run reads, before it reads it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import Namespace
+from rich.console import Console
+
+from ...errors import UsageError
+from ...trainer.config_file import read_config
+from ...trainer.config_parser import Parser
+from ..options import add_json
+from ..overrides import add_overrides, read_overrides
+
+SUMMARY = "Show what a run reads: its sources, how often each, samples in words, and the batch of any step."
+
+#: Samples that are shown where no step is asked for.
+_N_SAMPLES = 10
+#: Characters of a sample that a person reads; --json has all of them.
+_CHARS = 240
+
+
+def add_options(parser: Parser) -> None:
+    """The run, and one of its steps."""
+    parser.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run.")
+    parser.add_argument(
+        "--step", type=int | None, metavar="N", help="Show the batch that optimizer step N trains on, from 1."
+    )
+    add_overrides(parser, "Change the config.")
+    add_json(parser)
+
+
+def run(options: Namespace) -> int:
+    """Tokenise what is not yet, and show it.
+
+    Raises:
+        UsageError: a config, or a step, that is impossible.
+    """
+    from ...data.mixing.shown import described, first_samples, source_facts, step_batch
+    from ...data.prepare import prepare
+    from ...report.terminal import print_json
+    from ...trainer.initial_model import resolve_init_from
+
+    config = resolve_init_from(read_config(Path(options.config), read_overrides(options["set"])))
+    sizes, max_steps, step = config.trainer.batch_sizes, config.trainer.max_steps, options.step
+    if step is not None and not 1 <= step <= max_steps:
+        raise UsageError(f"--step {step}: give 1 to trainer.max_steps ({max_steps})")
+    data = prepare(config.data, vocab_size=config.model.vocab_size, seq_len=config.model.max_seq_len, batch_sizes=sizes)
+    n_samples = sizes.before(max_steps)
+    sources = source_facts(data, n_samples)
+    tokens_BT = first_samples(data, sizes, _N_SAMPLES) if step is None else step_batch(data, sizes, step)
+    samples = described(data, 0 if step is None else sizes.before(step - 1), tokens_BT)
+    changes = []
+    if data.mixture is not None:
+        stages = zip(config.data.schedule, data.mixture.stages[1:], strict=True)
+        changes = [{"step": change.step, "shares": stage.shares} for change, stage in stages]
+    if options.json:
+        for sample, ids in zip(samples, tokens_BT.tolist(), strict=True):
+            sample["tokens"] = ids
+        record = {
+            "steps": max_steps,
+            "tokens": n_samples * config.model.max_seq_len,
+            "sources": sources,
+            "changes": changes,
+            "step": step,
+            "samples": samples,
+        }
+        print_json(record)
+        return 0
+    console = Console()
+    _print_sources(sources, changes, console)
+    what = f"the first {len(samples)} samples" if step is None else f"the {len(samples)} samples of step {step:,}"
+    console.print(f"\n[bold]{what}[/bold], of {data.train.seq_len:,} tokens and the next; ‖ ends a document")
+    for sample in samples:
+        _print_sample(sample, console)
+    return 0
+
+
+def _print_sources(sources: list[dict[str, Any]], changes: list[dict[str, Any]], console: Console) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    numbers = ("documents", "tokens", "bytes/token", "share", "tokens read", "epochs")
+    table = Table("source", *numbers, box=None, pad_edge=False)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for facts in sources:
+        cells = (
+            (facts["documents"], ","),
+            (facts["tokens"], ","),
+            (facts["bytes_per_token"], ".3g"),
+            (facts["share"], ".1%"),
+            (facts["tokens_read"], ","),
+            (facts["epochs"], ".3g"),
+        )
+        shown = ("–" if value is None else f"{value:{form}}" for value, form in cells)
+        table.add_row(escape(facts["name"] or facts["kind"]), *shown)
+    console.print(table)
+    for change in changes:
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in change["shares"].items() if share)
+        console.print(f"from step {change['step']:,} on: {shares}", highlight=False, soft_wrap=True, markup=False)
+
+
+def _print_sample(sample: dict[str, Any], console: Console) -> None:
+    place = f"sample {sample['sample']:,}"
+    if sample["source"]:
+        place += f"  {sample['source']} {sample['number']:,}"
+    if sample["epoch"] is not None:
+        place += f"  epoch {sample['epoch'] + 1:,}"
+    if borders := sample["borders"]:
+        place += f"  documents end at {', '.join(map(str, borders[:6]))}{' …' if len(borders) > 6 else ''}"
+    console.print(f"\n{place}", style="bold", highlight=False, soft_wrap=True, markup=False)
+    text = sample["text"]
+    shown = text if len(text) <= _CHARS else f"{text[:_CHARS]}…"
+    # What a terminal would obey is no text.
+    console.print("".join(c if c.isprintable() or c in "\n\t" else "�" for c in shown), highlight=False, markup=False)
