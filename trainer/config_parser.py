@@ -5,14 +5,17 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from itertools import pairwise
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from ..errors import UsageError
 from ..schema import shown
+from ..yaml_files import parse_yaml
 from .by_name.shipped_configs import find_config, shipped_configs
 from .config import RunConfig
 from .saved_config import read_config_yaml
@@ -29,6 +32,10 @@ class Parser(ArgumentParser):
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
         """As the library does, but for a number of more digits than a float has."""
+        words = list(args[0] if args and args[0] is not None else sys.argv[1:])
+        for name in {action.dest for action in self._actions} & _listed_fields().keys():
+            for value in _values_of(f"--{name}", words):
+                _check_listed("", value, _listed_fields()[name], name)
         try:
             return super().parse_args(*args, **kwargs)
         except OverflowError:
@@ -89,6 +96,8 @@ def listed_config(kind: Any) -> type | None:
 
 def _check_listed(where: str, content: Any, config: type, group: str) -> None:
     """Refuse what the parser would name without its place: entries of a list that are no such configs."""
+    if isinstance(content, str):
+        content = parse_yaml(content, f"{where}{group}")
     known = [field.name for field in dataclasses.fields(config)]
     required = next(iter(known))
     for i, entry in enumerate(content if isinstance(content, list) else [content]):
@@ -97,6 +106,25 @@ def _check_listed(where: str, content: Any, config: type, group: str) -> None:
             raise UsageError(f"{place} is {shown(entry)}: write {{{required}: …}}, with any of {', '.join(known[1:])}")
         if unknown := [name for name in entry if name not in known]:
             raise UsageError(f"{place}.{unknown[0]}: no such field; there are {', '.join(known)}")
+
+
+@cache
+def _listed_fields(config: type = RunConfig, prefix: str = "") -> Mapping[str, type]:
+    """Fields that list configs, by dotted name, and which."""
+    found: dict[str, type] = {}
+    for field in dataclasses.fields(config):
+        kind = field.default_factory
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            found |= _listed_fields(kind, f"{prefix}{field.name}.")
+        elif (listed := listed_config(field_types(config)[field.name])) is not None:
+            found[prefix + field.name] = listed
+    return found
+
+
+def _values_of(option: str, words: Sequence[str]) -> list[str]:
+    """Values of an option on a command line, after a space or an equals sign."""
+    after = [value for word, value in pairwise(words) if word == option]
+    return after + [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
 
 
 def add_run_fields(parser: ArgumentParser) -> None:

@@ -97,3 +97,16 @@ def test_a_page_for_people(mixed, capsys):
 def test_a_wrong_request_is_one_line(mixed, capsys, arguments, message):
     assert main(["data", mixed[1], *arguments]) == 2
     assert capsys.readouterr().err.splitlines() == [f"birthmark: error: {message}"]
+
+
+@pytest.mark.parametrize("words", [("--data.sources", "{}"), ("--data.sources={}",)])
+def test_a_misspelt_key_of_a_source_is_named_with_its_place(tmp_path, capsys, words):
+    listed = "[{path: stdlib}, {path: readmes, wieght: 1}]"
+    arguments = [word.format(listed) for word in words]
+    assert main(["pretrain", "--run_dir", str(tmp_path / "run"), *arguments]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("birthmark: error: data.sources[1].wieght: no such field; there are path, weight")
+    assert main(["pretrain", "--data.schedule", "[{weights: {a: 1}}]"]) == 2
+    assert capsys.readouterr().err.startswith("birthmark: error: data.schedule[0] is ")
+    assert main(["pretrain", "--data.schedule", "[{step: x}"]) == 2
+    assert "data.schedule: not YAML" in capsys.readouterr().err
