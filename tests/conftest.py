@@ -1,5 +1,6 @@
 """What several folders' tests share: a run that trains in a second, small models of transformers, two processes."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -10,6 +11,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import time
 import venv
 
@@ -91,6 +93,33 @@ def _trains(function):
         for f in helpers
         if isinstance(f, FunctionType) and f.__module__ == function.__module__ and f is not function
     )
+
+
+def pytest_configure(config):
+    """Start the server of `python` once for all workers; it imports nothing before a test asks for it."""
+    if hasattr(config, "workerinput"):
+        return
+    folder = Path(tempfile.mkdtemp(prefix="python-"))
+    # Threads of its own that compute would not survive a fork.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    server = [sys.executable, "-W", "ignore", Path(__file__).with_name("forked_python.py"), folder]
+    process = subprocess.Popen(server, stdin=subprocess.PIPE, env=environment, start_new_session=True)
+
+    def stop():
+        process.communicate()
+        shutil.rmtree(folder)
+
+    config.add_cleanup(stop)
+    os.environ["FORKED_PYTHON"] = str(folder / "python")
+
+
+@pytest.fixture(scope="session")
+def python():
+    """A Python that has imported what runs need, and starts in a moment (tests/forked_python.py)."""
+    file = Path(os.environ["FORKED_PYTHON"])
+    while not file.exists():
+        time.sleep(0.05)
+    return str(file)
 
 
 def pytest_collection_modifyitems(items):
@@ -348,14 +377,16 @@ os._exit(0)
 
 
 @pytest.fixture(scope="session")
-def as_ranks():
+def as_ranks(python):
     """``as_ranks(script, *arguments, n=2)``: run it as ranks 0 … n − 1; what each printed, and their exit statuses.
+
+    ``python=sys.executable`` starts processes of their own, for scripts that measure memory.
 
     It is given its rank, then the arguments, in which ``{rank}`` is the rank.
     """
 
-    def run(script, *arguments, n=2):
-        command = [sys.executable, "-W", "ignore", "-c", script + _LEAVE]
+    def run(script, *arguments, n=2, python=python):
+        command = [python, "-W", "ignore", "-c", script + _LEAVE]
         started = [
             subprocess.Popen(
                 [*command, *(str(argument).replace("{rank}", str(rank)) for argument in (rank, *arguments))],
@@ -406,8 +437,8 @@ def free_port():
 def torchrun(free_port):
     """``torchrun(*command, n=2)``: start it in n processes of one core each."""
 
-    def start(*command, n=2):
-        launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={n}"]
+    def start(*command, n=2, python=sys.executable):
+        launcher = [python, "-m", "torch.distributed.run", f"--nproc_per_node={n}"]
         return subprocess.Popen(
             [*launcher, f"--master_port={free_port()}", *map(str, command)],
             stdout=subprocess.PIPE,
@@ -420,11 +451,11 @@ def torchrun(free_port):
 
 
 @pytest.fixture(scope="session")
-def launched(torchrun):
+def launched(torchrun, python):
     """``launched(*command, n=2)``: run it under torchrun to its end, which must be a good one; what it printed."""
 
     def run(*command, n=2):
-        process = torchrun(*command, n=n)
+        process = torchrun(*command, n=n, python=python)
         try:
             output, errors = process.communicate(timeout=300)
         finally:
@@ -436,70 +467,41 @@ def launched(torchrun):
     return run
 
 
-#: Its arguments: the number of ranks, a script, and the script's own. As a launcher it ends all ranks when one
-#: fails. Nothing may compute before the ranks are there: a process with threads must not fork.
-_FORK = """
-import importlib, importlib.util, os, runpy, signal, socket, sys, traceback
-
-n, script, *arguments = sys.argv[1:]
-os.environ.setdefault("DS_ACCELERATOR", "cpu")
-for name in ("torch.distributed.fsdp", "lightning.pytorch", "birthmark.trainer.run", "birthmark.measure.measurement"):
-    importlib.import_module(name)
-if importlib.util.find_spec("deepspeed"):
-    import deepspeed
-
-# Not before: others may take it while libraries load.
-with socket.socket() as free:
-    free.bind(("127.0.0.1", 0))
-    port = str(free.getsockname()[1])
-
-ranks = {}
-for rank in range(int(n)):
-    if pid := os.fork():
-        ranks[pid] = rank
-        continue
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port, WORLD_SIZE=n, LOCAL_WORLD_SIZE=n)
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))
-    sys.argv, status = [script, *arguments], 1
-    try:
-        runpy.run_path(script, run_name="__main__")
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-failed = 0
-while ranks:
-    pid, status = os.wait()
-    del ranks[pid]
-    if status and not failed:
-        failed = 1
-        for other in ranks:
-            os.kill(other, signal.SIGKILL)
-sys.exit(failed)
-"""
-
-
 @pytest.fixture(scope="session")
-def forked():
-    """``forked(script, *arguments, n=2)``: run it in n processes of one core each to a good end; what it printed.
+def forked(python, free_port):
+    """``forked(script, *arguments, n=2)``: run it in n processes of one core each to a good end; what rank 0 printed.
 
-    They are forked from one that has imported what runs need: under torchrun each imports it anew, and torchrun too,
-    which takes longer than small runs do. One thread builds what is compiled: a pool of them starts as many processes.
+    As a launcher it ends all when one fails. One thread builds what is compiled: a pool of them starts as many
+    processes.
     """
 
     def run(script, *arguments, n=2):
-        done = subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", _FORK, *map(str, (n, script, *arguments))],
-            capture_output=True,
-            text=True,
-            timeout=300,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+        common |= {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        command, ends = [python, "-W", "ignore", script, *map(str, arguments)], time.monotonic() + 300
+        with contextlib.ExitStack() as files:
+            printed = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(n)]
+            ranks = [
+                subprocess.Popen(
+                    command,
+                    stdout=file,
+                    stderr=subprocess.STDOUT,
+                    env={**os.environ, "DS_ACCELERATOR": "cpu", **common, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                )
+                for rank, file in enumerate(printed)
+            ]
+            try:
+                while (statuses := {rank.poll() for rank in ranks}) == {None} or statuses == {None, 0}:
+                    assert time.monotonic() < ends, "the ranks have not ended within 300 s"
+                    time.sleep(0.02)
+            finally:
+                for rank in ranks:
+                    rank.kill()
+            outputs = [file.seek(0) or file.read() for file in printed]
+        assert statuses == {0}, "\n[another rank]\n".join(
+            f"{output[:6000]}\n[…]\n{output[-2000:]}" for output in outputs
         )
-        assert done.returncode == 0, f"{done.stderr[:6000]}\n[…]\n{done.stderr[-2000:]}"
-        return done.stdout
+        return outputs[0]
 
     return run
 

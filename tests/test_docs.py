@@ -114,7 +114,7 @@ def check_parses(block):
             raise AssertionError(f"no way to check {shlex.join(words)!r}: {block}")
 
 
-def run_shell(block):
+def run_shell(block, python):
     """Run it: lines of plain ``birthmark`` in this process, others in a shell."""
     lines = commands(block)
     if all(words[0] == "birthmark" for words in lines):
@@ -125,8 +125,8 @@ def run_shell(block):
                 status = left.code
             assert not status, f"{shlex.join(words)}: exit status {status}, in {block}"
         return
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": path, "PYTHON": sys.executable}
+    path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": path, "PYTHON": python}
     subprocess.run(["bash", "-euo", "pipefail", "-c", block.text], check=True, env=environment, timeout=600)
 
 
@@ -278,7 +278,7 @@ def no_page_at_the_end():
         yield
 
 
-def run_page(page, folder, slow):
+def run_page(page, folder, python, slow):
     """Run its blocks in their order; Python blocks share their names, as one session of a reader's would."""
     names = {}
     end = contextlib.nullcontext() if slow or name_of(page) in DRAWN else no_page_at_the_end()
@@ -291,7 +291,7 @@ def run_page(page, folder, slow):
             elif "needs" in block.marks or ("slow" in block.marks and not slow):
                 check_parses(block)
             elif block.language == "sh":
-                run_shell(block)
+                run_shell(block, python)
             else:
                 names |= given_to(block)
                 exec(compile(block.text, f"{name_of(page)}:{block.line}", "exec"), names)
@@ -306,14 +306,14 @@ SLOW = [page for page in WITH_BLOCKS if any("slow" in block.marks for block in b
 
 
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=name_of)
-def test_every_block_runs_or_parses_as_it_is_written(page, readers_folder, tmp_path):
-    run_page(page, shutil.copytree(readers_folder, tmp_path / "reader"), slow=False)
+def test_every_block_runs_or_parses_as_it_is_written(page, readers_folder, tmp_path, python):
+    run_page(page, shutil.copytree(readers_folder, tmp_path / "reader"), python, slow=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SLOW, ids=name_of)
-def test_slow_blocks_run_as_they_are_written(page, readers_folder, tmp_path):
-    run_page(page, shutil.copytree(readers_folder, tmp_path / "reader"), slow=True)
+def test_slow_blocks_run_as_they_are_written(page, readers_folder, tmp_path, python):
+    run_page(page, shutil.copytree(readers_folder, tmp_path / "reader"), python, slow=True)
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ a name or flushes something, for every n there is.
 
 import json
 import subprocess
-import sys
 
 import pytest
 
@@ -155,8 +154,8 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path_factory.mktemp("killed"))]
+def results(tmp_path_factory, python):
+    command = [python, "-c", PROGRAM, str(tmp_path_factory.mktemp("killed"))]
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 

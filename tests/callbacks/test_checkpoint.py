@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 import time
 
 import lightning as L
@@ -87,25 +86,26 @@ def test_a_failure_right_after_a_checkpoint_leaves_it_whole(tmp_path):
 
 
 DELETING = """
-import sys
+import os, sys
 from pathlib import Path
 from birthmark.files import delete_folder
 folder = Path(sys.argv[1])
-print("deleting", flush=True)
+print("deleting", os.getpid(), flush=True)
 delete_folder(folder)
 """
 
 
-def test_a_process_that_is_killed_while_it_deletes_leaves_nothing_that_looks_whole(tmp_path):
+def test_a_process_that_is_killed_while_it_deletes_leaves_nothing_that_looks_whole(tmp_path, python):
     run = RunDir(tmp_path)
     run.checkpoint(1).mkdir(parents=True)
     for i in range(10_000):
         (run.checkpoint(1) / f"tensors-{i:05d}.safetensors").touch()
-    process = subprocess.Popen([sys.executable, "-c", DELETING, str(run.checkpoint(1))], stdout=-1, text=True)
-    assert process.stdout.readline() == "deleting\n"
+    process = subprocess.Popen([python, "-c", DELETING, str(run.checkpoint(1))], stdout=-1, text=True)
+    deleting, pid = process.stdout.readline().split()
+    assert deleting == "deleting"
     while run.checkpoint(1).exists():
         time.sleep(0.001)
-    os.kill(process.pid, signal.SIGKILL)
+    os.kill(int(pid), signal.SIGKILL)
     process.communicate()
     assert run.checkpoints() == []
     (hidden,) = (run.path / "checkpoints").iterdir()

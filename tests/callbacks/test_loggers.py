@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -187,11 +186,11 @@ def test_a_logger_named_twice_is_refused(tiny):
         tiny({"log.loggers": ["csv", "wandb", "csv"]})
 
 
-def test_nothing_of_wandb_is_loaded_where_it_is_off():
+def test_nothing_of_wandb_is_loaded_where_it_is_off(python):
     code = (
         "import sys; from birthmark.callbacks.config import LogConfig; from birthmark.callbacks.wandb_run import *;"
         "off = [LogConfig(wandb='off'), LogConfig(loggers=['csv'])];"
         "assert [wandb_run(config, None, None, {}, 1) for config in off] == [None, None];"
         "assert 'wandb' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([python, "-c", code], check=True)

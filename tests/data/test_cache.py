@@ -4,7 +4,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -113,7 +112,7 @@ def test_threads_wait_for_the_first(tmp_path: Path) -> None:
     assert results == [results[0]] * 8
 
 
-def test_full_disk() -> None:
+def test_full_disk(python: str) -> None:
     """A limit on file sizes stands in for the disk's end: the same call fails in the same place."""
     code = f"""
 import resource, sys, tempfile
@@ -129,7 +128,7 @@ with tempfile.TemporaryDirectory() as folder:
     except RunError as error:
         print(error, [p.name for p in Path(folder).iterdir() if not p.name.endswith(".lock")])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     assert "no room left to write" in done.stdout
     assert done.stdout.strip().endswith("[]")
 

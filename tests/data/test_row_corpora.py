@@ -124,13 +124,13 @@ print(sum(opened.count(str(path)) for path in paths))
 """
 
 
-def test_processes_of_a_node_read_a_table_once_and_not_again_before_it_changes(tmp_path: Path) -> None:
+def test_processes_of_a_node_read_a_table_once_and_not_again_before_it_changes(tmp_path: Path, python: str) -> None:
     paths = [tmp_path / name for name in ("a.parquet", "b.parquet")]
     for path in paths:
         path.write_bytes(path.name.encode() * 1000)
 
     def reads(n: int) -> int:
-        command = [sys.executable, "-c", COUNTED, str(tmp_path / "cache"), *map(str, paths)]
+        command = [python, "-c", COUNTED, str(tmp_path / "cache"), *map(str, paths)]
         started = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(n)]
         found = [process.communicate(timeout=60)[0].splitlines() for process in started]
         expected = " ".join(hashlib.sha256(path.read_bytes()).hexdigest() for path in paths)

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -152,15 +151,17 @@ print(built.folder, (built.folder / "train-00000.bin").stat().st_ino, flush=True
 """
 
 
-def start(folder: Path, tokenizer: TextTokenizer, tmp_path: Path, mode: str) -> subprocess.Popen[str]:
+def start(python: str, folder: Path, tokenizer: TextTokenizer, tmp_path: Path, mode: str) -> subprocess.Popen[str]:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(tokenizer.content)
-    arguments = [sys.executable, "-c", _SCRIPT, str(folder), str(path), str(tmp_path / "cache"), mode]
+    arguments = [python, "-c", _SCRIPT, str(folder), str(path), str(tmp_path / "cache"), mode]
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_killed_build_is_never_taken_for_good(folder: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    process = start(folder, tokenizer, tmp_path, "stop")
+def test_a_killed_build_is_never_taken_for_good(
+    folder: Path, tokenizer: TextTokenizer, tmp_path: Path, python: str
+) -> None:
+    process = start(python, folder, tokenizer, tmp_path, "stop")
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "half"
     process.send_signal(signal.SIGKILL)
@@ -176,9 +177,9 @@ def test_a_killed_build_is_never_taken_for_good(folder: Path, tokenizer: TextTok
     assert reference.meta == shards.meta
 
 
-def test_two_processes_build_one_result(folder: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+def test_two_processes_build_one_result(folder: Path, tokenizer: TextTokenizer, tmp_path: Path, python: str) -> None:
     go = tmp_path / "go"
-    processes = [start(folder, tokenizer, tmp_path, str(go)) for _ in range(2)]
+    processes = [start(python, folder, tokenizer, tmp_path, str(go)) for _ in range(2)]
     for process in processes:
         assert process.stdout is not None
         assert process.stdout.readline().strip() == "ready"

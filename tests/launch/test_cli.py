@@ -6,7 +6,6 @@ import hashlib
 import inspect
 import json
 import subprocess
-import sys
 import typing
 
 import pytest
@@ -251,9 +250,9 @@ def test_help_lists_every_field_with_its_meaning_and_default(capsys):
             assert f"default:{field.default})" in printed, name
 
 
-def test_a_closed_pipe_is_no_error(tiny_file, tmp_path):
+def test_a_closed_pipe_is_no_error(tiny_file, tmp_path, python):
     run = tmp_path / "run"
     assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={run}"]) == 0
-    command = f"{sys.executable} -m birthmark.launch.cli report {run} --json | head -c 1"
+    command = f"{python} -m birthmark.launch.cli report {run} --json | head -c 1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
     assert done.stderr == ""

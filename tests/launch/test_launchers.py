@@ -1,5 +1,6 @@
 """The launch files as the documentation shows them, on this machine with two processes."""
 
+import functools
 import importlib.util
 import json
 import os
@@ -29,16 +30,22 @@ def config(tiny, tmp_path_factory):
     return file
 
 
-def environment(**more):
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": sys.executable, "PATH": path, **more}
+def environment_of(python, **more):
+    path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHON": python, "PATH": path, **more}
+
+
+@pytest.fixture
+def environment(python):
+    """``environment(**more)``: what the launch files find; processes start in a moment."""
+    return functools.partial(environment_of, python)
 
 
 def losses(run):
     return {r["step"]: r["train/loss"] for r in read_metrics(run.metrics) if "train/loss" in r}
 
 
-def test_torchrun_leaves_the_last_word_to_the_run_and_tries_no_usage_error_again(tmp_path):
+def test_torchrun_leaves_the_last_word_to_the_run_and_tries_no_usage_error_again(tmp_path, environment):
     done = subprocess.run(
         ["bash", LAUNCH / "torchrun.sh", "--config", tmp_path / "none.yaml"],
         env=environment(NPROC="1", MAX_RESTARTS="3"),
@@ -51,7 +58,7 @@ def test_torchrun_leaves_the_last_word_to_the_run_and_tries_no_usage_error_again
     assert "none.yaml" in line
 
 
-def test_a_torchrun_that_finds_no_other_node_is_one_line(free_port):
+def test_a_torchrun_that_finds_no_other_node_is_one_line(free_port, environment):
     where = {"NNODES": "2", "HEAD": f"127.0.0.1:{free_port()}", "NPROC": "1", "PET_RDZV_CONF": "join_timeout=1"}
     done = subprocess.run(["bash", LAUNCH / "torchrun.sh"], env=environment(**where), capture_output=True, text=True)
     assert done.returncode == 1
@@ -76,7 +83,7 @@ def test_a_node_that_joins_later_takes_part_and_a_kill_after_that_is_one_restart
         with (tmp_path / name).open("w") as printed:
             return subprocess.Popen(
                 ["bash", LAUNCH / "torchrun.sh", "--config", config, "--run_dir", run.path, *flags],
-                env=environment(**where),
+                env=environment_of(sys.executable, **where),
                 stdout=printed,
                 stderr=subprocess.STDOUT,
             )
@@ -119,7 +126,7 @@ needs_deepspeed = pytest.mark.skipif(
 )
 
 
-def deepspeed(config, run, port, *flags):
+def deepspeed(environment, config, run, port, *flags):
     """What came of ``launch/deepspeed.sh`` with two processes on this machine."""
     hosts = run.with_name("hosts")
     hosts.write_text("# here\nlocalhost slots=2\n")
@@ -133,8 +140,8 @@ def deepspeed(config, run, port, *flags):
 
 
 @needs_deepspeed
-def test_deepspeed_starts_what_a_hostfile_says(config, tmp_path, free_port):
-    done = deepspeed(config, tmp_path / "run", free_port(), "--trainer.strategy=zero2")
+def test_deepspeed_starts_what_a_hostfile_says(config, tmp_path, free_port, environment):
+    done = deepspeed(environment, config, tmp_path / "run", free_port(), "--trainer.strategy=zero2")
     assert done.returncode == 0, done.stderr[-3000:]
     assert done.stdout.count("  2 processes") == 1
     assert done.stdout.count(f"report: {tmp_path / 'run' / 'report.html'}") == 1
@@ -145,13 +152,13 @@ def test_deepspeed_starts_what_a_hostfile_says(config, tmp_path, free_port):
 
 @pytest.mark.slow
 @needs_deepspeed
-def test_a_port_in_use_is_one_line_and_all_are_down(config, tmp_path):
+def test_a_port_in_use_is_one_line_and_all_are_down(config, tmp_path, environment):
     start = time.monotonic()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        done = deepspeed(config, tmp_path / "run", port, "--trainer.strategy=ddp")
+        done = deepspeed(environment, config, tmp_path / "run", port, "--trainer.strategy=ddp")
     seconds = time.monotonic() - start
     assert done.returncode != 0
     (printed,) = [line for line in done.stderr.splitlines() if "birthmark: error" in line]
@@ -163,7 +170,7 @@ def test_a_port_in_use_is_one_line_and_all_are_down(config, tmp_path):
 @pytest.mark.parametrize(
     ("text", "expected"), [(None, "no such file"), ("node0 slots 8\n", "line 1:node0 slots 8 is not")]
 )
-def test_a_wrong_hostfile_is_one_line(text, expected, tmp_path):
+def test_a_wrong_hostfile_is_one_line(text, expected, tmp_path, environment):
     hosts = tmp_path / "hosts"
     if text is not None:
         hosts.write_text(text)
@@ -175,7 +182,7 @@ def test_a_wrong_hostfile_is_one_line(text, expected, tmp_path):
     assert expected in done.stderr
 
 
-def test_several_nodes_need_a_head():
+def test_several_nodes_need_a_head(environment):
     done = subprocess.run(["bash", LAUNCH / "torchrun.sh"], env=environment(NNODES="2"), capture_output=True, text=True)
     assert done.returncode != 0
     assert "NNODES is 2: give HEAD" in done.stderr

@@ -115,7 +115,7 @@ def measured(run, tmp_path, as_ranks):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in ENVIRONMENT.items():
                 patch.setenv(name, value)
-            _, statuses = as_ranks(SCRIPT, *arguments, n=n_processes)
+            _, statuses = as_ranks(SCRIPT, *arguments, n=n_processes, python=sys.executable)
         assert statuses == [0] * n_processes
         return [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(n_processes)]
 

@@ -5,7 +5,6 @@ import re
 import shutil
 import signal
 import subprocess
-import sys
 import urllib.error
 import urllib.request
 
@@ -19,10 +18,10 @@ FEW = ("mean_prob", "argmax_share")  # arrays; pages of few are drawn in no time
 
 
 @pytest.fixture(scope="module")
-def live(tmp_path_factory, make_run):
+def live(tmp_path_factory, make_run, python):
     """(address, run) of a page that is served; in the end Ctrl-C ends the server quietly."""
     run = make_run(tmp_path_factory.mktemp("live") / "run", steps=(0, 8), losses=False, only=FEW)
-    command = [sys.executable, "-m", "birthmark.launch.cli", "report", str(run.path), "--watch", "--port", "0"]
+    command = [python, "-m", "birthmark.launch.cli", "report", str(run.path), "--watch", "--port", "0"]
     process = subprocess.Popen(
         command,
         stdout=subprocess.PIPE,

@@ -30,7 +30,7 @@ def weights(run):
 
 
 @pytest.fixture(scope="module")
-def ready(tmp_path_factory, study_file, arms):
+def ready(tmp_path_factory, study_file, arms, python):
     """A small study that has been run: its file, its folder, the finished command."""
     folder = tmp_path_factory.mktemp("study")
     # An arm that a config alone does not show to be impossible: the task needs 8 tokens.
@@ -42,7 +42,7 @@ def ready(tmp_path_factory, study_file, arms):
         if trial.seed == study.init_seeds[0]:
             write_config(trial.config, folder / "trial.yaml")
             assert main(["pretrain", f"--config={folder / 'trial.yaml'}"]) == 0
-    command = [sys.executable, "-m", "birthmark.launch.cli", "ablate", str(file), "--out", str(folder / "out")]
+    command = [python, "-m", "birthmark.launch.cli", "ablate", str(file), "--out", str(folder / "out")]
     done = subprocess.run(
         [*command, "--jobs=2"], capture_output=True, text=True, env=os.environ | {"COLUMNS": "300"}, check=False
     )
@@ -117,7 +117,7 @@ def test_the_table_is_what_the_run_folders_say(ready, arms):
         assert f"| {arm} | 2/2 | 6 | {cell} |" in (out / "table.md").read_text()
 
 
-def test_finished_runs_are_left_alone_and_interrupted_ones_go_on_to_the_same_end(ready):
+def test_finished_runs_are_left_alone_and_interrupted_ones_go_on_to_the_same_end(ready, python, monkeypatch):
     file, out, _, _ = ready
     finished, interrupted = RunDir(out / "plain" / "seed-0"), RunDir(out / "plain" / "seed-1")
     expected, untouched = (
@@ -128,6 +128,7 @@ def test_finished_runs_are_left_alone_and_interrupted_ones_go_on_to_the_same_end
     interrupted.path.with_suffix(".yaml").unlink()
     for folder in (interrupted.checkpoint(6), interrupted.snapshot(6)):
         shutil.rmtree(folder)
+    monkeypatch.setattr(sys, "executable", python)
     assert main(["ablate", str(file), f"--out={out}", "--arms=plain"]) == 0
     assert weights(interrupted) == expected
     assert "resumed at step 3" in interrupted.path.with_suffix(".log").read_text()
@@ -142,7 +143,6 @@ def test_a_run_of_another_config_is_an_error_that_names_it(ready, capsys):
     assert f"{out / 'plain' / 'seed-0'}: a run of another config (optim.weight_decay 0.1 there, 0.5 here)" in lines[0]
 
 
-@pytest.mark.slow
 def test_an_interrupt_stops_the_runs_with_a_checkpoint_and_they_can_be_summarised(ready, tmp_path):
     *_, command = ready
     out = tmp_path / "out"

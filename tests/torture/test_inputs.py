@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from ast import literal_eval
 from pathlib import Path
 
@@ -30,12 +29,12 @@ FOUND = {
 
 
 @pytest.fixture(scope="module")
-def torture(tmp_path_factory):
+def torture(tmp_path_factory, python):
     """``torture(script, *arguments)``: run it in a process of its own on one example; what it printed, its status."""
     root = tmp_path_factory.mktemp("torture")
 
     def run(script, *arguments):
-        command = [sys.executable, str(HERE / script), str(root), *map(str, arguments)]
+        command = [python, str(HERE / script), str(root), *map(str, arguments)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         return done.stdout + done.stderr[-3000:], done.returncode

@@ -1,7 +1,6 @@
 """Runs that are killed go on as if they had been left alone; and faults that are planted are found."""
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -9,25 +8,30 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def printed(script, *arguments):
-    done = subprocess.run(
-        [sys.executable, HERE / script, *arguments], check=False, capture_output=True, text=True, timeout=1800
-    )
-    assert "Traceback" not in done.stderr, done.stderr
-    return done.stdout
+@pytest.fixture
+def printed(python):
+    """``printed(script, *arguments)``: what it prints."""
+
+    def run(script, *arguments):
+        command = [python, HERE / script, *arguments]
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=3600)
+        assert "Traceback" not in done.stderr, done.stderr
+        return done.stdout
+
+    return run
 
 
-def test_killed_runs_go_on_as_if_left_alone():
+def test_killed_runs_go_on_as_if_left_alone(printed):
     assert "3 trials, 0 failed" in (out := printed("kills.py", "0", "3", "single")), out
 
 
 @pytest.mark.slow  # about half an hour
-def test_killed_runs_of_every_strategy_go_on_as_if_left_alone():
+def test_killed_runs_of_every_strategy_go_on_as_if_left_alone(printed):
     assert "200 trials, 0 failed" in (out := printed("kills.py", "0", "200")), out
 
 
 @pytest.mark.slow  # half a minute, and as much of a second core
-def test_planted_faults_are_found():
+def test_planted_faults_are_found(printed):
     """And without one, a run goes on from wherever it was struck."""
     found = dict(line.split(": ", 1) for line in printed("planted_kills.py").splitlines() if ": " in line)
     expected = {

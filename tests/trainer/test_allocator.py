@@ -27,10 +27,10 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are left as they are")
-def test_a_later_step_faults_no_memory_in():
+def test_a_later_step_faults_no_memory_in(python):
     faults = []
     for keep in (False, True):
-        command = [sys.executable, "-c", SCRIPT.format(keep=keep)]
+        command = [python, "-c", SCRIPT.format(keep=keep)]
         faults.append(int(subprocess.run(command, capture_output=True, text=True, check=True).stdout))
     assert faults[1] < 0.05 * faults[0]
 

@@ -7,7 +7,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -638,9 +637,9 @@ def test_the_rate_counts_what_an_asynchronous_device_still_has_to_compute(tiny, 
     assert len(waits) == 4  # steps 2, 3, 4 and 6: no other step waits
 
 
-def test_two_processes_cannot_write_one_run(tiny, tmp_path):
+def test_two_processes_cannot_write_one_run(tiny, tmp_path, python):
     done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
-    command = [sys.executable, "-m", "birthmark.launch.cli", "pretrain", f"--resume={done.path}"]
+    command = [python, "-m", "birthmark.launch.cli", "pretrain", f"--resume={done.path}"]
     with FileLock(done.path / ".lock"):
         second = subprocess.run(command, check=False, capture_output=True, text=True)
     assert second.returncode == 2
@@ -655,13 +654,15 @@ def uninterrupted(tiny, tmp_path_factory):
 
 
 @pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
-def test_signals_end_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(uninterrupted, tmp_path, first):
+def test_signals_end_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(
+    uninterrupted, tmp_path, first, python
+):
     config, whole = uninterrupted
     file = tmp_path / "config.yaml"
     stored = {k: v for k, v in asdict(config).items() if k not in ("name", "run_dir")}
     file.write_text(yaml.safe_dump(stored))
     parts = RunDir(tmp_path / "parts")
-    command = [sys.executable, "-m", "birthmark.launch.cli", "pretrain"]
+    command = [python, "-m", "birthmark.launch.cli", "pretrain"]
     process = subprocess.Popen(
         [*command, "--config", str(file), "--run_dir", str(parts.path)], stdout=subprocess.PIPE, text=True
     )

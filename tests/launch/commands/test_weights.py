@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -254,8 +253,8 @@ def test_a_damaged_checkpoint_is_told(trained, tmp_path, capsys):
         assert str(file) in capsys.readouterr().err
 
 
-def test_the_command_writes_text_in_a_process_of_its_own(trained):
-    command = [sys.executable, "-m", "birthmark.launch.cli", "sample", str(trained.path), "--prompt", "a newborn"]
+def test_the_command_writes_text_in_a_process_of_its_own(trained, python):
+    command = [python, "-m", "birthmark.launch.cli", "sample", str(trained.path), "--prompt", "a newborn"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith("a newborn")
     assert done.stderr == ""

@@ -6,7 +6,6 @@ import math
 import os
 import signal
 import subprocess
-import sys
 import time
 from itertools import pairwise
 
@@ -288,9 +287,9 @@ print(sorted(f.name for f in folder.iterdir()))
 """
 
 
-def test_a_full_disk_is_told_at_the_next_call_and_leaves_the_checkpoint_before(tmp_path):
+def test_a_full_disk_is_told_at_the_next_call_and_leaves_the_checkpoint_before(tmp_path, python):
     """A limit on file sizes stands in for the disk's end."""
-    command = [sys.executable, "-c", LIMITED, str(tmp_path)]
+    command = [python, "-c", LIMITED, str(tmp_path)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert "step-2: cannot be written" in printed[0]
     assert "the checkpoints before it are intact" in printed[0]
@@ -303,7 +302,7 @@ def test_a_full_disk_is_told_at_the_next_call_and_leaves_the_checkpoint_before(t
 
 
 KILLED = """
-import sys
+import os, sys
 from pathlib import Path
 import torch
 from birthmark.trainer.checkpoints.writer import BackgroundWriter
@@ -314,18 +313,19 @@ io.save(state, folder / "step-1", shared=False)
 io.finish()
 state["w"] += 1
 io.save(state | {"global_step": 2}, folder / "step-2", shared=False)
-print("writing", flush=True)
+print("writing", os.getpid(), flush=True)
 io.finish()
 print("written", flush=True)
 """
 
 
-def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path):
-    process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], stdout=-1, text=True)
-    assert process.stdout.readline() == "writing\n"
+def test_a_process_that_is_killed_while_it_writes_leaves_the_checkpoint_before(tmp_path, python):
+    process = subprocess.Popen([python, "-c", KILLED, str(tmp_path)], stdout=-1, text=True)
+    writing, pid = process.stdout.readline().split()
+    assert writing == "writing"
     while process.poll() is None and not any(f.stat().st_size for f in tmp_path.glob(".step-2.*/**/new")):
         time.sleep(0.001)
-    os.kill(process.pid, signal.SIGKILL)
+    os.kill(int(pid), signal.SIGKILL)
     printed, _ = process.communicate()
     assert printed == ""
     assert (tmp_path / "step-1").is_dir()

@@ -6,7 +6,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from dataclasses import asdict
@@ -148,7 +147,7 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def ended(tiny, folder, free_port):
+def ended(tiny, folder, free_port, python):
     """How the processes of several runs ended: name of the run → (rank, status, seconds after SIGSTOP)."""
     (folder / "sleeper.py").write_text(SLEEPER)
     sleeps = {"snapshot.enabled": True, "snapshot.metrics": ["sleeper:Sleeper"], "trainer.checkpoint_every": 3}
@@ -162,7 +161,7 @@ def ended(tiny, folder, free_port):
         (folder / name / "config.yaml").write_text(yaml.safe_dump(asdict(tiny(run.pop("fields")))))
     runs = {name: {"ranks": [0, 1], "port": free_port(), **run} for name, run in runs.items()}
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", SCRIPT, str(folder), json.dumps(runs)],
+        [python, "-W", "ignore", "-c", SCRIPT, str(folder), json.dumps(runs)],
         capture_output=True,
         text=True,
         timeout=280,

@@ -30,6 +30,6 @@ except RunError as error:
         (1024, "ulimit -n is 1024 at most, and each of 1024 processes needs 2176 open files: raise"),
     ],
 )
-def test_the_limit_is_raised_or_named(hard, expected):
-    done = subprocess.run([sys.executable, "-c", SCRIPT, str(hard)], capture_output=True, text=True, check=True)
+def test_the_limit_is_raised_or_named(hard, expected, python):
+    done = subprocess.run([python, "-c", SCRIPT, str(hard)], capture_output=True, text=True, check=True)
     assert expected in done.stdout

@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -104,7 +103,7 @@ def test_a_single_process_trains_inside_an_allocation(config, variables, tmp_pat
     assert list(losses(run(config, tmp_path / "run"))) == [1, 2, 3]
 
 
-def test_two_tasks_train_as_one_process_does(config, variables, tmp_path, pretrain_script):
+def test_two_tasks_train_as_one_process_does(config, variables, tmp_path, pretrain_script, python):
     variables({})
     file, asked = tmp_path / "run.yaml", asdict(config)
     asked["trainer"]["strategy"] = "ddp"
@@ -118,7 +117,7 @@ def test_two_tasks_train_as_one_process_does(config, variables, tmp_path, pretra
     }
     tasks = [
         subprocess.Popen(
-            [sys.executable, "-W", "ignore", pretrain_script, file, tmp_path / "two", "begin"],
+            [python, "-W", "ignore", pretrain_script, file, tmp_path / "two", "begin"],
             env={**os.environ, "OMP_NUM_THREADS": "1", **step, "SLURM_PROCID": task, "SLURM_LOCALID": task},
         )
         for task in ("0", "1")

@@ -4,7 +4,6 @@ import importlib.util
 import os
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -22,15 +21,13 @@ print("loaded")
 """
 
 
-def load(folder):
+def load(python, folder):
     """A process that loads the operator, with its builds in ``folder``."""
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(
-        [sys.executable, "-c", LOAD], env={**os.environ, "TORCH_EXTENSIONS_DIR": str(folder)}, **pipes
-    )
+    return subprocess.Popen([python, "-c", LOAD], env={**os.environ, "TORCH_EXTENSIONS_DIR": str(folder)}, **pipes)
 
 
-def test_the_lock_of_a_dead_build_is_removed_and_that_of_a_living_one_is_waited_for(tmp_path):
+def test_the_lock_of_a_dead_build_is_removed_and_that_of_a_living_one_is_waited_for(tmp_path, python):
     from torch.utils.cpp_extension import get_default_build_root
 
     lock = tmp_path / "deepspeed_shm_comm" / "lock"
@@ -39,13 +36,13 @@ def test_the_lock_of_a_dead_build_is_removed_and_that_of_a_living_one_is_waited_
         shutil.copytree(built[0].parent, lock.parent)
     lock.parent.mkdir(exist_ok=True)
     lock.touch()
-    out, err = load(tmp_path).communicate(timeout=300)
+    out, err = load(python, tmp_path).communicate(timeout=300)
     assert out == "loaded\n", err
     assert f"birthmark: {lock}: left by a build that was killed; removed\n" in err
     assert ("building DeepSpeed's deepspeed_shm_comm in" in err) == (not built)
 
     with lock.open("w"):
-        process = load(tmp_path)
+        process = load(python, tmp_path)
         line = next(line for line in process.stderr if line.startswith("birthmark: "))
         assert "waiting for another process" in line
         assert str(lock) in line
