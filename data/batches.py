@@ -40,6 +40,15 @@ class BatchSource(Protocol):
         """Samples ``first_sample`` to ``first_sample + n``: int64 ``[n, seq_len + 1]``; inputs and targets overlap."""
 
 
+class Tokens(Protocol):
+    """Tokens as one array, wherever they lie."""
+
+    def __len__(self) -> int: ...
+
+    def read(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """``length`` tokens from each of ``starts``: int64 ``[n, length]``."""
+
+
 class ShardedTokens:
     """Token shards on disk, read as one array. Pickles as file names, so workers map the files themselves."""
 
@@ -89,7 +98,7 @@ class FixedWindows:
         UsageError: the tokens do not fill one window.
     """
 
-    def __init__(self, tokens: ShardedTokens, seq_len: int, vocab_size: int, split: str = "val") -> None:
+    def __init__(self, tokens: Tokens, seq_len: int, vocab_size: int, split: str = "val") -> None:
         self.tokens = tokens
         self.seq_len = seq_len
         self.vocab_size = vocab_size
@@ -118,9 +127,7 @@ class FixedWindows:
 class TokenWindows(FixedWindows):
     """The same windows, each once per epoch, in an order that ``data_seed`` and the epoch decide: for training."""
 
-    def __init__(
-        self, tokens: ShardedTokens, seq_len: int, vocab_size: int, data_seed: int, split: str = "train"
-    ) -> None:
+    def __init__(self, tokens: Tokens, seq_len: int, vocab_size: int, data_seed: int, split: str = "train") -> None:
         super().__init__(tokens, seq_len, vocab_size, split)
         self.data_seed = data_seed
 

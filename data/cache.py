@@ -53,14 +53,22 @@ def files_sha256(paths: Sequence[Path], cache_dir: Path) -> list[str]:
     Files stay as they are while their paths, sizes, inodes and times do; one of the times is that of the last change of
     any kind, which no program can set. Where nothing can be kept in ``cache_dir``, every process reads.
     """
-    for path in paths:
-        check_file(path, fail=UsageError)
-    stats = [(str(path.resolve()), path.stat()) for path in paths]
-    known = [(name, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
-    folder = cache_dir / f"hashes-{fingerprint(files=known, format=1)[:16]}"
+    folder = cache_dir / f"hashes-{fingerprint(files=file_states(paths), format=1)[:16]}"
     if not folder.is_dir() and not _takes_files(cache_dir):
         return [file_sha256(path) for path in paths]
     return list(build_once(folder, lambda _: {"sha256": [file_sha256(p) for p in paths], "files": {}})["sha256"])
+
+
+def file_states(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
+    """What stays the same of each file for as long as it does: path, size, inode, times of the last changes.
+
+    Raises:
+        UsageError: one cannot be read.
+    """
+    for path in paths:
+        check_file(path, fail=UsageError)
+    stats = [(str(path.resolve()), path.stat()) for path in paths]
+    return [(name, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
 
 
 def _takes_files(folder: Path) -> bool:
@@ -97,7 +105,7 @@ def build_once(
                 if not built:
                     _remove_dead_builds(folder)
                     _build(folder, build)
-    return _verified(folder, verify if built else "size", schema)
+    return read_built(folder, verify if built else "size", schema)
 
 
 @contextlib.contextmanager
@@ -134,8 +142,15 @@ def _build(folder: Path, build: Callable[[Path], dict[str, Any]]) -> None:
         raise
 
 
-def _verified(folder: Path, verify: str, schema: type) -> dict[str, Any]:
-    mend = "delete this folder and start again, it will be rebuilt"
+_REBUILD = "delete this folder and start again, it will be rebuilt"
+
+
+def read_built(folder: Path, verify: str, schema: type, mend: str = _REBUILD) -> dict[str, Any]:
+    """The facts of a folder that `build_once` built, here or elsewhere, after it was verified.
+
+    Raises:
+        RunError: it is damaged; ends with ``mend``.
+    """
     meta = read_json(folder / META, schema, mend)
     if meta.pop("checksum") != fingerprint(meta=meta):
         raise RunError(f"{folder / META}: damaged (its checksum differs); {mend}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,6 +21,29 @@ NAMED_CORPORA = ("stdlib", "readmes")
 
 TABLE_SUFFIXES = (".parquet", ".arrow", ".json", ".jsonl", ".csv")
 """Files whose rows are documents; read through ``datasets``."""
+
+COMPRESSIONS = (".gz", ".zst")
+"""Of text, .json, .jsonl and .csv files: ``notes.txt.gz`` is read as ``notes.txt``."""
+
+TOKEN_SUFFIXES = (".bin", ".npy", ".idx")
+"""Files of tokens; `birthmark.data.token_files.table` tells their formats apart."""
+
+TokenDtype = Literal["", "uint8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
+"""What tokens may be stored as; "": the file says it."""
+
+
+def corpus_suffix(name: str) -> str:
+    """What a file's name says of its kind, in small letters, without a compression that is read."""
+    path = Path(name.lower())
+    inner = Path(path.stem).suffix
+    if path.suffix in COMPRESSIONS and inner in (*TEXT_SUFFIXES, ".json", ".jsonl", ".csv"):
+        return inner
+    return path.suffix
+
+
+def is_remote(named: str) -> bool:
+    """Whether a path is a URL, which `birthmark.data.remote` copies."""
+    return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", named) is not None
 
 
 @dataclass(frozen=True)
@@ -39,11 +63,24 @@ class SourceConfig:
     text_field: str = "text"
     """Column that holds the text, for ``hf:`` and tabular corpora."""
 
+    token_dtype: TokenDtype = ""
+    """See ``data.token_dtype``."""
+
+    end_token: int | None = None
+    """See ``data.end_token``."""
+
+    val_path: str | list[str] | None = None
+    """See ``data.val_path``."""
+
     @property
     def label(self) -> str:
         """Its name, given or from its path."""
         first = self.path if isinstance(self.path, str) else (self.path or [""])[0]
         return self.name or Path(first.rpartition(":")[2]).stem or first
+
+
+#: Fields that every source has for itself, beside its path.
+_OF_SOURCES = ("text_field", "token_dtype", "end_token", "val_path")
 
 
 @dataclass(frozen=True)
@@ -53,8 +90,8 @@ class DataConfig:
     path: str | list[str] = "stdlib"
     """Corpus: ``stdlib`` (source text of the running Python's standard library), ``readmes`` (what the packages
     installed beside this one say of themselves, mostly English prose), ``backcopy`` (the bigram-backcopy task), one or
-    more .txt/.md/.py files or folders, ``hf:NAME[:CONFIG]`` (anything that ``datasets`` loads), or one or more local
-    .parquet/.arrow/.json/.jsonl/.csv files of one kind."""
+    more .txt/.md/.py files or folders, ``hf:NAME[:CONFIG]`` (anything that ``datasets`` loads), one or more local
+    .parquet/.arrow/.json/.jsonl/.csv files of one kind, or tokens that exist (docs/recipes/formats.md)."""
 
     sources: list[SourceConfig] = field(default_factory=list)
     """In place of ``path``: corpora that are read in the shares of their weights, ``[{path: …, weight: .7, name: web},
@@ -70,7 +107,8 @@ class DataConfig:
 
     tokenizer: str = "bpe"
     """``bpe`` trains a byte-level BPE of model.vocab_size tokens on the corpus (a small one may give fewer; the model
-    then has as many); else the path of a ``tokenizers`` JSON file. Not used by ``backcopy``."""
+    then has as many); else the path of a ``tokenizers`` JSON file. Not used by ``backcopy``. Of a corpus that is tokens
+    already it is only read to show them; without one, ids stand for their texts."""
 
     data_seed: int = 0
     """Decides the order of the training data (and the text of ``backcopy``), and nothing else."""
@@ -82,8 +120,21 @@ class DataConfig:
     text_field: str = "text"
     """Column that holds the text, for ``hf:`` and tabular corpora."""
 
+    token_dtype: TokenDtype = ""
+    """How tokens are stored, for token files that do not say it: those of nanoGPT (``uint16``) and OLMo."""
+
+    end_token: int | None = None
+    """Token that ends a document, for token files that do not say where documents end: they are read once to find the
+    ends, and each document belongs to one split. Without it, validation has the end of each file."""
+
+    val_path: str | list[str] | None = None
+    """Token files for validation, such as nanoGPT's ``val.bin``, in place of a part of ``path``."""
+
     cache_dir: str = "~/.cache/birthmark"
     """Where tokenizers and token shards are kept; they are built once and verified when reused."""
+
+    timeout_s: float = 60.0
+    """Seconds without a sign of life after which a remote path is given up."""
 
     n_workers: int = 0
     """Processes that load and tokenise ``datasets`` corpora; 0 takes one per core."""
@@ -100,12 +151,24 @@ class DataConfig:
         paths = [source.path for source in self.sources] or [self.path]
         return [entry for path in paths for entry in ([path] if isinstance(path, str) else path)]
 
+    @property
+    def val_entries(self) -> list[str]:
+        """Paths of ``val_path`` as a list."""
+        return [self.val_path] if isinstance(self.val_path, str) else self.val_path or []
+
+    @property
+    def is_named(self) -> bool:
+        """Whether ``path`` is no path of a file, but a corpus that has a name."""
+        return isinstance(self.path, str) and (self.path in (*NAMED_CORPORA, "backcopy") or self.path.startswith("hf:"))
+
     def each(self) -> dict[str, DataConfig]:
         """The config of every source alone, by name; of ``path`` alone it is this one, without a name."""
         if not self.sources:
             return {"": self}
         return {
-            source.label: replace(self, sources=[], schedule=[], path=source.path, text_field=source.text_field)
+            source.label: replace(
+                self, sources=[], schedule=[], path=source.path, **{f: getattr(source, f) for f in _OF_SOURCES}
+            )
             for source in self.sources
         }
 
@@ -115,7 +178,7 @@ class DataConfig:
         found += schedule_problems(self.schedule, [source.label for source in self.sources])
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             found.append(f"data.epochs: {self.epochs} is not a positive number; leave it out for no limit")
-        if self.tokenizer != "bpe" and self.path != "backcopy" and not user_path(self.tokenizer).is_file():
+        if self.tokenizer != "bpe" and self.path != "backcopy" and not self._has_tokenizer_file():
             found.append(
                 f"data.tokenizer: no file {self.tokenizer!r}; give 'bpe' or the path of a tokenizers JSON file"
             )
@@ -125,6 +188,8 @@ class DataConfig:
             found.append("data.text_field: empty; name the column that holds the text")
         if not self.cache_dir:
             found.append("data.cache_dir: empty; name a folder that can be written to")
+        if not 0 < self.timeout_s <= 86_400:
+            found.append(f"data.timeout_s: {self.timeout_s} is no number of seconds from 0 to 86400; 60 is usual")
         if not 0 <= self.n_workers <= 4096:
             found.append(f"data.n_workers: {self.n_workers} is not 0 to 4096; 0 takes one per core")
         found += outside("data", self, {"data_seed": SEEDS})
@@ -132,10 +197,13 @@ class DataConfig:
             found.append(f"data.verify: {self.verify!r} is neither 'checksum' nor 'size'")
         return found
 
+    def _has_tokenizer_file(self) -> bool:
+        return is_remote(self.tokenizer) or user_path(self.tokenizer).is_file()
+
     def _source_problems(self) -> list[str]:
         found = []
-        for name, default in (("path", DataConfig.path), ("text_field", DataConfig.text_field)):
-            if getattr(self, name) != default:
+        for name in ("path", *_OF_SOURCES):
+            if getattr(self, name) != getattr(DataConfig, name):
                 found.append(f"data.{name}: {getattr(self, name)!r} is not read beside data.sources; leave it out")
         for name, count in Counter(source.label for source in self.sources).items():
             if count > 1:
@@ -174,7 +242,13 @@ class DataConfig:
                 found.append(f"data.path: {entry!r} names no dataset; write hf:NAME or hf:NAME:CONFIG")
             elif not named:
                 found += self._file_problems(entry)
-        suffixes = {Path(entry).suffix.lower() for entry in self.entries}
+        for entry in self.val_entries:
+            found += [problem.replace("data.path", "data.val_path") for problem in self._file_problems(entry)]
+        if self.val_path is not None and not self.val_entries:
+            found.append("data.val_path: empty; name token files, or leave it out")
+        if self.end_token is not None and not 0 <= self.end_token < 1 << 63:
+            found.append(f"data.end_token: {self.end_token} is no token; give its id, 0 or more")
+        suffixes = {corpus_suffix(entry) for entry in self.entries}
         if len(suffixes) > 1 and suffixes & set(TABLE_SUFFIXES):
             kinds = ", ".join(suffix or "a folder" for suffix in sorted(suffixes))
             found.append(f"data.path: lists {kinds}; tabular files go with files of the same kind only")
@@ -182,10 +256,13 @@ class DataConfig:
 
     @staticmethod
     def _file_problems(entry: str) -> list[str]:
+        if is_remote(entry):
+            return []
         path = user_path(entry)
         if not entry or not path.exists():
-            known = f"a file or folder, {', '.join(map(repr, NAMED_CORPORA))}, 'backcopy' or 'hf:NAME'"
-            return [f"data.path: {entry!r} does not exist; give {known}"]
-        if path.is_file() and path.suffix.lower() not in TEXT_SUFFIXES + TABLE_SUFFIXES:
-            return [f"data.path: {entry!r} is of no known kind; known are {' '.join(TEXT_SUFFIXES + TABLE_SUFFIXES)}"]
+            what = f"a file or folder, {', '.join(map(repr, NAMED_CORPORA))}, 'backcopy' or 'hf:NAME'"
+            return [f"data.path: {entry!r} does not exist; give {what}"]
+        known = TEXT_SUFFIXES + TABLE_SUFFIXES + TOKEN_SUFFIXES
+        if path.is_file() and corpus_suffix(path.name) not in known:
+            return [f"data.path: {entry!r} is of no known kind; known are {' '.join(known)}"]
         return []

@@ -13,10 +13,11 @@ from typing import Protocol
 
 from ..errors import UsageError
 from ..files import user_path
-from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, DataConfig
+from .compressed import unpacked
+from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, DataConfig, corpus_suffix
 from .encode import Document, Encoded
 from .row_corpora import HubCorpus, TableCorpus
-from .text_files import FileCorpus, KeyedPath, walk
+from .text_files import FileCorpus, KeyedPath, keyed, walk
 from .tokenizer import TextTokenizer
 
 _NOT_STDLIB = ("site-packages", "dist-packages", "__pycache__")
@@ -71,7 +72,10 @@ def open_corpus(config: DataConfig) -> Corpus:
     if texts:
         return FileCorpus("files", [file for suffix in texts for file in by_suffix[suffix]], config.val_fraction)
     if len(tables) == 1:
-        return TableCorpus(config, [path for _, path in by_suffix[tables[0]]])
+        cache_dir = user_path(config.cache_dir)
+        return TableCorpus(config, [unpacked(path, cache_dir) for _, path in by_suffix[tables[0]]])
+    if any(suffix in TOKEN_SUFFIXES for suffix in by_suffix):
+        raise UsageError(f"data.path: {config.path!r} holds tokens ({census}) where text is asked for; name text")
     raise UsageError(
         f"data.path: {config.path!r} holds no {'/'.join(TEXT_SUFFIXES)} files and no one kind of tabular files "
         f"({'/'.join(TABLE_SUFFIXES)}); found {census or 'no files'}"
@@ -99,7 +103,7 @@ def _files_by_suffix(entries: list[str]) -> dict[str, list[KeyedPath]]:
     seen: set[Path] = set()
     for entry in entries:
         named = user_path(entry)
-        found = walk(named) if named.is_dir() else {named.suffix.lower(): [KeyedPath(named.name, named)]}
+        found = walk(named) if named.is_dir() else {corpus_suffix(named.name): [keyed(named.name, named)]}
         for suffix, files in found.items():
             for file in files:
                 if (resolved := file.path.resolve()) not in seen:

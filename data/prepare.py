@@ -21,7 +21,9 @@ from .config import DataConfig
 from .corpora import Corpus, open_corpus
 from .encode import shortened, text_chunks
 from .mixing.mixture import InTurn, Mixture
-from .shards import Shards, build_shards, unigram_cross_entropy
+from .remote import localised
+from .shards import build_shards, unigram_cross_entropy
+from .token_files.source import OwnShards, SplitTokens, TokenSource, open_token_source
 from .tokenizer import TRAINING_BYTES, TextTokenizer, evenly, train_bpe
 
 if TYPE_CHECKING:
@@ -92,35 +94,38 @@ def prepare(
         raise ValueError("data.schedule changes weights at steps, whose batch_sizes are missing")
     if config.path == "backcopy":
         return _prepare_backcopy(config, vocab_size, seq_len)
-    corpora = {}
-    for name, source in config.each().items():
+    sources: dict[str, Corpus | OwnShards | TokenSource] = {}
+    local = localised(config)
+    for name, source in local.each().items():
         with _naming(name):
-            corpora[name] = open_corpus(source)
+            sources[name] = open_token_source(source) or open_corpus(source)
     cache_dir = user_path(config.cache_dir)
-    tokenizer, tokenizer_path = _prepare_tokenizer(config, corpora, vocab_size, cache_dir)
-    if tokenizer.vocab_size > vocab_size:
-        raise UsageError(
-            f"model.vocab_size: {vocab_size} is smaller than the {tokenizer.vocab_size} tokens of data.tokenizer "
-            f"{config.tokenizer!r}; set model.vocab_size to {tokenizer.vocab_size} or more"
-        )
+    tokenizer, tokenizer_path = _prepare_tokenizer(local, sources, vocab_size, cache_dir)
+    n_tokens = _vocabulary(config, tokenizer, sources, vocab_size)
     train, val, facts = {}, {}, {}
-    for name, corpus in corpora.items():
+    for name, opened in sources.items():
         with _naming(name):
-            shards = build_shards(corpus, tokenizer, cache_dir, val_fraction=config.val_fraction, verify=config.verify)
-            train[name] = TokenWindows(shards.tokens("train"), seq_len, tokenizer.vocab_size, config.data_seed)
-            val[name] = FixedWindows(shards.tokens("val"), seq_len, tokenizer.vocab_size)
-            facts[name] = _facts(corpus, shards)
+            if isinstance(opened, OwnShards | TokenSource):
+                tokens = opened.split(tokenizer, n_tokens)
+            else:
+                assert tokenizer is not None
+                shards = build_shards(
+                    opened, tokenizer, cache_dir, val_fraction=config.val_fraction, verify=config.verify
+                )
+                tokens = SplitTokens(shards.tokens("train"), shards.tokens("val"), shards.facts(opened.kind))
+            train[name] = TokenWindows(tokens.train, seq_len, n_tokens, config.data_seed)
+            val[name] = FixedWindows(tokens.val, seq_len, n_tokens)
+            facts[name] = tokens.facts
     of_all = {
         "data_seed": config.data_seed,
         "val_fraction": config.val_fraction,
-        "tokenizer": config.tokenizer,
-        "tokenizer_hash": tokenizer.sha256,
-        "vocab_size": tokenizer.vocab_size,
+        **({"tokenizer": config.tokenizer, "tokenizer_hash": tokenizer.sha256} if tokenizer is not None else {}),
+        "vocab_size": n_tokens,
     }
     common: dict[str, Any] = {
-        "vocab_size": tokenizer.vocab_size,
+        "vocab_size": n_tokens,
         "vocab_size_asked": vocab_size,
-        "token_texts": tokenizer.token_texts,
+        "token_texts": _ids_as_texts if tokenizer is None else tokenizer.token_texts,
         "tokenizer_path": tokenizer_path,
     }
     if not config.sources:
@@ -138,7 +143,7 @@ def prepare(
         "path": config.entries,
         "content_hash": fingerprint(sources=[facts[name]["content_hash"] for name in facts]),
         "sources": {name: {**facts[name], "share": share} for name, share in mixture.shares.items()},
-        "bytes_per_token": sum(mixture.shares[name] * facts[name]["bytes_per_token"] for name in facts),
+        "bytes_per_token": _mean_bytes(mixture.shares, facts),
         "unigram_entropy": None,
         **of_all,
     }
@@ -156,28 +161,64 @@ def _naming(source: str) -> Iterator[None]:
         raise UsageError(str(error).replace("data.path", f"data.sources, {source!r}")) from error
 
 
-def _facts(corpus: Corpus, shards: Shards) -> dict[str, Any]:
-    """What a run's record keeps of one corpus."""
-    splits = shards.meta["splits"]
-    counted = {
-        what: {split: facts[what] for split, facts in splits.items()} for what in ("documents", "tokens", "bytes")
-    }
-    return {
-        "kind": corpus.kind,
-        "content_hash": shards.meta["content_hash"],
-        **counted,
-        "skipped": shards.meta["skipped"],
-        "bytes_per_token": splits["val"]["bytes"] / splits["val"]["tokens"],
-        "unigram_entropy": shards.meta["unigram_entropy"],
-    }
+def _mean_bytes(shares: Mapping[str, float], facts: Mapping[str, dict[str, Any]]) -> float | None:
+    """Bytes per token of a mixture; None if a source does not know its own."""
+    of_each = [facts[name]["bytes_per_token"] for name in shares]
+    if None in of_each:
+        return None
+    return sum(share * n for share, n in zip(shares.values(), of_each, strict=True))
+
+
+def _vocabulary(
+    config: DataConfig,
+    tokenizer: TextTokenizer | None,
+    sources: Mapping[str, Corpus | OwnShards | TokenSource],
+    vocab_size: int,
+) -> int:
+    """How many tokens the data can hold: the tokenizer's, else our shards', else the model's.
+
+    Raises:
+        UsageError: more than the model has.
+    """
+    shards = {name: one for name, one in sources.items() if isinstance(one, OwnShards)}
+    if tokenizer is None and len({one.tokenizer_hash for one in shards.values()}) > 1:
+        raise UsageError(f"data.sources: {', '.join(map(repr, shards))} are shards of several tokenizers; give one's")
+    said = [one.vocab_size for one in shards.values()]
+    if tokenizer is None and not said:
+        return vocab_size
+    what = f"data.tokenizer {config.tokenizer!r}" if tokenizer is not None else f"the shards of {config.entries[0]!r}"
+    found = max(said) if tokenizer is None else tokenizer.vocab_size
+    if found > vocab_size:
+        raise UsageError(
+            f"model.vocab_size: {vocab_size} is smaller than the {found} tokens of {what}; set model.vocab_size to "
+            f"{found} or more"
+        )
+    # Tokens of other frameworks may be any that the model has.
+    return found if tokenizer is not None or len(said) == len(sources) else vocab_size
+
+
+def _ids_as_texts(ids: Sequence[int]) -> list[str]:
+    return [f"[{int(i)}]" for i in ids]
 
 
 def _prepare_tokenizer(
-    config: DataConfig, corpora: Mapping[str, Corpus], vocab_size: int, cache_dir: Path
-) -> tuple[TextTokenizer, Path]:
+    config: DataConfig,
+    sources: Mapping[str, Corpus | OwnShards | TokenSource],
+    vocab_size: int,
+    cache_dir: Path,
+) -> tuple[TextTokenizer | None, Path | None]:
     if config.tokenizer != "bpe":
         path = user_path(config.tokenizer)
         return TextTokenizer.load(path), path
+    tokens = [name for name, source in sources.items() if isinstance(source, OwnShards | TokenSource)]
+    corpora = {name: one for name, one in sources.items() if not isinstance(one, OwnShards | TokenSource)}
+    if not corpora:
+        return None, None
+    if tokens:
+        raise UsageError(
+            f"data.tokenizer: 'bpe' would train one, but source {tokens[0]!r} is tokens already; give the path of the "
+            "tokenizers JSON file that made them"
+        )
     hashes = [corpus.content_hash() for corpus in corpora.values()]
     key = fingerprint(
         format=_TOKENIZER_FORMAT,

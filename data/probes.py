@@ -12,6 +12,7 @@ from ..errors import UsageError
 from .config import DataConfig
 from .corpora import Corpus, open_corpus
 from .encode import shortened, text_chunks
+from .remote import localised
 from .streams import uniforms
 from .tokenizer import TextTokenizer
 
@@ -77,7 +78,7 @@ def passage_probe(
         raise UsageError(f"text probe: sequences of {seq_len} tokens have no room behind {len(first)} special ones")
     if path == "backcopy":
         raise UsageError("text probe: the backcopy task has no text to read; give a file or folder")
-    corpus = open_corpus(DataConfig(path=path if isinstance(path, str) else list(path)))
+    corpus = open_corpus(localised(DataConfig(path=path if isinstance(path, str) else list(path))))
     found: list[np.ndarray] = []
     for of_each in (1, 16, n_sequences):
         found = _passages(corpus, tokenizer, n_sequences, length, of_each)

@@ -66,6 +66,21 @@ class Shards:
         names = sorted(name for name in self.meta["files"] if name.startswith(f"{split}-"))
         return ShardedTokens([self.folder / name for name in names], self.meta["dtype"])
 
+    def facts(self, kind: str) -> dict[str, Any]:
+        """What a run's record keeps of a corpus of this kind."""
+        splits = self.meta["splits"]
+        counted = {
+            what: {split: facts[what] for split, facts in splits.items()} for what in ("documents", "tokens", "bytes")
+        }
+        return {
+            "kind": kind,
+            "content_hash": self.meta["content_hash"],
+            **counted,
+            "skipped": self.meta["skipped"],
+            "bytes_per_token": splits["val"]["bytes"] / splits["val"]["tokens"],
+            "unigram_entropy": self.meta["unigram_entropy"],
+        }
+
 
 def build_shards(
     corpus: Corpus,

@@ -7,13 +7,14 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import RunError, UsageError
-from ..files import read_bytes
+from .compressed import content
+from .config import corpus_suffix
 from .encode import Document, Encoded, encode_documents
 from .splits import key_digest, key_hash, split_single_document, validation_mask
 from .tokenizer import TextTokenizer
@@ -116,8 +117,15 @@ def walk(root: Path, excluded: Sequence[str] = ()) -> dict[str, list[KeyedPath]]
             path = Path(folder, name)
             if not name.startswith(".") and path.is_file():
                 key = path.relative_to(root).as_posix()
-                found.setdefault(path.suffix.lower(), []).append(KeyedPath(key, path))
+                found.setdefault(corpus_suffix(name), []).append(keyed(key, path))
     return found
+
+
+def keyed(key: str, path: Path) -> KeyedPath:
+    """A file and its key: that of what it holds, where it is compressed."""
+    return KeyedPath(
+        str(PurePosixPath(key).with_suffix("")) if corpus_suffix(key) != path.suffix.lower() else key, path
+    )
 
 
 def _refuse(error: OSError) -> None:
@@ -126,7 +134,7 @@ def _refuse(error: OSError) -> None:
 
 def _read(path: Path) -> bytes:
     # A document is read whole: what fits into memory decides.
-    return read_bytes(path, 1 << 40, UsageError)
+    return content(path, 1 << 40)
 
 
 def _unusable(content: bytes) -> str | None:

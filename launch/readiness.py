@@ -234,14 +234,16 @@ def _launchers(config: RunConfig) -> Iterator[Finding]:
 
 
 def _data(config: RunConfig) -> Iterator[Finding]:
-    from ..data.config import TABLE_SUFFIXES
+    from ..data.config import TABLE_SUFFIXES, corpus_suffix, is_remote
 
     entries = config.data.entries
-    rows = any(entry.startswith("hf:") or Path(entry).suffix.lower() in TABLE_SUFFIXES for entry in entries)
+    rows = any(entry.startswith("hf:") or corpus_suffix(entry) in TABLE_SUFFIXES for entry in entries)
     if rows and importlib.util.find_spec("datasets") is None:
         yield Finding("data", "stop", f"{entries[0]} is read through datasets", _OPTIONAL["datasets"][1])
     elif any(entry.startswith("hf:") for entry in entries):
         yield Finding("data", "note", f"{entries[0]}: from the hub, or what datasets has of it on this machine")
+    elif remote := [entry for entry in entries if is_remote(entry)]:
+        yield Finding("data", "note", f"{remote[0]}: copied into {config.data.cache_dir} when the run starts")
     else:
         yield Finding("data", "ok", ", ".join(entries[:3]))
 

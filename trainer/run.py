@@ -322,6 +322,10 @@ def pretrain(
         _print_start(console, running, asked, run, start, device, resumed=resume)
         if data.mixture is not None:
             console.print(_mixture_line(config, data), highlight=False, soft_wrap=True, markup=False)
+        if split := data.record.get("split"):
+            console.print(
+                f"tokens of {data.record['format']} files; validation: {split}", highlight=False, markup=False
+            )
         if start.step >= config.trainer.max_steps:
             from_rank_zero(lambda: write_metrics_csv(run))
             return Outcome(run, start.step, None, from_rank_zero(lambda: _write_report(run) if report else None))

@@ -1,0 +1,94 @@
+"""Corpora that are compressed: gzip (``.gz``) and Zstandard (``.zst``) around text, .json, .jsonl and .csv files.
+
+A compressed file is what it holds: its key, its hash and so its split are those of the file without compression.
+"""
+
+from __future__ import annotations
+
+import gzip
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ..errors import UsageError
+from ..files import check_file, file_sha256, one_line, read_bytes
+from .cache import build_once, file_states, fingerprint
+from .config import COMPRESSIONS
+
+_BLOCK = 1 << 20
+
+
+def _open_gz(path: Path) -> Any:
+    return gzip.open(path, "rb")
+
+
+def _open_zst(path: Path) -> Any:
+    try:
+        import pyarrow
+    except ImportError as error:
+        raise UsageError(f"{path}: .zst needs the pyarrow library; pip install birthmark[datasets]") from error
+    return pyarrow.input_stream(str(path), compression="zstd")
+
+
+_OPEN: dict[str, Callable[[Path], Any]] = {".gz": _open_gz, ".zst": _open_zst}
+
+
+def is_compressed(path: Path) -> bool:
+    """Whether a file's name says so."""
+    return path.suffix.lower() in COMPRESSIONS
+
+
+def content(path: Path, most: int) -> bytes:
+    """A file's content, without its compression; see `birthmark.files.read_bytes`.
+
+    Raises:
+        UsageError: it cannot be read, or its compression is damaged.
+    """
+    if not is_compressed(path):
+        return read_bytes(path, most, UsageError)
+    try:
+        return b"".join(_blocks(path))
+    except MemoryError:
+        raise UsageError(f"{path}: holds more than fits into memory") from None
+
+
+def unpacked(path: Path, cache_dir: Path) -> Path:
+    """A file without its compression: itself, or what ``cache_dir`` keeps of it for as long as it stays as it is.
+
+    Raises:
+        UsageError: it cannot be read, or its compression is damaged.
+        RunError: the disk is full.
+    """
+    if not is_compressed(path):
+        return path
+    folder = cache_dir / f"unpacked-{fingerprint(file=file_states([path]), format=1)[:16]}"
+    name = path.stem
+
+    def build(scratch: Path) -> dict[str, Any]:
+        with (scratch / name).open("wb") as file:
+            _copy(_blocks(path), file)
+        size = (scratch / name).stat().st_size
+        return {"files": {name: {"bytes": size, "sha256": file_sha256(scratch / name)}}}
+
+    build_once(folder, build)
+    return folder / name
+
+
+def _copy(blocks: Iterator[bytes], file: BinaryIO) -> None:
+    for block in blocks:
+        file.write(block)
+
+
+def _blocks(path: Path) -> Iterator[bytes]:
+    check_file(path, fail=UsageError)
+    try:
+        if not path.stat().st_size:
+            raise EOFError("empty")
+        with _OPEN[path.suffix.lower()](path) as file:
+            while block := file.read(_BLOCK):
+                yield block
+    # gzip raises the second and third, pyarrow the first.
+    except (OSError, EOFError, zlib.error) as error:
+        kind = path.suffix.lower().removeprefix(".")
+        raise UsageError(f"{path}: damaged {kind} ({one_line(error)}); copy it again, or leave it out") from None

@@ -1,0 +1,266 @@
+"""Corpora that are elsewhere: files named by URLs, copied once per node into ``data.cache_dir``, through fsspec.
+
+A copy belongs to the URL and to what the store says of the file (size, ETag, time of the last change): where that
+changes, it is made anew. It is checked against the promised size, and takes its place whole or not at all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+from urllib.parse import unquote, urlsplit
+
+from ..errors import RunError, UsageError
+from ..files import file_sha256, one_line, user_path
+from .cache import build_once, fingerprint
+from .config import DataConfig, is_remote
+
+_TRIES = 3
+_BACK_OFF_S = 1.0
+_POLL_S = 0.05
+#: What stores say of a file that changes when it does.
+_IDENTITY = (
+    *("size", "ETag", "etag", "md5Hash", "Content-MD5", "Digest"),
+    *("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created"),
+)
+#: Package that brings a protocol, where its name is not that of the protocol.
+_PACKAGES = {
+    **{"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "http": "aiohttp", "https": "aiohttp"},
+    **{"az": "adlfs", "abfs": "adlfs", "abfss": "adlfs", "sftp": "paramiko", "ssh": "paramiko", "oss": "ossfs"},
+}
+
+
+class _Found(NamedTuple):
+    """A file of a remote store."""
+
+    key: str
+    """Its path below what was named, or its own name."""
+    path: str
+    """As its file system has it."""
+    facts: dict[str, Any]
+
+
+def localised(config: DataConfig) -> DataConfig:
+    """The config with a path on this machine in place of every remote one, once they are copied.
+
+    Raises:
+        UsageError: no such file, no access, or a protocol without its package; one line with the URL.
+        RunError: it hangs, or cannot be read after three tries; one line with the URL.
+    """
+
+    def path(named: Any) -> Any:
+        if isinstance(named, list):
+            return [path(one) for one in named]
+        return str(fetched(named, config)) if isinstance(named, str) and is_remote(named) else named
+
+    sources = [replace(source, path=path(source.path), val_path=path(source.val_path)) for source in config.sources]
+    # Their names come from their paths, which are others now.
+    named = [replace(new, name=old.label) for new, old in zip(sources, config.sources, strict=True)]
+    return replace(
+        config,
+        path=path(config.path),
+        val_path=path(config.val_path),
+        tokenizer=path(config.tokenizer),
+        sources=named,
+    )
+
+
+def fetched(url: str, config: DataConfig) -> Path:
+    """Where the copy of a remote file or folder lies; see `localised`."""
+    store = _Store(url, config.timeout_s)
+    files = store.files()
+    cache_dir = user_path(config.cache_dir)
+    copies = [_copied(store, found, cache_dir, config.verify) for found in files]
+    if len(files) == 1 and not url.endswith("/"):
+        return copies[0]
+    # What lies in one folder there is found in one folder here.
+    there = fingerprint(copies=[str(copy.absolute()) for copy in copies], keys=[found.key for found in files])
+    folder = cache_dir / f"linked-{there[:16]}"
+
+    def build(scratch: Path) -> dict[str, Any]:
+        for found, copy in zip(files, copies, strict=True):
+            link = scratch / "files" / found.key
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(copy.absolute())
+        return {"files": {}}
+
+    build_once(folder, build)
+    single = _name(url) if not url.endswith("/") else ""
+    whole = folder / "files"
+    return whole / single if single and (whole / single).is_file() else whole
+
+
+def _copied(store: _Store, found: _Found, cache_dir: Path, verify: str) -> Path:
+    name = PurePosixPath(found.key).name
+    said = {key: str(found.facts[key]) for key in _IDENTITY if found.facts.get(key) is not None}
+    folder = cache_dir / f"remote-{fingerprint(url=found.path, protocol=store.protocol, said=said, format=1)[:16]}"
+
+    def build(scratch: Path) -> dict[str, Any]:
+        store.copy(found, scratch / name)
+        return {"files": {name: {"bytes": (scratch / name).stat().st_size, "sha256": file_sha256(scratch / name)}}}
+
+    build_once(folder, build, verify)
+    return folder / name
+
+
+class _Store:
+    """One URL's file system, asked with patience: three tries, and ``timeout_s`` without a sign of life."""
+
+    def __init__(self, url: str, timeout_s: float) -> None:
+        import fsspec
+
+        self.url, self.timeout_s = url, timeout_s
+        self.protocol = url.partition("://")[0].lower()
+        try:
+            self._fs, self._root = fsspec.core.url_to_fs(url, **self._options())
+        except (ImportError, ValueError) as error:
+            package = _PACKAGES.get(self.protocol)
+            if package is None and isinstance(error, ValueError):
+                raise UsageError(f"data.path: {url}: {self.protocol}:// is no protocol that fsspec knows") from None
+            mend = f"pip install {package or self.protocol}"
+            raise UsageError(f"data.path: {url}: {self.protocol}:// needs a package; {mend}") from None
+
+    def _options(self) -> dict[str, Any]:
+        if self.protocol not in ("http", "https"):
+            return {}
+        try:
+            import aiohttp
+        except ImportError:
+            return {}  # fsspec says so
+        # aiohttp would end every copy after five minutes.
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_s, sock_read=self.timeout_s)
+        return {"client_kwargs": {"timeout": timeout}, "skip_instance_cache": True}
+
+    def files(self) -> list[_Found]:
+        """The file, or the files of the folder, that the URL names; a ``.bin`` with the ``.idx`` beside it."""
+        if not self.url.endswith("/"):
+            facts = self._facts(self._root)
+            if facts.get("type") != "directory":
+                return [_Found(_name(self.url), self._root, facts), *self._beside()]
+        found = self._asked(self.url, lambda _: self._fs.find(self._root, detail=True))
+        root = self._root.rstrip("/") + "/"
+        files = [_Found(path.removeprefix(root), path, facts) for path, facts in sorted(found.items())]
+        # Entries of a page that lead elsewhere, and hidden files, are no part of it.
+        files = [file for file in files if not any(part.startswith(".") for part in file.key.split("/"))]
+        files = [file for file in files if "://" not in file.key and "?" not in file.key]
+        if not files:
+            raise UsageError(f"data.path: {self.url}: no files there; name a file, or a folder that has some")
+        if self.protocol in ("http", "https"):  # a page says nothing of its files
+            files = [file._replace(facts=self._facts(file.path)) for file in files]
+        return files
+
+    def _beside(self) -> Iterator[_Found]:
+        other = {".bin": ".idx", ".idx": ".bin"}.get(PurePosixPath(_name(self.url)).suffix)
+        if other is None:
+            return
+        path = self._root.removesuffix(PurePosixPath(_name(self.url)).suffix) + other
+        try:
+            yield _Found(_name(path), path, self._facts(path))
+        except UsageError:
+            return  # nanoGPT's and llm.c's files stand alone
+
+    def _facts(self, path: str) -> dict[str, Any]:
+        return dict(self._asked(path, lambda _: self._fs.info(path)))
+
+    def copy(self, found: _Found, to: Path) -> None:
+        """Copy a file.
+
+        Raises:
+            UsageError: it is gone, or forbidden.
+            RunError: it hangs, or cannot be read.
+        """
+        from fsspec.callbacks import Callback
+
+        class Progress(Callback):
+            def __init__(self, alive: Callable[[], None]) -> None:
+                super().__init__()
+                self._alive = alive
+
+            def relative_update(self, inc: int = 1) -> None:
+                self._alive()
+
+        def attempt(alive: Callable[[], None]) -> None:
+            self._fs.get_file(found.path, str(to), callback=Progress(alive))
+            size, promised = to.stat().st_size, found.facts.get("size")
+            if promised is not None and size != promised:
+                raise OSError(f"{size} bytes came, {promised} were promised")
+
+        self._asked(found.path, attempt)
+
+    def _asked(self, path: str, work: Callable[[Callable[[], None]], Any]) -> Any:
+        """What ``work`` gives; it is given a function to call at each sign of life."""
+        name = path if "://" in path else f"{self.protocol}://{path.lstrip('/')}"
+        last: Exception | None = None
+        for attempt in range(_TRIES):
+            if attempt:
+                time.sleep(_BACK_OFF_S * 2 ** (attempt - 1))
+            try:
+                return self._within(work)
+            except Exception as error:  # every store has its own
+                reason = _reason(error)
+                if isinstance(error, _Hangs) or reason == "hangs":
+                    raise RunError(
+                        f"data.path: {name}: no answer for {self.timeout_s:g} s; check the network, or raise "
+                        "data.timeout_s"
+                    ) from None
+                if reason:
+                    raise UsageError(f"data.path: {name}: {reason}") from None
+                last = error
+        said = one_line(last) or type(last).__name__
+        raise RunError(f"data.path: {name}: cannot be read after {_TRIES} tries ({said})") from None
+
+    def _within(self, work: Callable[[Callable[[], None]], Any]) -> Any:
+        # A read that hangs cannot be ended from outside; its thread is left behind.
+        result: dict[str, Any] = {}
+        last = time.monotonic()
+
+        def alive() -> None:
+            nonlocal last
+            last = time.monotonic()
+
+        def run() -> None:
+            try:
+                result["value"] = work(alive)
+            except BaseException as error:
+                result["error"] = error
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(_POLL_S)
+            if thread.is_alive() and time.monotonic() - last > self.timeout_s + 2 * _POLL_S:
+                raise _Hangs
+        if "error" in result:
+            raise result["error"]
+        return result["value"]
+
+
+class _Hangs(Exception):  # noqa: N818 - says what it is
+    """A store gives no sign of life."""
+
+
+def _name(url: str) -> str:
+    """The last part of a URL's path."""
+    return unquote(PurePosixPath(urlsplit(url).path).name)
+
+
+def _reason(error: BaseException) -> str:
+    """Why another try is of no use; "" if it may be of one."""
+    seen: list[BaseException] = [error]
+    while (before := seen[-1].__cause__ or seen[-1].__context__) is not None and before not in seen:
+        seen.append(before)
+    if any(isinstance(one, TimeoutError) for one in seen):
+        return "hangs"
+    codes = (getattr(one, "status", None) for one in seen)
+    status = next((code for code in codes if isinstance(code, int)), None)
+    if status in (401, 403) or any(isinstance(one, PermissionError) for one in seen):
+        return f"is forbidden{f' ({status})' if status else ''}; check the address and your credentials"
+    if any("Credential" in type(one).__name__ for one in seen):
+        return "needs credentials; set them up as its package asks"
+    if status in (404, 410) or (status is None and isinstance(error, FileNotFoundError) and len(seen) == 1):
+        return "is not there; check the address"
+    return ""

@@ -1,0 +1,275 @@
+"""A corpus of tokens, from the paths that a person names to what training and validation read."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...errors import UsageError
+from ...files import file_sha256, user_path
+from ..batches import Tokens
+from ..cache import META, Meta, build_once, file_states, fingerprint, read_built
+from ..config import DataConfig
+from ..shards import Shards, ShardsMeta, unigram_cross_entropy
+from ..splits import key_digest
+from ..tokenizer import TextTokenizer
+from .layout import file_bytes
+from .spans import SpanTokens, token_too_large
+from .splits_of_files import FileSplit, blocks, largest_token, split_files
+from .table import find_token_files, holds_tokens
+
+#: A file's content is identified by this many parts of it, evenly over the whole, of so many bytes.
+_PARTS, _PART_BYTES = 16, 1 << 16
+#: Tokens that the frequencies of a split are estimated from, in windows of so many.
+_SAMPLED, _WINDOW = 1 << 21, 1 << 13
+
+
+class SplitTokens(NamedTuple):
+    """The two splits of a corpus of tokens, and what a run's record keeps of it."""
+
+    train: Tokens
+    val: Tokens
+    facts: dict[str, Any]
+
+
+class _Spans(NamedTuple):
+    train: np.ndarray
+    val: np.ndarray
+    documents: dict[str, int] | None
+    rule: str
+
+
+class _SplitMeta(Meta):
+    documents: list[int]
+    largest: list[int] | None
+
+
+class _LargestMeta(Meta):
+    largest: list[int]
+
+
+class OwnShards:
+    """A folder of shards that this program wrote: it has a tokenizer and splits of its own.
+
+    Raises:
+        UsageError: fields are given that it decides itself.
+        RunError: it is damaged.
+    """
+
+    kind = "shards"
+
+    def __init__(self, config: DataConfig, folder: Path) -> None:
+        for name in ("token_dtype", "end_token", "val_path"):
+            if getattr(config, name) not in ("", None):
+                raise UsageError(f"data.{name}: not read of {folder}, whose {META} says it; leave the field out")
+        mend = "copy the folder again, or make it again from its text"
+        self._shards = Shards(folder, read_built(folder, config.verify, ShardsMeta, mend))
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the tokenizer that made them."""
+        return int(self._shards.meta["vocab_size"])
+
+    @property
+    def tokenizer_hash(self) -> str:
+        """SHA-256, in hex, of the tokenizer that made them."""
+        return str(self._shards.meta["tokenizer_hash"])
+
+    def content_hash(self) -> str:
+        """SHA-256, in hex, of the text that they were made from."""
+        return str(self._shards.meta["content_hash"])
+
+    def split(self, tokenizer: TextTokenizer | None, vocab_size: int) -> SplitTokens:
+        """Their splits.
+
+        Raises:
+            UsageError: another tokenizer made them.
+        """
+        theirs = self.tokenizer_hash
+        if tokenizer is not None and tokenizer.sha256 != theirs:
+            raise UsageError(
+                f"data.tokenizer: {tokenizer.name} is not the tokenizer of {self._shards.folder} (SHA-256 "
+                f"{tokenizer.sha256[:12]}…, theirs {theirs[:12]}…); give theirs"
+            )
+        facts = self._shards.facts(self.kind) | {"tokenizer_hash": theirs}
+        return SplitTokens(self._shards.tokens("train"), self._shards.tokens("val"), facts)
+
+
+class TokenSource:
+    """Token files of other frameworks, read where they lie.
+
+    Raises:
+        UsageError: no such files, files of several kinds, a damaged one, or a field that is missing or not read.
+    """
+
+    kind = "tokens"
+
+    def __init__(self, config: DataConfig) -> None:
+        self._config = config
+        named = [find_token_files(user_path(entry), config.token_dtype) for entry in config.entries]
+        val = [find_token_files(user_path(entry), config.token_dtype) for entry in config.val_entries]
+        kinds = sorted({kind for kind, _ in [*named, *val]})
+        if len(kinds) > 1:
+            raise UsageError(
+                f"data.path: token files of {' and '.join(kinds)}; give those of one kind, or data.sources"
+            )
+        self.format = kinds[0]
+        files = [file for _, found in named for file in found]
+        if config.val_path is not None:
+            files = [file.of("train") for file in files] + [file.of("val") for _, found in val for file in found]
+            if config.end_token is not None:
+                raise UsageError("data.end_token: not read beside data.val_path; leave it out")
+        elif config.end_token is not None and any(file.document_ends for file in files):
+            raise UsageError(f"data.end_token: {self.format} files say where documents end; leave the field out")
+        self._files = files
+
+    @cached_property
+    def _content_hash(self) -> str:
+        total = hashlib.sha256()
+        for file in self._files:
+            total.update(key_digest(f"{file.key}\0{file.split}\0{file.dtype}\0{file.offset}\0{file.n_tokens}"))
+            for path in file.paths:
+                total.update(_sampled_digest(path))
+        return total.hexdigest()
+
+    def content_hash(self) -> str:
+        """SHA-256, in hex, over name, layout and `_PARTS` parts of every file: no file is read whole for it."""
+        return self._content_hash
+
+    def split(self, tokenizer: TextTokenizer | None, vocab_size: int) -> SplitTokens:
+        """The splits, of tokens below ``vocab_size``.
+
+        Raises:
+            UsageError: there is nothing for one of the splits.
+            RunError: a token that the vocabulary does not have.
+        """
+        spans, largest = self._spans()
+        if self._config.verify == "checksum":
+            for file, token in zip(self._files, largest or self._largest(), strict=True):
+                if token >= vocab_size:
+                    raise token_too_large(file, token, vocab_size)
+        train, val = (SpanTokens(self._files, part, vocab_size) for part in (spans.train, spans.val))
+        counted = {"documents": spans.documents} if spans.documents is not None else {}
+        facts = {
+            "kind": self.kind,
+            "format": self.format,
+            "split": spans.rule,
+            "content_hash": self.content_hash(),
+            **counted,
+            "tokens": {"train": len(train), "val": len(val)},
+            "bytes_per_token": None,
+            "unigram_entropy": unigram_cross_entropy(*(_counts(part, vocab_size) for part in (train, val))),
+        }
+        return SplitTokens(train, val, facts)
+
+    def _spans(self) -> tuple[_Spans, list[int] | None]:
+        """The parts of both splits, and the largest token of each file where all were read for it."""
+        config = self._config
+        if all(f.split is not None or (f.document_ends is None and config.end_token is None) for f in self._files):
+            rule = "end of each file" if config.val_path is None else "files of data.val_path"
+            return _joined(split_files(self._files, config.val_fraction, None), rule), None
+        states = file_states([path for file in self._files for path in file.paths])
+        key = fingerprint(files=states, val_fraction=config.val_fraction, end_token=config.end_token, format=1)
+        folder = user_path(config.cache_dir) / f"split-{key[:16]}"
+
+        def build(scratch: Path) -> dict[str, Any]:
+            found = split_files(self._files, config.val_fraction, config.end_token)
+            spans = _joined(found, "documents")
+            for name, part in (("train", spans.train), ("val", spans.val)):
+                np.save(scratch / f"{name}.npy", part)
+            written = {p.name: {"bytes": file_bytes(p), "sha256": file_sha256(p)} for p in scratch.iterdir()}
+            assert spans.documents is not None
+            largest = [one.largest for one in found]
+            known = None if any(token is None for token in largest) else largest
+            return {"files": written, "documents": list(spans.documents.values()), "largest": known}
+
+        meta = build_once(folder, build, schema=_SplitMeta)
+        train, val = (np.load(folder / f"{name}.npy") for name in ("train", "val"))
+        documents = dict(zip(("train", "val"), meta["documents"], strict=True))
+        return _Spans(train, val, documents, "documents"), meta["largest"]
+
+    def _largest(self) -> list[int]:
+        """The largest token of each file, which is read whole once for as long as it stays as it is."""
+        known = [(file.dtype, file.offset) for file in self._files]
+        key = fingerprint(files=file_states([file.path for file in self._files]), layout=known, format=1)
+        folder = user_path(self._config.cache_dir) / f"largest-{key[:16]}"
+
+        def build(_: Path) -> dict[str, Any]:
+            return {"files": {}, "largest": [max(map(largest_token, blocks(f)), default=-1) for f in self._files]}
+
+        return list(build_once(folder, build, schema=_LargestMeta)["largest"])
+
+
+def open_token_source(config: DataConfig) -> OwnShards | TokenSource | None:
+    """The corpus of tokens that ``data.path`` names; None: it names text.
+
+    A folder is one of tokens if it has the index of our shards or of litdata, or token files and no other corpus.
+
+    Raises:
+        UsageError: see the classes; or a field of token files beside text.
+        RunError: shards are damaged.
+    """
+    paths = [] if config.is_named else [user_path(entry) for entry in config.entries]
+    ours = [path for path in paths if (path / META).is_file() and any(path.glob("train-*.bin"))]
+    if len(ours) == len(paths) == 1:
+        return OwnShards(config, ours[0])
+    if ours:
+        raise UsageError(
+            f"data.path: {ours[0]} holds shards with splits of their own; give it alone, or in data.sources"
+        )
+    if paths and all(holds_tokens(path) for path in paths):
+        return TokenSource(config)
+    for name in ("token_dtype", "end_token", "val_path"):
+        if getattr(config, name) not in ("", None):
+            raise UsageError(f"data.{name}: read of token files only, and {config.path!r} is text; leave the field out")
+    return None
+
+
+def _joined(found: Sequence[FileSplit], rule: str) -> _Spans:
+    """The parts of all files.
+
+    Raises:
+        UsageError: one of the splits has nothing.
+    """
+
+    def of(name: str) -> np.ndarray:
+        parts = [
+            np.concatenate([np.full((len(runs), 1), number), runs], axis=1)
+            for number, runs in enumerate(getattr(one, name) for one in found)
+        ]
+        return np.concatenate([np.empty((0, 3), dtype=np.int64), *parts])
+
+    train, val = of("train"), of("val")
+    for name, part in (("training", train), ("validation", val)):
+        if not part[:, 2].sum():
+            raise UsageError(
+                f"data.val_fraction: no {rule.removesuffix(' of each file')} of data.path falls to {name}; give a "
+                "fraction nearer to a half, more tokens, or data.val_path"
+            )
+    counts = [one.documents for one in found if one.documents is not None]
+    documents = {"train": sum(c[0] for c in counts), "val": sum(c[1] for c in counts)} if counts else None
+    return _Spans(train, val, documents, rule)
+
+
+def _sampled_digest(path: Path) -> bytes:
+    total = hashlib.sha256(str(size := file_bytes(path)).encode())
+    with path.open("rb") as file:
+        for part in range(_PARTS):
+            file.seek(max(0, size - _PART_BYTES) * part // (_PARTS - 1))
+            total.update(file.read(_PART_BYTES))
+    return total.digest()
+
+
+def _counts(tokens: SpanTokens, vocab_size: int) -> np.ndarray:
+    """How often each token occurs in windows evenly over a split; all of them if it is small."""
+    n_windows = len(tokens) // _WINDOW
+    if n_windows < 2:
+        return np.bincount(tokens.read(np.array([0]), len(tokens)).ravel(), minlength=vocab_size)
+    n = min(n_windows, _SAMPLED // _WINDOW)
+    starts = np.arange(n, dtype=np.int64) * n_windows // n * _WINDOW
+    return np.bincount(tokens.read(starts, _WINDOW).ravel(), minlength=vocab_size)

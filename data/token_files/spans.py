@@ -1,0 +1,81 @@
+"""Parts of token files, read as one array."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ...errors import RunError
+from .layout import TokenFile
+
+
+class SpanTokens:
+    """Spans of files, one after another; see `birthmark.data.batches.Tokens`. Pickles as names, so workers map files.
+
+    Args:
+        files: that hold the spans.
+        spans: int64 ``[spans, 3]``: number of the file, first token in it, tokens.
+        vocab_size: a token that is not below it ends the reading.
+    """
+
+    def __init__(self, files: Sequence[TokenFile], spans: np.ndarray, vocab_size: int) -> None:
+        self.files = list(files)
+        self.spans = spans[spans[:, 2] > 0]
+        self.vocab_size = vocab_size
+        self._map()
+
+    def _map(self) -> None:
+        self._arrays = [file.tokens() for file in self.files]
+        self._ends = np.cumsum(self.spans[:, 2], dtype=np.int64)
+        # What is added to a place in the whole to give the place in its file.
+        self._shifts = self.spans[:, 1] - (self._ends - self.spans[:, 2])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"files": self.files, "spans": self.spans, "vocab_size": self.vocab_size}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+    def __len__(self) -> int:
+        return int(self._ends[-1]) if len(self._ends) else 0
+
+    def read(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """``length`` tokens from each of ``starts``, across spans where need be; int64 ``[n, length]``.
+
+        Raises:
+            RunError: a token that the vocabulary does not have; names the file.
+        """
+        out = np.empty((len(starts), length), dtype=np.int64)
+        first = np.searchsorted(self._ends, starts, side="right").tolist()
+        for row, start, span in zip(out, starts.tolist(), first, strict=True):
+            done = 0
+            while done < length:
+                begin = start + done
+                n = min(length - done, int(self._ends[span]) - begin)
+                place = begin + int(self._shifts[span])
+                row[done : done + n] = self._arrays[self.spans[span, 0]][place : place + n]
+                done, span = done + n, span + 1
+        # A negative number is a large one without its sign.
+        if out.size and out.view(np.uint64).max() >= self.vocab_size:
+            self._refuse(starts, out)
+        return out
+
+    def _refuse(self, starts: np.ndarray, out: np.ndarray) -> None:
+        row, column = np.unravel_index(int((out.view(np.uint64) >= self.vocab_size).argmax()), out.shape)
+        span = int(np.searchsorted(self._ends, starts[row] + column, side="right"))
+        file = self.files[int(self.spans[span, 0])]
+        raise token_too_large(file, int(out[row, column]), self.vocab_size)
+
+
+def token_too_large(file: TokenFile, token: int, vocab_size: int) -> RunError:
+    """What is said of a file with a token that the vocabulary does not have."""
+    bits = 8 * np.dtype(file.dtype).itemsize
+    if "i" in file.dtype and token >= 1 << (bits - 1):
+        token -= 1 << bits  # of a negative one only its bits are known
+    return RunError(
+        f"{file.path}: holds token {token}, the vocabulary has {vocab_size}; give the tokenizer that made it, its "
+        "data.token_dtype, or a larger model.vocab_size"
+    )

@@ -1,0 +1,405 @@
+"""Tokens that exist: formats are written here by hand from their published layouts, and read as a run does."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from birthmark.data.config import DataConfig, SourceConfig
+from birthmark.data.prepare import PreparedData, prepare
+from birthmark.data.tokenizer import TextTokenizer
+from birthmark.errors import RunError, UsageError
+from birthmark.measure.records import RunDir
+from birthmark.trainer.run import pretrain
+
+SEQ_LEN, VOCAB, END = 8, 320, 0
+RNG = np.random.default_rng(7)
+#: Sixty documents of 1 to 40 tokens, each with the end token behind it.
+DOCUMENTS = [[*RNG.integers(1, 300, size=n).tolist(), END] for n in RNG.integers(1, 40, size=60)]
+FLAT = [token for document in DOCUMENTS for token in document]
+
+
+def raw(path: Path, tokens: Sequence[int], kind: str = "H") -> Path:
+    path.write_bytes(struct.pack(f"<{len(tokens)}{kind}", *tokens))
+    return path
+
+
+def llm_c(path: Path, tokens: Sequence[int], magic: int = 20240520, version: int = 1, kind: str = "H") -> Path:
+    header = struct.pack("<256i", magic, version, len(tokens), *[0] * 253)
+    path.write_bytes(header + struct.pack(f"<{len(tokens)}{kind}", *tokens))
+    return path
+
+
+def megatron(path: Path, documents: Sequence[Sequence[int]], code: int = 8, kind: str = "H") -> Path:
+    """Each document is a sequence of its own."""
+    size = struct.calcsize(kind)
+    lengths = [len(document) for document in documents]
+    pointers = [sum(lengths[:i]) * size for i in range(len(lengths))]
+    path.write_bytes(b"".join(struct.pack(f"<{len(d)}{kind}", *d) for d in documents))
+    n = len(lengths)
+    path.with_suffix(".idx").write_bytes(
+        b"MMIDIDX\x00\x00"
+        + struct.pack("<Q", 1)
+        + struct.pack("<B", code)
+        + struct.pack("<Q", n)
+        + struct.pack("<Q", n + 1)
+        + struct.pack(f"<{n}i", *lengths)
+        + struct.pack(f"<{n}q", *pointers)
+        + struct.pack(f"<{n + 1}q", *range(n + 1))
+    )
+    return path
+
+
+def litdata(folder: Path, documents: Sequence[Sequence[int]], data_format: str = "no_header_tensor:16") -> Path:
+    """Two chunks; int32, as litgpt writes them."""
+    folder.mkdir()
+    chunks = []
+    for number, part in enumerate((documents[:25], documents[25:])):
+        n, tokens = len(part), [token for document in part for token in document]
+        offsets, at = [], 4 * (n + 2)
+        for document in part:
+            offsets.append(at)
+            at += 4 * len(document)
+        name = f"chunk-0-{number}.bin"
+        content = struct.pack(f"<{n + 2}I", n, *offsets, at) + struct.pack(f"<{len(tokens)}i", *tokens)
+        (folder / name).write_bytes(content)
+        chunks.append({"chunk_bytes": len(content), "chunk_size": n, "filename": name, "dim": len(tokens)})
+    config = {
+        "compression": None,
+        "chunk_size": None,
+        "chunk_bytes": 1 << 26,
+        "data_format": [data_format],
+        "data_spec": '[1, {"type": null}]',
+        "encryption": None,
+        "item_loader": "TokensLoader",
+    }
+    (folder / "index.json").write_text(json.dumps({"chunks": chunks, "config": config}))
+    return folder
+
+
+def write(name: str, folder: Path) -> dict[str, Any]:
+    """A format's files, and the fields that a config needs for them."""
+    match name:
+        case "nanoGPT":
+            return {"path": str(raw(folder / "a.bin", FLAT)), "token_dtype": "uint16"}
+        case "OLMo":
+            return {"path": str(raw(folder / "part-0-00000.npy", FLAT, "I")), "token_dtype": "uint32"}
+        case "numpy":
+            np.save(folder / "a.npy", np.array(FLAT, dtype=np.uint16))
+            return {"path": str(folder / "a.npy")}
+        case "llm.c, GPT-2":
+            return {"path": str(llm_c(folder / "a.bin", FLAT))}
+        case "llm.c, Llama 3":
+            return {"path": str(llm_c(folder / "a.bin", FLAT, 20240801, 7, "I"))}
+        case "Megatron-LM":
+            return {"path": str(megatron(folder / "a_text_document.bin", DOCUMENTS))}
+        case "litdata":
+            return {"path": str(litdata(folder / "train", DOCUMENTS))}
+    raise AssertionError(name)
+
+
+RAW = ("nanoGPT", "OLMo", "numpy", "llm.c, GPT-2", "llm.c, Llama 3")
+WITH_DOCUMENTS = ("Megatron-LM", "litdata")
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Callable[..., DataConfig]:
+    def make(**fields: Any) -> DataConfig:
+        return DataConfig(**({"val_fraction": 0.2, "cache_dir": str(tmp_path / "cache")} | fields))
+
+    return make
+
+
+def stream(data: PreparedData, split: str) -> list[int]:
+    """All tokens of a split, through the class that gives its batches."""
+    tokens = getattr(data, split).tokens
+    return tokens.read(np.array([0]), len(tokens))[0].tolist()
+
+
+def documents_of(tokens: list[int]) -> list[list[int]]:
+    found: list[list[int]] = [[]]
+    for token in tokens:
+        found[-1].append(token)
+        if token == END:
+            found.append([])
+    assert found.pop() == []
+    return found
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_without_documents_validation_has_the_end(name: str, config: Callable[..., DataConfig], tmp_path: Path) -> None:
+    data = prepare(config(**write(name, tmp_path)), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    boundary = round(len(FLAT) * 0.8)
+    assert stream(data, "train") == FLAT[:boundary]
+    assert stream(data, "val") == FLAT[boundary:]
+    assert data.record["split"] == "end of each file"
+    assert (data.vocab_size, data.tokenizer_path, data.bytes_per_token) == (VOCAB, None, None)
+    assert data.token_texts([3, 300]) == ["[3]", "[300]"]
+
+
+@pytest.mark.parametrize("name", [*RAW, *WITH_DOCUMENTS])
+def test_documents_stay_whole(name: str, config: Callable[..., DataConfig], tmp_path: Path) -> None:
+    asked = config(**write(name, tmp_path), end_token=END if name in RAW else None)
+    data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
+    train, val = (documents_of(stream(data, split)) for split in ("train", "val"))
+    assert sorted(train + val) == sorted(DOCUMENTS)
+    # In the order of the file, each in one split.
+    places = [[DOCUMENTS.index(document) for document in documents] for documents in (train, val)]
+    assert all(found == sorted(found) for found in places)
+    assert data.record["documents"] == {"train": len(train), "val": len(val)}
+    assert 3 <= len(val) <= 25
+    assert data.record["split"] == "documents"
+    json.dumps(data.record, allow_nan=False)
+    # Samples are windows of the stream, each once per epoch.
+    flat, n = stream(data, "train"), data.train.n_samples
+    assert n is not None
+    expected = [flat[i * SEQ_LEN : (i + 1) * SEQ_LEN + 1] for i in range(n)]
+    assert sorted(data.train.batch(0, n).tolist()) == sorted(expected)
+    again = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
+    assert again.record == data.record
+    assert stream(again, "val") == stream(data, "val")
+    worker = pickle.loads(pickle.dumps(data.train))
+    assert worker.batch(0, 5).tolist() == data.train.batch(0, 5).tolist()
+
+
+def test_the_split_does_not_depend_on_how_a_file_is_read(
+    config: Callable[..., DataConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = write("nanoGPT", tmp_path) | {"end_token": END}
+    whole = prepare(config(**fields), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    monkeypatch.setattr("birthmark.data.token_files.splits_of_files.BLOCK", 7)
+    monkeypatch.setattr("birthmark.data.token_files.splits_of_files._DOCUMENTS", 3)
+    by_piece = prepare(config(**fields, cache_dir=str(tmp_path / "other")), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    assert by_piece.record == whole.record
+    assert stream(by_piece, "val") == stream(whole, "val")
+
+
+@pytest.mark.parametrize("val_fraction", [1e-9, 1 - 1e-9])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_few_documents_give_two_splits(
+    n: int, val_fraction: float, config: Callable[..., DataConfig], tmp_path: Path
+) -> None:
+    documents = [[*range(1, 40 + i), END] for i in range(n)]
+    megatron(tmp_path / "a.bin", documents)
+    asked = config(path=str(tmp_path / "a.idx"), val_fraction=val_fraction if n > 1 else 0.3)
+    data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
+    train, val = stream(data, "train"), stream(data, "val")
+    assert sorted(train + val) == sorted(token for document in documents for token in document)
+    if n > 1:
+        last = documents[-1]
+        assert (val if val_fraction < 0.5 else train) == last
+
+
+def test_validation_files_of_their_own(config: Callable[..., DataConfig], tmp_path: Path) -> None:
+    train, val = raw(tmp_path / "train.bin", FLAT[:500]), raw(tmp_path / "val.bin", FLAT[500:])
+    asked = config(path=str(train), val_path=str(val), token_dtype="uint16")
+    data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
+    assert stream(data, "train") == FLAT[:500]
+    assert stream(data, "val") == FLAT[500:]
+    assert data.record["split"] == "files of data.val_path"
+
+
+def test_several_files_are_one_corpus(config: Callable[..., DataConfig], tmp_path: Path) -> None:
+    folder = tmp_path / "tokens"
+    (folder / "b").mkdir(parents=True)
+    for name, tokens in (("a.bin", FLAT[:300]), ("b/a.bin", FLAT[300:600]), ("c.bin", [])):
+        raw(folder / name, tokens)
+    data = prepare(config(path=str(folder), token_dtype="uint16"), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    assert stream(data, "train") == [*FLAT[:240], *FLAT[300:540]]
+    assert stream(data, "val") == [*FLAT[240:300], *FLAT[540:600]]
+
+
+def test_our_shards_are_a_source(
+    config: Callable[..., DataConfig], folder: Path, tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "t.json").write_bytes(tokenizer.content)
+    text = config(path=str(folder), tokenizer=str(tmp_path / "t.json"))
+    of_text = prepare(text, vocab_size=VOCAB, seq_len=SEQ_LEN)
+    shards = next(Path(text.cache_dir).glob("shards-*[0-9a-f]")).rename(tmp_path / "shards")
+    for named in (str(tmp_path / "t.json"), "bpe"):
+        asked = replace(text, path=str(shards), tokenizer=named)
+        data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
+        assert data.train.batch(0, 50).tolist() == of_text.train.batch(0, 50).tolist()
+        assert data.val.batch(0, 9).tolist() == of_text.val.batch(0, 9).tolist()
+        same = ("content_hash", "tokens", "documents", "bytes", "unigram_entropy", "tokenizer_hash", "vocab_size")
+        assert [data.record[key] for key in same] == [of_text.record[key] for key in same]
+    other = TextTokenizer(tokenizer.content + b" ")
+    (tmp_path / "other.json").write_bytes(other.content)
+    with pytest.raises(UsageError, match=r"^data\.tokenizer: .*other\.json is not the tokenizer of .*give theirs$"):
+        prepare(replace(text, path=str(shards), tokenizer=str(tmp_path / "other.json")), vocab_size=VOCAB, seq_len=8)
+    with pytest.raises(UsageError, match=r"^data\.end_token: not read of .*leave the field out$"):
+        prepare(replace(text, path=str(shards), end_token=0), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    with (shards / "train-00000.bin").open("r+b") as file:
+        file.truncate(100)
+    with pytest.raises(RunError, match=r"train-00000\.bin: damaged .*copy the folder again") as error:
+        prepare(replace(text, path=str(shards)), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    assert "delete" not in str(error.value)  # they are the user's own
+
+
+def test_a_mixture_of_text_and_tokens(
+    config: Callable[..., DataConfig], folder: Path, tokenizer: TextTokenizer, tmp_path: Path
+) -> None:
+    (tmp_path / "t.json").write_bytes(tokenizer.content)
+    sources = [
+        SourceConfig(str(folder), 1.0, "text"),
+        SourceConfig(**write("Megatron-LM", tmp_path), weight=1.0, name="tokens"),
+    ]
+    asked = config(sources=sources, tokenizer=str(tmp_path / "t.json"))
+    data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
+    assert data.mixture is not None
+    alone = prepare(asked.each()["tokens"], vocab_size=VOCAB, seq_len=SEQ_LEN)
+    assert data.mixture.sources["tokens"].batch(0, 9).tolist() == alone.train.batch(0, 9).tolist()
+    assert data.record["bytes_per_token"] is None
+    with pytest.raises(UsageError, match=r"^data\.tokenizer: 'bpe' would train one, but source 'tokens' is tokens"):
+        prepare(replace(asked, tokenizer="bpe"), vocab_size=VOCAB, seq_len=SEQ_LEN)
+
+
+def test_frequencies_are_those_of_the_tokens(config: Callable[..., DataConfig], tmp_path: Path) -> None:
+    data = prepare(config(**write("nanoGPT", tmp_path)), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    train, val = (np.bincount(stream(data, split), minlength=VOCAB) for split in ("train", "val"))
+    p = (train + 1) / (train + 1).sum()
+    assert data.record["unigram_entropy"] == pytest.approx(-(val / val.sum() * np.log(p)).sum(), rel=1e-12)
+
+
+def read_all(config: DataConfig) -> None:
+    data = prepare(config, vocab_size=VOCAB, seq_len=SEQ_LEN)
+    data.train.batch(0, data.train.n_samples or 0)
+
+
+@pytest.mark.parametrize("verify", ["checksum", "size"])
+def test_a_token_beyond_the_vocabulary(verify: str, config: Callable[..., DataConfig], tmp_path: Path) -> None:
+    tokens = [*FLAT[:400], 999, *FLAT[400:]]
+    path = raw(tmp_path / "a.bin", tokens)
+    asked = config(path=str(path), token_dtype="uint16", verify=verify)
+    with pytest.raises(RunError, match=r"a\.bin: holds token 999, the vocabulary has 320; give the tokenizer"):
+        read_all(asked)
+    assert prepare(asked, vocab_size=1000, seq_len=SEQ_LEN).vocab_size == 1000
+    negative = raw(tmp_path / "b.bin", [*FLAT[:400], -1, *FLAT[400:]], "i")
+    with pytest.raises(RunError, match=r"b\.bin: holds token -1, the vocabulary has 320"):
+        read_all(replace(asked, path=str(negative), token_dtype="int32"))
+
+
+def cut(path: Path, n: int) -> None:
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - n)
+
+
+def patch(path: Path, at: int, content: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(at)
+        file.write(content)
+
+
+IDX_LENGTHS, IDX_POINTERS = 34, 34 + 4 * len(DOCUMENTS)
+IDX_DOCUMENTS = IDX_POINTERS + 8 * len(DOCUMENTS)
+
+
+@pytest.mark.parametrize(
+    ("name", "damage", "message"),
+    [
+        ("nanoGPT", lambda f: cut(f / "a.bin", 1), r"a\.bin: cut short, or no uint16: 1 bytes are left"),
+        ("OLMo", lambda f: cut(f / "part-0-00000.npy", 2), r"00000\.npy: cut short, or no uint32: 2 bytes are left"),
+        ("numpy", lambda f: cut(f / "a.npy", 2), r"a\.npy: cut short: its header promises"),
+        ("numpy", lambda f: patch(f / "a.npy", 12, b"????"), r"a\.npy: damaged \(its numpy header"),
+        ("numpy", lambda f: np.save(f / "a.npy", np.zeros((4, 4))), r"a\.npy: holds <f8 \[4, 4\], not a flat array"),
+        ("numpy", lambda f: np.save(f / "a.npy", np.zeros(4, ">u2")), r"a\.npy: holds >u2 \[4\], not a flat array"),
+        ("llm.c, GPT-2", lambda f: cut(f / "a.bin", 2), r"a\.bin: cut short: \d+ tokens are promised"),
+        ("llm.c, GPT-2", lambda f: patch(f / "a.bin", 4, b"\2"), r"a\.bin: is of version 2 of llm\.c's format"),
+        ("Megatron-LM", lambda f: cut(f / "a_text_document.bin", 2), r"a_text_document\.idx: lies: it has"),
+        ("Megatron-LM", lambda f: cut(f / "a_text_document.bin", 1), r"a_text_document\.bin: cut short: 1 bytes"),
+        ("Megatron-LM", lambda f: (f / "a_text_document.bin").unlink(), r"does not exist|missing beside"),
+        ("Megatron-LM", lambda f: cut(f / "a_text_document.idx", 8), r"idx: damaged \(60 sequences and 61 document"),
+        ("Megatron-LM", lambda f: patch(f / "a_text_document.idx", 0, b"X"), r"idx: is no index of Megatron-LM"),
+        ("Megatron-LM", lambda f: patch(f / "a_text_document.idx", 9, b"\2"), r"idx: is of version 2 of Megatron"),
+        ("Megatron-LM", lambda f: patch(f / "a_text_document.idx", 17, b"\7"), r"idx: damaged \(dtype code 7"),
+        ("Megatron-LM", lambda f: patch(f / "a_text_document.idx", 18, b"\xff" * 7), r"idx: damaged \(7205759403"),
+        (
+            "Megatron-LM",
+            lambda f: patch(f / "a_text_document.idx", IDX_LENGTHS + 4, struct.pack("<i", -3)),
+            r"idx: damaged \(sequence 1 has a negative length\)",
+        ),
+        (
+            "Megatron-LM",
+            lambda f: patch(f / "a_text_document.idx", IDX_POINTERS + 16, struct.pack("<q", 10**9)),
+            r"idx: lies: sequence 2 begins at byte 1000000000 by its pointer",
+        ),
+        (
+            "Megatron-LM",
+            lambda f: patch(f / "a_text_document.idx", IDX_DOCUMENTS + 8, struct.pack("<q", 50)),
+            r"idx: damaged \(documents do not begin at sequence 0, ascend",
+        ),
+        ("litdata", lambda f: cut(f / "train/chunk-0-1.bin", 4), r"chunk-0-1\.bin: cut short: 35 items of"),
+        ("litdata", lambda f: (f / "train/chunk-0-1.bin").unlink(), r"chunk-0-1\.bin: missing"),
+        ("litdata", lambda f: patch(f / "train/chunk-0-0.bin", 8, b"\xff" * 4), r"chunk-0-0\.bin: damaged \(its table"),
+        ("litdata", lambda f: cut(f / "train/index.json", 9), r"index\.json: damaged JSON"),
+    ],
+)
+def test_a_damaged_file_is_one_line(
+    name: str, damage: Callable[[Path], object], message: str, config: Callable[..., DataConfig], tmp_path: Path
+) -> None:
+    fields = write(name, tmp_path)
+    damage(tmp_path)
+    with pytest.raises((UsageError, RunError), match=message) as error:
+        prepare(config(**fields), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    assert "\n" not in str(error.value)
+    # Nothing half written: the mended file is read.
+    for leftover in tmp_path.iterdir():
+        if leftover.name in ("train",):
+            for chunk in leftover.iterdir():
+                chunk.unlink()
+            leftover.rmdir()
+    prepare(config(**write(name, tmp_path)), vocab_size=VOCAB, seq_len=SEQ_LEN)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "message"),
+    [
+        ("nanoGPT", {"token_dtype": ""}, r"^data\.token_dtype: .*a\.bin does not say how its tokens are stored"),
+        ("OLMo", {"token_dtype": ""}, r"^data\.token_dtype: .*00000\.npy does not say"),
+        ("llm.c, GPT-2", {"token_dtype": "int32"}, r"^data\.token_dtype: int32 is given, but .*a\.bin says uint16"),
+        ("Megatron-LM", {"token_dtype": "int32"}, r"^data\.token_dtype: int32 is given, but .*\.idx says uint16"),
+        ("Megatron-LM", {"end_token": 0}, r"^data\.end_token: Megatron-LM files say where documents end"),
+        ("nanoGPT", {"end_token": -1}, r"^data\.end_token: -1 is no token"),
+        ("nanoGPT", {"val_path": "/no/where.bin"}, r"^data\.val_path: '/no/where\.bin' does not exist"),
+        ("nanoGPT", {"val_path": []}, r"^data\.val_path: empty"),
+    ],
+)
+def test_fields_that_do_not_fit(
+    name: str, fields: dict[str, Any], message: str, config: Callable[..., DataConfig], tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError, match=message) as error:
+        prepare(config(**(write(name, tmp_path) | fields)), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    assert "\n" not in str(error.value)
+
+
+def test_fields_of_tokens_are_not_read_of_text(config: Callable[..., DataConfig], folder: Path) -> None:
+    for fields in ({"token_dtype": "uint16"}, {"end_token": 0}, {"val_path": str(folder)}):
+        with pytest.raises(UsageError, match=rf"^data\.{next(iter(fields))}: read of token files only"):
+            prepare(config(path=str(folder), **fields), vocab_size=VOCAB, seq_len=SEQ_LEN)
+
+
+def test_litdata_of_anything_but_tokens(config: Callable[..., DataConfig], tmp_path: Path) -> None:
+    litdata(tmp_path / "images", DOCUMENTS, "jpeg")
+    with pytest.raises(UsageError, match=r"index\.json: its items are jpeg, not one flat tensor"):
+        prepare(config(path=str(tmp_path / "images")), vocab_size=VOCAB, seq_len=SEQ_LEN)
+
+
+def test_a_run_trains_on_tokens(config: Callable[..., DataConfig], tmp_path: Path, tiny: Callable[..., Any]) -> None:
+    """Without a tokenizer: ids stand for their texts, and the record of the run says which tokens it read."""
+    fields = {"data": config(**write("Megatron-LM", tmp_path))}
+    run = tiny(fields | {"model.vocab_size": VOCAB, "trainer.max_steps": 2, "trainer.checkpoint_every": 2})
+    pretrain(run, RunDir(tmp_path / "run"), console=Console(quiet=True))
+    born = json.loads((tmp_path / "run" / "birth.json").read_text())
+    assert born["data"]["format"] == "Megatron-LM"
+    assert born["model"]["vocab_size"] == VOCAB
+    losses = [json.loads(line).get("train/loss") for line in (tmp_path / "run" / "metrics.jsonl").open()]
+    assert any(loss is not None for loss in losses)
