@@ -98,7 +98,7 @@ def build_once(
     # What exists is complete, and a cache that is shared read-only has no room for a lock.
     built = folder.is_dir()
     if not built:
-        with _explained(folder):
+        with explained(folder):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(_lock_path(folder)):
                 built = folder.is_dir()
@@ -109,7 +109,7 @@ def build_once(
 
 
 @contextlib.contextmanager
-def _explained(folder: Path) -> Iterator[None]:
+def explained(folder: Path) -> Iterator[None]:
     """Turn the ways in which a cache directory fails into one line; other errors pass."""
     try:
         yield

@@ -48,7 +48,7 @@ def content(path: Path, most: int) -> bytes:
     if not is_compressed(path):
         return read_bytes(path, most, UsageError)
     try:
-        return b"".join(_blocks(path))
+        return b"".join(content_blocks(path))
     except MemoryError:
         raise UsageError(f"{path}: holds more than fits into memory") from None
 
@@ -67,7 +67,7 @@ def unpacked(path: Path, cache_dir: Path) -> Path:
 
     def build(scratch: Path) -> dict[str, Any]:
         with (scratch / name).open("wb") as file:
-            _copy(_blocks(path), file)
+            _copy(content_blocks(path), file)
         size = (scratch / name).stat().st_size
         return {"files": {name: {"bytes": size, "sha256": file_sha256(scratch / name)}}}
 
@@ -80,15 +80,27 @@ def _copy(blocks: Iterator[bytes], file: BinaryIO) -> None:
         file.write(block)
 
 
-def _blocks(path: Path) -> Iterator[bytes]:
+def content_blocks(path: Path, size: int = _BLOCK) -> Iterator[bytes]:
+    """A file's content, without its compression, in blocks of at most ``size`` bytes.
+
+    Raises:
+        UsageError: it cannot be read, or its compression is damaged.
+    """
     check_file(path, fail=UsageError)
+    open_file = _OPEN[path.suffix.lower()] if is_compressed(path) else _open_plain
     try:
-        if not path.stat().st_size:
+        if is_compressed(path) and not path.stat().st_size:
             raise EOFError("empty")
-        with _OPEN[path.suffix.lower()](path) as file:
-            while block := file.read(_BLOCK):
+        with open_file(path) as file:
+            while block := file.read(size):
                 yield block
     # gzip raises the second and third, pyarrow the first.
     except (OSError, EOFError, zlib.error) as error:
+        if not is_compressed(path):
+            raise UsageError(f"{path}: cannot be read ({one_line(error)})") from None
         kind = path.suffix.lower().removeprefix(".")
         raise UsageError(f"{path}: damaged {kind} ({one_line(error)}); copy it again, or leave it out") from None
+
+
+def _open_plain(path: Path) -> Any:
+    return path.open("rb")

@@ -137,7 +137,7 @@ class DataConfig:
     """Seconds without a sign of life after which a remote path is given up."""
 
     n_workers: int = 0
-    """Processes that load and tokenise ``datasets`` corpora; 0 takes one per core."""
+    """Processes that tokenise, and that hash the rows of tables; 0 takes one per core."""
 
     bos: bool = True
     """Start every ``backcopy`` sequence with BOS (the sink's home; without it none forms)."""

@@ -7,45 +7,23 @@ table's row is its content.
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
 
 from ..errors import UsageError
 from ..files import user_path
 from .compressed import unpacked
 from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, DataConfig, corpus_suffix
-from .encode import Document, Encoded
 from .row_corpora import HubCorpus, TableCorpus
+from .survey.documents import SurveyedCorpus
 from .text_files import FileCorpus, KeyedPath, keyed, walk
-from .tokenizer import TextTokenizer
 
 _NOT_STDLIB = ("site-packages", "dist-packages", "__pycache__")
 _COLUMNAR = (".parquet", ".arrow")
 
 
-class Corpus(Protocol):
-    """Where documents come from."""
-
-    kind: str
-    """``stdlib``, ``readmes``, ``files``, ``table`` or ``hub``."""
-
-    def content_hash(self) -> str:
-        """SHA-256, in hex, over keys and contents in order; another byte anywhere gives another hash."""
-
-    @property
-    def n_bytes(self) -> int:
-        """UTF-8 bytes of all documents."""
-
-    @property
-    def skipped(self) -> dict[str, int]:
-        """What was found and left out: reason → number of files or rows."""
-
-    def documents(self) -> Iterator[Document]:
-        """All documents with their splits."""
-
-    def encoded(self, tokenizer: TextTokenizer, scratch: Path) -> Iterator[Encoded]:
-        """All documents as token ids; ``scratch`` is an empty folder for intermediate files."""
+#: Where documents come from: one of ``stdlib``, ``readmes``, ``files`` (`FileCorpus`), ``table`` and ``hub``.
+Corpus = SurveyedCorpus
 
 
 def open_corpus(config: DataConfig) -> Corpus:

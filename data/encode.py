@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,13 +14,32 @@ Split = Literal["train", "val"]
 SPLITS: tuple[Split, ...] = ("train", "val")
 
 CHUNK_CHARS = 1 << 18
+BLOCK_CHARS = 1 << 20
+"""Characters of a long text that are looked at together."""
 _BATCH_CHARS = 1 << 21
 _LINE_START = re.compile(r"(?<=\S\n)(?=\S)")
 
-
 #: Characters of the longest word that is one piece to a tokenizer: the time of BPE grows faster than a piece.
 LONGEST_WORD = 4096
-_OVERLONG = re.compile(rf"[^\W\d_]{{{LONGEST_WORD},}}|\d{{{LONGEST_WORD},}}|(?:[^\w\s]|_){{{LONGEST_WORD},}}")
+_LETTERS, _DIGITS, _SIGNS = r"[^\W\d_]", r"\d", r"(?:[^\w\s]|_)"
+_ANY_RUN = re.compile("|".join(f"({kind}+)" for kind in (_LETTERS, _DIGITS, _SIGNS)))
+#: Runs of each kind, in the order of the groups of `_ANY_RUN`.
+_RUNS = tuple(re.compile(f"{kind}*") for kind in (_LETTERS, _DIGITS, _SIGNS))
+
+
+class Text(Protocol):
+    """A document, or the part of one that belongs to a split."""
+
+    @property
+    def split(self) -> Split:
+        """Where it belongs."""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+
+    def blocks(self) -> Iterator[str]:
+        """It in blocks that fit into memory."""
 
 
 class Document(NamedTuple):
@@ -29,6 +48,10 @@ class Document(NamedTuple):
     split: Split
     text: str
 
+    def blocks(self) -> Iterator[str]:
+        """It in blocks of `BLOCK_CHARS` characters."""
+        return (self.text[at : at + BLOCK_CHARS] for at in range(0, len(self.text), BLOCK_CHARS))
+
 
 class Encoded(NamedTuple):
     """Token ids of one document, its end-of-text token included; int32-range ids as uint32 ``[n]``."""
@@ -36,6 +59,20 @@ class Encoded(NamedTuple):
     split: Split
     ids: np.ndarray
     n_bytes: int
+    is_end: bool = True
+    """False: a document too long for memory goes on in what comes next."""
+
+
+def beginning(document: Text, n_chars: int) -> str:
+    """Its first characters; no more of it is read."""
+    found: list[str] = []
+    left = n_chars
+    for block in document.blocks():
+        found.append(block[:left])
+        left -= len(found[-1])
+        if not left:
+            break
+    return "".join(found)
 
 
 def text_chunks(text: str, limit: int = CHUNK_CHARS) -> list[str]:
@@ -45,58 +82,144 @@ def text_chunks(text: str, limit: int = CHUNK_CHARS) -> list[str]:
     the ids do not change; only a text without such a place in ``limit`` characters is split elsewhere, and a run of
     letters, of digits or of signs above `LONGEST_WORD`, which no language has.
     """
-    out: list[str] = []
-    if words := _overlong(text):
+    if len(text) < min(limit, LONGEST_WORD):
+        return [text]
+    return list(stream_chunks(Document("train", text).blocks(), limit))
+
+
+def stream_chunks(blocks: Iterable[str], limit: int = CHUNK_CHARS, *, shorten: bool = False) -> Iterator[str]:
+    """The chunks (`text_chunks`) of the text that ``blocks`` make up, with little more than a block in memory.
+
+    Args:
+        blocks: the text, in parts of any length.
+        limit: characters of a chunk.
+        shorten: of words above `LONGEST_WORD` give their beginnings alone: nothing is learned from the rest.
+    """
+    cutter = _Cutter(limit, shorten)
+    for block in blocks:
+        cutter.rest += block
+        yield from cutter.chunks(is_end=False)
+    yield from cutter.chunks(is_end=True)
+
+
+class _Cutter:
+    """Where a text is cut that comes block by block: at lines, and around words above `LONGEST_WORD`."""
+
+    def __init__(self, limit: int, shorten: bool) -> None:
+        self.rest = ""
+        self._limit, self._shorten = limit, shorten
+        #: The character before ``rest``, which a line's start may need; none where an overlong word ended.
+        self._before = ""
+        #: Kind of the overlong word that ``rest`` goes on with.
+        self._word: int | None = None
+        self._in_word = False
+
+    def chunks(self, *, is_end: bool) -> Iterator[str]:
+        """What can be cut off; at the end, all of it."""
+        while self.rest:
+            if self._word is not None:
+                yield from self._word_pieces(self._word, is_end)
+                if self._word is not None:
+                    return
+                continue
+            # A word that begins before the cut is seen whole enough to know that it is overlong.
+            window = self._limit + LONGEST_WORD
+            if len(self.rest) < window and not is_end:
+                return
+            found = _first_overlong(self.rest[:window])
+            if found is not None:
+                start, self._word = found
+                self._in_word = False
+                if start:
+                    yield self.rest[:start]
+                self.rest, self._before = self.rest[start:], ""
+                continue
+            end = self._line_start() if len(self.rest) > self._limit else len(self.rest)
+            self._before = self.rest[end - 1]
+            chunk, self.rest = self.rest[:end], self.rest[end:]
+            yield chunk
+
+    def _word_pieces(self, kind: int, is_end: bool) -> Iterator[str]:
+        run = _RUNS[kind].match(self.rest)
+        length = run.end() if run else 0
+        ended = is_end or length < len(self.rest)
         at = 0
-        for first, last in words:
-            starts = range(first, last, LONGEST_WORD)
-            out += [*text_chunks(text[at:first], limit), *(text[i : min(last, i + LONGEST_WORD)] for i in starts)]
-            at = last
-        return [*out, *text_chunks(text[at:], limit)]
-    start = 0
-    while len(text) - start > limit:
-        end = start + limit
+        while length - at >= LONGEST_WORD or (ended and at < length):
+            piece = self.rest[at : min(length, at + LONGEST_WORD)]
+            at += len(piece)
+            if not (self._shorten and self._in_word):
+                yield piece
+            self._in_word = True
+        self.rest = self.rest[at:]
+        if ended:
+            self._word, self._before = None, ""
+
+    def _line_start(self) -> int:
+        """Where the first ``limit`` characters end best."""
+        shift = len(self._before)
+        text = self._before + self.rest[: self._limit]
         # Line starts are everywhere in ordinary text: the last few thousand characters nearly always hold one.
-        for reach in (4096, limit):
-            near = [match.start() for match in _LINE_START.finditer(text, max(start + 1, end - reach), end)]
+        for reach in (4096, self._limit):
+            near = [m.start() for m in _LINE_START.finditer(text, max(shift + 1, len(text) - reach))]
             if near:
-                end = near[-1]
-                break
-        out.append(text[start:end])
-        start = end
-    return [*out, text[start:]]
+                return near[-1] - shift
+        return self._limit
 
 
-def _overlong(text: str) -> list[tuple[int, int]]:
-    """Where words above `LONGEST_WORD` are."""
+def _first_overlong(text: str) -> tuple[int, int] | None:
+    """Where the first word above `LONGEST_WORD` begins, and its kind (`_RUNS`)."""
     # Ordinary text has none: that is seen without looking at each character.
     if max(map(len, text.split()), default=0) < LONGEST_WORD:
-        return []
-    return [match.span() for match in _OVERLONG.finditer(text)]
+        return None
+    # Asked for such a length, a regular expression would look at each run once for each of its characters.
+    for run in _ANY_RUN.finditer(text):
+        if run.end() - run.start() >= LONGEST_WORD:
+            return run.start(), (run.lastindex or 1) - 1
+    return None
 
 
-def shortened(text: str) -> str:
-    """``text`` with the beginnings alone of words above `LONGEST_WORD`: nothing is learned from the rest."""
-    return _OVERLONG.sub(lambda word: word[0][:LONGEST_WORD], text) if _overlong(text) else text
+def encode_documents(documents: Iterable[Text], tokenizer: TextTokenizer) -> Iterator[Encoded]:
+    """Encode in order; the end-of-text token, where the tokenizer has one, closes every document.
 
-
-def encode_documents(documents: Iterable[Document], tokenizer: TextTokenizer) -> Iterator[Encoded]:
-    """Encode in order; the end-of-text token, where the tokenizer has one, closes every document."""
-    waiting: list[Document] = []
-    size = 0
+    A `Document` is encoded whole, any other text in parts (`Encoded.is_end`).
+    """
+    batch = _Batch(tokenizer)
     for document in documents:
-        waiting.append(document)
-        size += len(document.text)
-        if size >= _BATCH_CHARS:
-            yield from _encode_batch(waiting, tokenizer)
-            waiting, size = [], 0
-    yield from _encode_batch(waiting, tokenizer)
+        if isinstance(document, Document):
+            batch.add(document.split, text_chunks(document.text), len(document.text.encode("utf-8")))
+        else:
+            for chunk in stream_chunks(document.blocks()):
+                batch.add(document.split, [chunk], len(chunk.encode("utf-8")), is_end=False)
+                if batch.is_full:
+                    yield from batch.encoded()
+            batch.add(document.split, [], 0)
+        if batch.is_full:
+            yield from batch.encoded()
+    yield from batch.encoded()
 
 
-def _encode_batch(documents: list[Document], tokenizer: TextTokenizer) -> Iterator[Encoded]:
-    chunks = [text_chunks(document.text) for document in documents]
-    ids = iter(tokenizer.encode([chunk for of_document in chunks for chunk in of_document]))
-    end = [] if tokenizer.end_of_text is None else [np.array([tokenizer.end_of_text], dtype=np.uint32)]
-    for document, of_document in zip(documents, chunks, strict=True):
-        joined = np.concatenate([*(next(ids) for _ in of_document), *end])
-        yield Encoded(document.split, joined, len(document.text.encode("utf-8")))
+class _Batch:
+    """Chunks that are encoded together."""
+
+    def __init__(self, tokenizer: TextTokenizer) -> None:
+        self._tokenizer = tokenizer
+        end = tokenizer.end_of_text
+        self._end = [] if end is None else [np.array([end], dtype=np.uint32)]
+        self._waiting: list[tuple[Split, list[str], int, bool]] = []
+        self._size = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._size >= _BATCH_CHARS
+
+    def add(self, split: Split, chunks: list[str], n_bytes: int, *, is_end: bool = True) -> None:
+        self._waiting.append((split, chunks, n_bytes, is_end))
+        self._size += sum(map(len, chunks))
+
+    def encoded(self) -> Iterator[Encoded]:
+        """What was added; nothing is left."""
+        waiting, self._waiting, self._size = self._waiting, [], 0
+        ids = iter(self._tokenizer.encode([chunk for _, chunks, _, _ in waiting for chunk in chunks]))
+        for split, chunks, n_bytes, is_end in waiting:
+            parts = [*(next(ids) for _ in chunks), *(self._end if is_end else [])]
+            yield Encoded(split, np.concatenate(parts) if parts else np.empty(0, np.uint32), n_bytes, is_end)

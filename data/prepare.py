@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import UsageError
-from ..files import file_sha256, user_path
 from . import backcopy
 from .batch_ramp import BatchSizes
 from .batches import BatchSource, FixedWindows, TokenWindows
-from .cache import build_once, fingerprint
+from .building.tokenised import naming, tokenise
+from .cache import fingerprint
 from .config import DataConfig
-from .corpora import Corpus, open_corpus
-from .encode import shortened, text_chunks
 from .mixing.mixture import InTurn, Mixture
-from .remote import localised
-from .shards import build_shards, unigram_cross_entropy
-from .token_files.source import OwnShards, SplitTokens, TokenSource, open_token_source
-from .tokenizer import TRAINING_BYTES, TextTokenizer, evenly, train_bpe
+from .shards import unigram_cross_entropy
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _BACKCOPY_SAMPLE = 256
-_TOKENIZER_FORMAT = 1
 
 
 @dataclass(frozen=True)
@@ -94,25 +86,11 @@ def prepare(
         raise ValueError("data.schedule changes weights at steps, whose batch_sizes are missing")
     if config.path == "backcopy":
         return _prepare_backcopy(config, vocab_size, seq_len)
-    sources: dict[str, Corpus | OwnShards | TokenSource] = {}
-    local = localised(config)
-    for name, source in local.each().items():
-        with _naming(name):
-            sources[name] = open_token_source(source) or open_corpus(source)
-    cache_dir = user_path(config.cache_dir)
-    tokenizer, tokenizer_path = _prepare_tokenizer(local, sources, vocab_size, cache_dir)
-    n_tokens = _vocabulary(config, tokenizer, sources, vocab_size)
+    text = tokenise(config, vocab_size)
+    tokenizer, n_tokens = text.tokenizer, text.n_tokens
     train, val, facts = {}, {}, {}
-    for name, opened in sources.items():
-        with _naming(name):
-            if isinstance(opened, OwnShards | TokenSource):
-                tokens = opened.split(tokenizer, n_tokens)
-            else:
-                assert tokenizer is not None
-                shards = build_shards(
-                    opened, tokenizer, cache_dir, val_fraction=config.val_fraction, verify=config.verify
-                )
-                tokens = SplitTokens(shards.tokens("train"), shards.tokens("val"), shards.facts(opened.kind))
+    for name, tokens in text.tokens.items():
+        with naming(name):
             train[name] = TokenWindows(tokens.train, seq_len, n_tokens, config.data_seed)
             val[name] = FixedWindows(tokens.val, seq_len, n_tokens)
             facts[name] = tokens.facts
@@ -126,7 +104,7 @@ def prepare(
         "vocab_size": n_tokens,
         "vocab_size_asked": vocab_size,
         "token_texts": _ids_as_texts if tokenizer is None else tokenizer.token_texts,
-        "tokenizer_path": tokenizer_path,
+        "tokenizer_path": text.tokenizer_path,
     }
     if not config.sources:
         record = {"path": config.path, **facts[""], **of_all}
@@ -150,17 +128,6 @@ def prepare(
     return PreparedData(mixture, InTurn(val), record=record, bytes_per_token=record["bytes_per_token"], **common)
 
 
-@contextmanager
-def _naming(source: str) -> Iterator[None]:
-    """Let messages about one of several sources say which."""
-    try:
-        yield
-    except UsageError as error:
-        if not source:
-            raise
-        raise UsageError(str(error).replace("data.path", f"data.sources, {source!r}")) from error
-
-
 def _mean_bytes(shares: Mapping[str, float], facts: Mapping[str, dict[str, Any]]) -> float | None:
     """Bytes per token of a mixture; None if a source does not know its own."""
     of_each = [facts[name]["bytes_per_token"] for name in shares]
@@ -169,78 +136,8 @@ def _mean_bytes(shares: Mapping[str, float], facts: Mapping[str, dict[str, Any]]
     return sum(share * n for share, n in zip(shares.values(), of_each, strict=True))
 
 
-def _vocabulary(
-    config: DataConfig,
-    tokenizer: TextTokenizer | None,
-    sources: Mapping[str, Corpus | OwnShards | TokenSource],
-    vocab_size: int,
-) -> int:
-    """How many tokens the data can hold: the tokenizer's, else our shards', else the model's.
-
-    Raises:
-        UsageError: more than the model has.
-    """
-    shards = {name: one for name, one in sources.items() if isinstance(one, OwnShards)}
-    if tokenizer is None and len({one.tokenizer_hash for one in shards.values()}) > 1:
-        raise UsageError(f"data.sources: {', '.join(map(repr, shards))} are shards of several tokenizers; give one's")
-    said = [one.vocab_size for one in shards.values()]
-    if tokenizer is None and not said:
-        return vocab_size
-    what = f"data.tokenizer {config.tokenizer!r}" if tokenizer is not None else f"the shards of {config.entries[0]!r}"
-    found = max(said) if tokenizer is None else tokenizer.vocab_size
-    if found > vocab_size:
-        raise UsageError(
-            f"model.vocab_size: {vocab_size} is smaller than the {found} tokens of {what}; set model.vocab_size to "
-            f"{found} or more"
-        )
-    # Tokens of other frameworks may be any that the model has.
-    return found if tokenizer is not None or len(said) == len(sources) else vocab_size
-
-
 def _ids_as_texts(ids: Sequence[int]) -> list[str]:
     return [f"[{int(i)}]" for i in ids]
-
-
-def _prepare_tokenizer(
-    config: DataConfig,
-    sources: Mapping[str, Corpus | OwnShards | TokenSource],
-    vocab_size: int,
-    cache_dir: Path,
-) -> tuple[TextTokenizer | None, Path | None]:
-    if config.tokenizer != "bpe":
-        path = user_path(config.tokenizer)
-        return TextTokenizer.load(path), path
-    tokens = [name for name, source in sources.items() if isinstance(source, OwnShards | TokenSource)]
-    corpora = {name: one for name, one in sources.items() if not isinstance(one, OwnShards | TokenSource)}
-    if not corpora:
-        return None, None
-    if tokens:
-        raise UsageError(
-            f"data.tokenizer: 'bpe' would train one, but source {tokens[0]!r} is tokens already; give the path of the "
-            "tokenizers JSON file that made them"
-        )
-    hashes = [corpus.content_hash() for corpus in corpora.values()]
-    key = fingerprint(
-        format=_TOKENIZER_FORMAT,
-        content_hash=hashes[0] if len(hashes) == 1 else fingerprint(corpora=hashes),
-        val_fraction=config.val_fraction,
-        vocab_size=vocab_size,
-        training_bytes=TRAINING_BYTES,
-    )
-    folder = cache_dir / f"tokenizer-{key[:16]}"
-
-    def build(scratch: Path) -> dict[str, Any]:
-        # The validation text stays unseen, by the tokenizer too.
-        documents = chain.from_iterable(corpus.documents() for corpus in corpora.values())
-        train_texts = (document.text for document in documents if document.split == "train")
-        n_bytes = sum(corpus.n_bytes for corpus in corpora.values())
-        chunks = (chunk for text in train_texts for chunk in text_chunks(shortened(text)))
-        path = scratch / "tokenizer.json"
-        path.write_bytes(train_bpe(evenly(chunks, n_bytes), vocab_size).content)
-        return {"files": {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)}}}
-
-    build_once(folder, build)
-    return TextTokenizer.load(folder / "tokenizer.json"), folder / "tokenizer.json"
 
 
 def _prepare_backcopy(config: DataConfig, vocab_size: int, seq_len: int) -> PreparedData:

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import UsageError
 from .config import DataConfig
 from .corpora import Corpus, open_corpus
-from .encode import shortened, text_chunks
+from .encode import beginning, stream_chunks
 from .remote import localised
 from .streams import uniforms
 from .tokenizer import TextTokenizer
@@ -100,8 +100,8 @@ def _passages(corpus: Corpus, tokenizer: TextTokenizer, n: int, length: int, of_
     by_document: list[list[np.ndarray]] = []
     beginnings: set[bytes] = set()
     for document in corpus.documents():
-        text = shortened(document.text[: _CHARS_PER_TOKEN * length * of_each])
-        ids = np.concatenate(tokenizer.encode(text_chunks(text)))[: of_each * length]
+        chunks = stream_chunks([beginning(document, _CHARS_PER_TOKEN * length * of_each)], shorten=True)
+        ids = np.concatenate(tokenizer.encode(list(chunks)))[: of_each * length]
         if whole := [ids[at : at + length] for at in range(0, len(ids) - length + 1, length)]:
             by_document.append(whole)
             beginnings.add(whole[0].tobytes())

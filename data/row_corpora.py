@@ -9,51 +9,46 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import os
 import sys
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NotRequired
 
 import numpy as np
 
 from ..errors import RunError, UsageError
 from ..files import file_sha256, one_line, user_path
 from ..schema import Sha256
+from .building.workers import in_processes, n_cores
 from .cache import Meta, build_once, files_sha256, fingerprint
 from .config import DataConfig
-from .encode import Document, Encoded, encode_documents
-from .splits import key_digest, key_hash, split_single_document, validation_mask
-from .tokenizer import TextTokenizer
+from .splits import key_digest
+from .survey.documents import SurveyedCorpus
+from .survey.table_rows import RowPiece, Rows
 
 if TYPE_CHECKING:
     import datasets
 
-_ROWS_PER_BATCH = 256
+#: Bytes of text that a process surveys before it reports.
+_SPAN_BYTES = 1 << 26
 #: Bytes of the longest row of a file of lines: readers hold several times as much.
 _MOST_LINE = 1 << 27
 _READERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".csv": "csv"}
 
 
-class _Rows(NamedTuple):
-    hashes: np.ndarray
-    """uint64 ``[rows]``, of the contents."""
-    n_bytes: np.ndarray
-    """int64 ``[rows]``, UTF-8; 0: the row is left out."""
-    content_hash: str
-
-
 class _RowMeta(Meta):
-    content_hash: Sha256
+    content_hash: NotRequired[Sha256]
 
 
-class _RowCorpus:
+class _RowCorpus(SurveyedCorpus):
     """What local and hub tables share; subclasses load the table and say what identifies it."""
 
-    kind: str
+    #: Whether the survey hashes all rows together too.
+    hashes_rows = False
 
     def __init__(self, config: DataConfig) -> None:
+        super().__init__(config.val_fraction)
         self._config = config
         self._cache_dir = user_path(config.cache_dir)
 
@@ -80,115 +75,65 @@ class _RowCorpus:
         return table.select_columns([column])
 
     @cached_property
-    def _rows(self) -> _Rows:
+    def _survey_folder(self) -> tuple[Path, str]:
+        """Where hashes and sizes are kept, and the hash of all rows; empty where it is not needed."""
         folder = self._cache_dir / f"rows-{fingerprint(identity=self._identity(), format=1)[:16]}"
         meta = build_once(folder, self._survey, schema=_RowMeta)
-        return _Rows(np.load(folder / "hashes.npy"), np.load(folder / "n_bytes.npy"), meta["content_hash"])
-
-    def _survey(self, folder: Path) -> dict[str, Any]:
-        total = hashlib.sha256()
-        hashes, sizes = [], []
-        for text in self._texts():
-            content = (text or "").encode("utf-8")
-            hashes.append(key_hash(content))
-            sizes.append(len(content))
-            total.update(hashlib.sha256(content).digest())
-        np.save(folder / "hashes.npy", np.array(hashes, dtype=np.uint64))
-        np.save(folder / "n_bytes.npy", np.array(sizes, dtype=np.int64))
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in folder.iterdir()}
-        return {"content_hash": total.hexdigest(), "files": files}
-
-    def _texts(self) -> Iterator[str | None]:
-        first = 1
-        for batch in self._dataset.with_format("arrow").iter(batch_size=_ROWS_PER_BATCH):
-            column = batch[self._config.text_field]
-            try:
-                yield from column.to_pylist()
-            except UnicodeDecodeError as error:
-                row = first + next(i for i, value in enumerate(column) if not _is_utf8(value))
-                raise UsageError(
-                    f"data.path: row {row} of {self._config.path!r} is not UTF-8 ({error.reason}); mend the file, or "
-                    "leave the row out"
-                ) from None
-            first += len(column)
-
-    @property
-    def n_bytes(self) -> int:
-        """UTF-8 bytes of all documents."""
-        return int(self._rows.n_bytes.sum())
-
-    @property
-    def skipped(self) -> dict[str, int]:
-        """Rows left out: reason → number."""
-        empty = int((self._rows.n_bytes == 0).sum())
-        return {"empty": empty} if empty else {}
+        return folder, meta.get("content_hash", "")
 
     @cached_property
-    def _is_val(self) -> np.ndarray:
-        """Bool ``[rows]``; rows that are left out say False."""
-        used = self._rows.n_bytes > 0
-        if not used.any():
+    def keys(self) -> np.ndarray:
+        """See the base: the texts' own hashes."""
+        return np.load(self._survey_folder[0] / "hashes.npy")
+
+    @property
+    def contents(self) -> np.ndarray:
+        """See the base."""
+        return self.keys
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """See the base."""
+        return np.load(self._survey_folder[0] / "n_bytes.npy")
+
+    def _survey(self, folder: Path) -> dict[str, Any]:
+        """Hash every row, in as many processes as the table's size is worth."""
+        n_rows = len(self._dataset)
+        per_span = max(1, int(n_rows * _SPAN_BYTES / max(1, self._dataset.data.nbytes)))
+        spans = [self._span(first, min(n_rows, first + per_span)) for first in range(0, n_rows, per_span)]
+        workers = self._config.n_workers or n_cores()
+        survey = partial(Rows.facts, with_sha256=self.hashes_rows)
+        found = dict(in_processes(survey, spans, workers))
+        facts = [found[number] for number in range(len(spans))]
+        np.save(folder / "hashes.npy", np.concatenate([np.empty(0, np.uint64), *(one.hashes for one in facts)]))
+        np.save(folder / "n_bytes.npy", np.concatenate([np.empty(0, np.int64), *(one.n_bytes for one in facts)]))
+        files = {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in folder.iterdir()}
+        if not self.hashes_rows:
+            return {"files": files}
+        total = hashlib.sha256()
+        for one in facts:
+            total.update(one.sha256)
+        return {"content_hash": total.hexdigest(), "files": files}
+
+    def _span(self, first: int, end: int) -> Rows:
+        return Rows(self._dataset, first, end, repr(self._config.path))
+
+    def piece(self, first: int, codes: np.ndarray) -> RowPiece:
+        """See the base."""
+        return RowPiece(self._span(first, first + len(codes)), codes, self._val_fraction)
+
+    def skipped_in_survey(self) -> dict[str, int]:
+        """Rows left out: reason → number."""
+        empty = int((self.sizes == 0).sum())
+        return {"empty": empty} if empty else {}
+
+    def check_any(self) -> None:
+        """See the base."""
+        if not self.sizes.any():
             raise UsageError(
                 f"data.path: column {self._config.text_field!r} of {self._config.path!r} holds no text in its "
-                f"{len(used)} rows; give a corpus that does"
+                f"{len(self.sizes)} rows; give a corpus that does"
             )
-        is_val = np.zeros(len(used), dtype=bool)
-        is_val[used] = validation_mask(self._rows.hashes[used], self._config.val_fraction)
-        return is_val
-
-    def documents(self) -> Iterator[Document]:
-        """All documents with their splits."""
-        is_val = self._is_val
-        single = int((self._rows.n_bytes > 0).sum()) == 1
-        for text, val in zip(self._texts(), is_val.tolist(), strict=True):
-            if text and single:
-                yield from split_single_document(text, self._config.val_fraction)
-            elif text:
-                yield Document("val" if val else "train", text)
-
-    def encoded(self, tokenizer: TextTokenizer, scratch: Path) -> Iterator[Encoded]:
-        """All documents as token ids; large tables are encoded by ``data.n_workers`` processes."""
-        workers = min(self._config.n_workers or os.cpu_count() or 1, len(self._is_val) // _ROWS_PER_BATCH)
-        if workers < 2:
-            # One process encodes with all its threads.
-            yield from encode_documents(self.documents(), tokenizer)
-            return
-        import datasets
-
-        column = self._config.text_field
-        with _quiet_libraries():
-            mapped = self._dataset.map(
-                _encode_rows,
-                batched=True,
-                batch_size=_ROWS_PER_BATCH,
-                num_proc=workers,
-                remove_columns=[column],
-                features=datasets.Features({"ids": datasets.Sequence(datasets.Value("uint32"))}),
-                fn_kwargs={"column": column, "tokenizer": tokenizer},
-                cache_file_name=str(scratch / "ids.arrow"),
-                load_from_cache_file=False,
-                new_fingerprint=tokenizer.sha256[:16],
-            )
-        row = 0
-        for batch in mapped.with_format("arrow").iter(batch_size=_ROWS_PER_BATCH):
-            for ids in batch["ids"]:
-                if n_bytes := int(self._rows.n_bytes[row]):
-                    yield Encoded("val" if self._is_val[row] else "train", ids.values.to_numpy(), n_bytes)
-                row += 1
-
-
-def _is_utf8(value: Any) -> bool:
-    """Whether a string of an Arrow table is text; readers do not check it."""
-    try:
-        value.as_py()
-    except UnicodeDecodeError:
-        return False
-    return True
-
-
-def _encode_rows(batch: dict[str, list[str | None]], column: str, tokenizer: TextTokenizer) -> dict[str, Any]:
-    documents = (Document("train", text or "") for text in batch[column])
-    return {"ids": [encoded.ids for encoded in encode_documents(documents, tokenizer)]}
 
 
 class TableCorpus(_RowCorpus):
@@ -249,6 +194,7 @@ class HubCorpus(_RowCorpus):
     """The ``train`` split of ``hf:NAME[:CONFIG]``, from the hub or from the local cache of ``datasets``."""
 
     kind = "hub"
+    hashes_rows = True
 
     def _load(self) -> datasets.Dataset:
         _, name, *rest = str(self._config.path).split(":", 2)
@@ -260,7 +206,7 @@ class HubCorpus(_RowCorpus):
 
     def content_hash(self) -> str:
         """SHA-256 over the SHA-256 of every row in order; read once per revision and kept in the cache directory."""
-        return self._rows.content_hash
+        return self._survey_folder[1]
 
 
 def _load_dataset(config: DataConfig, *args: str, **options: Any) -> datasets.Dataset:
@@ -293,16 +239,13 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 @contextlib.contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """No progress bars outside a terminal, no errors twice, and no threads of tokenizers in forked processes (they
-    would hang)."""
+    """No progress bars outside a terminal, and no errors twice."""
     import datasets
 
     verbosity = datasets.logging.get_verbosity()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)
     watched = sys.stderr.isatty()
-    before = os.environ.get("TOKENIZERS_PARALLELISM")
     silenced = not watched and not datasets.are_progress_bars_disabled()
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
     if silenced:
         datasets.disable_progress_bars()
     try:
@@ -311,7 +254,3 @@ def _quiet_libraries() -> Iterator[None]:
         datasets.logging.set_verbosity(verbosity)
         if silenced:
             datasets.enable_progress_bars()
-        if before is None:
-            del os.environ["TOKENIZERS_PARALLELISM"]
-        else:
-            os.environ["TOKENIZERS_PARALLELISM"] = before

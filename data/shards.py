@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TypedDict
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ..errors import RunError
+from ..files import delete_folder
 from ..schema import Count, Sha256
 from .batches import ShardedTokens
+from .building.pieces import PieceFacts, SplitOfPiece, ids_file, tokenise_pieces
 from .cache import META, Meta, build_once, fingerprint
 from .corpora import Corpus
-from .encode import SPLITS, Encoded, Split
+from .encode import SPLITS, Split
 from .tokenizer import TextTokenizer
 
 FORMAT = 1
@@ -55,11 +54,13 @@ class Shards:
         meta: ``format``, ``content_hash``, ``tokenizer_hash``, ``vocab_size``, ``dtype``, ``skipped``, ``files`` (per
             file: tokens, bytes, sha256), ``splits`` (per split: documents, tokens, bytes of UTF-8 text) and
             ``unigram_entropy`` (see `unigram_cross_entropy`).
+        is_new: whether they were built here and now.
     """
 
-    def __init__(self, folder: Path, meta: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, meta: dict[str, Any], *, is_new: bool = False) -> None:
         self.folder = folder
         self.meta = meta
+        self.is_new = is_new
 
     def tokens(self, split: Split) -> ShardedTokens:
         """All tokens of a split."""
@@ -90,8 +91,11 @@ def build_shards(
     val_fraction: float,
     verify: str = "checksum",
     shard_tokens: int = SHARD_TOKENS,
+    n_workers: int = 1,
 ) -> Shards:
     """The corpus as token shards, written now or reused from ``cache_dir`` after they were verified.
+
+    A build that was killed goes on from the pieces that it had finished (`birthmark.data.building.pieces`).
 
     Raises:
         RunError: the disk is full, reused shards are damaged, or the tokenizer gave an id outside its vocabulary.
@@ -102,13 +106,25 @@ def build_shards(
         "tokenizer_hash": tokenizer.sha256,
         "vocab_size": tokenizer.vocab_size,
     }
-    key = fingerprint(**identity, val_fraction=val_fraction, shard_tokens=shard_tokens)
+    # Splits that are the corpus's own follow from its content.
+    given = {"splits": corpus.splits_hash} if corpus.splits_hash else {}
+    key = fingerprint(**identity, **given, val_fraction=val_fraction, shard_tokens=shard_tokens)
     folder = cache_dir / f"shards-{key[:16]}"
+    pieces = cache_dir / f"pieces-{key[:16]}"
+    is_new = False
 
     def build(scratch: Path) -> dict[str, Any]:
-        return identity | _write(corpus, tokenizer, scratch, shard_tokens)
+        nonlocal is_new
+        is_new = True
+        dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
+        facts = tokenise_pieces(corpus, tokenizer, pieces, dtype, n_workers)
+        joined = _joined(pieces, facts, scratch, dtype, tokenizer.vocab_size, shard_tokens)
+        return identity | {"skipped": corpus.skipped} | joined
 
-    shards = Shards(folder, build_once(folder, build, verify, ShardsMeta))
+    meta = build_once(folder, build, verify, ShardsMeta)
+    shards = Shards(folder, meta, is_new=is_new)
+    if is_new:
+        delete_folder(pieces)
     changed = [name for name, value in identity.items() if shards.meta[name] != value]
     if changed:
         raise RunError(f"{folder / META}: {changed[0]} is of other shards; delete this folder, it will be rebuilt")
@@ -124,41 +140,32 @@ def unigram_cross_entropy(train_counts: np.ndarray, val_counts: np.ndarray) -> f
     return float(-(val_counts * log_p).sum() / val_counts.sum()) if val_counts.sum() else float("nan")
 
 
-def _write(corpus: Corpus, tokenizer: TextTokenizer, scratch: Path, shard_tokens: int) -> dict[str, Any]:
-    dtype = "<u2" if tokenizer.vocab_size <= 1 << 16 else "<u4"
-    writers = {split: _SplitWriter(scratch, split, dtype, tokenizer.vocab_size, shard_tokens) for split in SPLITS}
-    work = scratch / "work"
-    work.mkdir()
-    try:
-        for document in _shown(corpus.encoded(tokenizer, work), corpus.n_bytes):
-            writers[document.split].append(document)
-    finally:
-        for writer in writers.values():
-            writer.close()
-    for leftover in work.iterdir():
-        leftover.unlink()
-    work.rmdir()
+def _joined(
+    pieces: Path, facts: Sequence[PieceFacts], scratch: Path, dtype: str, vocab_size: int, shard_tokens: int
+) -> dict[str, Any]:
+    """Write all pieces one after the other into shards; what ``meta.json`` says of them."""
+    writers = {split: _SplitWriter(scratch, split, dtype, vocab_size, shard_tokens) for split in SPLITS}
+    for split, writer in writers.items():
+        for number in range(len(facts)):
+            with ids_file(pieces, number, split).open("rb") as file:
+                while len(ids := np.fromfile(file, dtype, _BUFFER_TOKENS)):
+                    writer.append(ids)
+        writer.close()
+    counts = {split: writer.counts for split, writer in writers.items()}
     return {
         "dtype": dtype,
-        "skipped": corpus.skipped,
         "files": writers["train"].files | writers["val"].files,
-        "splits": {
-            split: {"documents": writer.n_documents, "tokens": int(writer.counts.sum()), "bytes": writer.n_bytes}
-            for split, writer in writers.items()
-        },
-        "unigram_entropy": unigram_cross_entropy(writers["train"].counts, writers["val"].counts),
+        "splits": {split: _total([of_piece["splits"][split] for of_piece in facts]) for split in SPLITS},
+        "unigram_entropy": unigram_cross_entropy(counts["train"], counts["val"]),
     }
 
 
-def _shown(documents: Iterator[Encoded], total_bytes: int) -> Iterator[Encoded]:
-    """A progress bar on a terminal, nothing elsewhere."""
-    columns = (TextColumn("tokenising"), BarColumn(), TextColumn("{task.percentage:.0f} %"), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not sys.stderr.isatty()) as progress:
-        task = progress.add_task("", total=total_bytes)
-        for document in documents:
-            yield document
-            progress.advance(task, document.n_bytes)
+def _total(parts: Sequence[SplitOfPiece]) -> SplitFacts:
+    return {
+        "documents": sum(part["documents"] for part in parts),
+        "tokens": sum(part["tokens"] for part in parts),
+        "bytes": sum(part["bytes"] for part in parts),
+    }
 
 
 class _SplitWriter:
@@ -167,44 +174,21 @@ class _SplitWriter:
     def __init__(self, folder: Path, split: Split, dtype: str, vocab_size: int, shard_tokens: int) -> None:
         self.files: dict[str, dict[str, Any]] = {}
         self.counts = np.zeros(vocab_size, dtype=np.int64)
-        self.n_documents = 0
-        self.n_bytes = 0
         self._folder, self._split, self._dtype, self._shard_tokens = folder, split, dtype, shard_tokens
-        self._buffer: list[np.ndarray] = []
-        self._buffered = 0
         self._file: BinaryIO | None = None
         self._sha256 = hashlib.sha256()
         self._in_file = 0
 
-    def append(self, document: Encoded) -> None:
-        self.n_documents += 1
-        self.n_bytes += document.n_bytes
-        self._buffer.append(document.ids)
-        self._buffered += len(document.ids)
-        if self._buffered >= _BUFFER_TOKENS:
-            self._flush()
-
-    def close(self) -> None:
-        self._flush()
-        self._close_file()
-
-    def _flush(self) -> None:
-        ids = np.concatenate([np.empty(0, dtype=np.uint32), *self._buffer])
-        self._buffer, self._buffered = [], 0
-        if len(ids) and int(ids.max()) >= len(self.counts):
-            raise RunError(
-                f"data.tokenizer: gave id {int(ids.max())}, its vocabulary has {len(self.counts)} tokens; "
-                "the tokenizer file contradicts itself, use another"
-            )
+    def append(self, ids: np.ndarray) -> None:
         self.counts += np.bincount(ids, minlength=len(self.counts))
         while len(ids):
             if self._file is None:
                 self._open_file()
             part = ids[: self._shard_tokens - self._in_file]
-            self._put(part.astype(self._dtype).tobytes(), len(part))
+            self._put(part.tobytes(), len(part))
             ids = ids[len(part) :]
             if self._in_file == self._shard_tokens:
-                self._close_file()
+                self.close()
 
     def _open_file(self) -> None:
         self._file = (self._folder / f"{self._split}-{len(self.files):05d}.bin").open("wb")
@@ -217,7 +201,7 @@ class _SplitWriter:
         self._sha256.update(content)
         self._in_file += n_tokens
 
-    def _close_file(self) -> None:
+    def close(self) -> None:
         if self._file is None:
             return
         self._file.flush()

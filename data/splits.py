@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from functools import partial
 
 import numpy as np
 
 from ..errors import UsageError
 from .encode import Document
+
+TRAIN, VAL, OUT, WITHIN = range(4)
+"""What becomes of a document, as its code (uint8): all of it for training or validation, nothing, a part for each."""
 
 
 def key_digest(key: str) -> bytes:
@@ -21,9 +25,14 @@ def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
 
 
+#: Hashes a key into the 64 bits that decide its split, little-endian; the key may come in parts. (A `partial`, since
+#: tables have a key in every row.)
+key_hasher = partial(hashlib.blake2b, digest_size=8, person=b"birthmark-split")
+
+
 def key_hash(key: bytes) -> int:
     """The 64 bits of a key that decide its split."""
-    return int.from_bytes(hashlib.blake2b(key, digest_size=8, person=b"birthmark-split").digest(), "little")
+    return int.from_bytes(key_hasher(key).digest(), "little")
 
 
 def validation_mask(hashes: np.ndarray, val_fraction: float) -> np.ndarray:
@@ -36,15 +45,37 @@ def validation_mask(hashes: np.ndarray, val_fraction: float) -> np.ndarray:
     return is_val
 
 
+def codes_of(keys: np.ndarray, used: np.ndarray, val_fraction: float) -> np.ndarray:
+    """What becomes of each document: uint8 ``[n]``.
+
+    Args:
+        keys: `key_hash` of each, uint64 ``[n]``.
+        used: bool ``[n]``; the others are left out.
+        val_fraction: share for validation.
+    """
+    codes = np.full(len(keys), OUT, dtype=np.uint8)
+    codes[used] = WITHIN if used.sum() == 1 else validation_mask(keys[used], val_fraction)
+    return codes
+
+
+def split_place(n_chars: int, val_fraction: float) -> int:
+    """After how many characters the only document of a corpus has given the training its share.
+
+    Raises:
+        UsageError: a single character cannot be split.
+    """
+    if n_chars < 2:
+        raise UsageError(f"data.path: the whole corpus is one document of {n_chars} character; give more text")
+    return min(max(1, round(n_chars * (1 - val_fraction))), n_chars - 1)
+
+
 def split_single_document(text: str, val_fraction: float) -> Iterator[Document]:
     """The only document of a corpus: its last ``val_fraction``, from a line's start on, is for validation.
 
     Raises:
         UsageError: a single character cannot be split.
     """
-    if len(text) < 2:
-        raise UsageError(f"data.path: the whole corpus is one document of {len(text)} character; give more text")
-    boundary = min(max(1, round(len(text) * (1 - val_fraction))), len(text) - 1)
+    boundary = split_place(len(text), val_fraction)
     # The line that the boundary falls into goes to validation, unless that line is most of the text.
     line_start = text.rfind("\n", 0, boundary) + 1
     if line_start > boundary // 2:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import os
 from collections import Counter
@@ -13,11 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import RunError, UsageError
-from .compressed import content
+from .compressed import content_blocks
 from .config import corpus_suffix
-from .encode import Document, Encoded, encode_documents
-from .splits import key_digest, key_hash, split_single_document, validation_mask
-from .tokenizer import TextTokenizer
+from .encode import SPLITS, Document, Split, Text
+from .splits import OUT, WITHIN, key_digest, key_hash, key_hasher, split_place, split_single_document
+from .survey.documents import SurveyedCorpus
+
+_BLOCK = 1 << 20
+#: Bytes of the largest file that is held in memory as one text.
+_MOST_WHOLE = 1 << 25
 
 
 class KeyedPath(NamedTuple):
@@ -32,12 +37,15 @@ class _Surveyed(NamedTuple):
     path: Path
     sha256: bytes
     n_bytes: int
+    content: int
+    """`key_hash` of the text."""
 
 
-class FileCorpus:
-    """Files in the order of their keys; each is read whole. See `birthmark.data.corpora.Corpus`.
+class FileCorpus(SurveyedCorpus):
+    """Files in the order of their keys. See `birthmark.data.corpora.Corpus`.
 
-    Files that hold NUL, are not UTF-8 or are empty are left out and counted. Files of one key share a split.
+    Files that hold NUL, are not UTF-8 or are empty are left out and counted. Files of one key share a split. A file of
+    more than 32 MiB is read in blocks.
 
     Raises:
         UsageError: no file is left, or one cannot be read.
@@ -45,34 +53,44 @@ class FileCorpus:
     """
 
     def __init__(self, kind: str, files: Sequence[KeyedPath], val_fraction: float) -> None:
+        super().__init__(val_fraction)
         self.kind = kind
         self._files = sorted(files)
-        self._val_fraction = val_fraction
 
     @cached_property
     def _survey(self) -> tuple[list[_Surveyed], dict[str, int]]:
         kept: list[_Surveyed] = []
         skipped: Counter[str] = Counter()
         for key, path in self._files:
-            content = _read(path)
-            if reason := _unusable(content):
-                skipped[reason] += 1
+            found = _surveyed(key, path)
+            if isinstance(found, str):
+                skipped[found] += 1
             else:
-                kept.append(_Surveyed(key, path, hashlib.sha256(content).digest(), len(content)))
+                kept.append(found)
         if not kept:
             reasons = ", ".join(f"{n} {reason}" for reason, n in skipped.items()) or "no files"
             raise UsageError(f"data.path: no text in this corpus, found {reasons}; name a folder of UTF-8 text")
         return kept, dict(skipped)
 
-    @property
-    def skipped(self) -> dict[str, int]:
+    @cached_property
+    def keys(self) -> np.ndarray:
+        """See the base: by path."""
+        hashes = [key_hash(file.key.encode("utf-8", errors="surrogateescape")) for file in self._survey[0]]
+        return np.array(hashes, dtype=np.uint64)
+
+    @cached_property
+    def contents(self) -> np.ndarray:
+        """See the base."""
+        return np.array([file.content for file in self._survey[0]], dtype=np.uint64)
+
+    @cached_property
+    def sizes(self) -> np.ndarray:
+        """See the base."""
+        return np.array([file.n_bytes for file in self._survey[0]], dtype=np.int64)
+
+    def skipped_in_survey(self) -> dict[str, int]:
         """Files left out: reason → number."""
         return self._survey[1]
-
-    @property
-    def n_bytes(self) -> int:
-        """UTF-8 bytes of all documents."""
-        return sum(document.n_bytes for document in self._survey[0])
 
     def content_hash(self) -> str:
         """SHA-256 over (key, SHA-256 of the content) of every document in order; reads every file once."""
@@ -82,24 +100,88 @@ class FileCorpus:
             total.update(document.sha256)
         return total.hexdigest()
 
-    def documents(self) -> Iterator[Document]:
-        """All documents with their splits."""
-        kept = self._survey[0]
-        hashes = [key_hash(document.key.encode("utf-8", errors="surrogateescape")) for document in kept]
-        is_val = validation_mask(np.array(hashes, dtype=np.uint64), self._val_fraction)
-        for document, val in zip(kept, is_val.tolist(), strict=True):
-            content = _read(document.path)
-            if hashlib.sha256(content).digest() != document.sha256:
-                raise RunError(f"{document.path}: changed while it was being read; start again")
-            text = content.decode("utf-8")
-            if len(kept) == 1:
-                yield from split_single_document(text, self._val_fraction)
-            else:
-                yield Document("val" if val else "train", text)
+    def piece(self, first: int, codes: np.ndarray) -> FilePiece:
+        """See the base."""
+        return FilePiece(self._survey[0][first : first + len(codes)], codes, self._val_fraction)
 
-    def encoded(self, tokenizer: TextTokenizer, scratch: Path) -> Iterator[Encoded]:
-        """All documents as token ids."""
-        return encode_documents(self.documents(), tokenizer)
+
+class FilePiece(NamedTuple):
+    """Consecutive files of a corpus."""
+
+    files: list[_Surveyed]
+    codes: np.ndarray
+    val_fraction: float
+
+    def documents(self) -> Iterator[Text]:
+        """They, with their splits."""
+        for file, code in zip(self.files, self.codes.tolist(), strict=True):
+            if code == OUT:
+                continue
+            if file.n_bytes > _MOST_WHOLE:
+                yield from _long_texts(file, code, self.val_fraction)
+                continue
+            content = b"".join(_blocks(file.path))
+            if hashlib.sha256(content).digest() != file.sha256:
+                raise _changed(file.path)
+            text = content.decode("utf-8")
+            yield from (
+                split_single_document(text, self.val_fraction) if code == WITHIN else [Document(SPLITS[code], text)]
+            )
+
+
+class FileText(NamedTuple):
+    """Bytes ``first`` to ``end`` of a file too long for memory, as a `birthmark.data.encode.Text`."""
+
+    split: Split
+    path: Path
+    first: int
+    end: int
+    sha256: bytes | None = None
+    """Of what is read here, where that is known."""
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "".join(self.blocks())
+
+    def blocks(self) -> Iterator[str]:
+        """It in blocks.
+
+        Raises:
+            RunError: the file changed since its survey.
+        """
+        decoder, total = codecs.getincrementaldecoder("utf-8")(), hashlib.sha256()
+        try:
+            for block in _blocks(self.path, self.first, self.end):
+                total.update(block)
+                yield decoder.decode(block)
+            yield decoder.decode(b"", final=True)
+        except UnicodeDecodeError:
+            raise _changed(self.path) from None
+        if self.sha256 not in (None, total.digest()):
+            raise _changed(self.path)
+
+
+def _long_texts(file: _Surveyed, code: int, val_fraction: float) -> Iterator[FileText]:
+    """A long file as text of its split; cut in two as `split_single_document` does where it is the only one."""
+    if code != WITHIN:
+        yield FileText(SPLITS[code], file.path, 0, file.n_bytes, file.sha256)
+        return
+    whole = FileText("train", file.path, 0, file.n_bytes, file.sha256)
+    boundary = split_place(sum(map(len, whole.blocks())), val_fraction)
+    chars = place = 0
+    line_chars = line_place = 0
+    for block in whole.blocks():
+        head = block[: boundary - chars]
+        if (newline := head.rfind("\n")) >= 0:
+            line_chars, line_place = chars + newline + 1, place + len(head[: newline + 1].encode("utf-8"))
+        chars, place = chars + len(head), place + len(head.encode("utf-8"))
+        if chars == boundary:
+            break
+    if line_chars > boundary // 2:
+        place = line_place
+    yield FileText("train", file.path, 0, place)
+    yield FileText("val", file.path, place, file.n_bytes)
 
 
 def walk(root: Path, excluded: Sequence[str] = ()) -> dict[str, list[KeyedPath]]:
@@ -132,18 +214,43 @@ def _refuse(error: OSError) -> None:
     raise UsageError(f"data.path: cannot read {str(error.filename)!r} ({error.strerror}); make it readable") from error
 
 
-def _read(path: Path) -> bytes:
-    # A document is read whole: what fits into memory decides.
-    return content(path, 1 << 40)
+def _changed(path: Path) -> RunError:
+    return RunError(f"{path}: changed while it was being read; start again")
 
 
-def _unusable(content: bytes) -> str | None:
-    if not content:
-        return "empty"
-    if b"\0" in content:
-        return "binary"
+def _blocks(path: Path, first: int = 0, end: int | None = None) -> Iterator[bytes]:
+    """Bytes ``first`` to ``end`` of a file's content, block by block; UsageError names what cannot be read."""
+    at = 0
+    for block in content_blocks(path, _BLOCK):
+        part = block[max(0, first - at) : None if end is None else max(0, end - at)]
+        at += len(block)
+        if part:
+            yield part
+        if end is not None and at >= end:
+            return
+
+
+def _surveyed(key: str, path: Path) -> _Surveyed | str:
+    """What the survey keeps of a file, or why it is left out."""
+    sha256, content, n_bytes = hashlib.sha256(), key_hasher(), 0
+    decoder, is_text = codecs.getincrementaldecoder("utf-8")(), True
+    for block in _blocks(path):
+        if b"\0" in block:
+            return "binary"
+        if is_text:
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError:
+                is_text = False  # a byte that follows may still say that it is binary
+        sha256.update(block)
+        content.update(block)
+        n_bytes += len(block)
     try:
-        content.decode("utf-8")
+        decoder.decode(b"", final=True)
     except UnicodeDecodeError:
+        is_text = False
+    if not n_bytes:
+        return "empty"
+    if not is_text:
         return "not UTF-8"
-    return None
+    return _Surveyed(key, path, sha256.digest(), n_bytes, int.from_bytes(content.digest(), "little"))

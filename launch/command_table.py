@@ -10,9 +10,10 @@ from jsonargparse import Namespace
 from .. import __version__
 from ..trainer.config_parser import Parser
 
-#: In the order of ``birthmark --help``. Each is the module of that name in `commands`.
+#: In the order of ``birthmark --help``. Each is the module of that name in `commands`, or in its folder there.
 COMMANDS = (
     "demo",
+    "tokenise",
     "pretrain",
     "launch",
     "data",
@@ -32,6 +33,9 @@ COMMANDS = (
     "doctor",
     "completion",
 )
+
+
+_FOLDERS = dict.fromkeys(("tokenise", "data"), "corpus.")
 
 
 class Command(Protocol):
@@ -58,7 +62,7 @@ class Command(Protocol):
 
 def load_command(name: str) -> Command:
     """Import a command's module."""
-    return cast(Command, import_module(f".commands.{name}", __package__))
+    return cast(Command, import_module(f".commands.{_FOLDERS.get(name, '')}{name}", __package__))
 
 
 def command_parser(name: str) -> Parser:

@@ -9,10 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from birthmark.data import encode, text_files
 from birthmark.data.config import NAMED_CORPORA, DataConfig
 from birthmark.data.corpora import CORPORA, open_corpus
+from birthmark.data.encode import encode_documents
 from birthmark.data.splits import key_hash, split_single_document, validation_mask
 from birthmark.data.text_files import FileCorpus
+from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError
 
 
@@ -156,6 +159,44 @@ def test_a_file_that_changes_while_it_is_read(folder: Path) -> None:
     (folder / "part0" / "file00.txt").write_text("changed")
     with pytest.raises(RunError, match=r"file00\.txt: changed"):
         list(corpus.documents())
+
+
+@pytest.mark.parametrize("n_files", [1, 3])
+def test_long_files_are_read_in_blocks_as_short_ones_whole(
+    tmp_path: Path, tokenizer: TextTokenizer, n_files: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(n_files):
+        lines = [f"{i} λ line {j} " * (j % 9) + "\n" for j in range(400)]
+        (tmp_path / f"{i}.txt").write_text("".join(lines) + "數" * 5000, encoding="utf-8")
+
+    def parts() -> list[tuple[str, str]]:
+        return [(document.split, document.text) for document in open_corpus(config(tmp_path)).documents()]
+
+    def ids() -> list[tuple[str, list[int]]]:
+        of_split: dict[str, list[int]] = {"train": [], "val": []}
+        for encoded in encode_documents(open_corpus(config(tmp_path)).documents(), tokenizer):
+            of_split[encoded.split] += encoded.ids.tolist()
+        return list(of_split.items())
+
+    whole, ids_of_whole = parts(), ids()
+    monkeypatch.setattr(text_files, "_MOST_WHOLE", 100)
+    monkeypatch.setattr(text_files, "_BLOCK", 1000)
+    monkeypatch.setattr(encode, "_BATCH_CHARS", 3000)
+    assert parts() == whole
+    assert ids() == ids_of_whole
+
+
+def test_a_long_file_that_changes_while_it_is_read(
+    tmp_path: Path, tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text_files, "_MOST_WHOLE", 100)
+    for name in "ab":
+        (tmp_path / f"{name}.txt").write_text(name * 500)
+    corpus = open_corpus(config(tmp_path))
+    corpus.content_hash()
+    (tmp_path / "a.txt").write_text("c" * 500)
+    with pytest.raises(RunError, match=r"a\.txt: changed"):
+        list(encode_documents(corpus.documents(), tokenizer))
 
 
 def test_links_in_circles_end(folder: Path) -> None:

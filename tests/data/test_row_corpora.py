@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import numpy as np
 import pytest
 
+from birthmark.data import row_corpora
 from birthmark.data.config import DataConfig
 from birthmark.data.corpora import Corpus, open_corpus
-from birthmark.data.encode import encode_documents
 from birthmark.data.shards import build_shards
+from birthmark.data.survey import table_rows as rows
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import UsageError
 
@@ -29,6 +29,7 @@ TEXTS = [
     "null",
     *(f"row {i} of the table" for i in range(40)),
 ]
+HELD_OUT = [f"row {i}" for i in (0, 4, 5, 7, 15, 23, 31, 33, 34, 35, 39)]
 SUFFIXES = ["parquet", "arrow", "json", "jsonl", "csv"]
 
 
@@ -145,22 +146,34 @@ def test_processes_of_a_node_read_a_table_once_and_not_again_before_it_changes(t
     assert reads(1) == 2
 
 
-def test_many_processes_encode_as_one_does(
-    tmp_path: Path, open_table: Callable[..., Corpus], tokenizer: TextTokenizer
+def test_the_survey_is_that_of_one_row_after_the_other(
+    tmp_path: Path, open_table: Callable[..., Corpus], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    texts: list[str | None] = [f"row {i} " * (i % 7) for i in range(700)]
-    texts[3] = None
+    texts: list[str | None] = [f"row {i} λ " * (i % 7) for i in range(700)] + [None, "x" * 5000]
     path = write(tmp_path / "table.parquet", texts)
-    corpus = open_table(path, n_workers=2)
-    scratch = tmp_path / "scratch"
-    scratch.mkdir()
-    parallel = list(corpus.encoded(tokenizer, scratch))
-    assert list(scratch.iterdir()), "this table is large enough for two processes"
-    serial = list(encode_documents(corpus.documents(), tokenizer))
-    assert len(parallel) == len(serial) == 600 - 1
-    for a, b in zip(parallel, serial, strict=True):
-        assert (a.split, a.n_bytes) == (b.split, b.n_bytes)
-        assert np.array_equal(a.ids, b.ids)
+    monkeypatch.setattr(rows, "_MOST_ROWS", 64)
+    monkeypatch.setattr(rows, "_MOST_BYTES", 500)
+    contents = [(text or "").encode() for text in texts]
+    hashes = [hashlib.blake2b(c, digest_size=8, person=b"birthmark-split").digest() for c in contents]
+    for workers, span in ((1, 1 << 26), (2, 10_000)):
+        monkeypatch.setattr(row_corpora, "_SPAN_BYTES", span)
+        corpus = open_table(path, n_workers=workers, cache_dir=str(tmp_path / f"cache{workers}"))
+        assert corpus.keys.tolist() == [int.from_bytes(digest, "little") for digest in hashes]
+        assert corpus.sizes.tolist() == list(map(len, contents))
+        assert [document.text for document in corpus.documents()] == [text for text in texts if text]
+
+
+def test_rows_of_the_hub_are_hashed_together_as_ever() -> None:
+    texts = ["a", None, "", "λ"]
+    table = datasets.Dataset.from_dict({"text": texts}, features=datasets.Features({"text": datasets.Value("string")}))
+    facts = rows.Rows(table, 0, 4, "'x'").facts(with_sha256=True)
+    assert facts.sha256 == b"".join(hashlib.sha256((text or "").encode()).digest() for text in texts)
+
+
+def test_splits_of_known_rows_stay(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
+    """As they were before rows were read in bulk: what a run held out stays held out."""
+    corpus = open_table(write(tmp_path / "table.parquet", [f"row {i}" for i in range(40)]))
+    assert [d.text for d in corpus.documents() if d.split == "val"] == HELD_OUT
 
 
 def test_shards_are_reused_without_the_library(
@@ -236,6 +249,7 @@ def test_pickles_are_not_read(tmp_path: Path, open_table: Callable[..., Corpus])
 def hub(path: str, **environment: str) -> subprocess.CompletedProcess[str]:
     code = f"""
 import tempfile
+from birthmark.data import row_corpora
 from birthmark.data.config import DataConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.errors import UsageError

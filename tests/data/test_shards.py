@@ -2,17 +2,16 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from birthmark.data.building import pieces
 from birthmark.data.config import DataConfig
 from birthmark.data.corpora import open_corpus
-from birthmark.data.encode import SPLITS, Document, Encoded
+from birthmark.data.encode import SPLITS
 from birthmark.data.shards import SHARD_TOKENS, Shards, build_shards, unigram_cross_entropy
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError
@@ -99,49 +98,33 @@ def test_unigram_entropy(folder: Path, tokenizer: TextTokenizer, tmp_path: Path)
     assert unigram_cross_entropy(np.zeros(8), np.ones(8)) == pytest.approx(np.log(8))
 
 
-class _Foreign:
-    """A corpus whose tokeniser breaks its word, or which stops half-way."""
-
-    kind = "files"
-    n_bytes = 100
-    skipped: ClassVar[dict[str, int]] = {}
-
-    def content_hash(self) -> str:
-        return "0" * 64
-
-    def documents(self) -> Iterator[Document]:
-        yield Document("train", "x")
-
-    def encoded(self, tokenizer: TextTokenizer, scratch: Path) -> Iterator[Encoded]:
-        yield Encoded("train", np.array([1, 320, 2], dtype=np.uint32), 10)
-
-
-def test_ids_outside_the_vocabulary(tokenizer: TextTokenizer, tmp_path: Path) -> None:
-    with pytest.raises(RunError, match=r"data\.tokenizer: gave id 320, its vocabulary has 320"):
-        build_shards(_Foreign(), tokenizer, tmp_path, val_fraction=0.1)
-    assert [path.name for path in tmp_path.iterdir() if not path.name.endswith(".lock")] == []
+def test_ids_outside_the_vocabulary(folder: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    contradicting = TextTokenizer(tokenizer.content)
+    contradicting.__dict__["vocab_size"] = 300
+    with pytest.raises(RunError, match=r"data\.tokenizer: gave id 3\d\d, its vocabulary has 300"):
+        build(folder, contradicting, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("shards-*[!k]"))
 
 
 _SCRIPT = """
 import sys, time
 from pathlib import Path
-from typing import ClassVar
 from birthmark.data import shards, tokenizer
+from birthmark.data.building import pieces
 from birthmark.data.config import DataConfig
 from birthmark.data.corpora import open_corpus
 
 folder, tokenizer_path, cache, mode = sys.argv[1:]
 corpus = open_corpus(DataConfig(path=folder, val_fraction=0.2))
+pieces._PIECE_BYTES = 10_000
 if mode == "stop":
-    whole = corpus.encoded
-    def stop(*args):
-        shards._BUFFER_TOKENS = 1
-        for i, document in enumerate(whole(*args)):
-            if i == 20:
-                print("half", flush=True)
-                time.sleep(60)
-            yield document
-    corpus.encoded = stop
+    whole = pieces.tokenise_piece
+    def stop(job):
+        if job.number == 3:
+            print("half", flush=True)
+            time.sleep(60)
+        return whole(job)
+    pieces.tokenise_piece = stop
 else:
     print("ready", flush=True)
     while not Path(mode).exists():
@@ -158,8 +141,8 @@ def start(python: str, folder: Path, tokenizer: TextTokenizer, tmp_path: Path, m
     return subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_killed_build_is_never_taken_for_good(
-    folder: Path, tokenizer: TextTokenizer, tmp_path: Path, python: str
+def test_a_killed_build_goes_on_from_its_finished_pieces(
+    folder: Path, tokenizer: TextTokenizer, tmp_path: Path, python: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     process = start(python, folder, tokenizer, tmp_path, "stop")
     assert process.stdout is not None
@@ -167,14 +150,39 @@ def test_a_killed_build_is_never_taken_for_good(
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    left = [path for path in (tmp_path / "cache").iterdir() if path.is_dir()]
-    assert len(left) == 1
-    assert ".tmp-" in left[0].name
-    assert (left[0] / "train-00000.bin").is_file()
+    left = sorted(path.name for path in (tmp_path / "cache").iterdir() if path.is_dir())
+    assert [name.partition("-")[0] for name in left] == ["pieces", "shards"]
+    assert ".tmp-" in left[1]
+    (finished,) = (tmp_path / "cache").glob("pieces-*")
+    assert sorted(path.name for path in finished.glob("*.json") if path.name[0] == "0") == [
+        f"{i:06d}.json" for i in range(3)
+    ]
+    # One of the finished pieces is damaged after all.
+    damaged = finished / "000001-train.bin"
+    damaged.write_bytes(damaged.read_bytes()[:-1] + b"!")
+    done_again: list[int] = []
+    whole = pieces.tokenise_piece
+    monkeypatch.setattr(pieces, "_PIECE_BYTES", 10_000)
+    monkeypatch.setattr(pieces, "tokenise_piece", lambda job: (done_again.append(job.number), whole(job))[1])
     shards = build(folder, tokenizer, tmp_path / "cache")
+    assert done_again[:2] == [1, 3]
+    assert 0 not in done_again
     assert [path for path in (tmp_path / "cache").iterdir() if path.is_dir()] == [shards.folder]
     reference = build(folder, tokenizer, tmp_path / "other")
     assert reference.meta == shards.meta
+
+
+@pytest.mark.parametrize("n_workers", [1, 2])
+def test_neither_pieces_nor_processes_change_a_byte(
+    folder: Path, tokenizer: TextTokenizer, tmp_path: Path, n_workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = build(folder, tokenizer, tmp_path / "one")
+    monkeypatch.setattr(pieces, "_PIECE_BYTES", 5_000)
+    corpus = open_corpus(DataConfig(path=str(folder), val_fraction=0.2))
+    assert len(list(corpus.pieces(5_000))) > 5
+    shared = build_shards(corpus, tokenizer, tmp_path / "many", val_fraction=0.2, n_workers=n_workers)
+    assert shared.meta == whole.meta
+    assert shared.folder.name == whole.folder.name
 
 
 def test_two_processes_build_one_result(folder: Path, tokenizer: TextTokenizer, tmp_path: Path, python: str) -> None:

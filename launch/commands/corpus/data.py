@@ -8,11 +8,11 @@ from typing import Any
 from jsonargparse import Namespace
 from rich.console import Console
 
-from ...errors import UsageError
-from ...trainer.config_file import read_config
-from ...trainer.config_parser import Parser
-from ..options import add_json
-from ..overrides import add_overrides, read_overrides
+from ....errors import UsageError
+from ....trainer.config_file import read_config
+from ....trainer.config_parser import Parser
+from ...options import add_json
+from ...overrides import add_overrides, read_overrides
 
 SUMMARY = "Show what a run reads: its sources, how often each, samples in words, and the batch of any step."
 
@@ -38,10 +38,10 @@ def run(options: Namespace) -> int:
     Raises:
         UsageError: a config, or a step, that is impossible.
     """
-    from ...data.mixing.shown import described, first_samples, source_facts, step_batch
-    from ...data.prepare import prepare
-    from ...report.terminal import print_json
-    from ...trainer.initial_model import resolve_init_from
+    from ....data.mixing.shown import described, first_samples, source_facts, step_batch
+    from ....data.prepare import prepare
+    from ....report.terminal import print_json
+    from ....trainer.initial_model import resolve_init_from
 
     config = resolve_init_from(read_config(Path(options.config), read_overrides(options["set"])))
     sizes, max_steps, step = config.trainer.batch_sizes, config.trainer.max_steps, options.step

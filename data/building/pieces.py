@@ -1,0 +1,199 @@
+"""A corpus as token ids, piece by piece: what was finished before a kill is not done again.
+
+A piece is documents of about 16 MiB of text. Each has a file of ids for each split and, written last, its facts with
+their checksums. Where a corpus is divided changes none of its ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import BinaryIO, NamedTuple, TypedDict
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from ...errors import RunError
+from ...files import file_sha256, make_folder, read_json, write_json
+from ...pace import Pace, duration
+from ...schema import Count, Sha256
+from ..cache import explained
+from ..encode import SPLITS, Split, encode_documents
+from ..survey.documents import Piece, SurveyedCorpus
+from ..tokenizer import TextTokenizer
+from .workers import in_processes, n_cores
+
+_PIECE_BYTES = 1 << 24
+#: Pieces of one corpus; a very large one has larger pieces.
+_MOST_PIECES = 1 << 12
+
+
+class SplitOfPiece(TypedDict):
+    """What a piece has of one split."""
+
+    documents: Count
+    tokens: Count
+    bytes: Count
+    """UTF-8, of the text."""
+    sha256: Sha256
+    """Of the file of ids."""
+
+
+class PieceFacts(TypedDict):
+    """What is known of a finished piece."""
+
+    splits: dict[str, SplitOfPiece]
+
+
+class _Job(NamedTuple):
+    piece: Piece
+    number: int
+    folder: Path
+    tokenizer: Path
+    dtype: str
+    vocab_size: int
+
+
+def ids_file(folder: Path, number: int, split: str) -> Path:
+    """Where the ids of a piece are."""
+    return folder / f"{number:06d}-{split}.bin"
+
+
+def tokenise_pieces(
+    corpus: SurveyedCorpus, tokenizer: TextTokenizer, folder: Path, dtype: str, n_workers: int
+) -> list[PieceFacts]:
+    """All documents as ids, in files below ``folder``; what is there already is checked and kept.
+
+    Args:
+        corpus: the documents.
+        tokenizer: makes ids of them.
+        folder: of this corpus, its splits and this tokenizer alone.
+        dtype: of the ids in the files.
+        n_workers: processes; 0 takes one per core. One process, or one piece, uses all cores by itself.
+
+    Raises:
+        RunError: the tokenizer gave an id outside its vocabulary, or the disk is full.
+    """
+    make_folder(folder)
+    path = folder / "tokenizer.json"
+    path.write_bytes(tokenizer.content)
+    size = max(_PIECE_BYTES, corpus.n_bytes // _MOST_PIECES)
+    pieces = list(corpus.pieces(size))
+    found = {number: facts for number in range(len(pieces)) if (facts := _finished(folder, number)) is not None}
+    jobs = [
+        _Job(piece, number, folder, path, dtype, tokenizer.vocab_size)
+        for number, (_, piece) in enumerate(pieces)
+        if number not in found
+    ]
+    with _progress(sum(pieces[job.number][0] for job in jobs)) as advance:
+        for index, facts in in_processes(tokenise_piece, jobs, n_workers or n_cores()):
+            found[jobs[index].number] = facts
+            advance(pieces[jobs[index].number][0])
+    return [found[number] for number in range(len(pieces))]
+
+
+def tokenise_piece(job: _Job) -> PieceFacts:
+    """Write one piece: ids of both splits, then its facts."""
+    with explained(job.folder):
+        writers = {split: _IdsWriter(job, split) for split in SPLITS}
+        try:
+            for encoded in encode_documents(job.piece.documents(), _tokenizer(job.tokenizer)):
+                writers[encoded.split].append(encoded.ids, encoded.n_bytes, is_end=encoded.is_end)
+        finally:
+            for writer in writers.values():
+                writer.close()
+        facts: PieceFacts = {"splits": {split: writer.finished() for split, writer in writers.items()}}
+        write_json(_facts_file(job.folder, job.number), facts)
+    return facts
+
+
+@lru_cache(maxsize=1)
+def _tokenizer(path: Path) -> TextTokenizer:
+    return TextTokenizer.load(path)
+
+
+def _facts_file(folder: Path, number: int) -> Path:
+    return folder / f"{number:06d}.json"
+
+
+def _finished(folder: Path, number: int) -> PieceFacts | None:
+    """A piece that is whole; None where there is none, or it was damaged and must be done again."""
+    if not _facts_file(folder, number).is_file():
+        return None
+    try:
+        facts: PieceFacts = read_json(_facts_file(folder, number), PieceFacts)
+        whole = all(
+            file_sha256(ids_file(folder, number, split)) == facts["splits"][split]["sha256"] for split in SPLITS
+        )
+    except (RunError, OSError, KeyError):
+        return None
+    return facts if whole else None
+
+
+class _IdsWriter:
+    """One split of a piece."""
+
+    def __init__(self, job: _Job, split: Split) -> None:
+        self._path = ids_file(job.folder, job.number, split)
+        # Another process may still be busy with it for a moment, whose starter was killed.
+        self._partial = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        self._file: BinaryIO = self._partial.open("wb")
+        self._sha256 = hashlib.sha256()
+        self._dtype, self._vocab_size = job.dtype, job.vocab_size
+        self._documents = self._tokens = self._bytes = 0
+
+    def append(self, ids: np.ndarray, n_bytes: int, *, is_end: bool) -> None:
+        if len(ids) and int(ids.max()) >= self._vocab_size:
+            raise RunError(
+                f"data.tokenizer: gave id {int(ids.max())}, its vocabulary has {self._vocab_size} tokens; "
+                "the tokenizer file contradicts itself, use another"
+            )
+        content = ids.astype(self._dtype).tobytes()
+        self._file.write(content)
+        self._sha256.update(content)
+        self._documents += is_end
+        self._tokens += len(ids)
+        self._bytes += n_bytes
+
+    def close(self) -> None:
+        self._file.close()
+
+    def finished(self) -> SplitOfPiece:
+        self._partial.replace(self._path)
+        return {
+            "documents": self._documents,
+            "tokens": self._tokens,
+            "bytes": self._bytes,
+            "sha256": self._sha256.hexdigest(),
+        }
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar with MB/s on a terminal, a line now and then elsewhere; yields what moves it on by bytes."""
+    columns = (
+        TextColumn("tokenising"),
+        BarColumn(),
+        TextColumn("{task.percentage:.0f} %"),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    pace, done = Pace(total), 0
+    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as progress:
+        task = progress.add_task("", total=total)
+
+        def advance(n_bytes: int) -> None:
+            nonlocal done
+            done += n_bytes
+            progress.advance(task, n_bytes)
+            if progress.disable and done < total and pace.is_due():
+                left = duration(pace.seconds_left(done) or 0)
+                print(f"tokenising: {done / 1e6:,.0f} of {total / 1e6:,.0f} MB, about {left} left", file=sys.stderr)
+
+        yield advance

@@ -1,0 +1,77 @@
+"""Shards made beforehand are those that a run makes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from birthmark.data.prepare import prepare
+from birthmark.launch.cli import main
+from birthmark.trainer.config_file import read_config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    for name, n in (("a", 40), ("b", 12)):
+        (tmp_path / name).mkdir()
+        for i in range(n):
+            (tmp_path / name / f"{i:02d}.txt").write_text(f"{name} word{i} alpha beta gamma\n" * 20)
+    sources = [{"path": str(tmp_path / name)} for name in "ab"]
+    content = {
+        "model": {"d_model": 16, "n_layers": 1, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16},
+        "snapshot": {"n_sequences": 8, "seq_len": 8, "n_strangers": 1},
+        "data": {"sources": sources, "val_fraction": 0.2, "cache_dir": str(tmp_path / "cache")},
+    }
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(content))
+    return tmp_path / "run.yaml"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_the_run_finds_what_it_would_have_made(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["tokenise", str(config), "--workers", "2", "--out", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 3
+    assert said[0].startswith("a: 40 documents, ")
+    assert "MB/s" in said[2]
+    run = read_config(config)
+    prepare(run.data, vocab_size=300, seq_len=16)
+    assert files(tmp_path / "cache") == files(tmp_path / "out")
+
+    assert main(["tokenise", str(config), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["sources"]["b"]["documents"] == 12
+    assert found["sources"]["b"]["bytes"] == sum(path.stat().st_size for path in (tmp_path / "b").iterdir())
+    assert main(["tokenise", str(config)]) == 0
+    assert "nothing was to do" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--workers", "-1"], "data.n_workers: -1 is not 0 to 4096"),
+        (["--set", "data.val_fraction=2"], "data.val_fraction"),
+        (["--out", ""], "data.cache_dir: empty"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    config: Path, capsys: pytest.CaptureFixture[str], more: list[str], message: str
+) -> None:
+    assert main(["tokenise", str(config), *more]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_samples_that_are_computed_have_no_text(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = yaml.safe_load(config.read_text())
+    config.write_text(yaml.safe_dump(content | {"data": {"path": "backcopy"}}))
+    assert main(["tokenise", str(config)]) == 2
+    assert "data.path: backcopy has no text to tokenise" in capsys.readouterr().err
