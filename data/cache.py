@@ -77,7 +77,11 @@ def _takes_files(folder: Path) -> bool:
 
 
 def build_once(
-    folder: Path, build: Callable[[Path], dict[str, Any]], verify: str = "checksum", schema: type = Meta
+    folder: Path,
+    build: Callable[[Path], dict[str, Any]],
+    verify: str = "checksum",
+    schema: type = Meta,
+    field: str = "data.cache_dir",
 ) -> dict[str, Any]:
     """What ``build`` returned, now or when the folder was built.
 
@@ -87,18 +91,19 @@ def build_once(
             name → ``{"bytes": size, "sha256": hex, ...}``.
         verify: ``checksum`` reads every byte of a folder that is reused, ``size`` only looks at file sizes.
         schema: of the facts, a `Meta`.
+        field: of the config, that says where the folder is.
 
     Processes that want one folder wait for the first of them. The build happens in a temporary sibling, which is
     renamed at the end, so a folder of this name is complete; siblings that dead builds left behind are removed.
 
     Raises:
-        UsageError: the cache directory cannot be written to.
+        UsageError: it cannot be written to.
         RunError: the disk is full, or a reused folder is damaged.
     """
     # What exists is complete, and a cache that is shared read-only has no room for a lock.
     built = folder.is_dir()
     if not built:
-        with explained(folder):
+        with explained(folder, field):
             folder.parent.mkdir(parents=True, exist_ok=True)
             with FileLock(_lock_path(folder)):
                 built = folder.is_dir()
@@ -109,19 +114,19 @@ def build_once(
 
 
 @contextlib.contextmanager
-def explained(folder: Path) -> Iterator[None]:
-    """Turn the ways in which a cache directory fails into one line; other errors pass."""
+def explained(folder: Path, field: str = "data.cache_dir") -> Iterator[None]:
+    """Turn the ways in which the directory that ``field`` names fails into one line; other errors pass."""
     try:
         yield
     except OSError as error:
         reason = os.strerror(error.errno or 0)
         if error.errno in _NO_ROOM:
             raise RunError(
-                f"{folder}: no room left to write ({reason}); free some, or set data.cache_dir elsewhere"
+                f"{folder}: no room left to write ({reason}); free some, or set {field} elsewhere"
             ) from error
         if error.errno in _NOT_WRITABLE:
             raise UsageError(
-                f"data.cache_dir: cannot write to {str(folder.parent)!r} ({reason}); name another folder"
+                f"{field}: cannot write to {str(folder.parent)!r} ({reason}); name another folder"
             ) from error
         raise
 

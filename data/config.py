@@ -133,6 +133,9 @@ class DataConfig:
     cache_dir: str = "~/.cache/birthmark"
     """Where tokenizers and token shards are kept; they are built once and verified when reused."""
 
+    stage_to: str = ""
+    """A folder on a drive of each node's own: token shards are copied there once per node, checked, and read there."""
+
     timeout_s: float = 60.0
     """Seconds without a sign of life after which a remote path is given up."""
 

@@ -15,6 +15,7 @@ from ..files import delete_folder
 from ..schema import Count, Sha256
 from .batches import ShardedTokens
 from .building.pieces import PieceFacts, SplitOfPiece, ids_file, tokenise_pieces
+from .building.staging import staged
 from .cache import META, Meta, build_once, fingerprint
 from .corpora import Corpus
 from .encode import SPLITS, Split
@@ -92,9 +93,11 @@ def build_shards(
     verify: str = "checksum",
     shard_tokens: int = SHARD_TOKENS,
     n_workers: int = 1,
+    stage_to: Path | None = None,
 ) -> Shards:
     """The corpus as token shards, written now or reused from ``cache_dir`` after they were verified.
 
+    With ``stage_to``, they are read from the node's own copy below it.
     A build that was killed goes on from the pieces that it had finished (`birthmark.data.building.pieces`).
 
     Raises:
@@ -121,13 +124,16 @@ def build_shards(
         joined = _joined(pieces, facts, scratch, dtype, tokenizer.vocab_size, shard_tokens)
         return identity | {"skipped": corpus.skipped} | joined
 
-    meta = build_once(folder, build, verify, ShardsMeta)
+    # A copy is compared with its checksums as it is made.
+    meta = build_once(folder, build, verify if stage_to is None else "size", ShardsMeta)
     shards = Shards(folder, meta, is_new=is_new)
     if is_new:
         delete_folder(pieces)
     changed = [name for name, value in identity.items() if shards.meta[name] != value]
     if changed:
         raise RunError(f"{folder / META}: {changed[0]} is of other shards; delete this folder, it will be rebuilt")
+    if stage_to is not None:
+        shards.folder = staged(folder, meta, stage_to, verify, ShardsMeta)
     return shards
 
 

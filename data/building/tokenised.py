@@ -77,6 +77,7 @@ def tokenise(config: DataConfig, vocab_size: int) -> Tokenised:
                 val_fraction=config.val_fraction,
                 verify=config.verify,
                 n_workers=config.n_workers,
+                stage_to=user_path(config.stage_to) if config.stage_to else None,
             )
             tokens[name] = SplitTokens(shards.tokens("train"), shards.tokens("val"), shards.facts(opened.kind))
     return Tokenised(tokenizer, path, n_tokens, tokens, built)

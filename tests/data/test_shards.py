@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+import shutil
 import signal
 import subprocess
 from pathlib import Path
@@ -14,7 +16,7 @@ from birthmark.data.corpora import open_corpus
 from birthmark.data.encode import SPLITS
 from birthmark.data.shards import SHARD_TOKENS, Shards, build_shards, unigram_cross_entropy
 from birthmark.data.tokenizer import TextTokenizer
-from birthmark.errors import RunError
+from birthmark.errors import RunError, UsageError
 
 
 def build(folder: Path, tokenizer: TextTokenizer, cache: Path, shard_tokens: int = SHARD_TOKENS) -> Shards:
@@ -198,3 +200,28 @@ def test_two_processes_build_one_result(folder: Path, tokenizer: TextTokenizer, 
     assert len([path for path in (tmp_path / "cache").iterdir() if path.is_dir()]) == 1
     assert (Path(results[0][0]) / "train-00000.bin").stat().st_ino == int(results[0][1])
     assert build(folder, tokenizer, tmp_path / "cache").meta == build(folder, tokenizer, tmp_path / "other").meta
+
+
+def test_a_node_reads_its_own_checked_copy(folder: Path, tokenizer: TextTokenizer, tmp_path: Path) -> None:
+    corpus = open_corpus(DataConfig(path=str(folder), val_fraction=0.2))
+    options = {"val_fraction": 0.2, "stage_to": tmp_path / "node" / "stage"}
+    whole = build(folder, tokenizer, tmp_path / "cache")
+    copy = build_shards(corpus, tokenizer, tmp_path / "cache", **options)
+    assert copy.folder == tmp_path / "node" / "stage" / whole.folder.name
+    assert copy.meta == whole.meta
+    assert read_all(copy, "train") == read_all(whole, "train")
+    times = {path: path.stat().st_mtime_ns for path in copy.folder.iterdir()}
+    build_shards(corpus, tokenizer, tmp_path / "cache", **options)
+    assert {path: path.stat().st_mtime_ns for path in copy.folder.iterdir()} == times
+    # Damage of the copy is found when it is read again, damage of the shards when they are copied.
+    for damaged in (copy.folder / "val-00000.bin", whole.folder / "val-00000.bin"):
+        content = bytearray(damaged.read_bytes())
+        content[3] ^= 1
+        damaged.write_bytes(content)
+        with pytest.raises(RunError, match=rf"{re.escape(str(damaged))}: damaged"):
+            build_shards(corpus, tokenizer, tmp_path / "cache", **options)
+        shutil.rmtree(copy.folder, ignore_errors=True)
+    assert not list(options["stage_to"].glob("shards-*[!k]"))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UsageError, match=r"data\.stage_to: cannot write to"):
+        build_shards(corpus, tokenizer, tmp_path / "cache", val_fraction=0.2, stage_to=tmp_path / "file" / "x")

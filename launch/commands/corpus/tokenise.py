@@ -34,7 +34,7 @@ def run(options: Namespace) -> int:
     from ....trainer.initial_model import resolve_init_from
 
     config = resolve_init_from(read_config(Path(options.config), read_overrides(options["set"])))
-    given = {"n_workers": options.workers, "cache_dir": options.out}
+    given = {"n_workers": options.workers, "cache_dir": options.out, "stage_to": ""}
     data = dataclasses.replace(config.data, **{name: value for name, value in given.items() if value is not None})
     if problems := data.problems():
         raise UsageError("\n".join(problems))
