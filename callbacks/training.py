@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..data.packing.borders import PADDING
 from ..errors import RunError
 from ..measure.measurement import evaluation_mode
 from ..measure.ranks import own_batches, rank, sum_over_ranks, world_size
@@ -205,8 +206,12 @@ class Validation(MilestoneCallback):
                 if not counts:
                     continue
                 for g, name in enumerate(names):
-                    mask_BT = self.groups[name](batch_BT[:, :-1]) if name else torch.ones_like(losses_BT)
-                    mask_BT = mask_BT[:, -losses_BT.shape[1] :]
+                    mask_BT = (
+                        self.groups[name](batch_BT[:, :-1])
+                        if name
+                        else torch.ones_like(batch_BT[:, 1:], dtype=torch.bool)
+                    )
+                    mask_BT = (mask_BT & (batch_BT[:, 1:] != PADDING))[:, -losses_BT.shape[1] :]
                     found_B2 = torch.stack([(losses_BT * mask_BT).sum(1), mask_BT.sum(1).double()], dim=-1)
                     totals_SG2[:, g].index_add_(0, rows_B % len(sources), found_B2)
         totals_SG2 = sum_over_ranks(totals_SG2)

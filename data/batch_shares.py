@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..errors import UsageError
 
 
@@ -71,5 +73,15 @@ class BatchShares:
     def weights(self, rank: int) -> tuple[float, ...]:
         """By what the mean loss of each micro-batch of a step is multiplied, so that every sequence counts alike in the
         mean over micro-batches and processes. 1 where all have one size."""
-        slots = self.accumulation * self.n_processes
-        return tuple(len(self.part(rank, m)) * slots / self.global_batch_size for m in range(self.accumulation))
+        return self.weights_by(np.ones(self.global_batch_size, dtype=np.int64), rank)
+
+    def weights_by(self, n_targets: np.ndarray, rank: int) -> tuple[float, ...]:
+        """:meth:`weights` so that every token counts alike, where sequences have different numbers of targets.
+
+        Args:
+            n_targets: of each sequence of the global batch, int64.
+            rank: whose micro-batches.
+        """
+        slots, total = self.accumulation * self.n_processes, int(n_targets.sum())
+        of_parts = (int(n_targets[part.start : part.stop].sum()) for part in self.parts(rank))
+        return tuple(count * slots / total for count in of_parts)

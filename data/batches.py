@@ -37,7 +37,8 @@ class BatchSource(Protocol):
         """Different samples in the source (per epoch); None: endless."""
 
     def batch(self, first_sample: int, n: int) -> np.ndarray:
-        """Samples ``first_sample`` to ``first_sample + n``: int64 ``[n, seq_len + 1]``; inputs and targets overlap."""
+        """Samples ``first_sample`` to ``first_sample + n``: int64 ``[n, seq_len + 1]``; inputs and targets overlap.
+        Where a sample has no token it has −100 (`birthmark.data.packing.borders.PADDING`)."""
 
 
 class Tokens(Protocol):
@@ -89,21 +90,74 @@ class ShardedTokens:
         return out
 
 
-class FixedWindows:
-    """Windows of ``seq_len + 1`` tokens, ``seq_len`` apart, in corpus order: for validation.
+class Cut:
+    """How the tokens of a split become numbered sequences of ``seq_len + 1``.
 
-    Past the last window the first follows again.
+    Args:
+        tokens: of the split.
+        seq_len: positions of a sequence.
+    """
+
+    def __init__(self, tokens: Tokens, seq_len: int) -> None:
+        self.tokens, self.seq_len = tokens, seq_len
+
+    @property
+    def n_samples(self) -> int:
+        """How many sequences there are."""
+        raise NotImplementedError
+
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        """These sequences: int64 ``[n, seq_len + 1]``."""
+        raise NotImplementedError
+
+    def n_targets(self, numbers: np.ndarray) -> np.ndarray:
+        """Tokens to predict in each of these sequences, at least 1: int64 ``[n]``."""
+        return np.full(len(numbers), self.seq_len, dtype=np.int64)
+
+    @property
+    def padding(self) -> float:
+        """Share of the places of all sequences without a token."""
+        return 0.0
+
+
+class PlainCut(Cut):
+    """The corpus as one text: sequences of ``seq_len + 1`` tokens, ``seq_len`` apart."""
+
+    @property
+    def n_samples(self) -> int:
+        """See `Cut`."""
+        return max(len(self.tokens) - 1, 0) // self.seq_len
+
+    def read(self, numbers: np.ndarray) -> np.ndarray:
+        """See `Cut`."""
+        return self.tokens.read(numbers * self.seq_len, self.seq_len + 1)
+
+
+class FixedWindows:
+    """Sequences of ``seq_len + 1`` tokens in corpus order: for validation.
+
+    Past the last sequence the first follows again.
+
+    Args:
+        tokens: of one split.
+        seq_len: positions of a sequence.
+        vocab_size: of the tokens.
+        split: as errors call it.
+        cut: how the tokens become sequences; by default they are one text.
 
     Raises:
         UsageError: the tokens do not fill one window.
     """
 
-    def __init__(self, tokens: Tokens, seq_len: int, vocab_size: int, split: str = "val") -> None:
+    def __init__(
+        self, tokens: Tokens, seq_len: int, vocab_size: int, split: str = "val", cut: Cut | None = None
+    ) -> None:
         self.tokens = tokens
         self.seq_len = seq_len
         self.vocab_size = vocab_size
+        self.cut = cut or PlainCut(tokens, seq_len)
         self.n_tokens = len(tokens)
-        self.n_samples = (self.n_tokens - 1) // seq_len if self.n_tokens else 0
+        self.n_samples = self.cut.n_samples
         if self.n_samples < 1:
             mend = "a larger data.val_fraction, " if split == "val" else ""
             raise UsageError(
@@ -121,14 +175,26 @@ class FixedWindows:
 
     def samples(self, samples: np.ndarray) -> np.ndarray:
         """These samples, in any order: int64 ``[n, seq_len + 1]``."""
-        return self.tokens.read(self.windows(samples) * self.seq_len, self.seq_len + 1)
+        return self.cut.read(self.windows(samples))
+
+    def n_targets(self, samples: np.ndarray) -> np.ndarray:
+        """Tokens to predict in each of these samples: int64 ``[n]``."""
+        return self.cut.n_targets(self.windows(samples))
 
 
 class TokenWindows(FixedWindows):
     """The same windows, each once per epoch, in an order that ``data_seed`` and the epoch decide: for training."""
 
-    def __init__(self, tokens: Tokens, seq_len: int, vocab_size: int, data_seed: int, split: str = "train") -> None:
-        super().__init__(tokens, seq_len, vocab_size, split)
+    def __init__(
+        self,
+        tokens: Tokens,
+        seq_len: int,
+        vocab_size: int,
+        data_seed: int,
+        split: str = "train",
+        cut: Cut | None = None,
+    ) -> None:
+        super().__init__(tokens, seq_len, vocab_size, split, cut)
         self.data_seed = data_seed
 
     def windows(self, samples: np.ndarray) -> np.ndarray:

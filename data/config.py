@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from ..files import user_path
 from ..schema import SEEDS, outside
@@ -44,6 +44,10 @@ def corpus_suffix(name: str) -> str:
 def is_remote(named: str) -> bool:
     """Whether a path is a URL, which `birthmark.data.remote` copies."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", named) is not None
+
+
+BosName = Literal["document", "sequence", "none"]
+PackingName = Literal["concat", "documents", "best_fit"]
 
 
 @dataclass(frozen=True)
@@ -142,11 +146,31 @@ class DataConfig:
     n_workers: int = 0
     """Processes that tokenise, and that hash the rows of tables; 0 takes one per core."""
 
-    bos: bool = True
-    """Start every ``backcopy`` sequence with BOS (the sink's home; without it none forms)."""
+    bos: BosName | bool = True
+    """Where BOS stands: before every ``document``, before every ``sequence``, or nowhere, ``none``. BOS is what the
+    tokenizer puts before texts, or else its end-of-text token. ``true`` is what each corpus has had all along:
+    ``sequence`` of ``backcopy`` (the sink's home; without it none forms) and ``none`` of text; ``false`` is ``none``. A
+    sequence of ``backcopy`` is one document."""
+
+    packing: PackingName = "concat"
+    """How documents become sequences: ``concat``, as one text that is cut anywhere; ``documents``, whole ones in corpus
+    order, padded at the end; ``best_fit``, whole ones where they leave the least room (best-fit decreasing,
+    arXiv 2404.10830). The last two split documents that are longer than a sequence, and losses ignore their padding."""
 
     verify: Literal["checksum", "size"] = "checksum"
     """How shards are verified when reused: SHA-256 of every byte, or file sizes only (for corpora of terabytes)."""
+
+    @property
+    def bos_at(self) -> str:
+        """Where BOS stands, resolved: ``document``, ``sequence`` or ``none``."""
+        if isinstance(self.bos, bool):
+            return "sequence" if self.bos and self.path == "backcopy" else "none"
+        return self.bos
+
+    @property
+    def pads(self) -> bool:
+        """Whether sequences may hold padding."""
+        return self.packing != "concat"
 
     @property
     def entries(self) -> list[str]:
@@ -196,6 +220,15 @@ class DataConfig:
         if not 0 <= self.n_workers <= 4096:
             found.append(f"data.n_workers: {self.n_workers} is not 0 to 4096; 0 takes one per core")
         found += outside("data", self, {"data_seed": SEEDS})
+        if self.bos not in (*get_args(BosName), True, False):
+            found.append(f"data.bos: {self.bos!r} is neither {', '.join(get_args(BosName))} nor true or false")
+        if self.packing not in get_args(PackingName):
+            found.append(f"data.packing: {self.packing!r} is none of {', '.join(get_args(PackingName))}")
+        elif self.packing != "concat" and self.path == "backcopy":
+            found.append(
+                f"data.packing: {self.packing} is not read by backcopy, whose sequences are one document each; "
+                "leave it out"
+            )
         if self.verify not in ("checksum", "size"):
             found.append(f"data.verify: {self.verify!r} is neither 'checksum' nor 'size'")
         return found

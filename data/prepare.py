@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import UsageError
+from ..files import user_path
 from . import backcopy
 from .batch_ramp import BatchSizes
 from .batches import BatchSource, FixedWindows, TokenWindows
@@ -17,6 +19,8 @@ from .building.tokenised import naming, tokenise
 from .cache import fingerprint
 from .config import DataConfig
 from .mixing.mixture import InTurn, Mixture
+from .packing.borders import DocumentBorders
+from .packing.cuts import Layout, common_borders
 from .shards import unigram_cross_entropy
 
 if TYPE_CHECKING:
@@ -48,7 +52,14 @@ class PreparedData:
     """Token ids to readable text, one string per id."""
 
     bytes_per_token: float | None = None
-    """UTF-8 bytes of validation text per validation token (end-of-text tokens count); None: there is no text."""
+    """UTF-8 bytes of validation text per validation token (end-of-text tokens count, and BOS of documents); None: there
+    is no text."""
+
+    borders: DocumentBorders | None = None
+    """How ids say where documents begin; None where nothing does."""
+
+    n_targets: Callable[[np.ndarray], np.ndarray] | None = None
+    """Tokens to predict in training samples of these numbers; None where all have as many."""
 
     groups: dict[str, Callable[[Tensor], Tensor]] = field(default_factory=dict)
     """Positions whose loss is reported apart: inputs ``[B, T]`` → bool ``[B, T]``."""
@@ -88,16 +99,22 @@ def prepare(
         return _prepare_backcopy(config, vocab_size, seq_len)
     text = tokenise(config, vocab_size)
     tokenizer, n_tokens = text.tokenizer, text.n_tokens
+    tokenizer_hash = None if tokenizer is None else tokenizer.sha256
+    layouts: dict[str, Layout] = {}
     train, val, facts = {}, {}, {}
     for name, tokens in text.tokens.items():
         with naming(name):
-            train[name] = TokenWindows(tokens.train, seq_len, n_tokens, config.data_seed)
-            val[name] = FixedWindows(tokens.val, seq_len, n_tokens)
-            facts[name] = tokens.facts
+            layout = layouts[name] = Layout.of(config.each()[name], tokenizer)
+            of = {**tokens.facts, "tokenizer": tokenizer_hash}
+            cut = partial(layout.cut, seq_len=seq_len, cache_dir=user_path(config.cache_dir), of=of)
+            train_cut, val_cut = cut(tokens.train, "train"), cut(tokens.val, "val")
+            train[name] = TokenWindows(tokens.train, seq_len, n_tokens, config.data_seed, cut=train_cut)
+            val[name] = FixedWindows(tokens.val, seq_len, n_tokens, cut=val_cut)
+            facts[name] = layout.facts(tokens.facts, train_cut)
     of_all = {
         "data_seed": config.data_seed,
         "val_fraction": config.val_fraction,
-        **({"tokenizer": config.tokenizer, "tokenizer_hash": tokenizer.sha256} if tokenizer is not None else {}),
+        **({"tokenizer": config.tokenizer, "tokenizer_hash": tokenizer_hash} if tokenizer is not None else {}),
         "vocab_size": n_tokens,
     }
     common: dict[str, Any] = {
@@ -105,11 +122,15 @@ def prepare(
         "vocab_size_asked": vocab_size,
         "token_texts": _ids_as_texts if tokenizer is None else tokenizer.token_texts,
         "tokenizer_path": text.tokenizer_path,
+        "borders": common_borders(layouts.values()),
     }
     if not config.sources:
         record = {"path": config.path, **facts[""], **of_all}
         bytes_per_token = facts[""]["bytes_per_token"]
-        return PreparedData(train[""], val[""], record=record, bytes_per_token=bytes_per_token, **common)
+        targets = train[""].n_targets if config.pads else None
+        return PreparedData(
+            train[""], val[""], record=record, bytes_per_token=bytes_per_token, n_targets=targets, **common
+        )
     sizes = {name: windows.n_tokens for name, windows in train.items()}
     mixture = Mixture(
         train,
@@ -125,6 +146,7 @@ def prepare(
         "unigram_entropy": None,
         **of_all,
     }
+    common["n_targets"] = mixture.n_targets if config.pads else None
     return PreparedData(mixture, InTurn(val), record=record, bytes_per_token=record["bytes_per_token"], **common)
 
 
@@ -142,7 +164,8 @@ def _ids_as_texts(ids: Sequence[int]) -> list[str]:
 
 def _prepare_backcopy(config: DataConfig, vocab_size: int, seq_len: int) -> PreparedData:
     train, val = (
-        backcopy.BackCopy(vocab_size, seq_len, config.data_seed, split, config.bos) for split in ("train", "val")
+        backcopy.BackCopy(vocab_size, seq_len, config.data_seed, split, config.bos_at != "none")
+        for split in ("train", "val")
     )
     inputs = val.batch(0, _BACKCOPY_SAMPLE)[:, :-1]
     counts = [
@@ -152,7 +175,7 @@ def _prepare_backcopy(config: DataConfig, vocab_size: int, seq_len: int) -> Prep
         "kind": "backcopy",
         "path": "backcopy",
         "data_seed": config.data_seed,
-        "bos": config.bos,
+        "bos": config.bos_at != "none",
         "vocab_size": vocab_size,
         "bytes_per_token": None,
         "trigger_share": float(np.isin(inputs, backcopy.TRIGGERS).mean()),

@@ -31,7 +31,8 @@ def random_probe(vocab_size: int, n_sequences: int, seq_len: int, probe_seed: in
 
 
 def text_probe(val: BatchSource, n_sequences: int, seq_len: int) -> np.ndarray:
-    """The first ``seq_len`` tokens of the first ``n_sequences`` validation samples; int64 ``[N, T]``.
+    """The first ``seq_len`` tokens of the first ``n_sequences`` validation samples that have no padding there; int64
+    ``[N, T]``.
 
     Raises:
         UsageError: the validation text has fewer samples, or shorter ones. A sample shown twice would count as
@@ -47,7 +48,18 @@ def text_probe(val: BatchSource, n_sequences: int, seq_len: int) -> np.ndarray:
             f"text probe: {n_sequences} sequences, but the validation text of data.path holds {val.n_samples}; "
             "raise data.val_fraction or ask for fewer"
         )
-    return val.batch(0, n_sequences)[:, :seq_len]
+    probe_NT = val.batch(0, n_sequences)[:, :seq_len]
+    if (probe_NT >= 0).all():
+        return probe_NT
+    assert val.n_samples is not None
+    all_NT = val.batch(0, val.n_samples)[:, :seq_len]
+    whole_NT = all_NT[(all_NT >= 0).all(1)]
+    if len(whole_NT) < n_sequences:
+        raise UsageError(
+            f"text probe: {n_sequences} sequences, but the packed validation text of data.path holds {len(whole_NT)} "
+            f"with {seq_len} tokens or more; raise data.val_fraction, or ask for fewer or shorter ones"
+        )
+    return whole_NT[:n_sequences]
 
 
 #: Characters that are read of a document for each token that is wanted of it: no tokenizer needs more.

@@ -10,6 +10,7 @@ from typing import overload
 from torch import Tensor, nn
 
 from .attention.attention import Attention
+from .attention.document_mask import Documents
 from .attention.kv_cache import KeyValueCache, LayerCache
 from .attention.positions import POSITIONS, Placement
 from .config import ModelConfig
@@ -66,10 +67,13 @@ class Decoder(nn.Module):
         last_only: bool = ...,
         observer: Observer | None = ...,
         cache: KeyValueCache | None = ...,
+        documents_BT: Tensor | None = ...,
     ) -> Tensor: ...
 
     @overload
-    def forward(self, tokens_BT: Tensor, *, targets_BS: Tensor, z_loss: float = ...) -> TokenLosses: ...
+    def forward(
+        self, tokens_BT: Tensor, *, targets_BS: Tensor, z_loss: float = ..., documents_BT: Tensor | None = ...
+    ) -> TokenLosses: ...
 
     def forward(
         self,
@@ -80,6 +84,7 @@ class Decoder(nn.Module):
         last_only: bool = False,
         observer: Observer | None = None,
         cache: KeyValueCache | None = None,
+        documents_BT: Tensor | None = None,
     ) -> Tensor | TokenLosses:
         """Next-token logits, or the losses of targets, for which logits are never held all at once.
 
@@ -90,13 +95,18 @@ class Decoder(nn.Module):
             last_only: compute logits at the last position only.
             observer: is shown the places named in ``models/observe.py`` as the pass runs.
             cache: holds the positions before these tokens, and these from now on.
+            documents_BT: of a model with ``attention.documents``, the number of each token's document in its sequence,
+                rising, int64 ``[B, T]``, −1 of padding. By default a sequence is one document.
 
         Returns:
             Logits ``[B, T, V]``, or ``[B, V]`` with ``last_only``; losses where targets are given.
         """
         first = 0 if cache is None else cache.length
-        x_BTD = self.positions.embed(self.embed(tokens_BT), first)
-        place = self.positions.place(tokens_BT.shape[1], tokens_BT.device, first)
+        documents = None if documents_BT is None else Documents.of(documents_BT)
+        if documents is not None and (cache is not None or not self.config.attention.documents):
+            raise ValueError("documents_BT is for a model with attention.documents, and goes with no cache")
+        x_BTD = self.positions.embed(self.embed(tokens_BT), first, documents)
+        place = self.positions.place(tokens_BT.shape[1], tokens_BT.device, first, documents)
         show_residual(observer, "embedding", 0, x_BTD)
         for i, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i])

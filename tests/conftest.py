@@ -167,6 +167,19 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
+def write_documents():
+    """``write_documents(folder)``: text files of very different lengths."""
+
+    def write(folder):
+        folder.mkdir()
+        for i in range(60):
+            (folder / f"{i:02d}.txt").write_text(" ".join(f"w{(i * j) % 23}" for j in range(1 + i * i % 17)))
+        return folder
+
+    return write
+
+
+@pytest.fixture(scope="session")
 def seal_config():
     """``seal_config(file, text)``: write a run's ``config.yaml`` of this text, as another version of us would have."""
 

@@ -376,6 +376,7 @@ class RunConfig:
             for i, change in enumerate(self.data.schedule)
             if change.step >= self.trainer.max_steps
         ]
+        problems += self._packing_problems()
         longest = self.model.max_seq_len
         if self.snapshot.enabled and self.snapshot.seq_len > longest:
             problems.append(
@@ -384,3 +385,18 @@ class RunConfig:
             )
         if problems:
             raise UsageError("; ".join(problems))
+
+    def _packing_problems(self) -> list[str]:
+        """Parts of a model that padded sequences would mislead."""
+        attention, packing, found = self.model.attention, self.data.packing, []
+        if packing != "concat" and attention.prefix is not None:
+            found.append(
+                f"data.packing {packing} with model.attention.prefix: a sequence may hold fewer tokens than a prefix; "
+                "give concat, or no prefix"
+            )
+        if packing != "concat" and attention.calibration.correlation == "estimated" and not attention.documents:
+            found.append(
+                f"data.packing {packing} with model.attention.calibration.correlation estimated: padding would count "
+                "in its running moments; give concat, correlation learned, or model.attention.documents"
+            )
+        return found

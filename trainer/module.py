@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import lightning as L
+import numpy as np
 import torch
 from torch import Tensor
 
 from ..data.batch_shares import BatchShares
+from ..data.packing.borders import DocumentBorders
 from ..errors import RunError
 from ..measure.ranks import max_over_ranks
 from ..models.decoder import Decoder
@@ -33,21 +36,36 @@ _LARGEST = torch.finfo(torch.float32).max ** 0.5
 _LOWER = "lower optim.lr, raise optim.warmup_steps or set optim.grad_clip; the checkpoints before it are intact"
 
 
-def next_token_loss(model: Decoder, batch_BT: Tensor, z_loss: float = 0.0) -> TokenLosses:
+def next_token_loss(
+    model: Decoder, batch_BT: Tensor, z_loss: float = 0.0, borders: DocumentBorders | None = None
+) -> TokenLosses:
     """Losses of every next token of ``[B, T+1]`` ids, in nats; ``per_token`` is ``[B, T − skipped]``.
 
     The positions of a prefix see one another, so all but the last would predict what they see: they are skipped.
+    Padding is predicted nowhere, and since it stands at the end no token sees it. ``borders`` tell a model with
+    ``attention.documents`` where documents begin; what follows a document's last token is a target like any other.
     """
     skipped = (model.config.attention.prefix or 1) - 1
+    inputs_BT = batch_BT[:, :-1].clamp_min(0)
     # The module's call, not its forward: strategies gather weights in its hooks.
-    losses: TokenLosses = model(batch_BT[:, :-1], targets_BS=batch_BT[:, 1 + skipped :], z_loss=z_loss)
+    losses: TokenLosses = model(
+        inputs_BT,
+        targets_BS=batch_BT[:, 1 + skipped :],
+        z_loss=z_loss,
+        documents_BT=documents_of(model, batch_BT[:, :-1], borders),
+    )
     return losses
 
 
 @torch.no_grad()
-def next_token_losses(model: Decoder, batch_BT: Tensor) -> Tensor:
+def next_token_losses(model: Decoder, batch_BT: Tensor, borders: DocumentBorders | None = None) -> Tensor:
     """Cross-entropy of every next token, ``[B, T − skipped]``, to look at: it carries no gradients."""
-    return next_token_loss(model, batch_BT).per_token
+    return next_token_loss(model, batch_BT, borders=borders).per_token
+
+
+def documents_of(model: Decoder, tokens_BT: Tensor, borders: DocumentBorders | None) -> Tensor | None:
+    """The number of each token's document for a model with ``attention.documents``; None for the others."""
+    return borders.documents(tokens_BT) if borders is not None and model.config.attention.documents else None
 
 
 def _count_as(counts: dict[str, int], ready: int) -> None:
@@ -65,12 +83,21 @@ class PretrainModule(L.LightningModule):
         optim: optimizer and learning rate.
         trainer: for ``max_steps`` (the schedule's length), ``compile`` and ``max_skipped``.
         progress: told where the training is.
+        n_targets: tokens to predict in training samples of these numbers; None where all have as many.
+        borders: how ids say where documents begin.
     """
 
     def __init__(
-        self, model: Decoder, optim: OptimConfig, trainer: TrainerConfig, progress: Progress | None = None
+        self,
+        model: Decoder,
+        optim: OptimConfig,
+        trainer: TrainerConfig,
+        progress: Progress | None = None,
+        n_targets: Callable[[np.ndarray], np.ndarray] | None = None,
+        borders: DocumentBorders | None = None,
     ) -> None:
         super().__init__()
+        self._n_targets, self._borders = n_targets, borders
         self.progress, self._first_step = progress or Progress(), 0
         self.model = model
         self.optim, self.optimizer_config = optim, optim.optimizer
@@ -107,7 +134,7 @@ class PretrainModule(L.LightningModule):
         if self.loss_sum is None:
             self.guard.begin()
         with self.forward_context():
-            losses = self._loss(self.model, batch_BT, self.optim.z_loss)
+            losses = self._loss(self.model, batch_BT, self.optim.z_loss, self._borders)
         # A loss that is not finite makes the gradient so, and with it the norm, which all ranks have alike: they skip
         # the step together without a word about the loss. A finite one changes nothing.
         weight = self._weights[batch_idx % len(self._weights)]
@@ -211,14 +238,20 @@ class PretrainModule(L.LightningModule):
 
     def _share_batch(self) -> None:
         """Share the next step's batch among processes and micro-batches."""
-        size = self.batch_sizes.size(self.global_step)
-        shares = BatchShares(size, self._micro_batch_size, self.trainer.world_size)
-        self._weights = shares.weights(self.trainer.global_rank)
+        first, size = self.batch_sizes.before(self.global_step), self.batch_sizes.size(self.global_step)
+        shares, rank = BatchShares(size, self._micro_batch_size, self.trainer.world_size), self.trainer.global_rank
+        # Every rank knows the whole batch, so that its mean over tokens needs no word between them.
+        self._weights = (
+            shares.weights(rank)
+            if self._n_targets is None
+            else shares.weights_by(self._n_targets(np.arange(first, first + size)), rank)
+        )
         self.trainer.accumulate_grad_batches = shares.accumulation
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Runs after all callbacks' hooks: what they did is over."""
-        if self.batch_sizes.ramp.start and (batch_idx + 1) % (before := self.trainer.accumulate_grad_batches) == 0:
+        changes = self.batch_sizes.ramp.start or self._n_targets is not None
+        if changes and (batch_idx + 1) % (before := self.trainer.accumulate_grad_batches) == 0:
             self._share_batch()
             if self.trainer.accumulate_grad_batches != before:
                 progress = self.trainer.fit_loop.epoch_loop.batch_progress

@@ -308,6 +308,11 @@ def pretrain(
             batch_sizes=config.trainer.batch_sizes,
         )
         _check_epochs(config, data)
+        if config.model.attention.documents and data.borders is None and config.data.path != "backcopy":
+            raise UsageError(
+                "model.attention.documents: no one end-of-text token says where documents end; give a data.tokenizer "
+                "that has one, the same data.end_token for all sources, or leave it out"
+            )
         config = _fitted(config, data)
         # Another number of processes may go on with the run: its config.yaml keeps the micro-batch that was asked for.
         running = replace(config, trainer=config.trainer.shared_by(process.world_size if process else 1))
@@ -343,7 +348,7 @@ def pretrain(
         )
         signals.enter_context(stop.listen())
         trainer = _lightning_trainer(running, run, process, device, start.step, strategy.lightning, callbacks, loggers)
-        module = PretrainModule(model, config.optim, running.trainer, progress)
+        module = PretrainModule(model, config.optim, running.trainer, progress, data.n_targets, data.borders)
         steps = _Steps(running, data, lambda batches: held.enter_context(ReadAhead(batches, device, progress)))
         try:
             with collector_at_rest(device):

@@ -82,7 +82,7 @@ def build_callbacks(
         every,
         data.val.batch(0, n_val),
         settings.micro_batch_size,
-        next_token_losses,
+        partial(next_token_losses, borders=data.borders),
         data.bytes_per_token,
         data.groups,
         data.mixture.shares if data.mixture else {},

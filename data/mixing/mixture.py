@@ -39,6 +39,15 @@ class _Sources:
             out_NT[here_N] = self._windows[index].samples(number_N[here_N])
         return out_NT
 
+    def n_targets(self, samples: np.ndarray) -> np.ndarray:
+        """Tokens to predict in each of these samples: int64 ``[n]``."""
+        source_N, number_N = self.places(samples)
+        out_N = np.empty_like(samples)
+        for index in np.unique(source_N).tolist():
+            here_N = source_N == index
+            out_N[here_N] = self._windows[index].n_targets(number_N[here_N])
+        return out_N
+
 
 @dataclass(frozen=True)
 class Stage:

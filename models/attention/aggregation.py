@@ -69,13 +69,15 @@ class AnalyticCalibration(PlainAggregation):
 
     def squares(self, weighted: WeightedSum) -> Tensor:
         """``1/n_eff``, broadcastable to ``[B, H, T]``."""
-        first, o = weighted.scores.place.first, weighted.o_BHTK
+        first, o, documents = weighted.scores.place.first, weighted.o_BHTK, weighted.scores.place.documents
+        if documents is not None:
+            return 1 / (documents.position_BT[:, None] + 1).float()
         return 1 / torch.arange(first + 1, first + o.shape[2] + 1, device=o.device, dtype=torch.float32)
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
         """``o · factor``."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.gradient):
-            rho = self.rho(v_BGSK)
+            rho = self.rho(v_BGSK, weighted.scores.place.documents)
             variance = rho + (1 - rho) * self.squares(weighted).clamp_min(_SMALLEST_SQUARES)
             reference = 1.0 if self.t_ref is None else rho + (1 - rho) / self.t_ref
             factor = (reference / variance).sqrt()

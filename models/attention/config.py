@@ -129,6 +129,11 @@ class AttentionConfig:
     """Prefix language modelling (arXiv 1910.10683): the first ``prefix`` positions see one another; losses count from
     the last of them on."""
 
+    documents: bool = False
+    """Where a sequence of text holds several documents, let each attend to itself alone, and begin its positions anew:
+    what comes of it is what comes of each document by itself. The end-of-text token says where one ends; a sequence of
+    ``backcopy``, or of a random probe, is one document."""
+
     kv_bias: Literal["none", "key", "value", "key_value"] = "none"
     """Learned biases [AS]: ``key``, one more key that every query sees, with value 0; ``key_value``, with a learned
     value; ``value``, a learned vector added to every head output. The key has no position."""
@@ -177,6 +182,17 @@ class AttentionConfig:
         if self.prefix is not None and not 1 <= self.prefix <= max_seq_len:
             found.append(
                 f"model.attention.prefix is {self.prefix}: give at least 1 and at most model.max_seq_len {max_seq_len}"
+            )
+        if self.documents and self.prefix is not None:
+            found.append(
+                "model.attention.documents with model.attention.prefix: each document would have a prefix whose losses "
+                "do not count; give one of them"
+            )
+        if self.documents and is_own(self.normaliser):
+            found.append(
+                f"model.attention.documents needs a normaliser that keeps documents apart, which is not known of "
+                f"model.attention.normaliser {self.normaliser}: leave documents out, or take one of "
+                f"{', '.join(OPEN_PARTS['normaliser'])}"
             )
         if self.weighs_scores_alone and not self.normalise_rows and self.kv_bias == "key":
             found.append(

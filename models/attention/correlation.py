@@ -17,6 +17,7 @@ from ..init import Constant, Distribution
 from ..keyed_random import keyed_generator
 from ..parameter_roles import ParameterRole
 from ..tensor_shards import gathered_in_passes, reshard
+from .document_mask import Documents
 
 #: Share of the newest batch in the running moments.
 _MOMENTUM = 0.1
@@ -33,7 +34,7 @@ class Uncorrelated(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def forward(self, v_BGSK: Tensor) -> Tensor:
+    def forward(self, v_BGSK: Tensor, documents: Documents | None = None) -> Tensor:
         """ρ, broadcastable to ``[B, H, T]``, float32 or wider, given the values ``[B, G or H, S, K]``."""
         return v_BGSK.new_zeros((), dtype=torch.promote_types(v_BGSK.dtype, torch.float32))
 
@@ -52,7 +53,7 @@ class LearnedCorrelation(Uncorrelated):
         """Every head starts at ``calibration.rho``."""
         return {"logit": Constant(self.start)}
 
-    def forward(self, v_BGSK: Tensor) -> Tensor:
+    def forward(self, v_BGSK: Tensor, documents: Documents | None = None) -> Tensor:
         """``[H, 1]``."""
         return self.logit.sigmoid()[:, None]
 
@@ -62,7 +63,8 @@ class EstimatedCorrelation(Uncorrelated):
 
     With ``m`` the mean of a head's values over sequences and positions, ``ρ = (S·C − A)/((S−1)·A)``, where
     ``A = E‖v − m‖²`` and ``C = E‖mean_s (v_s − m)‖²``: the mean inner product of different positions over that of a
-    position with itself. The moments are averaged over ranks.
+    position with itself. The moments are averaged over ranks. Positions of one sequence that are of different documents
+    are no pair: C and S are then those that give the mean over pairs within documents (`_moments_of_documents`).
     """
 
     mean_HK: Tensor
@@ -85,19 +87,23 @@ class EstimatedCorrelation(Uncorrelated):
             moment.zero_()
 
     @torch.no_grad()
-    def update(self, v_BGSK: Tensor) -> None:
+    def update(self, v_BGSK: Tensor, documents: Documents | None = None) -> None:
         """Take a batch in. The first one decides alone; later ones count a tenth."""
         with torch.autocast(v_BGSK.device.type, enabled=False):
             v = v_BGSK.to(self.square_H.dtype)
-            over_positions_BGK = v.mean(2)
-            of_groups = [
-                over_positions_BGK.mean(0),
-                v.square().sum(-1).mean((0, 2)),
-                over_positions_BGK.square().sum(-1).mean(0),
-            ]
+            if documents is None:
+                over_positions_BGK = v.mean(2)
+                length = self.length.new_tensor(float(v.shape[2]))
+                of_groups = [
+                    over_positions_BGK.mean(0),
+                    v.square().sum(-1).mean((0, 2)),
+                    over_positions_BGK.square().sum(-1).mean(0),
+                ]
+            else:
+                *of_groups, length = _moments_of_documents(v, documents)
             n_shared = len(self.square_H) // v.shape[1]
             of_heads = [moment.repeat_interleave(n_shared, dim=0) for moment in of_groups]
-            batch = [*of_heads, self.length.new_tensor(float(v.shape[2]))]
+            batch = [*of_heads, length]
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             flat = torch.cat([x.flatten() for x in batch])
             torch.distributed.all_reduce(flat)
@@ -108,16 +114,39 @@ class EstimatedCorrelation(Uncorrelated):
             moment.lerp_(new, share)
         self.n_batches += 1
 
-    def forward(self, v_BGSK: Tensor) -> Tensor:
+    def forward(self, v_BGSK: Tensor, documents: Documents | None = None) -> Tensor:
         """``[H, 1]``; 0 before the first batch."""
         if self.training and v_BGSK.shape[2] > 1:
-            self.update(v_BGSK)
+            self.update(v_BGSK, documents)
         centre_H = self.mean_HK.square().sum(-1)
         apart_H = (self.square_H - centre_H).clamp_min(_SMALLEST)
         together_H = self.square_of_mean_H - centre_H
         n = self.length.clamp_min(2)
         rho_H = (n * together_H - apart_H) / ((n - 1) * apart_H)
         return (rho_H.clamp(0, _LARGEST) * (self.n_batches > 0))[:, None]
+
+
+def _moments_of_documents(v_BGSK: Tensor, documents: Documents) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The moments of values whose sequences hold several documents, padding left out: mean ``[G, K]``, mean square and
+    mean square of the mean ``[G]``, and length ``[]``.
+
+    The length is that of the document which a token finds itself in, on average, ``S = Σn²/Σn``. The square of the mean
+    is the one of sequences of that length whose pairs of positions have the mean product ``R`` of all pairs within
+    documents: ``((S − 1)·R + A)/S``, with A the mean square.
+    """
+    real_BT = documents.number_BT >= 0
+    # A number for each document of the batch, and one for padding, which is added up and left out.
+    begins_BT = documents.position_BT == 0
+    document_N = torch.where(real_BT, begins_BT.flatten().cumsum(0).view_as(real_BT), 0).flatten()
+    real_N = real_BT.flatten()
+    v_NGK = v_BGSK.transpose(1, 2).flatten(0, 1) * real_N[:, None, None]
+    n_D = v_BGSK.new_zeros(len(document_N) + 1).index_add_(0, document_N, real_N.to(v_BGSK.dtype))
+    sum_DGK = v_BGSK.new_zeros(len(document_N) + 1, *v_NGK.shape[1:]).index_add_(0, document_N, v_NGK)
+    n, squares = n_D.sum(), n_D.square().sum()
+    sum_of_squares_G = v_NGK.square().sum((0, 2))
+    product_G = (sum_DGK.square().sum((0, 2)) - sum_of_squares_G) / (squares - n).clamp_min(1)
+    length, square_G = squares / n, sum_of_squares_G / n
+    return v_NGK.sum(0) / n, square_G, ((length - 1) * product_G + square_G) / length, length
 
 
 #: Kinds of ρ by name.

@@ -12,6 +12,7 @@ KERNELS = {
     "window": ", two such attentions per window (bf16 on CUDA: one)",
     "prefix": ", one more such attention for the prefix",
     "distances": ", distance penalties as 8 more channels",
+    "documents": ", documents of about one length together (a compiled step: explicit weights)",
     "n_eff": "; a second fused log-sum-exp for n_eff",
     "log-sum-exp": "; log-sum-exps from the kernels, their gradients in the same backward pass",
 }
@@ -46,6 +47,7 @@ def kernels_of(config: ModelConfig) -> list[str]:
         "window": attention.window is not None,
         "prefix": attention.prefix is not None,
         "distances": config.positions == "alibi",
+        "documents": attention.documents,
         "n_eff": attention.aggregation == "calibrated" and attention.calibration.n_eff == "exact",
     }
     extra_keys = attention.normaliser != "softmax" or attention.kv_bias in ("key", "key_value")

@@ -9,12 +9,15 @@ Legend: B sequences, H query heads, G key/value heads, T positions, K head width
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .backends import FusedAttention, backend_for, over_heads
 from .blockwise import causal_blocks, keeps_weights
+from .document_mask import Documents
 
 #: Type of the device that kernels are chosen for; by default the one that tensors lie on. Set while a pass is planned.
 chosen_for: str | None = None
@@ -104,10 +107,18 @@ def _windowed(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tup
 
 
 def visible_attention(
-    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float, window: int | None = None, prefix: int | None = None
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    scale: float,
+    window: int | None = None,
+    prefix: int | None = None,
+    documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
     """:func:`attention_with_lse` where a query t sees the keys t − window + 1 … t, and the first ``prefix`` positions
-    one another: each a fused attention of its own."""
+    one another: each a fused attention of its own. With ``documents``, which no prefix goes with, within each."""
+    if documents is not None:
+        return documents.attend(partial(visible_attention, scale=scale, window=window), q_BHTK, k_BGTK, v_BGTK)
     if window is None or window >= q_BHTK.shape[2]:
         out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
     elif backend_for(_device(q_BHTK), q_BHTK).windows:
@@ -122,8 +133,13 @@ def visible_attention(
 
 
 def visible_lse(
-    q_BHTK: Tensor, k_BGTK: Tensor, scale: float, window: int | None = None, prefix: int | None = None
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    scale: float,
+    window: int | None = None,
+    prefix: int | None = None,
+    documents: Documents | None = None,
 ) -> Tensor:
     """The log-sum-exp of :func:`visible_attention` alone, ``[B, H, T]``, float32 or wider, differentiable."""
     # The kernels want values; what they are does not matter to the log-sum-exp.
-    return visible_attention(q_BHTK, k_BGTK, k_BGTK.detach(), scale, window, prefix)[1]
+    return visible_attention(q_BHTK, k_BGTK, k_BGTK.detach(), scale, window, prefix, documents)[1]

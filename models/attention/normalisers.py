@@ -64,7 +64,8 @@ class FusedSoftmax(WeightedSum):
         self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool = False
     ) -> None:
         self.scores, self.extra = scores, extra
-        self.plain = scores.window is None and scores.prefix is None and scores.place.slopes_H is None
+        whole = scores.window is None and scores.prefix is None and scores.place.documents is None
+        self.plain = whole and scores.place.slopes_H is None
         if self.plain and not extra and not needs_weights and not needs_squares:
             self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale)
             return

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ..config import ModelConfig
 from ..init import Embedding
 from ..parameter_roles import ParameterRole
+from .document_mask import Documents
 
 
 @dataclass(frozen=True)
@@ -20,11 +21,14 @@ class Placement:
     first: int = 0
     """Position of the first query; those before it lie in the cache."""
     rotation: Tensor | None = None
-    """Cosines and sines ``[2, T, r/2]``, float32, that queries and keys turn by."""
+    """Cosines and sines ``[2, T, r/2]``, or ``[2, B, 1, T, r/2]`` where sequences hold several documents, float32, that
+    queries and keys turn by."""
     slopes_H: Tensor | None = None
     """Each head's penalty on its scores per position of distance."""
     bias_HS: Tensor | None = None
     """Each head's addition to a score by distance ``|t − j|``, 0 … S − 1."""
+    documents: Documents | None = None
+    """Where a query sees its own document alone, and positions are those in it; None where a sequence is one."""
 
 
 class NoPositions(nn.Module):
@@ -33,13 +37,15 @@ class NoPositions(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
-    def embed(self, x_BTD: Tensor, first: int = 0) -> Tensor:
-        """Token embeddings of positions ``first`` … with positions added."""
+    def embed(self, x_BTD: Tensor, first: int = 0, documents: Documents | None = None) -> Tensor:
+        """Token embeddings of positions ``first`` … with positions added, those in ``documents`` if there are any."""
         return x_BTD
 
-    def place(self, n_positions: int, device: torch.device, first: int = 0) -> Placement:
+    def place(
+        self, n_positions: int, device: torch.device, first: int = 0, documents: Documents | None = None
+    ) -> Placement:
         """What attention needs to know about positions ``first`` … ``first + n_positions − 1``."""
-        return Placement(first)
+        return Placement(first, documents=documents)
 
 
 class LearnedPositions(NoPositions):
@@ -49,22 +55,22 @@ class LearnedPositions(NoPositions):
         super().__init__(config)
         self.table = Embedding(config.max_seq_len, config.d_model)
 
-    def embed(self, x_BTD: Tensor, first: int = 0) -> Tensor:
+    def embed(self, x_BTD: Tensor, first: int = 0, documents: Documents | None = None) -> Tensor:
         """Token embeddings plus the positions' rows of the table."""
         end, longest = first + x_BTD.shape[1], self.table.num_embeddings
         if end > longest:
             raise ValueError(f"{end} positions: the learned table holds {longest} (model.max_seq_len)")
-        return x_BTD + self.table(torch.arange(first, end, device=x_BTD.device))
+        return x_BTD + self.table(_positions(first, x_BTD.shape[1], x_BTD.device, documents))
 
 
 class SinusoidalPositions(NoPositions):
     """Fixed sines and cosines added to the token embeddings (arXiv 1706.03762): channels 2i and 2i+1 of position t are
     the sine and cosine of ``t · 10000^(−2i/d)``."""
 
-    def embed(self, x_BTD: Tensor, first: int = 0) -> Tensor:
+    def embed(self, x_BTD: Tensor, first: int = 0, documents: Documents | None = None) -> Tensor:
         """Token embeddings plus the waves."""
-        angles_TF = _angles(first, x_BTD.shape[1], x_BTD.shape[2], 10000.0, x_BTD.device)
-        return x_BTD + torch.stack([angles_TF.sin(), angles_TF.cos()], dim=-1).flatten(1).to(x_BTD.dtype)
+        angles = _angles(_positions(first, x_BTD.shape[1], x_BTD.device, documents), x_BTD.shape[2], 10000.0)
+        return x_BTD + torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(x_BTD.dtype)
 
 
 class RotaryPositions(NoPositions):
@@ -75,11 +81,14 @@ class RotaryPositions(NoPositions):
         super().__init__(config)
         self.d_rope, self.base = config.d_rope, config.rope_base
 
-    def place(self, n_positions: int, device: torch.device, first: int = 0) -> Placement:
+    def place(
+        self, n_positions: int, device: torch.device, first: int = 0, documents: Documents | None = None
+    ) -> Placement:
         """Cosines and sines of the angles."""
         # Computed anew in each forward: it is cheap, and a buffer would have to survive meta construction and sharding.
-        angles = _angles(first, n_positions, self.d_rope, self.base, device)
-        return Placement(first, rotation=torch.stack([angles.cos(), angles.sin()]).float())
+        angles = _angles(_positions(first, n_positions, device, documents), self.d_rope, self.base)
+        rotation = torch.stack([angles.cos(), angles.sin()]).float()
+        return Placement(first, rotation if documents is None else rotation.unsqueeze(2), documents=documents)
 
 
 class AlibiPositions(NoPositions):
@@ -90,12 +99,14 @@ class AlibiPositions(NoPositions):
         super().__init__(config)
         self.n_heads, self.whole = config.n_heads, 2 ** math.floor(math.log2(config.n_heads))
 
-    def place(self, n_positions: int, device: torch.device, first: int = 0) -> Placement:
+    def place(
+        self, n_positions: int, device: torch.device, first: int = 0, documents: Documents | None = None
+    ) -> Placement:
         """The slopes."""
         # Computed on the device: a list of Python's would be copied to it in each forward, which waits for it.
         n = torch.arange(1, self.n_heads + 1, device=device, dtype=torch.float64)
         steps_H = torch.where(n <= self.whole, 8 / self.whole * n, 4 / self.whole * (2 * (n - self.whole) - 1))
-        return Placement(first, slopes_H=torch.exp2(-steps_H).float())
+        return Placement(first, slopes_H=torch.exp2(-steps_H).float(), documents=documents)
 
 
 class T5Positions(NoPositions):
@@ -111,7 +122,9 @@ class T5Positions(NoPositions):
         # Its rows are added to scores: a bias of each head.
         self.table = Embedding(config.t5_buckets, config.n_heads, ParameterRole.BIAS)
 
-    def place(self, n_positions: int, device: torch.device, first: int = 0) -> Placement:
+    def place(
+        self, n_positions: int, device: torch.device, first: int = 0, documents: Documents | None = None
+    ) -> Placement:
         """The table by distance."""
         n_buckets = self.table.num_embeddings
         single = n_buckets // 2
@@ -119,13 +132,19 @@ class T5Positions(NoPositions):
         ranges = (distance / single).log() / math.log(self.max_distance / single) * (n_buckets - single)
         far = (single + ranges.clamp_min(0).long()).clamp_max(n_buckets - 1)
         near = torch.arange(first + n_positions, device=device)
-        return Placement(first, bias_HS=self.table(torch.where(near < single, near, far)).T)
+        bias_HS = self.table(torch.where(near < single, near, far)).T
+        return Placement(first, bias_HS=bias_HS, documents=documents)
 
 
-def _angles(first: int, n_positions: int, n_channels: int, base: float, device: torch.device) -> Tensor:
-    """``t · base^(−2i/n)`` of every position t and channel pair i, float64 ``[T, n/2]``."""
-    exponents = torch.arange(0, n_channels, 2, device=device, dtype=torch.float64) / n_channels
-    return torch.arange(first, first + n_positions, device=device, dtype=torch.float64)[:, None] * base**-exponents
+def _positions(first: int, n_positions: int, device: torch.device, documents: Documents | None) -> Tensor:
+    """Positions, int64 ``[T]``; or those in documents, ``[B, T]``."""
+    return torch.arange(first, first + n_positions, device=device) if documents is None else documents.position_BT
+
+
+def _angles(position: Tensor, n_channels: int, base: float) -> Tensor:
+    """``t · base^(−2i/n)`` of every position t and channel pair i, float64 ``[…, T, n/2]``."""
+    exponents = torch.arange(0, n_channels, 2, device=position.device, dtype=torch.float64) / n_channels
+    return position.double()[..., None] * base**-exponents
 
 
 def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:

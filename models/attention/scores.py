@@ -39,28 +39,33 @@ class Scores:
     def fusable(self) -> bool:
         """Whether a softmax of these scores runs on the fused kernels."""
         at_start, symmetric = self.place.first == 0, self.prefix is not None and self.place.slopes_H is not None
-        return at_start and self.place.bias_HS is None and not symmetric
+        documents = self.place.documents
+        return at_start and self.place.bias_HS is None and not symmetric and (documents is None or documents.known)
 
     def softmax(self, v_BGSK: Tensor) -> tuple[Tensor, Tensor]:
         """Fused: value aggregation ``[B, H, T, K]`` and log-sum-exp of the scores ``[B, H, T]``, differentiable."""
+        documents = self.place.documents
         if self.place.slopes_H is None:
-            return visible_attention(self.q_BHTK, self.k_BGSK, v_BGSK, self.scale, self.window, self.prefix)
-        q, k, level_HT = self._sloped()
-        out, lse = visible_attention(q, k, F.pad(v_BGSK, (0, _SLOPE_CHANNELS)), self.scale, self.window)
-        return out[..., : v_BGSK.shape[-1]], lse - level_HT
+            return visible_attention(self.q_BHTK, self.k_BGSK, v_BGSK, self.scale, self.window, self.prefix, documents)
+        q, k, level = self._sloped()
+        v = F.pad(v_BGSK, (0, _SLOPE_CHANNELS))
+        out, lse = visible_attention(q, k, v, self.scale, self.window, documents=documents)
+        return out[..., : v_BGSK.shape[-1]], lse - level
 
     def lse(self, sharpness: float = 1.0) -> Tensor:
         """Fused log-sum-exp of ``sharpness`` times the scores, ``[B, H, T]``, float32 or wider, differentiable."""
+        scale, documents = sharpness * self.scale, self.place.documents
         if self.place.slopes_H is None:
-            return visible_lse(self.q_BHTK, self.k_BGSK, sharpness * self.scale, self.window, self.prefix)
-        q, k, level_HT = self._sloped()
-        return visible_lse(q, k, sharpness * self.scale, self.window) - sharpness * level_HT
+            return visible_lse(self.q_BHTK, self.k_BGSK, scale, self.window, self.prefix, documents)
+        q, k, level = self._sloped()
+        return visible_lse(q, k, scale, self.window, documents=documents) - sharpness * level
 
     def _sloped(self) -> tuple[Tensor, Tensor, Tensor]:
         """Linear distance penalties as channels: queries, keys, and what all scores of a query are too high by.
 
         ``−m·(t − j) = m·j − m·t``: the first part is a product of a query channel m and a key channel j, the second the
-        same for all keys of a query. j goes in as 256·high + low, whole numbers that every dtype holds exactly.
+        same for all keys of a query, ``[H, T]`` or ``[B, H, T]``. j goes in as 256·high + low, whole numbers that every
+        dtype holds exactly.
         """
         slopes_H = self.place.slopes_H
         assert slopes_H is not None
@@ -68,11 +73,15 @@ class Scores:
         slopes_H = (slopes_H / self.scale).to(self.q_BHTK.dtype)
         channels_HK = F.pad(torch.stack([256 * slopes_H, slopes_H], dim=-1), (0, _SLOPE_CHANNELS - 2))
         q = torch.cat([self.q_BHTK, channels_HK[None, :, None].expand(n_sequences, -1, n_queries, -1)], dim=-1)
-        position = torch.arange(self.k_BGSK.shape[2], device=q.device)
+        documents = self.place.documents
+        # [S], or [B, 1, S] of documents.
+        position = (
+            torch.arange(self.k_BGSK.shape[2], device=q.device) if documents is None else documents.position_BT[:, None]
+        )
         places = F.pad(torch.stack([position // 256, position % 256], dim=-1), (0, _SLOPE_CHANNELS - 2)).to(q.dtype)
         k = torch.cat([self.k_BGSK, places.expand(n_sequences, self.k_BGSK.shape[1], -1, -1)], dim=-1)
         wide = torch.promote_types(q.dtype, torch.float32)
-        return q, k, slopes_H.to(wide)[:, None] * self.scale * position[-n_queries:].to(wide)
+        return q, k, slopes_H.to(wide)[:, None] * self.scale * position[..., -n_queries:].to(wide)
 
     def seen_keys(self, stop: int) -> int:
         """How many keys, from the first, the queries before the ``stop``-th see between them."""
@@ -111,6 +120,9 @@ class Scores:
             seen &= key > query - self.window
         if self.prefix is not None:
             seen |= (key < self.prefix) & (query < self.prefix)
+        if (documents := self.place.documents) is not None:
+            number_BT = documents.number_BT
+            seen = seen & (number_BT[:, None, start:stop, None] == number_BT[:, None, None, :n_keys])
         distance = (query - key).abs()
         if self.place.slopes_H is not None:
             scores = scores - self.place.slopes_H.to(wide)[:, None, None] * distance

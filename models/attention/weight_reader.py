@@ -135,8 +135,11 @@ def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], 
     slopes_H = scores.place.slopes_H
     wide = torch.promote_types(scores.q_BHTK.dtype, torch.float32)
     q, k = (x[part].to(wide) for x in (scores.q_BHTK, scores.k_BHSK))
-    if scores.window is not None or scores.prefix is not None or slopes_H is not None:
+    documents = scores.place.documents
+    if scores.window is not None or scores.prefix is not None or slopes_H is not None or documents is not None:
         place = scores.place if slopes_H is None else replace(scores.place, slopes_H=slopes_H[part[1]])
+        if documents is not None:
+            place = replace(place, documents=documents.part(part[0]))
         here = replace(scores, q_BHTK=q, k_BGSK=k, place=place)
 
         def masked(start: int, stop: int) -> Tensor:

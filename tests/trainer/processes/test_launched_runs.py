@@ -56,6 +56,8 @@ def fail(self, *, weights=False):
 run("bad", "--trainer.global_batch_size=1")
 run("two")
 run("uneven", "--trainer.global_batch_size=5", "--trainer.micro_batch_size=2", "--snapshot.enabled=false")
+few = ["--trainer.global_batch_size=5", "--trainer.micro_batch_size=2", "--snapshot.enabled=false"]
+run("packed", *sys.argv[3:], *few)
 if rank == "1":
     threading.Thread(target=interrupt, daemon=True).start()
 run("stopped", "--trainer.max_steps=100000", "--trainer.checkpoint_every=100000", "--trainer.micro_batch_size=3")
@@ -108,14 +110,27 @@ def one(config, folder):
 
 
 @pytest.fixture(scope="module")
-def output(config, folder, torchrun):
+def packed(config, folder, write_documents):
+    """Fields of a run whose sequences hold different numbers of tokens."""
+    return {
+        "data.path": str(write_documents(folder / "text")),
+        "data.cache_dir": str(folder / "cache"),
+        "data.packing": "documents",
+        "data.val_fraction": 0.2,
+        "model.vocab_size": 280,
+        "trainer.max_steps": 5,
+    }
+
+
+@pytest.fixture(scope="module")
+def output(config, folder, packed, torchrun):
     """What torchrun printed of the runs of the script, on both channels."""
     file, script = folder / "tiny.yaml", folder / "script.py"
     asked = asdict(config)
     asked["trainer"]["strategy"] = "ddp"
     file.write_text(yaml.safe_dump(asked))
     script.write_text(SCRIPT)
-    process = torchrun(script, file, folder)
+    process = torchrun(script, file, folder, *(f"--{name}={value}" for name, value in packed.items()))
     try:
         output, errors = process.communicate(timeout=200)
     finally:
@@ -146,6 +161,14 @@ def test_sequences_count_alike_where_two_processes_cannot_share_them_evenly(conf
     assert output[0].count(said) == 1
     for key in ("train/loss", "train/grad_norm", "train/tokens", "val/loss"):
         assert logged(uneven, key) == pytest.approx(logged(whole, key), rel=1e-5), key
+
+
+def test_tokens_count_alike_where_sequences_are_padded(tiny, packed, output, folder, tmp_path):
+    alone = {"optim.schedule": "constant", "trainer.checkpoint_every": 5, "trainer.val_sequences": 7}
+    alone |= {"trainer.global_batch_size": 5, "trainer.micro_batch_size": 5, "snapshot.enabled": False}
+    whole, shared = run(tiny(packed | alone), tmp_path / "whole"), RunDir.open(folder / "packed")
+    for key in ("train/loss", "train/grad_norm", "val/loss", "val/bits_per_byte"):
+        assert logged(shared, key) == pytest.approx(logged(whole, key), rel=1e-5), key
 
 
 def test_two_processes_share_the_probe_and_see_the_whole(one, two):

@@ -1,0 +1,1 @@
+"""How sequences are cut from a corpus: where documents begin, which share a sequence, where BOS stands."""

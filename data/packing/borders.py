@@ -1,0 +1,49 @@
+"""Where documents begin in sequences of token ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PADDING = -100
+"""Stands in samples where there is no token; as a target it counts nowhere."""
+
+
+@dataclass(frozen=True)
+class DocumentBorders:
+    """How ids say where documents begin: an end-of-text token closes each."""
+
+    end: int
+    """The end-of-text token."""
+    start: int | None = None
+    """BOS where it stands before every document. Where the end-of-text token itself is BOS, the two take turns: behind
+    text it ends a document, behind an end or at a sequence's first position it begins one."""
+    behind_bos: bool = False
+    """Whether a BOS that belongs to no document begins every sequence; it is of the first document there."""
+
+    def documents(self, tokens_BT: Tensor) -> Tensor:
+        """The number of each position's document in its sequence, from 0, rising: int64 ``[B, T]``; −1 of padding.
+
+        A sequence may begin inside a document.
+        """
+        ends_BT = tokens_BT == self.end
+        opens_BT = self._opens(tokens_BT, ends_BT)
+        begins_BT = tokens_BT.new_zeros(tokens_BT.shape)
+        begins_BT[:, 1:] = (ends_BT & ~opens_BT)[:, :-1] | opens_BT[:, 1:]
+        if self.behind_bos:
+            begins_BT[:, 1:2] = 0
+        return begins_BT.cumsum(1).masked_fill(tokens_BT < 0, -1)
+
+    def _opens(self, tokens_BT: Tensor, ends_BT: Tensor) -> Tensor:
+        """Where a BOS of a document stands."""
+        if self.start is None:
+            return ends_BT & False
+        if self.start != self.end:
+            return tokens_BT == self.start
+        place_BT = ends_BT.new_ones(ends_BT.shape).cumsum(1)
+        # Where the run of such tokens began: behind the last other token.
+        before_BT = (place_BT * ~ends_BT).cummax(1).values
+        return ends_BT & ((place_BT - before_BT + (before_BT == 0)) % 2 == 0)

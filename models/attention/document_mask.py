@@ -1,0 +1,110 @@
+"""Several documents in one sequence: each attends to itself alone, and its positions begin anew.
+
+On the fused kernels documents of about one length run together, as sequences of their own that are padded at the end,
+where causal attention does not look. A pass that is compiled or planned cannot know their lengths: its weights are
+explicit.
+
+Legend: B sequences, H query heads, G key/value heads, T positions, K head width; N documents of a group, L its length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+
+_SHORTEST = 16
+
+
+class Group(NamedTuple):
+    """Documents of about one length."""
+
+    token_NL: Tensor
+    """Where each position stands among all ``B·T``; of positions past a document's end, any."""
+    real_R: Tensor
+    """Positions, among the ``N·L`` of the group, that are not past the end."""
+
+
+@dataclass(frozen=True)
+class Documents:
+    """Which document every position of a pass belongs to."""
+
+    number_BT: Tensor
+    """Its number in its sequence, rising; −1 of padding."""
+    position_BT: Tensor
+    """The position in its document, from 0."""
+
+    @classmethod
+    def of(cls, number_BT: Tensor) -> Documents:
+        """From the numbers of documents, int64 ``[B, T]``."""
+        place_T = torch.arange(number_BT.shape[1], device=number_BT.device)
+        begins_BT = torch.ones_like(number_BT, dtype=torch.bool)
+        begins_BT[:, 1:] = number_BT[:, 1:] != number_BT[:, :-1]
+        first_BT = (place_T * begins_BT).cummax(1).values
+        return cls(number_BT, place_T - first_BT)
+
+    def part(self, sequences: slice) -> Documents:
+        """Those of some sequences."""
+        return Documents(self.number_BT[sequences], self.position_BT[sequences])
+
+    @property
+    def known(self) -> bool:
+        """Whether lengths can be read: not while a graph is made, or memory planned."""
+        return not torch.compiler.is_compiling() and not isinstance(self.number_BT, FakeTensor)
+
+    @cached_property
+    def _grouped(self) -> tuple[list[Group], Tensor]:
+        """Groups, and where each of the ``B·T`` positions stands among the real ones of all groups."""
+        device, (n_sequences, length) = self.number_BT.device, self.number_BT.shape
+        # The one place that waits for a device: once per pass, for all blocks.
+        start_D = (self.position_BT.cpu().flatten() == 0).nonzero()[:, 0]
+        length_D = torch.diff(start_D, append=torch.tensor([n_sequences * length]))
+        class_D = torch.bucketize(length_D, torch.tensor(_classes(length)))
+        groups, order = [], []
+        for i in class_D.unique().tolist():
+            start_N, length_N = start_D[class_D == i], length_D[class_D == i]
+            place_L = torch.arange(int(length_N.max()))
+            token_NL = (start_N[:, None] + place_L).clamp_max(n_sequences * length - 1)
+            real_R = (place_L < length_N[:, None]).flatten().nonzero()[:, 0]
+            order.append(token_NL.flatten()[real_R])
+            groups.append(Group(token_NL.to(device), real_R.to(device)))
+        return groups, torch.cat(order).argsort().to(device)
+
+    def attend(
+        self, attention: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], *qkv_BHTK: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Output ``[B, H, T, K]`` and log-sum-exp ``[B, H, T]`` of a causal attention within each document.
+
+        Args:
+            attention: the same of queries, keys and values of whole sequences.
+            qkv_BHTK: queries, keys and values; those of grouped heads once.
+        """
+        groups, order = self._grouped
+        flat = [x.transpose(1, 2).flatten(0, 1) for x in qkv_BHTK]
+        outputs, sums = [], []
+        for group in groups:
+            shape = group.token_NL.shape
+            q, k, v = (x.index_select(0, group.token_NL.flatten()).unflatten(0, shape).transpose(1, 2) for x in flat)
+            out, lse = attention(q, k, v)
+            outputs.append(out.transpose(1, 2).flatten(0, 1).index_select(0, group.real_R))
+            sums.append(lse.transpose(1, 2).flatten(0, 1).index_select(0, group.real_R))
+        n_sequences, n_positions = self.number_BT.shape
+        out, lse = (
+            torch.cat(parts).index_select(0, order).unflatten(0, (n_sequences, n_positions)).transpose(1, 2)
+            for parts in (outputs, sums)
+        )
+        return out, lse
+
+
+def _classes(longest: int) -> list[int]:
+    """Longest documents of the groups: powers of two, and one and a half times them."""
+    found, size = [], _SHORTEST
+    while size < longest:
+        found += [size, size * 3 // 2]
+        size *= 2
+    return found
