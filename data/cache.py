@@ -54,7 +54,7 @@ def files_sha256(paths: Sequence[Path], cache_dir: Path) -> list[str]:
     any kind, which no program can set. Where nothing can be kept in ``cache_dir``, every process reads.
     """
     folder = cache_dir / f"hashes-{fingerprint(files=file_states(paths), format=1)[:16]}"
-    if not folder.is_dir() and not _takes_files(cache_dir):
+    if not folder.is_dir() and not takes_files(cache_dir):
         return [file_sha256(path) for path in paths]
     return list(build_once(folder, lambda _: {"sha256": [file_sha256(p) for p in paths], "files": {}})["sha256"])
 
@@ -71,7 +71,8 @@ def file_states(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
     return [(name, s.st_size, s.st_ino, s.st_mtime_ns, s.st_ctime_ns) for name, s in stats]
 
 
-def _takes_files(folder: Path) -> bool:
+def takes_files(folder: Path) -> bool:
+    """Whether a cache directory can be written to; one that is shared read-only cannot."""
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 

@@ -134,6 +134,14 @@ class DataConfig:
     val_path: str | list[str] | None = None
     """Token files for validation, such as nanoGPT's ``val.bin``, in place of a part of ``path``."""
 
+    decontaminate: str | list[str] | None = None
+    """Evaluation texts, files or folders that ``path`` could name: documents that share ``decontaminate_ngram`` words
+    in a row with one are left out of the training (docs/recipes/mixture.md)."""
+
+    decontaminate_ngram: int = 13
+    """Words in a row, without case and punctuation, that say that a document repeats an evaluation text; 13 as for
+    GPT-3."""
+
     cache_dir: str = "~/.cache/birthmark"
     """Where tokenizers and token shards are kept; they are built once and verified when reused."""
 
@@ -215,6 +223,7 @@ class DataConfig:
             found.append("data.text_field: empty; name the column that holds the text")
         if not self.cache_dir:
             found.append("data.cache_dir: empty; name a folder that can be written to")
+        found += self._decontamination_problems()
         if not 0 < self.timeout_s <= 86_400:
             found.append(f"data.timeout_s: {self.timeout_s} is no number of seconds from 0 to 86400; 60 is usual")
         if not 0 <= self.n_workers <= 4096:
@@ -232,6 +241,17 @@ class DataConfig:
         if self.verify not in ("checksum", "size"):
             found.append(f"data.verify: {self.verify!r} is neither 'checksum' nor 'size'")
         return found
+
+    def _decontamination_problems(self) -> list[str]:
+        if self.decontaminate is None:
+            if self.decontaminate_ngram == DataConfig.decontaminate_ngram:
+                return []
+            return ["data.decontaminate_ngram: is not read without data.decontaminate; name evaluation texts there"]
+        texts = DataConfig(path=self.decontaminate)
+        found = [one.replace("data.path", "data.decontaminate") for one in texts._path_problems()]
+        if "backcopy" in (self.path, self.decontaminate):
+            found.append("data.decontaminate: backcopy has no text to compare; leave it out")
+        return found + outside("data", self, {"decontaminate_ngram": (1, 1000)})
 
     def _has_tokenizer_file(self) -> bool:
         return is_remote(self.tokenizer) or user_path(self.tokenizer).is_file()

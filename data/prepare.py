@@ -116,6 +116,7 @@ def prepare(
         "val_fraction": config.val_fraction,
         **({"tokenizer": config.tokenizer, "tokenizer_hash": tokenizer_hash} if tokenizer is not None else {}),
         "vocab_size": n_tokens,
+        **text.record,
     }
     common: dict[str, Any] = {
         "vocab_size": n_tokens,

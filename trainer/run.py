@@ -26,6 +26,7 @@ from ..callbacks.loggers import check_installed, close_loggers
 from ..callbacks.wandb_run import WandbRun
 from ..data.batch_shares import BatchShares
 from ..data.batches import MicroBatches
+from ..data.building.splitting import told
 from ..data.prepare import PreparedData, prepare
 from ..errors import UsageError
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
@@ -327,6 +328,8 @@ def pretrain(
         _print_start(console, running, asked, run, start, device, resumed=resume)
         if data.mixture is not None:
             console.print(_mixture_line(config, data), highlight=False, soft_wrap=True, markup=False)
+        if documents := told(data.record):
+            console.print(documents, highlight=False, soft_wrap=True, markup=False)
         if split := data.record.get("split"):
             console.print(
                 f"tokens of {data.record['format']} files; validation: {split}", highlight=False, markup=False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -106,10 +106,15 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, found: str, dat
     return record
 
 
+def same_corpus(now: Mapping[str, Any], begun: Mapping[str, Any]) -> bool:
+    """Whether two records are of one corpus; older ones do not count duplicates."""
+    return {name: value for name, value in now.items() if name in begun or name != "duplicates"} == begun
+
+
 def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: PreparedData) -> dict[str, Any]:
     """The certificate of a run that goes on; the model at step 0 and the corpus must be the ones that it names."""
     record = run.read_birth()
-    if data.record != record.get("data"):
+    if not same_corpus(data.record, record.get("data") or {}):
         hashes = [facts.get("content_hash") for facts in (data.record, record.get("data") or {})]
         raise RunError(
             "data.path: the corpus is not the one this run began with (content hash {}, was {})".format(*hashes)

@@ -19,6 +19,7 @@ from ..remote import localised
 from ..shards import Shards, build_shards
 from ..token_files.source import OwnShards, SplitTokens, TokenSource, open_token_source
 from ..tokenizer import TRAINING_BYTES, TextTokenizer, evenly, train_bpe
+from .splitting import divide
 
 _TOKENIZER_FORMAT = 1
 
@@ -39,6 +40,8 @@ class Tokenised:
     tokens: dict[str, SplitTokens]
     shards: dict[str, Shards]
     """Of those sources that are text."""
+    record: dict[str, Any]
+    """What a run's record keeps of all sources together."""
 
 
 def tokenise(config: DataConfig, vocab_size: int) -> Tokenised:
@@ -60,6 +63,12 @@ def tokenise(config: DataConfig, vocab_size: int) -> Tokenised:
         with naming(name):
             sources[name] = open_token_source(source) or open_corpus(source)
     cache_dir = user_path(config.cache_dir)
+    texts = {name: one for name, one in sources.items() if isinstance(one, Corpus)}
+    if config.decontaminate is not None and len(texts) < len(sources):
+        name = next(name for name in sources if name not in texts)
+        raise UsageError(f"data.decontaminate: {name or 'data.path'} is tokens already; only text can be searched")
+    divided = divide(config, texts)
+    sources |= divided.corpora
     tokenizer, path = _prepare_tokenizer(local, sources, vocab_size, cache_dir)
     n_tokens = _vocabulary(config, tokenizer, sources, vocab_size)
     tokens: dict[str, SplitTokens] = {}
@@ -79,8 +88,9 @@ def tokenise(config: DataConfig, vocab_size: int) -> Tokenised:
                 n_workers=config.n_workers,
                 stage_to=user_path(config.stage_to) if config.stage_to else None,
             )
-            tokens[name] = SplitTokens(shards.tokens("train"), shards.tokens("val"), shards.facts(opened.kind))
-    return Tokenised(tokenizer, path, n_tokens, tokens, built)
+            facts = shards.facts(opened.kind) | {"duplicates": divided.duplicates[name]}
+            tokens[name] = SplitTokens(shards.tokens("train"), shards.tokens("val"), facts)
+    return Tokenised(tokenizer, path, n_tokens, tokens, built, divided.record)
 
 
 @contextmanager
@@ -141,12 +151,14 @@ def _prepare_tokenizer(
             "tokenizers JSON file that made them"
         )
     hashes = [corpus.content_hash() for corpus in corpora.values()]
+    given = [corpus.splits_hash for corpus in corpora.values()]
     key = fingerprint(
         format=_TOKENIZER_FORMAT,
         content_hash=hashes[0] if len(hashes) == 1 else fingerprint(corpora=hashes),
         val_fraction=config.val_fraction,
         vocab_size=vocab_size,
         training_bytes=TRAINING_BYTES,
+        **({"splits": given} if any(given) else {}),
     )
     folder = cache_dir / f"tokenizer-{key[:16]}"
 

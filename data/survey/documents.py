@@ -31,7 +31,8 @@ class SurveyedCorpus:
     def __init__(self, val_fraction: float) -> None:
         self._val_fraction = val_fraction
         self._given: np.ndarray | None = None
-        self._left_out: dict[str, int] = {}
+        self.left_out: dict[str, int] = {}
+        """Why documents of the survey are left out: reason → number."""
 
     def content_hash(self) -> str:
         """SHA-256, in hex, over keys and contents in order; another byte anywhere gives another hash."""
@@ -82,7 +83,7 @@ class SurveyedCorpus:
             left_out: reason → number of documents that are left out beyond those of the survey.
         """
         other = copy.copy(self)
-        other._given, other._left_out = codes, dict(left_out)
+        other._given, other.left_out = codes, dict(left_out)
         return other
 
     @property
@@ -100,7 +101,7 @@ class SurveyedCorpus:
     @property
     def skipped(self) -> dict[str, int]:
         """What was found and left out: reason → number of files or rows."""
-        return self.skipped_in_survey() | self._left_out
+        return self.skipped_in_survey() | self.left_out
 
     def documents(self) -> Iterator[Text]:
         """All documents with their splits."""

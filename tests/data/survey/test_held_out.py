@@ -1,0 +1,111 @@
+"""The same text never stands in training of one source and in validation of another."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from birthmark.data.building.splitting import told
+from birthmark.data.config import DataConfig, SourceConfig
+from birthmark.data.corpora import open_corpus
+from birthmark.data.prepare import prepare
+from birthmark.data.splits import OUT, TRAIN, VAL, WITHIN, key_hash
+from birthmark.data.survey.held_out import codes_by_content, duplicates
+from birthmark.trainer.run_folder import same_corpus
+
+
+def corpus(texts: list[str]) -> Any:
+    """As far as splits are concerned: hashes and sizes."""
+    contents = np.array([key_hash(text.encode()) for text in texts], dtype=np.uint64)
+    return SimpleNamespace(contents=contents, sizes=np.array([len(t) for t in texts]), check_any=lambda: None)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    sources=st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=1, max_size=12), min_size=1, max_size=4),
+    fraction=st.sampled_from([0.01, 0.3, 0.6, 0.99]),
+)
+def test_a_text_has_one_place_in_all_sources(sources: list[list[str]], fraction: float) -> None:
+    corpora = {str(i): corpus(texts) for i, texts in enumerate(sources)}
+    codes = codes_by_content(corpora, fraction)
+    places: dict[str, set[int]] = {}
+    for name, texts in zip(corpora, sources, strict=True):
+        for text, code in zip(texts, codes[name].tolist(), strict=True):
+            places.setdefault(text, set()).add(code)
+        # Every other source has both splits, unless what it shares with others leaves too few texts.
+        assert (codes[name] == WITHIN).all() == (len(set(texts)) == 1)
+    for found in places.values():
+        assert len(found - {OUT}) == 1
+        assert OUT not in found or found == {OUT, WITHIN}
+
+
+def test_every_source_of_several_texts_has_both_splits() -> None:
+    texts = {"a": [f"a{i}" for i in range(5)], "b": [f"b{i}" for i in range(5)]}
+    for fraction, rare in ((1e-9, VAL), (1 - 1e-9, TRAIN)):
+        codes = codes_by_content({name: corpus(found) for name, found in texts.items()}, fraction)
+        assert all((found == rare).sum() == 1 for found in codes.values())
+
+
+def test_texts_of_several_sources_are_counted() -> None:
+    rng = random.Random(0)
+    texts = {name: [str(rng.randrange(30)) for _ in range(40)] for name in "abc"}
+    within, across = duplicates({name: corpus(found) for name, found in texts.items()})
+    assert within == {name: len(found) - len(set(found)) for name, found in texts.items()}
+    places = Counter(text for found in texts.values() for text in set(found))
+    assert across == sum(n - 1 for n in places.values())
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> DataConfig:
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        for i in range(40):
+            text = f"both {i} " * 20 if i < 20 else f"{name} {i} " * 20
+            (tmp_path / name / f"{name}{i:02d}.txt").write_text(text)
+    (tmp_path / "a" / "again.txt").write_text("both 3 " * 20)
+    sources = [SourceConfig(str(tmp_path / name)) for name in "ab"]
+    return DataConfig(sources=sources, val_fraction=0.3, cache_dir=str(tmp_path / "cache"))
+
+
+def test_a_mixture_of_folders_does_not_leak(config: DataConfig) -> None:
+    data = prepare(config, vocab_size=300, seq_len=16)
+    assert data.mixture is not None
+    train, val = ({name: decoded(data, source.sources[name]) for name in "ab"} for source in (data.mixture, data.val))
+    for i in range(20):
+        is_val = {f" both {i} " in val[name] for name in "ab"} | {f" both {i} " not in train[name] for name in "ab"}
+        assert len(is_val) == 1, i
+    assert data.record["sources"]["a"]["duplicates"] == 1
+    assert data.record["duplicates_across_sources"] == 20
+    assert told(data.record) == (
+        "documents: 1 repeat an earlier one of their source; 20 texts stand in another source too"
+    )
+    # By their names, which they had before, some would stand on both sides.
+    alone = {
+        text
+        for one in config.each().values()
+        for text in Counter((d.text, d.split) for d in open_corpus(one).documents())
+        if text[0].startswith("both")
+    }
+    assert len(alone) > 20
+
+
+def decoded(data: Any, source: Any) -> str:
+    tokens = source.tokens
+    return " " + "".join(data.token_texts(tokens.read(np.array([0]), len(tokens))[0].tolist())).replace(
+        "␣", " "
+    ).replace("<|endoftext|>", " ")
+
+
+def test_a_run_that_began_before_duplicates_were_counted_goes_on() -> None:
+    assert same_corpus({"content_hash": "a", "duplicates": 3}, {"content_hash": "a"})
+    assert same_corpus({"content_hash": "a", "duplicates": 3}, {"content_hash": "a", "duplicates": 3})
+    assert not same_corpus({"content_hash": "a", "duplicates": 3}, {"content_hash": "a", "duplicates": 4})
+    assert not same_corpus({"content_hash": "b"}, {"content_hash": "a"})
