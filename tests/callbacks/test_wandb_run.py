@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
 
 import birthmark
 from birthmark.api.pretraining import in_its_folder
@@ -133,6 +132,9 @@ def sweep():
 
 
 def test_what_wandb_makes_of_the_documented_sweep_is_a_run(sweep):
+    # Takes longer to load than all of these tests.
+    from wandb.sdk.launch.sweeps.utils import create_sweep_command, create_sweep_command_args
+
     for pick in (0, -1):
         chosen = {name: {"value": spec["values"][pick]} for name, spec in sweep["parameters"].items()}
         arguments = create_sweep_command_args({"args": chosen})["args"]
