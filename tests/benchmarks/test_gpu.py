@@ -54,6 +54,7 @@ def check_numbers(found, *names):
             assert row[name] > 0, (name, row)
 
 
+@pytest.mark.heavy
 def test_every_part_is_there_with_its_machine_and_nothing_is_left(rehearsed):
     content, page = rehearsed
     assert list(content) == list(PARTS)
@@ -65,6 +66,7 @@ def test_every_part_is_there_with_its_machine_and_nothing_is_left(rehearsed):
         assert "commit" in part["machine"]
 
 
+@pytest.mark.heavy
 def test_births_and_tests(rehearsed):
     (birth,) = rows(rehearsed, "tests", "Birth digests")
     assert birth["same"] is True
@@ -73,6 +75,7 @@ def test_births_and_tests(rehearsed):
     assert tests["passed"] + tests["skipped"] > 0
 
 
+@pytest.mark.heavy
 def test_every_arm_in_both_directions(rehearsed, gpu):
     arms = list(gpu("attention_cost").ARMS)
     for way in ("One attention, forward, ", "One attention, forward and backward, "):
@@ -81,6 +84,7 @@ def test_every_arm_in_both_directions(rehearsed, gpu):
         check_numbers(found, "ms", "× plain")
 
 
+@pytest.mark.heavy
 def test_speeds_beside_other_libraries(rehearsed):
     check_numbers(rows(rehearsed, "train", "As a run"), "ms", "tokens/s", "first step, s")
     found = [row for row in rows(rehearsed, "train", "tiny") if row["status"] == "ok"]
@@ -93,6 +97,7 @@ def test_speeds_beside_other_libraries(rehearsed):
     assert {row["status"] for row in unable} <= {"not installed", "skipped"}
 
 
+@pytest.mark.heavy
 def test_snapshots_and_plans(rehearsed):
     found = rows(rehearsed, "snapshots", "")
     check_numbers(found, "forward, ms", "snapshot, ms", "ratio")
