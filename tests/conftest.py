@@ -15,8 +15,10 @@ import tempfile
 import time
 import venv
 
-# Nothing in the tests leaves the machine. The hub's library reads this when it is first imported.
+# Read when a library is first imported. Nothing in the tests leaves the machine; and inductor compiles in the process
+# that asks: a pool of processes for each of ours would load torch as often.
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 from dataclasses import replace
 from functools import cache, reduce
@@ -100,8 +102,9 @@ def pytest_configure(config):
     if hasattr(config, "workerinput"):
         return
     folder = Path(tempfile.mkdtemp(prefix="python-"))
-    # Threads of its own that compute would not survive a fork.
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    # Neither threads that compute nor a CUDA context survive a fork.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    environment |= {"DS_ACCELERATOR": "cpu", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     server = [sys.executable, "-W", "ignore", Path(__file__).with_name("forked_python.py"), folder]
     process = subprocess.Popen(server, stdin=subprocess.PIPE, env=environment, start_new_session=True)
 
@@ -484,13 +487,12 @@ def launched(torchrun, python):
 def forked(python, free_port):
     """``forked(script, *arguments, n=2)``: run it in n processes of one core each to a good end; what rank 0 printed.
 
-    As a launcher it ends all when one fails. One thread builds what is compiled: a pool of them starts as many
-    processes.
+    As a launcher it ends all when one fails.
     """
 
     def run(script, *arguments, n=2):
         common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
-        common |= {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n), "TORCHINDUCTOR_COMPILE_THREADS": "1"}
+        common |= {"WORLD_SIZE": str(n), "LOCAL_WORLD_SIZE": str(n)}
         command, ends = [python, "-W", "ignore", script, *map(str, arguments)], time.monotonic() + 300
         with contextlib.ExitStack() as files:
             printed = [files.enter_context(tempfile.TemporaryFile("w+")) for _ in range(n)]
