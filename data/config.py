@@ -42,7 +42,7 @@ def corpus_suffix(name: str) -> str:
 
 
 def is_remote(named: str) -> bool:
-    """Whether a path is a URL, which `birthmark.data.remote` copies."""
+    """Whether a path is a URL, which `birthmark.data.ingest.remote` copies."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", named) is not None
 
 
@@ -123,6 +123,10 @@ class DataConfig:
 
     text_field: str = "text"
     """Column that holds the text, for ``hf:`` and tabular corpora."""
+
+    max_bad_rows: int = 0
+    """Rows of .jsonl and .csv files that may be damaged: they are left out and counted; one more ends the run with its
+    file and line. Above 0, every row is looked at once, before the reading."""
 
     token_dtype: TokenDtype = ""
     """How tokens are stored, for token files that do not say it: those of nanoGPT (``uint16``) and OLMo."""
@@ -224,6 +228,8 @@ class DataConfig:
         if not self.cache_dir:
             found.append("data.cache_dir: empty; name a folder that can be written to")
         found += self._decontamination_problems()
+        if self.max_bad_rows < 0:
+            found.append(f"data.max_bad_rows: {self.max_bad_rows} is below 0; 0 allows none")
         if not 0 < self.timeout_s <= 86_400:
             found.append(f"data.timeout_s: {self.timeout_s} is no number of seconds from 0 to 86400; 60 is usual")
         if not 0 <= self.n_workers <= 4096:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 from ..errors import UsageError
 from ..files import user_path
-from .compressed import unpacked
 from .config import TABLE_SUFFIXES, TEXT_SUFFIXES, TOKEN_SUFFIXES, DataConfig, corpus_suffix
+from .ingest.compressed import unpacked
 from .row_corpora import HubCorpus, TableCorpus
 from .survey.documents import SurveyedCorpus
 from .text_files import FileCorpus, KeyedPath, keyed, walk

@@ -12,7 +12,7 @@ from ..errors import UsageError
 from .config import DataConfig
 from .corpora import Corpus, open_corpus
 from .encode import beginning, stream_chunks
-from .remote import localised
+from .ingest.remote import localised
 from .streams import uniforms
 from .tokenizer import TextTokenizer
 

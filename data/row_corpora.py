@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import importlib.util
 import sys
 from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
@@ -23,6 +24,7 @@ from ..schema import Sha256
 from .building.workers import in_processes, n_cores
 from .cache import Meta, build_once, files_sha256, fingerprint
 from .config import DataConfig
+from .ingest.bad_rows import bad_rows, check_columns, without_bad_rows
 from .splits import key_digest
 from .survey.documents import SurveyedCorpus
 from .survey.table_rows import RowPiece, Rows
@@ -162,15 +164,47 @@ class TableCorpus(_RowCorpus):
 
     def _load(self) -> datasets.Dataset:
         suffix = self._files[0].suffix.lower()
-        if suffix in (".csv", ".jsonl"):
-            for path in self._files:
-                _check_lines(path)
         # An empty string is text, and "NA" is a word.
         options = {"keep_default_na": False} if suffix == ".csv" else {}
+        files, _ = self._usable
+        with self._naming_bad_rows():
+            return self._read(suffix, files, options)
+
+    def _survey(self, folder: Path) -> dict[str, Any]:
+        _ = self._usable  # what this refuses, it says itself
+        with self._naming_bad_rows():
+            return super()._survey(folder)
+
+    @contextlib.contextmanager
+    def _naming_bad_rows(self) -> Iterator[None]:
+        """Readers name neither the file nor its line: say both of the first bad row, if that is why they fail."""
+        try:
+            yield
+        except UsageError:
+            for path in self._usable[0]:
+                bad_rows(path, self._config.text_field, 0)
+            raise
+
+    @cached_property
+    def _usable(self) -> tuple[list[Path], int]:
+        """Files without their bad rows, and how many those are."""
+        column, most = self._config.text_field, self._config.max_bad_rows
+        for path in self._files:
+            if path.suffix.lower() in (".csv", ".jsonl"):
+                _check_lines(path)
+        if importlib.util.find_spec("datasets") is not None:  # else the reading says so
+            check_columns(self._files, column)
+        return without_bad_rows(self._files, column, most, self._cache_dir) if most else (self._files, 0)
+
+    def skipped_in_survey(self) -> dict[str, int]:
+        """Rows left out: reason → number."""
+        return super().skipped_in_survey() | ({"bad": self._usable[1]} if self._usable[1] else {})
+
+    def _read(self, suffix: str, files: Sequence[Path], options: dict[str, Any]) -> datasets.Dataset:
         return _load_dataset(
             self._config,
             _READERS[suffix],
-            data_files=[str(path.resolve()) for path in self._files],
+            data_files=[str(path.resolve()) for path in files],
             # datasets distinguishes local files by their times; this hash does so by their bytes.
             cache_dir=str(self._cache_dir / f"datasets-{self._content_hash[:16]}"),
             **options,
@@ -224,7 +258,8 @@ def _load_dataset(config: DataConfig, *args: str, **options: Any) -> datasets.Da
         if any(isinstance(cause, OSError) and cause.errno == errno.ENOSPC for cause in causes):
             raise RunError(f"{config.path!r}: no room left to prepare it; free some disk space") from error
         # A damaged length asks for all the memory there is.
-        reason = "more memory than there is" if isinstance(causes[-1], MemoryError) else one_line(causes[-1])
+        said = one_line(causes[-1]) or type(causes[-1]).__name__
+        reason = "more memory than there is" if isinstance(causes[-1], MemoryError) else said
         raise UsageError(
             f"data.path: cannot load {config.path!r} ({reason}); check the name, the network and the file"
         ) from error

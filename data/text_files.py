@@ -14,9 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import RunError, UsageError
-from .compressed import content_blocks
 from .config import corpus_suffix
 from .encode import SPLITS, Document, Split, Text
+from .ingest.compressed import content_blocks
 from .splits import OUT, WITHIN, key_digest, key_hash, key_hasher, split_place, split_single_document
 from .survey.documents import SurveyedCorpus
 

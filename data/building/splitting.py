@@ -13,7 +13,7 @@ from ...files import file_sha256, user_path
 from ..cache import Meta, build_once, fingerprint, takes_files
 from ..config import DataConfig
 from ..corpora import Corpus, open_corpus
-from ..remote import localised
+from ..ingest.remote import localised
 from ..splits import OUT, TRAIN, WITHIN
 from ..survey.decontamination import NGrams, Searched, holds_ngrams
 from ..survey.held_out import codes_by_content, duplicates

@@ -15,7 +15,7 @@ from ..cache import build_once, fingerprint
 from ..config import DataConfig
 from ..corpora import Corpus, open_corpus
 from ..encode import stream_chunks
-from ..remote import localised
+from ..ingest.remote import localised
 from ..shards import Shards, build_shards
 from ..token_files.source import OwnShards, SplitTokens, TokenSource, open_token_source
 from ..tokenizer import TRAINING_BYTES, TextTokenizer, evenly, train_bpe

@@ -212,7 +212,9 @@ def test_tables_without_text(tmp_path: Path, open_table: Callable[..., Corpus]) 
 def test_damaged_files(tmp_path: Path, open_table: Callable[..., Corpus], suffix: str) -> None:
     path = tmp_path / f"damaged.{suffix}"
     path.write_bytes(b'\x00\x01{"text": \xff\xfe')
-    with pytest.raises(UsageError, match=r"data\.path: cannot load .*damaged") as error:
+    with pytest.raises(
+        UsageError, match=r"data\.path: cannot load .*damaged|damaged\.[a-z]*: (line 1|its header) is"
+    ) as error:
         list(open_table(path).documents())
     assert "\n" not in str(error.value)
 
@@ -222,7 +224,7 @@ def test_a_row_that_is_no_text_is_named(tmp_path: Path, open_table: Callable[...
     lines = path.read_bytes().splitlines(keepends=True)
     lines[401] = lines[401].replace(b"b", b"b\xff")
     path.write_bytes(b"".join(lines))
-    with pytest.raises(UsageError, match=r"row 402 of .*table\.jsonl'\] is not UTF-8"):
+    with pytest.raises(UsageError, match=r"table\.jsonl: line 402 is not UTF-8 \("):
         list(open_table(path).documents())
 
 

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from ..errors import UsageError
-from ..files import check_file, file_sha256, one_line, read_bytes
-from .cache import build_once, file_states, fingerprint
-from .config import COMPRESSIONS
+from ...errors import UsageError
+from ...files import check_file, file_sha256, one_line, read_bytes
+from ..cache import build_once, file_states, fingerprint
+from ..config import COMPRESSIONS
 
 _BLOCK = 1 << 20
 

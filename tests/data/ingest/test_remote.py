@@ -18,9 +18,9 @@ from urllib.parse import urlsplit
 import fsspec
 import pytest
 
-from birthmark.data import remote
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
+from birthmark.data.ingest import remote
 from birthmark.data.prepare import prepare
 from birthmark.data.probes import passage_probe
 from birthmark.data.tokenizer import TextTokenizer

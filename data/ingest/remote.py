@@ -14,10 +14,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-from ..errors import RunError, UsageError
-from ..files import file_sha256, one_line, user_path
-from .cache import build_once, fingerprint
-from .config import DataConfig, is_remote
+from ...errors import RunError, UsageError
+from ...files import file_sha256, one_line, user_path
+from ..cache import build_once, fingerprint
+from ..config import DataConfig, is_remote
 
 _TRIES = 3
 _BACK_OFF_S = 1.0

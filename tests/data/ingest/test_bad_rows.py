@@ -1,0 +1,134 @@
+"""Damaged rows end the run with file and line, or are left out and counted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+
+from birthmark.data.config import DataConfig
+from birthmark.data.corpora import Corpus, open_corpus
+from birthmark.errors import UsageError
+
+ROWS = [f"row {i}, with words\nand a second line" for i in range(30)]
+
+
+@pytest.fixture
+def open_table(tmp_path: Path) -> Callable[..., Corpus]:
+    def open_(*paths: Path, **options: Any) -> Corpus:
+        fields: dict[str, Any] = {"val_fraction": 0.2, "cache_dir": str(tmp_path / "cache"), "n_workers": 1}
+        return open_corpus(DataConfig(path=[str(path) for path in paths], **(fields | options)))
+
+    return open_
+
+
+def lines(path: Path, damaged: dict[int, bytes]) -> Path:
+    rows = [json.dumps({"id": i, "text": row}).encode() for i, row in enumerate(ROWS)]
+    path.write_bytes(b"".join(damaged.get(i, row) + b"\n" for i, row in enumerate(rows)))
+    return path
+
+
+def cells(path: Path, damaged: dict[int, bytes]) -> Path:
+    rows = [f'{i},"{row}"'.encode() for i, row in enumerate(ROWS)]
+    path.write_bytes(b"id,text\n" + b"".join(damaged.get(i, row) + b"\n" for i, row in enumerate(rows)))
+    return path
+
+
+def texts(corpus: Corpus) -> list[str]:
+    return [document.text for document in corpus.documents()]
+
+
+BAD_LINES = {
+    4: (b'{"id": 4, "text": "cut', r"is no JSON \("),
+    9: (b'{"id": 9, "text": "\xff\xfe"}', r"is not UTF-8 \("),
+    11: (b"[1, 2]", r"is no JSON object but list"),
+    20: (b'{"id": 20, "text": 7}', r"has int, not text, as 'text'"),
+}
+
+
+@pytest.mark.parametrize("row", BAD_LINES)
+def test_a_bad_line_ends_the_run_with_its_place(row: int, open_table: Callable[..., Corpus], tmp_path: Path) -> None:
+    damage, message = BAD_LINES[row]
+    path = lines(tmp_path / "a.jsonl", {row: damage})
+    for most in (0, 1):
+        table = lines(tmp_path / "b.jsonl", {2: b"{"}) if most else path
+        with pytest.raises(UsageError) as error:
+            texts(open_table(*dict.fromkeys([table, path]), max_bad_rows=most))
+        assert str(error.value).startswith(f"{path}: line {row + 1} ")
+        error.match(message)
+        error.match("raise data.max_bad_rows")
+        assert "\n" not in str(error.value)
+
+
+def test_bad_lines_are_left_out_and_counted(open_table: Callable[..., Corpus], tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {row: damage for row, (damage, _) in BAD_LINES.items()})
+    whole = lines(tmp_path / "b.jsonl", {})
+    corpus = open_table(path, whole, max_bad_rows=4)
+    assert texts(corpus) == [row for i, row in enumerate(ROWS) if i not in BAD_LINES] + ROWS
+    assert corpus.skipped == {"bad": 4}
+    again = open_table(path, whole, max_bad_rows=7)
+    assert texts(again) == texts(corpus)
+    assert again.content_hash() == corpus.content_hash()
+    # What a run that allowed more has left in the cache allows no more here.
+    with pytest.raises(UsageError, match=r"a\.jsonl: line 21 has int"):
+        texts(open_table(path, whole, max_bad_rows=3))
+
+
+def test_bad_records(open_table: Callable[..., Corpus], tmp_path: Path) -> None:
+    path = cells(tmp_path / "a.csv", {3: b"3,one,two,three", 17: b'17,"\xff"'})
+    corpus = open_table(path, max_bad_rows=2)
+    assert texts(corpus) == [row for i, row in enumerate(ROWS) if i not in (3, 17)]
+    assert corpus.skipped == {"bad": 2}
+    # Records have two lines each, the header one.
+    with pytest.raises(UsageError, match=r"a\.csv: line 8 has 4 fields, the header has 2; mend it"):
+        texts(open_table(path, max_bad_rows=0))
+    with pytest.raises(UsageError, match=r"a\.csv: line 35 is not UTF-8"):
+        texts(open_table(path, max_bad_rows=1))
+    path.write_bytes(b"id,te\xffxt\n1,b\n")
+    with pytest.raises(UsageError, match=r"a\.csv: its header is not UTF-8"):
+        texts(open_table(path, max_bad_rows=9))
+    path.write_bytes(b'id,text\n1,"never closed\n2,b\n')
+    with pytest.raises(UsageError, match=r"a\.csv: line 2 opens a quote that is never closed"):
+        texts(open_table(path, max_bad_rows=9))
+
+
+def write(path: Path, column: str) -> Path:
+    table = datasets.Dataset.from_dict({"id": [1, 2, 3], column: [f"{path.stem} {i}" for i in range(3)]})
+    match path.suffix:
+        case ".parquet":
+            table.to_parquet(path)
+        case ".csv":
+            table.to_csv(path, index=False)
+        case ".jsonl":
+            table.to_json(path, lines=True, orient="records")
+        case ".arrow":
+            table.save_to_disk(path.with_suffix(""))
+            next(path.with_suffix("").glob("*.arrow")).rename(path)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow", "jsonl", "csv"])
+def test_a_column_that_the_seventh_of_nine_files_lacks(
+    suffix: str, open_table: Callable[..., Corpus], tmp_path: Path
+) -> None:
+    paths = [write(tmp_path / f"{i}.{suffix}", "content" if i == 7 else "text") for i in range(1, 10)]
+    with pytest.raises(UsageError, match=rf"^data\.text_field: no column 'text' in .*7\.{suffix}; .*'id', 'content'$"):
+        texts(open_table(*paths))
+    write(paths[6], "text")
+    assert len(texts(open_table(*paths))) == 27
+
+
+@pytest.mark.parametrize("suffix", ["parquet", "arrow"])
+def test_a_damaged_file_among_several_is_named(suffix: str, open_table: Callable[..., Corpus], tmp_path: Path) -> None:
+    paths = [write(tmp_path / f"{i}.{suffix}", "text") for i in range(1, 4)]
+    paths[1].write_bytes(b"no table at all" * 9)
+    with pytest.raises(UsageError, match=rf"2\.{suffix}: damaged \(.*copy it again, or leave it out$"):
+        texts(open_table(*paths, max_bad_rows=3))
+
+
+def test_fewer_than_none() -> None:
+    assert DataConfig(max_bad_rows=-1).problems() == ["data.max_bad_rows: -1 is below 0; 0 allows none"]
