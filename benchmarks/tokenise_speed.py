@@ -91,6 +91,7 @@ def survey(rounds: int) -> list[str]:
         rng = random.Random(0)
         table = datasets.Dataset.from_dict({"text": [rng.randbytes(n_bytes // 2).hex() for _ in range(n_rows)]})
         with tempfile.TemporaryDirectory() as folder:
+            datasets.disable_progress_bars()
             table.save_to_disk(folder)
             table = datasets.load_from_disk(folder)
             rows = Rows(table, 0, n_rows, "'table'")

@@ -37,7 +37,7 @@ def open_corpus(config: DataConfig) -> Corpus:
     if problems := [problem for problem in config.problems() if problem.startswith("data.path")]:
         raise UsageError("; ".join(problems))
     if isinstance(config.path, str) and config.path in CORPORA:
-        return FileCorpus(config.path, CORPORA[config.path](), config.val_fraction)
+        return FileCorpus(config.path, CORPORA[config.path](), config)
     if isinstance(config.path, str) and config.path.startswith("hf:"):
         return HubCorpus(config)
 
@@ -48,7 +48,7 @@ def open_corpus(config: DataConfig) -> Corpus:
     if texts and any(suffix in _COLUMNAR for suffix in tables):
         raise UsageError(f"data.path: {config.path!r} holds both text and tables ({census}); name the files meant")
     if texts:
-        return FileCorpus("files", [file for suffix in texts for file in by_suffix[suffix]], config.val_fraction)
+        return FileCorpus("files", [file for suffix in texts for file in by_suffix[suffix]], config)
     if len(tables) == 1:
         cache_dir = user_path(config.cache_dir)
         return TableCorpus(config, [unpacked(path, cache_dir) for _, path in by_suffix[tables[0]]])

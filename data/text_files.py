@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import RunError, UsageError
-from .config import corpus_suffix
+from ..files import file_sha256, user_path
+from .building.workers import in_processes, n_cores
+from .cache import build_once, file_states, fingerprint, takes_files
+from .config import DataConfig, corpus_suffix
 from .encode import SPLITS, Document, Split, Text
 from .ingest.compressed import content_blocks
 from .splits import OUT, WITHIN, key_digest, key_hash, key_hasher, split_place, split_single_document
@@ -23,6 +28,10 @@ from .survey.documents import SurveyedCorpus
 _BLOCK = 1 << 20
 #: Bytes of the largest file that is held in memory as one text.
 _MOST_WHOLE = 1 << 25
+#: Bytes of a corpus whose survey is kept: a smaller one is read in a second.
+_WORTH_KEEPING = 1 << 28
+#: Bytes of files that a process surveys before it reports.
+_SURVEYED_AT_ONCE = 1 << 26
 
 
 class KeyedPath(NamedTuple):
@@ -41,6 +50,15 @@ class _Surveyed(NamedTuple):
     """`key_hash` of the text."""
 
 
+class _Facts(NamedTuple):
+    """What a file holds, or why it is left out."""
+
+    problem: str
+    sha256: bytes = b""
+    n_bytes: int = 0
+    content: int = 0
+
+
 class FileCorpus(SurveyedCorpus):
     """Files in the order of their keys. See `birthmark.data.corpora.Corpus`.
 
@@ -52,25 +70,52 @@ class FileCorpus(SurveyedCorpus):
         RunError: a file changed between the survey and the reading.
     """
 
-    def __init__(self, kind: str, files: Sequence[KeyedPath], val_fraction: float) -> None:
-        super().__init__(val_fraction)
+    def __init__(self, kind: str, files: Sequence[KeyedPath], config: DataConfig) -> None:
+        super().__init__(config.val_fraction)
         self.kind = kind
         self._files = sorted(files)
+        self._cache_dir, self._n_workers = user_path(config.cache_dir), config.n_workers or n_cores()
 
     @cached_property
     def _survey(self) -> tuple[list[_Surveyed], dict[str, int]]:
         kept: list[_Surveyed] = []
         skipped: Counter[str] = Counter()
-        for key, path in self._files:
-            found = _surveyed(key, path)
-            if isinstance(found, str):
-                skipped[found] += 1
+        for (key, path), found in zip(self._files, self._facts(), strict=True):
+            if found.problem:
+                skipped[found.problem] += 1
             else:
-                kept.append(found)
+                kept.append(_Surveyed(key, path, found.sha256, found.n_bytes, found.content))
         if not kept:
             reasons = ", ".join(f"{n} {reason}" for reason, n in skipped.items()) or "no files"
             raise UsageError(f"data.path: no text in this corpus, found {reasons}; name a folder of UTF-8 text")
         return kept, dict(skipped)
+
+    def _facts(self) -> list[_Facts]:
+        """Of every file; of a large corpus they are kept for as long as the files stay as they are (`file_states`)."""
+        states = file_states([file.path for file in self._files])
+        n_bytes = np.array([size for _, size, *_ in states], dtype=np.int64)
+        if n_bytes.sum() < _WORTH_KEEPING:
+            return [_facts_of(file.path) for file in self._files]
+        folder = self._cache_dir / f"files-{fingerprint(files=states, format=1)[:16]}"
+        group = np.cumsum(n_bytes) // _SURVEYED_AT_ONCE
+        borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
+        jobs = [[file.path for file in self._files[first:end]] for first, end in pairwise(borders)]
+
+        def survey() -> list[_Facts]:
+            found = dict(in_processes(_facts_of_all, jobs, self._n_workers))
+            return [facts for number in range(len(jobs)) for facts in found[number]]
+
+        def build(scratch: Path) -> dict[str, Any]:
+            lines = [json.dumps([f.problem, f.sha256.hex(), f.n_bytes, f.content]) for f in survey()]
+            (scratch / "files.jsonl").write_text("\n".join(lines), encoding="utf-8")
+            size, sha256 = (scratch / "files.jsonl").stat().st_size, file_sha256(scratch / "files.jsonl")
+            return {"files": {"files.jsonl": {"bytes": size, "sha256": sha256}}}
+
+        if not folder.is_dir() and not takes_files(self._cache_dir):
+            return survey()
+        build_once(folder, build)
+        rows = map(json.loads, (folder / "files.jsonl").read_text(encoding="utf-8").splitlines())
+        return [_Facts(problem, bytes.fromhex(sha256), size, content) for problem, sha256, size, content in rows]
 
     @cached_property
     def keys(self) -> np.ndarray:
@@ -230,13 +275,17 @@ def _blocks(path: Path, first: int = 0, end: int | None = None) -> Iterator[byte
             return
 
 
-def _surveyed(key: str, path: Path) -> _Surveyed | str:
-    """What the survey keeps of a file, or why it is left out."""
+def _facts_of_all(paths: list[Path]) -> list[_Facts]:
+    return [_facts_of(path) for path in paths]
+
+
+def _facts_of(path: Path) -> _Facts:
+    """What the survey keeps of a file."""
     sha256, content, n_bytes = hashlib.sha256(), key_hasher(), 0
     decoder, is_text = codecs.getincrementaldecoder("utf-8")(), True
     for block in _blocks(path):
         if b"\0" in block:
-            return "binary"
+            return _Facts("binary")
         if is_text:
             try:
                 decoder.decode(block)
@@ -250,7 +299,7 @@ def _surveyed(key: str, path: Path) -> _Surveyed | str:
     except UnicodeDecodeError:
         is_text = False
     if not n_bytes:
-        return "empty"
+        return _Facts("empty")
     if not is_text:
-        return "not UTF-8"
-    return _Surveyed(key, path, sha256.digest(), n_bytes, int.from_bytes(content.digest(), "little"))
+        return _Facts("not UTF-8")
+    return _Facts("", sha256.digest(), n_bytes, int.from_bytes(content.digest(), "little"))

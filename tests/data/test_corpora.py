@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from importlib.metadata import metadata
 from pathlib import Path
 
@@ -197,6 +198,29 @@ def test_a_long_file_that_changes_while_it_is_read(
     (tmp_path / "a.txt").write_text("c" * 500)
     with pytest.raises(RunError, match=r"a\.txt: changed"):
         list(encode_documents(corpus.documents(), tokenizer))
+
+
+def test_the_survey_of_a_large_corpus_is_kept_until_a_file_changes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "nul.txt").write_bytes(b"a\0b")
+    small = open_corpus(config(folder))
+    asked = replace(config(folder), cache_dir=str(tmp_path / "cache"), n_workers=2)
+    monkeypatch.setattr(text_files, "_WORTH_KEEPING", 0)
+    monkeypatch.setattr(text_files, "_SURVEYED_AT_ONCE", 20_000)
+    for opened in (open_corpus(asked), open_corpus(asked)):
+        assert opened.content_hash() == small.content_hash()
+        assert opened.skipped == small.skipped == {"binary": 1}
+        assert [d.text for d in opened.documents()] == [d.text for d in small.documents()]
+        # The second must not read.
+        monkeypatch.setattr(text_files, "_facts_of", None)
+    monkeypatch.undo()
+    monkeypatch.setattr(text_files, "_WORTH_KEEPING", 0)
+    victim = folder / "part0" / "file00.txt"
+    before = victim.stat()
+    victim.write_bytes(victim.read_bytes()[:-1] + b"!")
+    os.utime(victim, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert open_corpus(asked).content_hash() != small.content_hash()
 
 
 def test_links_in_circles_end(folder: Path) -> None:
