@@ -9,7 +9,7 @@ import numpy as np
 from ..errors import UsageError
 
 
-def _nth_part(n: int, parts: int, i: int) -> range:
+def nth_part(n: int, parts: int, i: int) -> range:
     """The ``i``-th of so many contiguous parts of ``range(n)``; the first ones are longer by one where it must be."""
     size, longer = divmod(n, parts)
     first = i * size + min(i, longer)
@@ -62,8 +62,8 @@ class BatchShares:
     def part(self, rank: int, micro: int) -> range:
         """Positions in the global batch of a process's ``micro``-th micro-batch of a step; none where there are fewer
         sequences than micro-batches."""
-        share = _nth_part(self.global_batch_size, self.n_processes, rank)
-        part = _nth_part(len(share), self.accumulation, micro)
+        share = nth_part(self.global_batch_size, self.n_processes, rank)
+        part = nth_part(len(share), self.accumulation, micro)
         return range(share.start + part.start, share.start + part.stop)
 
     def parts(self, rank: int) -> list[range]:

@@ -109,6 +109,21 @@ class DataConfig:
     """How often a run may read each source at most: one that would read one more often does not start. By default a
     source that ends begins anew, in another order."""
 
+    stream: bool = False
+    """Read tables or an ``hf:`` set from their first row to their last while the run goes on, and keep nothing of them:
+    for sets that are never whole on the disk. Needs a tokenizer file."""
+
+    n_streams: int = 8
+    """Of ``stream``: parts in which the set is read side by side, each its own files, or rows where there are fewer
+    files. The order of samples depends on it and not on the number of processes, which had best be no more."""
+
+    shuffle_buffer: int = 256
+    """Of ``stream``: sequences of each of its parts that are shuffled together; files are shuffled too."""
+
+    val_documents: int = 512
+    """Of ``stream``: documents that validation reads, the first whose hash is below val_fraction. Training leaves out
+    all whose hash is."""
+
     tokenizer: str = "bpe"
     """``bpe`` trains a byte-level BPE of model.vocab_size tokens on the corpus (a small one may give fewer; the model
     then has as many); else the path of a ``tokenizers`` JSON file. Not used by ``backcopy``. Of a corpus that is tokens
@@ -215,6 +230,7 @@ class DataConfig:
         """Everything about this config that can be seen to be wrong without reading a corpus; one line each."""
         found = self._source_problems() if self.sources else self._path_problems()
         found += schedule_problems(self.schedule, [source.label for source in self.sources])
+        found += self._stream_problems()
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             found.append(f"data.epochs: {self.epochs} is not a positive number; leave it out for no limit")
         if self.tokenizer != "bpe" and self.path != "backcopy" and not self._has_tokenizer_file():
@@ -261,6 +277,33 @@ class DataConfig:
 
     def _has_tokenizer_file(self) -> bool:
         return is_remote(self.tokenizer) or user_path(self.tokenizer).is_file()
+
+    def _stream_problems(self) -> list[str]:
+        names = ("n_streams", "shuffle_buffer", "val_documents")
+        if not self.stream:
+            return [
+                f"data.{name}: {value} is read by data.stream alone; leave it out"
+                for name in names
+                if (value := getattr(self, name)) != getattr(DataConfig, name)
+            ]
+        found = outside("data", self, dict.fromkeys(names, (1, 1 << 20)))
+        if self.tokenizer == "bpe":
+            found.append("data.stream: 'bpe' would read the whole set first; give data.tokenizer a tokenizers file")
+        found += [
+            f"data.{name}: {value!r} is of a corpus on a disk, which data.stream does not read; leave one of them out"
+            for name in ("token_dtype", "end_token", "val_path", "stage_to", "decontaminate", "max_bad_rows")
+            if (value := getattr(self, name)) != getattr(DataConfig, name)
+        ]
+        if self.packing != "concat" or self.bos_at != "none":
+            found.append("data.stream: reads documents one behind another: leave data.packing and data.bos out")
+        for path in [source.path for source in self.sources] or [self.path]:
+            if path in (*NAMED_CORPORA, "backcopy"):
+                found.append(f"data.stream: {path!r} is no set that streams; give tables or hf:NAME, or leave it out")
+        if len(self.sources) > 1 and any(source.weight is None for source in self.sources):
+            found.append("data.stream: does not know the sizes of data.sources; give each a weight")
+        if self.epochs is not None and self.epochs != self.epochs // 1:
+            found.append(f"data.epochs: {self.epochs} is no whole number, which data.stream counts; give one")
+        return found
 
     def _source_problems(self) -> list[str]:
         found = []

@@ -41,7 +41,7 @@ def open_corpus(config: DataConfig) -> Corpus:
     if isinstance(config.path, str) and config.path.startswith("hf:"):
         return HubCorpus(config)
 
-    by_suffix = _files_by_suffix(config.entries)
+    by_suffix = files_by_suffix(config.entries)
     texts = [suffix for suffix in by_suffix if suffix in TEXT_SUFFIXES]
     tables = [suffix for suffix in by_suffix if suffix in TABLE_SUFFIXES]
     census = ", ".join(f"{len(files)} {suffix or 'nameless'}" for suffix, files in sorted(by_suffix.items()))
@@ -75,7 +75,7 @@ def _readmes() -> list[KeyedPath]:
 CORPORA: dict[str, Callable[[], list[KeyedPath]]] = {"stdlib": _stdlib, "readmes": _readmes}
 
 
-def _files_by_suffix(entries: list[str]) -> dict[str, list[KeyedPath]]:
+def files_by_suffix(entries: list[str]) -> dict[str, list[KeyedPath]]:
     """All files that ``data.path`` names, each once although a folder and a file in it may both be named."""
     by_suffix: dict[str, list[KeyedPath]] = {}
     seen: set[Path] = set()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +15,20 @@ from ..files import user_path
 from . import backcopy
 from .batch_ramp import BatchSizes
 from .batches import BatchSource, FixedWindows, TokenWindows
-from .building.tokenised import naming, tokenise
+from .building.tokenised import Tokenised, naming, tokenise
 from .cache import fingerprint
-from .config import DataConfig
+from .config import DataConfig, is_remote
+from .ingest.remote import fetched
 from .mixing.mixture import InTurn, Mixture
+from .mixing.order import SourceOrder
 from .packing.borders import DocumentBorders
 from .packing.cuts import Layout, common_borders
 from .shards import unigram_cross_entropy
+from .streaming.stream import StreamSettings
+from .streaming.streamed_batches import StreamSource
+from .streaming.streamed_table import StreamedTable
+from .streaming.streamed_validation import held_out
+from .tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -33,7 +40,7 @@ _BACKCOPY_SAMPLE = 256
 class PreparedData:
     """Everything that training and measurement ask of the data."""
 
-    train: BatchSource
+    train: BatchSource | StreamSource
     """Training samples, in the order that ``data_seed`` decides."""
 
     val: BatchSource
@@ -68,14 +75,20 @@ class PreparedData:
     """The ``tokenizers`` JSON in use."""
 
     @property
-    def mixture(self) -> Mixture | None:
-        """The training samples where they are of ``data.sources``; these take turns in ``val``."""
-        return self.train if isinstance(self.train, Mixture) else None
+    def mixture(self) -> SourceOrder | None:
+        """Order and shares of ``data.sources``, which take turns in ``val``; None where there is one corpus."""
+        order = self.train.order if isinstance(self.train, Mixture | StreamSource) else None
+        return None if order is None or order.names == [""] else order
+
+    def tokens_by_source(self, n_tokens: int) -> dict[str, int]:
+        """How many of the first ``n_tokens``, which are whole samples, each of ``data.sources`` gives."""
+        taken = self.mixture.taken(n_tokens // self.train.seq_len) if self.mixture is not None else {}
+        return {name: count * self.train.seq_len for name, count in taken.items()}
 
     def epochs(self, n_samples: int) -> dict[str, float]:
         """How often the first ``n_samples`` of the training read each source; nothing where samples are endless."""
-        if self.mixture is not None:
-            return self.mixture.epochs(n_samples)
+        if isinstance(self.train, Mixture):
+            return self.train.epochs(n_samples)
         return {} if self.train.n_samples is None else {"": n_samples / self.train.n_samples}
 
 
@@ -97,29 +110,96 @@ def prepare(
         raise ValueError("data.schedule changes weights at steps, whose batch_sizes are missing")
     if config.path == "backcopy":
         return _prepare_backcopy(config, vocab_size, seq_len)
+    if config.stream:
+        return _prepare_streams(config, vocab_size, seq_len, batch_sizes)
     text = tokenise(config, vocab_size)
-    tokenizer, n_tokens = text.tokenizer, text.n_tokens
-    tokenizer_hash = None if tokenizer is None else tokenizer.sha256
+    tokenizer_hash = None if text.tokenizer is None else text.tokenizer.sha256
     layouts: dict[str, Layout] = {}
     train, val, facts = {}, {}, {}
     for name, tokens in text.tokens.items():
         with naming(name):
-            layout = layouts[name] = Layout.of(config.each()[name], tokenizer)
+            layout = layouts[name] = Layout.of(config.each()[name], text.tokenizer)
             of = {**tokens.facts, "tokenizer": tokenizer_hash}
             cut = partial(layout.cut, seq_len=seq_len, cache_dir=user_path(config.cache_dir), of=of)
             train_cut, val_cut = cut(tokens.train, "train"), cut(tokens.val, "val")
-            train[name] = TokenWindows(tokens.train, seq_len, n_tokens, config.data_seed, cut=train_cut)
-            val[name] = FixedWindows(tokens.val, seq_len, n_tokens, cut=val_cut)
+            train[name] = TokenWindows(tokens.train, seq_len, text.n_tokens, config.data_seed, cut=train_cut)
+            val[name] = FixedWindows(tokens.val, seq_len, text.n_tokens, cut=val_cut)
             facts[name] = layout.facts(tokens.facts, train_cut)
+    order = _order(config, {name: windows.n_tokens for name, windows in train.items()}, batch_sizes)
+    samples = Mixture(train, order) if config.sources else train[""]
+    prepared = _prepared(config, vocab_size, samples, val, facts, order, text, layouts)
+    return replace(prepared, n_targets=samples.n_targets) if config.pads else prepared
+
+
+def _order(config: DataConfig, sizes: Mapping[str, int], batch_sizes: BatchSizes | None) -> SourceOrder:
+    """The shares of ``data.sources`` over the run; of one corpus, all of it."""
+    weights = {source.label: source.weight for source in config.sources}
+    return SourceOrder(
+        list(sizes),
+        {name: size if (weight := weights.get(name)) is None else weight for name, size in sizes.items()},
+        [(batch_sizes.before(change.step), change.weights) for change in config.schedule] if batch_sizes else (),
+    )
+
+
+def _prepare_streams(config: DataConfig, vocab_size: int, seq_len: int, batch_sizes: BatchSizes | None) -> PreparedData:
+    path = fetched(config.tokenizer, config) if is_remote(config.tokenizer) else user_path(config.tokenizer)
+    tokenizer = TextTokenizer.load(path)
+    if tokenizer.vocab_size > vocab_size:
+        raise UsageError(
+            f"model.vocab_size: {vocab_size} is smaller than the {tokenizer.vocab_size} tokens of data.tokenizer "
+            f"{config.tokenizer!r}; set model.vocab_size to {tokenizer.vocab_size} or more"
+        )
+    layouts: dict[str, Layout] = {}
+    tables, val, facts = {}, {}, {}
+    for name, source in config.each().items():
+        with naming(name):
+            layouts[name] = Layout.of(source, tokenizer)
+            tables[name] = table = StreamedTable(source)
+            tokens, held = held_out(
+                table, tokenizer, config.val_documents, config.val_fraction, user_path(config.cache_dir), config.verify
+            )
+            val[name] = FixedWindows(tokens, seq_len, tokenizer.vocab_size)
+            facts[name] = {
+                "kind": "stream",
+                "content_hash": table.identity(),
+                "files": table.n_files,
+                "documents": {"val": held["n_documents"]},
+                "tokens": {"val": held["n_tokens"]},
+                "bytes": {"val": held["n_bytes"]},
+                "bytes_per_token": held["n_bytes"] / held["n_tokens"],
+                "unigram_entropy": None,
+            }
+    # Without weights there is one source: nobody knows sizes.
+    order = _order(config, dict.fromkeys(tables, 1), batch_sizes)
+    settings = StreamSettings(
+        config.n_streams, config.shuffle_buffer, seq_len, config.data_seed, config.val_fraction, config.epochs
+    )
+    train = StreamSource(tables, tokenizer, order, settings)
+    text = Tokenised(tokenizer, path, tokenizer.vocab_size, tokens={}, shards={}, record={})
+    return _prepared(config, vocab_size, train, val, facts, order, text, layouts)
+
+
+def _prepared(
+    config: DataConfig,
+    vocab_size: int,
+    train: BatchSource | StreamSource,
+    val: Mapping[str, FixedWindows],
+    facts: Mapping[str, dict[str, Any]],
+    order: SourceOrder,
+    text: Tokenised,
+    layouts: Mapping[str, Layout],
+) -> PreparedData:
+    """Text as batches, and what is recorded of it."""
+    tokenizer = text.tokenizer
     of_all = {
         "data_seed": config.data_seed,
         "val_fraction": config.val_fraction,
-        **({"tokenizer": config.tokenizer, "tokenizer_hash": tokenizer_hash} if tokenizer is not None else {}),
-        "vocab_size": n_tokens,
+        **({"tokenizer": config.tokenizer, "tokenizer_hash": tokenizer.sha256} if tokenizer is not None else {}),
+        "vocab_size": text.n_tokens,
         **text.record,
     }
     common: dict[str, Any] = {
-        "vocab_size": n_tokens,
+        "vocab_size": text.n_tokens,
         "vocab_size_asked": vocab_size,
         "token_texts": _ids_as_texts if tokenizer is None else tokenizer.token_texts,
         "tokenizer_path": text.tokenizer_path,
@@ -128,27 +208,17 @@ def prepare(
     if not config.sources:
         record = {"path": config.path, **facts[""], **of_all}
         bytes_per_token = facts[""]["bytes_per_token"]
-        targets = train[""].n_targets if config.pads else None
-        return PreparedData(
-            train[""], val[""], record=record, bytes_per_token=bytes_per_token, n_targets=targets, **common
-        )
-    sizes = {name: windows.n_tokens for name, windows in train.items()}
-    mixture = Mixture(
-        train,
-        {source.label: sizes[source.label] if source.weight is None else source.weight for source in config.sources},
-        [(batch_sizes.before(change.step), change.weights) for change in config.schedule] if batch_sizes else (),
-    )
+        return PreparedData(train, val[""], record=record, bytes_per_token=bytes_per_token, **common)
     record = {
         "kind": "sources",
         "path": config.entries,
         "content_hash": fingerprint(sources=[facts[name]["content_hash"] for name in facts]),
-        "sources": {name: {**facts[name], "share": share} for name, share in mixture.shares.items()},
-        "bytes_per_token": _mean_bytes(mixture.shares, facts),
+        "sources": {name: {**facts[name], "share": share} for name, share in order.shares.items()},
+        "bytes_per_token": _mean_bytes(order.shares, facts),
         "unigram_entropy": None,
         **of_all,
     }
-    common["n_targets"] = mixture.n_targets if config.pads else None
-    return PreparedData(mixture, InTurn(val), record=record, bytes_per_token=record["bytes_per_token"], **common)
+    return PreparedData(train, InTurn(val), record=record, bytes_per_token=record["bytes_per_token"], **common)
 
 
 def _mean_bytes(shares: Mapping[str, float], facts: Mapping[str, dict[str, Any]]) -> float | None:

@@ -36,7 +36,14 @@ if TYPE_CHECKING:
 _SPAN_BYTES = 1 << 26
 #: Bytes of the longest row of a file of lines: readers hold several times as much.
 _MOST_LINE = 1 << 27
-_READERS = {".parquet": "parquet", ".arrow": "arrow", ".json": "json", ".jsonl": "json", ".csv": "csv"}
+#: Builders of ``datasets`` by kind of file, and their options. In a .csv an empty string is text, and "NA" a word.
+READERS: dict[str, tuple[str, dict[str, Any]]] = {
+    ".parquet": ("parquet", {}),
+    ".arrow": ("arrow", {}),
+    ".json": ("json", {}),
+    ".jsonl": ("json", {}),
+    ".csv": ("csv", {"keep_default_na": False}),
+}
 
 
 class _RowMeta(Meta):
@@ -164,11 +171,9 @@ class TableCorpus(_RowCorpus):
 
     def _load(self) -> datasets.Dataset:
         suffix = self._files[0].suffix.lower()
-        # An empty string is text, and "NA" is a word.
-        options = {"keep_default_na": False} if suffix == ".csv" else {}
         files, _ = self._usable
         with self._naming_bad_rows():
-            return self._read(suffix, files, options)
+            return self._read(suffix, files)
 
     def _survey(self, folder: Path) -> dict[str, Any]:
         _ = self._usable  # what this refuses, it says itself
@@ -200,10 +205,11 @@ class TableCorpus(_RowCorpus):
         """Rows left out: reason → number."""
         return super().skipped_in_survey() | ({"bad": self._usable[1]} if self._usable[1] else {})
 
-    def _read(self, suffix: str, files: Sequence[Path], options: dict[str, Any]) -> datasets.Dataset:
+    def _read(self, suffix: str, files: Sequence[Path]) -> datasets.Dataset:
+        reader, options = READERS[suffix]
         return _load_dataset(
             self._config,
-            _READERS[suffix],
+            reader,
             data_files=[str(path.resolve()) for path in files],
             # datasets distinguishes local files by their times; this hash does so by their bytes.
             cache_dir=str(self._cache_dir / f"datasets-{self._content_hash[:16]}"),

@@ -105,6 +105,15 @@ def from_rank_zero(make: Callable[[], T]) -> T:
     return value  # type: ignore[return-value]
 
 
+def gather_objects(mine: T) -> list[T]:
+    """What every rank has, in their order; plain data."""
+    if world_size() == 1:
+        return [mine]
+    found: list[T] = [mine] * world_size()
+    dist.all_gather_object(found, mine)
+    return found
+
+
 def check_same(what: str, value: str, mend: str) -> None:
     """RunError on every rank if ``value`` is not the same on all of them."""
     if world_size() == 1:

@@ -8,7 +8,6 @@ import logging
 import math
 import shlex
 import warnings
-from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -25,9 +24,9 @@ from rich.markup import escape
 from ..callbacks.loggers import check_installed, close_loggers
 from ..callbacks.wandb_run import WandbRun
 from ..data.batch_shares import BatchShares
-from ..data.batches import MicroBatches
 from ..data.building.splitting import told
 from ..data.prepare import PreparedData, prepare
+from ..data.streaming.streamed_batches import StreamSource
 from ..errors import UsageError
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
 from ..measure.records import RunDir, write_metrics_csv
@@ -41,6 +40,7 @@ from .continued_rate import continued_rate
 from .initial_model import initialize_model
 from .loop.memory import collector_at_rest
 from .loop.read_ahead import ReadAhead
+from .loop.training_data import TrainingData
 from .module import PretrainModule
 from .numerics import decide, decisions, numerics
 from .processes.heartbeat import watched
@@ -110,7 +110,8 @@ def _mixture_line(config: RunConfig, data: PreparedData) -> str:
     """The shares of the sources, where they change, and how often the run reads each."""
     assert data.mixture is not None
     epochs = data.epochs(config.trainer.batch_sizes.before(config.trainer.max_steps))
-    said = ", ".join(f"{name} {share:.1%} ({epochs[name]:.2g} ×)" for name, share in data.mixture.shares.items())
+    often = {name: f" ({times:.2g} ×)" for name, times in epochs.items()}
+    said = ", ".join(f"{name} {share:.1%}{often.get(name, '')}" for name, share in data.mixture.shares.items())
     for change, stage in zip(config.data.schedule, data.mixture.stages[1:], strict=True):
         said += f"; from step {change.step:,} on "
         said += ", ".join(f"{name} {share:.1%}" for name, share in stage.shares.items() if share)
@@ -120,27 +121,25 @@ def _mixture_line(config: RunConfig, data: PreparedData) -> str:
     return f"sources: {said}; weights add up to {sum(weights):g}, and each is taken relative to that"
 
 
-class _Steps(L.LightningDataModule):
-    """Training batches from the step that the trainer has reached: data are a function of the step."""
-
-    def __init__(
-        self, config: RunConfig, data: PreparedData, read_ahead: Callable[[Iterable[torch.Tensor]], ReadAhead]
-    ) -> None:
-        super().__init__()
-        self.config, self.data, self.read_ahead = config, data, read_ahead
-
-    def train_dataloader(self) -> ReadAhead:
-        """Micro-batches ``[micro_batch_size, T+1]`` of the steps to come, without end."""
-        assert self.trainer is not None
-        batches = MicroBatches(
-            self.data.train,
-            first_step=self.trainer.global_step,
-            sizes=self.config.trainer.batch_sizes,
-            micro_batch_size=self.config.trainer.micro_batch_size,
-            rank=self.trainer.global_rank,
-            world_size=self.trainer.world_size,
+def _stream_lines(source: StreamSource) -> list[str]:
+    """How streamed sets are read, and what of that depends on more than the data."""
+    settings, files = source.settings, sum(table.n_files for table in source.tables.values())
+    fewest, n_streams = min(table.n_files for table in source.tables.values()), settings.n_streams
+    lines = [
+        f"stream: {files} file{'s' if files > 1 else ''} in {n_streams} streams, {settings.buffer} sequences of each "
+        "shuffled at a time; the order is the same on any number of processes, as long as files keep names and sizes"
+    ]
+    if fewest < n_streams:
+        lines.append(
+            f"stream: up to {-(-n_streams // fewest)} streams read each file and take turns at its rows: fewer "
+            "data.n_streams, or more files, read less"
         )
-        return self.read_ahead(batches)
+    if world_size() > n_streams:
+        lines.append(
+            f"stream: up to {-(-world_size() // n_streams)} of the {world_size()} processes read and tokenise each "
+            "stream: more data.n_streams, from a run's start on, read less"
+        )
+    return lines
 
 
 def _shares(settings: TrainerConfig, step: int) -> BatchShares:
@@ -334,6 +333,8 @@ def pretrain(
             console.print(
                 f"tokens of {data.record['format']} files; validation: {split}", highlight=False, markup=False
             )
+        for line in _stream_lines(data.train) if isinstance(data.train, StreamSource) else []:
+            console.print(line, highlight=False, soft_wrap=True, markup=False)
         if start.step >= config.trainer.max_steps:
             from_rank_zero(lambda: write_metrics_csv(run))
             return Outcome(run, start.step, None, from_rank_zero(lambda: _write_report(run) if report else None))
@@ -352,7 +353,9 @@ def pretrain(
         signals.enter_context(stop.listen())
         trainer = _lightning_trainer(running, run, process, device, start.step, strategy.lightning, callbacks, loggers)
         module = PretrainModule(model, config.optim, running.trainer, progress, data.n_targets, data.borders)
-        steps = _Steps(running, data, lambda batches: held.enter_context(ReadAhead(batches, device, progress)))
+        steps = TrainingData(
+            running, data, lambda batches: held.enter_context(ReadAhead(batches, device, progress)), held.callback
+        )
         try:
             with collector_at_rest(device):
                 trainer.fit(module, datamodule=steps, ckpt_path=start.checkpoint)

@@ -75,7 +75,7 @@ def build_callbacks(
         milestones=every,
         say=partial(console.print, highlight=False, soft_wrap=True, markup=False),
         peak_memory=partial(peak_memory, device),
-        by_source=data.mixture.tokens_by_source if data.mixture else lambda n_tokens: {},
+        by_source=data.tokens_by_source,
     )
     n_val = min(settings.val_sequences, data.val.n_samples or settings.val_sequences)
     validation = Validation(

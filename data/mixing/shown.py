@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from ..batch_ramp import BatchSizes
 from ..batches import MicroBatches
+from ..packing.borders import PADDING
 from ..prepare import PreparedData
+from ..streaming.streamed_batches import StreamedBatches, StreamSource
 from ..tokenizer import TextTokenizer
+from .mixture import Mixture
 
 #: Between two documents of a sample.
 BORDER = "‖"
@@ -21,10 +25,8 @@ def source_facts(data: PreparedData, n_samples: int) -> list[dict[str, Any]]:
     run read of it. JSON-able; what is not known is None."""
     epochs = data.epochs(n_samples)
     seq_len = data.train.seq_len
-    if data.mixture is None:
-        tokens, shares = {"": n_samples * seq_len}, {"": 1.0}
-    else:
-        tokens, shares = data.mixture.tokens_by_source(n_samples * seq_len), data.mixture.shares
+    shares = {"": 1.0} if data.mixture is None else data.mixture.shares
+    tokens = {"": n_samples * seq_len} if data.mixture is None else data.tokens_by_source(n_samples * seq_len)
     found = []
     for name, share in shares.items():
         facts = data.record["sources"][name] if name else data.record
@@ -45,6 +47,13 @@ def source_facts(data: PreparedData, n_samples: int) -> list[dict[str, Any]]:
 
 def step_batch(data: PreparedData, sizes: BatchSizes, step: int) -> np.ndarray:
     """The whole batch of optimizer step ``step``, counted from 1, as a run's steps get it: int64 ``[B, T+1]``."""
+    if isinstance(data.train, StreamSource):
+        # Where streams stand is known by reading up to there.
+        streamed = StreamedBatches(data.train, sizes=sizes, micro_batch_size=sizes.global_batch_size)
+        try:
+            return next(islice(streamed, step - 1, None)).numpy()
+        finally:
+            streamed.close()
     batches = MicroBatches(data.train, first_step=step - 1, sizes=sizes, micro_batch_size=sizes.size(step - 1))
     return next(iter(batches)).numpy()
 
@@ -68,19 +77,19 @@ def described(data: PreparedData, first: int, samples_BT: np.ndarray) -> list[di
     index_B = np.arange(first, first + len(samples_BT))
     names, source_B, number_B = [""], np.zeros_like(index_B), index_B
     if data.mixture is not None:
-        names = list(data.mixture.shares)
+        names = list(data.mixture.names)
         source_B, number_B = data.mixture.places(index_B)
     found = []
     columns = (x.tolist() for x in (index_B, source_B, number_B, samples_BT))
     for index, source, number, ids in zip(*columns, strict=True):
-        n_samples = (data.mixture.sources[names[source]] if data.mixture else data.train).n_samples
+        train = data.train.sources[names[source]] if isinstance(data.train, Mixture) else data.train
         borders = [place for place, token in enumerate(ids) if token == end]
         found.append(
             {
                 "sample": index,
                 "source": names[source],
                 "number": number,
-                "epoch": None if n_samples is None else number // n_samples,
+                "epoch": None if train.n_samples is None else number // train.n_samples,
                 "borders": borders,
                 "text": _marked(ids, borders, text_of),
             }
@@ -98,4 +107,5 @@ def _decoder(data: PreparedData) -> tuple[Callable[[Sequence[int]], str], int | 
 
 def _marked(ids: Sequence[int], borders: Sequence[int], text_of: Callable[[Sequence[int]], str]) -> str:
     starts, ends = [0, *(border + 1 for border in borders)], [*borders, len(ids)]
-    return BORDER.join(text_of(ids[start:end]) for start, end in zip(starts, ends, strict=True))
+    pieces = (ids[start:end] for start, end in zip(starts, ends, strict=True))
+    return BORDER.join(text_of([token for token in piece if token != PADDING]) for piece in pieces)

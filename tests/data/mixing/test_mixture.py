@@ -16,6 +16,7 @@ from birthmark.data.batches import FixedWindows, MicroBatches, ShardedTokens, To
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.mixing.config import WeightChange
 from birthmark.data.mixing.mixture import InTurn, Mixture
+from birthmark.data.mixing.order import SourceOrder
 from birthmark.data.prepare import prepare
 from birthmark.errors import UsageError
 
@@ -36,7 +37,8 @@ def sources(tmp_path: Path) -> dict[str, TokenWindows]:
 def test_shares_hold_at_every_thousand_samples_of_a_stage(sources: dict[str, TokenWindows]) -> None:
     stages = {0: {"web": 0.7, "code": 0.25, "poems": 0.05}, 4321: {"code": 1, "poems": 2}, 9000: {"web": 1.0}}
     changes = [(first, weights) for first, weights in stages.items() if first]
-    mixture = Mixture(sources, stages[0], changes)
+    order = SourceOrder(list(sources), stages[0], changes)
+    mixture = Mixture(sources, order)
     source_N, number_N = mixture.places(np.arange(12_000))
     for (first, weights), last in zip(stages.items(), [4321, 9000, 12_000], strict=True):
         asked = np.array([weights.get(name, 0) for name in sources]) / sum(weights.values())
@@ -47,13 +49,13 @@ def test_shares_hold_at_every_thousand_samples_of_a_stage(sources: dict[str, Tok
     for i in range(3):
         assert number_N[source_N == i].tolist() == list(range(int((source_N == i).sum())))
     for n in (0, 4320, 4321, 9000, 12_000):
-        assert list(mixture.taken(n).values()) == np.bincount(source_N[:n], minlength=3).tolist()
-    assert mixture.shares == pytest.approx(stages[0])
+        assert list(order.taken(n).values()) == np.bincount(source_N[:n], minlength=3).tolist()
+    assert order.shares == pytest.approx(stages[0])
     assert mixture.epochs(12_000)["poems"] == int((source_N == 2).sum()) / 7
 
 
 def test_a_sample_is_what_its_source_gives(sources: dict[str, TokenWindows]) -> None:
-    mixture = Mixture(sources, {"web": 5, "code": 2, "poems": 1})
+    mixture = Mixture(sources, SourceOrder(list(sources), {"web": 5, "code": 2, "poems": 1}))
     read: dict[str, list[list[int]]] = {name: [] for name in sources}
     for sample in mixture.batch(0, 400).tolist():
         read[list(sources)[sample[0] // 10_000]].append(sample)
@@ -70,7 +72,7 @@ def test_a_sample_is_what_its_source_gives(sources: dict[str, TokenWindows]) -> 
 
 def test_processes_that_come_and_go_read_one_order(sources: dict[str, TokenWindows]) -> None:
     """One process for three steps, three for two, two for four: the samples of the uninterrupted run."""
-    mixture = Mixture(sources, {"web": 5, "code": 2, "poems": 1})
+    mixture = Mixture(sources, SourceOrder(list(sources), {"web": 5, "code": 2, "poems": 1}))
     found: list[list[int]] = []
     for first, last, n_processes in ((0, 3, 1), (3, 5, 3), (5, 9, 2)):
         ranks = [
@@ -113,7 +115,7 @@ def config(tmp_path: Path) -> DataConfig:
 
 def test_from_sources_to_batches(config: DataConfig) -> None:
     data = prepare(config, vocab_size=300, seq_len=16)
-    assert data.mixture is not None
+    assert isinstance(data.train, Mixture)
     texts = ["".join(data.token_texts(row)) for row in data.train.batch(0, 200).tolist()]
     assert sum("alpha" in text or "gamma" in text for text in texts) == 150
     assert data.record["sources"]["code"]["share"] == 0.25
@@ -127,7 +129,7 @@ def test_from_sources_to_batches(config: DataConfig) -> None:
             is_val = int.from_bytes(digest, "little") * 2.0**-64 < 0.2
             ids[is_val] += [*raw.encode(file.read_text()).ids, 0]
             held_out += is_val * file.stat().st_size
-        tokens = data.mixture.sources[source.label].tokens
+        tokens = data.train.sources[source.label].tokens
         assert tokens.read(np.array([0]), len(tokens))[0].tolist() == ids[False]
         bytes_per_token += share * held_out / len(ids[True])
     assert data.bytes_per_token == pytest.approx(bytes_per_token)

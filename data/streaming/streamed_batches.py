@@ -1,0 +1,151 @@
+"""A rank's micro-batches of streams: every global batch is made of the same parts of the same streams.
+
+Stream ``l`` of L gives the ``l``-th of L contiguous parts of each global batch, and the mixture says by a sample's
+number which source it comes from. A rank reads the streams that its own part of the batch touches, and no others: with
+as many streams as processes, or a multiple of that, no text is read twice.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping
+from itertools import count
+from typing import TypeAlias
+
+import numpy as np
+import torch
+
+from ...errors import RunError
+from ..batch_ramp import BatchSizes
+from ..batch_shares import BatchShares, nth_part
+from ..mixing.order import SourceOrder
+from ..tokenizer import TextTokenizer
+from .stream import START, Stream, StreamPlace, StreamSettings
+from .streamed_table import StreamedTable
+
+#: Steps of which it is remembered where streams stood: more than are read ahead of training.
+_REMEMBERED = 32
+
+#: Of every stream that was read, by its number and its source: where it stands.
+Places: TypeAlias = dict[str, list[int]]
+
+
+class StreamSource:
+    """Samples of one or more streamed sets, in the shares of ``order``; nobody knows how many there are."""
+
+    def __init__(
+        self,
+        tables: Mapping[str, StreamedTable],
+        tokenizer: TextTokenizer,
+        order: SourceOrder,
+        settings: StreamSettings,
+    ) -> None:
+        self.tables, self.order, self.settings = dict(tables), order, settings
+        self.seq_len, self.vocab_size = settings.seq_len, tokenizer.vocab_size
+        self.n_tokens: int | None = None
+        self.n_samples: int | None = None
+        self._tokenizer = tokenizer
+
+    def stream(self, number: int, source: str, place: StreamPlace) -> Stream:
+        """One stream of one source, from a place on."""
+        return Stream(self.tables[source], self._tokenizer, self.settings, number, place)
+
+
+class StreamedBatches:
+    """One rank's micro-batches of step ``first_step`` and on, without end, as `birthmark.data.batches.MicroBatches`.
+
+    Args:
+        source: what is read.
+        first_step: steps before.
+        sizes: of the global batches.
+        micro_batch_size: sequences of a micro-batch at most.
+        rank: of ``world_size``.
+        places: of all streams after ``first_step`` steps; none at a run's start.
+
+    Raises:
+        RunError: there are no such places.
+    """
+
+    def __init__(
+        self,
+        source: StreamSource,
+        *,
+        first_step: int = 0,
+        sizes: BatchSizes,
+        micro_batch_size: int,
+        rank: int = 0,
+        world_size: int = 1,
+        places: Places | None = None,
+    ) -> None:
+        self.source, self.first_step, self.sizes = source, first_step, sizes
+        self.micro_batch_size, self.rank, self.world_size = micro_batch_size, rank, world_size
+        # The rounded borders of a rank's part move with the size of the batch.
+        numbers = {number for size in sizes.sizes for number in self._touched(size)}
+        self._streams: dict[tuple[int, str], Stream] = {}
+        for number in sorted(numbers):
+            for name in source.tables:
+                key = _key(number, name)
+                if first_step and key not in (places or {}):
+                    raise RunError(
+                        f"checkpoint of step {first_step}: does not say where stream {key} stands; go on from another"
+                    )
+                place = StreamPlace(*places[key]) if first_step and places else START
+                self._streams[number, name] = source.stream(number, name, place)
+        self._places: OrderedDict[int, Places] = OrderedDict()
+        self._remember(first_step)
+
+    def _shares(self, size: int) -> BatchShares:
+        return BatchShares(size, self.micro_batch_size, self.world_size)
+
+    def _mine(self, size: int) -> range:
+        """This rank's part of a global batch."""
+        parts = [part for part in self._shares(size).parts(self.rank) if part]
+        return range(parts[0].start, parts[-1].stop)
+
+    def _touched(self, size: int) -> list[int]:
+        mine, n_streams = self._mine(size), self.source.settings.n_streams
+        parts = [nth_part(size, n_streams, number) for number in range(n_streams)]
+        return [i for i, part in enumerate(parts) if max(part.start, mine.start) < min(part.stop, mine.stop)]
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        for step in count(self.first_step):
+            size = self.sizes.size(step)
+            mine, own_MT = self._mine(size), self._read(step)
+            self._remember(step + 1)
+            for part in self._shares(size).parts(self.rank):
+                # A micro-batch without a sequence has another's, whose loss has no weight.
+                here = part or range(mine.start, mine.start + 1)
+                yield torch.from_numpy(own_MT[here.start - mine.start : here.stop - mine.start])
+
+    def _read(self, step: int) -> np.ndarray:
+        """This rank's part of the batch: int64 ``[n, seq_len + 1]``."""
+        size, first, names = self.sizes.size(step), self.sizes.before(step), list(self.source.tables)
+        mine = self._mine(size)
+        source_B, _ = self.source.order.places(np.arange(first, first + size))
+        out_MT = np.empty((len(mine), self.source.seq_len + 1), dtype=np.int64)
+        for number, name in self._streams:
+            part = nth_part(size, self.source.settings.n_streams, number)
+            at_N = part.start + np.flatnonzero(source_B[part.start : part.stop] == names.index(name))
+            # Also where another rank trains on some of them: that one reads the same.
+            rows_NT = self._streams[number, name].take(len(at_N))
+            is_mine_N = (at_N >= mine.start) & (at_N < mine.stop)
+            out_MT[at_N[is_mine_N] - mine.start] = rows_NT[is_mine_N]
+        return out_MT
+
+    def _remember(self, step: int) -> None:
+        self._places[step] = {_key(*which): list(stream.place) for which, stream in self._streams.items()}
+        while len(self._places) > _REMEMBERED:
+            self._places.popitem(last=False)
+
+    def places(self, step: int) -> Places:
+        """Where this rank's streams stand after ``step`` steps, which were the last or nearly."""
+        return self._places[step]
+
+    def close(self) -> None:
+        """End the streams' threads."""
+        for stream in self._streams.values():
+            stream.close()
+
+
+def _key(number: int, name: str) -> str:
+    return f"{number}/{name}"

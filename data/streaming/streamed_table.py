@@ -1,0 +1,126 @@
+"""Rows of tables that are read from their first to their last, through ``datasets``, and kept nowhere.
+
+Only single files are asked of ``datasets``, and rows are counted here. Its own shuffling loses the rows in its buffer
+when a run goes on (datasets#7901), and its own states have skipped rows (#7538) and stood still (#8308).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...errors import RunError, UsageError
+from ...files import one_line
+from ..cache import fingerprint
+from ..config import TEXT_SUFFIXES, DataConfig, corpus_suffix, is_remote
+from ..corpora import files_by_suffix
+from ..row_corpora import READERS
+
+_ROWS_PER_BATCH = 256
+
+
+class StreamedTable:
+    """The text column of a ``hf:`` set or of tabular files.
+
+    Raises:
+        UsageError: it is no set of tables, or cannot be opened.
+    """
+
+    def __init__(self, config: DataConfig) -> None:
+        self.path, self._column = config.path, config.text_field
+        reader, options = "", dict[str, Any]()
+        if str(config.path).startswith("hf:"):
+            dataset = self._open(str(config.path).split(":", 2)[1:], {})
+        else:
+            suffix, files = _tables(config)
+            reader, options = READERS[suffix]
+            dataset = self._open([reader], options | {"data_files": files})
+        self._check_column(dataset.features)
+        if reader == "parquet":
+            # Columns that nobody reads need not come over a network.
+            columns = {"data_files": self.files, "columns": [self._column]}
+            dataset = self._open([reader], options | columns)
+        self._dataset = dataset.with_format("arrow")
+        self.n_files: int = dataset.num_shards
+
+    def _open(self, args: list[str], options: dict[str, Any]) -> Any:
+        try:
+            import datasets
+        except ImportError as error:
+            raise UsageError("data.stream: needs the datasets library; pip install birthmark[datasets]") from error
+        # What it logs of a file that cannot be read, in many lines, is raised too. Threads read until the end.
+        datasets.logging.set_verbosity(datasets.logging.CRITICAL)
+        try:
+            builder = datasets.load_dataset_builder(*args, **options)
+            self.files = [str(file) for file in builder.config.data_files["train"]]
+            return builder.as_streaming_dataset(split="train")
+        except Exception as error:  # many libraries speak here, without a common base class
+            raise UsageError(
+                f"data.path: cannot open {self.path!r} ({one_line(error)}); check the name, the network and the file"
+            ) from error
+
+    def _check_column(self, features: Any) -> None:
+        """Where the first file says what it has."""
+        if features is None:
+            return
+        if self._column not in features:
+            raise UsageError(
+                f"data.text_field: no column {self._column!r} in {self.path!r}; its columns are "
+                f"{', '.join(map(repr, features)) or 'none'}"
+            )
+        kind = str(getattr(features[self._column], "dtype", features[self._column]))
+        if kind not in ("string", "large_string"):
+            raise UsageError(f"data.text_field: column {self._column!r} holds {kind}, not text; name another column")
+
+    def identity(self) -> str:
+        """A hash of the column's name and of the names of all files.
+
+        Local files are told apart by their sizes too, those of a hub by its revision, which is in their names.
+        """
+        facts = [[Path(f).name, Path(f).stat().st_size] if Path(f).is_file() else [f] for f in self.files]
+        return fingerprint(column=self._column, files=facts)
+
+    def name(self, file: int) -> str:
+        """Of a file, for messages."""
+        return self.files[file] if len(self.files) == self.n_files else f"{self.path!r}, file {file + 1}"
+
+    def texts(self, file: int, first_row: int = 0) -> Iterator[str | None]:
+        """Texts of a file from a row on, in its order.
+
+        Raises:
+            RunError: it cannot be read.
+        """
+        row = 0
+        try:
+            for table in self._dataset.shard(num_shards=self.n_files, index=file).iter(batch_size=_ROWS_PER_BATCH):
+                if row + len(table) > first_row:
+                    column = table[self._column]
+                    yield from column.slice(max(0, first_row - row)).to_pylist()
+                row += len(table)
+        except Exception as error:
+            about = "no such column" if isinstance(error, KeyError) else one_line(error)
+            raise RunError(
+                f"{self.name(file)}: column {self._column!r} cannot be read after row {row} ({about}); mend the file, "
+                "or check data.text_field and the network, and go on with --resume"
+            ) from error
+
+
+def _tables(config: DataConfig) -> tuple[str, list[str]]:
+    """Tabular files that ``data.path`` names, and the suffix of their kind; URLs may have wildcards.
+
+    Raises:
+        UsageError: there are none, or of several kinds.
+    """
+    remote = [entry for entry in config.entries if is_remote(entry)]
+    local = files_by_suffix([entry for entry in config.entries if not is_remote(entry)])
+    found = {suffix: [str(file.path.resolve()) for file in files] for suffix, files in local.items()}
+    for url in remote:
+        found.setdefault(corpus_suffix(url), []).append(url)
+    tables = [suffix for suffix in found if suffix in READERS]
+    if len(tables) != 1 or any(suffix in TEXT_SUFFIXES for suffix in found):
+        raise UsageError(
+            f"data.stream: data.path {config.path!r} has {', '.join(sorted(found)) or 'no files'}; give tables of one "
+            f"kind ({' '.join(READERS)}) or hf:NAME, or leave data.stream out"
+        )
+    return tables[0], found[tables[0]]

@@ -1,0 +1,134 @@
+"""Streams in whole runs: what a run reads does not depend on where it was stopped, or on who reads."""
+
+import json
+import shutil
+from collections import defaultdict
+from dataclasses import asdict, replace
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+import yaml
+from rich.console import Console
+
+from birthmark.data.config import DataConfig
+from birthmark.errors import RunError
+from birthmark.launch.cli import main
+from birthmark.measure.records import RunDir
+from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
+from birthmark.trainer.module import PretrainModule
+from birthmark.trainer.run import pretrain
+
+
+@pytest.fixture
+def streamed(tiny, tmp_path, word_tokenizer):
+    """A run over two streamed files, in three streams."""
+    (tmp_path / "set").mkdir()
+    (tmp_path / "tokenizer.json").write_bytes(word_tokenizer.content)
+    for i in range(2):
+        texts = [f"{i} {row} hello world some other text here {row}" for row in range(60)]
+        pq.write_table(pa.table({"text": texts}), tmp_path / "set" / f"{i}.parquet")
+    data = DataConfig(
+        path=str(tmp_path / "set"),
+        stream=True,
+        n_streams=3,
+        shuffle_buffer=8,
+        tokenizer=str(tmp_path / "tokenizer.json"),
+        val_fraction=0.2,
+        cache_dir=str(tmp_path / "cache"),
+    )
+    config = tiny({"model.vocab_size": 270, "snapshot.enabled": False, "trainer.global_batch_size": 5})
+    return replace(config, data=data)
+
+
+@pytest.fixture
+def seen(monkeypatch):
+    """Rows by step that modules are given from now on."""
+    rows, train = defaultdict(list), PretrainModule.training_step
+
+    def look(module, batch_BT, batch_idx):
+        rows[module.global_step + 1] += batch_BT.tolist()
+        return train(module, batch_BT, batch_idx)
+
+    monkeypatch.setattr(PretrainModule, "training_step", look)
+    return rows
+
+
+def test_a_run_goes_on_bit_for_bit(streamed, seen, tmp_path, capsys):
+    whole = pretrain(streamed, RunDir(tmp_path / "whole"), console=Console(quiet=True)).run
+    first, parts = dict(seen), RunDir(tmp_path / "parts")
+    seen.clear()
+    shutil.copytree(whole.checkpoint(2), parts.checkpoint(2))
+    for file in (whole.config, whole.birth, whole.metrics, whole.tokenizer):
+        (parts.path / file.name).write_bytes(file.read_bytes())
+    pretrain(streamed, parts, resume=True, console=Console(quiet=True))
+    assert dict(seen) == {step: first[step] for step in (3, 4, 5, 6)}
+    a, b = (FolderCheckpointIO().load_checkpoint(run.checkpoint(6)) for run in (whole, parts))
+    assert all(torch.equal(a["state_dict"][k], b["state_dict"][k]) for k in a["state_dict"])
+    assert a["TrainingData"] == b["TrainingData"]
+
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(asdict(streamed)))
+    assert main(["data", str(tmp_path / "run.yaml"), "--step", "5", "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert [sample["tokens"] for sample in shown["samples"]] == first[5]
+    assert shown["sources"][0]["tokens"] is None
+
+
+def test_another_set_is_refused(streamed, tmp_path):
+    short = replace(streamed, trainer=replace(streamed.trainer, max_steps=2))
+    pretrain(short, RunDir(tmp_path / "run"), console=Console(quiet=True))
+    pq.write_table(pa.table({"text": ["another"]}), tmp_path / "set" / "2.parquet")
+    with pytest.raises(RunError, match=r"^data\.path: the corpus is not the one this run began with"):
+        pretrain(streamed, RunDir(tmp_path / "run"), resume=True, console=Console(quiet=True))
+
+
+#: Its arguments: a config, a run's folder, begin or resume, a strategy, a step at which it is killed, a folder for what
+#: the rank reads.
+_KILLED = """
+import json, os, signal, sys
+from pathlib import Path
+
+from birthmark.measure.records import RunDir
+from birthmark.trainer.config_file import read_config
+from birthmark.trainer.module import PretrainModule
+from birthmark.trainer.run import pretrain
+
+file, out, resume, strategy, killed, seen = sys.argv[1:]
+log, train = open(f"{seen}/{os.environ['RANK']}", "a"), PretrainModule.training_step
+
+def look(module, batch_BT, batch_idx):
+    if module.global_step == int(killed):
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(json.dumps([module.global_step + 1, batch_BT.tolist()]), file=log, flush=True)
+    return train(module, batch_BT, batch_idx)
+
+PretrainModule.training_step = look
+config = read_config(file, {"trainer.strategy": strategy})
+pretrain(config, RunDir(Path(out)), resume=resume == "resume")
+"""
+
+
+@pytest.mark.slow
+def test_processes_that_are_killed_and_come_back_in_other_numbers_read_one_order(streamed, seen, forked, tmp_path):
+    config = replace(streamed, trainer=replace(streamed.trainer, max_steps=12))
+    pretrain(config, RunDir(tmp_path / "whole"), console=Console(quiet=True))
+    (tmp_path / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
+    (tmp_path / "script.py").write_text(_KILLED)
+    found = {}
+    for n, begin, strategy, killed in ((1, "begin", "single", 5), (3, "resume", "ddp", 9), (2, "resume", "ddp", -1)):
+        folder = tmp_path / f"seen-{n}"
+        folder.mkdir()
+        arguments = (tmp_path / "run.yaml", tmp_path / "run", begin, strategy, killed, folder)
+        if killed > 0:
+            with pytest.raises(AssertionError):
+                forked(tmp_path / "script.py", *arguments, n=n)
+        else:
+            forked(tmp_path / "script.py", *arguments, n=n)
+        rows = defaultdict(list)
+        for rank in range(n):
+            for line in (folder / str(rank)).read_text().splitlines():
+                step, batch = json.loads(line)
+                rows[step] += batch
+        found |= rows
+    assert found == dict(seen)
