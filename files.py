@@ -7,6 +7,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -347,3 +348,12 @@ def one_line(text: object, limit: int = 200) -> str:
     """A text of others in one line of a message: its first characters, those that do not print written out."""
     line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in " ".join(str(text).split())[:limit])
     return line.encode("utf-8", errors="backslashreplace").decode()
+
+
+#: What libraries put before their sentence, however deep: "Couldn't deserialize thrift: TProtocolException: …".
+_CLASS_NAMES = re.compile(r"\b[A-Za-z_.]+(?:Error|Exception|Warning|Interrupt)\b(?::\s*)?")
+
+
+def reason_of(error: BaseException, otherwise: str = "its library says no more") -> str:
+    """What a library's error says, in one line of a message and without names of classes; ``otherwise`` if nothing."""
+    return one_line(" ".join(_CLASS_NAMES.sub("", str(error)).split())) or otherwise

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NotRequired
 import numpy as np
 
 from ..errors import RunError, UsageError
-from ..files import file_sha256, one_line, user_path
+from ..files import file_sha256, reason_of, user_path
 from ..schema import Sha256
 from .building.workers import in_processes, n_cores
 from .cache import Meta, build_once, files_sha256, fingerprint
@@ -264,7 +264,7 @@ def _load_dataset(config: DataConfig, *args: str, **options: Any) -> datasets.Da
         if any(isinstance(cause, OSError) and cause.errno == errno.ENOSPC for cause in causes):
             raise RunError(f"{config.path!r}: no room left to prepare it; free some disk space") from error
         # A damaged length asks for all the memory there is.
-        said = one_line(causes[-1]) or type(causes[-1]).__name__
+        said = reason_of(causes[-1])
         reason = "more memory than there is" if isinstance(causes[-1], MemoryError) else said
         raise UsageError(
             f"data.path: cannot load {config.path!r} ({reason}); check the name, the network and the file"

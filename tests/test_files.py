@@ -9,6 +9,8 @@ import subprocess
 
 import pytest
 
+from birthmark.files import reason_of
+
 PROGRAM = """
 import json, os, shutil, signal, sys, time
 from pathlib import Path
@@ -196,3 +198,9 @@ def test_what_a_living_process_is_writing_is_no_leftover(results):
     assert any(name.endswith("/new/arrays.safetensors") for name in two["halfway"])
     assert two["statuses"] == [0, 0]
     assert two["steps"] == [1, 4, 8]
+
+
+def test_what_a_library_says_is_passed_on_without_names_of_classes():
+    error = OSError("Couldn't deserialize thrift: TProtocolException: Invalid\n data in http.client.IncompleteRead")
+    assert reason_of(error) == "Couldn't deserialize thrift: Invalid data in http.client.IncompleteRead"
+    assert reason_of(ValueError("")) == reason_of(ValueError("builtins.ValueError")) == "its library says no more"

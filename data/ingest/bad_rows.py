@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import UsageError
-from ...files import file_sha256, one_line
+from ...files import file_sha256, one_line, reason_of
 from ..cache import Meta, build_once, file_states, fingerprint
 
 _COPIED = 1 << 20
@@ -43,7 +43,7 @@ def check_columns(files: Sequence[Path], column: str) -> None:
         try:
             columns = _COLUMNS.get(path.suffix.lower(), _unknown)(path, column)
         except (OSError, ValueError) as error:  # pyarrow's are ValueErrors
-            raise UsageError(f"{path}: damaged ({one_line(error)}); copy it again, or leave it out") from None
+            raise UsageError(f"{path}: damaged ({reason_of(error)}); copy it again, or leave it out") from None
         if columns is not None and column not in columns:
             raise UsageError(
                 f"data.text_field: no column {column!r} in {path}; its columns are "
@@ -120,7 +120,7 @@ def _why_no_row(line: bytes, column: str) -> str:
     except UnicodeDecodeError as error:
         return f"is not UTF-8 ({error.reason})"
     except (ValueError, RecursionError) as error:
-        return f"is no JSON ({one_line(error)})"
+        return f"is no JSON ({reason_of(error)})"
     if not isinstance(row, dict):
         return f"is no JSON object but {type(row).__name__}"
     value = row.get(column)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ...errors import UsageError
-from ...files import check_file, file_sha256, one_line, read_bytes
+from ...files import check_file, file_sha256, read_bytes, reason_of
 from ..cache import build_once, file_states, fingerprint
 from ..config import COMPRESSIONS
 
@@ -97,9 +97,9 @@ def content_blocks(path: Path, size: int = _BLOCK) -> Iterator[bytes]:
     # gzip raises the second and third, pyarrow the first.
     except (OSError, EOFError, zlib.error) as error:
         if not is_compressed(path):
-            raise UsageError(f"{path}: cannot be read ({one_line(error)})") from None
+            raise UsageError(f"{path}: cannot be read ({reason_of(error)})") from None
         kind = path.suffix.lower().removeprefix(".")
-        raise UsageError(f"{path}: damaged {kind} ({one_line(error)}); copy it again, or leave it out") from None
+        raise UsageError(f"{path}: damaged {kind} ({reason_of(error)}); copy it again, or leave it out") from None
 
 
 def _open_plain(path: Path) -> Any:

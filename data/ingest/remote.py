@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ...errors import RunError, UsageError
-from ...files import file_sha256, one_line, user_path
+from ...files import file_sha256, reason_of, user_path
 from ..cache import build_once, fingerprint
 from ..config import DataConfig, is_remote
 
@@ -210,7 +210,8 @@ class _Store:
                 if reason:
                     raise UsageError(f"data.path: {name}: {reason}") from None
                 last = error
-        said = one_line(last) or type(last).__name__
+        assert last is not None
+        said = reason_of(last)
         raise RunError(f"data.path: {name}: cannot be read after {_TRIES} tries ({said})") from None
 
     def _within(self, work: Callable[[Callable[[], None]], Any]) -> Any:
