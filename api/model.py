@@ -158,8 +158,8 @@ def measure(
     )
     if problems := settings.problems(loaded.n_positions):
         raise UsageError("; ".join(problem.removeprefix("snapshot.") for problem in problems))
-    text_NT = None if text is None else text_for(loaded, settings, [text] if isinstance(text, str) else text)
-    return Snapshot(measure_loaded(loaded, settings, probe_seed, metrics, text_NT), loaded.name)
+    probe = None if text is None else text_for(loaded, settings, [text] if isinstance(text, str) else text)
+    return Snapshot(measure_loaded(loaded, settings, probe_seed, metrics, probe), loaded.name)
 
 
 def _loaded(model: Model | nn.Module | str | PathLike[str]) -> LoadedModel:

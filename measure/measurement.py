@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import RunError
+from ..metrics.document_sinks import first_positions
 from ..metrics.sinks import KeySummer
 from ..models.attention.weight_reader import read_weights
 from ..models.decoder import Decoder
@@ -42,7 +44,8 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 class Batches:
-    """This rank's part of a probe ``[N, T]`` in batches, on the model's device, and of each whether it counts."""
+    """This rank's part of a probe ``[N, T]`` (or of arrays beside it, ``[N, 2, T]``) in batches, on the model's device,
+    and of each whether it counts."""
 
     def __init__(self, model: nn.Module, probe_NT: np.ndarray, batch_size: int) -> None:
         self.device = next(model.parameters()).device
@@ -69,6 +72,20 @@ def _pass(model: Decoder | ForeignModel, batches: Batches, observer: MetricObser
             observer.logits(logits_BV)
 
 
+def _pass_over_documents(model: Decoder | ForeignModel, batches: Batches, observer: MetricObserver) -> None:
+    """The same of batches of tokens and of the numbers of their documents ``[B, 2, T]``."""
+    # Models that take documents apart see each alone; of the others, sinks are looked for where documents begin.
+    apart = isinstance(model, Decoder) and model.config.attention.documents
+    for both_B2T, counts in batches:
+        tokens_BT, documents_BT = both_B2T.unbind(1)
+        first_BT = observer.first_BT = first_positions(documents_BT)
+        more = {"documents_BT": documents_BT} if apart else {}
+        with read_weights(partial(KeySummer, first_BT=first_BT)):
+            logits_BV = model(tokens_BT, last_only=True, observer=observer if counts else None, **more)
+        if counts:
+            observer.logits(logits_BV)
+
+
 def measure(
     model: Decoder | ForeignModel,
     probe_NT: np.ndarray,
@@ -78,6 +95,7 @@ def measure(
     batch_size: int = 64,
     sink_epsilon: float = 0.3,
     metrics: Sequence[MetricLike | MetricSource] = (),
+    documents_NT: np.ndarray | None = None,
 ) -> Measurement:
     """Every quantity of definitions §3–7, and of your own metrics, from one forward pass over a probe.
 
@@ -93,6 +111,8 @@ def measure(
         batch_size: sequences in one pass; the result does not depend on it.
         sink_epsilon: ε of the sink rate.
         metrics: your own: ``module:Class``, classes or instances (docs/extending.md).
+        documents_NT: the number of each token's document in its sequence, rising, int64 ``[N, T]``; by default a
+            sequence is one document.
 
     Raises:
         UsageError: one of your metrics is none.
@@ -100,12 +120,16 @@ def measure(
             model.
     """
     sources = find_metrics(metrics)
-    setting = Setting(model, probe_NT.shape[1], birth, strangers or [], sink_epsilon)
+    setting = Setting(model, probe_NT.shape[1], birth, strangers or [], sink_epsilon, documents_NT is not None)
     finite = FiniteWatch(model.config.n_layers, setting.device)
     with left_alone(model, sources), evaluation_mode(model), read_weights(KeySummer):
         theirs = [Guarded(source, setting) for source in sources]
         observed = [*our_metrics(setting), *theirs]
-        _pass(model, Batches(model, probe_NT, batch_size), MetricObserver(observed, finite))
+        observer = MetricObserver(observed, finite)
+        if documents_NT is None:
+            _pass(model, Batches(model, probe_NT, batch_size), observer)
+        else:
+            _pass_over_documents(model, Batches(model, np.stack([probe_NT, documents_NT], 1), batch_size), observer)
         # Every rank raises, or none: the metrics below wait for one another.
         for metric in theirs:
             metric.check()

@@ -43,10 +43,13 @@ class BirthReference:
 class AttentionView(Attended):
     """One attention as metrics see it, with the sums over its weights, which are taken once for all of them."""
 
+    first_BT: Tensor | None = None
+    """Where each position's document begins; None where a sequence counts as one."""
+
     @cached_property
     def sums(self) -> KeySums:
         """What queries give to keys."""
-        return key_sums(self.weights, self.q_BHTK.shape[2])
+        return key_sums(self.weights, self.q_BHTK.shape[2], self.first_BT)
 
 
 def sizes_of(config: ModelConfig | ForeignConfig, seq_len: int) -> Sizes:
@@ -63,6 +66,8 @@ class Setting:
     birth: BirthReference | None = None
     strangers: Sequence[BirthReference] = field(default_factory=list)
     sink_epsilon: float = 0.3
+    has_documents: bool = False
+    """Whether the probe's sequences hold several documents."""
 
     @cached_property
     def sizes(self) -> Sizes:

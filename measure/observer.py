@@ -56,6 +56,8 @@ class MetricObserver:
 
     def __init__(self, metrics: Sequence[Observed], finite: FiniteWatch | None = None) -> None:
         self.finite = finite
+        self.first_BT: Tensor | None = None
+        """Where each position's document of the batch begins; None where a sequence counts as one."""
         self.hooks = {place: [hook for m in metrics if (hook := m.hook(place)) is not None] for place in PLACES}
 
     def _show(self, place: Any, *tensors: Any) -> None:
@@ -75,7 +77,7 @@ class MetricObserver:
             # not.
             for x_BHTK in (attended.q_BHTK, attended.k_BHTK, attended.out_BHTK):
                 self.finite.see("heads", layer, x_BHTK)
-        self._show("attention", layer, AttentionView(**vars(attended)))
+        self._show("attention", layer, AttentionView(**vars(attended), first_BT=self.first_BT))
 
     def neurons(self, layer: int, a_BTF: Tensor) -> None:
         """See models/observe.py."""

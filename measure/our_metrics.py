@@ -15,6 +15,7 @@ from torch import Tensor
 
 from .. import metrics as _metrics
 from ..metrics.contraction import Contraction
+from ..metrics.document_sinks import DocumentSinks
 from ..metrics.neurons import SuperNeurons, UnitWeights, super_neurons, unit_weights
 from ..metrics.preference import coverage, kl_to_uniform, normalised_entropy, preference_ratio
 from ..metrics.qk_lock import QKLock
@@ -190,6 +191,34 @@ class ObservedSinks(_Ours):
         return scalars, arrays
 
 
+class ObservedDocumentSinks(_Ours):
+    """Sinks where documents begin inside a sequence (definitions §5)."""
+
+    key = "document_sinks"
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        sizes, self.rows_sum_to_one = setting.sizes, setting.rows_sum_to_one
+        self.has_documents = setting.has_documents
+        self.sinks = DocumentSinks(sizes.n_layers, sizes.n_heads).to(setting.device)
+
+    def attention(self, layer: int, attended: AttentionView) -> None:
+        """See models/observe.py."""
+        if attended.first_BT is not None and (on_first_2BHT := attended.sums.on_first_2BHT) is not None:
+            self.sinks.update(layer - 1, on_first_2BHT, attended.first_BT)
+
+    def result(self) -> tuple[Scalars, Arrays]:
+        """See :class:`Observed`."""
+        found = self.sinks.compute() if self.has_documents else None
+        if found is None:
+            return {}, {}
+        arrays = {"document_sink_mass": found.mass}
+        if not self.rows_sum_to_one:
+            arrays["document_sink_mass_normalised"] = found.mass_normalised
+        scalars: Scalars = {"document_sink_uniform": found.uniform, "document_sink_documents": found.n_documents}
+        return scalars | {name: array.mean() for name, array in arrays.items()}, arrays
+
+
 class ObservedAggregation(_Ours):
     """Positional variance and effective number of tokens (definitions §6)."""
 
@@ -355,6 +384,7 @@ OBSERVED: Mapping[str, type[_Ours]] = {
         ObservedPreference,
         ObservedBirth,
         ObservedSinks,
+        ObservedDocumentSinks,
         ObservedAggregation,
         ObservedNeurons,
         ObservedStates,

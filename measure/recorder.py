@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
+import torch
 
+from ..data.packing.borders import DocumentBorders
 from ..data.probes import passage_probe, random_probe
 from ..data.tokenizer import TextTokenizer
 from ..errors import RunError, UsageError
@@ -148,6 +150,7 @@ class SnapshotRecorder:
         tokens_per_step: tokens in a global batch, or those that so many steps train on, where the summary is to say
             how many were seen.
         metrics: your own beside those that ``config`` names: classes, instances or ``module:Class``.
+        borders: how ids say where documents begin in your ``probes``; by default a sequence is one document.
 
     Raises:
         UsageError: an impossible config, a folder that holds a run of ``birthmark pretrain``, or a metric of yours that
@@ -168,7 +171,9 @@ class SnapshotRecorder:
         token_texts: TokenTexts | None = None,
         tokens_per_step: int | Callable[[int], int] | None = None,
         metrics: Sequence[MetricLike] = (),
+        borders: DocumentBorders | None = None,
     ) -> None:
+        self.borders = borders
         self.run, self.config = RunDir(Path(dirpath)), config or SnapshotConfig()
         self.probes = dict(probes or {})
         self.text, self.tokenizer = text, tokenizer
@@ -297,14 +302,18 @@ class SnapshotRecorder:
 
     def _measure(self, model: Decoder | ForeignModel, probe: str, step: int) -> Measurement:
         try:
+            tokens_NT = self.probes[probe]
+            # The sequences of a random probe are one document each, whatever tokens they hold.
+            borders = None if probe == "random" else self.borders
             return measure(
                 model,
-                self.probes[probe],
+                tokens_NT,
                 self.birth,
                 self.strangers,
                 batch_size=self.config.batch_size,
                 sink_epsilon=self.config.sink_epsilon,
                 metrics=self.metrics,
+                documents_NT=None if borders is None else borders.documents(torch.from_numpy(tokens_NT)).numpy(),
             )
         except RunError as error:
             raise RunError(f"step {step}, {probe} probe: {error}; no snapshot is written") from None

@@ -359,6 +359,45 @@ _SINKS = (
     *_sinks("_normalised", " (normalised)", ", of weights over their row's sum", _NOT_ONE),
 )
 
+_IN_TEXT = "documents begin inside the sequences of a run's own text probe"
+_DOCUMENT_SINKS = (
+    _unlisted(
+        "document_sink_uniform",
+        label="uniform attention within documents",
+        definition="The document sink mass of attention that is uniform over a query's own document (definitions §5).",
+        section="sink",
+        when=_IN_TEXT,
+    ),
+    _unlisted(
+        "document_sink_documents",
+        label="documents that begin inside",
+        definition="Documents that the document sink mass is of (definitions §5).",
+        format=",d",
+        section="sink",
+        when=_IN_TEXT,
+    ),
+    *(
+        _unlisted(
+            f"document_sink_mass{suffix}",
+            ("layer", "head"),
+            label="document sink mass" + mark,
+            definition="Mean attention of the queries behind a document's first token on that token"
+            f"{of_rows}, of documents that begin behind position 0 (definitions §5).",
+            section="sink",
+            symbol="mass",
+            scalar="mean",
+            per_block="mean",
+            control="document_sink_uniform",
+            control_label="uniform within the document",
+            when=when,
+        )
+        for suffix, mark, of_rows, when in (
+            ("", "", "", _IN_TEXT),
+            ("_normalised", " (normalised)", ", of weights over their row's sum", f"{_IN_TEXT} and {_NOT_ONE}"),
+        )
+    ),
+)
+
 _DISCREPANCY = partial(
     _unlisted,
     axes=("layer",),
@@ -638,6 +677,7 @@ METRICS: Mapping[str, tuple[Quantity, ...]] = {
     "preference": _PREFERENCE,
     "birth": _COMPARED_WITH_BIRTH,
     "sinks": _SINKS,
+    "document_sinks": _DOCUMENT_SINKS,
     "aggregation": _AGGREGATION,
     "neurons": _NEURONS,
     "states": _STATES,

@@ -35,6 +35,8 @@ class KeySums(NamedTuple):
     """Mean of ``a[t, 0]`` over the queries ``t ≥ 1``."""
     squares_2BHT: Tensor
     """``Σ_j a[t, j]²`` of every query."""
+    on_first_2BHT: Tensor | None = None
+    """``a[t, s]`` of every query on the first token s of its document; None where documents are not told apart."""
 
 
 class KeySummer:
@@ -44,10 +46,13 @@ class KeySummer:
         shape_BHT: sequences, heads and positions of the layer.
         rows_sum_to_one: whether there is nothing to divide by.
         causal: whether no query gives weight to a later key; in a prefix, some do.
+        first_BT: where each position's document begins, if documents are told apart.
     """
 
-    def __init__(self, shape_BHT: tuple[int, int, int], rows_sum_to_one: bool, causal: bool) -> None:
-        self.shape_BHT, self.causal = shape_BHT, causal
+    def __init__(
+        self, shape_BHT: tuple[int, int, int], rows_sum_to_one: bool, causal: bool, first_BT: Tensor | None = None
+    ) -> None:
+        self.shape_BHT, self.causal, self.first_BT = shape_BHT, causal, first_BT
         self.n_kinds = 1 if rows_sum_to_one else 2
         self.total_CBHT: Tensor | None = None
 
@@ -59,6 +64,7 @@ class KeySummer:
             self.total_CBHT = weights_BHRS.new_zeros(self.n_kinds, *self.shape_BHT)
             self.square_CBHT = torch.zeros_like(self.total_CBHT)
             self.first_CBH = self.total_CBHT.new_zeros(self.total_CBHT.shape[:-1])
+            self.on_first_CBHT = None if self.first_BT is None else torch.zeros_like(self.total_CBHT)
         kinds = [weights_BHRS]
         if self.n_kinds == 2:
             size_BHRS = weights_BHRS.abs()
@@ -69,6 +75,9 @@ class KeySummer:
         for kind, block in enumerate(kinds):
             # Here, while the block is in cache: from log-sum-exps they would cost a second attention.
             self.square_CBHT[kind][part][..., start:stop] = torch.linalg.vector_norm(block, dim=-1).square_()
+            if self.on_first_CBHT is not None and self.first_BT is not None:
+                key_BHR1 = self.first_BT[part[0], None, start:stop, None].expand(*block.shape[:3], 1)
+                self.on_first_CBHT[kind][part][..., start:stop] = block.gather(-1, key_BHR1)[..., 0]
             if not self.causal:
                 block[..., start:].tril_()
             if start == 0:
@@ -82,16 +91,18 @@ class KeySummer:
         n_queries_T = torch.arange(n_positions, 0, -1, device=self.total_CBHT.device)
         mass_CBH = (self.total_CBHT[..., 0] - self.first_CBH) / max(n_positions - 1, 1)
         found = self.total_CBHT / n_queries_T, mass_CBH, self.square_CBHT
-        return KeySums(*(x.expand(2, *x.shape[1:]) for x in found))
+        importance, mass, squares = (x.expand(2, *x.shape[1:]) for x in found)
+        on_first = None if self.on_first_CBHT is None else self.on_first_CBHT.expand_as(importance)
+        return KeySums(importance, mass, squares, on_first)
 
 
-def key_sums(weights: Weights, n_positions: int) -> KeySums:
+def key_sums(weights: Weights, n_positions: int, first_BT: Tensor | None = None) -> KeySums:
     """All sums over a layer's weights: those taken as they were computed, by a :class:`KeySummer` in
     ``weights.reader``, or else in one pass over them, a block of queries at a time."""
     if isinstance(reader := getattr(weights, "reader", None), KeySummer):
         return reader.sums()
     first = weights.rows(0, min(_QUERY_BLOCK, n_positions))
-    summer = KeySummer((*first.shape[:2], n_positions), weights.row_sum() is None, causal=False)
+    summer = KeySummer((*first.shape[:2], n_positions), weights.row_sum() is None, causal=False, first_BT=first_BT)
     summer.read((slice(None), slice(None)), 0, first)
     for start in range(_QUERY_BLOCK, n_positions, _QUERY_BLOCK):
         rows = weights.rows(start, min(start + _QUERY_BLOCK, n_positions))

@@ -97,6 +97,7 @@ def build_callbacks(
                 init_seed=config.init_seed,
                 token_texts=data.token_texts,
                 tokens_per_step=config.tokens_after,
+                borders=data.borders,
             ),
             every=every,
         )

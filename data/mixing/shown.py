@@ -71,7 +71,7 @@ def described(data: PreparedData, first: int, samples_BT: np.ndarray) -> list[di
     """Samples ``first`` and on of a run in words. JSON-able.
 
     Each has its global index, its source with its number and epoch there, the places of tokens after which a document
-    ends, and its text, in which `BORDER` stands for those.
+    ends, and its text, in which `BORDER` stands for those; padding is left out.
     """
     text_of, end = _decoder(data)
     index_B = np.arange(first, first + len(samples_BT))
@@ -83,6 +83,7 @@ def described(data: PreparedData, first: int, samples_BT: np.ndarray) -> list[di
     columns = (x.tolist() for x in (index_B, source_B, number_B, samples_BT))
     for index, source, number, ids in zip(*columns, strict=True):
         train = data.train.sources[names[source]] if isinstance(data.train, Mixture) else data.train
+        ids = [token for token in ids if token != PADDING]
         borders = [place for place, token in enumerate(ids) if token == end]
         found.append(
             {

@@ -90,15 +90,15 @@ def run(options: Namespace) -> int:
         metrics=options.metrics,
     )
     check_probe(settings, loaded.n_positions)
-    text_NT = None
+    text = None
     if options.probe == "text" or options.data is not None:
         try:
-            text_NT = text_for(loaded, settings, options.data)
+            text = text_for(loaded, settings, options.data)
         except UsageError as error:
             # What the text is called depends on who named it.
             raise UsageError(str(error).replace("data.path", "--data") if options.data else str(error)) from None
     loaded.model.to(device())
-    found = measure_loaded(loaded, settings, options.probe_seed, text_NT=text_NT)
+    found = measure_loaded(loaded, settings, options.probe_seed, text=text)
     if out is not None:
         found.write(out)
     if options.json:

@@ -19,6 +19,7 @@ SCALARS = {
     "sink_mass": "text_sink_mass",
     "sink_mass_normalised": "text_sink_mass_normalised",
     "sink_mass_largest_head": "text_sink_mass_max",
+    "document_sink_mass": "text_document_sink_mass",
     "sink_mass_random": "sink_mass",
     "sink_mass_random_normalised": "sink_mass_normalised",
     "trigger_loss": "val_loss_trigger",

@@ -23,6 +23,7 @@ _COLUMNS = {
     "sink_mass": "sink mass",
     "sink_mass_normalised": "sink mass, rows normalised",
     "sink_mass_largest_head": "largest head",
+    "document_sink_mass": "document sink mass",
     "sink_mass_random": "sink mass, random tokens",
     "sink_mass_random_normalised": "random tokens, rows normalised",
     "trigger_loss": "trigger loss",
@@ -30,12 +31,12 @@ _COLUMNS = {
     "birth": "σ²(0)/σ²(late) at birth",
     "end": "σ²(0)/σ²(late) at the end",
 }
-_OPTIONAL = ("sink_mass_normalised", "sink_mass_random_normalised")
+_OPTIONAL = ("sink_mass_normalised", "document_sink_mass", "sink_mass_random_normalised")
 _NARROW = ("sink_mass", "sink_mass_normalised", "trigger_loss", "val_loss", "end")
 
 
 def _shown(results: Sequence[ArmResult]) -> list[str]:
-    """Columns of the table. Only those that differ for rows that do not sum to 1 are left out where no arm has them."""
+    """Columns of the table; those of documents, and of rows that do not sum to 1, only where an arm has them."""
     return [key for key in _COLUMNS if key not in _OPTIONAL or any(r.figures[key].n for r in results)]
 
 

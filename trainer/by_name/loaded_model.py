@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NotRequired, TypedDict
+from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -137,8 +137,17 @@ def default_seq_len(loaded: LoadedModel) -> int:
     return SnapshotConfig.seq_len if longest is None else min(SnapshotConfig.seq_len, longest)
 
 
-def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] | None) -> np.ndarray:
-    """A text probe for a model, as its own tokenizer reads it; int64 ``[N, T]``.
+class TextProbe(NamedTuple):
+    """Text to measure a model on."""
+
+    tokens_NT: np.ndarray
+    """Int64 ids."""
+    documents_NT: np.ndarray | None = None
+    """The number of each token's document in its sequence; None where a sequence is of one."""
+
+
+def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] | None) -> TextProbe:
+    """A text probe for a model, as its own tokenizer reads it.
 
     Args:
         loaded: the model.
@@ -153,7 +162,8 @@ def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] 
         if loaded.tokenizer_file is None:
             raise UsageError(f"{loaded.name}: has no tokenizer to read text with")
         tokenizer = TextTokenizer.load(loaded.tokenizer_file)
-        return passage_probe(path[0] if len(path) == 1 else path, tokenizer, n, length, loaded.model.config.vocab_size)
+        given = path[0] if len(path) == 1 else path
+        return TextProbe(passage_probe(given, tokenizer, n, length, loaded.model.config.vocab_size))
     if loaded.run is None:
         raise UsageError(f"{loaded.name}: is no run with validation text of its own; give text, --data PATH")
     config, born = read_config(RunDir(loaded.run).config), RunDir(loaded.run).read_birth()
@@ -166,7 +176,10 @@ def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] 
     for name in ("content_hash", "tokenizer_hash"):
         if data.record.get(name) != (born.get("data") or {}).get(name):
             raise UsageError(f"{loaded.name}: the text of data.path has changed since this run; give text, --data PATH")
-    return text_probe(data.val, n, length)
+    tokens_NT = text_probe(data.val, n, length)
+    if data.borders is None:
+        return TextProbe(tokens_NT)
+    return TextProbe(tokens_NT, data.borders.documents(torch.from_numpy(tokens_NT)).numpy())
 
 
 def measure_loaded(
@@ -174,7 +187,7 @@ def measure_loaded(
     settings: SnapshotConfig,
     probe_seed: int = 0,
     metrics: Sequence[MetricLike] = (),
-    text_NT: np.ndarray | None = None,
+    text: TextProbe | None = None,
 ) -> Snapshot:
     """One snapshot of ``loaded`` on a random probe, and on text if there is some, beside its birth where it is known.
 
@@ -183,7 +196,7 @@ def measure_loaded(
         settings: the probe's size, how it is read, and by which metrics of yours.
         probe_seed: decides the probe.
         metrics: more of yours: ``module:Class``, classes or instances.
-        text_NT: token ids of text (`text_for`).
+        text: of `text_for`.
 
     Raises:
         RunError: the model gives NaN or inf.
@@ -196,18 +209,19 @@ def measure_loaded(
     if loaded.newborn is not None:
         birth = birth_reference(loaded.newborn().to(device), probe_NT, settings.batch_size)
     start = time.perf_counter()
-    by_probe = {"random": probe_NT, **({} if text_NT is None else {"text": text_NT})}
+    by_probe = {"random": TextProbe(probe_NT), **({} if text is None else {"text": text})}
     try:
         found = {
             name: measure(
                 model,
-                tokens_NT,
+                probe.tokens_NT,
                 birth,
                 batch_size=settings.batch_size,
                 sink_epsilon=settings.sink_epsilon,
                 metrics=[*settings.metrics, *metrics],
+                documents_NT=probe.documents_NT,
             )
-            for name, tokens_NT in by_probe.items()
+            for name, probe in by_probe.items()
         }
     except (RunError, UsageError) as error:
         raise type(error)(f"{loaded.name}: {error}") from None
@@ -223,6 +237,6 @@ def measure_loaded(
         top_k=settings.top_k,
         token_texts=None if tokenizer is None else tokenizer.token_texts,
     )
-    if text_NT is not None:
+    if text is not None:
         add_probe(snapshot, "text", found["text"])
     return snapshot
