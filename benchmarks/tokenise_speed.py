@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from birthmark.data.building.pieces import tokenise_pieces
+from birthmark.data.building import pieces
 from birthmark.data.config import DataConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.splits import key_hash
@@ -58,8 +58,6 @@ def timed(do: Callable[[], object]) -> Times:
 
 
 def alternating(old: Callable[[], object], new: Callable[[], object], rounds: int) -> list[tuple[Times, Times]]:
-    for do in (old, new):
-        do()
     return [(timed(old), timed(new)) for _ in range(rounds)]
 
 
@@ -121,6 +119,8 @@ def tokenising(rounds: int, workers: int, megabytes: float) -> list[str]:
     texts = text_of(int(megabytes * 1e6))
     tokenizer = train_bpe(texts[:200], 8192)
     n_bytes = sum(len(text.encode()) for text in texts)
+    # As many pieces for each worker as a corpus of some hundred megabytes has.
+    pieces._PIECE_BYTES = min(pieces._PIECE_BYTES, n_bytes // (8 * workers))
     with tempfile.TemporaryDirectory() as folder:
         corpus_folder = Path(folder, "corpus")
         corpus_folder.mkdir()
@@ -132,7 +132,7 @@ def tokenising(rounds: int, workers: int, megabytes: float) -> list[str]:
         def ours() -> None:
             corpus = open_corpus(DataConfig(path=str(corpus_folder)))
             assert corpus.n_bytes == n_bytes
-            tokenise_pieces(corpus, tokenizer, Path(folder, f"pieces{next(number)}"), "<u2", workers)
+            pieces.tokenise_pieces(corpus, tokenizer, Path(folder, f"pieces{next(number)}"), "<u2", workers)
 
         pairs = alternating(lambda: raw.encode_batch(texts, add_special_tokens=False), ours, rounds)
     wall, processor = (
