@@ -26,7 +26,7 @@ from .table import find_token_files, holds_tokens
 #: A file's content is identified by this many parts of it, evenly over the whole, of so many bytes.
 _PARTS, _PART_BYTES = 16, 1 << 16
 #: Tokens that the frequencies of a split are estimated from, in windows of so many.
-_SAMPLED, _WINDOW = 1 << 21, 1 << 13
+_SAMPLED, _WINDOW = 1 << 20, 1 << 15
 
 
 class SplitTokens(NamedTuple):

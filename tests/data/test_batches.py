@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader
 from birthmark.data.backcopy import BackCopy
 from birthmark.data.batch_ramp import BatchRamp, BatchSizes
 from birthmark.data.batches import FixedWindows, MicroBatches, ShardedTokens, TokenWindows
+from birthmark.data.permutation import permuted
 from birthmark.errors import UsageError
 
 Make = Callable[..., ShardedTokens]
@@ -195,3 +196,18 @@ def test_too_few_tokens(make_tokens: Make, n_tokens: int) -> None:
     with pytest.raises(UsageError, match=r"data\.val_fraction"):
         FixedWindows(make_tokens(n_tokens), 10, 64)
     assert TokenWindows(make_tokens(11), 10, 64, data_seed=0).n_samples == 1
+
+
+def test_the_order_does_not_depend_on_how_much_is_asked_for_at_once(make_tokens: Callable[..., ShardedTokens]) -> None:
+    def windows() -> TokenWindows:
+        return TokenWindows(make_tokens(3001), 2, 4000, data_seed=5)
+
+    n = 4000
+    whole = np.concatenate([permuted(np.arange(1500), 1500, "order", 5, epoch) for epoch in range(3)])[:n]
+    source = windows()
+    assert source.windows(np.arange(n)).tolist() == whole.tolist()
+    rng = np.random.default_rng(0)
+    for start, length in zip(rng.integers(0, n - 300, 60).tolist(), rng.integers(0, 300, 60).tolist(), strict=True):
+        samples = rng.permutation(np.arange(start, start + length))
+        assert source.windows(samples).tolist() == whole[samples].tolist()
+        assert pickle.loads(pickle.dumps(source)).windows(samples).tolist() == whole[samples].tolist()

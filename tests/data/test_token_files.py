@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from birthmark.data.config import DataConfig, SourceConfig
+from birthmark.data.mixing.mixture import Mixture
 from birthmark.data.prepare import PreparedData, prepare
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError
@@ -255,9 +256,9 @@ def test_a_mixture_of_text_and_tokens(
     ]
     asked = config(sources=sources, tokenizer=str(tmp_path / "t.json"))
     data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
-    assert data.mixture is not None
+    assert isinstance(data.train, Mixture)
     alone = prepare(asked.each()["tokens"], vocab_size=VOCAB, seq_len=SEQ_LEN)
-    assert data.mixture.sources["tokens"].batch(0, 9).tolist() == alone.train.batch(0, 9).tolist()
+    assert data.train.sources["tokens"].batch(0, 9).tolist() == alone.train.batch(0, 9).tolist()
     assert data.record["bytes_per_token"] is None
     with pytest.raises(UsageError, match=r"^data\.tokenizer: 'bpe' would train one, but source 'tokens' is tokens"):
         prepare(replace(asked, tokenizer="bpe"), vocab_size=VOCAB, seq_len=SEQ_LEN)

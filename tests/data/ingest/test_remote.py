@@ -21,6 +21,7 @@ import pytest
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.ingest import remote
+from birthmark.data.mixing.mixture import Mixture
 from birthmark.data.prepare import prepare
 from birthmark.data.probes import passage_probe
 from birthmark.data.tokenizer import TextTokenizer
@@ -105,10 +106,10 @@ def test_tables_tokenizers_and_tokens(
     sources = [SourceConfig("memory://b/rows.jsonl", 1.0), SourceConfig("memory://b/tokens/a.bin", 1.0)]
     asked = replace(config, sources=sources, tokenizer="memory://b/t.json")
     data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
-    assert data.mixture is not None
-    assert list(data.mixture.sources) == ["rows", "a"]
+    assert isinstance(data.train, Mixture)
+    assert list(data.train.sources) == ["rows", "a"]
     here = prepare(replace(config, path=str(tmp_path / "tokens" / "a.bin")), vocab_size=VOCAB, seq_len=SEQ_LEN)
-    assert data.mixture.sources["a"].batch(0, 9).tolist() == here.train.batch(0, 9).tolist()
+    assert data.train.sources["a"].batch(0, 9).tolist() == here.train.batch(0, 9).tolist()
     assert data.record["sources"]["a"]["content_hash"] == here.record["content_hash"]
     assert data.record["path"] == ["memory://b/rows.jsonl", "memory://b/tokens/a.bin"]
     assert data.record["tokenizer"] == "memory://b/t.json"
