@@ -178,12 +178,15 @@ def _first_overlong(text: str) -> tuple[int, int] | None:
     return None
 
 
-def encode_documents(documents: Iterable[Text], tokenizer: TextTokenizer) -> Iterator[Encoded]:
+def encode_documents(
+    documents: Iterable[Text], tokenizer: TextTokenizer, batch_chars: int = _BATCH_CHARS
+) -> Iterator[Encoded]:
     """Encode in order; the end-of-text token, where the tokenizer has one, closes every document.
 
-    A `Document` is encoded whole, any other text in parts (`Encoded.is_end`).
+    A `Document` is encoded whole, any other text in parts (`Encoded.is_end`). Texts are read in batches of
+    ``batch_chars`` characters or more.
     """
-    batch = _Batch(tokenizer)
+    batch = _Batch(tokenizer, batch_chars)
     for document in documents:
         if isinstance(document, Document):
             batch.add(document.split, text_chunks(document.text), len(document.text.encode("utf-8")))
@@ -201,8 +204,8 @@ def encode_documents(documents: Iterable[Text], tokenizer: TextTokenizer) -> Ite
 class _Batch:
     """Chunks that are encoded together."""
 
-    def __init__(self, tokenizer: TextTokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: TextTokenizer, batch_chars: int) -> None:
+        self._tokenizer, self._batch_chars = tokenizer, batch_chars
         end = tokenizer.end_of_text
         self._end = [] if end is None else [np.array([end], dtype=np.uint32)]
         self._waiting: list[tuple[Split, list[str], int, bool]] = []
@@ -210,7 +213,7 @@ class _Batch:
 
     @property
     def is_full(self) -> bool:
-        return self._size >= _BATCH_CHARS
+        return self._size >= self._batch_chars
 
     def add(self, split: Split, chunks: list[str], n_bytes: int, *, is_end: bool = True) -> None:
         self._waiting.append((split, chunks, n_bytes, is_end))

@@ -23,6 +23,8 @@ from ..tokenizer import TextTokenizer
 from .streamed_table import StreamedTable
 
 _Made = TypeVar("_Made")
+#: Characters that are tokenised together: every stream of a process holds as many, and their first wait for them.
+_BATCH_CHARS = 1 << 17
 #: How long the end of a run waits for a read that goes on, in seconds.
 _END_S = 5.0
 
@@ -218,7 +220,7 @@ class Stream:
                     waiting.append(row)
                     yield Document("train", text)
 
-        for encoded in encode_documents(documents(), self._tokenizer):
+        for encoded in encode_documents(documents(), self._tokenizer, _BATCH_CHARS):
             yield waiting.popleft(), encoded.ids
 
 
