@@ -778,6 +778,7 @@ LOGGED: Mapping[str, Quantity] = {
             definition="Median time of a step since the last line, on rank 0.",
             unit="s",
             format=".3g",
+            section="speed",
         ),
         _unlisted(
             "train/step_p99_s",
@@ -785,6 +786,7 @@ LOGGED: Mapping[str, Quantity] = {
             definition="Time that 99 % of the steps since the last line took at most, on rank 0.",
             unit="s",
             format=".3g",
+            section="speed",
         ),
         _unlisted(
             "train/slowest_rank",
@@ -800,6 +802,7 @@ LOGGED: Mapping[str, Quantity] = {
             unit="s",
             format=".3g",
             when="there are several processes",
+            section="speed",
         ),
         _unlisted(
             "train/data_wait",
@@ -807,6 +810,7 @@ LOGGED: Mapping[str, Quantity] = {
             definition="Share of the time since the last line in which steps waited for their batches, on the rank "
             "that waited longest.",
             format="percent",
+            section="speed",
         ),
         _unlisted(
             "train/peak_memory",

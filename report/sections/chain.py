@@ -27,6 +27,7 @@ from .preference import PREFERENCE
 from .section import Section
 from .sink import SINK
 from .snapshot_view import SnapshotView
+from .speed import SPEED
 from .training_view import TrainingView
 from .value_aggregation import AGGREGATION
 
@@ -42,6 +43,7 @@ LINKS: tuple[Link, ...] = (
     PREFERENCE,
     PERSISTENCE,
     LINEAGE,
+    SPEED,
 )
 """Both pages, the links between their sections and the names of CSV files come from this table."""
 

@@ -63,6 +63,8 @@ def _make_run(path, *, seed=0, steps=(0, 1, 8, 64), losses=True, **shape):
     write_json(run.birth, birth)
     for step in range(1, steps[-1] + 1) if losses else ():
         line = {"train/loss": 5 - step / 100}
+        if step % 4 == 0:
+            line |= {"train/step_p50_s": 0.25, "train/step_p99_s": 0.5, "train/data_wait": 0.01}
         append_metrics(run.metrics, step, line | ({"val/loss": 5.1 - step / 100} if step in steps else {}))
     for step in steps:
         _make_snapshot(step, rng, **shape).write(run.snapshot(step))

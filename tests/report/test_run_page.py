@@ -315,8 +315,8 @@ def test_snapshots_of_a_training_elsewhere_have_a_page_over_it(tmp_path, capsys,
 def test_one_run_has_no_headings_of_runs(tmp_path, make_run):
     text = build([make_run(tmp_path / "run")], tmp_path)
     assert '<span class="swatch"' not in text
-    # loss 1, aggregation 3, neurons 2, dominance 3, lock 3, sink 5, and 2 each of the seed's mark
-    assert text.count("<figure>") == 17 + 4 * 2
+    # loss 1, aggregation 3, neurons 2, dominance 3, lock 3, sink 5, 2 each of the seed's mark, speed 2
+    assert text.count("<figure>") == 17 + 4 * 2 + 2
     assert text.count('<figure class="panel') == 10  # those of the story, and what it has nothing to say of
 
 
