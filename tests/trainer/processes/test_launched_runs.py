@@ -255,7 +255,7 @@ def test_what_one_process_fails_of_is_printed_once_and_ends_all(output, folder):
 
 
 def test_only_one_process_prints(output, folder):
-    assert output[0].count("  2 processes") == 4
+    assert output[0].count("  2 processes") == 5
     assert output[0].count(f"report: {folder / 'two' / 'report.html'}") == 1
     assert output[0].count("step     10") == 2  # two, uneven
 
