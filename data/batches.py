@@ -81,15 +81,15 @@ class ShardedTokens:
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
         """``length`` tokens from each of ``starts``, across shard borders where need be; int64 ``[n, length]``."""
         out = np.empty((len(starts), length), dtype=np.int64)
-        for row, start in zip(out, starts.tolist(), strict=True):
+        first = np.searchsorted(self._ends, starts, side="right").tolist()
+        for row, start, index in zip(out, starts.tolist(), first, strict=True):
             done = 0
             while done < length:
-                index = int(np.searchsorted(self._ends, start + done, side="right"))
                 shard = self._shards[index]
                 offset = start + done - (int(self._ends[index]) - len(shard))
                 part = shard[offset : offset + length - done]
                 row[done : done + len(part)] = part
-                done += len(part)
+                done, index = done + len(part), index + 1
         return out
 
 

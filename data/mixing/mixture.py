@@ -9,6 +9,8 @@ import numpy as np
 from ..batches import FixedWindows
 from .order import SourceOrder
 
+_NEAR = 1024
+
 
 class _Sources:
     """Samples of several sources of one ``seq_len``. See `birthmark.data.batches.BatchSource`."""
@@ -18,6 +20,7 @@ class _Sources:
         self._windows = list(self.sources.values())
         self.seq_len = self._windows[0].seq_len
         self.vocab_size = max(source.vocab_size for source in self._windows)
+        self._near: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     @property
     def n_tokens(self) -> int:
@@ -30,12 +33,34 @@ class _Sources:
 
     def batch(self, first_sample: int, n: int) -> np.ndarray:
         """See `BatchSource.batch`."""
-        source_N, number_N = self.places(np.arange(first_sample, first_sample + n, dtype=np.int64))
         out_NT = np.empty((n, self.seq_len + 1), dtype=np.int64)
-        for index in np.unique(source_N).tolist():
-            here_N = source_N == index
-            out_NT[here_N] = self._windows[index].samples(number_N[here_N])
+        for number in range(first_sample // _NEAR, -(-(first_sample + n) // _NEAR)):
+            begin = max(first_sample, number * _NEAR)
+            end = min(first_sample + n, (number + 1) * _NEAR)
+            source_N, window_N = (array[begin - number * _NEAR : end - number * _NEAR] for array in self._block(number))
+            by_source_N = source_N.argsort(kind="stable")
+            rows_N, windows_N = by_source_N + (begin - first_sample), window_N[by_source_N]
+            first = 0
+            for index, count in enumerate(np.bincount(source_N).tolist()):
+                if count:
+                    rows = rows_N[first : first + count]
+                    out_NT[rows] = self._windows[index].cut.read(windows_N[first : first + count])
+                    first += count
         return out_NT
+
+    def _block(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Source and window of each of the samples ``number * _NEAR`` to ``(number + 1) * _NEAR``."""
+        # To find eight places costs as much as to find a thousand: those that follow are kept.
+        if number not in self._near:
+            if len(self._near) > 1:
+                self._near.clear()
+            source_N, number_N = self.places(np.arange(number * _NEAR, (number + 1) * _NEAR, dtype=np.int64))
+            window_N = np.empty_like(number_N)
+            for index in np.unique(source_N).tolist():
+                here_N = source_N == index
+                window_N[here_N] = self._windows[index].windows(number_N[here_N])
+            self._near[number] = source_N, window_N
+        return self._near[number]
 
     def n_targets(self, samples: np.ndarray) -> np.ndarray:
         """Tokens to predict in each of these samples: int64 ``[n]``."""
