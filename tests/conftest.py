@@ -183,6 +183,19 @@ def write_documents():
 
 
 @pytest.fixture(scope="session")
+def no_page():
+    """``no_page()``: inside, runs end without their page, which takes longer than small runs."""
+
+    @contextlib.contextmanager
+    def patched():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("birthmark.trainer.run._write_report", lambda run: None)
+            yield
+
+    return patched
+
+
+@pytest.fixture(scope="session")
 def seal_config():
     """``seal_config(file, text)``: write a run's ``config.yaml`` of this text, as another version of us would have."""
 

@@ -211,7 +211,7 @@ def shrink(file):
 
 
 @pytest.fixture(scope="module")
-def readers_folder(tmp_path_factory):
+def readers_folder(tmp_path_factory, no_page):
     """What a reader has who cloned the project and typed ``make pretrain``, but small."""
     folder = tmp_path_factory.mktemp("reader")
     shutil.copytree(ROOT / "configs", folder / "configs")
@@ -236,7 +236,7 @@ def readers_folder(tmp_path_factory):
     run = yaml.safe_load((folder / "configs" / "demo.yaml").read_text())
     run["trainer"] |= {"global_batch_size": 64, "strategy": "fsdp2"}  # 16 processes may share it
     (folder / "run.yaml").write_text(yaml.safe_dump(run, sort_keys=False))
-    with contextlib.chdir(folder), no_page_at_the_end():
+    with contextlib.chdir(folder), no_page():
         assert main(["pretrain", "--config", "configs/demo.yaml", "--run_dir", "runs/demo"]) == 0
     for other in ("a", "b", "my-run"):
         shutil.copytree(folder / "runs" / "demo", folder / "runs" / other)
@@ -270,18 +270,10 @@ def modules_of_its_own():
             del sys.modules[name]
 
 
-@contextlib.contextmanager
-def no_page_at_the_end():
-    """Inside, runs end without their page."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("birthmark.trainer.run._write_report", lambda run: None)
-        yield
-
-
-def run_page(page, folder, python, slow):
+def run_page(page, folder, python, no_page, slow):
     """Run its blocks in their order; Python blocks share their names, as one session of a reader's would."""
     names = {}
-    end = contextlib.nullcontext() if slow or name_of(page) in DRAWN else no_page_at_the_end()
+    end = contextlib.nullcontext() if slow or name_of(page) in DRAWN else no_page()
     with contextlib.chdir(folder), modules_of_its_own(), shipped_from(folder), end:
         for block in blocks(page):
             if "file" in block.marks:
@@ -306,14 +298,14 @@ SLOW = [page for page in WITH_BLOCKS if any("slow" in block.marks for block in b
 
 
 @pytest.mark.parametrize("page", WITH_BLOCKS, ids=name_of)
-def test_every_block_runs_or_parses_as_it_is_written(page, readers_folder, tmp_path, python):
-    run_page(page, shutil.copytree(readers_folder, tmp_path / "reader"), python, slow=False)
+def test_every_block_runs_or_parses_as_it_is_written(page, readers_folder, tmp_path, python, no_page):
+    run_page(page, shutil.copytree(readers_folder, tmp_path / "reader"), python, no_page, slow=False)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", SLOW, ids=name_of)
-def test_slow_blocks_run_as_they_are_written(page, readers_folder, tmp_path, python):
-    run_page(page, shutil.copytree(readers_folder, tmp_path / "reader"), python, slow=True)
+def test_slow_blocks_run_as_they_are_written(page, readers_folder, tmp_path, python, no_page):
+    run_page(page, shutil.copytree(readers_folder, tmp_path / "reader"), python, no_page, slow=True)
 
 
 @pytest.mark.slow

@@ -146,19 +146,21 @@ def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys,
     assert "resumed at step 2" in capsys.readouterr().out
 
 
-def test_the_stored_config_is_the_run(tiny_file, tmp_path, capsys):
+def test_the_stored_config_is_the_run(tiny_file, tmp_path, capsys, no_page):
     first, second = tmp_path / "first", tmp_path / "second"
-    assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={first}", "--optim.lr=0.003"]) == 0
-    assert main(["pretrain", f"--config={first / 'config.yaml'}", f"--run_dir={second}"]) == 0
+    with no_page():
+        assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={first}", "--optim.lr=0.003"]) == 0
+        assert main(["pretrain", f"--config={first / 'config.yaml'}", f"--run_dir={second}"]) == 0
     records = [json.loads((run / "birth.json").read_text())["digest"] for run in (first, second)]
     assert records[0] == records[1]
     finals = [RunDir(run).snapshots()[-1].bias for run in (first, second)]
     assert finals[0] == finals[1]
 
 
-def test_a_birth_is_re_created_from_config_and_seed(tiny_file, tmp_path, capsys):
+def test_a_birth_is_re_created_from_config_and_seed(tiny_file, tmp_path, capsys, no_page):
     run, out = tmp_path / "run", tmp_path / "born"
-    assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={run}"]) == 0
+    with no_page():
+        assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={run}"]) == 0
     digest = json.loads((run / "birth.json").read_text())["digest"]
     capsys.readouterr()
     assert main(["birth", str(run / "config.yaml"), "--json", f"--out={out}"]) == 0
@@ -177,9 +179,10 @@ def test_a_birth_is_re_created_from_config_and_seed(tiny_file, tmp_path, capsys)
     assert "exists already" in lines[0]
 
 
-def test_a_failure_on_the_way_is_status_1(tiny_file, tmp_path, capsys):
+def test_a_failure_on_the_way_is_status_1(tiny_file, tmp_path, capsys, no_page):
     run = tmp_path / "run"
-    assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={run}"]) == 0
+    with no_page():
+        assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={run}"]) == 0
     capsys.readouterr()
     (run / "checkpoints/step-00000002/tensors.safetensors").write_bytes(b"short")
     status, lines = said(capsys, "pretrain", f"--resume={run}", "--trainer.max_steps=4")
@@ -250,9 +253,10 @@ def test_help_lists_every_field_with_its_meaning_and_default(capsys):
             assert f"default:{field.default})" in printed, name
 
 
-def test_a_closed_pipe_is_no_error(tiny_file, tmp_path, python):
+def test_a_closed_pipe_is_no_error(tiny_file, tmp_path, python, no_page):
     run = tmp_path / "run"
-    assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={run}"]) == 0
+    with no_page():
+        assert main(["pretrain", f"--config={tiny_file}", f"--run_dir={run}"]) == 0
     command = f"{python} -m birthmark.launch.cli report {run} --json | head -c 1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
     assert done.stderr == ""

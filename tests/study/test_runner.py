@@ -30,7 +30,7 @@ def weights(run):
 
 
 @pytest.fixture(scope="module")
-def ready(tmp_path_factory, study_file, arms, python):
+def ready(tmp_path_factory, study_file, arms, python, no_page):
     """A small study that has been run: its file, its folder, the finished command."""
     folder = tmp_path_factory.mktemp("study")
     # An arm that a config alone does not show to be impossible: the task needs 8 tokens.
@@ -41,7 +41,8 @@ def ready(tmp_path_factory, study_file, arms, python):
     for trial in arm_trials(study.only(list(arms)), folder / "out"):
         if trial.seed == study.init_seeds[0]:
             write_config(trial.config, folder / "trial.yaml")
-            assert main(["pretrain", f"--config={folder / 'trial.yaml'}"]) == 0
+            with no_page():
+                assert main(["pretrain", f"--config={folder / 'trial.yaml'}"]) == 0
     command = [python, "-m", "birthmark.launch.cli", "ablate", str(file), "--out", str(folder / "out")]
     done = subprocess.run(
         [*command, "--jobs=2"], capture_output=True, text=True, env=os.environ | {"COLUMNS": "300"}, check=False

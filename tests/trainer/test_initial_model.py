@@ -183,12 +183,15 @@ def test_the_rate_is_that_of_the_source_at_its_checkpoint(optim, name, lr, why, 
     assert why in found.why
 
 
-def test_a_command_without_a_config_takes_it_and_says_so_and_one_with_a_rate_keeps_that(source, tmp_path, capsys):
+def test_a_command_without_a_config_takes_it_and_says_so_and_one_with_a_rate_keeps_that(
+    source, tmp_path, capsys, no_page
+):
     fields = ["--trainer.max_steps=1", "--snapshot.enabled=false", "--log.wandb=off", "--model.max_seq_len=12"]
     fields += ["--data.path=backcopy", "--init-from", str(source.path), "--trainer.micro_batch_size=2"]
     asked = {"fitting": [], "given": ["--optim.lr=0.5"]}
     for name, more in asked.items():
-        assert main(["pretrain", *fields, "--run_dir", str(tmp_path / name), *more]) == 0
+        with no_page():
+            assert main(["pretrain", *fields, "--run_dir", str(tmp_path / name), *more]) == 0
     stored = {name: read_config(tmp_path / name / "config.yaml").optim.lr for name in asked}
     assert stored == {"fitting": 0.01, "given": 0.5}
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("optim.lr")]

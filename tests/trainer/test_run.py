@@ -258,7 +258,7 @@ def test_nothing_is_saved_of_weights_whose_validation_loss_is_not_finite(tiny, t
     # Three passes over six sequences a validation: that of step 4 is the third, after birth and step 2.
     monkeypatch.setattr(
         "birthmark.trainer.run_callbacks.next_token_losses",
-        lambda model, batch_BT: batch_BT[:, 1:] * (math.inf if next(passes) >= 6 else 1.0),
+        lambda model, batch_BT, borders: batch_BT[:, 1:] * (math.inf if next(passes) >= 6 else 1.0),
     )
     with pytest.raises(RunError, match=r"val/loss is inf after step 4, though all weights are finite"):
         run(tiny({"snapshot.enabled": False}), tmp_path / "run")

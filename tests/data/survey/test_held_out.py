@@ -77,8 +77,7 @@ def config(tmp_path: Path) -> DataConfig:
 
 def test_a_mixture_of_folders_does_not_leak(config: DataConfig) -> None:
     data = prepare(config, vocab_size=300, seq_len=16)
-    assert data.mixture is not None
-    train, val = ({name: decoded(data, source.sources[name]) for name in "ab"} for source in (data.mixture, data.val))
+    train, val = ({name: decoded(data, source.sources[name]) for name in "ab"} for source in (data.train, data.val))
     for i in range(20):
         is_val = {f" both {i} " in val[name] for name in "ab"} | {f" both {i} " not in train[name] for name in "ab"}
         assert len(is_val) == 1, i

@@ -64,10 +64,11 @@ def config_file(folder, **model):
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(tmp_path_factory, no_page):
     """A finished run on text."""
     folder = tmp_path_factory.mktemp("trained")
-    assert main(["pretrain", "--config", str(config_file(folder)), "--run-dir", str(folder / "run")]) == 0
+    with no_page():
+        assert main(["pretrain", "--config", str(config_file(folder)), "--run-dir", str(folder / "run")]) == 0
     return RunDir(folder / "run")
 
 
@@ -143,14 +144,15 @@ def test_the_demo_leaves_as_the_same_function(tmp_path):
         torch.testing.assert_close(ours(tokens_BT), theirs(tokens_BT).logits, atol=1e-5, rtol=1e-5)
 
 
-def test_a_run_starts_where_an_export_ended_with_its_tokenizer(trained, tmp_path, capsys):
+def test_a_run_starts_where_an_export_ended_with_its_tokenizer(trained, tmp_path, capsys, no_page):
     assert main(["export", str(trained.path), str(tmp_path / "theirs")]) == 0
     corpus = read_config(trained.config).data.path
     command = ["pretrain", "--init-from", str(tmp_path / "theirs"), "--data.path", corpus, "--model.max_seq_len", "12"]
     command += [f"--data.cache_dir={tmp_path}", "--trainer.max_steps=4", "--trainer.checkpoint_every=2"]
     command += ["--snapshot.seq_len=8", "--snapshot.n_sequences=8", "--trainer.micro_batch_size=4", "--log.wandb=off"]
     command += ["--trainer.global_batch_size=4", "--trainer.device=cpu", "--run_dir"]
-    assert main([*command, str(tmp_path / "run")]) == 0
+    with no_page():
+        assert main([*command, str(tmp_path / "run")]) == 0
     run = RunDir(tmp_path / "run")
     began, ended = (
         json.loads(run.birth.read_text()),
@@ -167,7 +169,8 @@ def test_a_run_starts_where_an_export_ended_with_its_tokenizer(trained, tmp_path
     assert first.summary["bias"]["kl_uniform"] > 5 * trained.snapshots()[0].summary["bias"]["kl_uniform"]
 
     # Resuming goes on from its own checkpoint, with the same start behind it; a changed source is named.
-    assert main(["pretrain", "--resume", str(run.path), "--trainer.max_steps", "6"]) == 0
+    with no_page():
+        assert main(["pretrain", "--resume", str(run.path), "--trainer.max_steps", "6"]) == 0
     assert run.checkpoint(6).is_dir()
     source = tmp_path / "theirs" / "model.safetensors"
     content = bytearray(source.read_bytes())
@@ -222,21 +225,23 @@ def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, capsys
         assert printed in captured.err
 
 
-def test_an_arm_that_transformers_lacks_is_refused_by_name(tmp_path, capsys):
+def test_an_arm_that_transformers_lacks_is_refused_by_name(tmp_path, capsys, no_page):
     file = config_file(tmp_path, attention={"aggregation": "headnorm"})
     flags = ["--trainer.max_steps=2", "--trainer.checkpoint_every=2", f"--run_dir={tmp_path / 'run'}"]
-    assert main(["pretrain", f"--config={file}", *flags]) == 0
+    with no_page():
+        assert main(["pretrain", f"--config={file}", *flags]) == 0
     capsys.readouterr()
     assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 2
     assert "model.attention.aggregation headnorm has no counterpart in transformers" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_of_no_text_has_no_prompt(tmp_path, capsys):
+def test_a_run_of_no_text_has_no_prompt(tmp_path, capsys, no_page):
     flags = ["--data.path=backcopy", "--model.vocab_size=64", "--model.d_model=16", "--model.n_heads=2"]
     flags += ["--model.n_layers=1", "--model.max_seq_len=16", "--snapshot.enabled=false", "--trainer.max_steps=1"]
     flags += ["--trainer.checkpoint_every=1", "--log.wandb=off", f"--run_dir={tmp_path / 'run'}"]
-    assert main(["pretrain", *flags]) == 0
+    with no_page():
+        assert main(["pretrain", *flags]) == 0
     capsys.readouterr()
     assert main(["sample", str(tmp_path / "run"), "--prompt", "a"]) == 2
     assert "has no tokenizer.json" in capsys.readouterr().err

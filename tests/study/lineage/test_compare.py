@@ -25,7 +25,7 @@ MODEL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory):
+def place(tmp_path_factory, no_page):
     """Two runs on one text from births of two seeds, the first's export, and the config of their births."""
     folder = tmp_path_factory.mktemp("lineage")
     rng = np.random.default_rng(0)
@@ -46,7 +46,8 @@ def place(tmp_path_factory):
     config.write_text(yaml.safe_dump(content))
     for seed in (7, 8):
         run = folder / f"run-{seed}"
-        assert main(["pretrain", "--config", str(config), f"--init_seed={seed}", f"--run_dir={run}"]) == 0
+        with no_page():
+            assert main(["pretrain", "--config", str(config), f"--init_seed={seed}", f"--run_dir={run}"]) == 0
     assert main(["export", str(folder / "run-7"), str(folder / "exported")]) == 0
     return folder
 

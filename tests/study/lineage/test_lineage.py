@@ -205,7 +205,7 @@ def test_every_table_has_its_pairs_and_no_pair_twice():
 
 
 @pytest.fixture(scope="module")
-def ready(tmp_path_factory):
+def ready(tmp_path_factory, no_page):
     """The folder of a study; all of its runs but one are there before the command begins."""
     folder = tmp_path_factory.mktemp("lineage")
     rng = np.random.default_rng(0)
@@ -221,7 +221,8 @@ def ready(tmp_path_factory):
     trials = lineage_trials(read_lineage_study(folder / "study.yaml"), folder / "out")
     for trial in [*trials.bases, trials.continued[0]]:
         write_config(trial.config, folder / "trial.yaml")
-        assert main(["pretrain", f"--config={folder / 'trial.yaml'}"]) == 0
+        with no_page():
+            assert main(["pretrain", f"--config={folder / 'trial.yaml'}"]) == 0
     return folder
 
 
