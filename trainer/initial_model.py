@@ -125,7 +125,7 @@ def _source(named: str) -> InitialCheckpoint | Pretrained:
                 f"--init_from {named}: neither a run, RUN@STEP, a checkpoint nor a folder of transformers "
                 f"({str(error).removeprefix(f'{named}: ')})"
             ) from None
-        raise
+        raise UsageError(f"--init_from {error}") from None
 
 
 def _adopt(asked: ModelConfig, source: InitialCheckpoint | Pretrained, named: str) -> ModelConfig:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any, get_args, get_type_hints
 
@@ -10,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
+from ...files import one_line
 from ..config import GATED, AttentionConfig, InitConfig, ModelConfig
 from ..decoder import Decoder
 from ..dotted import dotted
@@ -40,7 +43,7 @@ def config_from_json(content: Mapping[str, Any], where: str = "config.json") -> 
     given = _fields(content, family_of_json(content, where), where)
     attention = {name.removeprefix("attention."): value for name, value in given.items() if "." in name}
     std = content.get("initializer_range")
-    std = float(std) if isinstance(std, (int, float)) and std > 0 else InitConfig.std
+    std = float(std) if isinstance(std, (int, float)) and 0 < std <= sys.float_info.max else InitConfig.std
     try:
         return ModelConfig(
             **{name: value for name, value in given.items() if "." not in name},
@@ -157,8 +160,9 @@ def _typed(value: Any, name: str, where: str) -> Any:
     """``value`` as the field ``name`` of ModelConfig holds it; JSON may write a float as a whole number."""
     kind = next(kind for kind in get_args(_HINTS[name]) or (_HINTS[name],) if kind is not type(None))
     if isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float) if kind is float else kind):
-        return kind(value)
-    raise UsageError(f"{where} is {value!r}: give a value of type {kind.__name__}")
+        with suppress(OverflowError):  # JSON knows whole numbers above any float
+            return kind(value)
+    raise UsageError(f"{where} is {one_line(repr(value), 40)}: give a value of type {kind.__name__}")
 
 
 @dataclass(frozen=True)

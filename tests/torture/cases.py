@@ -6,7 +6,7 @@ import contextlib
 import json
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -268,8 +268,7 @@ def damage_file(file: Path, rng: random.Random, others: list[Path]) -> tuple[str
         whole = json.loads(file.read_text())
         content, seen = damage.change_json(whole, rng)
         sealed = rng.random() < 0.7
-        # A summary only shows the config of the model, which may be anybody's.
-        seen &= file.name != "summary.json" or content != whole | {"model": content.get("model")}
+        seen &= file.name != "summary.json" or not _may_be_a_summary(whole, content)
         if sealed:
             _write_sealed(file, content, _SEAL.get(file.name, ""))
         else:
@@ -289,6 +288,27 @@ def damage_file(file: Path, rng: random.Random, others: list[Path]) -> tuple[str
     way = rng.choice(damage.BYTES)
     way(file, rng)
     return way.__name__, checked
+
+
+def _may_be_a_summary(whole: Mapping[str, Any], content: Any) -> bool:
+    """Whether a changed summary is as good as the whole: it only shows the config of the model, which may be anybody's,
+    and a scalar that is not finite is null."""
+    if not isinstance(content, dict):
+        return False
+    changed = [name for name in {**whole, **content} if whole.get(name) != content.get(name)]
+    if changed == ["model"]:
+        return True
+    nulls = [name for name in changed if name == "bias" or name.startswith("bias_")]
+    return (
+        bool(changed)
+        and changed == nulls
+        and all(
+            isinstance(group := content.get(name), dict)
+            and group.keys() == whole[name].keys()
+            and all(value is None or value == whole[name][key] for key, value in group.items())
+            for name in nulls
+        )
+    )
 
 
 def run_file(rng: random.Random, example: Path) -> Case:

@@ -198,3 +198,8 @@ def test_a_command_without_a_config_takes_it_and_says_so_and_one_with_a_rate_kee
     assert f"optim.lr 0.01: what {source.path} had at step 6" in line
     assert with_continued_rate({"init_from": str(source.path)})["optim.lr"] == 0.01
     assert with_continued_rate({"init_from": str(source.path), "optim.lr": 1.0})["optim.lr"] == 1.0
+
+
+def test_a_name_that_the_hub_does_not_give_is_refused_by_its_field(tiny):
+    with pytest.raises(UsageError, match=r"^--init_from nobody: no such folder, and not from the hub either"):
+        resolve_init_from(tiny({"init_from": "nobody"}))

@@ -158,6 +158,7 @@ REFUSED_KEYS = [
     ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True"),
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights False"),
     ("gpt2", {"n_embd": None}, "n_embd is missing"),
+    ("llama", {"rms_norm_eps": 10**400}, "rms_norm_eps is 1000000"),
 ]
 
 
@@ -170,6 +171,14 @@ def test_what_we_do_not_have_is_refused_by_key_and_value(name, changes, said, th
     assert str(error.value).startswith("here/config.json: ")
     assert said in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_a_scale_of_draws_above_any_float_is_none(their_config):
+    """It decides nothing: the weights are there."""
+    content = their_config("llama").to_dict()
+    assert config_from_json(content | {"initializer_range": 10**400}) == config_from_json(
+        content | {"initializer_range": None}
+    )
 
 
 def test_dropout_and_an_unused_window_change_nothing(their_shape):
