@@ -39,6 +39,11 @@ class FileFacts(TypedDict):
     tokens: NotRequired[Count]
 
 
+def facts_of_files(folder: Path) -> dict[str, FileFacts]:
+    """What ``files`` of a finished folder's facts says: size and SHA-256 of each file that is in it now."""
+    return {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in sorted(folder.iterdir())}
+
+
 class Meta(TypedDict):
     """``meta.json`` of any folder that is built once; what it was built for adds its own."""
 

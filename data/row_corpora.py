@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any, NotRequired
 import numpy as np
 
 from ..errors import RunError, UsageError
-from ..files import file_sha256, reason_of, user_path
+from ..files import reason_of, user_path
 from ..schema import Sha256
 from .building.workers import in_processes, n_cores
-from .cache import Meta, build_once, files_sha256, fingerprint
+from .cache import Meta, build_once, facts_of_files, files_sha256, fingerprint
 from .config import DataConfig
 from .ingest.bad_rows import bad_rows, check_columns, without_bad_rows
 from .splits import key_digest
@@ -116,7 +116,7 @@ class _RowCorpus(SurveyedCorpus):
         facts = [found[number] for number in range(len(spans))]
         np.save(folder / "hashes.npy", np.concatenate([np.empty(0, np.uint64), *(one.hashes for one in facts)]))
         np.save(folder / "n_bytes.npy", np.concatenate([np.empty(0, np.int64), *(one.n_bytes for one in facts)]))
-        files = {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in folder.iterdir()}
+        files = facts_of_files(folder)
         if not self.hashes_rows:
             return {"files": files}
         total = hashlib.sha256()

@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypedDict
+from typing import Any, BinaryIO, Literal
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from ..errors import RunError
 from ..files import delete_folder
 from ..schema import Count, Sha256
 from .batches import ShardedTokens
-from .building.pieces import PieceFacts, SplitOfPiece, ids_file, tokenise_pieces
+from .building.pieces import PieceFacts, SplitFacts, SplitOfPiece, ids_file, tokenise_pieces
 from .building.staging import staged
 from .cache import META, Meta, build_once, fingerprint
 from .corpora import Corpus
@@ -24,14 +24,6 @@ from .tokenizer import TextTokenizer
 FORMAT = 1
 SHARD_TOKENS = 1 << 28
 _BUFFER_TOKENS = 1 << 20
-
-
-class SplitFacts(TypedDict):
-    """What a split has."""
-
-    documents: Count
-    tokens: Count
-    bytes: Count
 
 
 class ShardsMeta(Meta):

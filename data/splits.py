@@ -35,9 +35,14 @@ def key_hash(key: bytes) -> int:
     return int.from_bytes(key_hasher(key).digest(), "little")
 
 
+def below(hashes: np.ndarray, val_fraction: float) -> np.ndarray:
+    """Which hashes of 64 bits fall below ``val_fraction`` of all that there are: bool, in the shape of ``hashes``."""
+    return hashes * 2.0**-64 < val_fraction
+
+
 def validation_mask(hashes: np.ndarray, val_fraction: float) -> np.ndarray:
     """Which of these documents (`key_hash`, uint64 ``[n]``) are for validation: bool ``[n]``."""
-    is_val = hashes * 2.0**-64 < val_fraction
+    is_val = below(hashes, val_fraction)
     if len(hashes) > 1 and not is_val.any():
         is_val[hashes.argmin()] = True
     elif len(hashes) > 1 and is_val.all():

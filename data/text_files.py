@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import RunError, UsageError
-from ..files import file_sha256, user_path
+from ..files import user_path
 from .building.workers import in_processes, n_cores
-from .cache import build_once, file_states, fingerprint, takes_files
+from .cache import build_once, facts_of_files, file_states, fingerprint, takes_files
 from .config import DataConfig, corpus_suffix
 from .encode import SPLITS, Document, Split, Text
 from .ingest.compressed import content_blocks
@@ -108,8 +108,7 @@ class FileCorpus(SurveyedCorpus):
         def build(scratch: Path) -> dict[str, Any]:
             lines = [json.dumps([f.problem, f.sha256.hex(), f.n_bytes, f.content]) for f in survey()]
             (scratch / "files.jsonl").write_text("\n".join(lines), encoding="utf-8")
-            size, sha256 = (scratch / "files.jsonl").stat().st_size, file_sha256(scratch / "files.jsonl")
-            return {"files": {"files.jsonl": {"bytes": size, "sha256": sha256}}}
+            return {"files": facts_of_files(scratch)}
 
         if not folder.is_dir() and not takes_files(self._cache_dir):
             return survey()

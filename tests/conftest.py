@@ -409,12 +409,10 @@ os._exit(0)
 def as_ranks(python):
     """``as_ranks(script, *arguments, n=2)``: run it as ranks 0 … n − 1; what each printed, and their exit statuses.
 
-    ``python=sys.executable`` starts processes of their own, for scripts that measure memory.
-
     It is given its rank, then the arguments, in which ``{rank}`` is the rank.
     """
 
-    def run(script, *arguments, n=2, python=python):
+    def run(script, *arguments, n=2):
         command = [python, "-W", "ignore", "-c", script + _LEAVE]
         started = [
             subprocess.Popen(

@@ -34,13 +34,18 @@ _PIECE_BYTES = 1 << 24
 _MOST_PIECES = 1 << 12
 
 
-class SplitOfPiece(TypedDict):
-    """What a piece has of one split."""
+class SplitFacts(TypedDict):
+    """What a corpus, or a piece of one, has of one split."""
 
     documents: Count
     tokens: Count
     bytes: Count
     """UTF-8, of the text."""
+
+
+class SplitOfPiece(SplitFacts):
+    """What a piece has of one split."""
+
     sha256: Sha256
     """Of the file of ids."""
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import UsageError
-from ...files import file_sha256, user_path
-from ..cache import Meta, build_once, fingerprint, takes_files
+from ...files import user_path
+from ..cache import Meta, build_once, facts_of_files, fingerprint, takes_files
 from ..config import DataConfig
 from ..corpora import Corpus, open_corpus
 from ..ingest.remote import localised
@@ -113,7 +113,7 @@ def _ngrams(config: DataConfig) -> tuple[Path, dict[str, Any]]:
                 "data.decontaminate_ngram"
             )
         found.save(scratch)
-        return {"n_grams": len(found), "files": _facts(scratch)}
+        return {"n_grams": len(found), "files": facts_of_files(scratch)}
 
     folder = user_path(config.cache_dir) / f"ngrams-{fingerprint(content_hash=content_hash, n=n, format=1)[:16]}"
     meta = build_once(folder, build)
@@ -137,7 +137,7 @@ def _cleaned(config: DataConfig, corpus: Corpus, ngrams: Path, name: str) -> Cor
         found = dict(in_processes(holds_ngrams, jobs, config.n_workers or n_cores()))
         holds = [held for number in range(len(jobs)) for held in found[number]]
         np.save(scratch / "documents.npy", np.flatnonzero(searched == TRAIN)[np.array(holds, dtype=bool)])
-        return {"files": _facts(scratch)}
+        return {"files": facts_of_files(scratch)}
 
     folder = user_path(config.cache_dir) / f"{_CONTAMINATED}-{key[:16]}"
     build_once(folder, build)
@@ -152,7 +152,3 @@ def _cleaned(config: DataConfig, corpus: Corpus, ngrams: Path, name: str) -> Cor
             "other text, or a larger data.decontaminate_ngram"
         )
     return corpus.with_codes(codes, corpus.left_out | {_CONTAMINATED: len(documents)})
-
-
-def _facts(folder: Path) -> dict[str, dict[str, Any]]:
-    return {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in folder.iterdir()}

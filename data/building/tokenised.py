@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ...files import file_sha256, user_path
-from ..cache import build_once, fingerprint
+from ...files import user_path
+from ..cache import build_once, facts_of_files, fingerprint
 from ..config import DataConfig
 from ..corpora import Corpus, open_corpus
 from ..encode import stream_chunks
@@ -168,9 +168,8 @@ def _prepare_tokenizer(
         train_texts = (document for document in documents if document.split == "train")
         n_bytes = sum(corpus.n_bytes for corpus in corpora.values())
         chunks = (chunk for text in train_texts for chunk in stream_chunks(text.blocks(), shorten=True))
-        path = scratch / "tokenizer.json"
-        path.write_bytes(train_bpe(evenly(chunks, n_bytes), vocab_size).content)
-        return {"files": {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)}}}
+        (scratch / "tokenizer.json").write_bytes(train_bpe(evenly(chunks, n_bytes), vocab_size).content)
+        return {"files": facts_of_files(scratch)}
 
     build_once(folder, build)
     return TextTokenizer.load(folder / "tokenizer.json"), folder / "tokenizer.json"

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import UsageError
-from ...files import file_sha256, one_line, reason_of
-from ..cache import Meta, build_once, file_states, fingerprint
+from ...files import one_line, reason_of
+from ..cache import Meta, build_once, facts_of_files, file_states, fingerprint
 
 _COPIED = 1 << 20
 
@@ -70,8 +70,7 @@ def without_bad_rows(files: Sequence[Path], column: str, most: int, cache_dir: P
             counts.append(len(bad))
             if bad:
                 _copy_without(path, bad, scratch / f"{number:05d}-{path.name}")
-        written = {p.name: {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in scratch.iterdir()}
-        return {"files": written, "bad": counts}
+        return {"files": facts_of_files(scratch), "bad": counts}
 
     counts = build_once(folder, build, schema=_CleanedMeta)["bad"]
     if sum(counts) > most:  # the copies are those of a run that allowed more

@@ -9,11 +9,11 @@ import gzip
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from ...errors import UsageError
-from ...files import check_file, file_sha256, read_bytes, reason_of
-from ..cache import build_once, file_states, fingerprint
+from ...files import check_file, read_bytes, reason_of
+from ..cache import build_once, facts_of_files, file_states, fingerprint
 from ..config import COMPRESSIONS
 
 _BLOCK = 1 << 20
@@ -67,17 +67,11 @@ def unpacked(path: Path, cache_dir: Path) -> Path:
 
     def build(scratch: Path) -> dict[str, Any]:
         with (scratch / name).open("wb") as file:
-            _copy(content_blocks(path), file)
-        size = (scratch / name).stat().st_size
-        return {"files": {name: {"bytes": size, "sha256": file_sha256(scratch / name)}}}
+            file.writelines(content_blocks(path))
+        return {"files": facts_of_files(scratch)}
 
     build_once(folder, build)
     return folder / name
-
-
-def _copy(blocks: Iterator[bytes], file: BinaryIO) -> None:
-    for block in blocks:
-        file.write(block)
 
 
 def content_blocks(path: Path, size: int = _BLOCK) -> Iterator[bytes]:

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ...errors import RunError, UsageError
-from ...files import file_sha256, reason_of, user_path
-from ..cache import build_once, fingerprint
+from ...files import reason_of, user_path
+from ..cache import build_once, facts_of_files, fingerprint
 from ..config import DataConfig, is_remote
 
 _TRIES = 3
@@ -101,7 +101,7 @@ def _copied(store: _Store, found: _Found, cache_dir: Path, verify: str) -> Path:
 
     def build(scratch: Path) -> dict[str, Any]:
         store.copy(found, scratch / name)
-        return {"files": {name: {"bytes": (scratch / name).stat().st_size, "sha256": file_sha256(scratch / name)}}}
+        return {"files": facts_of_files(scratch)}
 
     build_once(folder, build, verify)
     return folder / name

@@ -5,6 +5,7 @@ A cut numbers its sequences; `birthmark.data.batches.FixedWindows` says in which
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,14 +69,7 @@ class CutWithBos(PlainCut):
 
 def _first_from(starts_D: np.ndarray, place: int) -> int:
     """The first document whose BOS stands at ``place`` or behind it."""
-    low, high = 0, len(starts_D)
-    while low < high:
-        middle = (low + high) // 2
-        if int(starts_D[middle]) + middle < place:
-            low = middle + 1
-        else:
-            high = middle
-    return low
+    return bisect_left(range(len(starts_D)), place, key=lambda number: int(starts_D[number]) + number)
 
 
 class PackedCut(Cut):

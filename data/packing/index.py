@@ -7,9 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...files import file_sha256
 from ..batches import Tokens
-from ..cache import build_once, fingerprint
+from ..cache import build_once, facts_of_files, fingerprint
 from .bins import best_fit, in_order
 
 _FORMAT = 1
@@ -116,8 +115,7 @@ def packed(
             arrays = _packed(starts_D, tokens, packing, bos, seq_len, end)
         for name, array in arrays.items():
             np.save(scratch / f"{name}.npy", array)
-        paths = [scratch / f"{name}.npy" for name in arrays]
-        return {"files": {p.name: {"bytes": p.stat().st_size, "sha256": file_sha256(p)} for p in paths}}
+        return {"files": facts_of_files(scratch)}
 
     folder = cache_dir / f"packing-{key[:16]}"
     build_once(folder, build)

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 
 from ...errors import UsageError
-from ...files import file_sha256
 from ...schema import Count
 from ..batches import ShardedTokens
-from ..cache import Meta, build_once, fingerprint
+from ..cache import Meta, build_once, facts_of_files, fingerprint
 from ..encode import Document, encode_documents
 from ..tokenizer import TextTokenizer
 from .stream import is_held_out
@@ -70,7 +69,7 @@ def held_out(
             "n_documents": len(found),
             "n_tokens": len(ids),
             "n_bytes": sum(one.n_bytes for one in found),
-            "files": {_TOKENS: {"bytes": (scratch / _TOKENS).stat().st_size, "sha256": file_sha256(scratch / _TOKENS)}},
+            "files": facts_of_files(scratch),
         }
 
     folder = cache_dir / f"heldout-{key[:16]}"

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..splits import OUT, TRAIN, VAL, WITHIN
+from ..splits import OUT, TRAIN, VAL, WITHIN, below
 from .documents import SurveyedCorpus
 
 
@@ -24,7 +24,7 @@ def codes_by_content(corpora: Mapping[str, SurveyedCorpus], val_fraction: float)
     for name, corpus in corpora.items():
         corpus.check_any()
         used = corpus.sizes > 0
-        codes[name] = np.where(used, corpus.contents * 2.0**-64 < val_fraction, OUT).astype(np.uint8)
+        codes[name] = np.where(used, below(corpus.contents, val_fraction), OUT).astype(np.uint8)
         first = corpus.contents[used.argmax()]
         if (corpus.contents[used] == first).all():
             single.append(first)

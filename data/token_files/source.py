@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...errors import UsageError
-from ...files import file_sha256, user_path
+from ...files import user_path
 from ..batches import Tokens
-from ..cache import META, Meta, build_once, file_states, fingerprint, read_built
+from ..cache import META, Meta, build_once, facts_of_files, file_states, fingerprint, read_built
 from ..config import DataConfig
 from ..shards import Shards, ShardsMeta, unigram_cross_entropy
 from ..splits import key_digest
@@ -182,11 +182,10 @@ class TokenSource:
             spans = _joined(found, "documents")
             for name, part in (("train", spans.train), ("val", spans.val)):
                 np.save(scratch / f"{name}.npy", part)
-            written = {p.name: {"bytes": file_bytes(p), "sha256": file_sha256(p)} for p in scratch.iterdir()}
             assert spans.documents is not None
             largest = [one.largest for one in found]
             known = None if any(token is None for token in largest) else largest
-            return {"files": written, "documents": list(spans.documents.values()), "largest": known}
+            return {"files": facts_of_files(scratch), "documents": list(spans.documents.values()), "largest": known}
 
         meta = build_once(folder, build, schema=_SplitMeta)
         train, val = (np.load(folder / f"{name}.npy") for name in ("train", "val"))

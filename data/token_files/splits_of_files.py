@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ..splits import below
 from ..streams import stream_key
 from .layout import TokenFile
 
@@ -113,7 +114,7 @@ def _by_document(file: TokenFile, val_fraction: float, ends: Sequence[np.ndarray
     def take(ends_D: np.ndarray) -> None:
         nonlocal n_documents, n_val, start, last, current
         numbers_D = np.arange(n_documents, n_documents + len(ends_D), dtype=np.uint64)
-        is_val_D = _mixed(numbers_D ^ np.uint64(key)) * 2.0**-64 < val_fraction
+        is_val_D = below(_mixed(numbers_D ^ np.uint64(key)), val_fraction)
         changes_D = np.diff(is_val_D, prepend=current)
         starts_D = np.concatenate([[start], ends_D[:-1]])
         borders.append(starts_D[changes_D])
