@@ -8,6 +8,7 @@ import os
 import platform
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import torch
@@ -84,6 +85,14 @@ def describe(device: torch.device | str) -> dict[str, str]:
         "date": datetime.date.today().isoformat(),
     }
     return found
+
+
+def write_page(file: Path, lines: list[str], load: float) -> None:
+    """Write and print lines of Markdown, and below them what this CPU is and how busy it was."""
+    facts = describe("cpu") | {"load before": f"{load:.1f}"}
+    text = "\n".join([*lines, "", ", ".join(f"{name}: {value}" for name, value in facts.items())]) + "\n"
+    file.write_text(text, encoding="utf-8")
+    sys.stdout.write(text)
 
 
 def slug(name: str) -> str:

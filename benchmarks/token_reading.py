@@ -179,16 +179,12 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=100)
     parser.add_argument("--out", type=Path, default=HERE / "results" / "token_reading.md")
     options = parser.parse_args()
-    from machine import describe
+    from machine import write_page
 
     load = os.getloadavg()[0]
     lines = ["# Reading token files", "", "## Random windows, one process, one thread", "", *rates(options.rounds)]
     lines += ["", f"## First batch of {options.gigabytes:g} GB", "", *first_batches(options.gigabytes)]
-    facts = describe("cpu") | {"load before": f"{load:.1f}"}
-    lines += ["", ", ".join(f"{name}: {value}" for name, value in facts.items())]
-    text = "\n".join(lines) + "\n"
-    options.out.write_text(text, encoding="utf-8")
-    sys.stdout.write(text)
+    write_page(options.out, lines, load)
 
 
 if __name__ == "__main__":

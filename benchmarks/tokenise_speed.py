@@ -19,7 +19,6 @@ import os
 import random
 import resource
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -158,17 +157,13 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=HERE / "results" / "tokenise_speed.md")
     options = parser.parse_args()
     os.environ |= {"RAYON_NUM_THREADS": str(options.workers), "TOKENIZERS_PARALLELISM": "true"}
-    from machine import describe
+    from machine import write_page
 
     load = os.getloadavg()[0]
     lines = ["# Tokenising", "", "## Survey of rows, in one process", "", *survey(options.rounds)]
     lines += ["", "## Documents to ids", ""]
     lines += tokenising(options.rounds, options.workers, options.megabytes)
-    facts = describe("cpu") | {"load before": f"{load:.1f}"}
-    lines += ["", ", ".join(f"{name}: {value}" for name, value in facts.items())]
-    text = "\n".join(lines) + "\n"
-    options.out.write_text(text, encoding="utf-8")
-    sys.stdout.write(text)
+    write_page(options.out, lines, load)
 
 
 if __name__ == "__main__":

@@ -53,8 +53,49 @@ class Tokens(Protocol):
         """``length`` tokens from each of ``starts``: int64 ``[n, length]``."""
 
 
-class ShardedTokens:
-    """Token shards on disk, read as one array. Pickles as file names, so workers map the files themselves."""
+class JoinedTokens:
+    """Parts of arrays, one after another, read as one.
+
+    Subclasses map the arrays, and pickle as what names them, so that workers map the files themselves.
+    """
+
+    def _map(self) -> None:
+        """Call `_join`."""
+        raise NotImplementedError
+
+    def _join(
+        self, arrays: Sequence[np.ndarray], array_P: np.ndarray, first_P: np.ndarray, length_P: np.ndarray
+    ) -> None:
+        """Read as one: of each part, the number of its array, its first token there, and its length, at least 1."""
+        self._arrays, self._array_P = arrays, array_P
+        self._ends_P = np.cumsum(length_P, dtype=np.int64)
+        # What is added to a place in the whole to give the place in its array.
+        self._shift_P = first_P - (self._ends_P - length_P)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._map()
+
+    def __len__(self) -> int:
+        return int(self._ends_P[-1]) if len(self._ends_P) else 0
+
+    def read(self, starts: np.ndarray, length: int) -> np.ndarray:
+        """``length`` tokens from each of ``starts``, across parts where need be; int64 ``[n, length]``."""
+        out = np.empty((len(starts), length), dtype=np.int64)
+        parts = np.searchsorted(self._ends_P, starts, side="right").tolist()
+        for row, start, part in zip(out, starts.tolist(), parts, strict=True):
+            done = 0
+            while done < length:
+                begin = start + done
+                n = min(length - done, int(self._ends_P[part]) - begin)
+                place = begin + int(self._shift_P[part])
+                row[done : done + n] = self._arrays[self._array_P[part]][place : place + n]
+                done, part = done + n, part + 1
+        return out
+
+
+class ShardedTokens(JoinedTokens):
+    """Token shards on disk, read as one array."""
 
     def __init__(self, paths: Sequence[Path], dtype: str) -> None:
         self.paths = list(paths)
@@ -63,34 +104,12 @@ class ShardedTokens:
 
     def _map(self) -> None:
         # numpy refuses to map an empty file.
-        self._shards = [
-            np.asarray(np.memmap(path, dtype=self.dtype, mode="r")) for path in self.paths if path.stat().st_size
-        ]
-        self._ends = np.cumsum([len(shard) for shard in self._shards], dtype=np.int64)
+        shards = [np.asarray(np.memmap(path, dtype=self.dtype, mode="r")) for path in self.paths if path.stat().st_size]
+        lengths = np.array([len(shard) for shard in shards], dtype=np.int64)
+        self._join(shards, np.arange(len(shards)), np.zeros_like(lengths), lengths)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"paths": self.paths, "dtype": self.dtype}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._map()
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
-
-    def read(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """``length`` tokens from each of ``starts``, across shard borders where need be; int64 ``[n, length]``."""
-        out = np.empty((len(starts), length), dtype=np.int64)
-        first = np.searchsorted(self._ends, starts, side="right").tolist()
-        for row, start, index in zip(out, starts.tolist(), first, strict=True):
-            done = 0
-            while done < length:
-                shard = self._shards[index]
-                offset = start + done - (int(self._ends[index]) - len(shard))
-                part = shard[offset : offset + length - done]
-                row[done : done + len(part)] = part
-                done, index = done + len(part), index + 1
-        return out
 
 
 class Cut:

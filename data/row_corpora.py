@@ -11,7 +11,7 @@ import errno
 import hashlib
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NotRequired
@@ -72,16 +72,8 @@ class _RowCorpus(SurveyedCorpus):
     def _dataset(self) -> datasets.Dataset:
         """The table's text column alone."""
         table = self._load()
-        column = self._config.text_field
-        if column not in table.column_names:
-            raise UsageError(
-                f"data.text_field: no column {column!r} in {self._config.path!r}; its columns are "
-                f"{', '.join(map(repr, table.column_names)) or 'none'}"
-            )
-        kind = str(getattr(table.features[column], "dtype", table.features[column]))
-        if kind not in ("string", "large_string"):
-            raise UsageError(f"data.text_field: column {column!r} holds {kind}, not text; name another column")
-        return table.select_columns([column])
+        check_text_column(table.features, self._config)
+        return table.select_columns([self._config.text_field])
 
     @cached_property
     def _survey_folder(self) -> tuple[Path, str]:
@@ -215,6 +207,19 @@ class TableCorpus(_RowCorpus):
             cache_dir=str(self._cache_dir / f"datasets-{self._content_hash[:16]}"),
             **options,
         )
+
+
+def check_text_column(features: Mapping[str, Any], config: DataConfig) -> None:
+    """UsageError if a table with these columns has none of text where ``data.text_field`` names one."""
+    column = config.text_field
+    if column not in features:
+        raise UsageError(
+            f"data.text_field: no column {column!r} in {config.path!r}; its columns are "
+            f"{', '.join(map(repr, features)) or 'none'}"
+        )
+    kind = str(getattr(features[column], "dtype", features[column]))
+    if kind not in ("string", "large_string"):
+        raise UsageError(f"data.text_field: column {column!r} holds {kind}, not text; name another column")
 
 
 def _check_lines(path: Path) -> None:

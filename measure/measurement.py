@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import RunError
-from ..metrics.document_sinks import first_positions
 from ..metrics.sinks import KeySummer
+from ..models.attention.document_mask import Documents
 from ..models.attention.weight_reader import read_weights
 from ..models.decoder import Decoder
 from ..models.tensor_shards import reshard
@@ -78,7 +78,7 @@ def _pass_over_documents(model: Decoder | ForeignModel, batches: Batches, observ
     apart = isinstance(model, Decoder) and model.config.attention.documents
     for both_B2T, counts in batches:
         tokens_BT, documents_BT = both_B2T.unbind(1)
-        first_BT = observer.first_BT = first_positions(documents_BT)
+        first_BT = observer.first_BT = Documents.of(documents_BT).first_positions()
         more = {"documents_BT": documents_BT} if apart else {}
         with read_weights(partial(KeySummer, first_BT=first_BT)):
             logits_BV = model(tokens_BT, last_only=True, observer=observer if counts else None, **more)

@@ -11,13 +11,6 @@ from torch import Tensor
 from .additive import AdditiveMetric
 
 
-def first_positions(documents_BT: Tensor) -> Tensor:
-    """The first position of each position's document, int64 ``[B, T]``, from numbers of documents ``[B, T]``."""
-    begins_BT = torch.ones_like(documents_BT, dtype=torch.bool)
-    begins_BT[:, 1:] = documents_BT[:, 1:] != documents_BT[:, :-1]
-    return (torch.arange(documents_BT.shape[1], device=documents_BT.device) * begins_BT).cummax(1).values
-
-
 class DocumentSinkResult(NamedTuple):
     """Float64; ``L`` layers, ``H`` heads. The normalised one is of ``|a|`` over its row's sum."""
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import RunError, UsageError
-from ...files import one_line
+from ...files import reason_of
 from ..cache import fingerprint
 from ..config import TEXT_SUFFIXES, DataConfig, corpus_suffix, is_remote
 from ..corpora import files_by_suffix
-from ..row_corpora import READERS
+from ..row_corpora import READERS, check_text_column
 
 _ROWS_PER_BATCH = 256
 
@@ -36,7 +36,8 @@ class StreamedTable:
             suffix, files = _tables(config)
             reader, options = READERS[suffix]
             dataset = self._open([reader], options | {"data_files": files})
-        self._check_column(dataset.features)
+        if dataset.features is not None:  # the first file says what it has
+            check_text_column(dataset.features, config)
         if reader == "parquet":
             # Columns that nobody reads need not come over a network.
             columns = {"data_files": self.files, "columns": [self._column]}
@@ -57,21 +58,8 @@ class StreamedTable:
             return builder.as_streaming_dataset(split="train")
         except Exception as error:  # many libraries speak here, without a common base class
             raise UsageError(
-                f"data.path: cannot open {self.path!r} ({one_line(error)}); check the name, the network and the file"
+                f"data.path: cannot open {self.path!r} ({reason_of(error)}); check the name, the network and the file"
             ) from error
-
-    def _check_column(self, features: Any) -> None:
-        """Where the first file says what it has."""
-        if features is None:
-            return
-        if self._column not in features:
-            raise UsageError(
-                f"data.text_field: no column {self._column!r} in {self.path!r}; its columns are "
-                f"{', '.join(map(repr, features)) or 'none'}"
-            )
-        kind = str(getattr(features[self._column], "dtype", features[self._column]))
-        if kind not in ("string", "large_string"):
-            raise UsageError(f"data.text_field: column {self._column!r} holds {kind}, not text; name another column")
 
     def identity(self) -> str:
         """A hash of the column's name and of the names of all files.
@@ -99,7 +87,7 @@ class StreamedTable:
                     yield from column.slice(max(0, first_row - row)).to_pylist()
                 row += len(table)
         except Exception as error:
-            about = "no such column" if isinstance(error, KeyError) else one_line(error)
+            about = "no such column" if isinstance(error, KeyError) else reason_of(error)
             raise RunError(
                 f"{self.name(file)}: column {self._column!r} cannot be read after row {row} ({about}); mend the file, "
                 "or check data.text_field and the network, and go on with --resume"

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 
 from ...errors import RunError
+from ..batches import JoinedTokens
 from .layout import TokenFile
 
 
-class SpanTokens:
-    """Spans of files, one after another; see `birthmark.data.batches.Tokens`. Pickles as names, so workers map files.
+class SpanTokens(JoinedTokens):
+    """Spans of files, one after another; see `birthmark.data.batches.Tokens`.
 
     Args:
         files: that hold the spans.
@@ -27,20 +28,10 @@ class SpanTokens:
         self._map()
 
     def _map(self) -> None:
-        self._arrays = [file.tokens() for file in self.files]
-        self._ends = np.cumsum(self.spans[:, 2], dtype=np.int64)
-        # What is added to a place in the whole to give the place in its file.
-        self._shifts = self.spans[:, 1] - (self._ends - self.spans[:, 2])
+        self._join([file.tokens() for file in self.files], *self.spans.T)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"files": self.files, "spans": self.spans, "vocab_size": self.vocab_size}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._map()
-
-    def __len__(self) -> int:
-        return int(self._ends[-1]) if len(self._ends) else 0
 
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
         """``length`` tokens from each of ``starts``, across spans where need be; int64 ``[n, length]``.
@@ -48,16 +39,7 @@ class SpanTokens:
         Raises:
             RunError: a token that the vocabulary does not have; names the file.
         """
-        out = np.empty((len(starts), length), dtype=np.int64)
-        first = np.searchsorted(self._ends, starts, side="right").tolist()
-        for row, start, span in zip(out, starts.tolist(), first, strict=True):
-            done = 0
-            while done < length:
-                begin = start + done
-                n = min(length - done, int(self._ends[span]) - begin)
-                place = begin + int(self._shifts[span])
-                row[done : done + n] = self._arrays[self.spans[span, 0]][place : place + n]
-                done, span = done + n, span + 1
+        out = super().read(starts, length)
         # A negative number is a large one without its sign.
         if out.size and out.view(np.uint64).max() >= self.vocab_size:
             self._refuse(starts, out)
@@ -65,7 +47,7 @@ class SpanTokens:
 
     def _refuse(self, starts: np.ndarray, out: np.ndarray) -> None:
         row, column = np.unravel_index(int((out.view(np.uint64) >= self.vocab_size).argmax()), out.shape)
-        span = int(np.searchsorted(self._ends, starts[row] + column, side="right"))
+        span = int(np.searchsorted(self._ends_P, starts[row] + column, side="right"))
         file = self.files[int(self.spans[span, 0])]
         raise token_too_large(file, int(out[row, column]), self.vocab_size)
 

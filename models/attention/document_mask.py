@@ -48,6 +48,10 @@ class Documents:
         first_BT = (place_T * begins_BT).cummax(1).values
         return cls(number_BT, place_T - first_BT)
 
+    def first_positions(self) -> Tensor:
+        """The first position of each position's document, int64 ``[B, T]``."""
+        return torch.arange(self.number_BT.shape[1], device=self.number_BT.device) - self.position_BT
+
     def part(self, sequences: slice) -> Documents:
         """Those of some sequences."""
         return Documents(self.number_BT[sequences], self.position_BT[sequences])

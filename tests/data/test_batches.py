@@ -79,7 +79,7 @@ def test_a_batch_does_not_depend_on_how_it_was_asked_for(lengths: list[int], fir
 class _Memory(ShardedTokens):
     def __init__(self, tokens: np.ndarray) -> None:
         super().__init__([], "<i8")
-        self._shards, self._ends = [tokens], np.array([len(tokens)])
+        self._join([tokens], np.array([0]), np.array([0]), np.array([len(tokens)]))
 
 
 _IN_MEMORY = _Memory(np.arange(64))

@@ -5,8 +5,9 @@ import torch
 from birthmark.data.packing.borders import DocumentBorders
 from birthmark.measure.measurement import measure
 from birthmark.measure.recorder import SnapshotRecorder
-from birthmark.metrics.document_sinks import DocumentSinks, first_positions
+from birthmark.metrics.document_sinks import DocumentSinks
 from birthmark.models.attention.config import AttentionConfig
+from birthmark.models.attention.document_mask import Documents
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.observe import Attended
@@ -27,7 +28,7 @@ def slow(weights_BHTT):
 
 
 def test_first_positions():
-    assert first_positions(torch.from_numpy(DOCUMENTS))[0].tolist() == [0] * 5 + [5] * 4 + [9] * 7
+    assert Documents.of(torch.from_numpy(DOCUMENTS)).first_positions()[0].tolist() == [0] * 5 + [5] * 4 + [9] * 7
 
 
 @pytest.mark.parametrize("apart", [False, True])

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
+from .closure import loss_of
+
 
 class MatricesAndRest(Optimizer):
     """Two optimizers over the groups of one model.
@@ -40,10 +42,7 @@ class MatricesAndRest(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step of both."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for inner in self.inner:
             inner.step()
         return loss

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from .closure import loss_of
+
 
 class MomentumOptimizer(Optimizer):
     """Steps one parameter at a time, so that updates of the whole model never lie beside its weights."""
@@ -23,10 +25,7 @@ class MomentumOptimizer(Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step from the gradients that there are. Where an update is a collective, all ranks call."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        loss = loss_of(closure)
         for group in self.param_groups:
             for parameter in group["params"]:
                 gradient: Tensor | None = parameter.grad
