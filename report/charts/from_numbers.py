@@ -51,14 +51,22 @@ def panel_of_numbers(
 
 
 def _measure(kinds: Sequence[str], declared: Mapping[str, Quantity]) -> str:
-    """What the y axis shows, where it is one declared quantity: its label and unit."""
+    """What the y axis shows: label and unit of one declared quantity, or the unit that several have in common."""
     names = {_plain(kind) for kind in kinds}
-    quantity = declared.get(names.pop()) if len(names) == 1 else None
+    if len(names) > 1:
+        units = {declared[name].unit if name in declared else "" for name in names}
+        return units.pop() if len(units) == 1 else ""
+    quantity = declared.get(next(iter(names), ""))
     return "" if quantity is None else quantity.axis_label
 
 
 def _plain(quantity: str) -> str:
     return quantity if quantity in LOGGED else quantity.rpartition("/")[2]
+
+
+def _name(quantity: str) -> str:
+    """What a line is called beside others."""
+    return LOGGED[quantity].label if quantity in LOGGED else _plain(quantity).replace("_", " ")
 
 
 def _axes(array: LabelledArray) -> dict[str, Sequence[Any]]:
@@ -95,7 +103,7 @@ def _is_control(array: LabelledArray) -> bool:
 
 
 def _series(array: LabelledArray, runs: Sequence[str], several: bool, kinds: Sequence[str]) -> Series:
-    words = [_plain(array.quantity).replace("_", " ").replace("seedprint/", "")] if several else []
+    words = [_name(array.quantity)] if several else []
     words += [f"block {array.at['layer']}"] if "layer" in array.at else []
     if array.quantity.startswith("bias_text/"):
         words.append("text probe")
