@@ -1,0 +1,1 @@
+"""Declarations of quantities, one file for each subject; `metrics/quantities.py` has the table of them."""

@@ -1,0 +1,264 @@
+"""What leads to a sink: aggregation, hidden units, states, and the lock of queries on a key (definitions §6, §7)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+
+from ..quantity import Column, Quantity
+from .unlisted import ROWS_NOT_ONE, unlisted
+
+_DISCREPANCY = partial(
+    unlisted,
+    axes=("layer",),
+    label="σ²(0) / σ²(late)",
+    format="ratio",
+    section="aggregation",
+    symbol="σ²(0)/σ²",
+    scale="log",
+    scalar="mean",
+    control=1.0,
+    control_label="equal variance",
+)
+_N_EFF = Quantity(
+    "n_eff",
+    ("layer", "head", "position"),
+    label="n_eff",
+    definition="Effective number of tokens that a position averages over, mean over sequences; as a scalar at the last "
+    "position, rows normalised, mean over layers and heads (definitions §6).",
+    format="ratio",
+    section="aggregation",
+    scale="log",
+    scalar="mean",
+    per_block="last_mean",
+    control="seq_len",
+    control_label="uniform attention",
+    over_training=None,
+    by_block=Column("n_eff\nat T", 7, 0),
+)
+
+AGGREGATION = (
+    _DISCREPANCY(
+        "variance_discrepancy",
+        definition="σ²(0) over its mean at t ≥ T/2, of the value aggregation; as a scalar the mean over layers "
+        "(definitions §6).",
+        by_block=Column("variance\ndiscr.", 8, 2),
+    ),
+    _DISCREPANCY(
+        "variance_discrepancy_out",
+        definition="The same of what enters the output projection, after norm, calibration and gate (definitions §6).",
+    ),
+    _N_EFF,
+    replace(
+        _N_EFF,
+        name="n_eff_normalised",
+        definition="The same of weights over their row's sum (definitions §6).",
+        scalar="",
+        when=ROWS_NOT_ONE,
+        by_block=None,
+    ),
+    *(
+        unlisted(
+            f"positional_variance{suffix}",
+            ("layer", "head", "position"),
+            label="σ²(t)",
+            definition=f"Variance over sequences of {what}, mean over the head's channels (definitions §6).",
+            format=".3g",
+            section="aggregation",
+            scale="log",
+            per_block="first",
+        )
+        for suffix, what in (("", "the value aggregation"), ("_out", "what enters the output projection"))
+    ),
+)
+
+_unit = partial(unlisted, axes=("layer", "unit"), section="neurons", format=".3g", scale="log", per_block="max")
+_listed_unit = partial(unlisted, axes=("layer", "rank"), section="neurons", format=".3g", per_block="first")
+NEURONS = (
+    unlisted(
+        "super_neurons",
+        ("layer",),
+        definition="How many hidden units are super neurons (int64); as a scalar in all layers (definitions §7).",
+        format=",d",
+        section="neurons",
+        scalar="sum",
+        by_block=Column("super\nneurons", 9, 0),
+    ),
+    _unit(
+        "activation_first",
+        label="|activation| at position 0",
+        definition="Mean absolute activation of every hidden unit at position 0 (definitions §7).",
+    ),
+    _unit(
+        "activation_others",
+        label="|activation| elsewhere",
+        definition="Mean absolute activation of every hidden unit at the other positions (definitions §7).",
+    ),
+    _listed_unit(
+        "neuron_index",
+        label="unit",
+        definition="The units of largest robust z at position 0, largest first (int64, definitions §7).",
+        format="d",
+    ),
+    _listed_unit(
+        "neuron_first",
+        label="|activation| at position 0",
+        definition="Of these units: mean absolute activation at position 0 (definitions §7).",
+    ),
+    _listed_unit(
+        "neuron_others",
+        label="|activation| elsewhere",
+        definition="Of these units: mean absolute activation at the other positions (definitions §7).",
+    ),
+    _listed_unit(
+        "neuron_z",
+        label="robust z",
+        definition="Of these units: robust z of the activation at position 0 (definitions §7).",
+        scale="log",
+        control=10.0,
+        control_label="threshold",
+    ),
+    _listed_unit(
+        "neuron_ratio",
+        label="ratio",
+        definition="Of these units: the activation at position 0 over that at the others; inf where silent elsewhere "
+        "(definitions §7).",
+        scale="log",
+        control=5.0,
+        control_label="threshold",
+    ),
+    _listed_unit(
+        "neuron_is_super",
+        label="super",
+        definition="Of these units: whether it is a super neuron (bool, definitions §7).",
+        format="d",
+    ),
+    _listed_unit(
+        "neuron_gate_norm",
+        label="norm of the gate column",
+        definition="Of these units: norm of the gate column; NaN without a gate (definitions §7).",
+    ),
+    _listed_unit(
+        "neuron_up_norm",
+        label="norm of the up column",
+        definition="Of these units: norm of the up column (definitions §7).",
+    ),
+    _listed_unit(
+        "neuron_down_sparsity",
+        label="sparsity of the down row",
+        definition="Of these units: max/mean of the absolute down row (definitions §7).",
+    ),
+    _listed_unit(
+        "neuron_down_dimension",
+        label="channel of the down row",
+        definition="Of these units: the residual channel that the down row writes most into (int64, definitions §7).",
+        format="d",
+    ),
+)
+
+_massive = partial(unlisted, axes=("state", "rank"), section="dominance", per_block="first")
+STATES = (
+    unlisted(
+        "dominance_first",
+        label="dominance of position 0",
+        definition="Dominance ratio of position 0, in the block where that is largest: 1 … d (definitions §7).",
+        format="ratio",
+        section="dominance",
+        symbol="max/mean",
+        scale="log",
+        of="dominance",
+        per_block="first",
+        by_block=Column("domi-\nnance", 10, 4),
+    ),
+    unlisted(
+        "dominance_median",
+        label="dominance of the median position",
+        definition="Dominance ratio of the median position, in the same block (definitions §7).",
+        format="ratio",
+        section="dominance",
+        symbol="max/mean",
+        scale="log",
+        of="dominance",
+        per_block="median",
+    ),
+    unlisted(
+        "massive_max",
+        label="largest |h|",
+        definition="Largest absolute value of the residual stream after any MLP, or the embeddings (definitions §7).",
+        format="ratio",
+        section="dominance",
+        scale="log",
+        of="massive_value",
+        per_block="first",
+        by_block=Column("largest\n|h|", 11, 0, key="massive"),
+    ),
+    unlisted(
+        "effective_rank",
+        ("state",),
+        definition="Effective rank of the hidden states over all sequences and positions, 1 … d; as a scalar that of "
+        "the last block's output (definitions §7).",
+        format="ratio",
+        section="dominance",
+        scalar="last",
+        by_block=Column("eff.\nrank", 12, 5),
+    ),
+    unlisted(
+        "singular_values",
+        ("state", "direction"),
+        label="singular value",
+        definition="Singular values of the hidden states over the root of their number, falling: their squares add up "
+        "to the mean squared norm (definitions §7).",
+        format=".3g",
+        section="dominance",
+        scale="log",
+        per_block="first",
+    ),
+    unlisted(
+        "dominance",
+        ("state", "position"),
+        label="dominance ratio",
+        definition="Dominance ratio by position, mean over sequences (definitions §7).",
+        format="ratio",
+        section="dominance",
+        scale="log",
+        per_block="first",
+    ),
+    _massive(
+        "massive_value",
+        label="|h|",
+        definition="Largest absolute values, one for each position and channel, largest first (definitions §7).",
+        format="ratio",
+        scale="log",
+    ),
+    _massive("massive_position", definition="Their positions (int64, definitions §7).", label="position", format="d"),
+    _massive("massive_channel", definition="Their channels (int64, definitions §7).", label="channel", format="d"),
+)
+
+_lock = partial(unlisted, axes=("layer", "head"), section="lock", per_block="mean")
+LOCK = (
+    _lock(
+        "qk_cosine",
+        label="|cos(k₀, u)|",
+        definition="Root mean square cosine of k₀ with u, the first principal direction of the head's queries; as a "
+        "scalar the mean over layers and heads (definitions §7).",
+        symbol="cos",
+        scalar="mean",
+        control="1/sqrt(d_head)",
+        control_label="chance",
+        by_block=Column("QK\nlock", 13, 3),
+    ),
+    _lock(
+        "qk_positive",
+        label="share of queries",
+        definition="Share of the queries t ≥ 1 with a positive dot product with k₀; as a scalar the mean over layers "
+        "and heads (definitions §7).",
+        scalar="mean",
+        control=0.5,
+        control_label="half",
+    ),
+    _lock(
+        "qk_cosine_signed",
+        label="cos(k₀, u)",
+        definition="Mean cosine of k₀ with u, on the side of the mean query (definitions §7).",
+    ),
+)
