@@ -39,7 +39,13 @@ def add_probe(parser: Parser, n_sequences: int, seq_len: int | None) -> None:
     parser.add_argument(
         "--n_sequences", type=int, default=n_sequences, metavar="N", help="Sequences in the random probe."
     )
-    parser.add_argument("--seq_len", type=int | None, default=seq_len, metavar="T", help=f"Tokens in each; {length}.")
+    parser.add_argument(
+        "--seq_len",
+        type=int | None if seq_len is None else int,
+        default=seq_len,
+        metavar="T",
+        help=f"Tokens in each; {length}.",
+    )
     parser.add_argument("--probe_seed", type=int, default=0, help="Decides the sequences, and nothing else.")
     parser.add_argument("--batch_size", type=int, default=64, metavar="B", help="Sequences in one forward pass.")
 

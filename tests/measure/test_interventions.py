@@ -151,6 +151,7 @@ def test_the_command_prints_a_table_or_json(tmp_path, capsys, monkeypatch):
         (["--kind=mask", "--layer=3"], "--layer 3: give 1 to 2"),
         (["--kind=scale", "--lambda=1,x"], "--lambda 1,x: give numbers"),
         (["--kind=twist"], "twist"),
+        (["--kind=mask", "--seq_len=null"], "seq_len: 'None' is not a whole number"),
     ):
         assert main([*command, *more]) == 2
         assert message in capsys.readouterr().err
