@@ -35,7 +35,10 @@ COMMANDS = (
 )
 
 
-_FOLDERS = dict.fromkeys(("tokenise", "data"), "corpus.")
+_FOLDERS = {
+    **dict.fromkeys(("tokenise", "data"), "corpus."),
+    **dict.fromkeys(("fingerprint", "identify", "snapshot", "intervene"), "instrument."),
+}
 
 
 class Command(Protocol):

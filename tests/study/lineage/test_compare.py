@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from birthmark.launch.cli import main
-from birthmark.launch.commands.identify import read_seeds
+from birthmark.launch.commands.instrument.identify import read_seeds
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.measure.records import RunDir
 from birthmark.metrics.seedprint import compare

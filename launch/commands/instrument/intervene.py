@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
-from ...errors import UsageError
-from ...measure.config import SnapshotConfig
-from ...measure.intervention_kinds import MEANINGS, Kind
-from ...trainer.config_parser import Parser
-from ..options import add_json, add_model, add_probe, check_probe
+from ....errors import UsageError
+from ....measure.config import SnapshotConfig
+from ....measure.intervention_kinds import MEANINGS, Kind
+from ....trainer.config_parser import Parser
+from ...options import add_json, add_model, add_probe, check_probe
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from ...measure.interventions import DoseResponse
+    from ....measure.interventions import DoseResponse
 
 SUMMARY = "Change one position in one block, and see whether a sink forms there later."
 
@@ -43,12 +43,12 @@ def run(options: Namespace) -> int:
     """Intervene on one model."""
     from rich.console import Console
 
-    from ...data.probes import random_probe
-    from ...measure.interventions import check, intervene
-    from ...report.pictures.dose_response import write_picture
-    from ...report.terminal import picture_path, print_json
-    from ...trainer.by_name.model_names import open_source
-    from ...trainer.devices import device
+    from ....data.probes import random_probe
+    from ....measure.interventions import check, intervene
+    from ....report.pictures.dose_response import write_picture
+    from ....report.terminal import picture_path, print_json
+    from ....trainer.by_name.model_names import open_source
+    from ....trainer.devices import device
 
     doses = _lambdas(options["lambda"])
     out = picture_path(options.out, "intervene.png", as_json=options.json)

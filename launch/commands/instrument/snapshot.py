@@ -8,11 +8,11 @@ from typing import Literal
 
 from jsonargparse import Namespace
 
-from ...errors import UsageError
-from ...measure.config import SnapshotConfig
-from ...measure.records import RunDir
-from ...trainer.config_parser import Parser
-from ..options import add_json, add_model, add_probe, check_probe
+from ....errors import UsageError
+from ....measure.config import SnapshotConfig
+from ....measure.records import RunDir
+from ....trainer.config_parser import Parser
+from ...options import add_json, add_model, add_probe, check_probe
 
 SUMMARY = "Measure a model's biases, ours or of transformers (docs/measurements.md)."
 
@@ -68,10 +68,10 @@ def run(options: Namespace) -> int:
     import torch
     from rich.console import Console
 
-    from ...report.block_table import figures, print_snapshot
-    from ...report.terminal import print_json
-    from ...trainer.by_name.loaded_model import default_seq_len, load_named, measure_loaded, text_for
-    from ...trainer.devices import device
+    from ....report.block_table import figures, print_snapshot
+    from ....report.terminal import print_json
+    from ....trainer.by_name.loaded_model import default_seq_len, load_named, measure_loaded, text_for
+    from ....trainer.devices import device
 
     out = None if options.out is None else Path(options.out)
     if out is not None and out.exists():
@@ -110,7 +110,7 @@ def run(options: Namespace) -> int:
 
 def _name_and_step(name: str, step: int | None) -> tuple[str, int | None]:
     """A model's name with the step of a run in it, and the step to put in the snapshot of a model that has none."""
-    from ...trainer.by_name.model_names import open_source_with_birth
+    from ....trainer.by_name.model_names import open_source_with_birth
 
     if step is None:
         return name, None

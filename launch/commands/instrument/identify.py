@@ -9,11 +9,11 @@ from pathlib import Path
 
 from jsonargparse import Namespace
 
-from ...errors import UsageError
-from ...study.lineage.comparison_options import add_comparison_options
-from ...trainer.config_file import read_config
-from ...trainer.config_parser import Parser
-from ..options import add_json, add_model
+from ....errors import UsageError
+from ....study.lineage.comparison_options import add_comparison_options
+from ....trainer.config_file import read_config
+from ....trainer.config_parser import Parser
+from ...options import add_json, add_model
 
 SUMMARY = "Show which seed a model was born from (docs/seedprint.md)."
 
@@ -45,13 +45,13 @@ def run(options: Namespace) -> int:
     """Rank candidate seeds."""
     from rich.console import Console
 
-    from ...report.terminal import bar, page_or_picture, print_json
-    from ...study.lineage.answers import answer_of_seeds
-    from ...study.lineage.compare import check_comparable, choose_probe, rank_seeds
-    from ...study.lineage.comparison import comparison_of
-    from ...study.lineage.kinship_page import write_seeds_page
-    from ...study.lineage.outcomes import describe_test, fingerprint_json, print_ranking
-    from ...trainer.by_name.model_names import SourceWithBirth, open_source
+    from ....report.terminal import bar, page_or_picture, print_json
+    from ....study.lineage.answers import answer_of_seeds
+    from ....study.lineage.compare import check_comparable, choose_probe, rank_seeds
+    from ....study.lineage.comparison import comparison_of
+    from ....study.lineage.kinship_page import write_seeds_page
+    from ....study.lineage.outcomes import describe_test, fingerprint_json, print_ranking
+    from ....trainer.by_name.model_names import SourceWithBirth, open_source
 
     comparison = comparison_of(options)
     if options.out is not None and not page_or_picture(options.out):

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
-from ...errors import UsageError
-from ...study.lineage.comparison_options import add_comparison_options
-from ...trainer.config_parser import Parser
-from ..options import MODEL_NAMES, add_json
+from ....errors import UsageError
+from ....study.lineage.comparison_options import add_comparison_options
+from ....trainer.config_parser import Parser
+from ...options import MODEL_NAMES, add_json
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from ...study.lineage.compare import ModelPair
-    from ...study.lineage.comparison import Comparison
-    from ...trainer.by_name.model_names import ModelSource
+    from ....study.lineage.compare import ModelPair
+    from ....study.lineage.comparison import Comparison
+    from ....trainer.by_name.model_names import ModelSource
 
 SUMMARY = "Show which models share a birth (docs/seedprint.md)."
 
@@ -66,13 +66,13 @@ def run(options: Namespace) -> int:
     """Compare models, or calibrate."""
     from rich.console import Console
 
-    from ...report.terminal import bar, page_or_picture, picture_path, print_json
-    from ...study.lineage.answers import answer_of_models
-    from ...study.lineage.compare import check_comparable, choose_probe, compare_models
-    from ...study.lineage.comparison import comparison_of
-    from ...study.lineage.kinship_page import write_kinship_page
-    from ...study.lineage.outcomes import describe_test, fingerprint_json, print_pairs, short_names
-    from ...trainer.by_name.model_names import open_source
+    from ....report.terminal import bar, page_or_picture, picture_path, print_json
+    from ....study.lineage.answers import answer_of_models
+    from ....study.lineage.compare import check_comparable, choose_probe, compare_models
+    from ....study.lineage.comparison import comparison_of
+    from ....study.lineage.kinship_page import write_kinship_page
+    from ....study.lineage.outcomes import describe_test, fingerprint_json, print_pairs, short_names
+    from ....trainer.by_name.model_names import open_source
 
     comparison = comparison_of(options)
     if options.calibrate is not None:
@@ -123,8 +123,8 @@ def run(options: Namespace) -> int:
 def _draw_matrix(sources: list[ModelSource], pairs: list[ModelPair], title: str, out: Path) -> None:
     import numpy as np
 
-    from ...report.pictures.fingerprints import draw_matrix
-    from ...study.lineage.outcomes import short_names
+    from ....report.pictures.fingerprints import draw_matrix
+    from ....study.lineage.outcomes import short_names
 
     n = len(sources)
     z_MM, verdicts_MM = np.full((n, n), np.nan), np.full((n, n), "", dtype=object)
@@ -137,7 +137,7 @@ def _draw_matrix(sources: list[ModelSource], pairs: list[ModelPair], title: str,
 def _save(figure: Figure, out: Path) -> None:
     from rich.console import Console
 
-    from ...report.pictures.saving import save_png
+    from ....report.pictures.saving import save_png
 
     save_png(figure, out)
     Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
@@ -146,14 +146,14 @@ def _save(figure: Figure, out: Path) -> None:
 def _calibrate(options: Namespace, comparison: Comparison) -> int:
     from rich.console import Console
 
-    from ...metrics.seedprint import LEVEL
-    from ...report.terminal import bar, picture_path, print_json
-    from ...study.lineage.calibration import NULLS, calibrate
-    from ...study.lineage.calibration_figure import draw_rates
-    from ...study.lineage.compare import check_comparable, choose_probe
-    from ...study.lineage.comparison import RECIPE_FIELDS
-    from ...study.lineage.outcomes import print_rates
-    from ...trainer.by_name.model_names import open_source
+    from ....metrics.seedprint import LEVEL
+    from ....report.terminal import bar, picture_path, print_json
+    from ....study.lineage.calibration import NULLS, calibrate
+    from ....study.lineage.calibration_figure import draw_rates
+    from ....study.lineage.compare import check_comparable, choose_probe
+    from ....study.lineage.comparison import RECIPE_FIELDS
+    from ....study.lineage.outcomes import print_rates
+    from ....trainer.by_name.model_names import open_source
 
     if options.models:
         raise UsageError(f"--calibrate makes its own models: leave out {' '.join(options.models)}")
@@ -190,8 +190,8 @@ def _calibrate(options: Namespace, comparison: Comparison) -> int:
 
 def _with_birth(name: str) -> list[tuple[ModelSource, ModelSource]]:
     """A run's birth with each of its checkpoints."""
-    from ...measure.records import RunDir
-    from ...trainer.by_name.model_names import open_source
+    from ....measure.records import RunDir
+    from ....trainer.by_name.model_names import open_source
 
     run = RunDir.open(Path(name))
     steps = run.checkpoints_by_step()

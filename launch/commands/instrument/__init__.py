@@ -1,0 +1,1 @@
+"""Commands that measure models of any kind."""
