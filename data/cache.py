@@ -51,6 +51,10 @@ class Meta(TypedDict):
     checksum: Sha256
 
 
+class _HashesMeta(Meta):
+    sha256: list[Sha256]
+
+
 def files_sha256(paths: Sequence[Path], cache_dir: Path) -> list[str]:
     """SHA-256 of each file's bytes, in hex, read once for as long as the files stay as they are.
 
@@ -61,7 +65,10 @@ def files_sha256(paths: Sequence[Path], cache_dir: Path) -> list[str]:
     folder = cache_dir / f"hashes-{fingerprint(files=file_states(paths), format=1)[:16]}"
     if not folder.is_dir() and not takes_files(cache_dir):
         return [file_sha256(path) for path in paths]
-    return list(build_once(folder, lambda _: {"sha256": [file_sha256(p) for p in paths], "files": {}})["sha256"])
+    found = build_once(folder, lambda _: {"sha256": [file_sha256(p) for p in paths], "files": {}}, schema=_HashesMeta)
+    if len(found["sha256"]) != len(paths):
+        raise RunError(f"{folder / META}: damaged ({len(found['sha256'])} hashes of {len(paths)} files); {REBUILD}")
+    return list(found["sha256"])
 
 
 def file_states(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
@@ -153,10 +160,10 @@ def _build(folder: Path, build: Callable[[Path], dict[str, Any]]) -> None:
         raise
 
 
-_REBUILD = "delete this folder and start again, it will be rebuilt"
+REBUILD = "delete this folder and start again, it will be rebuilt"
 
 
-def read_built(folder: Path, verify: str, schema: type, mend: str = _REBUILD) -> dict[str, Any]:
+def read_built(folder: Path, verify: str, schema: type, mend: str = REBUILD) -> dict[str, Any]:
     """The facts of a folder that `build_once` built, here or elsewhere, after it was verified.
 
     Raises:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...errors import UsageError
+from ...errors import RunError, UsageError
 from ...files import user_path
-from ..cache import Meta, build_once, facts_of_files, fingerprint, takes_files
+from ..cache import META, REBUILD, Meta, build_once, facts_of_files, fingerprint, takes_files
 from ..config import DataConfig
 from ..corpora import Corpus, open_corpus
 from ..ingest.remote import localised
@@ -77,6 +77,10 @@ class _CountMeta(Meta):
     across: int
 
 
+class _NGramsMeta(Meta):
+    n_grams: int
+
+
 def _counted(config: DataConfig, corpora: Mapping[str, Corpus]) -> tuple[dict[str, int], int]:
     """Duplicates; of corpora that stay as they are, they are counted once."""
     cache_dir = user_path(config.cache_dir)
@@ -90,6 +94,8 @@ def _counted(config: DataConfig, corpora: Mapping[str, Corpus]) -> tuple[dict[st
         return {"within": within, "across": across, "files": {}}
 
     meta = build_once(folder, build, schema=_CountMeta)
+    if meta["within"].keys() != corpora.keys():
+        raise RunError(f"{folder / META}: damaged (within is not of this run's sources); {REBUILD}")
     return meta["within"], meta["across"]
 
 
@@ -116,7 +122,7 @@ def _ngrams(config: DataConfig) -> tuple[Path, dict[str, Any]]:
         return {"n_grams": len(found), "files": facts_of_files(scratch)}
 
     folder = user_path(config.cache_dir) / f"ngrams-{fingerprint(content_hash=content_hash, n=n, format=1)[:16]}"
-    meta = build_once(folder, build)
+    meta = build_once(folder, build, schema=_NGramsMeta)
     return folder, {"content_hash": content_hash, "ngram": n, "n_grams": meta["n_grams"]}
 
 

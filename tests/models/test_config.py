@@ -35,6 +35,7 @@ IMPOSSIBLE = [
     *(({"logit_softcap": cap}, "model.logit_softcap ") for cap in (0.0, -30.0, float("inf"))),
     ({"init": InitConfig("normal", 0.0)}, "model.init.std "),
     ({"init": InitConfig("normal", -1.0)}, "model.init.std "),
+    ({"init": InitConfig("normal", 1e39)}, "model.init.std "),
     (
         {"attention": AttentionConfig("calibrated", calibration=CalibrationConfig(direction="attenuate", t_ref=0))},
         "model.attention.calibration.t_ref ",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from pathlib import Path
@@ -14,11 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from birthmark.data.building.splitting import told
+from birthmark.data.cache import fingerprint
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.prepare import prepare
 from birthmark.data.splits import OUT, TRAIN, VAL, WITHIN, key_hash
 from birthmark.data.survey.held_out import codes_by_content, duplicates
+from birthmark.errors import RunError
 from birthmark.trainer.run_folder import same_corpus
 
 
@@ -94,6 +97,16 @@ def test_a_mixture_of_folders_does_not_leak(config: DataConfig) -> None:
         if text[0].startswith("both")
     }
     assert len(alone) > 20
+
+
+def test_counts_of_other_sources_are_refused(config: DataConfig) -> None:
+    prepare(config, vocab_size=300, seq_len=16)
+    (meta,) = Path(config.cache_dir).glob("duplicates-*/meta.json")
+    content = json.loads(meta.read_text()) | {"within": {"x": 0, "b": 0}}
+    del content["checksum"]
+    meta.write_text(json.dumps(content | {"checksum": fingerprint(meta=content)}))
+    with pytest.raises(RunError, match=r"meta\.json: damaged \(within is not of this run's sources\)"):
+        prepare(config, vocab_size=300, seq_len=16)
 
 
 def decoded(data: Any, source: Any) -> str:
