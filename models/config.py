@@ -22,7 +22,7 @@ GATED = {
 }
 
 #: Draws of a standard deviation above this may leave float32.
-_MAX_STD = 1e30
+MAX_STD = 1e30
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,8 @@ class InitConfig:
     def problems(self) -> list[str]:
         """Values out of range, one line each, with the mend."""
         found = []
-        if not 0 < self.std <= _MAX_STD:
-            found.append(f"model.init.std is {self.std}: give a number above 0, at most {_MAX_STD:g}")
+        if not 0 < self.std <= MAX_STD:
+            found.append(f"model.init.std is {self.std}: give a number above 0, at most {MAX_STD:g}")
         if not 0.1 <= self.truncate < float("inf"):
             found.append(f"model.init.truncate is {self.truncate}: give a number from 0.1 on")
         if twice := sorted({part for part in self.zero if self.zero.count(part) > 1}):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ...files import one_line
-from ..config import GATED, AttentionConfig, InitConfig, ModelConfig
+from ..config import GATED, MAX_STD, AttentionConfig, InitConfig, ModelConfig
 from ..decoder import Decoder
 from ..dotted import dotted
 from .families import ACTIVATIONS, FAMILIES, Family
@@ -43,7 +42,7 @@ def config_from_json(content: Mapping[str, Any], where: str = "config.json") -> 
     given = _fields(content, family_of_json(content, where), where)
     attention = {name.removeprefix("attention."): value for name, value in given.items() if "." in name}
     std = content.get("initializer_range")
-    std = float(std) if isinstance(std, (int, float)) and 0 < std <= sys.float_info.max else InitConfig.std
+    std = float(std) if isinstance(std, (int, float)) and 0 < std <= MAX_STD else InitConfig.std
     try:
         return ModelConfig(
             **{name: value for name, value in given.items() if "." not in name},
@@ -102,6 +101,10 @@ def family_of(config: ModelConfig) -> Family:
     return _BY_TYPE[closest]
 
 
+#: Fields that null leaves to others, here and in ``transformers``.
+_DERIVED = ("n_kv_heads", "head_dim", "d_ff")
+
+
 def _architecture(config: ModelConfig) -> dict[str, Any]:
     """All fields but ``init`` by dotted name."""
     return {name: value for name, value in dotted(asdict(config)).items() if not name.startswith("init.")}
@@ -136,18 +139,28 @@ def _fields(content: Mapping[str, Any], family: Family, where: str) -> dict[str,
     for key, name in family.keys.items():
         if key not in given and key not in family.silent:
             raise UsageError(f"{where}: {key} is missing: give it")
-        value = _typed(given[key], name, f"{where}: {key}") if key in given else family.silent[key]
+        silent = None if _is_null(content, key) and name in _DERIVED else family.silent.get(key)
+        if _is_null(content, key) and silent is not None:
+            raise UsageError(f"{where}: {key} is null: give its value, or leave it out for {silent!r}")
+        value = _typed(given[key], name, f"{where}: {key}") if key in given else silent
         if name in source and fields[name] != value:
             raise UsageError(
                 f"{where}: {source[name]} {fields[name]!r} with {key} {value!r} has no counterpart in ModelConfig: "
                 "both must be the same"
             )
         fields[name], source[name] = value, key
+    if _is_null(content, family.activation):
+        raise UsageError(f"{where}: {family.activation} is null: give its name, or leave it out")
     activation = given.get(family.activation, family.silent[family.activation])
     mlp = _mlps(family).get(activation) if isinstance(activation, str) else None
     if mlp is None:
         raise UsageError(f"{where}: {family.activation} {activation!r} has no counterpart in ModelConfig")
     return fields | {"mlp": mlp}
+
+
+def _is_null(content: Mapping[str, Any], key: str) -> bool:
+    """Whether a key stands there without a value: ``transformers`` takes that as it is, not as a key left out."""
+    return key in content and content[key] is None
 
 
 def _mlps(family: Family) -> dict[str, str]:

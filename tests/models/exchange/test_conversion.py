@@ -159,6 +159,8 @@ REFUSED_KEYS = [
     ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights False"),
     ("gpt2", {"n_embd": None}, "n_embd is missing"),
     ("llama", {"rms_norm_eps": 10**400}, "rms_norm_eps is 1000000"),
+    ("llama", {"rms_norm_eps": None}, "rms_norm_eps is null"),
+    ("llama", {"hidden_act": None}, "hidden_act is null"),
 ]
 
 
@@ -176,9 +178,15 @@ def test_what_we_do_not_have_is_refused_by_key_and_value(name, changes, said, th
 def test_a_scale_of_draws_above_any_float_is_none(their_config):
     """It decides nothing: the weights are there."""
     content = their_config("llama").to_dict()
-    assert config_from_json(content | {"initializer_range": 10**400}) == config_from_json(
-        content | {"initializer_range": None}
-    )
+    default = config_from_json(content | {"initializer_range": None})
+    assert config_from_json(content | {"initializer_range": 10**400}) == default
+    assert config_from_json(content | {"initializer_range": 1e39}) == default
+
+
+def test_as_many_key_heads_as_heads_where_their_number_is_null(their_config):
+    content = their_config("qwen2").to_dict()
+    theirs = transformers.Qwen2Config(**content | {"num_key_value_heads": None})
+    assert config_from_json(content | {"num_key_value_heads": None}).kv_heads == theirs.num_key_value_heads
 
 
 def test_dropout_and_an_unused_window_change_nothing(their_shape):
