@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import UsageError
 from ..measure.records import RunDir
-from .csv_files import LabelledArray
 from .pictures.saving import FORMATS, save_sized
 from .run_history import read_runs
-from .sections.chain import fill_over_training
-from .sections.section import Section
+from .sections.chain import sections_over_training
 from .sections.training_view import TrainingView
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+    pass
 
 NAMES = {
     "loss": "loss-loss",
@@ -34,25 +31,6 @@ NAMES = {
     "lineage": "lineage-z",
 }
 """Short names of figures: the one of each section that says most. All others have the name of their CSV file."""
-
-
-@dataclass(frozen=True)
-class _Collected(Section):
-    """A section that keeps its figures instead of making them part of a page."""
-
-    figures: list[tuple[str, Figure]] = field(default_factory=list)
-    """Name and figure, in the order of the page."""
-
-    def add(
-        self, figure: Figure, key: str, caption: str, numbers: Sequence[LabelledArray], index: int | None = None
-    ) -> None:
-        """Keep a figure."""
-        self.figures.append((f"{self.id}-{key}", figure))
-
-    @property
-    def is_full(self) -> bool:
-        """Every figure is wanted."""
-        return False
 
 
 def save_figure(
@@ -80,24 +58,14 @@ def save_figure(
     """
     if out.suffix.lower() not in FORMATS:
         raise UsageError(f"--out {out}: a figure is written as {', '.join(FORMATS)}")
-    found = _figures(runs, NAMES.get(name, name))
-    wanted = [figure for key, figure in found if key == NAMES.get(name, name)]
+    key = NAMES.get(name, name)
+    pictures = [p for section in sections_over_training(TrainingView(read_runs(runs))) for p in section.pictures]
+    wanted = [picture for picture in pictures if picture.name == key]
     if not wanted:
-        raise UsageError(_no_such(name, [key for key, _ in found]))
+        raise UsageError(_no_such(name, [picture.name for picture in pictures]))
     if len(wanted) > 1:
         raise UsageError(f"{name}: a figure of one run and probe each; give one run (it has {len(wanted)} here)")
-    save_sized(wanted[0], out, width=width, height=height, font_size=font_size)
-
-
-def _figures(runs: Sequence[RunDir], wanted: str) -> list[tuple[str, Figure]]:
-    """Figures of the runs' page: of the section that has the wanted one, or of all where none has."""
-    view = TrainingView(read_runs(runs))
-    every: list[tuple[str, Figure]] = []
-    for section in fill_over_training(view, _Collected, lambda id_: wanted.startswith(id_)):
-        every += section.figures
-    if any(name == wanted for name, _ in every):
-        return every
-    return [pair for section in fill_over_training(view, _Collected, lambda id_: True) for pair in section.figures]
+    save_sized(wanted[0].drawing.figure, out, width=width, height=height, font_size=font_size)
 
 
 def _no_such(name: str, there: Sequence[str]) -> str:

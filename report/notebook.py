@@ -80,7 +80,7 @@ def _first_pictures(links: Iterable[Link], fill: Any) -> list[Picture]:
         return []
     found = []
     for link in links:
-        section = Section(link.id, link.title, "", most=1)
+        section = Section(link.id, link.title, "")
         fill(link, section)
         found += section.pictures[:1]
     return found

@@ -8,9 +8,8 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from functools import wraps
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -100,26 +99,11 @@ def our_style() -> Iterator[None]:
         yield
 
 
-_NUMBERS_ONLY: ContextVar[bool] = ContextVar("numbers_only", default=False)
-
-
-@contextmanager
-def numbers_only() -> Iterator[None]:
-    """Around calls whose figures nobody looks at: what draws returns None at once, and the numbers are made as ever."""
-    token = _NUMBERS_ONLY.set(True)
-    try:
-        yield
-    finally:
-        _NUMBERS_ONLY.reset(token)
-
-
 def in_our_style(draw: Callable[..., Figure]) -> Callable[..., Figure]:
-    """Decorate a function that draws a figure, so that it draws in our style; nothing within `numbers_only`."""
+    """Decorate a function that draws a figure, so that it draws in our style."""
 
     @wraps(draw)
     def in_style(*args: Any, **kwargs: Any) -> Figure:
-        if _NUMBERS_ONLY.get():
-            return cast("Figure", None)
         with our_style():
             return draw(*args, **kwargs)
 

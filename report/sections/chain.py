@@ -8,13 +8,11 @@ model gave all states, how far they contract onto it, the tokens that it favours
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import TypeVar
+from collections.abc import Iterable, Mapping
 
 from ...metrics.quantities import LOGGED
 from ...metrics.quantity import Quantity
 from .contraction import CONTRACTION
-from .declared import draw_over_training
 from .direction import DIRECTION
 from .dominance import DOMINANCE
 from .lineage import LINEAGE
@@ -47,8 +45,6 @@ LINKS: tuple[Link, ...] = (
 )
 """Both pages, the links between their sections and the names of CSV files come from this table."""
 
-AnySection = TypeVar("AnySection", bound=Section)
-
 _OWN = "What the run's own metrics measured."
 
 
@@ -57,26 +53,6 @@ def sections_over_training(view: TrainingView) -> list[Section]:
     logged = (quantity for quantity in LOGGED.values() if quantity.section)
     links = _with_declared([*logged, *view.quantities.values()])
     return [s for link, declared in links if (s := link.section_over_training(view, declared)) is not None]
-
-
-def fill_over_training(
-    view: TrainingView, make: Callable[[str, str, str], AnySection], want: Callable[[str], bool]
-) -> list[AnySection]:
-    """Sections of another kind, with all that the page of runs draws in them.
-
-    Args:
-        view: the runs.
-        make: a section of an id, a title and a lede.
-        want: whether the section of an id is drawn.
-    """
-    logged = (quantity for quantity in LOGGED.values() if quantity.section)
-    found = []
-    for link, declared in _with_declared([*logged, *view.quantities.values()]):
-        if want(link.id):
-            found.append(section := make(link.id, link.title, link.lede))
-            link.over_training(view, section)
-            draw_over_training(view, section, declared)
-    return found
 
 
 def sections_in_snapshot(view: SnapshotView) -> list[Section]:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..csv_files import LabelledArray
+from ..pictures.later import later
 from ..pictures.layers import draw_contraction
 from ..run_history import RunHistory
 from .link import Link
@@ -30,7 +31,7 @@ def _over_training(view: TrainingView, section: Section) -> None:
                 return None
             profiles = [(title, arrays[f"{kind}_attention"], arrays[f"{kind}_mlp"]) for title, _, arrays in found]
             numbers = [array for _, step, arrays in found for array in _numbers(kind, arrays, step)]
-            return draw_contraction(profiles, run=run.index), numbers
+            return later(draw_contraction, profiles, run=run.index), numbers
 
         view.add_per_probe(section, kind, caption, draw)
 
@@ -40,7 +41,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
         names = [f"{kind}_attention", f"{kind}_mlp"]
 
         def draw(arrays: Arrays, kind: str = kind, names: Sequence[str] = names) -> Drawing:
-            figure = draw_contraction([("", arrays[names[0]], arrays[names[1]])], run=0)
+            figure = later(draw_contraction, [("", arrays[names[0]], arrays[names[1]])], run=0)
             return figure, _numbers(kind, arrays, view.snapshot.step)
 
         view.add(section, kind, caption, names, draw)

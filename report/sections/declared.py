@@ -19,6 +19,7 @@ from ..csv_files import LabelledArray
 from ..pictures.axes import position_axis
 from ..pictures.curves import Control, Curve, draw_curves
 from ..pictures.heads import draw_head_maps, draw_heads
+from ..pictures.later import later
 from ..pictures.layers import block_titles, draw_blocks
 from ..pictures.panels import Panel
 from ..pictures.style import DASHED, SOLID
@@ -139,7 +140,9 @@ def _maps(quantity: Quantity, moments: Sequence[Moment]) -> Drawing | None:
     low, high = min(0.0, float(finite.min())), float(finite.max())
     limits = (low, high if high > low else low + 1)
     panels = [(title, array) for title, _, array in moments]
-    figure = draw_head_maps(panels, quantity.axis_label, limits, lambda value: format_value(value, quantity.format))
+    figure = later(
+        draw_head_maps, panels, quantity.axis_label, limits, lambda value: format_value(value, quantity.format)
+    )
     return figure, [LabelledArray(quantity.name, array, _labels(quantity, array.shape), at) for _, at, array in moments]
 
 
@@ -201,9 +204,9 @@ def _lines(quantity: Quantity, moments: Sequence[Moment], run: int) -> Drawing:
             Curve(run, "", panel.x.tolist(), panel.lines.tolist(), panel.title, look, markers=len(panel.x) < 25)
             for panel, look in zip(panels, (DASHED, SOLID)[-len(panels) :], strict=True)
         ]
-        return draw_curves(curves, ylabel=quantity.axis_label, x_axis=axis, log=log), numbers
+        return later(draw_curves, curves, ylabel=quantity.axis_label, x_axis=axis, log=log), numbers
     embeddings = quantity.axes[0] == "state"
-    return draw_blocks(panels, heights=heights_of(quantity), x_axis=axis, embeddings=embeddings), numbers
+    return later(draw_blocks, panels, heights=heights_of(quantity), x_axis=axis, embeddings=embeddings), numbers
 
 
 def _draw_lines(quantity: Quantity, arrays: Arrays) -> Drawing | None:
@@ -216,7 +219,7 @@ def _draw_lines(quantity: Quantity, arrays: Arrays) -> Drawing | None:
     titles = block_titles(len(array))
     x = shown + AXES[quantity.axes[-1]].first
     panels = [Panel(title, x, array[layer][:, shown]) for layer, title in titles]
-    figure = draw_heads(panels, run=0, heights=heights_of(quantity), x_axis=axis)
+    figure = later(draw_heads, panels, run=0, heights=heights_of(quantity), x_axis=axis)
     labels = _labels(quantity, array.shape)
     labels[0] = {"layer": [layer + 1 for layer, _ in titles]}
     labels[-1] = {AXES[quantity.axes[-1]].column: x.tolist()}

@@ -10,6 +10,7 @@ from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.axes import log_ticks, position_axis
 from ..pictures.hidden_units import draw_massive
+from ..pictures.later import later
 from ..pictures.layers import draw_blocks
 from ..pictures.panels import Panel
 from ..pictures.style import SOLID
@@ -68,7 +69,8 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
 def _draw_by_position(arrays: Arrays) -> Drawing:
     ratio = arrays["dominance"]
     t = shown_positions(ratio.shape[1])
-    figure = draw_blocks(
+    figure = later(
+        draw_blocks,
         [Panel("", t, ratio[:, t])],
         heights=_RATIO,
         x_axis=lambda axes: position_axis(axes, int(t[-1]) + 1),
@@ -90,7 +92,7 @@ def _draw_massive(arrays: Arrays) -> Drawing | None:
             "channel": channel[layer].tolist(),
         }
         numbers.append(LabelledArray("massive_value", value[layer], [axis], {"layer": layer}))
-    return draw_massive(value, position, run=0), numbers
+    return later(draw_massive, value, position, run=0), numbers
 
 
 def _draw_spectrum(arrays: Arrays) -> Drawing | None:
@@ -105,8 +107,12 @@ def _draw_spectrum(arrays: Arrays) -> Drawing | None:
     shown = np.where(values > 1e-6 * values.max(), values, np.nan)[:, rank - 1]
     if not np.isfinite(shown).any():
         return None
-    figure = draw_blocks(
-        [Panel("", rank, shown)], heights=heights_of(MEASURED["singular_values"]), x_axis=axis, embeddings=True
+    figure = later(
+        draw_blocks,
+        [Panel("", rank, shown)],
+        heights=heights_of(MEASURED["singular_values"]),
+        x_axis=axis,
+        embeddings=True,
     )
     axes = [{"layer": range(len(values))}, {"rank": rank.tolist()}]
     return figure, [LabelledArray("singular_value", values[:, rank - 1], axes)]

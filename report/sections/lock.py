@@ -7,6 +7,7 @@ import numpy as np
 from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.heads import draw_head_maps
+from ..pictures.later import later
 from .link import Link
 from .section import Drawing, Section
 from .snapshot_view import Arrays, SnapshotView, block_and_head
@@ -34,7 +35,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
 
 def _draw_maps(arrays: Arrays) -> Drawing:
     shown = (_COSINE, _POSITIVE)
-    figure = draw_head_maps([(quantity.label, arrays[quantity.name]) for quantity in shown], "")
+    figure = later(draw_head_maps, [(quantity.label, arrays[quantity.name]) for quantity in shown], "")
     return figure, [LabelledArray(q.name, arrays[q.name], block_and_head(arrays[q.name])) for q in shown]
 
 

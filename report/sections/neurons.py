@@ -7,6 +7,7 @@ import numpy as np
 from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.hidden_units import Units, draw_units
+from ..pictures.later import later
 from ..pictures.layers import block_titles
 from ..probe_arrays import PROBES, arrays_of, measured_probes
 from ..text import format_value
@@ -58,7 +59,7 @@ def _draw_units(arrays: Arrays) -> Drawing | None:
         shown = panel.drawn()
         for name, units in (("activation_first", panel.first), ("activation_others", panel.others)):
             numbers.append(LabelledArray(name, units[shown], [{"unit": shown.tolist()}], {"layer": layer + 1}))
-    return draw_units(panels, run=0, ratio=_RATIO), numbers
+    return later(draw_units, panels, run=0, ratio=_RATIO), numbers
 
 
 #: Columns of the list of units: array, heading, format.

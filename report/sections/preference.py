@@ -9,6 +9,7 @@ import numpy as np
 
 from ...metrics.rankings import places
 from ..csv_files import LabelledArray
+from ..pictures.later import later
 from ..pictures.token_ranks import Distribution, TokenPath, draw_preference, draw_rank_paths
 from ..run_history import RunHistory
 from ..text import finite_or_nan, format_value, one_line, shorten, step_in_words
@@ -37,8 +38,6 @@ def _over_training(view: TrainingView, section: Section) -> None:
         "ten ranks."
     )
     view.add_per_run(section, "ranks", caption, lambda run: _draw_ranks(run, view.linear_until))
-    if section.is_full:
-        return
     distributions, numbers = [], []
     for run in view.runs:
         for now, snapshot in run.moments:
@@ -48,7 +47,7 @@ def _over_training(view: TrainingView, section: Section) -> None:
                 distributions.append(shown)
                 numbers.append(_numbers(shown, {"run": run.name, "step": snapshot.step}))
     if distributions:
-        section.add(draw_preference(distributions), "all", "All tokens, most preferred first.", numbers)
+        section.add(later(draw_preference, distributions), "all", "All tokens, most preferred first.", numbers)
 
 
 def _numbers(shown: Distribution, at: dict[str, object]) -> LabelledArray:
@@ -73,7 +72,7 @@ def _draw_ranks(run: RunHistory, linear_until: float | None) -> Drawing | None:
     if not paths or not np.isfinite([path.ranks for path in paths]).all():
         return None
     steps = [snapshot.step for snapshot in snapshots]
-    figure = draw_rank_paths(steps, paths, run=run.index, top=_FAVOURITES, linear_until=linear_until)
+    figure = later(draw_rank_paths, steps, paths, run=run.index, top=_FAVOURITES, linear_until=linear_until)
     axes = [{"token": list(tokens), "text": [path.text for path in paths]}, {"step": steps}]
     return figure, [LabelledArray("rank", np.array([path.ranks for path in paths]), axes)]
 
@@ -140,7 +139,7 @@ def _draw_distribution(arrays: Arrays) -> Drawing | None:
     if not np.isfinite(arrays["mean_prob"]).all() or not (arrays["mean_prob"] > 0).any():
         return None
     shown = Distribution(0, "", arrays["mean_prob"], True)
-    return draw_preference([shown]), [_numbers(shown, {})]
+    return later(draw_preference, [shown]), [_numbers(shown, {})]
 
 
 PREFERENCE = Link(

@@ -5,18 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 from markupsafe import Markup
 
 from ..csv_files import LabelledArray, to_csv
+from ..pictures.later import Later
 from ..pictures.saving import to_svg
 from ..text import printable
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Drawing = tuple["Figure", list[LabelledArray]]
+Drawing = tuple[Later, list[LabelledArray]]
 """A picture and its numbers."""
 
 
@@ -24,13 +21,18 @@ Drawing = tuple["Figure", list[LabelledArray]]
 class Picture:
     """A picture as it stands in a page."""
 
-    figure: Figure
+    drawing: Later
     id: str
     """Of the picture in the page."""
     caption: str
     file: str
     """Name of the CSV that holds its numbers."""
     numbers: Sequence[LabelledArray]
+
+    @property
+    def name(self) -> str:
+        """Its section and what it shows: several runs or probes have pictures of one name."""
+        return self.file.removesuffix(".csv")
 
     @property
     def names_lines(self) -> bool:
@@ -40,7 +42,7 @@ class Picture:
     @cached_property
     def svg(self) -> Markup:
         """It drawn, which takes a tenth of a second: a page that has a live panel of its numbers does not ask."""
-        return Markup(to_svg(self.figure, self.id, self.caption))
+        return Markup(to_svg(self.drawing.figure, self.id, self.caption))
 
 
 @dataclass(frozen=True)
@@ -69,21 +71,14 @@ class Section:
     """What a reader must know before the pictures, or why there are none."""
     unpictured: list[tuple[str, Sequence[LabelledArray]]] = field(default_factory=list)
     """CSV file and numbers of what has no picture: of runs that are too many."""
-    most: int | None = None
-    """Pictures that are wanted; those after them are not drawn. None: all."""
-
-    @property
-    def is_full(self) -> bool:
-        """Whether no further picture is wanted."""
-        return self.most is not None and len(self.pictures) >= self.most
 
     def add(
-        self, figure: Figure, key: str, caption: str, numbers: Sequence[LabelledArray], index: int | None = None
+        self, drawing: Later, key: str, caption: str, numbers: Sequence[LabelledArray], index: int | None = None
     ) -> None:
         """Add a picture. Those of one ``key`` share a CSV; ``index`` makes their ids in the page differ."""
         name = f"{self.id}-{key}"
         id_ = name if index is None else f"{name}-{index}"
-        self.pictures.append(Picture(figure, id_, printable(caption), f"{name}.csv", numbers))
+        self.pictures.append(Picture(drawing, id_, printable(caption), f"{name}.csv", numbers))
 
     def add_numbers(self, key: str, numbers: Sequence[LabelledArray]) -> None:
         """Add the numbers of a picture that is not shown to the CSV of its ``key``."""

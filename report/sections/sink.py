@@ -10,6 +10,7 @@ from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.axes import position_axis
 from ..pictures.heads import draw_head_maps, draw_heads, draw_importance, uniform_importance
+from ..pictures.later import later
 from ..pictures.layers import block_titles, draw_blocks
 from ..pictures.panels import Heights, Panel
 from ..pictures.style import DASHED, DOTTED, SOLID
@@ -52,7 +53,7 @@ def _draw_mass(run: RunHistory, prefix: str) -> Drawing | None:
         for _, step, a in found
     ]
     panels = [(title, arrays["sink_mass"]) for title, _, arrays in found]
-    return (draw_head_maps(panels, _MASS.label), numbers) if panels else None
+    return (later(draw_head_maps, panels, _MASS.label), numbers) if panels else None
 
 
 def _draw_importance(run: RunHistory, prefix: str) -> Drawing | None:
@@ -63,7 +64,7 @@ def _draw_importance(run: RunHistory, prefix: str) -> Drawing | None:
         mean = arrays["importance"].mean(1)
         axes = [{"layer": range(1, len(mean) + 1)}, {"position": range(mean.shape[1])}]
         numbers.append(LabelledArray("importance", mean, axes, {"step": step}))
-    return (draw_importance(panels), numbers) if panels else None
+    return (later(draw_importance, panels), numbers) if panels else None
 
 
 # ── in one snapshot ──────────────────────────────────────────────────────────────────────────────────────────────────
@@ -92,7 +93,7 @@ def _draw_maps(arrays: Arrays) -> Drawing:
         shown["sink_mass_normalised"] = ("as a share of the row", arrays["sink_mass_normalised"])
     if "sink_rate" in arrays:
         shown["sink_rate"] = (_RATE.label, arrays["sink_rate"] / 100)
-    figure = draw_head_maps(list(shown.values()), "")
+    figure = later(draw_head_maps, list(shown.values()), "")
     return figure, [LabelledArray(name, arrays[name], block_and_head(arrays[name])) for name in shown]
 
 
@@ -102,8 +103,8 @@ def _draw_rates(arrays: Arrays) -> Drawing:
     def axis(axes: Axes) -> None:
         axes.set_xlabel("ε")
 
-    figure = draw_blocks(
-        [Panel("", epsilons, grid.mean(2).T)], heights=heights_of(_RATE, least=0, most=100), x_axis=axis
+    figure = later(
+        draw_blocks, [Panel("", epsilons, grid.mean(2).T)], heights=heights_of(_RATE, least=0, most=100), x_axis=axis
     )
     axes = [{"epsilon": epsilons.tolist()}, {"layer": range(1, grid.shape[1] + 1)}]
     return figure, [LabelledArray("sink_rate", grid.mean(2), axes)]
@@ -120,7 +121,8 @@ def _draw_keys(arrays: Arrays) -> Drawing | None:
     ]
     if not any(np.isfinite(panel.lines).any() for panel in panels):
         return None
-    figure = draw_heads(
+    figure = later(
+        draw_heads,
         panels,
         run=0,
         heights=Heights("importance", log=True, most=1),

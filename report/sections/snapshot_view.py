@@ -13,7 +13,8 @@ from ...metrics.quantity import Quantity
 from ..csv_files import LabelledArray
 from ..pictures.axes import block_axis
 from ..pictures.curves import Control, Curve, draw_curves
-from ..pictures.panels import MAX_PANELS, same_scale
+from ..pictures.later import later, on_one_scale
+from ..pictures.panels import MAX_PANELS
 from ..probe_arrays import PROBES, arrays_of, measured_probes, of_probe
 from ..rows import declared_quantities
 from .section import Drawing, Section
@@ -59,17 +60,15 @@ class SnapshotView:
         square: bool = False,
     ) -> None:
         """Add what ``draw`` makes of every probe that holds the arrays it ``needs``, all on one scale."""
-        if section.is_full:
-            return
         by_probe = {prefix: arrays_of(self.snapshot, prefix) for prefix in measured_probes(self.snapshot)}
         made = {
             prefix: drawn
             for prefix, arrays in by_probe.items()
             if all(name in arrays for name in needs) and (drawn := draw(arrays)) is not None
         }
-        same_scale([figure for figure, _ in made.values()], square)
-        for prefix, (figure, numbers) in made.items():
-            section.add(figure, *of_probe(prefix, key, caption), [a.within(self.at(prefix)) for a in numbers])
+        on_one_scale([drawing for drawing, _ in made.values()], square)
+        for prefix, (drawing, numbers) in made.items():
+            section.add(drawing, *of_probe(prefix, key, caption), [a.within(self.at(prefix)) for a in numbers])
 
 
 def of_blocks(caption: str, n_layers: int) -> str:
@@ -119,7 +118,7 @@ def draw_by_block(
     def axis(axes: Axes) -> None:
         block_axis(axes, embeddings=start == 0)
 
-    figure = draw_curves(curves, ylabel=ylabel, x_axis=axis, controls=controls, from_zero=from_zero, log=log)
+    figure = later(draw_curves, curves, ylabel=ylabel, x_axis=axis, controls=controls, from_zero=from_zero, log=log)
     numbers = [
         LabelledArray(name, blocks, [{"layer": range(start, start + len(blocks))}]) for name, blocks in values.items()
     ]

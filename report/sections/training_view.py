@@ -14,9 +14,10 @@ from ..csv_files import LabelledArray
 from ..pictures.axes import step_axis
 from ..pictures.curves import Control, Curve, draw_over_training
 from ..pictures.heads import draw_heads
+from ..pictures.later import later, on_one_scale
 from ..pictures.layers import draw_blocks
-from ..pictures.panels import Heights, Panel, evenly_spaced, same_scale
-from ..pictures.style import DASHED, SOLID, numbers_only
+from ..pictures.panels import Heights, Panel, evenly_spaced
+from ..pictures.style import DASHED, SOLID
 from ..probe_arrays import GROUPS, PROBES, arrays_of, of_probe
 from ..rows import declared_quantities
 from ..run_history import RunHistory
@@ -164,10 +165,16 @@ class TrainingView:
         log: bool = False,
     ) -> None:
         """Add a picture of curves, if at least one run has more than one point to draw."""
-        if section.is_full or not any(len(curve.steps) > 1 for curve in curves):
+        if not any(len(curve.steps) > 1 for curve in curves):
             return
-        figure = draw_over_training(
-            curves, ylabel=ylabel, controls=controls, linear_until=self.linear_until, from_zero=from_zero, log=log
+        figure = later(
+            draw_over_training,
+            curves,
+            ylabel=ylabel,
+            controls=controls,
+            linear_until=self.linear_until,
+            from_zero=from_zero,
+            log=log,
         )
         drawn: list[Curve | Control] = [*curves, *controls]
         numbers = [
@@ -205,19 +212,17 @@ class TrainingView:
         """Add pictures of one kind."""
         made = []
         for section, key, caption, draw in wanted:
-            for run in () if section.is_full else self.runs[:PICTURED]:
+            for run in self.runs[:PICTURED]:
                 if (drawn := draw(run)) is not None:
                     made.append((section, key, caption, run, *drawn))
-            for run in () if section.is_full else self.runs[PICTURED:]:
-                with numbers_only():
-                    drawn = draw(run)
-                if drawn is not None:
+            for run in self.runs[PICTURED:]:
+                if (drawn := draw(run)) is not None:
                     section.add_numbers(key, [array.within({"run": run.name}) for array in drawn[1]])
         if one_scale:
-            same_scale([figure for *_, figure, _ in made])
-        for section, key, caption, run, figure, numbers in made:
+            on_one_scale([drawing for *_, drawing, _ in made])
+        for section, key, caption, run, drawing, numbers in made:
             text = caption if len(self.runs) == 1 else f"{run.name}. {caption}"
-            section.add(figure, key, text, [array.within({"run": run.name}) for array in numbers], run.index)
+            section.add(drawing, key, text, [array.within({"run": run.name}) for array in numbers], run.index)
 
     def add_blocks(
         self,
@@ -243,8 +248,8 @@ class TrainingView:
             if not any(np.isfinite(panel.lines).any() for panel in panels):
                 return None
             axis = _steps(panels, self.linear_until)
-            figure = draw_blocks(
-                panels, heights=heights, x_axis=axis, embeddings=embeddings, markers=len(panels[0].x) < 25
+            figure = later(
+                draw_blocks, panels, heights=heights, x_axis=axis, embeddings=embeddings, markers=len(panels[0].x) < 25
             )
             return figure, numbers
 
@@ -262,7 +267,7 @@ class TrainingView:
             shown = evenly_spaced(values.shape[1])
             panels = [Panel(f"block {layer + 1}", steps, values[:, layer].T, references) for layer in shown]
             axis = _steps(panels, self.linear_until)
-            figure = draw_heads(panels, run=run.index, heights=heights, x_axis=axis, markers=len(steps) < 25)
+            figure = later(draw_heads, panels, run=run.index, heights=heights, x_axis=axis, markers=len(steps) < 25)
             axes = [
                 {"step": steps.tolist()},
                 {"layer": [layer + 1 for layer in shown]},

@@ -13,6 +13,7 @@ from ..csv_files import LabelledArray
 from ..pictures.axes import token_axis
 from ..pictures.curves import Control
 from ..pictures.heads import draw_heads
+from ..pictures.later import later
 from ..pictures.layers import block_titles
 from ..pictures.panels import Heights, Panel
 from ..pictures.style import DASHED, SOLID
@@ -108,7 +109,8 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
         t = shown_positions(n_eff.shape[2])
         titles = block_titles(len(n_eff))
         panels = [Panel(title, t + 1, n_eff[layer][:, t], {"uniform attention": t + 1.0}) for layer, title in titles]
-        figure = draw_heads(
+        figure = later(
+            draw_heads,
             panels,
             run=0,
             heights=Heights("n_eff(t)", log=True, least=1),
@@ -151,8 +153,8 @@ def _draw_variance(sigma: np.ndarray, n_eff: np.ndarray | None) -> Drawing | Non
         panels.append(Panel(title, t + 1, shown, guides))
     if not any(np.isfinite(panel.lines).any() for panel in panels):
         return None
-    figure = draw_heads(
-        panels, run=0, heights=Heights("σ²(t)", log=True), x_axis=lambda axes: token_axis(axes, t[-1] + 1)
+    figure = later(
+        draw_heads, panels, run=0, heights=Heights("σ²(t)", log=True), x_axis=lambda axes: token_axis(axes, t[-1] + 1)
     )
     return figure, numbers
 
