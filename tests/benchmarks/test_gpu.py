@@ -143,6 +143,7 @@ def seen(rows):
     return [(row["case"], row["status"], row.get("value")) for row in rows]
 
 
+@pytest.mark.heavy
 def test_an_error_is_a_row_and_the_rest_goes_on(gpu, run):
     case = gpu("gpu_run.case").Case
     cases = [
@@ -196,6 +197,7 @@ def test_what_time_does_not_allow_is_told(gpu, run):
     assert (status, seen(found)) == (0, [("a", "not reached", None)])
 
 
+@pytest.mark.heavy
 def test_a_part_that_runs_again_replaces_its_own_rows(gpu, run):
     case = gpu("gpu_run.case").Case
     run([case("a", measures(1))], part="arms")

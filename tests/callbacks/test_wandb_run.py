@@ -71,6 +71,7 @@ def run(tmp_path):
     return run
 
 
+@pytest.mark.heavy
 def test_the_environment_wins_a_failure_is_an_alert_and_a_run_goes_on_as_itself(
     run, tmp_path, monkeypatch, offline_wandb
 ):

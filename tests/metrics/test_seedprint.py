@@ -85,6 +85,7 @@ def test_the_aggregated_signal_can_see_what_no_column_shows():
     assert found.statistic == pytest.approx(tau, abs=1e-12)
 
 
+@pytest.mark.heavy
 def test_the_analytic_sd_is_that_of_unrelated_rankings():
     rng = np.random.default_rng(0)
     taus = [stats.kendalltau(rng.random(30), rng.random(30)).statistic for _ in range(1500)]

@@ -105,6 +105,7 @@ def test_truncated_normals_follow_the_truncated_distribution_and_pair_with_the_p
 BORDERS = st.builds(lambda block, offset: block * BLOCK + offset, st.integers(0, 4), st.integers(-3, 17))
 
 
+@pytest.mark.heavy
 @settings(max_examples=20)
 @given(BORDERS, BORDERS)
 @example(0, SIZE)

@@ -142,6 +142,7 @@ def test_gradients_that_were_scaled_are_not_taken_twice(chunks):
         torch.autograd.grad(objective, x, create_graph=True)
 
 
+@pytest.mark.heavy
 def test_a_compiled_graph_calls_it_as_it_is(chunks):
     x, weight, targets = rows()
 

@@ -95,6 +95,7 @@ def test_one_rehearsal_knows_every_micro_batch(llama, sharded, checkpointing):
     assert of_all.sent == of_three.sent
 
 
+@pytest.mark.heavy
 def test_a_sharded_model_holds_and_sends_its_shard(llama):
     n, config = 8, llama({"trainer.strategy": "fsdp2", "trainer.gather": "fp32"})
     curve = rehearse(config, n, shard=fsdp2.sharder, device="cuda")
@@ -109,6 +110,7 @@ def test_a_sharded_model_holds_and_sends_its_shard(llama):
         assert curve.sent[f"{nth} backward"] == ring * (whole + 4 * 2 * BLOCK)
 
 
+@pytest.mark.heavy
 def test_gradients_that_are_summed_whole_are_sent_once(llama):
     n, config = 8, llama({"trainer.strategy": "fsdp2", "trainer.gather": "fp32"})
     curve = rehearse(config, n, shard=fsdp2.sharder, device="cuda", whole=True)
@@ -126,6 +128,7 @@ def test_gradients_that_are_summed_whole_are_sent_once(llama):
     assert once.peak - apart.peak == pytest.approx(whole, rel=0.2)
 
 
+@pytest.mark.heavy
 def test_no_more_is_gathered_at_once_than_two_groups(llama):
     fields = {"trainer.strategy": "fsdp2", "trainer.gather": "fp32", "model.vocab_size": 8192, "model.n_layers": 4}
     curve = rehearse(llama(fields), 8, shard=fsdp2.sharder, device="cuda")
@@ -174,6 +177,7 @@ def test_a_table_that_is_head_too_is_gathered_once(llama):
     assert curve.sent["first backward"] == 7 / 8 * (2 * 2 * BLOCK + 4 * (2 * BLOCK + HEAD))
 
 
+@pytest.mark.heavy
 def test_nothing_is_left_behind(llama):
     resize = torch.UntypedStorage.resize_
     rehearse(llama({"trainer.strategy": "fsdp2"}), 4, shard=fsdp2.sharder, device="cuda")
@@ -388,6 +392,7 @@ def test_an_optimizer_with_one_moment_needs_less_memory_under_every_strategy(lla
     assert offloaded.host_per_node == pytest.approx(5 * whole)
 
 
+@pytest.mark.heavy
 def test_muon_gathers_every_matrix_once_more_in_the_update(llama):
     config = {"trainer.strategy": "fsdp2", "trainer.global_batch_size": 64}
     muon, adamw = (

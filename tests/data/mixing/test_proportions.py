@@ -15,6 +15,7 @@ from birthmark.data.mixing.proportions import Proportions
 WEIGHTS = st.lists(st.sampled_from([0.0, 1e-7, 0.01, 0.5, 1.0]) | st.floats(1e-3, 1e3), min_size=1, max_size=8)
 
 
+@pytest.mark.heavy
 @settings(max_examples=25)
 @given(weights=WEIGHTS, far=st.integers(0, 10**10))
 def test_each_source_has_its_share_at_every_thousand_and_its_samples_in_order(weights: list[float], far: int) -> None:

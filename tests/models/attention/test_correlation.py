@@ -89,6 +89,7 @@ def test_a_birth_settles_by_its_seed_alone_and_leaves_the_mode_as_it_was():
     assert rho[1:].mean() > 0.2
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("correlation", ["none", "estimated"])
 def test_the_correlated_form_equalises_every_layer_where_the_exact_one_inverts_them(correlation):
     """facts: σ²(0)/σ²(late) stays near 1 in every layer with ρ, and falls below .1 without it after the first."""

@@ -87,6 +87,7 @@ def test_every_arm_is_in_the_page_and_none_is_markup(page):
     assert all(name in text for name in names if "<" not in name)
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (420, "dark")])
 def test_a_browser_draws_it(open_page, page, width, scheme):
     out, names = page
