@@ -84,6 +84,8 @@ class SourceConfig:
 
 
 #: Fields that every source has for itself, beside its path.
+#: Fields of a corpus that is whole on a disk.
+_ON_DISK = ("token_dtype", "end_token", "val_path", "stage_to", "decontaminate", "max_bad_rows", "n_workers")
 _OF_SOURCES = ("text_field", "token_dtype", "end_token", "val_path")
 
 
@@ -168,10 +170,10 @@ class DataConfig:
     """A folder on a drive of each node's own: token shards are copied there once per node, checked, and read there."""
 
     timeout_s: float = 60.0
-    """Seconds without a sign of life after which a remote path is given up."""
+    """Seconds without a sign of life after which a remote path is given up; of ``stream``, a remote ``tokenizer``."""
 
     n_workers: int = 0
-    """Processes that tokenise, and that hash the rows of tables; 0 takes one per core."""
+    """Processes that tokenise a corpus on a disk, and that hash the rows of tables; 0 takes one per core."""
 
     bos: BosName | bool = True
     """Where BOS stands: before every ``document``, before every ``sequence``, or nowhere, ``none``. BOS is what the
@@ -291,9 +293,14 @@ class DataConfig:
             found.append("data.stream: 'bpe' would read the whole set first; give data.tokenizer a tokenizers file")
         found += [
             f"data.{name}: {value!r} is of a corpus on a disk, which data.stream does not read; leave one of them out"
-            for name in ("token_dtype", "end_token", "val_path", "stage_to", "decontaminate", "max_bad_rows")
+            for name in _ON_DISK
             if (value := getattr(self, name)) != getattr(DataConfig, name)
         ]
+        if self.timeout_s != DataConfig.timeout_s and not is_remote(self.tokenizer):
+            found.append(
+                f"data.timeout_s: {self.timeout_s} is of files that are fetched whole, and data.stream reads with the "
+                "timeouts of its libraries; leave it out"
+            )
         if self.packing != "concat" or self.bos_at != "none":
             found.append("data.stream: reads documents one behind another: leave data.packing and data.bos out")
         for path in [source.path for source in self.sources] or [self.path]:

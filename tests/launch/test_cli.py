@@ -115,7 +115,7 @@ def test_a_wrong_command_is_one_line_and_status_2(arguments, expected, capsys):
     assert expected in lines[0]
 
 
-def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys, monkeypatch):
+def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys, monkeypatch, no_page):
     monkeypatch.chdir(tmp_path)
     assert main(["pretrain", f"--config={tiny_file}", "--trainer.checkpoint_every=1"]) == 0
     run = RunDir(tmp_path / "runs" / "tiny")
@@ -142,7 +142,8 @@ def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys,
         assert "already in use" in lines[0]
         assert {f: f.read_bytes() for f in run.path.rglob("*") if f.is_file()} == before
     # torchrun starts the same command again when a node joins, and does not count that.
-    assert main(["pretrain", f"--config={tiny_file}", "--trainer.checkpoint_every=1"]) == 0
+    with no_page():
+        assert main(["pretrain", f"--config={tiny_file}", "--trainer.checkpoint_every=1"]) == 0
     assert "resumed at step 2" in capsys.readouterr().out
 
 

@@ -295,7 +295,12 @@ def _may_be_a_summary(whole: Mapping[str, Any], content: Any) -> bool:
     and a scalar that is not finite is null."""
     if not isinstance(content, dict):
         return False
-    changed = [name for name in {**whole, **content} if whole.get(name) != content.get(name)]
+    # As JSON: Python takes false for 0.
+    changed = [
+        name
+        for name in {**whole, **content}
+        if damage.json_text(whole.get(name)) != damage.json_text(content.get(name))
+    ]
     if changed == ["model"]:
         return True
     nulls = [name for name in changed if name == "bias" or name.startswith("bias_")]

@@ -152,6 +152,8 @@ def test_a_set_that_cannot_be_streamed_is_one_line(streamed: DataConfig, fields:
             "data.stream: does not know the sizes",
         ),
         ({"end_token": 3}, "data.end_token: 3 is of a corpus on a disk"),
+        ({"n_workers": 2}, "data.n_workers: 2 is of a corpus on a disk"),
+        ({"timeout_s": 5.0}, "data.timeout_s: 5.0 is of files that are fetched whole"),
         ({"packing": "best_fit"}, "data.stream: reads documents one behind another"),
         ({"bos": "document"}, "data.stream: reads documents one behind another"),
         ({"epochs": 1.5}, "data.epochs: 1.5 is no whole number"),

@@ -97,8 +97,8 @@ def config(tiny):
         "optim.lr": 0.003,
         "model.mlp": "swiglu",
         "trainer.global_batch_size": 8,
-        "trainer.max_steps": 40,
-        "trainer.checkpoint_every": 20,
+        "trainer.max_steps": 20,
+        "trainer.checkpoint_every": 10,
         "trainer.val_sequences": 7,
         "snapshot.n_sequences": 11,
     }
@@ -140,7 +140,7 @@ def half(run, path):
     """A copy of a run as it was at its first checkpoint."""
     shutil.copytree(run.path, path)
     part = RunDir(path)
-    for step in (s for s in part.checkpoints_by_step() if s > 20):
+    for step in (s for s in part.checkpoints_by_step() if s > 10):
         shutil.rmtree(part.checkpoint(step))
         shutil.rmtree(part.snapshot(step))
     return part
@@ -177,7 +177,7 @@ def assert_alike(run, single):
     for key in ("train/loss", "train/grad_norm", "val/loss"):
         ours, theirs = logged(run, key), logged(single, key)
         assert ours.keys() == theirs.keys()
-        assert len(ours) in (3, 40)
+        assert len(ours) in (3, 20)
         assert {s: v for s, v in ours.items() if s <= 10} == pytest.approx(
             {s: v for s, v in theirs.items() if s <= 10}, rel=1e-5
         )
@@ -186,7 +186,7 @@ def assert_alike(run, single):
     assert births[0].bias == pytest.approx(births[1].bias, rel=1e-5, abs=1e-6)
     for name in ("mean_prob", "stranger_mean_prob", "mean_direction", "stranger_direction", "sink_rate", "n_eff"):
         np.testing.assert_allclose(births[0].arrays[name], births[1].arrays[name], rtol=1e-5, atol=1e-6, err_msg=name)
-    ends = [Snapshot.read(r.snapshot(40)).bias for r in (run, single)]
+    ends = [Snapshot.read(r.snapshot(20)).bias for r in (run, single)]
     assert ends[0] == pytest.approx(ends[1], rel=1e-2, abs=1e-3)
 
 
@@ -222,9 +222,9 @@ def test_a_run_goes_on_under_another_strategy(change, changed, runs, single):
     before = single if source == "single" else runs(source)
     ours, theirs = logged(changed[change], "train/loss"), logged(before, "train/loss")
     assert ours.keys() == theirs.keys()
-    assert len(ours) == 40
-    assert {s: v for s, v in ours.items() if s <= 30} == pytest.approx(
-        {s: v for s, v in theirs.items() if s <= 30}, rel=1e-5
+    assert len(ours) == 20
+    assert {s: v for s, v in ours.items() if s <= 15} == pytest.approx(
+        {s: v for s, v in theirs.items() if s <= 15}, rel=1e-5
     )
     assert ours == pytest.approx(theirs, rel=1e-3)
 
