@@ -30,14 +30,21 @@ def add_options(parser: Parser) -> None:
     add_json(parser)
 
 
+#: Seeds of one command: at a second each they take more than a week.
+_MOST = 1_000_000
+
+
 def read_seeds(text: str) -> list[int]:
     """Seeds from ``0..9999`` (both ends included), ``7`` and commas between such; UsageError names what is neither."""
     found: list[int] = []
     for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d+)(?:\s*\.\.\s*(\d+))?\s*", part)
+        ends = re.fullmatch(r"\s*(\d{1,20})(?:\s*\.\.\s*(\d{1,20}))?\s*", part)
         if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
             raise UsageError(f"--seeds {text}: give whole numbers, such as 0..9999 or 3,7,10..20")
-        found += range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+        seeds = range(int(ends[1]), int(ends[2] or ends[1]) + 1)
+        if seeds[0] + _MOST < seeds[-1] or len(found) + len(seeds) > _MOST:
+            raise UsageError(f"--seeds {text}: more than {_MOST:,} births; give fewer")
+        found += seeds
     return list(dict.fromkeys(found))
 
 

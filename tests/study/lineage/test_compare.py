@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import yaml
 
+from birthmark.errors import UsageError
 from birthmark.launch.cli import main
 from birthmark.launch.commands.instrument.identify import read_seeds
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
@@ -278,6 +279,14 @@ def test_every_candidate_counts(lineage, place):
 
 def test_seeds_are_ranges_and_lists():
     assert read_seeds("3, 5..7,5") == [3, 5, 6, 7]
+    for text, said in (
+        ("0..99999999999999", "more than 1,000,000 births"),
+        ("0..999999,7..8", "more than 1,000,000 births"),
+        ("9" * 5000, "give whole numbers"),
+        ("7..3", "give whole numbers"),
+    ):
+        with pytest.raises(UsageError, match=f"--seeds .*: {said}"):
+            read_seeds(text)
 
 
 # ── calibration ──────────────────────────────────────────────────────────────────────────────────────────────────────
