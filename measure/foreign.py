@@ -20,7 +20,7 @@ from ..models.attention.positions import Placement
 from ..models.attention.scores import Scores
 from ..models.config import AttentionConfig
 from ..models.exchange.families import FAMILIES
-from ..models.observe import Attended, Observer
+from ..models.observe import Attended, Observer, show_sublayer
 
 _NAME = "birthmark"
 
@@ -296,14 +296,22 @@ def _hook(block: nn.Module, layer: int, places: _Places, observer: Observer) -> 
     def activated(module: nn.Module, args: tuple[Any, ...]) -> None:
         observer.neurons(layer, args[0])
 
+    def attention_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        show_sublayer(observer, "attention", layer, output)
+
+    def mlp_output(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        show_sublayer(observer, "mlp", layer, output)
+
     def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         x_BTD.clear()
         observer.residual("mlp", layer, _first(output))
 
     return [
         block.register_forward_pre_hook(enter, with_kwargs=True),
+        block.get_submodule(places.o).register_forward_hook(attention_output),
         block.get_submodule(places.attn_added).register_forward_hook(attended),
         block.get_submodule(places.down).register_forward_pre_hook(activated),
+        block.get_submodule(places.down).register_forward_hook(mlp_output),
         block.register_forward_hook(leave),
     ]
 

@@ -67,6 +67,7 @@ def birth_reference(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_s
 
 def _pass(model: Decoder | ForeignModel, batches: Batches, observer: MetricObserver) -> None:
     for tokens_BT, counts in batches:
+        observer.tokens_BT = tokens_BT
         logits_BV = model(tokens_BT, last_only=True, observer=observer if counts else None)
         if counts:
             observer.logits(logits_BV)
@@ -78,6 +79,7 @@ def _pass_over_documents(model: Decoder | ForeignModel, batches: Batches, observ
     apart = isinstance(model, Decoder) and model.config.attention.documents
     for both_B2T, counts in batches:
         tokens_BT, documents_BT = both_B2T.unbind(1)
+        observer.tokens_BT = tokens_BT
         first_BT = observer.first_BT = Documents.of(documents_BT).first_positions()
         more = {"documents_BT": documents_BT} if apart else {}
         with read_weights(partial(KeySummer, first_BT=first_BT)):

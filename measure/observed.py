@@ -24,7 +24,7 @@ from .foreign import ForeignConfig, ForeignModel
 
 Scalars = dict[str, float | np.floating | np.integer]
 Arrays = dict[str, np.ndarray]
-Place = Literal["residual", "attention", "neurons", "logits"]
+Place = Literal["residual", "attention", "sublayer", "neurons", "logits"]
 
 PLACES: tuple[Place, ...] = get_args(Place)
 
@@ -45,6 +45,8 @@ class AttentionView(Attended):
 
     first_BT: Tensor | None = None
     """Where each position's document begins; None where a sequence counts as one."""
+    tokens_BT: Tensor | None = None
+    """The batch; None where who runs the pass does not say."""
 
     @cached_property
     def sums(self) -> KeySums:
@@ -107,8 +109,8 @@ class Observed:
     """One metric (or some that belong together) as an observer feeds it.
 
     A subclass has a method for each place that it reads, with the names and arguments of ``models/observe.py``:
-    ``residual``, ``attention`` (an :class:`AttentionView`), ``neurons``; and ``logits``, of the last position
-    ``[B, V]``.
+    ``residual``, ``attention`` (an :class:`AttentionView`), ``sublayer``, ``neurons``; and ``logits``, of the last
+    position ``[B, V]``.
     """
 
     name: str

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..models.observe import Attended, Site
+from ..models.observe import Attended, Site, Sublayer
 from .observed import PLACES, AttentionView, Observed
 from .ranks import sum_over_ranks
 
@@ -58,6 +58,8 @@ class MetricObserver:
         self.finite = finite
         self.first_BT: Tensor | None = None
         """Where each position's document of the batch begins; None where a sequence counts as one."""
+        self.tokens_BT: Tensor | None = None
+        """The batch that passes."""
         self.hooks = {place: [hook for m in metrics if (hook := m.hook(place)) is not None] for place in PLACES}
 
     def _show(self, place: Any, *tensors: Any) -> None:
@@ -77,7 +79,13 @@ class MetricObserver:
             # not.
             for x_BHTK in (attended.q_BHTK, attended.k_BHTK, attended.out_BHTK):
                 self.finite.see("heads", layer, x_BHTK)
-        self._show("attention", layer, AttentionView(**vars(attended), first_BT=self.first_BT))
+        self._show(
+            "attention", layer, AttentionView(**vars(attended), first_BT=self.first_BT, tokens_BT=self.tokens_BT)
+        )
+
+    def sublayer(self, site: Sublayer, layer: int, x_BTD: Tensor) -> None:
+        """See models/observe.py."""
+        self._show("sublayer", site, layer, x_BTD)
 
     def neurons(self, layer: int, a_BTF: Tensor) -> None:
         """See models/observe.py."""

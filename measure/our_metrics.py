@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import ClassVar
 
 import numpy as np
@@ -396,9 +397,15 @@ OBSERVED: Mapping[str, type[_Ours]] = {
 
 def our_metrics(setting: Setting) -> list[Observed]:
     """All of ours, in the order of their declarations."""
-    return [OBSERVED[key](setting) if key in OBSERVED else SelfObserving(_our_source(key), setting) for key in METRICS]
+    return [
+        OBSERVED[key](setting) if key in OBSERVED else SelfObserving(_our_source(key, setting), setting)
+        for key in METRICS
+    ]
 
 
-def _our_source(key: str) -> MetricSource:
+def _our_source(key: str, setting: Setting) -> MetricSource:
     module, _, name = key.partition(":")
-    return MetricSource(key, METRICS[key], getattr(importlib.import_module(f"{_metrics.__name__}.{module}"), name))
+    own = getattr(importlib.import_module(f"{_metrics.__name__}.{module}"), name)
+    # What a class asks of the measurement's settings beside the sizes.
+    asked = {field: getattr(setting, field) for field in getattr(own, "from_setting", ())}
+    return MetricSource(key, METRICS[key], partial(own, **asked))

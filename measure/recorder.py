@@ -23,6 +23,7 @@ from ..errors import RunError, UsageError
 from ..metrics.rankings import places, ranking
 from ..models.decoder import Decoder
 from ..models.tensor_shards import compute_dtype
+from .anatomy.listed_sinks import secondary_sinks
 from .config import SnapshotConfig
 from .find_model import measurable, unwrap
 from .foreign import ForeignModel
@@ -94,6 +95,7 @@ def snapshot_of(
         "seconds": round(seconds, 4),
         "bias": found.scalars,
         "top_tokens": top_tokens(found.arrays, birth, top_k, token_texts),
+        "secondary_sinks": secondary_sinks("random", found.arrays, found.scalars["sink_epsilon"], token_texts),
     }
     if found.declared:
         # Who reads the snapshot need not have the user's module.
@@ -101,8 +103,10 @@ def snapshot_of(
     return Snapshot(summary, dict(found.arrays))
 
 
-def add_probe(snapshot: Snapshot, name: str, found: Measurement) -> None:
+def add_probe(snapshot: Snapshot, name: str, found: Measurement, token_texts: TokenTexts | None) -> None:
     """Put what was found on another probe beside that of the random one."""
+    listed = secondary_sinks(name, found.arrays, found.scalars["sink_epsilon"], token_texts)
+    snapshot.summary["secondary_sinks"] = snapshot.summary["secondary_sinks"] + listed
     snapshot.summary[f"bias_{name}"] = found.scalars
     snapshot.arrays.update({f"{name}.{key}": value for key, value in found.arrays.items()})
 
@@ -340,5 +344,5 @@ class SnapshotRecorder:
             snapshot.arrays["stranger_mean_prob"] = np.array([s.mean_prob for s in self.strangers])
         for name, found in by_probe.items():
             if name != "random":
-                add_probe(snapshot, name, found)
+                add_probe(snapshot, name, found, self.token_texts)
         return snapshot

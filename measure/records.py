@@ -63,6 +63,18 @@ class Token(TypedDict):
     rank_at_birth: NotRequired[Count]
 
 
+class SecondarySink(TypedDict):
+    """An entry of ``secondary_sinks``."""
+
+    probe: str
+    position: Count
+    id: Annotated[int, Bounds(-1, 1 << 62)]
+    text: str
+    blocks: Count
+    heads: Count
+    importance: Number
+
+
 class ProbeFacts(TypedDict):
     """The probe that was measured on."""
 
@@ -100,6 +112,7 @@ class Summary(TypedDict):
     vocab_size: NotRequired[Size]
     seconds: NotRequired[Number]
     top_tokens: NotRequired[list[Token]]
+    secondary_sinks: NotRequired[list[SecondarySink]]
     quantities: NotRequired[list[dict[str, Any]]]
     arrays_sha256: NotRequired[Sha256]
     sha256: NotRequired[Sha256]

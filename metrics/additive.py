@@ -82,3 +82,13 @@ def sum_over_ranks(x: Tensor, group: Any = None) -> Tensor:
     total = x.clone()
     dist.all_reduce(total, group=group)
     return total
+
+
+def largest_over_ranks(x: Tensor, group: Any = None) -> Tensor:
+    """The largest of each element over the ranks of ``group`` (None: of the run), in a tensor of its own; alone, ``x``
+    itself."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return x
+    largest = x.clone()
+    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+    return largest

@@ -12,8 +12,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .declarations.of_anatomy import HEAD_ENTROPY, KEY_VALUE_NORMS, SEQUENCE_SINKS
 from .declarations.of_chain import AGGREGATION, LOCK, NEURONS, STATES
 from .declarations.of_mark import AT_BIRTH, COMPARED_WITH_BIRTH, CONTRACTION, PREFERENCE
+from .declarations.of_outliers import ACTIVATION_OUTLIERS
 from .declarations.of_sinks import DOCUMENT_SINKS, SINKS
 from .declarations.of_training import LOGGED
 from .quantity import Column, Quantity
@@ -36,6 +38,7 @@ SECTIONS: Mapping[str, Link] = {
     "dominance": Link("chain", "dominance_first"),
     "lock": Link("chain", "qk_cosine"),
     "sink": Link("chain", "sink_mass"),
+    "outliers": Link("chain", "residual_kurtosis"),
     "direction": Link("mark", "alignment"),
     "contraction": Link("mark", "inter"),
     "preference": Link("mark", "preference_ratio"),
@@ -54,6 +57,10 @@ METRICS: Mapping[str, tuple[Quantity, ...]] = {
     "neurons": NEURONS,
     "states": STATES,
     "lock": LOCK,
+    "anatomy.key_value_norms:KeyValueNorms": KEY_VALUE_NORMS,
+    "anatomy.head_entropy:HeadEntropy": HEAD_ENTROPY,
+    "anatomy.sequence_sinks:SequenceSinks": SEQUENCE_SINKS,
+    "outliers.activation_outliers:ActivationOutliers": ACTIVATION_OUTLIERS,
 }
 """What each metric gives. The order is that of ``summary.json``."""
 

@@ -68,6 +68,7 @@ CSV_COLUMNS: Mapping[str, str] = {
     "probe": "`random` or `text`",
     "step": "optimizer steps",
     "lambda": "dose of an intervention",
+    "bits": "of `quantise`: bits of weights and of activations, such as w4a16",
     "layer": "block from 1; 0 is the embedding output",
     "head": "query head, from 0",
     "position": "position of a probe sequence, from 0",

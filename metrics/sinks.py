@@ -11,6 +11,10 @@ from torch import Tensor
 
 from .additive import AdditiveMetric
 
+#: The logarithm of a weight costs as much as the softmax: so many queries of a sequence tell a head's entropy.
+_ENTROPY_QUERIES = 256
+_TINY = 1e-30
+
 _QUERY_BLOCK = 32  # small enough that a block of weights stays in cache while it is summed
 
 
@@ -37,6 +41,16 @@ class KeySums(NamedTuple):
     """``Σ_j a[t, j]²`` of every query."""
     on_first_2BHT: Tensor | None = None
     """``a[t, s]`` of every query on the first token s of its document; None where documents are not told apart."""
+    entropy_BH: Tensor | None = None
+    """Mean over the queries of :func:`entropy_queries` of ``−Σ_j p ln p``, p the weights over their row's sum."""
+    largest_BH: Tensor | None = None
+    """Largest score of any query on a key that it sees; None where scores are not shown."""
+
+
+def entropy_queries(n_positions: int) -> range:
+    """The queries whose entropy is taken: all, or at most 256 at equal distances, the last among them."""
+    step = -(-n_positions // _ENTROPY_QUERIES)
+    return range((n_positions - 1) % step, n_positions, step)
 
 
 class KeySummer:
@@ -55,6 +69,14 @@ class KeySummer:
         self.shape_BHT, self.causal, self.first_BT = shape_BHT, causal, first_BT
         self.n_kinds = 1 if rows_sum_to_one else 2
         self.total_CBHT: Tensor | None = None
+        self.largest_BH: Tensor | None = None
+        self.entropy_queries = entropy_queries(shape_BHT[2])
+
+    def read_scores(self, part: tuple[slice, slice], scores_BHRS: Tensor) -> None:
+        """See the scores of a block of queries of some sequences and heads, −inf where a key is not seen."""
+        if self.largest_BH is None:
+            self.largest_BH = scores_BHRS.new_full(self.shape_BHT[:2], -torch.inf)
+        self.largest_BH[part] = self.largest_BH[part].maximum(scores_BHRS.amax((2, 3)))
 
     def read(self, part: tuple[slice, slice], start: int, weights_BHRS: Tensor) -> None:
         """Add the weights of the queries from ``start`` on, of some sequences and heads, on keys 0, 1, …; the queries
@@ -64,6 +86,7 @@ class KeySummer:
             self.total_CBHT = weights_BHRS.new_zeros(self.n_kinds, *self.shape_BHT)
             self.square_CBHT = torch.zeros_like(self.total_CBHT)
             self.first_CBH = self.total_CBHT.new_zeros(self.total_CBHT.shape[:-1])
+            self.entropy_BH = self.total_CBHT.new_zeros(self.shape_BHT[:2])
             self.on_first_CBHT = None if self.first_BT is None else torch.zeros_like(self.total_CBHT)
         kinds = [weights_BHRS]
         if self.n_kinds == 2:
@@ -72,6 +95,7 @@ class KeySummer:
             # A row without any weight has none to share out.
             kinds.append(size_BHRS.div_(level_BHR1).masked_fill_(level_BHR1 == 0, 0.0))
         stop = start + weights_BHRS.shape[2]
+        self._add_entropy(part, start, kinds[-1])
         for kind, block in enumerate(kinds):
             # Here, while the block is in cache: from log-sum-exps they would cost a second attention.
             self.square_CBHT[kind][part][..., start:stop] = torch.linalg.vector_norm(block, dim=-1).square_()
@@ -84,6 +108,12 @@ class KeySummer:
                 self.first_CBH[kind][part] = block[:, :, 0, 0]
             self.total_CBHT[kind][part][..., :stop].add_(block[..., :stop].sum(2))
 
+    def _add_entropy(self, part: tuple[slice, slice], start: int, share_BHRS: Tensor) -> None:
+        step = self.entropy_queries.step
+        rows_BHRS = share_BHRS[:, :, (self.entropy_queries.start - start) % step :: step]
+        # 0 · ln 0 is 0.
+        self.entropy_BH[part] -= rows_BHRS.clamp_min(_TINY).log_().mul_(rows_BHRS).sum((2, 3))
+
     def sums(self) -> KeySums:
         """After all queries."""
         assert self.total_CBHT is not None
@@ -93,7 +123,9 @@ class KeySummer:
         found = self.total_CBHT / n_queries_T, mass_CBH, self.square_CBHT
         importance, mass, squares = (x.expand(2, *x.shape[1:]) for x in found)
         on_first = None if self.on_first_CBHT is None else self.on_first_CBHT.expand_as(importance)
-        return KeySums(importance, mass, squares, on_first)
+        return KeySums(
+            importance, mass, squares, on_first, self.entropy_BH / len(self.entropy_queries), self.largest_BH
+        )
 
 
 def key_sums(weights: Weights, n_positions: int, first_BT: Tensor | None = None) -> KeySums:

@@ -19,7 +19,7 @@ from .init import Embedding
 from .linear_cross_entropy import TokenLosses
 from .mlp import MLP
 from .norms import NORMS, cast_once, sublayer_norms
-from .observe import Observer, show_residual
+from .observe import Observer, show_residual, show_sublayer
 
 
 class Block(nn.Module):
@@ -39,9 +39,11 @@ class Block(nn.Module):
     ) -> Tensor:
         """``[B, T, D] → [B, T, D]``."""
         attention_BTD = self.attn(cast_once(self.norm_attn(x_BTD)), place, observer, cache)
+        show_sublayer(observer, "attention", self.layer, attention_BTD)
         attended_BTD = x_BTD + self.norm_attn_out(attention_BTD)
         show_residual(observer, "attention", self.layer, attended_BTD)
         mlp_BTD = self.mlp(cast_once(self.norm_mlp(x_BTD if self.parallel else attended_BTD)), observer)
+        show_sublayer(observer, "mlp", self.layer, mlp_BTD)
         x_BTD = attended_BTD + self.norm_mlp_out(mlp_BTD)
         show_residual(observer, "mlp", self.layer, x_BTD)
         return x_BTD

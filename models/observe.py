@@ -6,19 +6,22 @@
 | ``residual("attention", l, h)`` | residual stream after the attention of block l, l = 1 … L | h ``[B, T, d]`` |
 | ``residual("mlp", l, h)`` | residual stream after the MLP of block l, l = 1 … L | h ``[B, T, d]`` |
 | ``attention(l, attended)`` | one attention of block l, l = 1 … L | :class:`Attended` |
+| ``sublayer("attention", l, x)`` | output of the attention of block l, as its last map gives it | x ``[B, T, d]`` |
+| ``sublayer("mlp", l, x)`` | output of the MLP of block l, as its last map gives it | x ``[B, T, d]`` |
 | ``neurons(l, a)`` | hidden activations of the MLP of block l, as they enter its down projection | a ``[B, T, d_ff]`` |
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, Protocol, runtime_checkable
 
 from torch import Tensor
 
 from .attention.normalisers import WeightedSum
 
 Site = Literal["embedding", "attention", "mlp"]
+Sublayer = Literal["attention", "mlp"]
 
 
 @dataclass(frozen=True)
@@ -56,3 +59,19 @@ def show_residual(observer: Observer | None, site: Site, layer: int, h_BTD: Tens
     """Show a place of the residual stream to the observer, if there is one."""
     if observer is not None:
         observer.residual(site, layer, h_BTD)
+
+
+@runtime_checkable
+class SublayerObserver(Protocol):
+    """An observer that receives outputs of sublayers too."""
+
+    def sublayer(self, site: Sublayer, layer: int, x_BTD: Tensor) -> None:
+        """What the attention or the MLP of a block gives, before a norm after it and the sum with the residual
+        stream."""
+
+
+def show_sublayer(observer: Observer | None, site: Sublayer, layer: int, x_BTD: Tensor) -> None:
+    """Show a sublayer's output to an observer that reads it. As a difference of states it would be rounded as they are:
+    in bfloat16, a massive channel makes it worthless."""
+    if isinstance(observer, SublayerObserver):
+        observer.sublayer(site, layer, x_BTD)

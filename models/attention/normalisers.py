@@ -137,7 +137,7 @@ class Explicit(WeightedSum):
         )
 
         def weighted_sum(start: int, stop: int) -> Tensor:
-            weights, shares = self._weights(start, stop)
+            weights, shares = self._weights(start, stop, self.reader)
             o = weights.to(v_BHSK.dtype) @ v_BHSK[:, :, : weights.shape[-1]]
             for key, share in zip(extra, shares, strict=True):
                 if key.value_HK is not None:
@@ -157,8 +157,10 @@ class Explicit(WeightedSum):
             [checkpoint(of, *block, use_reentrant=False) if again else of(*block) for block in blocks], dim=2
         )
 
-    def _weights(self, start: int, stop: int) -> tuple[Tensor, list[Tensor]]:
+    def _weights(self, start: int, stop: int, reader: WeightReader | None = None) -> tuple[Tensor, list[Tensor]]:
         scores, seen = self.scores.block(start, stop)
+        if reader is not None:
+            reader.read_scores(EVERYTHING, scores.masked_fill(~seen, -torch.inf))
         return self.weigh(scores, seen, [key.score_BHT[:, :, start:stop, None].to(scores.dtype) for key in self.extra])
 
     def rows(self, start: int, stop: int) -> Tensor:

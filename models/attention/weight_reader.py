@@ -30,6 +30,10 @@ _ROWS, _WEIGHTS = 256, 1 << 24
 class WeightReader(Protocol):
     """Is shown the weights of one attention, a block at a time."""
 
+    def read_scores(self, part: Part, scores_BHRS: Tensor) -> None:
+        """Of these sequences and heads, scores of a block of queries before they become weights, −inf where a key is
+        not seen. Must not write into them."""
+
     def read(self, part: Part, start: int, weights_BHRS: Tensor) -> None:
         """Of these sequences and heads, the weights of the queries from ``start`` on, on keys 0, 1, …: float32 or
         wider. May write into them."""
@@ -101,6 +105,7 @@ def read_softmax(
             rows = (*part, slice(start, stop))
             weights_NRS = scores_of(start, stop)
             weights_BHRS = weights_NRS.view(*o_BHTK[rows].shape[:3], -1)
+            reader.read_scores(part, weights_BHRS)
             if lse_BHT is not None:
                 lse_BHT[rows] = weights_BHRS.logsumexp(-1)
             # In place: in cache there is room for one of them.

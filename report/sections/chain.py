@@ -20,6 +20,7 @@ from .link import Link
 from .lock import LOCK
 from .loss import LOSS
 from .neurons import NEURONS
+from .outliers import OUTLIERS
 from .persistence import PERSISTENCE
 from .preference import PREFERENCE
 from .section import Section
@@ -36,6 +37,7 @@ LINKS: tuple[Link, ...] = (
     DOMINANCE,
     LOCK,
     SINK,
+    OUTLIERS,
     DIRECTION,
     CONTRACTION,
     PREFERENCE,

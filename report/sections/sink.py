@@ -16,9 +16,9 @@ from ..pictures.panels import Heights, Panel
 from ..pictures.style import DASHED, DOTTED, SOLID
 from ..probe_arrays import PROBES, arrays_of, measured_probes
 from ..run_history import RunHistory
-from ..text import finite_or_nan, format_value
+from ..text import finite_or_nan, format_value, one_line, shorten
 from .link import Link
-from .section import Drawing, Section
+from .section import Drawing, Listing, Section
 from .snapshot_view import Arrays, SnapshotView, block_and_head, head_lines, of_blocks, shown_positions
 from .training_view import BlockValues, TrainingView, arrays_at, heights_of
 
@@ -85,6 +85,40 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
             order = np.argsort(-counts, kind="stable")[:4]
             most = ", ".join(f"position {places[i]} ({counts[i]})" for i in order)
             section.notes.append(f"Heads by their key of largest importance, {PROBES[prefix]} probe: {most}.")
+    _list_secondary(view, section)
+
+
+def _list_secondary(view: SnapshotView, section: Section) -> None:
+    """Sinks of single sequences behind position 0, with the token that each stands on."""
+    entries = view.snapshot.summary.get("secondary_sinks", [])
+    rows = [
+        [
+            entry["probe"],
+            str(entry["position"]),
+            shorten(one_line(entry["text"]), 32),
+            str(entry["id"]),
+            format_value(finite_or_nan(entry["importance"]), ".2f"),
+            str(entry["blocks"]),
+            str(entry["heads"]),
+        ]
+        for entry in entries
+    ]
+    if not rows:
+        return
+    numbers = []
+    for probe in dict.fromkeys(entry["probe"] for entry in entries):
+        of_probe = [entry for entry in entries if entry["probe"] == probe]
+        axis = {
+            "rank": range(1, len(of_probe) + 1),
+            "position": [entry["position"] for entry in of_probe],
+            "token": [entry["id"] for entry in of_probe],
+            "text": [one_line(entry["text"]) for entry in of_probe],
+        }
+        importance = np.array([finite_or_nan(entry["importance"]) for entry in of_probe])
+        numbers.append(LabelledArray("secondary_sink_importance", importance, [axis], {"probe": probe}))
+    headings = ["probe", "position", "token", "id", "importance", "blocks", "heads"]
+    title = "Secondary sinks: keys behind position 0 that are a sink in a sequence"
+    section.listings.append(Listing(title, headings, rows, "sink-secondary.csv", numbers, texts=[0, 2]))
 
 
 def _draw_maps(arrays: Arrays) -> Drawing:
@@ -149,6 +183,10 @@ SINK = Link(
             for name in ("mass", "rate", "rate_grid", "rate_by_key", "position")
             for suffix in ("", "_normalised")
         ),
+        # Tables have these.
+        *("key_norm_first", "value_norm_first", "key_norm_sink", "sinks_per_sequence"),
+        # The list has them, with text.
+        *(f"secondary_sink_{name}" for name in ("importance", "position", "token", "heads")),
         *("sink_mass_max", "sink_mass_normalised_max", "importance", "importance_normalised"),
     ),
 )

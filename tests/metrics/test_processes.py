@@ -11,7 +11,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from birthmark.metrics.alignment import SeedAlignment
+from birthmark.metrics.anatomy.head_entropy import HeadEntropy
+from birthmark.metrics.anatomy.key_value_norms import KeyValueNorms
+from birthmark.metrics.anatomy.sequence_sinks import SequenceSinks
 from birthmark.metrics.contraction import Contraction
+from birthmark.metrics.outliers.activation_outliers import ActivationOutliers
+from birthmark.metrics.quantity import Sizes
 from birthmark.metrics.neurons import SuperNeurons
 from birthmark.metrics.preference import TokenPreference
 from birthmark.metrics.qk_lock import QKLock
@@ -37,6 +42,7 @@ q, k = torch.randn(2, 10, 1, 6, 4, generator=generator)
 a = (q @ k.mT).masked_fill(torch.ones(6, 6).triu(1) > 0, -torch.inf).softmax(-1)
 references = torch.nn.functional.normalize(torch.randn(2, 1, 8, generator=generator), dim=-1)
 results = {}
+sizes, places = Sizes(1, 1, 8, 4, 8, 30, 6), torch.randint(0, 30, (10, 6), generator=generator)
 # The whole probe while there is no group, then this rank's part, reduced over the group.
 for kind, mine in (("whole", slice(0, 10)), ("reduced", (slice(0, 7), slice(7, 10))[rank])):
     if kind == "reduced":
@@ -61,6 +67,15 @@ for kind, mine in (("whole", slice(0, 10)), ("reduced", (slice(0, 7), slice(7, 1
     for metric in made:
         for name, value in metric.compute()._asdict().items():
             results[f"{kind}.{type(metric).__name__}.{name}"] = value
+    kinds = KeyValueNorms, HeadEntropy, SequenceSinks, ActivationOutliers
+    norms, entropy, found, outliers = (made_of(sizes) for made_of in kinds)
+    norms.update(0, k[mine], q[mine], sums.importance_2BHT[1])
+    entropy.update(0, sums._replace(largest_BH=q[mine].amax((2, 3))))
+    found.update(0, sums.importance_2BHT[1], places[mine])
+    outliers.residual("embedding", 0, h[mine])
+    for metric in (norms, entropy, found, outliers):
+        for name, value in metric.compute().items():
+            results[f"{kind}.{type(metric).__name__}.{name}"] = value
 np.savez(out, **results)
 """
 
@@ -69,7 +84,7 @@ def test_two_processes_with_a_part_each_compute_the_whole(two_ranks):
     results = two_ranks(SCRIPT, ".npz")
     for result in map(np.load, results):
         names = [name.removeprefix("whole.") for name in result.files if name.startswith("whole.")]
-        assert len(names) == 2 + 4 + 2 + 11 + 2 + 3 + 3 + 2 + 2 + 3 + 2
+        assert len(names) == 2 + 4 + 2 + 11 + 2 + 3 + 3 + 2 + 2 + 3 + 2 + 6 + 3 + 7 + 14
         for name in names:
             reduced, whole = result[f"reduced.{name}"], result[f"whole.{name}"]
             assert reduced.shape == whole.shape, name

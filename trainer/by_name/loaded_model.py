@@ -226,6 +226,7 @@ def measure_loaded(
     except (RunError, UsageError) as error:
         raise type(error)(f"{loaded.name}: {error}") from None
     tokenizer = None if loaded.tokenizer_file is None else TextTokenizer.load(loaded.tokenizer_file)
+    token_texts = None if tokenizer is None else tokenizer.token_texts
     snapshot = snapshot_of(
         model,
         found["random"],
@@ -235,8 +236,8 @@ def measure_loaded(
         seconds=time.perf_counter() - start,
         birth=birth,
         top_k=settings.top_k,
-        token_texts=None if tokenizer is None else tokenizer.token_texts,
+        token_texts=token_texts,
     )
     if text is not None:
-        add_probe(snapshot, "text", found["text"])
+        add_probe(snapshot, "text", found["text"], token_texts)
     return snapshot

@@ -33,6 +33,9 @@ class Keep:
         self.weights = torch.zeros(*self.shape_BHT, self.shape_BHT[-1], dtype=torch.float64)
         self.seen = torch.zeros(self.shape_BHT, dtype=torch.long)
 
+    def read_scores(self, part, scores_BHRS):
+        pass
+
     def read(self, part, start, weights_BHRS):
         _, _, n_rows, n_keys = weights_BHRS.shape
         self.starts.append(start)

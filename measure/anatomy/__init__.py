@@ -1,0 +1,1 @@
+"""Lists of what single sequences show, with text, as people read them."""

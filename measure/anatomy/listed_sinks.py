@@ -1,0 +1,48 @@
+"""Secondary sinks of a measurement as a table: where they stand, and on which tokens (definitions §13)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+#: Entries of the table for each probe.
+N_LISTED = 10
+_COLUMNS = ("importance", "position", "token", "heads")
+
+
+def secondary_sinks(
+    probe: str,
+    arrays: Mapping[str, np.ndarray],
+    epsilon: float,
+    token_texts: Callable[[Sequence[int]], list[str]] | None,
+) -> list[dict[str, Any]]:
+    """The secondary sinks of all blocks, one entry for each position and token, largest importance first.
+
+    Args:
+        probe: its name.
+        arrays: of the measurement on it.
+        epsilon: importance above which a key is a sink.
+        token_texts: text of token ids; None where there is no tokenizer: a token reads ``[id]`` then.
+
+    Returns:
+        Entries with ``probe``, ``position``, ``id``, ``text``, ``blocks`` and ``heads`` (how many have a sink there),
+        and the largest ``importance``.
+    """
+    columns = [arrays[f"secondary_sink_{name}"].ravel().tolist() for name in _COLUMNS]
+    merged: dict[tuple[int, int], dict[str, Any]] = {}
+    for importance, position, token, heads in zip(*columns, strict=True):
+        if importance > epsilon:
+            entry = merged.setdefault((position, token), {"blocks": 0, "heads": 0, "importance": 0.0})
+            entry["blocks"] += 1
+            entry["heads"] += heads
+            entry["importance"] = max(entry["importance"], importance)
+    order = sorted(merged, key=lambda place: (-merged[place]["importance"], *place))[:N_LISTED]
+    known = token_texts is not None and all(token >= 0 for _, token in order)
+    tokens = [token for _, token in order]
+    texts = token_texts(tokens) if known and token_texts is not None else [f"[{token}]" for token in tokens]
+    return [
+        {"probe": probe, "position": position, "id": token, "text": text, **merged[position, token]}
+        for (position, token), text in zip(order, texts, strict=True)
+    ]

@@ -1,0 +1,1 @@
+"""Outliers of activations, which decide what low-bit arithmetic costs."""

@@ -1,0 +1,142 @@
+"""Outliers of activations: kurtosis, ∞-norm, and channels far from all others (definitions §14).
+
+Kurtosis and ∞-norm are those of the evaluation that Bondarenko, Nagel & Blankevoort (arXiv 2306.12929) published with
+their code: of a sequence's whole activation tensor, averaged over sequences.
+
+Legend: B sequences, T positions, D width; P places: the residual stream (L+1), attentions (L), MLPs (L).
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..additive import AdditiveMetric
+from ..quantity import Sizes
+
+#: Standard deviations from the mean from which on an activation is an outlier (arXiv 2306.12929, §3).
+OUTLIER_SIGMAS = 6.0
+#: What the published code adds to σ⁴.
+PUBLISHED_EPS = 1e-6
+#: On the CPU: elements that are looked at together, which stay in cache.
+_CACHED = 1 << 16
+#: Elsewhere: for little memory.
+_TOGETHER = 1 << 26
+
+
+class SequenceMoments(NamedTuple):
+    """Of each sequence's activations ``[T, D]`` as one sample of T·D numbers; float64, or the inputs' for extremes."""
+
+    std_B: Tensor
+    """Standard deviation, over T·D − 1 as in the published code."""
+    fourth_BT: Tensor
+    """Mean of ``(x − μ)⁴`` over the channels of each position, μ that of the sequence."""
+    largest_BT: Tensor
+    """``max |x|`` over channels."""
+    away_BD: Tensor
+    """``max |x − μ|`` over positions."""
+
+
+def sequence_moments(x_BTD: Tensor) -> SequenceMoments:
+    """Moments about each sequence's mean, and extremes: read once for the mean, and once more a cacheful at a time."""
+    n_sequences, length, width = x_BTD.shape
+    wide = torch.promote_types(x_BTD.dtype, torch.float32)
+    mean_B = x_BTD.mean((1, 2), dtype=wide)
+    second_BT, fourth_BT, largest_BT = mean_B.new_empty(3, n_sequences, length)
+    away_BD = mean_B.new_zeros(n_sequences, width)
+    n_tokens = max((_CACHED if x_BTD.device.type == "cpu" else _TOGETHER) // width, 1)
+    n_together, n_rows = max(n_tokens // length, 1), min(n_tokens, length)
+    for first in range(0, n_sequences, n_together):
+        some = slice(first, first + n_together)
+        for start in range(0, length, n_rows):
+            here = some, slice(start, start + n_rows)
+            x = x_BTD[here]
+            largest_BT[here] = torch.maximum(x.amax(-1), x.amin(-1).neg_()).to(wide)
+            square = (x.to(wide) - mean_B[some, None, None]).square_()
+            away_BD[some] = torch.maximum(away_BD[some], square.amax(1))
+            second_BT[here] = square.sum(-1)
+            fourth_BT[here] = torch.linalg.vector_norm(square, dim=-1).square_()
+    variance_B = second_BT.sum(1, dtype=torch.float64) / (length * width - 1)
+    return SequenceMoments(variance_B.sqrt(), fourth_BT.double() / width, largest_BT, away_BD.sqrt_())
+
+
+class ActivationOutliers(AdditiveMetric):
+    """Kurtosis, ∞-norm and outlier channels of the residual stream and of what attentions and MLPs give.
+
+    A sequence is whole in a batch, so each gives its numbers at once, and states are sums of them: additive over
+    batches and ranks. Without variance there is no kurtosis: 0.
+
+    Args:
+        sizes: of the model and the probe.
+    """
+
+    kurtosis_sum: Tensor
+    published_sum: Tensor
+    largest_sum: Tensor
+    channel_sum: Tensor
+    n_sequences: Tensor
+    position_kurtosis_sum: Tensor
+    position_largest_sum: Tensor
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.n_layers, n_states = sizes.n_layers, sizes.n_layers + 1
+        places = (n_states + 2 * sizes.n_layers,)
+        self.add_sums(
+            kurtosis_sum=places,
+            published_sum=places,
+            largest_sum=places,
+            channel_sum=places,
+            n_sequences=places,
+            position_kurtosis_sum=(n_states, sizes.seq_len),
+            position_largest_sum=(n_states, sizes.seq_len),
+        )
+
+    def residual(self, site: str, layer: int, h_BTD: Tensor) -> None:
+        """See models/observe.py."""
+        if site != "attention":
+            self.update(layer, h_BTD)
+
+    def sublayer(self, site: Literal["attention", "mlp"], layer: int, x_BTD: Tensor) -> None:
+        """See models/observe.py."""
+        self.update(self.n_layers * (1 if site == "attention" else 2) + layer, x_BTD)
+
+    def update(self, place: int, x_BTD: Tensor) -> None:
+        """Add a batch of activations ``[B, T, D]`` seen at one place: states from 0, then attentions, then MLPs."""
+        if len(x_BTD) == 0:
+            return
+        std_B, fourth_BT, largest_BT, away_BD = sequence_moments(x_BTD)
+        fourth_power_B = std_B.square().square()
+        kurtosis_BT = (fourth_BT / fourth_power_B[:, None]).masked_fill_(std_B[:, None] == 0, 0.0)
+        self.kurtosis_sum[place].add_(kurtosis_BT.mean(1).sum())
+        self.published_sum[place].add_((fourth_BT.mean(1) / (fourth_power_B + PUBLISHED_EPS)).sum())
+        self.largest_sum[place].add_(largest_BT.amax(1).sum(dtype=torch.float64))
+        is_outlier_BD = away_BD > OUTLIER_SIGMAS * std_B[:, None]
+        self.channel_sum[place].add_(is_outlier_BD.double().mean(1).sum())
+        self.n_sequences[place].add_(len(x_BTD))
+        if place <= self.n_layers:
+            self.position_kurtosis_sum[place].add_(kurtosis_BT.sum(0))
+            self.position_largest_sum[place].add_(largest_BT.sum(0, dtype=torch.float64))
+
+    def compute(self) -> dict[str, np.ndarray]:
+        """Means over sequences; NaN of places that were not shown."""
+        found: dict[str, np.ndarray] = {}
+        states = slice(0, self.n_layers + 1)
+        places = {"residual": states}
+        places["attention"] = slice(states.stop, states.stop + self.n_layers)
+        places["mlp"] = slice(states.stop + self.n_layers, None)
+        for what, sums in (
+            ("kurtosis", self.kurtosis_sum),
+            ("kurtosis_published", self.published_sum),
+            ("inf_norm", self.largest_sum),
+            ("outlier_channels", self.channel_sum),
+        ):
+            mean_P = (sums / self.n_sequences).cpu().numpy()
+            found |= {f"{place}_{what}": mean_P[part] for place, part in places.items()}
+        n_S1 = self.n_sequences[states, None]
+        found["residual_kurtosis_by_position"] = (self.position_kurtosis_sum / n_S1).cpu().numpy()
+        found["residual_inf_norm_by_position"] = (self.position_largest_sum / n_S1).cpu().numpy()
+        return found
