@@ -1,6 +1,6 @@
 """What a bias snapshot costs, in time and in memory, against the plain forward pass over the same probe.
 
-    python benchmarks/snapshot_cost.py [--repeats 15] [--shapes demo,134M]
+    python benchmarks/snapshot_cost.py [--repeats 15] [--shapes demo,134M] [--parts]
 
 The peer is the cheapest forward pass that reaches the same logits: fused attention, last position only, no gradients.
 Both keep what they free, as runs and commands do (``trainer/allocator.py``).
@@ -8,7 +8,8 @@ Both keep what they free, as runs and commands do (``trainer/allocator.py``).
 *Time*: both run in one process, in turn, A B A B …. The result is the median of the pairwise ratios, because machines
 are noisy. Every round does so on the probe and on one of twice as many sequences. The difference separates what a
 snapshot does once (eigenvalues, ranks, states) from what it does per sequence. *Memory*: the highest resident size,
-each in a process of its own (Linux only).
+each in a process of its own (Linux only). *Parts*: the snapshot without sink anatomy and outliers, with the one and
+with both, in turn in one process: what each makes it dearer by.
 """
 
 from __future__ import annotations
@@ -18,9 +19,11 @@ import json
 import platform
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -29,7 +32,9 @@ from rich.console import Console
 from rich.table import Table
 
 from birthmark.data.probes import random_probe
+from birthmark.measure import measurement, our_metrics
 from birthmark.measure.measurement import BirthReference, evaluation_mode, measure
+from birthmark.metrics.sinks import KeySummer
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
@@ -79,9 +84,46 @@ def passes(shape: Shape, model: Decoder, times: int = 1) -> dict[str, Callable[[
     return dict(zip(PASSES, (forward, snapshot), strict=True))
 
 
+class PlainSummer(KeySummer):
+    """Without entropies and scores."""
+
+    def read_scores(self, *_: object) -> None: ...
+
+    def _add_entropy(self, *_: object) -> None: ...
+
+
+@contextmanager
+def without(*parts: str) -> Iterator[None]:
+    """No metrics of these folders."""
+    kept = {key: value for key, value in our_metrics.METRICS.items() if key.partition(".")[0] not in parts}
+    summer = PlainSummer if "anatomy" in parts else KeySummer
+    with patch.object(our_metrics, "METRICS", kept), patch.object(measurement, "KeySummer", summer):
+        yield
+
+
+def parts_row(shape: Shape, repeats: int) -> list[str]:
+    """Ratios of a snapshot with more to one with less, and of the whole to the forward pass."""
+    forward, snapshot = passes(shape, born(shape.config, 0)).values()
+
+    def bare() -> None:
+        with without("anatomy", "outliers"):
+            snapshot()
+
+    def with_anatomy() -> None:
+        with without("outliers"):
+            snapshot()
+
+    functions = forward, bare, with_anatomy, snapshot
+    for function in functions:
+        function()
+    plain, less, more, whole = np.array([[seconds(f, "cpu") for f in functions] for _ in range(repeats)]).T
+    ratios = more / less, whole / more, whole / plain
+    return [f"{1000 * np.median(plain):.0f}", *(text for ratio in ratios for text in quartiles(ratio))]
+
+
 def quartiles(values: np.ndarray) -> tuple[str, str]:
     low, middle, high = np.percentile(values, [25, 50, 75])
-    return f"{middle:.2f}", f"{low:.2f}–{high:.2f}"
+    return f"{middle:.3f}", f"{low:.3f}–{high:.3f}"
 
 
 def time_row(shape: Shape, repeats: int) -> list[str]:
@@ -147,6 +189,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=15, help="rounds of timings per shape")
     parser.add_argument("--shapes", default="", help="only those whose names contain one of these, comma-separated")
+    parser.add_argument("--parts", action="store_true", help="what anatomy and outliers add, in place of the rest")
     parser.add_argument("--peak", nargs=2, metavar=("SHAPE", "PASS"), help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     keep_freed_memory()  # as runs and commands do
@@ -155,6 +198,14 @@ def main() -> None:
         print(json.dumps(measure_peak(SHAPES[name], kind)))
         return
     wanted = [name for name in SHAPES if any(part in name for part in arguments.shapes.split(","))]
+    if arguments.parts:
+        heads = ("anatomy", "quartiles", "outliers", "quartiles", "of forward", "quartiles")
+        parts = Table("shape", "probe", "forward, ms", *heads)
+        for name in wanted:
+            shape = SHAPES[name]
+            parts.add_row(name, f"{shape.n_sequences} × {shape.seq_len}", *parts_row(shape, arguments.repeats))
+        Console(width=160).print(parts)
+        return
     timed = ("forward, ms", "snapshot, ms", "ratio", "quartiles", "of twice", "quartiles", "once, ms", "per sequence")
     held = ("forward, MiB", "snapshot, MiB", "ratio", "range", "forward above rest", "snapshot above rest")
     timing, memory = (Table("shape", "probe", *columns) for columns in (timed, held))

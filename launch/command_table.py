@@ -29,6 +29,7 @@ COMMANDS = (
     "identify",
     "snapshot",
     "intervene",
+    "quantise",
     "configs",
     "doctor",
     "completion",
@@ -37,7 +38,7 @@ COMMANDS = (
 
 _FOLDERS = {
     **dict.fromkeys(("tokenise", "data"), "corpus."),
-    **dict.fromkeys(("fingerprint", "identify", "snapshot", "intervene"), "instrument."),
+    **dict.fromkeys(("fingerprint", "identify", "snapshot", "intervene", "quantise"), "instrument."),
 }
 
 

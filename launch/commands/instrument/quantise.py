@@ -1,0 +1,118 @@
+"""`birthmark quantise`: what a model loses under simulated low-bit arithmetic."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+from jsonargparse import Namespace
+
+from ....errors import RunError, UsageError
+from ....files import strict
+from ....measure.config import SnapshotConfig
+from ....trainer.config_parser import Parser
+from ...options import add_json, add_model, add_probe, check_probe
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from ....measure.quantised.cost import QuantisedCost
+
+SUMMARY = "Loss and token preference under simulated low-bit arithmetic (docs/recipes/quantise.md)."
+
+
+def add_options(parser: Parser) -> None:
+    """The model, the bits, and what is read."""
+    add_model(parser)
+    parser.add_argument(
+        "--bits",
+        type=str,
+        default="w8a8,w4a16,w4a4",
+        metavar="W8A8,…",
+        help="Bits of weights and of activations: 2 to 8, or 16 for not rounded.",
+    )
+    parser.add_argument(
+        "--data",
+        type=str,
+        nargs="+",
+        metavar="PATH",
+        help="Text for the loss, as data.path of a run takes it; by default a run's own validation text, else random "
+        "tokens.",
+    )
+    add_probe(parser, 64, None)
+    parser.add_argument("--out", type=str | None, metavar="PNG", help="Picture; by default quantise.png.")
+    add_json(parser)
+
+
+def run(options: Namespace) -> int:
+    """Quantise one model in several ways."""
+    from rich.console import Console
+
+    from ....data.probes import random_probe
+    from ....measure.quantised.cost import quantisation_costs
+    from ....measure.quantised.rounding import read_bits
+    from ....report.pictures.quantised_loss import write_picture
+    from ....report.terminal import bar, picture_path, print_json
+    from ....trainer.by_name.loaded_model import TextProbe, default_seq_len, load_named, text_for
+    from ....trainer.devices import device
+
+    bits = read_bits(options.bits)
+    out = picture_path(options.out, "quantise.png", as_json=options.json)
+    loaded = load_named(options.model)
+    seq_len = default_seq_len(loaded) if options.seq_len is None else options.seq_len
+    settings = SnapshotConfig(n_sequences=options.n_sequences, seq_len=seq_len, batch_size=options.batch_size)
+    check_probe(settings, loaded.n_positions)
+    random_NT = random_probe(loaded.model.config.vocab_size, options.n_sequences, seq_len, options.probe_seed)
+    of_text = options.data is not None or loaded.run is not None
+    try:
+        text = text_for(loaded, settings, options.data) if of_text else TextProbe(random_NT)
+    except UsageError as error:
+        raise UsageError(str(error).replace("data.path", "--data") if options.data else str(error)) from None
+    loaded.model.to(device())
+    try:
+        with bar("settings", len(bits) + 1, quiet=options.json) as advance:
+            found = quantisation_costs(
+                loaded.model,
+                bits,
+                text.tokens_NT,
+                random_NT,
+                documents_NT=text.documents_NT,
+                batch_size=options.batch_size,
+                advance=advance,
+            )
+    except (RunError, UsageError) as error:
+        raise type(error)(f"{options.model}: {error}") from None
+    about = {"model": options.model, "probe": "text" if of_text else "random"}
+    about |= {"n_sequences": options.n_sequences, "seq_len": seq_len}
+    if options.json:
+        print_json(strict({**about, "settings": [dataclasses.asdict(cost) for cost in found]}))
+    else:
+        _print(found, options.model, of_text, Console())
+    if out is not None:
+        write_picture(found, options.model, out)
+        Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
+    return 0
+
+
+def _print(found: list[QuantisedCost], model: str, of_text: bool, console: Console) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("bits", no_wrap=True)
+    for heading in ("loss", "above", "± se", "V·max p̄", "KL to\nuniform", "ρ of p̄"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for cost in found:
+        above = [] if cost is found[0] else [f"{cost.increase:+.4f}", f"{cost.increase_se:.4f}"]
+        table.add_row(
+            cost.bits,
+            f"{cost.loss:.4f}",
+            *(above or ["", ""]),
+            f"{cost.preference_ratio:.2f}",
+            f"{cost.kl_uniform:.4f}",
+            f"{cost.rank_correlation:.4f}",
+        )
+    console.print(model, highlight=False, soft_wrap=True, markup=False)
+    console.print(table)
+    what = "text" if of_text else "random tokens, which cannot show what text would lose: give text, --data PATH"
+    console.print(f"ρ is with p̄ of the first row; loss in nats per token, on {what}", highlight=False, soft_wrap=True)

@@ -1,0 +1,135 @@
+"""Loss and token preference of a model under each setting of bits, beside those in its own precision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...errors import RunError
+from ...metrics.preference import kl_to_uniform, preference_ratio
+from ...metrics.rankings import spearman
+from ...models.decoder import Decoder
+from ..foreign import ForeignModel
+from ..measurement import evaluation_mode
+from .linear_maps import quantised
+from .rounding import WHOLE, Bits
+
+#: Logits of one forward pass, at most.
+_LOGITS = 1 << 25
+AS_IT_IS = Bits(WHOLE, WHOLE)
+
+
+@dataclass(frozen=True)
+class QuantisedCost:
+    """A model under one setting of bits. Losses in nats per token."""
+
+    bits: str
+    loss: float
+    """Mean over sequences of the mean loss of a sequence."""
+    loss_se: float
+    """Its standard error over sequences; NaN of a single one."""
+    increase: float
+    """What the loss is above that of the model as it is."""
+    increase_se: float
+    """Standard error of that difference, sequence by sequence."""
+    preference_ratio: float
+    """``V · max p̄`` on the random probe (definitions §4)."""
+    kl_uniform: float
+    """``KL(p̄ ‖ uniform)``, nats."""
+    rank_correlation: float
+    """Spearman's ρ of p̄ with that of the model as it is."""
+
+
+@dataclass(frozen=True)
+class _Found:
+    loss_N: np.ndarray
+    p_V: np.ndarray
+
+
+def quantisation_costs(
+    model: Decoder | ForeignModel,
+    settings: Sequence[Bits],
+    tokens_NT: np.ndarray,
+    random_NT: np.ndarray,
+    *,
+    documents_NT: np.ndarray | None = None,
+    batch_size: int = 64,
+    advance: Callable[[int], None] = lambda n: None,
+) -> list[QuantisedCost]:
+    """Evaluate a model as it is, then under each of ``settings``; it is left as it was.
+
+    Args:
+        model: ours or one of ``transformers``.
+        settings: what to try.
+        tokens_NT: int64 ids whose next tokens are predicted ``[N, T]``.
+        random_NT: the random probe, for token preference.
+        documents_NT: numbers of the tokens' documents, −1 of padding, whose prediction does not count.
+        batch_size: sequences in one pass, at most; the result does not depend on it.
+        advance: called after each setting.
+
+    Raises:
+        UsageError: see :func:`linear_maps`.
+        RunError: a loss is not finite.
+    """
+    found: dict[str, _Found] = {}
+    with evaluation_mode(model):
+        for bits in (AS_IT_IS, *(bits for bits in settings if bits != AS_IT_IS)):
+            with quantised(model, bits):
+                losses = _losses(model, tokens_NT, documents_NT, batch_size)
+                found[str(bits)] = _Found(losses, _mean_prob(model, random_NT, batch_size))
+            if not np.isfinite(losses).all():
+                raise RunError(f"the loss of {bits} is not finite")
+            advance(1)
+    before = found[str(AS_IT_IS)]
+    return [
+        QuantisedCost(
+            name,
+            *_mean_and_error(here.loss_N),
+            *_mean_and_error(here.loss_N - before.loss_N),
+            preference_ratio(here.p_V),
+            kl_to_uniform(here.p_V),
+            spearman(here.p_V, before.p_V),
+        )
+        for name, here in found.items()
+    ]
+
+
+def _mean_and_error(values_N: np.ndarray) -> tuple[float, float]:
+    n = len(values_N)
+    return float(values_N.mean()), float(values_N.std(ddof=1) / n**0.5) if n > 1 else float("nan")
+
+
+def _losses(
+    model: Decoder | ForeignModel, tokens_NT: np.ndarray, documents_NT: np.ndarray | None, batch_size: int
+) -> np.ndarray:
+    """Mean loss of every sequence, float64 ``[N]``."""
+    device, vocab_size = next(model.parameters()).device, model.config.vocab_size
+    apart = isinstance(model, Decoder) and model.config.attention.documents and documents_NT is not None
+    step = max(min(batch_size, _LOGITS // (tokens_NT.shape[1] * vocab_size)), 1)
+    losses = []
+    for start in range(0, len(tokens_NT), step):
+        tokens_BT = torch.from_numpy(np.ascontiguousarray(tokens_NT[start : start + step])).to(device)
+        more: dict[str, Tensor] = {}
+        counts_BT = torch.ones_like(tokens_BT[:, 1:], dtype=torch.bool)
+        if documents_NT is not None:
+            documents_BT = torch.from_numpy(np.ascontiguousarray(documents_NT[start : start + step])).to(device)
+            counts_BT = documents_BT[:, 1:] >= 0
+            more = {"documents_BT": documents_BT} if apart else {}
+        logits_BTV = model(tokens_BT, **more)[:, :-1]
+        loss_BT = F.cross_entropy(logits_BTV.transpose(1, 2).float(), tokens_BT[:, 1:], reduction="none").double()
+        losses.append((loss_BT * counts_BT).sum(1) / counts_BT.sum(1))
+    return torch.cat(losses).cpu().numpy()
+
+
+def _mean_prob(model: Decoder | ForeignModel, random_NT: np.ndarray, batch_size: int) -> np.ndarray:
+    """p̄, float64 ``[V]``."""
+    device = next(model.parameters()).device
+    total_V = torch.zeros(model.config.vocab_size, dtype=torch.float64, device=device)
+    for tokens_BT in torch.from_numpy(np.ascontiguousarray(random_NT)).split(batch_size):
+        total_V += model(tokens_BT.to(device), last_only=True).double().softmax(-1).sum(0)
+    return (total_V / len(random_NT)).cpu().numpy()
