@@ -12,6 +12,7 @@ from birthmark.launch.cli import main
 MODEL = """
 model: {d_model: 16, n_layers: 1, n_heads: 2, vocab_size: 40, max_seq_len: 12}
 data: {path: backcopy}
+snapshot: {seq_len: 8}
 """
 PROBE = ["--n_sequences=6", "--seq_len=8"]
 
