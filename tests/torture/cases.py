@@ -291,8 +291,8 @@ def damage_file(file: Path, rng: random.Random, others: list[Path]) -> tuple[str
 
 
 def _may_be_a_summary(whole: Mapping[str, Any], content: Any) -> bool:
-    """Whether a changed summary is as good as the whole: it only shows the config of the model, which may be anybody's,
-    and a scalar that is not finite is null."""
+    """Whether a changed summary is as good as the whole: it only shows the model's config, which may be anybody's;
+    a scalar that is not finite is null, and so are tokens that nobody counted."""
     if not isinstance(content, dict):
         return False
     # As JSON: Python takes false for 0.
@@ -301,7 +301,7 @@ def _may_be_a_summary(whole: Mapping[str, Any], content: Any) -> bool:
         for name in {**whole, **content}
         if damage.json_text(whole.get(name)) != damage.json_text(content.get(name))
     ]
-    if changed == ["model"]:
+    if changed == ["model"] or (changed == ["tokens"] and content.get("tokens") is None):
         return True
     nulls = [name for name in changed if name == "bias" or name.startswith("bias_")]
     return (
