@@ -15,6 +15,7 @@ from ..measure.find_model import unwrap
 from ..measure.hidden_states import FingerprintProbe
 from ..metrics.config import LineageTestConfig
 from ..metrics.seedprint import Fingerprint
+from ..models.by_block.block_weights import HeldWeights
 from ..models.decoder import Decoder
 from ..study.lineage.compare import check_comparable, choose_probe, compare_models
 from ..trainer.by_name.model_names import ModelSource, open_source
@@ -77,4 +78,4 @@ def _source(model: Model | nn.Module | str | PathLike[str]) -> ModelSource:
         raise UsageError(
             f"{name}: only models of our own architecture are compared in memory; give its folder or hub id"
         )
-    return ModelSource(name, inner.config, lambda: inner, tokenizer)
+    return ModelSource(name, inner.config, lambda: inner, tokenizer, lambda: HeldWeights(inner))

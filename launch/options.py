@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from jsonargparse import Namespace
+
 from ..errors import UsageError
 from ..measure.config import SnapshotConfig
 from ..trainer.config_parser import Parser
@@ -59,3 +61,22 @@ def check_probe(settings: SnapshotConfig, n_positions: int | None) -> None:
     """
     if problems := settings.problems(n_positions):
         raise UsageError("; ".join(problem.replace("snapshot.", "--") for problem in problems))
+
+
+def add_stream(parser: Parser) -> None:
+    """Models larger than memory."""
+    parser.add_argument(
+        "--stream", action="store_true", help="Hold one block of the model in memory at a time (docs/measuring.md)."
+    )
+    parser.add_argument(
+        "--scratch",
+        type=str | None,
+        metavar="DIR",
+        help="With --stream, where hidden states lie that take more than 1 GiB; deleted at the end.",
+    )
+
+
+def check_stream(options: Namespace) -> None:
+    """UsageError where --scratch is given without --stream."""
+    if options.scratch is not None and not options.stream:
+        raise UsageError(f"--scratch {options.scratch}: only --stream keeps anything there; give both, or none")

@@ -23,7 +23,11 @@ from ..data.streams import stream_key
 from ..errors import UsageError
 from ..files import file_sha256, tensor_file, user_path
 from ..models.birth import Digest
+from ..models.by_block.decoder_by_block import DecoderByBlock
+from ..models.config import ModelConfig
 from ..models.decoder import Decoder
+from .by_block.kept_states import kept_states
+from .by_block.pass_by_block import batches_of
 from .measurement import evaluation_mode
 from .ranks import gather_rows, own_batches
 
@@ -52,6 +56,9 @@ class FingerprintProbe:
         """An embedding probe with the mean and sd of the reference's embedding table; a token probe as it is."""
         if self.kind == "token":
             return self
+        if isinstance(reference, DecoderByBlock):
+            mean, sd = reference.table_moments()
+            return replace(self, mean=mean, sd=sd)
         table = reference.embed.weight.detach().double()
         return replace(self, mean=table.mean().item(), sd=table.std(correction=0).item())
 
@@ -77,15 +84,18 @@ def _hooked(handle: Any) -> Iterator[None]:
         handle.remove()
 
 
+def _tokens(config: ModelConfig, probe: FingerprintProbe) -> np.ndarray:
+    """Int64 ids ``[N, T]``; any, where something stands in place of their embeddings."""
+    if probe.kind == "token":
+        return random_probe(config.vocab_size, probe.n_inputs, probe.seq_len, probe.probe_seed)
+    return np.zeros((probe.n_inputs, probe.seq_len), dtype=np.int64)
+
+
 def _inputs(model: Decoder, probe: FingerprintProbe, batch_size: int) -> Iterator[tuple[Tensor, Tensor | None, bool]]:
     """This rank's inputs: token ids of a batch, what stands in place of their embeddings, if anything does, and whether
     the batch counts."""
     weight, config = model.embed.weight, model.config
-    tokens_NT = (
-        random_probe(config.vocab_size, probe.n_inputs, probe.seq_len, probe.probe_seed)
-        if probe.kind == "token"
-        else np.zeros((probe.n_inputs, probe.seq_len), dtype=np.int64)
-    )
+    tokens_NT = _tokens(config, probe)
     for rows_B, counts in own_batches(torch.arange(probe.n_inputs), batch_size):
         first, last = int(rows_B[0]), int(rows_B[-1]) + 1
         tokens_BT = torch.from_numpy(tokens_NT[first:last]).to(weight.device)
@@ -93,6 +103,25 @@ def _inputs(model: Decoder, probe: FingerprintProbe, batch_size: int) -> Iterato
             yield tokens_BT, None, counts
         else:
             yield tokens_BT, torch.from_numpy(probe.vectors(first, last, config.d_model)).to(weight), counts
+
+
+def _by_block(model: DecoderByBlock, probe: FingerprintProbe, batch_size: int) -> np.ndarray:
+    """:func:`hidden_states` of a decoder of which one block at a time is in memory."""
+    width = model.config.d_model
+
+    def vectors(inputs: slice) -> Tensor:
+        return torch.from_numpy(probe.vectors(inputs.start, inputs.stop, width))
+
+    shape = (probe.n_inputs, probe.seq_len, width)
+    with evaluation_mode(model), kept_states(shape, model.dtype, model.room.scratch) as states_NTD:
+        model.pass_blocks(
+            torch.from_numpy(_tokens(model.config, probe)),
+            states_NTD,
+            batches_of(probe.n_inputs, batch_size),
+            vectors=None if probe.kind == "token" else vectors,
+        )
+        final_ND: Tensor = model.norm(states_NTD[:, -1].to(model.device))
+    return final_ND.float().cpu().numpy()
 
 
 def hidden_states(
@@ -118,6 +147,10 @@ def hidden_states(
         raise UsageError(
             f"seq_len {probe.seq_len}: the model reads at most {model.config.max_seq_len} (model.max_seq_len)"
         )
+    if isinstance(model, DecoderByBlock):
+        whole = _by_block(model, probe, batch_size)
+        advance(probe.n_inputs)
+        return whole
     found: list[np.ndarray] = []
 
     def keep(norm: nn.Module, inputs: Any, x_BD: Tensor) -> None:
@@ -152,7 +185,12 @@ def cached_hidden_states(
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_inputs: None,
 ) -> np.ndarray:
-    """:func:`hidden_states`, computed once for a model and a probe and then read from ``cache_dir``."""
+    """:func:`hidden_states`, computed once for a model and a probe and then read from ``cache_dir``.
+
+    What a decoder by block gives is not kept: to know it again, all of its weights would have to be read once more.
+    """
+    if isinstance(model, DecoderByBlock):
+        return hidden_states(model, probe, advance=advance)
     key = fingerprint(
         format=_FORMAT,
         weights=weights_digest(model),

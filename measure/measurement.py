@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ..errors import RunError
 from ..metrics.sinks import KeySummer
-from ..models.attention.document_mask import Documents
 from ..models.attention.weight_reader import read_weights
+from ..models.by_block.decoder_by_block import DecoderByBlock
 from ..models.decoder import Decoder
 from ..models.tensor_shards import reshard
+from .by_block.own_birth import ObservedOwnBirth
+from .by_block.pass_by_block import PassByBlock
 from .foreign import ForeignModel
 from .observed import BirthReference, MetricSource, Setting
 from .observer import FiniteWatch, MetricObserver
-from .our_metrics import ObservedBirth, ObservedPreference, our_metrics
-from .ranks import own_batches
+from .our_metrics import OBSERVED, ObservedBirth, ObservedPreference, our_metrics
 from .summary import Measurement, summarise
 from .user_metrics import Guarded, MetricLike, find_metrics, left_alone
+from .whole_pass import Batches, ProbePass, WholePass, not_finite
 
 __all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "evaluation_mode", "measure"]
 
@@ -43,16 +43,9 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         reshard(model)
 
 
-class Batches:
-    """This rank's part of a probe ``[N, T]`` (or of arrays beside it, ``[N, 2, T]``) in batches, on the model's device,
-    and of each whether it counts."""
-
-    def __init__(self, model: nn.Module, probe_NT: np.ndarray, batch_size: int) -> None:
-        self.device = next(model.parameters()).device
-        self.parts = own_batches(torch.from_numpy(np.ascontiguousarray(probe_NT)), batch_size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, bool]]:
-        return ((part.to(self.device), counts) for part, counts in self.parts)
+def pass_of(model: Decoder | ForeignModel) -> ProbePass:
+    """How a probe is passed through a model."""
+    return PassByBlock(model) if isinstance(model, DecoderByBlock) else WholePass(model)
 
 
 def birth_reference(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_size: int) -> BirthReference:
@@ -61,31 +54,8 @@ def birth_reference(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_s
     observer = MetricObserver([ObservedBirth(setting), ObservedPreference(setting)])
     # Weights are read, though nothing here needs their sums: then p̄ at birth is that of a measurement, bit for bit.
     with evaluation_mode(model), read_weights(KeySummer):
-        _pass(model, Batches(model, probe_NT, batch_size), observer)
+        pass_of(model)(observer, probe_NT, batch_size)
     return BirthReference(setting.alignment.compute().mean_direction, setting.preference.compute().mean_prob)
-
-
-def _pass(model: Decoder | ForeignModel, batches: Batches, observer: MetricObserver) -> None:
-    for tokens_BT, counts in batches:
-        observer.tokens_BT = tokens_BT
-        logits_BV = model(tokens_BT, last_only=True, observer=observer if counts else None)
-        if counts:
-            observer.logits(logits_BV)
-
-
-def _pass_over_documents(model: Decoder | ForeignModel, batches: Batches, observer: MetricObserver) -> None:
-    """The same of batches of tokens and of the numbers of their documents ``[B, 2, T]``."""
-    # Models that take documents apart see each alone; of the others, sinks are looked for where documents begin.
-    apart = isinstance(model, Decoder) and model.config.attention.documents
-    for both_B2T, counts in batches:
-        tokens_BT, documents_BT = both_B2T.unbind(1)
-        observer.tokens_BT = tokens_BT
-        first_BT = observer.first_BT = Documents.of(documents_BT).first_positions()
-        more = {"documents_BT": documents_BT} if apart else {}
-        with read_weights(partial(KeySummer, first_BT=first_BT)):
-            logits_BV = model(tokens_BT, last_only=True, observer=observer if counts else None, **more)
-        if counts:
-            observer.logits(logits_BV)
 
 
 def measure(
@@ -98,6 +68,7 @@ def measure(
     sink_epsilon: float = 0.3,
     metrics: Sequence[MetricLike | MetricSource] = (),
     documents_NT: np.ndarray | None = None,
+    own_birth: bool = False,
 ) -> Measurement:
     """Every quantity of definitions §3–7, and of your own metrics, from one forward pass over a probe.
 
@@ -106,7 +77,8 @@ def measure(
     model, and returns what the whole probe gives.
 
     Args:
-        model: the decoder, or a wrapped one of ``transformers``, in any state; it is left exactly as it was.
+        model: the decoder, or a wrapped one of ``transformers``, in any state; it is left exactly as it was. Of a
+            :class:`DecoderByBlock` one block at a time is in memory.
         probe_NT: int64 token ids ``[N, T]``.
         birth: reference of this model's own birth; where it is not known, what compares with it is left out.
         strangers: references of other births of the same config.
@@ -115,26 +87,42 @@ def measure(
         metrics: your own: ``module:Class``, classes or instances (docs/extending.md).
         documents_NT: the number of each token's document in its sequence, rising, int64 ``[N, T]``; by default a
             sequence is one document.
+        own_birth: the model is a birth, of which one block at a time is in memory, and is compared with itself in the
+            same pass; ``birth`` is left out.
 
     Raises:
         UsageError: one of your metrics is none.
         RunError: the model gives NaN or inf, and where in the pass first; or one of your metrics fails, or changes the
             model.
     """
-    sources = find_metrics(metrics)
-    setting = Setting(model, probe_NT.shape[1], birth, strangers or [], sink_epsilon, documents_NT is not None)
-    finite = FiniteWatch(model.config.n_layers, setting.device)
-    with left_alone(model, sources), evaluation_mode(model), read_weights(KeySummer):
+    sources, run, config = find_metrics(metrics), pass_of(model), model.config
+    ours = dict(OBSERVED)
+    if own_birth:
+        # What the pass itself fills in.
+        ours[ObservedOwnBirth.key] = ObservedOwnBirth
+        birth = BirthReference(np.zeros((config.n_layers + 1, config.d_model)), np.zeros(config.vocab_size))
+    setting = Setting(
+        model,
+        probe_NT.shape[1],
+        birth,
+        strangers or [],
+        sink_epsilon,
+        documents_NT is not None,
+        by_block=run.by_block,
+    )
+    finite = FiniteWatch(config.n_layers, setting.device)
+    # Weights that are gone with their block are not compared: what a metric did to them is gone too.
+    with left_alone(model, [] if run.by_block else sources), evaluation_mode(model), read_weights(KeySummer):
         theirs = [Guarded(source, setting) for source in sources]
-        observed = [*our_metrics(setting), *theirs]
+        observed = [*our_metrics(setting, ours), *theirs]
         observer = MetricObserver(observed, finite)
-        if documents_NT is None:
-            _pass(model, Batches(model, probe_NT, batch_size), observer)
-        else:
-            _pass_over_documents(model, Batches(model, np.stack([probe_NT, documents_NT], 1), batch_size), observer)
+        run(observer, probe_NT, batch_size, documents_NT)
         # Every rank raises, or none: the metrics below wait for one another.
         for metric in theirs:
             metric.check()
         if (place := finite.first(everywhere=True)) is not None:
-            raise RunError(f"the model gives NaN or inf, first in {place}")
+            raise not_finite(place)
+        if not run.by_block:
+            for layer in range(config.n_layers + 1):
+                observer.passed(layer)
         return summarise(observed, setting.sizes)

@@ -70,6 +70,8 @@ class Setting:
     sink_epsilon: float = 0.3
     has_documents: bool = False
     """Whether the probe's sequences hold several documents."""
+    by_block: bool = False
+    """Whether all batches pass a block before any passes the next, so that a place is whole when it is passed."""
 
     @cached_property
     def sizes(self) -> Sizes:
@@ -121,6 +123,10 @@ class Observed:
     def hook(self, place: Place) -> Callable[..., None] | None:
         """What is called with the tensors of a place; None where it does not read it."""
         return getattr(self, place, None)
+
+    def passed(self, layer: int) -> None:
+        """All batches are through the embedding (0), or through block 1 … L, whose weights can be read now. In a
+        process group all ranks call."""
 
     def result(self) -> tuple[Scalars, Arrays]:
         """Scalars and arrays by their declared names. In a process group all ranks call, and get those of all."""

@@ -60,6 +60,7 @@ class MetricObserver:
         """Where each position's document of the batch begins; None where a sequence counts as one."""
         self.tokens_BT: Tensor | None = None
         """The batch that passes."""
+        self.metrics = metrics
         self.hooks = {place: [hook for m in metrics if (hook := m.hook(place)) is not None] for place in PLACES}
 
     def _show(self, place: Any, *tensors: Any) -> None:
@@ -98,3 +99,8 @@ class MetricObserver:
         if self.finite is not None:
             self.finite.see("logits", self.finite.n_layers, logits_BV)
         self._show("logits", logits_BV)
+
+    def passed(self, layer: int) -> None:
+        """See :class:`Observed`."""
+        for metric in self.metrics:
+            metric.passed(layer)

@@ -7,7 +7,7 @@ others, which need more than the pass or belong together, have their row in `OBS
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar
 
@@ -21,6 +21,7 @@ from ..metrics.neurons import SuperNeurons, UnitWeights, super_neurons, unit_wei
 from ..metrics.preference import coverage, kl_to_uniform, normalised_entropy, preference_ratio
 from ..metrics.qk_lock import QKLock
 from ..metrics.quantities import METRICS
+from ..metrics.rank_of_places import RankOfPlaces
 from ..metrics.rankings import kendall_tau, rank_biased_overlap, spearman, top_overlap
 from ..metrics.sinks import AttentionSinks
 from ..metrics.states import DominanceRatio, EffectiveRank, MassiveActivations
@@ -265,17 +266,16 @@ class ObservedAggregation(_Ours):
         return scalars, arrays
 
 
-def _mlp_weights(model: Decoder | ForeignModel) -> Iterator[tuple[Tensor, Tensor, Tensor | None]]:
-    """Each block's up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps."""
+def _mlp_weights(model: Decoder | ForeignModel, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """One block's up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps."""
     if isinstance(model, ForeignModel):
-        yield from model.mlp_weights()
-        return
-    for block in model.blocks:
-        assert isinstance(block, Block)
-        # A block at a time is whole.
-        gate = block.mlp.gate
-        gate_FD = None if gate is None else full_tensor(gate.weight)
-        yield full_tensor(block.mlp.up.weight), full_tensor(block.mlp.down.weight), gate_FD
+        return model.mlp_weights()[layer - 1]
+    block = model.blocks[layer - 1]
+    assert isinstance(block, Block)
+    gate = block.mlp.gate
+    # A block at a time is whole.
+    gate_FD = None if gate is None else full_tensor(gate.weight)
+    return full_tensor(block.mlp.up.weight), full_tensor(block.mlp.down.weight), gate_FD
 
 
 class ObservedNeurons(_Ours):
@@ -287,17 +287,24 @@ class ObservedNeurons(_Ours):
         super().__init__(setting)
         self.model = setting.model
         self.units = SuperNeurons(setting.sizes.n_layers, setting.sizes.d_ff).to(setting.device)
+        self.weights: list[UnitWeights] = []
 
     def neurons(self, layer: int, a_BTF: Tensor) -> None:
         """See models/observe.py."""
         self.units.update(layer - 1, a_BTF)
 
+    def passed(self, layer: int) -> None:
+        """See :class:`Observed`."""
+        if layer:
+            first_LF, others_LF = self.units.compute()
+            top_K = _loudest(super_neurons(first_LF[layer - 1], others_LF[layer - 1]).z)
+            self.weights.append(unit_weights(top_K, *_mlp_weights(self.model, layer)))
+
     def result(self) -> tuple[Scalars, Arrays]:
         """See :class:`Observed`."""
         first_LF, others_LF = self.units.compute()
         z_LF, ratio_LF, is_super_LF = super_neurons(first_LF, others_LF)
-        top_LK = np.argsort(-z_LF, axis=-1, kind="stable")[:, :N_NEURONS]
-        weights = [unit_weights(top, *maps) for top, maps in zip(top_LK, _mlp_weights(self.model), strict=True)]
+        top_LK = _loudest(z_LF)
         arrays = {
             "activation_first": first_LF,
             "activation_others": others_LF,
@@ -312,9 +319,14 @@ class ObservedNeurons(_Ours):
             ("is_super", is_super_LF),
         ):
             arrays[f"neuron_{name}"] = np.take_along_axis(of_units, top_LK, axis=-1)
-        for name, by_layer in zip(UnitWeights._fields, zip(*weights, strict=True), strict=True):
+        for name, by_layer in zip(UnitWeights._fields, zip(*self.weights, strict=True), strict=True):
             arrays[f"neuron_{name}"] = np.stack(by_layer)
         return {"super_neurons": is_super_LF.sum()}, arrays
+
+
+def _loudest(z: np.ndarray) -> np.ndarray:
+    """The units of largest robust z, along the last axis."""
+    return np.argsort(-z, axis=-1, kind="stable")[..., :N_NEURONS]
 
 
 class ObservedStates(_Ours):
@@ -327,7 +339,8 @@ class ObservedStates(_Ours):
         n_places, seq_len, width = setting.sizes.n_layers + 1, setting.sizes.seq_len, setting.sizes.d_model
         self.dominance = DominanceRatio(n_places, seq_len).to(setting.device)
         self.massive = MassiveActivations(n_places, seq_len, width, N_MASSIVE).to(setting.device)
-        self.rank = EffectiveRank(n_places, width).to(setting.device)
+        self.by_block = RankOfPlaces(n_places, width) if setting.by_block else None
+        self.rank = self.by_block or EffectiveRank(n_places, width).to(setting.device)
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
         """See models/observe.py."""
@@ -335,6 +348,11 @@ class ObservedStates(_Ours):
             self.dominance.update(layer, h_BTD)
             self.massive.update(layer, h_BTD)
             self.rank.update(layer, h_BTD)
+
+    def passed(self, layer: int) -> None:
+        """See :class:`Observed`."""
+        if self.by_block is not None:
+            self.by_block.passed(layer)
 
     def result(self) -> tuple[Scalars, Arrays]:
         """See :class:`Observed`."""
@@ -395,10 +413,10 @@ OBSERVED: Mapping[str, type[_Ours]] = {
 """Metrics that are fed here, by their key in ``metrics/quantities.py``."""
 
 
-def our_metrics(setting: Setting) -> list[Observed]:
-    """All of ours, in the order of their declarations."""
+def our_metrics(setting: Setting, observed: Mapping[str, type[_Ours]] = OBSERVED) -> list[Observed]:
+    """All of ours, in the order of their declarations; ``observed`` has those that are fed here."""
     return [
-        OBSERVED[key](setting) if key in OBSERVED else SelfObserving(_our_source(key, setting), setting)
+        observed[key](setting) if key in observed else SelfObserving(_our_source(key, setting), setting)
         for key in METRICS
     ]
 

@@ -226,15 +226,22 @@ class EffectiveRank(AdditiveMetric):
             upper_DD[start : start + rows, start:] = self._block(moment, start, rows, offset)
         return torch.linalg.eigvalsh(upper_DD, UPLO="U").flip(0)
 
-    def compute(self) -> RankResult:
-        """Effective rank and singular values of every place; processes share the places among them."""
+    def eigenvalues(self) -> Tensor:
+        """Of every place's second moment, falling, ``[S, d]``; processes share the places among them."""
         own = self._own_moments()
         eigenvalues_SD = self.moment.new_zeros(len(self.moment), self.d_model)
         for place, values_D in zip(own, each_on_one_core(self._eigenvalues, own.values()), strict=True):
             eigenvalues_SD[place] = values_D
-        if self._is_synced:
-            eigenvalues_SD = sum_over_ranks(eigenvalues_SD, self._group)
-        singular_SD = (eigenvalues_SD.clamp_min(0) / self.n_vectors[:, None]).sqrt()
-        share_SD = singular_SD / singular_SD.sum(-1, keepdim=True)
-        rank_S = torch.special.entr(share_SD).sum(-1).exp()
-        return RankResult(rank_S.cpu().numpy(), singular_SD.cpu().numpy())
+        return sum_over_ranks(eigenvalues_SD, self._group) if self._is_synced else eigenvalues_SD
+
+    def compute(self) -> RankResult:
+        """Effective rank and singular values of every place."""
+        return rank_result(self.eigenvalues(), self.n_vectors)
+
+
+def rank_result(eigenvalues_SD: Tensor, n_vectors_S: Tensor) -> RankResult:
+    """Effective rank and singular values from the eigenvalues of ``Σ h hᵀ``, falling, and the number of vectors."""
+    singular_SD = (eigenvalues_SD.clamp_min(0) / n_vectors_S[:, None]).sqrt()
+    share_SD = singular_SD / singular_SD.sum(-1, keepdim=True)
+    rank_S = torch.special.entr(share_SD).sum(-1).exp()
+    return RankResult(rank_S.cpu().numpy(), singular_SD.cpu().numpy())

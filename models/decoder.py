@@ -107,14 +107,25 @@ class Decoder(nn.Module):
         documents = None if documents_BT is None else Documents.of(documents_BT)
         if documents is not None and (cache is not None or not self.config.attention.documents):
             raise ValueError("documents_BT is for a model with attention.documents, and goes with no cache")
-        x_BTD = self.positions.embed(self.embed(tokens_BT), first, documents)
-        place = self.positions.place(tokens_BT.shape[1], tokens_BT.device, first, documents)
-        show_residual(observer, "embedding", 0, x_BTD)
+        x_BTD, place = self.enter(tokens_BT, observer, first, documents)
         for i, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i])
         if targets_BS is not None:
             x_BTD = x_BTD[:, -targets_BS.shape[1] :]
-        x = self.norm(x_BTD[:, -1] if last_only else x_BTD)
+        return self.leave(x_BTD[:, -1] if last_only else x_BTD, targets_BS, z_loss)
+
+    def enter(
+        self, tokens_BT: Tensor, observer: Observer | None = None, first: int = 0, documents: Documents | None = None
+    ) -> tuple[Tensor, Placement]:
+        """What comes before the blocks: their input ``[B, T, D]``, and what they need to know about positions."""
+        x_BTD = self.positions.embed(self.embed(tokens_BT), first, documents)
+        place = self.positions.place(tokens_BT.shape[1], tokens_BT.device, first, documents)
+        show_residual(observer, "embedding", 0, x_BTD)
+        return x_BTD, place
+
+    def leave(self, x: Tensor, targets_BS: Tensor | None = None, z_loss: float = 0.0) -> Tensor | TokenLosses:
+        """What comes after the blocks, given their output ``[…, D]``: logits ``[…, V]``, or losses of targets."""
+        x = self.norm(x)
         if self.head is None:
             return read_out(x, self.embed.weight, targets_BS, z_loss, self.config.logit_softcap)
         losses_or_logits: Tensor | TokenLosses = self.head(x, targets_BS, z_loss)

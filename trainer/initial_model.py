@@ -14,6 +14,8 @@ from ..errors import RunError, UsageError
 from ..files import user_path
 from ..measure.records import RunDir, step_of
 from ..models.birth import Sharder, born, empty_decoder
+from ..models.by_block.block_weights import BlockWeights
+from ..models.by_block.drawn_weights import DrawnWeights
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.dotted import dotted
@@ -102,9 +104,7 @@ def load_initial_checkpoint(
     weights = CheckpointWeights(source.checkpoint)
     model = empty_decoder(source.config, device, shard)
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if name not in weights:
-            raise RunError(f"{source.checkpoint}: has no {name}; the run's config.yaml is another model's")
-        load_into(tensor, weights.stored[name])
+        load_into(tensor, weights.required(name))
     return model
 
 
@@ -188,3 +188,18 @@ def initialize_model(
             return load_initial_checkpoint(replace(source, config=config.model), device, shard)
         return load_pretrained(replace(source, config=config.model), device=device, shard=shard)
     return born(config.model, init_seed, device, shard)
+
+
+def initial_weights(config: RunConfig, init_seed: int) -> BlockWeights:
+    """The weights of :func:`initialize_model`, read or drawn when they are asked for.
+
+    Raises:
+        UsageError, RunError: what the run starts from is missing or damaged.
+    """
+    if config.init_from and init_seed == config.init_seed:
+        source = _source(config.init_from)
+        if isinstance(source, InitialCheckpoint):
+            return CheckpointWeights(source.checkpoint)
+        source.check_tables()
+        return source
+    return DrawnWeights(config.model, init_seed)

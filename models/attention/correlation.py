@@ -157,23 +157,34 @@ CORRELATIONS: dict[str, type[Uncorrelated]] = {
 }
 
 
+def estimated_correlations(model: nn.Module) -> list[EstimatedCorrelation]:
+    """Every part of a model that has running moments."""
+    return [part for part in model.modules() if isinstance(part, EstimatedCorrelation)]
+
+
+def first_moment_tokens(vocab_size: int, max_seq_len: int, init_seed: int) -> Tensor:
+    """Int64 ``[N, T]``: the random tokens that give a newborn model its first moments."""
+    shape = (_N_SEQUENCES, min(max_seq_len, _LONGEST))
+    drawn = keyed_generator(init_seed, "correlation").integers(0, vocab_size, shape, dtype=np.int64)
+    return torch.from_numpy(drawn)
+
+
 @torch.no_grad()
 def initialize_moments(model: nn.Module, vocab_size: int, max_seq_len: int, init_seed: int) -> None:
     """Give a newborn model's estimated correlations their first moments, from random tokens that its seed decides.
 
     Without them it would start as the exact form, and its birth would be measured as another architecture's.
     """
-    parts = [part for part in model.modules() if isinstance(part, EstimatedCorrelation)]
+    parts = estimated_correlations(model)
     if not parts:
         return
-    shape = (_N_SEQUENCES, min(max_seq_len, _LONGEST))
-    tokens_BT = keyed_generator(init_seed, "correlation").integers(0, vocab_size, shape, dtype=np.int64)
+    tokens_BT = first_moment_tokens(vocab_size, max_seq_len, init_seed)
     modes = [part.training for part in parts]
     for part in parts:
         part.reset()
         part.train()
     with gathered_in_passes(model):
-        model(torch.from_numpy(tokens_BT).to(parts[0].square_H.device), last_only=True)
+        model(tokens_BT.to(parts[0].square_H.device), last_only=True)
     reshard(model)
     for part, mode in zip(parts, modes, strict=True):
         part.train(mode)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -29,7 +29,11 @@ from .conversion import TensorMapping, config_from_json, config_to_json, family_
 from .hub import pretrained_folder
 from .weight_files import INDEX, ONE_FILE, SHARD_BYTES, shard_file_names, write_index
 
-_FLOATS = ("F64", "F32", "F16", "BF16")
+#: Dtypes of a ``config.json`` → what they are called in the files.
+_CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_FLOATS = tuple(_CODES.values())
+#: Rows of two tables that are compared at a time.
+_ROWS = 4096
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,8 @@ class Pretrained:
     _mappings: list[TensorMapping]
     _tied_head: tuple[Path, str] | None
     """File and name of an output head that is stored although it is tied."""
+    declared: str | None = None
+    """The dtype that ``config.json`` names, if it does."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Every parameter of ``Decoder(config)`` by name, once, on the CPU, in the dtype of the file.
@@ -71,15 +77,74 @@ class Pretrained:
                         self._check_tied_head(tensor)
                     yield from mapping.split(tensor)
 
+    def _found(self, name: str) -> tuple[Path, str, TensorMapping]:
+        """File of a parameter of ours, the name of what it is part of there, and how that is made of ours."""
+        mapping = next(mapping for mapping in self._mappings if name in mapping.ours)
+        return *self._where[mapping.theirs], mapping
+
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
+        """Parameters of ours by name, whole, on the CPU, in the dtype of the file; those of one tensor are read once.
+
+        Raises:
+            RunError: a damaged file.
+        """
+        wanted = list(names)
+        while wanted:
+            file, stored, mapping = self._found(wanted[0])
+            with tensor_file(file, "pt") as tensors:
+                for name, tensor in mapping.split(tensors.get_tensor(stored)):
+                    if name in wanted:
+                        wanted.remove(name)
+                        yield name, tensor
+
+    def rows(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows ``start … stop`` of the embedding or the head, on the CPU, in the dtype of the file.
+
+        Raises:
+            RunError: a damaged file.
+        """
+        file, stored, mapping = self._found(name)
+        assert mapping.ours == (name,)
+        assert not mapping.transposed
+        with tensor_file(file, "pt") as tensors:
+            rows: Tensor = tensors.get_slice(stored)[start:stop]
+        return rows
+
+    def check_tables(self) -> None:
+        """What `tensors` checks as it reads everything, with a part of each table in memory.
+
+        Raises:
+            RunError: a matrix of another dtype than ``config.json`` names, or an output head that differs from the
+                table it is tied to.
+        """
+        for mapping in self._mappings:
+            file, stored = self._where[mapping.theirs]
+            with tensor_file(file, "pt") as tensors:
+                kind = tensors.get_slice(stored).get_dtype()
+            # Gains and biases are often kept in float32 beside matrices of half the precision.
+            if self.declared is not None and len(mapping.shape) > 1 and kind != _CODES.get(self.declared, kind):
+                raise RunError(f"{file}: {stored} is {kind}, config.json says {self.declared}")
+        if self._tied_head is not None:
+            file, stored = self._tied_head
+            for start in range(0, self.config.vocab_size, _ROWS):
+                stop = min(start + _ROWS, self.config.vocab_size)
+                with tensor_file(file, "pt") as tensors:
+                    head = tensors.get_slice(stored)[start:stop]
+                if not torch.equal(head, self.rows("embed.weight", start, stop)):
+                    raise self._untied(file, stored)
+
+    def _untied(self, file: Path, stored: str) -> RunError:
+        return RunError(
+            f"{file}: {stored} differs from the embeddings that config.json ties it to; "
+            "set tie_word_embeddings to false there"
+        )
+
     def _check_tied_head(self, table: Tensor) -> None:
         if self._tied_head is not None:
             file, name = self._tied_head
             with tensor_file(file, "pt") as tensors:
                 if not torch.equal(tensors.get_tensor(name), table):
-                    raise RunError(
-                        f"{file}: {name} differs from the embeddings that config.json ties it to; "
-                        "set tie_word_embeddings to false there"
-                    )
+                    raise self._untied(file, name)
 
 
 class WeightIndex(TypedDict):
@@ -129,8 +194,15 @@ def read_pretrained(source: str | Path) -> Pretrained:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise RunError(f"{folder}: {missing[0]} is in none of the safetensors files{more}")
     tokenizer = folder / "tokenizer.json"
+    declared = content.get("dtype", content.get("torch_dtype"))
     return Pretrained(
-        folder, config, tokenizer if tokenizer.is_file() else None, where, list(wanted.values()), tied_head
+        folder,
+        config,
+        tokenizer if tokenizer.is_file() else None,
+        where,
+        list(wanted.values()),
+        tied_head,
+        declared if isinstance(declared, str) else None,
     )
 
 

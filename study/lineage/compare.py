@@ -15,6 +15,7 @@ from ...measure.hidden_states import FingerprintProbe, cached_hidden_states, hid
 from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import FEWEST_INPUTS, LEVEL, Fingerprint, HiddenStates, bonferroni, compare
 from ...models.birth import born
+from ...models.by_block.decoder_by_block import DecoderByBlock
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...trainer.by_name.model_names import ModelSource, vocabulary
@@ -93,7 +94,13 @@ def check_comparable(sources: Sequence[ModelSource], probe: FingerprintProbe) ->
 
 
 def _loaded(source: ModelSource) -> Decoder:
-    return source.load().to(device())
+    model = source.load()
+    # What comes by block is no more than that anywhere.
+    return model if isinstance(model, DecoderByBlock) else model.to(device())
+
+
+def _whole_birth(config: ModelConfig, init_seed: int) -> Decoder:
+    return born(config, init_seed, device())
 
 
 def compare_models(
@@ -103,11 +110,12 @@ def compare_models(
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_inputs: None,
     n_strangers: int = 0,
+    new_birth: Callable[[ModelConfig, int], Decoder] = _whole_birth,
 ) -> ComparedModels:
     """Test every pair of models, and each of them against strangers: births of the first one's config.
 
     Each model is loaded once, and run unless its hidden states are in ``cache_dir``. ``advance`` is called with the
-    number of inputs of every model that is done.
+    number of inputs of every model that is done. ``new_birth`` gives births of a config from a seed.
     """
     hidden: list[HiddenStates] = []
 
@@ -130,7 +138,7 @@ def compare_models(
     pairs = [ModelPair(a, b, test(hidden[a], hidden[b])) for a, b in combinations(range(len(sources)), 2)]
     strangers: list[Fingerprint] = []
     for seed in range(_STRANGERS_FROM, _STRANGERS_FROM + n_strangers):
-        stranger = states(born(sources[0].config, seed, device()))
+        stranger = states(new_birth(sources[0].config, seed))
         strangers += [test(own, stranger) for own in hidden]
     return ComparedModels(probe, pairs, strangers)
 
@@ -143,10 +151,12 @@ def rank_seeds(
     recipe: LineageTestConfig,
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_seeds: None,
+    new_birth: Callable[[ModelConfig, int], Decoder] = _whole_birth,
 ) -> tuple[FingerprintProbe, list[tuple[int, Fingerprint]]]:
     """Test a model against a birth of ``config`` from every candidate seed.
 
-    Births are made one at a time and not kept. p and the verdict are corrected for all candidates (Bonferroni).
+    Births are made one at a time, by ``new_birth``, and not kept. p and the verdict are corrected for all candidates
+    (Bonferroni).
 
     Returns:
         The probe that all were shown, like the model; the seeds with their tests, best first, undefined ones last.
@@ -157,7 +167,7 @@ def rank_seeds(
     del model
     found: list[tuple[int, Fingerprint]] = []
     for seed in candidates:
-        birth = hidden_states(born(config, seed, device()), probe)
+        birth = hidden_states(new_birth(config, seed), probe)
         result = compare(hidden, birth, recipe, probe=probe.kind, vocab_size=config.vocab_size)
         if result.verdict != "undefined":
             log10_p = bonferroni(result.log10_p, len(candidates))

@@ -20,10 +20,11 @@ from ...errors import RunError, UsageError
 from ...files import check_file, one_line, read_json
 from ...measure.config import SnapshotConfig
 from ...measure.foreign import ForeignModel
-from ...measure.measurement import birth_reference, measure
+from ...measure.measurement import BirthReference, Measurement, birth_reference, measure
 from ...measure.recorder import add_probe, snapshot_of
 from ...measure.records import RunDir, Snapshot
 from ...measure.user_metrics import MetricLike
+from ...models.by_block.decoder_by_block import DecoderByBlock
 from ...models.decoder import Decoder
 from ...models.exchange.hub import pretrained_folder
 from ...schema import Bounds
@@ -50,6 +51,8 @@ class LoadedModel:
     """``tokenizers`` JSON of the text that it reads, where it has one."""
     run: Path | None = None
     """The run that it is of, where it is of one."""
+    stranger: Callable[[int], Decoder | ForeignModel] | None = None
+    """The n-th birth, from 1, of the same config from another seed; where that is known."""
 
     @property
     def n_positions(self) -> int | None:
@@ -68,9 +71,16 @@ def load_named(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
     native = open_source_with_birth(name)
     if native is None:
         return _load_foreign(name, dtype)
-    birth = native.birth
     model = native.load().to(dtype)
-    return LoadedModel(name, model, lambda: birth().to(dtype), native.step, native.tokenizer, native.run)
+    return LoadedModel(
+        name,
+        model,
+        lambda: native.birth().to(dtype),
+        native.step,
+        native.tokenizer,
+        native.run,
+        lambda n: native.born(native.init_seed + n).to(dtype),
+    )
 
 
 def _load_foreign(name: str, dtype: torch.dtype) -> LoadedModel:
@@ -182,12 +192,18 @@ def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] 
     return TextProbe(tokens_NT, data.borders.documents(torch.from_numpy(tokens_NT)).numpy())
 
 
+def is_own_birth(loaded: LoadedModel) -> bool:
+    """Whether a model is at step 0 and comes by block: what it is compared with is then found in its own pass."""
+    return isinstance(loaded.model, DecoderByBlock) and loaded.step == 0
+
+
 def measure_loaded(
     loaded: LoadedModel,
     settings: SnapshotConfig,
     probe_seed: int = 0,
     metrics: Sequence[MetricLike] = (),
     text: TextProbe | None = None,
+    n_strangers: int = 0,
 ) -> Snapshot:
     """One snapshot of ``loaded`` on a random probe, and on text if there is some, beside its birth where it is known.
 
@@ -197,32 +213,46 @@ def measure_loaded(
         probe_seed: decides the probe.
         metrics: more of yours: ``module:Class``, classes or instances.
         text: of `text_for`.
+        n_strangers: births of other seeds to compare with too, as controls.
 
     Raises:
         RunError: the model gives NaN or inf.
         UsageError: it cannot be measured.
     """
     model = loaded.model
-    device = next(model.parameters()).device
     probe_NT = random_probe(model.config.vocab_size, settings.n_sequences, settings.seq_len, probe_seed)
-    birth = None
-    if loaded.newborn is not None:
-        birth = birth_reference(loaded.newborn().to(device), probe_NT, settings.batch_size)
+    if n_strangers and loaded.stranger is None:
+        raise UsageError(f"--strangers {n_strangers}: how {loaded.name} was born is not known; leave it out")
+
+    def reference(born: Decoder | ForeignModel) -> BirthReference:
+        # Of what comes by block no more than that is anywhere.
+        here = born if isinstance(born, DecoderByBlock) else born.to(next(model.parameters()).device)
+        return birth_reference(here, probe_NT, settings.batch_size)
+
+    # One pass through the blocks is enough where the model itself is what it is compared with.
+    own_birth = is_own_birth(loaded)
+    birth = None if loaded.newborn is None or own_birth else reference(loaded.newborn())
+    numbers = range(1, n_strangers + 1)
+    strangers = [] if loaded.stranger is None else [reference(loaded.stranger(n)) for n in numbers]
     start = time.perf_counter()
     by_probe = {"random": TextProbe(probe_NT), **({} if text is None else {"text": text})}
     try:
-        found = {
-            name: measure(
+        found: dict[str, Measurement] = {}
+        for name, probe in by_probe.items():
+            found[name] = measure(
                 model,
                 probe.tokens_NT,
                 birth,
+                strangers,
                 batch_size=settings.batch_size,
                 sink_epsilon=settings.sink_epsilon,
                 metrics=[*settings.metrics, *metrics],
                 documents_NT=probe.documents_NT,
+                own_birth=own_birth and birth is None,
             )
-            for name, probe in by_probe.items()
-        }
+            if own_birth and birth is None:
+                arrays = found[name].arrays
+                birth = BirthReference(arrays["mean_direction"], arrays["mean_prob"])
     except (RunError, UsageError) as error:
         raise type(error)(f"{loaded.name}: {error}") from None
     tokenizer = None if loaded.tokenizer_file is None else TextTokenizer.load(loaded.tokenizer_file)

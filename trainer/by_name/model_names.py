@@ -11,13 +11,14 @@ from typing import Any, NotRequired, TypedDict
 from ...errors import UsageError
 from ...files import find_folder, read_json
 from ...measure.records import RunDir, step_of
+from ...models.by_block.block_weights import BlockWeights
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...models.exchange.hub import is_path
-from ...models.exchange.pretrained import load_pretrained, read_pretrained
+from ...models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
 from .. import initial_model
 from ..checkpoints.find import find_checkpoint
-from ..checkpoints.folder_io import load_model
+from ..checkpoints.folder_io import CheckpointWeights, load_model
 from ..config import RunConfig
 from ..config_file import read_config
 from .shipped_configs import find_config, shipped_config
@@ -35,20 +36,36 @@ class ModelSource:
     """Allocates it and reads or draws its weights."""
     tokenizer: Path | None
     """``tokenizers`` JSON of the text it reads, where it has one."""
+    weights: Callable[[], BlockWeights]
+    """Finds its weights, to be read or drawn a block at a time: it is not allocated."""
 
 
 @dataclass(frozen=True)
 class SourceWithBirth(ModelSource):
     """One of ours, whose config says how it was born."""
 
-    birth: Callable[[], Decoder]
-    """Allocates it as it was at step 0."""
+    births: RunConfig
+    """Says how it was born, and how from other seeds."""
+    init_seed: int
+    """Its own."""
     step: int
     """Optimizer steps that it has been trained for."""
     checkpoint: Path | None = None
     """Where its weights lie; None of a birth, which is drawn."""
     run: Path | None = None
     """The run that it is of; None of a birth that a config names."""
+
+    def born(self, init_seed: int) -> Decoder:
+        """Allocates it as it was at step 0, or, from another seed than its own, a birth of the same config."""
+        return initial_model.initialize_model(self.births, init_seed)
+
+    def born_weights(self, init_seed: int) -> BlockWeights:
+        """The same, to be read or drawn a block at a time."""
+        return initial_model.initial_weights(self.births, init_seed)
+
+    def birth(self) -> Decoder:
+        """Allocates it as it was at step 0."""
+        return self.born(self.init_seed)
 
 
 def open_source(name: str) -> ModelSource:
@@ -70,7 +87,14 @@ def open_source(name: str) -> ModelSource:
         found = read_pretrained(name)
     except UsageError as error:
         raise no_such_model(name, error) from None
-    return ModelSource(name, found.config, partial(load_pretrained, found), found.tokenizer_file)
+    return ModelSource(
+        name, found.config, partial(load_pretrained, found), found.tokenizer_file, partial(_checked, found)
+    )
+
+
+def _checked(found: Pretrained) -> Pretrained:
+    found.check_tables()
+    return found
 
 
 def no_such_model(name: str, error: UsageError) -> UsageError:
@@ -98,7 +122,7 @@ def open_source_with_birth(name: str) -> SourceWithBirth | None:
     for path, seed in ((whole, None), (head, tail)):
         if (file := _config_file(path)) is not None:
             config = initial_model.resolve_init_from(read_config(file))
-            return _of_birth(name, config, config.init_seed if seed is None else _number(name, seed, "seed"))
+            return _at_birth(name, config, config.init_seed if seed is None else _number(name, seed, "seed"))
     return None
 
 
@@ -123,20 +147,26 @@ def _number(name: str, text: str, what: str) -> int:
 def _of_run(name: str, run: RunDir, step: int | None) -> SourceWithBirth:
     config = read_config(run.config)
     tokenizer = run.own_tokenizer()
-    birth = partial(initial_model.initialize_model, config, config.init_seed)
     if step == 0:
-        return SourceWithBirth(name, config.model, birth, tokenizer, birth, 0, run=run.path)
+        return _at_birth(name, config, config.init_seed, tokenizer, run.path)
     if step is not None and step not in (steps := run.checkpoints_by_step()):
         there = ", ".join(map(str, steps)) or "none"
         raise UsageError(f"{name}: {run.path} has no checkpoint of step {step}; there are: {there}")
     checkpoint = find_checkpoint(run, step)
     load = partial(load_model, config.model, checkpoint)
-    return SourceWithBirth(name, config.model, load, tokenizer, birth, step_of(checkpoint), checkpoint, run.path)
+    weights = partial(CheckpointWeights, checkpoint)
+    step = step_of(checkpoint)
+    return SourceWithBirth(
+        name, config.model, load, tokenizer, weights, config, config.init_seed, step, checkpoint, run.path
+    )
 
 
-def _of_birth(name: str, config: RunConfig, seed: int) -> SourceWithBirth:
-    birth = partial(initial_model.initialize_model, config, seed)
-    return SourceWithBirth(name, config.model, birth, None, birth, 0)
+def _at_birth(
+    name: str, config: RunConfig, seed: int, tokenizer: Path | None = None, run: Path | None = None
+) -> SourceWithBirth:
+    load = partial(initial_model.initialize_model, config, seed)
+    weights = partial(initial_model.initial_weights, config, seed)
+    return SourceWithBirth(name, config.model, load, tokenizer, weights, config, seed, 0, run=run)
 
 
 class AddedToken(TypedDict):

@@ -5,7 +5,7 @@ What one run saves any other loads, on whatever number of processes and under wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class CheckpointWeights(Mapping[str, torch.Tensor]):
     """
 
     def __init__(self, folder: Path) -> None:
-        opened = CheckpointFolder(folder)
+        self.folder, opened = folder, CheckpointFolder(folder)
         opened.verify()
         self.stored: dict[str, StoredTensor] = {
             name.removeprefix(_MODEL): stored for name, stored in opened.tensors.items() if name.startswith(_MODEL)
@@ -46,6 +46,22 @@ class CheckpointWeights(Mapping[str, torch.Tensor]):
     def __len__(self) -> int:
         return len(self.stored)
 
+    def required(self, name: str) -> StoredTensor:
+        """One that the model has. RunError if the checkpoint does not."""
+        if name not in self.stored:
+            raise RunError(f"{self.folder}: has no {name}; the run's config.yaml is another model's")
+        return self.stored[name]
+
+    def read(self, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whole tensors by name (`models/by_block/block_weights.py`)."""
+        return ((name, self.required(name).whole()) for name in names)
+
+    def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
+        """Rows ``start … stop`` of a table."""
+        stored = self.required(name)
+        width = stored.shape[-1]
+        return stored.read(start * width, stop * width).view(stop - start, width)
+
 
 def load_model(config: ModelConfig, folder: Path, device: torch.device | str = "cpu") -> Decoder:
     """The model of a checkpoint, allocated once, without the optimizer's state."""
@@ -54,9 +70,7 @@ def load_model(config: ModelConfig, folder: Path, device: torch.device | str = "
         model = Decoder(config)
     model.to_empty(device=device)
     for name, tensor in model.state_dict().items():
-        if name not in weights:
-            raise RunError(f"{folder}: has no {name}; the run's config.yaml is another model's")
-        load_into(tensor, weights.stored[name])
+        load_into(tensor, weights.required(name))
     return model.eval()
 
 

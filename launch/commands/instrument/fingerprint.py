@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +13,7 @@ from jsonargparse import Namespace
 from ....errors import UsageError
 from ....study.lineage.comparison_options import add_comparison_options
 from ....trainer.config_parser import Parser
-from ...options import MODEL_NAMES, add_json
+from ...options import MODEL_NAMES, add_json, add_stream, check_stream
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -59,6 +60,7 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--kin_pairs", type=int, default=20, metavar="N", help="See --kin.")
     add_comparison_options(parser, n_inputs=2000)
+    add_stream(parser)
     add_json(parser)
 
 
@@ -66,16 +68,21 @@ def run(options: Namespace) -> int:
     """Compare models, or calibrate."""
     from rich.console import Console
 
+    from ....models.by_block.decoder_by_block import Room
     from ....report.terminal import bar, page_or_picture, picture_path, print_json
     from ....study.lineage.answers import answer_of_models
     from ....study.lineage.compare import check_comparable, choose_probe, compare_models
     from ....study.lineage.comparison import comparison_of
     from ....study.lineage.kinship_page import write_kinship_page
     from ....study.lineage.outcomes import describe_test, fingerprint_json, print_pairs, short_names
+    from ....trainer.by_name.model_by_block import birth_by_block, source_by_block
     from ....trainer.by_name.model_names import open_source
 
     comparison = comparison_of(options)
+    check_stream(options)
     if options.calibrate is not None:
+        if options.stream:
+            raise UsageError("--stream: --calibrate makes small models of its own; leave one of them out")
         return _calibrate(options, comparison)
     if len(options.models) < 2:
         raise UsageError("give at least two models, or --calibrate CONFIG")
@@ -87,15 +94,25 @@ def run(options: Namespace) -> int:
     sources = [open_source(name) for name in options.models]
     check_comparable(sources, comparison.probe)
     probe = choose_probe(comparison.probe, comparison.seq_len, [source.config for source in sources])
-    with bar("hidden states", len(sources) + options.strangers, quiet=options.json) as advance:
-        compared = compare_models(
-            sources,
-            probe,
-            comparison.recipe,
-            Path(options.cache_dir),
-            lambda n_inputs: advance(1),
-            options.strangers,
-        )
+    cache_dir, n_strangers = Path(options.cache_dir), options.strangers
+    if options.stream:
+        room = Room(options.scratch)
+        streamed = [source_by_block(source, room) for source in sources]
+        n_blocks = sum(source.config.n_layers for source in [*sources, *sources[:1] * n_strangers])
+        with bar("blocks", n_blocks, quiet=options.json) as room.advance:
+            compared = compare_models(
+                streamed,
+                probe,
+                comparison.recipe,
+                cache_dir,
+                n_strangers=n_strangers,
+                new_birth=partial(birth_by_block, room=room),
+            )
+    else:
+        with bar("hidden states", len(sources) + n_strangers, quiet=options.json) as advance:
+            compared = compare_models(
+                sources, probe, comparison.recipe, cache_dir, lambda n_inputs: advance(1), n_strangers
+            )
     names, test = short_names(sources), describe_test(compared.probe, comparison.recipe)
     answer = answer_of_models(names, compared.pairs, compared.strangers)
     if page is not None:

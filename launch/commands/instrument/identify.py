@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
+from functools import partial
 from pathlib import Path
 
 from jsonargparse import Namespace
@@ -13,7 +14,7 @@ from ....errors import UsageError
 from ....study.lineage.comparison_options import add_comparison_options
 from ....trainer.config_file import read_config
 from ....trainer.config_parser import Parser
-from ...options import add_json, add_model
+from ...options import add_json, add_model, add_stream, check_stream
 
 SUMMARY = "Show which seed a model was born from (docs/seedprint.md)."
 
@@ -27,6 +28,7 @@ def add_options(parser: Parser) -> None:
     )
     parser.add_argument("--out", type=str | None, metavar="HTML", help="A page of all candidates.")
     add_comparison_options(parser, n_inputs=500)
+    add_stream(parser)
     add_json(parser)
 
 
@@ -52,15 +54,18 @@ def run(options: Namespace) -> int:
     """Rank candidate seeds."""
     from rich.console import Console
 
+    from ....models.by_block.decoder_by_block import Room
     from ....report.terminal import bar, page_or_picture, print_json
     from ....study.lineage.answers import answer_of_seeds
     from ....study.lineage.compare import check_comparable, choose_probe, rank_seeds
     from ....study.lineage.comparison import comparison_of
     from ....study.lineage.kinship_page import write_seeds_page
     from ....study.lineage.outcomes import describe_test, fingerprint_json, print_ranking
+    from ....trainer.by_name.model_by_block import birth_by_block, source_by_block
     from ....trainer.by_name.model_names import SourceWithBirth, open_source
 
     comparison = comparison_of(options)
+    check_stream(options)
     if options.out is not None and not page_or_picture(options.out):
         raise UsageError(f"--out {options.out}: is a page; give a name that ends in .html")
     candidates = read_seeds(options.seeds)
@@ -71,10 +76,16 @@ def run(options: Namespace) -> int:
     births = dataclasses.replace(source, name=options.config or options.model, config=config, tokenizer=None)
     check_comparable([source, births], comparison.probe)
     probe = choose_probe(comparison.probe, comparison.seq_len, [source.config, config])
-    with bar("births", len(candidates), quiet=options.json) as advance:
-        probe, ranked = rank_seeds(
-            source, config, candidates, probe, comparison.recipe, Path(options.cache_dir), advance
-        )
+    recipe, cache_dir = comparison.recipe, Path(options.cache_dir)
+    if options.stream:
+        room = Room(options.scratch)
+        streamed, new_birth = source_by_block(source, room), partial(birth_by_block, room=room)
+        n_blocks = source.config.n_layers + len(candidates) * config.n_layers
+        with bar("blocks", n_blocks, quiet=options.json) as room.advance:
+            probe, ranked = rank_seeds(streamed, config, candidates, probe, recipe, cache_dir, new_birth=new_birth)
+    else:
+        with bar("births", len(candidates), quiet=options.json) as advance:
+            probe, ranked = rank_seeds(source, config, candidates, probe, recipe, cache_dir, advance)
     answer, test = answer_of_seeds(options.model, ranked), describe_test(probe, comparison.recipe)
     if options.out is not None:
         write_seeds_page(Path(options.out), options.model, ranked, answer, test)

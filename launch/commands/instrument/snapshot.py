@@ -12,7 +12,7 @@ from ....errors import UsageError
 from ....measure.config import SnapshotConfig
 from ....measure.records import RunDir
 from ....trainer.config_parser import Parser
-from ...options import add_json, add_model, add_probe, check_probe
+from ...options import add_json, add_model, add_probe, add_stream, check_probe, check_stream
 
 SUMMARY = "Measure a model's biases, ours or of transformers (docs/measurements.md)."
 
@@ -59,6 +59,14 @@ def add_options(parser: Parser) -> None:
         metavar="MODULE:CLASS",
         help="Your own metrics (docs/extending.md), from the working folder or installed.",
     )
+    parser.add_argument(
+        "--strangers",
+        type=int,
+        default=0,
+        metavar="N",
+        help="Births of the next seeds to compare with too, as controls; each costs one more pass.",
+    )
+    add_stream(parser)
     parser.add_argument("--out", type=str | None, metavar="DIR", help="New folder for all scalars and arrays.")
     add_json(parser)
 
@@ -68,9 +76,11 @@ def run(options: Namespace) -> int:
     import torch
     from rich.console import Console
 
+    from ....models.by_block.decoder_by_block import Room
     from ....report.block_table import figures, print_snapshot
-    from ....report.terminal import print_json
+    from ....report.terminal import bar, print_json
     from ....trainer.by_name.loaded_model import default_seq_len, load_named, measure_loaded, text_for
+    from ....trainer.by_name.model_by_block import blocks_to_pass, open_by_block
     from ....trainer.devices import device
 
     out = None if options.out is None else Path(options.out)
@@ -78,8 +88,12 @@ def run(options: Namespace) -> int:
         raise UsageError(f"--out {out}: exists already; give a new folder")
     if options.data is not None and options.probe == "random":
         raise UsageError(f"--data {' '.join(options.data)}: only --probe text reads it; leave one of them out")
+    if options.strangers < 0:
+        raise UsageError(f"--strangers {options.strangers}: give 0 or more")
+    check_stream(options)
     name, label = _name_and_step(options.model, options.step)
-    loaded = load_named(name, getattr(torch, options.dtype))
+    dtype, room = getattr(torch, options.dtype), Room(options.scratch)
+    loaded = open_by_block(name, dtype, room) if options.stream else load_named(name, dtype)
     if label is not None:
         loaded = dataclasses.replace(loaded, step=label)
     settings = SnapshotConfig(
@@ -97,8 +111,11 @@ def run(options: Namespace) -> int:
         except UsageError as error:
             # What the text is called depends on who named it.
             raise UsageError(str(error).replace("data.path", "--data") if options.data else str(error)) from None
-    loaded.model.to(device())
-    found = measure_loaded(loaded, settings, options.probe_seed, text=text)
+    if not options.stream:
+        loaded.model.to(device())
+    n_blocks = blocks_to_pass(loaded, options.strangers, text is not None)
+    with bar("blocks", n_blocks, quiet=options.json or not options.stream) as room.advance:
+        found = measure_loaded(loaded, settings, options.probe_seed, text=text, n_strangers=options.strangers)
     if out is not None:
         found.write(out)
     if options.json:

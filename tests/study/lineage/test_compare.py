@@ -136,6 +136,25 @@ def test_runs_of_two_seeds_on_the_same_data_are_strangers_and_an_export_is_its_r
     assert same["statistic"] == pytest.approx(1, abs=1e-6)
 
 
+def test_streamed_models_are_compared_as_whole_ones(lineage, place):
+    """Also births, strangers and candidates; nothing is kept in the cache for them."""
+    for command in (
+        ["fingerprint", place / "run-7", place / "exported", f"{place}/run.yaml@8", "--strangers=1"],
+        ["fingerprint", place / "run-7", place / "run-8", "--probe=embedding"],
+        ["identify", place / "run-7", "--seeds=6..8"],
+    ):
+        _, whole, _ = lineage(*command)
+        kept = set((place / "hidden").iterdir())
+        status, streamed, _ = lineage(*command, "--stream")
+        assert (status, set((place / "hidden").iterdir())) == (0, kept)
+        for tests in ("pairs", "strangers", "seeds"):
+            for one, other in zip(whole.get(tests, []), streamed.get(tests, []), strict=True):
+                assert other["z"] == pytest.approx(one["z"], rel=1e-3, abs=1e-3)
+                assert other["verdict"] == one["verdict"]
+        assert whole.get("best") == streamed.get("best")
+    assert "leave one of them out" in lineage("fingerprint", "--calibrate=demo", "--stream")[2]
+
+
 def test_the_aggregated_signal_is_an_option(lineage, place):
     pair = ["fingerprint", f"{place}/run.yaml@7", f"{place}/run.yaml@8", "--null=analytic", "--k=16"]
     _, alone, _ = lineage(*pair)

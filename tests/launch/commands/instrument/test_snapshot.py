@@ -64,6 +64,12 @@ def printed(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+def llama():
+    """A birth that transformers has the shape of."""
+    config = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=24, max_seq_len=12, mlp="swiglu")
+    return born(config, 5)
+
+
 def refused(capsys, *arguments):
     assert main(["snapshot", *arguments]) == 2
     error = capsys.readouterr().err
@@ -113,6 +119,56 @@ def test_a_folder_of_transformers_is_measured_without_a_birth(capsys, tmp_path):
     assert "rank_at_birth" not in found["top_tokens"][0]
     assert (found["step"], found["model"]["model_type"]) == (UNKNOWN_STEP, "llama")
     assert Snapshot.read(tmp_path / "out").arrays.keys() == native.arrays.keys()
+
+
+def assert_same_snapshot(one, other):
+    """Of two folders, everything that is measured."""
+    one, other = Snapshot.read(one), Snapshot.read(other)
+    assert one.bias == pytest.approx(other.bias, rel=1e-5, abs=1e-5)
+    assert one.arrays.keys() == other.arrays.keys()
+    for name, array in one.arrays.items():
+        np.testing.assert_allclose(other.arrays[name], array, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+def test_streamed_models_are_measured_as_whole_ones(run, capsys, tmp_path):
+    save_pretrained(llama(), tmp_path / "hf", max_shard_bytes=3000)
+    names = {"last": str(run.path), "birth": f"{run.config}@3", "first": f"{run.path}@2", "hf": str(tmp_path / "hf")}
+    for name, model in names.items():
+        more = [] if name == "hf" else ["--strangers=1"]
+        whole = printed(capsys, model, f"--out={tmp_path / name}", *more)
+        streamed = printed(capsys, model, "--stream", f"--out={tmp_path / name}-streamed", *more)
+        assert_same_snapshot(tmp_path / name, tmp_path / f"{name}-streamed")
+        assert streamed["step"] == whole["step"]
+        assert streamed["top_tokens"] == pytest.approx(whole["top_tokens"]) or name == "hf"
+    # Strangers are those of the run's own snapshots.
+    own = run.snapshots()[-1].bias
+    found = printed(capsys, str(run.path), "--strangers=1")["scalars"]
+    assert found["alignment_stranger"] == pytest.approx(own["alignment_stranger"], rel=1e-5)
+
+
+def test_what_cannot_be_streamed_is_refused_in_one_line(run, capsys, tmp_path):
+    save_pretrained(llama(), tmp_path / "hf", max_shard_bytes=3000)
+    hf, birth = tmp_path / "hf", f"{run.config}@3"
+    assert "--strangers -1: give 0 or more" in refused(capsys, birth, "--strangers=-1")
+    assert "only --stream keeps anything there" in refused(capsys, birth, "--scratch=/tmp")
+    assert "is not known; leave it out" in refused(capsys, str(hf), "--stream", "--strangers=2", *PROBE)
+    transformers.GemmaForCausalLM(transformers.GemmaConfig(**SHAPE, head_dim=8)).save_pretrained(tmp_path / "gemma")
+    assert "model_type 'gemma' is none of gpt2" in refused(capsys, str(tmp_path / "gemma"), "--stream")
+
+    def failed():
+        capsys.readouterr()
+        assert main(["snapshot", str(hf), "--stream", *PROBE]) == 1
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        return error
+
+    config = hf / "config.json"
+    before = config.read_text()
+    config.write_text(before.replace('"float32"', '"bfloat16"'))
+    assert "embed_tokens.weight is F32, config.json says bfloat16" in failed()
+    config.write_text(before)
+    (hf / "model-00002-of-00004.safetensors").unlink(missing_ok=True)
+    assert re.search(r"model-00002-of-0000\d.safetensors: (missing|no such file)", failed())
 
 
 def test_text_stands_beside_random_tokens(run, word_tokenizer, capsys, tmp_path):

@@ -1,0 +1,97 @@
+"""One forward pass over a probe, shown to an observer: what it is, and how a model in memory makes it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..errors import RunError
+from ..metrics.sinks import KeySummer
+from ..models.attention.document_mask import Documents
+from ..models.attention.weight_reader import read_weights
+from ..models.decoder import Decoder
+from .foreign import ForeignModel
+from .observer import MetricObserver
+from .ranks import own_batches
+
+
+class Batches:
+    """This rank's part of a probe ``[N, T]`` (or of arrays beside it, ``[N, 2, T]``) in batches, on the model's device,
+    and of each whether it counts."""
+
+    def __init__(self, model: nn.Module, probe_NT: np.ndarray, batch_size: int) -> None:
+        self.device = next(model.parameters()).device
+        self.parts = own_batches(torch.from_numpy(np.ascontiguousarray(probe_NT)), batch_size)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, bool]]:
+        return ((part.to(self.device), counts) for part, counts in self.parts)
+
+
+class ProbePass(Protocol):
+    """How a probe is passed through a model and shown to an observer."""
+
+    by_block: bool
+    """Whether all batches pass a block before any passes the next; it then says itself what is `passed`."""
+
+    def __call__(
+        self, observer: MetricObserver, probe_NT: np.ndarray, batch_size: int, documents_NT: np.ndarray | None = None
+    ) -> None:
+        """Show all of the pass; weights are read where `read_weights` is on."""
+
+
+class WholePass:
+    """Passes of a model that is in memory: a batch goes through all of it."""
+
+    by_block = False
+
+    def __init__(self, model: Decoder | ForeignModel) -> None:
+        self.model = model
+
+    def __call__(
+        self, observer: MetricObserver, probe_NT: np.ndarray, batch_size: int, documents_NT: np.ndarray | None = None
+    ) -> None:
+        """See :class:`ProbePass`."""
+        if documents_NT is None:
+            for tokens_BT, counts in Batches(self.model, probe_NT, batch_size):
+                self._show(observer, tokens_BT, counts=counts)
+            return
+        for both_B2T, counts in Batches(self.model, np.stack([probe_NT, documents_NT], 1), batch_size):
+            self._show(observer, *both_B2T.unbind(1), counts=counts)
+
+    def _show(
+        self, observer: MetricObserver, tokens_BT: Tensor, documents_BT: Tensor | None = None, *, counts: bool
+    ) -> None:
+        apart = documents_BT is not None and documents_apart(self.model)
+        more = {"documents_BT": documents_BT} if apart else {}
+        with batch_shown(observer, tokens_BT, documents_BT):
+            logits_BV = self.model(tokens_BT, last_only=True, observer=observer if counts else None, **more)
+        if counts:
+            observer.logits(logits_BV)
+
+
+def documents_apart(model: Decoder | ForeignModel) -> bool:
+    """Whether a model sees each document alone; of the others, sinks are looked for where documents begin."""
+    return isinstance(model, Decoder) and model.config.attention.documents
+
+
+@contextmanager
+def batch_shown(observer: MetricObserver, tokens_BT: Tensor, documents_BT: Tensor | None) -> Iterator[None]:
+    """The observer is told which batch passes, and of sequences of several documents where they begin."""
+    observer.tokens_BT = tokens_BT
+    if documents_BT is None:
+        yield
+        return
+    observer.first_BT = Documents.of(documents_BT).first_positions()
+    with read_weights(partial(KeySummer, first_BT=observer.first_BT)):
+        yield
+
+
+def not_finite(place: str) -> RunError:
+    """What ends the measurement of a broken model."""
+    return RunError(f"the model gives NaN or inf, first in {place}")

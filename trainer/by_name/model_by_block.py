@@ -1,0 +1,66 @@
+"""A model by any of its names of which one block at a time is in memory: ``--stream``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from ...models.by_block.block_weights import BlockWeights
+from ...models.by_block.decoder_by_block import DecoderByBlock, Room
+from ...models.by_block.drawn_weights import DrawnWeights
+from ...models.config import ModelConfig
+from ..devices import device
+from .loaded_model import UNKNOWN_STEP, LoadedModel, is_own_birth
+from .model_names import ModelSource, SourceWithBirth, open_source
+
+
+def open_by_block(name: str, dtype: torch.dtype, room: Room) -> LoadedModel:
+    """A model by any of its names that our decoder can be (`open_source`).
+
+    Args:
+        name: the model.
+        dtype: of the parameters.
+        room: what its passes need beside it.
+
+    Raises:
+        UsageError: there is no such model, or our decoder cannot be it.
+        RunError: a damaged file.
+    """
+    source = open_source(name)
+
+    def by_block(weights: BlockWeights) -> DecoderByBlock:
+        return DecoderByBlock(source.config, weights, dtype, device(), room)
+
+    model = by_block(source.weights())
+    if not isinstance(source, SourceWithBirth):
+        return LoadedModel(name, model, None, UNKNOWN_STEP, source.tokenizer)
+    return LoadedModel(
+        name,
+        model,
+        lambda: by_block(source.born_weights(source.init_seed)),
+        source.step,
+        source.tokenizer,
+        source.run,
+        lambda n: by_block(source.born_weights(source.init_seed + n)),
+    )
+
+
+def blocks_to_pass(loaded: LoadedModel, n_strangers: int, on_text: bool) -> int:
+    """How many blocks `measure_loaded` passes a probe through."""
+    births = loaded.newborn is not None and not is_own_birth(loaded)
+    return (1 + births + n_strangers + on_text) * loaded.model.config.n_layers
+
+
+def source_by_block(source: ModelSource, room: Room) -> ModelSource:
+    """The same model; what it loads has one block at a time in memory."""
+
+    def load() -> DecoderByBlock:
+        return DecoderByBlock(source.config, source.weights(), device=device(), room=room)
+
+    return replace(source, load=load)
+
+
+def birth_by_block(config: ModelConfig, init_seed: int, room: Room) -> DecoderByBlock:
+    """A birth of a config whose blocks are drawn one at a time."""
+    return DecoderByBlock(config, DrawnWeights(config, init_seed), device=device(), room=room)
