@@ -113,7 +113,7 @@ def _by_block(model: DecoderByBlock, probe: FingerprintProbe, batch_size: int) -
         return torch.from_numpy(probe.vectors(inputs.start, inputs.stop, width))
 
     shape = (probe.n_inputs, probe.seq_len, width)
-    with evaluation_mode(model), kept_states(shape, model.dtype, model.room.scratch) as states_NTD:
+    with evaluation_mode(model), kept_states(shape, model.dtype, model.streaming.scratch) as states_NTD:
         model.pass_blocks(
             torch.from_numpy(_tokens(model.config, probe)),
             states_NTD,

@@ -60,7 +60,7 @@ class PassByBlock:
 
         shape = (*tokens_NT.shape, decoder.config.d_model)
         batches = batches_of(len(tokens_NT), batch_size)
-        with kept_states(shape, decoder.dtype, decoder.room.scratch) as states_NTD:
+        with kept_states(shape, decoder.dtype, decoder.streaming.scratch) as states_NTD:
             decoder.pass_blocks(
                 tokens_NT,
                 states_NTD,

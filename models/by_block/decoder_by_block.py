@@ -32,7 +32,7 @@ _LOGIT_BYTES = 1 << 29
 
 
 @dataclass
-class Room:
+class Streaming:
     """What passes through a decoder by block need beside it, and whom they tell how far they are."""
 
     scratch: str | Path | None = None
@@ -51,7 +51,7 @@ class DecoderByBlock(Decoder):
         weights: where its parameters and buffers come from.
         dtype: of the parameters.
         device: where blocks and batches are while they are computed.
-        room: what passes need beside it.
+        streaming: what passes need beside it.
 
     Raises:
         RunError: the weights lack one, or it has another shape.
@@ -63,12 +63,13 @@ class DecoderByBlock(Decoder):
         weights: BlockWeights,
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
-        room: Room | None = None,
+        streaming: Streaming | None = None,
     ) -> None:
         with torch.device("meta"):
             super().__init__(config)
         self.to(dtype).requires_grad_(False).eval()
-        self.weights, self.dtype, self.device, self.room = weights, dtype, torch.device(device), room or Room()
+        self.weights, self.dtype, self.device = weights, dtype, torch.device(device)
+        self.streaming = streaming or Streaming()
         # No row of it is needed yet; it says where the model is.
         none = torch.empty(0, config.d_model, dtype=dtype, device=self.device)
         self.embed.weight = nn.Parameter(none, requires_grad=False)
@@ -177,7 +178,7 @@ class DecoderByBlock(Decoder):
                         x_BTD = block(states_NTD[part].to(self.device), place, observer)
                     states_NTD[part] = x_BTD.to(states_NTD.device)
                 passed(i + 1)
-            self.room.advance(1)
+            self.streaming.advance(1)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from ...models.by_block.block_weights import BlockWeights
-from ...models.by_block.decoder_by_block import DecoderByBlock, Room
+from ...models.by_block.decoder_by_block import DecoderByBlock, Streaming
 from ...models.by_block.drawn_weights import DrawnWeights
 from ...models.config import ModelConfig
 from ..devices import device
@@ -15,13 +15,13 @@ from .loaded_model import UNKNOWN_STEP, LoadedModel, is_own_birth
 from .model_names import ModelSource, SourceWithBirth, open_source
 
 
-def open_by_block(name: str, dtype: torch.dtype, room: Room) -> LoadedModel:
+def open_by_block(name: str, dtype: torch.dtype, streaming: Streaming) -> LoadedModel:
     """A model by any of its names that our decoder can be (`open_source`).
 
     Args:
         name: the model.
         dtype: of the parameters.
-        room: what its passes need beside it.
+        streaming: what its passes need beside it.
 
     Raises:
         UsageError: there is no such model, or our decoder cannot be it.
@@ -30,7 +30,7 @@ def open_by_block(name: str, dtype: torch.dtype, room: Room) -> LoadedModel:
     source = open_source(name)
 
     def by_block(weights: BlockWeights) -> DecoderByBlock:
-        return DecoderByBlock(source.config, weights, dtype, device(), room)
+        return DecoderByBlock(source.config, weights, dtype, device(), streaming)
 
     model = by_block(source.weights())
     if not isinstance(source, SourceWithBirth):
@@ -52,15 +52,15 @@ def blocks_to_pass(loaded: LoadedModel, n_strangers: int, on_text: bool) -> int:
     return (1 + births + n_strangers + on_text) * loaded.model.config.n_layers
 
 
-def source_by_block(source: ModelSource, room: Room) -> ModelSource:
+def source_by_block(source: ModelSource, streaming: Streaming) -> ModelSource:
     """The same model; what it loads has one block at a time in memory."""
 
     def load() -> DecoderByBlock:
-        return DecoderByBlock(source.config, source.weights(), device=device(), room=room)
+        return DecoderByBlock(source.config, source.weights(), device=device(), streaming=streaming)
 
     return replace(source, load=load)
 
 
-def birth_by_block(config: ModelConfig, init_seed: int, room: Room) -> DecoderByBlock:
+def birth_by_block(config: ModelConfig, init_seed: int, streaming: Streaming) -> DecoderByBlock:
     """A birth of a config whose blocks are drawn one at a time."""
-    return DecoderByBlock(config, DrawnWeights(config, init_seed), device=device(), room=room)
+    return DecoderByBlock(config, DrawnWeights(config, init_seed), device=device(), streaming=streaming)

@@ -68,7 +68,7 @@ def run(options: Namespace) -> int:
     """Compare models, or calibrate."""
     from rich.console import Console
 
-    from ....models.by_block.decoder_by_block import Room
+    from ....models.by_block.decoder_by_block import Streaming
     from ....report.terminal import bar, page_or_picture, picture_path, print_json
     from ....study.lineage.answers import answer_of_models
     from ....study.lineage.compare import check_comparable, choose_probe, compare_models
@@ -96,17 +96,17 @@ def run(options: Namespace) -> int:
     probe = choose_probe(comparison.probe, comparison.seq_len, [source.config for source in sources])
     cache_dir, n_strangers = Path(options.cache_dir), options.strangers
     if options.stream:
-        room = Room(options.scratch)
-        streamed = [source_by_block(source, room) for source in sources]
+        streaming = Streaming(options.scratch)
+        streamed = [source_by_block(source, streaming) for source in sources]
         n_blocks = sum(source.config.n_layers for source in [*sources, *sources[:1] * n_strangers])
-        with bar("blocks", n_blocks, quiet=options.json) as room.advance:
+        with bar("blocks", n_blocks, quiet=options.json) as streaming.advance:
             compared = compare_models(
                 streamed,
                 probe,
                 comparison.recipe,
                 cache_dir,
                 n_strangers=n_strangers,
-                new_birth=partial(birth_by_block, room=room),
+                new_birth=partial(birth_by_block, streaming=streaming),
             )
     else:
         with bar("hidden states", len(sources) + n_strangers, quiet=options.json) as advance:

@@ -54,7 +54,7 @@ def run(options: Namespace) -> int:
     """Rank candidate seeds."""
     from rich.console import Console
 
-    from ....models.by_block.decoder_by_block import Room
+    from ....models.by_block.decoder_by_block import Streaming
     from ....report.terminal import bar, page_or_picture, print_json
     from ....study.lineage.answers import answer_of_seeds
     from ....study.lineage.compare import check_comparable, choose_probe, rank_seeds
@@ -78,10 +78,10 @@ def run(options: Namespace) -> int:
     probe = choose_probe(comparison.probe, comparison.seq_len, [source.config, config])
     recipe, cache_dir = comparison.recipe, Path(options.cache_dir)
     if options.stream:
-        room = Room(options.scratch)
-        streamed, new_birth = source_by_block(source, room), partial(birth_by_block, room=room)
+        streaming = Streaming(options.scratch)
+        streamed, new_birth = source_by_block(source, streaming), partial(birth_by_block, streaming=streaming)
         n_blocks = source.config.n_layers + len(candidates) * config.n_layers
-        with bar("blocks", n_blocks, quiet=options.json) as room.advance:
+        with bar("blocks", n_blocks, quiet=options.json) as streaming.advance:
             probe, ranked = rank_seeds(streamed, config, candidates, probe, recipe, cache_dir, new_birth=new_birth)
     else:
         with bar("births", len(candidates), quiet=options.json) as advance:

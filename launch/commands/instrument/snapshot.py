@@ -76,7 +76,7 @@ def run(options: Namespace) -> int:
     import torch
     from rich.console import Console
 
-    from ....models.by_block.decoder_by_block import Room
+    from ....models.by_block.decoder_by_block import Streaming
     from ....report.block_table import figures, print_snapshot
     from ....report.terminal import bar, print_json
     from ....trainer.by_name.loaded_model import default_seq_len, load_named, measure_loaded, text_for
@@ -92,8 +92,8 @@ def run(options: Namespace) -> int:
         raise UsageError(f"--strangers {options.strangers}: give 0 or more")
     check_stream(options)
     name, label = _name_and_step(options.model, options.step)
-    dtype, room = getattr(torch, options.dtype), Room(options.scratch)
-    loaded = open_by_block(name, dtype, room) if options.stream else load_named(name, dtype)
+    dtype, streaming = getattr(torch, options.dtype), Streaming(options.scratch)
+    loaded = open_by_block(name, dtype, streaming) if options.stream else load_named(name, dtype)
     if label is not None:
         loaded = dataclasses.replace(loaded, step=label)
     settings = SnapshotConfig(
@@ -114,7 +114,7 @@ def run(options: Namespace) -> int:
     if not options.stream:
         loaded.model.to(device())
     n_blocks = blocks_to_pass(loaded, options.strangers, text is not None)
-    with bar("blocks", n_blocks, quiet=options.json or not options.stream) as room.advance:
+    with bar("blocks", n_blocks, quiet=options.json or not options.stream) as streaming.advance:
         found = measure_loaded(loaded, settings, options.probe_seed, text=text, n_strangers=options.strangers)
     if out is not None:
         found.write(out)

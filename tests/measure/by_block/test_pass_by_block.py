@@ -17,7 +17,7 @@ from birthmark.metrics.quantity import Quantity
 from birthmark.models.birth import born
 from birthmark.models.by_block import block_weights, decoder_by_block
 from birthmark.models.by_block.block_weights import HeldWeights
-from birthmark.models.by_block.decoder_by_block import DecoderByBlock, Room
+from birthmark.models.by_block.decoder_by_block import DecoderByBlock, Streaming
 from birthmark.models.by_block.drawn_weights import DrawnWeights
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 
@@ -112,17 +112,17 @@ def test_tables_in_parts_hidden_states_in_a_file_and_few_logits_at_once(monkeypa
     monkeypatch.setattr(block_weights, "_NEAR", 2 * 16)
     monkeypatch.setattr(decoder_by_block, "_LOGIT_BYTES", 2 * 64 * 4)
     monkeypatch.setattr(keeping, "IN_MEMORY", 0)
-    by_block = DecoderByBlock(PLAIN, HeldWeights(model), room=Room(tmp_path))
+    by_block = DecoderByBlock(PLAIN, HeldWeights(model), streaming=Streaming(tmp_path))
     assert_same(expected, measure(by_block, PROBE, batch_size=4))
     assert not list(tmp_path.iterdir())
     mean, sd = by_block.table_moments()
     table = model.embed.weight.detach().double()
     assert (mean, sd) == (pytest.approx(table.mean().item()), pytest.approx(table.std(correction=0).item()))
 
-    by_block.room = Room()
+    by_block.streaming = Streaming()
     with pytest.raises(UsageError, match=r"9 sequences of 12 tokens take .* give --scratch DIR"):
         measure(by_block, PROBE)
-    by_block.room = Room(tmp_path / "nowhere")
+    by_block.streaming = Streaming(tmp_path / "nowhere")
     with pytest.raises(UsageError, match=r"nowhere: No such file"):
         measure(by_block, PROBE)
 
