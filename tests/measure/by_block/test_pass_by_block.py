@@ -54,6 +54,9 @@ class LastNorm(Metric):
         super().__init__()
         self.add_state("total", torch.zeros(sizes.n_layers), dist_reduce_fx="sum")
 
+    def update(self):
+        pass
+
     def residual(self, site, layer, h_BTD):
         if site == "mlp":
             self.total[layer - 1] += h_BTD[:, -1].norm(dim=-1).sum()
@@ -208,7 +211,7 @@ def test_few_vectors_have_the_singular_values_of_the_matrix(enliven):
     found = measure(DecoderByBlock(config, HeldWeights(model)), probe, batch_size=1).arrays["singular_values"]
     for place, site in enumerate((("embedding", 0), ("mlp", 1))):
         expected = torch.linalg.svdvals(kept[site]) / 16**0.5
-        np.testing.assert_allclose(found[place, :16], expected, rtol=1e-5)
+        np.testing.assert_allclose(found[place, :16], expected, rtol=1e-5, atol=1e-7)
         assert (found[place, 16:] == 0).all()
 
 
