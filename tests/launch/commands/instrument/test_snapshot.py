@@ -174,7 +174,7 @@ def test_what_cannot_be_streamed_is_refused_in_one_line(run, capsys, tmp_path):
     config.write_text(before)
     shard = sorted(hf.glob("model-*.safetensors"))[1]
     shard.unlink()
-    assert f"{shard}: no such file" in failed()
+    assert f"{shard}: missing" in failed()
 
 
 def test_text_stands_beside_random_tokens(run, word_tokenizer, capsys, tmp_path):
