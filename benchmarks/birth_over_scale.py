@@ -34,7 +34,7 @@ from birthmark.trainer.by_name.shipped_configs import find_config, shipped_confi
 from birthmark.trainer.config_file import read_config
 
 RESULTS = Path(__file__).parent / "results/birth_over_scale"
-N_SEQUENCES, SEQ_LEN = 32, 32
+N_SEQUENCES, SEQ_LEN = 32, 16
 #: Shapes whose twins are measured: one that comes with no config, and two that do.
 _SMALL = ModelConfig(d_model=256, n_layers=6, n_heads=4, vocab_size=32000, max_seq_len=256, mlp="swiglu")
 _TWINS = {"small": replace(_SMALL, init=replace(_SMALL.init, kind="normal", std=0.02))}
