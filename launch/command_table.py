@@ -27,7 +27,9 @@ COMMANDS = (
     "ablate",
     "fingerprint",
     "identify",
+    "audit",
     "snapshot",
+    "compare",
     "intervene",
     "quantise",
     "configs",
@@ -38,7 +40,9 @@ COMMANDS = (
 
 _FOLDERS = {
     **dict.fromkeys(("tokenise", "data"), "corpus."),
-    **dict.fromkeys(("fingerprint", "identify", "snapshot", "intervene", "quantise"), "instrument."),
+    **dict.fromkeys(
+        ("fingerprint", "identify", "audit", "snapshot", "compare", "intervene", "quantise"), "instrument."
+    ),
 }
 
 

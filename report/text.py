@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
+from os.path import commonprefix
 from typing import Any
 
 from ..files import finite_or_nan as finite_or_nan
@@ -56,6 +58,12 @@ def one_line(text: Any) -> str:
 def shorten(text: str, limit: int) -> str:
     """``text``, or its first ``limit`` characters, the last of them an ellipsis, where it is longer."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def without_shared_folder(names: Sequence[str]) -> list[str]:
+    """Names without the folders that all have in common."""
+    shared = commonprefix(list(names)).rpartition("/")[0]  # noqa: RUF071, ends at a whole folder
+    return [name.removeprefix(f"{shared}/") if shared else name for name in names]
 
 
 def step_in_words(step: int) -> str:

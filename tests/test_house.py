@@ -30,7 +30,7 @@ FLOORS = (
     ("report",),
     ("callbacks",),
     ("trainer",),
-    ("plan", "study"),
+    ("plan", "study", "audit"),
     ("api",),
     ("launch",),
 )

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +64,31 @@ def _hub_snapshot(source: str) -> Path:
             f"{source}: no such folder, and not from the hub either ({refused or _first_sentence(error)}); "
             "check name and network"
         ) from None
+
+
+@contextmanager
+def downloaded(source: str) -> Iterator[Path]:
+    """A hub id, ``ORG/NAME`` with ``@REVISION`` if wanted, in a folder of its own that is deleted at the end.
+
+    Weights are safetensors if it has any, else the pickled ones, which nothing here opens.
+
+    Raises:
+        UsageError: the hub does not give it; says what the hub said.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+
+    name, _, revision = source.partition("@")
+    if refused := _why_not(name, revision or None):
+        raise UsageError(f"{source}: not from the hub ({refused}); check name and network")
+    with tempfile.TemporaryDirectory(prefix="birthmark-hub-") as folder:
+        try:
+            files = HfApi().list_repo_files(name, revision=revision or None)
+            safe = any(file.endswith(".safetensors") for file in files)
+            wanted = _WANTED if safe else (*_WANTED, "pytorch_model*.bin", "pytorch_model.bin.index.json")
+            snapshot_download(name, revision=revision or None, local_dir=folder, allow_patterns=list(wanted))
+        except Exception as error:  # of the hub's library and of its transport
+            raise UsageError(f"{source}: not from the hub ({_first_sentence(error)}); check name and network") from None
+        yield Path(folder)
 
 
 def _why_not(name: str, revision: str | None) -> str:

@@ -1,0 +1,1 @@
+"""Whether the checkpoints of a suite are what they say they are."""

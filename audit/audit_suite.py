@@ -1,0 +1,100 @@
+"""Every checkpoint of a suite read once, and all of them judged together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..errors import RunError, UsageError
+from ..metrics.between.weight_kinship import Kinship, births, kinship
+from .content_findings import alike, compare_configs, of_one_shape, say_duplicates
+from .curve_findings import Curve
+from .judged import Judged, Same, listed
+from .suite import Member, read_content
+
+
+@dataclass(frozen=True)
+class Audit:
+    """A suite, judged."""
+
+    judged: list[Judged]
+    births: list[list[Judged]]
+    """Which checkpoints share a birth, the largest group first."""
+    order: list[Judged]
+    """Of the largest birth, as training passed through them; of those with the same weights one."""
+
+    @property
+    def is_right(self) -> bool:
+        """Whether nothing was found."""
+        return not any(one.findings for one in self.judged)
+
+
+def audit(
+    members: Sequence[Member], *, scan: bool = True, advance: Callable[[int], object] = lambda n_members: None
+) -> Audit:
+    """Read every checkpoint once, one at a time, and judge them together.
+
+    Args:
+        members: of the suite.
+        scan: read all values of each, for those that are broken, and all of those whose samples are alike; otherwise
+            about a thousandth of the bytes is read.
+        advance: is called with 1 after each.
+    """
+    judged = [Judged(member) for member in members]
+    for one in judged:
+        try:
+            one.content = read_content(one.member, scan=scan)
+        except (RunError, UsageError, OSError) as error:
+            one.found("damaged", str(error).removeprefix(f"{one.member.name}: "))
+        else:
+            for what in one.content.sampled.broken:
+                one.found("values", what)
+        advance(1)
+    compare_configs(judged)
+    groups = _births(alike(of_one_shape(judged)))
+    for group in groups[1:]:
+        for same in group:
+            if len(same.members) > 1:
+                say_duplicates(same, fits=False, scan=scan)
+    order: list[Same] = []
+    if groups:
+        curve = Curve(groups[0])
+        curve.settle_duplicates(scan=scan)
+        order = curve.judge()
+    return Audit(judged, [_all(group) for group in groups], [same.members[0] for same in order])
+
+
+def _all(group: Sequence[Same]) -> list[Judged]:
+    return [one for same in group for one in same.members]
+
+
+def _births(found: Sequence[Same]) -> list[list[Same]]:
+    """The checkpoints by their births, the largest first; says of the others that they are strangers to it."""
+    n = len(found)
+    tests: dict[tuple[int, int], Kinship] = {}
+    kin_MM = np.eye(n, dtype=bool)
+    for a in range(n):
+        for b in range(a + 1, n):
+            tests[a, b] = tests[b, a] = kinship(found[a].values, found[b].values)
+            # Where no test is possible nothing is said.
+            kin_MM[a, b] = kin_MM[b, a] = tests[a, b].verdict is not False
+    places = births(kin_MM)
+
+    def size(group: Sequence[int]) -> tuple[int, float]:
+        steps = [step for i in group for step in found[i].claims]
+        return -len(_all([found[i] for i in group])), min(steps, default=np.inf)
+
+    places.sort(key=size)
+    for group in places[1:]:
+        best = max((tests[a, b] for a in group for b in places[0]), key=lambda test: test.cosine)
+        own = _all([found[i] for i in group])
+        for one in own:
+            one.found(
+                "stranger",
+                f"no sign of a shared birth with {listed(_all([found[i] for i in places[0]]))}: "
+                f"the cosine of weights is at most {best.cosine:.3f} (p {best.p:.2g})"
+                + (f"; {listed(own)} share a birth of their own" if len(own) > 1 else ""),
+            )
+    return [[found[i] for i in group] for group in places]

@@ -1,0 +1,77 @@
+"""An audit for people and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..files import strict
+from ..report.text import format_value, without_shared_folder
+from .audit_suite import Audit
+
+
+def sentence(found: Audit) -> str:
+    """The answer in a sentence."""
+    n, wrong = len(found.judged), sum(bool(one.findings) for one in found.judged)
+    if not wrong:
+        return f"{n} checkpoints of one birth: nothing is wrong with them"
+    return (
+        f"{wrong} of {n} checkpoints {'is' if wrong == 1 else 'are'} not what {'it says' if wrong == 1 else 'they say'}"
+    )
+
+
+def as_json(found: Audit) -> dict[str, Any]:
+    """All of it; what is no number is null."""
+    members = [
+        {
+            "name": one.member.name,
+            "step": one.member.step,
+            "verdict": "wrong" if one.findings else "right",
+            "findings": [{"kind": finding.kind, "what": finding.what} for finding in one.findings],
+            "notes": one.notes,
+            "digest": None if one.content is None else one.content.sampled.digest,
+            "bytes_sampled": None if one.content is None else one.content.sampled.bytes_read,
+            "bytes": None if one.content is None else one.content.sampled.n_bytes,
+            "cosine_with_first": one.cosine_with_first,
+            "distance_from_previous": one.distance_from_previous,
+        }
+        for one in found.judged
+    ]
+    answer: dict[str, Any] = strict(
+        {
+            "sentence": sentence(found),
+            "checkpoints": members,
+            "births": [[one.member.name for one in group] for group in found.births],
+            "order": [one.member.name for one in found.order],
+        }
+    )
+    return answer
+
+
+def print_audit(found: Audit, console: Console) -> None:
+    """The sentence, a row for each checkpoint, and below them what is wrong with which."""
+    console.print(sentence(found), highlight=False, soft_wrap=True, markup=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("checkpoint", overflow="fold")
+    table.add_column("step", justify="right")
+    table.add_column("cosine with first", justify="right", no_wrap=True)
+    table.add_column("from previous", justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    names = without_shared_folder([one.member.name for one in found.judged])
+    for name, one in zip(names, found.judged, strict=True):
+        kinds = ", ".join(dict.fromkeys(finding.kind for finding in one.findings))
+        table.add_row(
+            Text(name),
+            "–" if one.member.step is None else str(one.member.step),
+            format_value(one.cosine_with_first, ".3f"),
+            format_value(one.distance_from_previous, ".3f"),
+            Text(kinds or "right", style="red" if kinds else "green"),
+        )
+    console.print(table)
+    for name, one in zip(names, found.judged, strict=True):
+        for text in (*(finding.what for finding in one.findings), *(f"note: {note}" for note in one.notes)):
+            console.print(f"{name}: {text}", highlight=False, soft_wrap=True, markup=False)

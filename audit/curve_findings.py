@@ -1,0 +1,123 @@
+"""What is wrong with the order of the checkpoints of one birth: their steps against the path of their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ..metrics.between.weight_kinship import distances, is_shorter, kinship, shortest_path, tailedness
+from .content_findings import say_duplicates
+from .judged import Same
+
+
+class Curve:
+    """The checkpoints of one birth, and the distances between their weights.
+
+    Args:
+        members: those with the same weights together.
+    """
+
+    def __init__(self, members: Sequence[Same]) -> None:
+        self.members = list(members)
+        self.distance_MM = distances([same.values for same in members])
+
+    def by_step(self) -> list[int]:
+        """Those whose names say a step, by it."""
+        said = [(same.step, i) for i, same in enumerate(self.members) if same.step is not None]
+        return [i for _, i in sorted(said)]
+
+    def settle_duplicates(self, *, scan: bool) -> None:
+        """Of weights that claim several steps find the one that fits the curve, and say of the others what they are."""
+        for same in self.members:
+            claims = same.claims if len(same.claims) > 1 else []
+            orders = []
+            for same.step in claims:
+                orders.append(self.by_step())
+            fitting = [
+                claim
+                for claim, order in zip(claims, orders, strict=True)
+                if all(other is order or is_shorter(order, other, self.distance_MM) for other in orders)
+            ]
+            same.step = fitting[0] if fitting else min(same.claims, default=None)
+            if len(same.members) > 1:
+                say_duplicates(same, fits=bool(fitting), scan=scan)
+
+    def judge(self) -> list[Same]:
+        """Say which are not where their steps are, and where those lie that say none; the order of the weights."""
+        order = self.by_step()
+        if len(order) > 2:
+            path = shortest_path(self.distance_MM, order)
+            if is_shorter(path, order, self.distance_MM):
+                path = _as_labelled(path, order)
+                self._say_misplaced(order, path)
+                order = path
+        order = self._with_unlabelled(order) if order else self._by_weights_alone()
+        for before, i in zip([None, *order], order, strict=False):
+            cosine = kinship(self.members[order[0]].values, self.members[i].values).cosine
+            for one in self.members[i].members:
+                one.cosine_with_first = cosine
+                one.distance_from_previous = np.nan if before is None else float(self.distance_MM[before, i])
+        return [self.members[i] for i in order]
+
+    def _say_misplaced(self, order: Sequence[int], path: Sequence[int]) -> None:
+        """Name two that were exchanged, or those outside the longest part of the path whose steps rise."""
+        apart = [(said, own) for said, own in zip(order, path, strict=True) if said != own]
+        if len(apart) == 2:
+            for said, own in apart:
+                what = f"lies on the curve where {self.members[said].label} should: the two are exchanged"
+                self._say(own, what)
+            return
+        rank = {i: k for k, i in enumerate(order)}
+        inside = _longest_rise([rank[i] for i in path])
+        for k, i in enumerate(path):
+            if rank[i] not in inside:
+                self._say(i, f"breaks the curve: its weights lie {self._near(path, k - 1, k + 1)}")
+
+    def _say(self, i: int, what: str) -> None:
+        for one in self.members[i].members:
+            one.found("order", what)
+
+    def _near(self, order: Sequence[int], before: int, behind: int) -> str:
+        if before < 0:
+            return f"before {self.members[order[behind]].label}"
+        if behind >= len(order):
+            return f"behind {self.members[order[before]].label}"
+        return f"between {self.members[order[before]].label} and {self.members[order[behind]].label}"
+
+    def _by_weights_alone(self) -> list[int]:
+        path = shortest_path(self.distance_MM, range(len(self.members)))
+        # Weights grow heavier tails as they are trained.
+        if path and tailedness(self.members[path[0]].values) > tailedness(self.members[path[-1]].values):
+            path.reverse()
+        for number, i in enumerate(path, 1):
+            for one in self.members[i].members:
+                one.notes.append(f"names no step: by its weights number {number} of {len(path)}")
+        return path
+
+    def _with_unlabelled(self, order: list[int]) -> list[int]:
+        for i in [i for i in range(len(self.members)) if i not in order]:
+            detours = []
+            for at in range(len(order) + 1):
+                near = [order[k] for k in (at - 1, at) if 0 <= k < len(order)]
+                straight = float(self.distance_MM[near[0], near[1]]) if len(near) == 2 else 0.0
+                detours.append(sum(float(self.distance_MM[k, i]) for k in near) - straight)
+            at = int(np.argmin(detours))
+            for one in self.members[i].members:
+                one.notes.append(f"names no step: by its weights {self._near(order, at - 1, at)}")
+            order = [*order[:at], i, *order[at:]]
+        return order
+
+
+def _as_labelled(path: list[int], order: Sequence[int]) -> list[int]:
+    """A path in the direction of the labels."""
+    rank = {i: k for k, i in enumerate(order)}
+    return path if np.corrcoef(range(len(path)), [rank[i] for i in path])[0, 1] >= 0 else path[::-1]
+
+
+def _longest_rise(ranks: Sequence[int]) -> set[int]:
+    rises: list[list[int]] = []
+    for rank in ranks:
+        before = sorted((rise for rise in rises if rise[-1] < rank), key=len)
+        rises.append([*(before[-1] if before else []), rank])
+    return set(sorted(rises, key=len)[-1])

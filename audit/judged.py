@@ -1,0 +1,74 @@
+"""A checkpoint of a suite, and what was found of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from .suite import Content, Member
+
+Kind = Literal["damaged", "values", "tensors", "config", "tokenizer", "duplicate", "stranger", "order"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is wrong with a checkpoint."""
+
+    kind: Kind
+    what: str
+    """In a sentence, with its evidence."""
+
+
+@dataclass
+class Judged:
+    """A checkpoint and what was found of it."""
+
+    member: Member
+    content: Content | None = None
+    """None where it could not be read."""
+    findings: list[Finding] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What is worth knowing and not wrong."""
+    cosine_with_first: float = np.nan
+    """With the first checkpoint of its birth: mean over tensors."""
+    distance_from_previous: float = np.nan
+    """From the checkpoint before it on the curve."""
+
+    @property
+    def label(self) -> str:
+        """What sentences call it."""
+        return self.member.name if self.member.step is None else f"step {self.member.step}"
+
+    def found(self, kind: Kind, what: str) -> None:
+        """Something is wrong."""
+        self.findings.append(Finding(kind, what))
+
+
+@dataclass
+class Same:
+    """Checkpoints whose sampled weights are alike, mostly one alone."""
+
+    members: list[Judged]
+    values: dict[str, np.ndarray]
+    """Of them."""
+    step: int | None
+    """That they are of; where several claim one, the one that fits the curve, or the least."""
+
+    @property
+    def claims(self) -> list[int]:
+        """Steps that their names say."""
+        return sorted({one.member.step for one in self.members if one.member.step is not None})
+
+    @property
+    def label(self) -> str:
+        """What sentences call them."""
+        return next((one.label for one in self.members if one.member.step == self.step), self.members[0].label)
+
+
+def listed(judged: Sequence[Judged]) -> str:
+    """Some checkpoints in a few words."""
+    names = [one.label for one in judged]
+    return ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]} … {names[-1]} ({len(names)})"

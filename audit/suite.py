@@ -1,0 +1,185 @@
+"""The checkpoints of a suite by name: a run's, those of a folder, models by name, revisions of a hub repository."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import RunError, UsageError
+from ..files import content_digest, read_json, user_path
+from ..measure.records import RunDir, is_step
+from ..models.exchange.hub import downloaded, is_path
+from ..trainer.by_name.model_names import vocabulary
+from ..trainer.checkpoints.stored_tensors import CheckpointFolder
+from ..trainer.config_file import read_config
+from ..trainer.initial_model import initialize_model
+from .pickled_weights import SUFFIXES, sample_pickled
+from .weight_samples import Sampled, sample
+from .weights import NAMES, Entry, FileWeights, HeldWeights, Part, Weights, open_safetensors, read_header
+
+_MODEL = "state_dict/model."
+#: Where names of checkpoints say their step: step1000, step-00001000, checkpoint-500, iter_2000.
+_STEP = re.compile(r"(?:^|[^a-z])(?:global_?step|step|checkpoint|ckpt|iteration|iter)[-_=]?(\d+)(?!\d)", re.IGNORECASE)
+#: Fields of ``config.json`` that say nothing of the model.
+_NO_MODEL = {"transformers_version", "torch_dtype", "dtype", "_name_or_path", "use_cache", "architectures"}
+
+
+@dataclass(frozen=True)
+class Member:
+    """One checkpoint of a suite, not yet read."""
+
+    name: str
+    step: int | None
+    """That its name says; None where it says none."""
+    folder: Callable[[], AbstractContextManager[Path]]
+    """Where it lies; of the hub, fetched, and deleted at the end."""
+    is_local: bool = True
+    drawn_from: RunDir | None = None
+    """The run whose birth it is, which lies nowhere and is drawn again."""
+
+
+@dataclass(frozen=True)
+class Content:
+    """What was read of a checkpoint."""
+
+    sampled: Sampled
+    config: dict[str, Any] | None
+    """Fields that say what the model is; None where there are none."""
+    tokenizer: str | None
+    """Digest of what decides which id means what; None where there is none."""
+
+
+def find_members(names: Sequence[str]) -> list[Member]:
+    """The checkpoints that some names mean, in their order, those of one name by rising step.
+
+    Args:
+        names: of each a run, a checkpoint, a folder of checkpoints, a folder of ``transformers``, or a hub id with its
+            revisions, ``ORG/NAME@REVISION[,REVISION…]``.
+
+    Raises:
+        UsageError: a name means none.
+    """
+    return [member for name in names for member in _members(name)]
+
+
+def _members(name: str) -> list[Member]:
+    folder = user_path(name)
+    if RunDir.is_run(folder):
+        run = RunDir(folder)
+        there = [_local(f"{name}@{step}", path, step) for step, path in run.checkpoints_by_step().items()]
+        return [Member(f"{name}@0", 0, lambda: nullcontext(folder), drawn_from=run), *there]
+    if folder.is_dir():
+        if _is_checkpoint(folder):
+            return [_local(name, folder, said_step(folder.name))]
+        inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and _is_checkpoint(path)]
+        if not inside:
+            raise UsageError(f"{name}: no checkpoint in it, nor in a folder of it")
+        found = [_local(f"{name.rstrip('/')}/{path.name}", path, said_step(path.name)) for path in inside]
+        return sorted(found, key=lambda member: (member.step is None, member.step or 0, member.name))
+    head, _, revisions = name.partition("@")
+    if is_path(name) or not head:
+        raise UsageError(f"{name}: no such run, folder of checkpoints, or hub id")
+    return [
+        Member(one, said_step(one.rpartition("@")[2]), lambda one=one: downloaded(one), is_local=False)  # type: ignore[misc]
+        for one in ([f"{head}@{revision}" for revision in revisions.split(",")] if revisions else [head])
+    ]
+
+
+def _local(name: str, folder: Path, step: int | None) -> Member:
+    return Member(name, step, lambda: nullcontext(folder))
+
+
+def said_step(name: str) -> int | None:
+    """The step that a checkpoint's name says."""
+    found = _STEP.findall(name)
+    return int(found[-1]) if found else None
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    if (folder / "config.json").is_file() or (folder / "state.json").is_file():
+        return True
+    return any(file.suffix in (".safetensors", *SUFFIXES) for file in folder.iterdir())
+
+
+@contextmanager
+def weights_of(member: Member) -> Iterator[Weights | None]:
+    """A checkpoint's weights, to be read in part; None of pickled ones, which are not read here."""
+    if member.drawn_from is not None:
+        yield _draw(member.drawn_from)
+        return
+    with member.folder() as folder:
+        yield None if _pickled(folder) else _open(folder)
+
+
+def read_content(member: Member, *, scan: bool) -> Content:
+    """Read a checkpoint: a thousandth of its values, or with ``scan`` all of them, its config and its tokenizer.
+
+    Raises:
+        RunError: something of it is missing or damaged.
+        UsageError: it cannot be found.
+    """
+    if member.drawn_from is not None:
+        return Content(sample(_draw(member.drawn_from), scan=scan), _config_of_run(member.drawn_from), None)
+    with member.folder() as folder:
+        pickled = _pickled(folder)
+        if scan and (folder / "state.json").is_file():
+            CheckpointFolder(folder).verify()
+        sampled = sample_pickled(pickled, scan=scan) if pickled else sample(_open(folder), scan=scan)
+        tokenizer = folder / "tokenizer.json"
+        return Content(sampled, _config(folder), content_digest(vocabulary(tokenizer)) if tokenizer.is_file() else None)
+
+
+def _pickled(folder: Path) -> list[Path]:
+    """Files of weights that are pickled, where there are no others."""
+    if (folder / "state.json").is_file() or any(folder.glob("*.safetensors*")):
+        return []
+    return [file for file in sorted(folder.iterdir()) if file.suffix in SUFFIXES and file.stem != "training_args"]
+
+
+def _open(folder: Path) -> Weights:
+    weights = _open_ours(folder) if (folder / "state.json").is_file() else open_safetensors(folder)
+    if not weights.entries:
+        raise RunError(f"{folder}: no weights in it")
+    return weights
+
+
+def _open_ours(folder: Path) -> FileWeights:
+    """The model of one of our checkpoints, whatever number of processes wrote it."""
+    weights, headers = FileWeights(), {}
+    for name, stored in CheckpointFolder(folder).tensors.items():
+        if not name.startswith(_MODEL):
+            continue
+        ours = name.removeprefix(_MODEL)
+        weights.entries[ours] = Entry(NAMES[stored.dtype], stored.shape)
+        weights.parts[ours] = []
+        for file, first, n in stored.pieces:
+            if file not in headers:
+                headers[file] = read_header(folder / file)
+            entries, begins = headers[file]
+            if name not in entries or entries[name].numel != n:
+                raise RunError(f"{folder / file}: has no {name} of {n} values")
+            weights.parts[ours].append(Part(folder / file, begins[name], first, n))
+    return weights
+
+
+def _config(folder: Path) -> dict[str, Any] | None:
+    if (folder / "config.json").is_file():
+        content = read_json(folder / "config.json", dict[str, Any])
+        return {name: value for name, value in content.items() if name not in _NO_MODEL}
+    run = RunDir(folder.resolve().parent.parent)
+    return _config_of_run(run) if is_step(folder) and RunDir.is_run(run.path) else None
+
+
+def _config_of_run(run: RunDir) -> dict[str, Any]:
+    return dataclasses.asdict(read_config(run.config).model)
+
+
+def _draw(run: RunDir) -> HeldWeights:
+    """The birth of a run, with what a checkpoint of it has."""
+    config = read_config(run.config)
+    return HeldWeights(initialize_model(config, config.init_seed).state_dict())

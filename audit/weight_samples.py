@@ -1,0 +1,140 @@
+"""A thousandth of a checkpoint's values: the same places of every checkpoint, so that two can be compared without
+reading them; and, where all may be read, the values that no training leaves."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..files import content_digest
+from .weights import Entry, Weights
+
+#: Neighbouring values that are read together; of a tensor one in so many of them, at least and at most so many.
+RUN_LENGTH, ONE_IN, FEWEST_RUNS, MOST_RUNS = 64, 1000, 16, 1024
+#: Values that are looked at together where all are.
+_CHUNK = 1 << 22
+#: A value of so many times the tensor's median is none that training makes.
+HUGE = 1e5
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """What is kept of a checkpoint."""
+
+    entries: dict[str, Entry]
+    digests: dict[str, str]
+    """SHA-256 of each tensor's shape, type and sampled bytes: alike where the weights are, as far as was read."""
+    values: dict[str, np.ndarray]
+    """Of floating tensors of two axes or more, float32 ``[runs, RUN_LENGTH]``; a small one whole, ``[1, numel]``."""
+    bytes_read: int
+    n_bytes: int
+    """Of all tensors."""
+    broken: list[str] = field(default_factory=list)
+    """Values that are NaN, inf or huge, in words."""
+
+    @property
+    def digest(self) -> str:
+        """Of all tensors by name."""
+        return content_digest(self.digests)
+
+
+def run_starts(name: str, numel: int) -> list[int]:
+    """Where the sampled runs of a tensor begin; decided by its name and size alone. All of a small one is one run."""
+    n = min(max(numel // (ONE_IN * RUN_LENGTH), FEWEST_RUNS), MOST_RUNS)
+    if numel <= 2 * n * RUN_LENGTH:
+        return []
+    seed = int.from_bytes(hashlib.sha256(f"{name}\0{numel}".encode()).digest()[:8], "little")
+    drawn = np.random.Generator(np.random.Philox(key=seed)).integers(0, numel - RUN_LENGTH, n)
+    return sorted({int(start) for start in drawn})
+
+
+def sample(weights: Weights, *, scan: bool) -> Sampled:
+    """Sample a checkpoint.
+
+    Args:
+        weights: of the checkpoint.
+        scan: read all values, and look for those that are broken.
+
+    Raises:
+        RunError: a file cannot be read.
+    """
+    digests, values, broken, n_read = {}, {}, [], 0
+    for name in sorted(weights.entries):
+        entry = weights.entries[name]
+        sha = hashlib.sha256(str(entry).encode())
+        starts = run_starts(name, entry.numel)
+        spans = [(start, start + RUN_LENGTH) for start in starts] or [(0, entry.numel)]
+        parts = [weights.read(name, *span) for span in spans]
+        for part in parts:
+            sha.update(part.view(torch.uint8).numpy().tobytes())
+            n_read += part.numel() * part.element_size()
+        digests[name] = sha.hexdigest()
+        if not parts[0].is_floating_point() or not entry.numel:
+            continue
+        found = torch.stack([part.float() for part in parts])
+        median = float(found[found.isfinite()].abs().median().nan_to_num())
+        if len(entry.shape) > 1:
+            # One broken value would decide every distance.
+            is_sound = found.isfinite() & (found.abs() <= HUGE * (median or 1.0))
+            values[name] = found.where(is_sound, 0.0).numpy()
+        if scan:
+            broken += _broken(name, weights, entry, median)
+    n_bytes = sum(entry.nbytes for entry in weights.entries.values())
+    return Sampled(dict(weights.entries), digests, values, n_read, n_bytes, broken)
+
+
+def chunks(weights: Weights, name: str) -> Iterator[tuple[int, Tensor]]:
+    """All of a tensor in parts, each with the place of its first value."""
+    numel = weights.entries[name].numel
+    for start in range(0, numel, _CHUNK):
+        yield start, weights.read(name, start, min(start + _CHUNK, numel))
+
+
+def _broken(name: str, weights: Weights, entry: Entry, median: float) -> list[str]:
+    n_not_finite, largest, at = 0, 0.0, 0
+    for start, part in chunks(weights, name):
+        sizes = part.float().abs()
+        finite = sizes.isfinite()
+        n_not_finite += int((~finite).sum())
+        sizes[~finite] = 0
+        if float(sizes.max()) > largest:
+            largest, at = float(sizes.max()), start + int(sizes.argmax())
+    found = []
+    if n_not_finite:
+        found.append(f"{name} has {n_not_finite:,} NaN or inf")
+    # A tensor of zeros has no scale to be huge against but that of weights.
+    if largest > HUGE * (median or 1.0):
+        place = [int(i) for i in np.unravel_index(at, entry.shape)]
+        found.append(f"{name}{place} is {largest:.3g} in size, where the median is {median:.2g}")
+    return found
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Between two checkpoints whose samples are alike."""
+
+    n_values: int
+    n_all: int
+    first: str
+    """The first value that differs."""
+
+
+def exact_difference(a: Weights, b: Weights) -> Difference | None:
+    """Compare all bytes of two checkpoints of the same tensors; None if they are alike."""
+    n, total, first = 0, 0, ""
+    for name, entry in sorted(a.entries.items()):
+        total += entry.numel
+        for (start, ours), (_, theirs) in zip(chunks(a, name), chunks(b, name), strict=True):
+            size = ours.element_size()
+            differs = (ours.view(torch.uint8).view(-1, size) != theirs.view(torch.uint8).view(-1, size)).any(1)
+            if bool(differs.any()):
+                if not n:
+                    place = start + int(differs.int().argmax())
+                    first = f"{name}{[int(i) for i in np.unravel_index(place, entry.shape)]}"
+                n += int(differs.sum())
+    return Difference(n, total, first) if n else None

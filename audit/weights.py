@@ -1,0 +1,206 @@
+"""The weights of a checkpoint as named ranges of bytes: what files say of themselves is checked before it is believed.
+
+Of safetensors, headers are read and then only the bytes that are asked for. Pickled files are read by another process
+(pickled_weights.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import RunError
+from ..files import check_file, one_line, parse_json, read_json
+from ..models.exchange.pretrained import WeightIndex
+from ..models.exchange.weight_files import INDEX
+
+#: Types of safetensors, with torch's.
+DTYPES: Mapping[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+NAMES: Mapping[torch.dtype, str] = {dtype: name for name, dtype in DTYPES.items()}
+
+#: Bytes of the longest header that the format allows, and of a part that is read at a time.
+_LONGEST_HEADER = 100_000_000
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A tensor by its description."""
+
+    dtype: str
+    """As safetensors names it."""
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """Elements."""
+        return math.prod(self.shape)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes."""
+        return self.numel * DTYPES[self.dtype].itemsize
+
+    def __str__(self) -> str:
+        return f"{self.dtype} {list(self.shape)}"
+
+
+class Weights(ABC):
+    """Tensors by name, of which parts can be read."""
+
+    entries: dict[str, Entry]
+
+    @abstractmethod
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """Elements ``start`` … ``stop`` − 1 of a flattened tensor, in its own type."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Elements of a flattened tensor that lie in one piece of a file."""
+
+    file: Path
+    offset: int
+    """Bytes from the file's start."""
+    first: int
+    n: int
+
+
+@dataclass
+class FileWeights(Weights):
+    """Tensors of safetensors files."""
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    parts: dict[str, list[Part]] = field(default_factory=dict)
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """See `Weights`.
+
+        Raises:
+            RunError: the file has become shorter since its header was read.
+        """
+        dtype = DTYPES[self.entries[name].dtype]
+        found = bytearray()
+        for part in self.parts[name]:
+            low, high = max(start, part.first), min(stop, part.first + part.n)
+            if low < high:
+                with part.file.open("rb") as file:
+                    file.seek(part.offset + (low - part.first) * dtype.itemsize)
+                    found += file.read((high - low) * dtype.itemsize)
+        if len(found) != (stop - start) * dtype.itemsize:
+            raise RunError(f"{part.file}: ends before {name} does")
+        return torch.frombuffer(found, dtype=dtype) if found else torch.empty(0, dtype=dtype)
+
+
+class HeldWeights(Weights):
+    """Tensors in memory."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self.tensors = {name: tensor.detach().contiguous().flatten() for name, tensor in tensors.items()}
+        self.entries = {name: Entry(NAMES[tensor.dtype], tuple(tensor.shape)) for name, tensor in tensors.items()}
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """See `Weights`."""
+        return self.tensors[name][start:stop]
+
+
+def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, int]]:
+    """Tensors of a safetensors file, and where each begins, in bytes from the file's start.
+
+    Raises:
+        RunError: it is no whole file of that format; a truncated one says how much is missing.
+    """
+    check_file(path)
+    size = path.stat().st_size
+    if size == 0:
+        raise RunError(f"{path}: is empty")
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if size < 8 or length > min(_LONGEST_HEADER, size - 8):
+            raise RunError(f"{path}: truncated, or no safetensors file (its header would have {length:,} bytes)")
+        text = file.read(length)
+    try:
+        header = parse_json(text.decode("utf-8"))
+        found, begins, end = _entries(header)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RunError(f"{path}: damaged header ({one_line(error) or 'no tensors in it'})") from None
+    if 8 + length + end != size:
+        what = "truncated" if 8 + length + end > size else "too long"
+        raise RunError(f"{path}: {what} (it has {size:,} bytes, and its header says {8 + length + end:,})")
+    return found, {name: 8 + length + begin for name, begin in begins.items()}
+
+
+def _entries(header: Any) -> tuple[dict[str, Entry], dict[str, int], int]:
+    found, begins, spans = {}, {}, []
+    for name, facts in header.items():
+        if name == "__metadata__":
+            continue
+        shape, (begin, stop) = tuple(facts["shape"]), facts["data_offsets"]
+        if facts["dtype"] not in DTYPES:
+            raise ValueError(f"{name} is of type {facts['dtype']}")
+        if not all(type(number) is int and number >= 0 for number in (*shape, begin, stop)):
+            raise ValueError(f"{name} has a size that is no whole number")
+        found[name] = Entry(facts["dtype"], shape)
+        if stop - begin != found[name].nbytes:
+            raise ValueError(f"{name} is {found[name]}, and has {stop - begin:,} bytes")
+        begins[name] = begin
+        spans.append((begin, stop))
+    at = 0
+    for begin, stop in sorted(spans):
+        if begin != at:
+            raise ValueError("tensors overlap, or leave a gap")
+        at = stop
+    return found, begins, at
+
+
+def open_safetensors(folder: Path) -> FileWeights:
+    """The tensors of a folder of ``transformers``: of one file, or of those that the index names.
+
+    Raises:
+        RunError: a file that the index names is missing or damaged, or a tensor is not where it says.
+    """
+    weights = FileWeights()
+    wanted: dict[str, str] | None = None
+    files = sorted(folder.glob("*.safetensors"))
+    if (folder / INDEX).exists():
+        wanted = read_json(folder / INDEX, WeightIndex)["weight_map"]
+        if strange := [name for name in set(wanted.values()) if Path(name).name != name]:
+            raise RunError(f"{folder / INDEX}: names {one_line(strange[0])}, outside of its folder")
+        files = [folder / name for name in sorted(set(wanted.values()))]
+    for file in files:
+        entries, begins = read_header(file)
+        for name, entry in entries.items():
+            if name in weights.entries:
+                raise RunError(f"{file}: {name} is also in {weights.parts[name][0].file.name}")
+            weights.entries[name] = entry
+            weights.parts[name] = [Part(file, begins[name], 0, entry.numel)]
+    if wanted is not None:
+        for name, file_name in wanted.items():
+            if name not in weights.parts or weights.parts[name][0].file.name != file_name:
+                raise RunError(f"{folder / INDEX}: {name} is not in {file_name}")
+    return weights
+
+
+def describe_json(content: Any) -> str:
+    """A value of a config in a sentence."""
+    return one_line(json.dumps(content, ensure_ascii=False), 60)

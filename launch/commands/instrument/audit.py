@@ -1,0 +1,53 @@
+"""`birthmark audit`: is every checkpoint of a suite what it says it is?"""
+
+from __future__ import annotations
+
+from jsonargparse import Namespace
+
+from ....errors import UsageError
+from ....trainer.config_parser import Parser
+from ...options import add_json
+
+SUMMARY = "Check whether the checkpoints of a suite are what they say they are (docs/recipes/audit.md)."
+
+#: Exit status where a checkpoint is not what it says.
+WRONG = 3
+
+
+def add_options(parser: Parser) -> None:
+    """The suite, and how much of it is read."""
+    parser.add_argument(
+        "suite",
+        type=str,
+        nargs="+",
+        metavar="SUITE",
+        help="A run, a folder of checkpoints, a checkpoint, or a hub id with revisions, ORG/NAME@REVISION,REVISION…; "
+        "several make one suite.",
+    )
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="Read a thousandth of the weights alone: finds no single value that was changed.",
+    )
+    add_json(parser)
+
+
+def run(options: Namespace) -> int:
+    """Audit a suite."""
+    from rich.console import Console
+
+    from ....audit.audit_suite import audit
+    from ....audit.audit_table import as_json, print_audit
+    from ....audit.suite import find_members
+    from ....report.terminal import bar, print_json
+
+    members = find_members(options.suite)
+    if len(members) < 2:
+        raise UsageError(f"{options.suite[0]}: one checkpoint is no suite; give at least two")
+    with bar("checkpoints", len(members), quiet=options.json) as advance:
+        found = audit(members, scan=not options.quick, advance=advance)
+    if options.json:
+        print_json(as_json(found))
+    else:
+        print_audit(found, Console())
+    return 0 if found.is_right else WRONG

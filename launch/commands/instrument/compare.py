@@ -1,0 +1,137 @@
+"""`birthmark compare`: how alike models are inside, in what they predict, and on the line between their weights."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Literal
+
+from jsonargparse import Namespace
+
+from ....errors import UsageError
+from ....measure.config import SnapshotConfig
+from ....trainer.config_parser import Parser
+from ...options import MODEL_NAMES, add_json, add_probe, check_probe
+
+SUMMARY = "Compare models: states of all layers, predictions, and the loss between their weights."
+
+
+def add_options(parser: Parser) -> None:
+    """The models, what they are shown, and where to."""
+    parser.add_argument("models", type=str, nargs="+", metavar="MODEL", help=f"Each {MODEL_NAMES}.")
+    parser.add_argument(
+        "--step",
+        type=str | None,
+        metavar="N,N|all",
+        help="Of runs: compare them after each of these steps; of one run, its checkpoints with one another.",
+    )
+    parser.add_argument(
+        "--probe",
+        type=Literal["random", "text"] | None,
+        help="What they are shown; by default text where --data or --barrier is given, else random tokens.",
+    )
+    parser.add_argument(
+        "--data",
+        type=str,
+        nargs="+",
+        metavar="PATH",
+        help="Text to read, as data.path of a run takes it; by default the first run's own validation text.",
+    )
+    add_probe(parser, SnapshotConfig.n_sequences, None)
+    parser.add_argument(
+        "--minibatch",
+        type=int,
+        default=256,
+        metavar="N",
+        help="Sequences whose states CKA compares at a time; it is the mean over such minibatches.",
+    )
+    parser.add_argument(
+        "--barrier",
+        type=int | None,
+        metavar="POINTS",
+        help="Also the loss at so many points on the straight line between the weights of every pair, such as 11.",
+    )
+    parser.add_argument(
+        "--out",
+        type=str | None,
+        metavar="DIR|PNG",
+        help="New folder for all pictures and numbers, or a picture with its numbers; by default compare.png.",
+    )
+    add_json(parser)
+
+
+def run(options: Namespace) -> int:
+    """Compare models."""
+    from rich.console import Console
+
+    from ....measure.between.all_pairs import Compared
+    from ....report.compared_models import as_json, print_compared, write_folder, write_picture
+    from ....report.terminal import bar, picture_path, print_json
+    from ....trainer.by_name.between_named import Comparer, names_at_steps
+
+    settings = _settings(options)
+    folder = None if options.out is None or Path(options.out).suffix else Path(options.out)
+    if folder is not None and folder.exists():
+        raise UsageError(f"--out {folder}: exists already; give a new folder")
+    picture = picture_path(options.out, "compare.png", as_json=options.json) if folder is None else None
+    groups: dict[int | None, list[str]] = {None: options.models}
+    of_one_run: list[int] | None = None
+    if options.step is not None:
+        at_steps = names_at_steps(options.models, options.step)
+        if len(options.models) > 1:
+            groups = dict(at_steps.items())
+        else:
+            of_one_run = list(at_steps)
+            groups = {None: [name for names in at_steps.values() for name in names]}
+    n = len(next(iter(groups.values())))
+    if n < 2:
+        raise UsageError("give at least two models, or one run with --step all")
+    text = options.probe == "text" or options.data is not None or options.barrier is not None
+    comparer = Comparer(settings, options.seq_len, options.minibatch, text=text, data=options.data)
+    n_points = (options.barrier or 0) * n * (n - 1) // 2
+    found = []
+    with bar("passes", len(groups) * (n + 1 + n_points), quiet=options.json) as advance:
+        for step, names in groups.items():
+            pairs = comparer.compare(names, advance)
+            lines = [] if options.barrier is None else comparer.lines(names, options.barrier, advance)
+            found.append(Compared(step, pairs, lines))
+    shape = comparer.tokens_NT.shape
+    probe = {"kind": "text" if text else "random", "n_sequences": shape[0], "seq_len": shape[1]}
+    probe |= {"minibatch": options.minibatch} | ({} if text else {"probe_seed": options.probe_seed})
+    answer = as_json(found, probe)
+    if options.json:
+        print_json(answer)
+    else:
+        print_compared(found, probe, Console())
+    if folder is not None:
+        write_folder(folder, found, answer, of_one_run)
+    elif picture is not None:
+        write_picture(picture, found)
+    if (written := folder or picture) is not None:
+        Console(stderr=True).print(f"written: {written}", highlight=False, soft_wrap=True, markup=False)
+    return 0
+
+
+def _settings(options: Namespace) -> SnapshotConfig:
+    """The probe, and what contradicts itself."""
+    from ....metrics.between.cka import minibatches
+
+    if options.data is not None and options.probe == "random":
+        raise UsageError(f"--data {' '.join(options.data)}: only --probe text reads it; leave one of them out")
+    if options.barrier is not None:
+        if options.probe == "random":
+            raise UsageError(f"--barrier {options.barrier}: a loss needs text; leave --probe random out")
+        if not 2 < options.barrier <= 1001:
+            raise UsageError(f"--barrier {options.barrier}: give 3 to 1001 points")
+    settings = SnapshotConfig(n_sequences=options.n_sequences, batch_size=options.batch_size)
+    settings = dataclasses.replace(settings, probe_seed=options.probe_seed)
+    check_probe(settings, None)
+    if options.minibatch < 4:
+        raise UsageError(f"--minibatch {options.minibatch}: give at least 4")
+    try:
+        minibatches(options.n_sequences, options.minibatch)
+    except ValueError as error:
+        raise UsageError(
+            f"--minibatch {options.minibatch}: of {options.n_sequences} sequences {error}; give more or fewer"
+        ) from None
+    return settings

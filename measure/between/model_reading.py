@@ -1,0 +1,137 @@
+"""One model's pass over a probe, and what it leaves on disk for every later comparison.
+
+Of n models there are n passes, one model at a time in memory. Each leaves, in float32, its output head ``[V, D]``, its
+final hidden states ``[N, T, D]`` and, of each of its L + 1 places, the centred Gram matrices of the last position's
+states, about ``N·n/2`` numbers for minibatches of n sequences, whatever the width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import RunError
+from ...files import disk_full
+from ...metrics.between.cka import gram_vector, minibatches
+from ...models.decoder import Decoder
+from ...models.observe import Attended, Site
+from ..foreign import ForeignModel
+from ..measurement import evaluation_mode
+from .output_head import OutputHead, check_head, final_states, output_head
+
+
+class _LastPositions:
+    """Observes the residual stream before the first block and after each, at the last position."""
+
+    def __init__(self) -> None:
+        self.found: list[Tensor] = []
+
+    def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
+        """See models/observe.py."""
+        if site != "attention":
+            self.found.append(h_BTD[:, -1].float())
+
+    def attention(self, layer: int, attended: Attended) -> None:
+        """Nothing is read here."""
+
+    def neurons(self, layer: int, a_BTF: Tensor) -> None:
+        """Nothing is read here."""
+
+
+@dataclass(frozen=True)
+class ModelReading:
+    """What a pass has left in a folder."""
+
+    name: str
+    folder: Path
+    n_batches: int
+    """Of sequences, as the pass had them."""
+    n_minibatches: int
+    """Of Gram matrices."""
+    head_factor: float
+    head_cap: float | None
+
+    def head(self) -> OutputHead:
+        """The output head, mapped from its file."""
+        table, bias = self.folder / "head.npy", self.folder / "bias.npy"
+        # Mapped copy-on-write: torch warns of memory that it must not write to.
+        weight = torch.from_numpy(np.load(table, mmap_mode="c"))
+        return OutputHead(
+            weight, torch.from_numpy(np.load(bias)) if bias.exists() else None, self.head_factor, self.head_cap
+        )
+
+    def states(self, batch: int) -> Tensor:
+        """Final hidden states of a batch, float32 ``[B, T, D]``."""
+        return torch.from_numpy(np.load(self.folder / f"states-{batch}.npy"))
+
+    def grams(self) -> Iterator[np.ndarray]:
+        """Of each minibatch, the vectors of all places, float32 ``[L + 1, E]``."""
+        for i in range(self.n_minibatches):
+            yield np.load(self.folder / f"grams-{i}.npy")
+
+
+def read_model(
+    name: str,
+    model: Decoder | ForeignModel,
+    tokens_NT: np.ndarray,
+    folder: Path,
+    *,
+    batch_size: int,
+    minibatch: int,
+    advance: Callable[[int], object] = lambda n_sequences: None,
+) -> ModelReading:
+    """Pass a probe through a model once, and keep in ``folder`` what comparisons need. The model is left as it was.
+
+    Args:
+        name: of the model, for messages.
+        model: on the device where it is to run.
+        tokens_NT: int64 ids ``[N, T]``, the same for all models.
+        folder: an empty one.
+        batch_size: sequences in one forward pass; the same for all models.
+        minibatch: sequences of a Gram matrix at most.
+        advance: is called with the number of sequences of each batch that is done.
+
+    Raises:
+        UsageError: a model that cannot be observed.
+        RunError: it gives NaN or inf; the disk is full.
+    """
+    sizes = minibatches(len(tokens_NT), minibatch)
+    device = next(model.parameters()).device
+    batches = torch.from_numpy(tokens_NT).split(batch_size)
+    waiting: list[Tensor] = []
+    n_grams = 0
+    try:
+        head = output_head(model)
+        _save(folder / "head.npy", head.weight_VD)
+        if head.bias_V is not None:
+            _save(folder / "bias.npy", head.bias_V)
+        with evaluation_mode(model), final_states(model) as kept:
+            for i, tokens_BT in enumerate(batches):
+                observer = _LastPositions()
+                last_BV = model(tokens_BT.to(device), last_only=True, observer=observer)
+                (x_BTD,) = kept
+                if not (x_BTD.isfinite().all() and last_BV.isfinite().all()):
+                    raise RunError("the model gives NaN or inf")
+                check_head(model, head, x_BTD, last_BV)
+                _save(folder / f"states-{i}.npy", x_BTD)
+                waiting.append(torch.stack(observer.found))
+                while n_grams < len(sizes) and sum(x_PBD.shape[1] for x_PBD in waiting) >= sizes[n_grams]:
+                    x_PBD = torch.cat(waiting, 1)
+                    own_PND, waiting = x_PBD[:, : sizes[n_grams]], [x_PBD[:, sizes[n_grams] :]]
+                    _save(folder / f"grams-{n_grams}.npy", torch.stack([gram_vector(x_ND) for x_ND in own_PND]))
+                    n_grams += 1
+                advance(len(tokens_BT))
+    except RunError as error:
+        raise RunError(f"{name}: {error}") from None
+    except OSError as error:
+        raise disk_full(folder, error) from None
+    return ModelReading(name, folder, len(batches), n_grams, head.factor, head.cap)
+
+
+def _save(file: Path, x: Tensor) -> None:
+    np.save(file, x.detach().to("cpu", torch.float32).numpy())

@@ -1,0 +1,192 @@
+"""Models beside one another, as people read it: table, JSON, CSV and pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..files import atomic_path, strict, write_json, write_text
+from ..measure.between.all_pairs import AllPairs, Compared
+from .csv_files import LabelledArray, to_csv
+from .pictures.axes import position_axis
+from .pictures.between_models import draw_layer_matrices, draw_lines, draw_model_matrices
+from .pictures.curves import Curve, draw_curves, draw_over_training
+from .pictures.panels import evenly_spaced
+from .pictures.saving import save_png
+from .text import format_value, without_shared_folder
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Pairs that a picture of curves has.
+_MOST_CURVES = 6
+
+
+def as_json(found: Sequence[Compared], probe: Mapping[str, Any]) -> dict[str, Any]:
+    """All numbers; what is no number is null."""
+    return {"probe": dict(probe), "compared": [_as_json(one) for one in found]}
+
+
+def _as_json(one: Compared) -> dict[str, Any]:
+    names, pairs = one.pairs.names, one.pairs
+    ordered = [(a, b) for a in range(len(names)) for b in range(len(names)) if a != b]
+    found: dict[str, Any] = {
+        "step": one.step,
+        "models": names,
+        "cka": pairs.last_cka().tolist(),
+        "cka_by_layer": [
+            {"a": names[a], "b": names[b], "values": cka_PQ.tolist()} for (a, b), cka_PQ in pairs.cka_by_layer.items()
+        ],
+        "kl": pairs.mean_kl().tolist(),
+        "kl_se": pairs.kl_se_AA.tolist(),
+        "kl_by_position": [{"a": names[a], "b": names[b], "values": pairs.kl_AAT[a, b].tolist()} for a, b in ordered],
+        "lines": [
+            {"a": names[line.a], "b": names[line.b], "alpha": line.alphas, "loss": line.losses}
+            | {"barrier": line.barrier.height, "at": line.barrier.alpha}
+            for line in one.lines
+        ],
+    }
+    if pairs.loss_AT is not None:
+        found["loss"] = pairs.loss_AT.mean(1).tolist()
+    answer: dict[str, Any] = strict(found)
+    return answer
+
+
+def print_compared(found: Sequence[Compared], probe: Mapping[str, Any], console: Console) -> None:
+    """A row for each pair of models, and for each step."""
+    kind = "passages of text" if probe["kind"] == "text" else "sequences of random tokens"
+    title = f"{probe['n_sequences']} {kind} of {probe['seq_len']}; KL in nats per token, ± standard error"
+    console.print(title, highlight=False, soft_wrap=True, markup=False)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    steps, lines = any(one.step is not None for one in found), any(one.lines for one in found)
+    losses = any(one.pairs.loss_AT is not None for one in found)
+    for name in ["step"] * steps + ["A", "B"]:
+        table.add_column(name, justify="right" if name == "step" else "left", overflow="fold")
+    shown = ["CKA, last states", "KL(A ‖ B)", "KL(B ‖ A)"] + ["loss of A", "loss of B"] * losses + ["barrier"] * lines
+    for name in shown:
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in found:
+        names, pairs = without_shared_folder(one.pairs.names), one.pairs
+        cka_AA, kl_AA, se_AA = pairs.last_cka(), pairs.mean_kl(), pairs.kl_se_AA
+        barriers = {(line.a, line.b): line.barrier for line in one.lines}
+        for a, b in combinations(range(len(names)), 2):
+            cells = [format_value(float(cka_AA[a, b]), ".3f")]
+            cells += [f"{kl_AA[i, j]:.4g} ± {se_AA[i, j]:.1g}" for i, j in ((a, b), (b, a))]
+            if pairs.loss_AT is not None:
+                cells += [f"{pairs.loss_AT[i].mean():.4f}" for i in (a, b)]
+            if lines:
+                barrier = barriers[a, b]
+                cells.append(f"{barrier.height:.4f} at α {barrier.alpha:.2g}" if barrier.height > 0 else "none")
+            leading = [str(one.step)] if steps else []
+            table.add_row(*leading, Text(names[a]), Text(names[b]), *cells)
+    console.print(table)
+
+
+def _numbers(found: Sequence[Compared]) -> list[LabelledArray]:
+    """Everything in long form."""
+    arrays = []
+    for one in found:
+        names, pairs = one.pairs.names, one.pairs
+        of_step = {} if one.step is None else {"step": one.step}
+        for (a, b), cka_PQ in pairs.cka_by_layer.items():
+            at = {"run": names[a], "other": names[b], **of_step}
+            rows, columns = (range(n) for n in cka_PQ.shape)
+            arrays.append(LabelledArray("cka", cka_PQ, [{"layer": rows}, {"other_layer": columns}], at))
+        for a in range(len(names)):
+            if pairs.loss_AT is not None:
+                axes = [{"position": range(pairs.loss_AT.shape[1])}]
+                arrays.append(LabelledArray("loss", pairs.loss_AT[a], axes, {"run": names[a], **of_step}))
+            for b in range(len(names)):
+                at = {"run": names[a], "other": names[b], **of_step}
+                if a != b:
+                    axes = [{"position": range(pairs.kl_AAT.shape[-1])}]
+                    arrays.append(LabelledArray("kl", pairs.kl_AAT[a, b], axes, at))
+        for line in one.lines:
+            at = {"run": names[line.a], "other": names[line.b], **of_step}
+            arrays.append(LabelledArray("loss", np.array(line.losses), [{"alpha": line.alphas}], at))
+    return arrays
+
+
+def write_picture(out: Path, found: Sequence[Compared]) -> None:
+    """The matrix of models, of the last step, and all numbers beside it, as a CSV of the same name."""
+    save_png(_models(found[-1].pairs), out)
+    write_text(out.with_suffix(".csv"), to_csv(_numbers(found)))
+
+
+def write_folder(
+    folder: Path, found: Sequence[Compared], answer: Mapping[str, Any], steps_of_one: Sequence[int] | None
+) -> None:
+    """All numbers and pictures in a new folder.
+
+    Args:
+        folder: appears whole or not at all.
+        found: by rising step, if there are several.
+        answer: of `as_json`.
+        steps_of_one: the models' steps, where they are checkpoints of one run.
+    """
+    last = found[-1].pairs
+    with atomic_path(folder) as new:
+        new.mkdir()
+        write_json(new / "compare.json", answer)
+        write_text(new / "compare.csv", to_csv(_numbers(found)))
+        save_png(_models(last), new / "models.png")
+        names = without_shared_folder(last.names)
+        several = [(names[a], names[b], cka_PQ) for (a, b), cka_PQ in last.cka_by_layer.items() if a != b]
+        save_png(draw_layer_matrices(several), new / "layers.png")
+        save_png(_by_position(last), new / "positions.png")
+        if len(found) > 1 or steps_of_one is not None:
+            for quantity, label in (("kl", "KL(A ‖ B), nats per token"), ("cka", "CKA of the last states")):
+                curves = _over_steps(found, steps_of_one, quantity)
+                figure = draw_over_training(curves, ylabel=label, log=quantity == "kl" and _all_positive(curves))
+                save_png(figure, new / f"{quantity}_over_steps.png")
+        if found[-1].lines:
+            drawn = [(f"{names[x.a]} – {names[x.b]}", x.alphas, x.losses) for x in found[-1].lines[:_MOST_CURVES]]
+            save_png(draw_lines(drawn), new / "lines.png")
+
+
+def _models(pairs: AllPairs) -> Figure:
+    return draw_model_matrices(without_shared_folder(pairs.names), pairs.last_cka(), pairs.mean_kl())
+
+
+def _by_position(pairs: AllPairs) -> Figure:
+    names, length = without_shared_folder(pairs.names), pairs.kl_AAT.shape[-1]
+    every = list(combinations(range(len(names)), 2))
+    curves = [
+        Curve(i, f"{names[a]} ‖ {names[b]}", range(length), pairs.kl_AAT[a, b].tolist(), markers=False)
+        for i, (a, b) in enumerate(every[place] for place in evenly_spaced(len(every), _MOST_CURVES))
+    ]
+    return draw_curves(
+        curves, ylabel="KL(A ‖ B), nats per token", x_axis=lambda axes: position_axis(axes, length), from_zero=True
+    )
+
+
+def _over_steps(found: Sequence[Compared], steps_of_one: Sequence[int] | None, quantity: str) -> list[Curve]:
+    """Pairs of runs over their steps; of the checkpoints of one run, each against the first."""
+
+    def matrix(pairs: AllPairs) -> np.ndarray:
+        return pairs.mean_kl() if quantity == "kl" else pairs.last_cka()
+
+    names = without_shared_folder(found[-1].pairs.names)
+    if steps_of_one is not None:
+        values = matrix(found[0].pairs)[0]
+        return [Curve(0, f"{names[0]} ‖ later", steps_of_one[1:], values[1:].tolist())]
+    names = [name.rpartition("@")[0] for name in names]
+    every = list(combinations(range(len(names)), 2))
+    shown = [every[place] for place in evenly_spaced(len(every), _MOST_CURVES)]
+    steps = [one.step for one in found if one.step is not None]
+    return [
+        Curve(i, f"{names[a]} ‖ {names[b]}", steps, [float(matrix(one.pairs)[a, b]) for one in found])
+        for i, (a, b) in enumerate(shown)
+    ]
+
+
+def _all_positive(curves: Sequence[Curve]) -> bool:
+    return all(value > 0 for curve in curves for value in curve.values)

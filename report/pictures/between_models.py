@@ -1,0 +1,125 @@
+"""Pictures of models beside one another: matrices of models and of layers, predictions by position, straight lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..text import format_value, shorten
+from .axes import whole_ticks
+from .panels import MAX_PANELS
+from .style import (
+    INK,
+    PAPER,
+    REFERENCE,
+    RUN_COLOURS,
+    add_legend,
+    in_our_style,
+    legend_line,
+    new_figure,
+    run_colour,
+    run_marker,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+#: Models whose matrix has room for numbers, and layers.
+_MOST_NUMBERED = 10
+
+
+@in_our_style
+def draw_model_matrices(names: Sequence[str], cka_AA: np.ndarray, kl_AA: np.ndarray) -> Figure:
+    """Every pair of models: CKA of the last states, and the divergence of row ‖ column of the predictions.
+
+    Args:
+        names: of the models.
+        cka_AA: symmetric.
+        kl_AA: nats.
+    """
+    labels = [shorten(name, 24) for name in names]
+    n, margin = len(names), 5 * max(map(len, labels))
+    side = max(110, 30 * n)
+    figure, (left, right) = new_figure(2 * (side + 70) + margin, side + margin + 64, 1, 2)
+    off = ~np.eye(n, dtype=bool)
+    # A diagonal of ones and zeros is known beforehand, and would take the colours of the rest.
+    largest = float(np.nanmax(kl_AA[off], initial=0.0)) or 1.0
+    _matrix(figure, left, np.where(off, cka_AA, np.nan), (0.0, 1.0), "CKA of the last states")
+    _matrix(figure, right, np.where(off, kl_AA, np.nan), (0.0, largest), "KL(row ‖ column), nats")
+    for axes, rows in ((left, labels), (right, [""] * n)):
+        axes.set_xticks(range(n), labels=labels, rotation=60, ha="right", parse_math=False)
+        axes.set_yticks(range(n), labels=rows, parse_math=False)
+        axes.tick_params(length=0)
+    return figure
+
+
+def _matrix(
+    figure: Figure, axes: Axes, values: np.ndarray, ends: tuple[float, float], title: str, *, bar: bool = True
+) -> Any:
+    """A map with numbers in it where there is room; what is no number stays empty."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    ramp = LinearSegmentedColormap.from_list("between", ["#f1f3f5", RUN_COLOURS[5], RUN_COLOURS[0]])
+    axes.grid(visible=False)
+    image = axes.imshow(np.ma.masked_invalid(values), cmap=ramp, vmin=ends[0], vmax=ends[1])
+    if max(values.shape) <= _MOST_NUMBERED:
+        for row, column in np.argwhere(np.isfinite(values)):
+            value = values[row, column]
+            dark = (value - ends[0]) / (ends[1] - ends[0]) > 0.6
+            text = format_value(float(value), ".2f" if ends[1] >= 1 else ".2g")
+            axes.text(column, row, text, ha="center", va="center", color=PAPER if dark else INK, fontsize=6)
+    if title:
+        axes.set_title(title, parse_math=False)
+    if bar:
+        figure.colorbar(image, ax=axes, shrink=0.7).outline.set_visible(False)
+    return image
+
+
+@in_our_style
+def draw_layer_matrices(pairs: Sequence[tuple[str, str, np.ndarray]]) -> Figure:
+    """CKA of every layer of one model with every layer of another, a panel for each pair, at most `MAX_PANELS`.
+
+    Args:
+        pairs: names of two models, and CKA ``[L_a + 1, L_b + 1]``.
+    """
+    shown = pairs[:MAX_PANELS]
+    columns = min(3, len(shown))
+    rows = -(-len(shown) // columns)
+    figure, grid = new_figure(40 + 170 * columns, 10 + 152 * rows, rows, columns, squeeze=False)
+    image: Any = None
+    for axes in grid.flat[len(shown) :]:
+        axes.set_visible(False)
+    for axes, (a, b, cka_PQ) in zip(grid.flat, shown, strict=False):
+        image = _matrix(figure, axes, cka_PQ, (0.0, 1.0), "", bar=False)
+        axes.invert_yaxis()
+        axes.set_xlabel(f"layer of {shorten(b, 20)}", parse_math=False)
+        axes.set_ylabel(f"layer of {shorten(a, 20)}", parse_math=False)
+        whole_ticks(axes.xaxis)
+        whole_ticks(axes.yaxis)
+    bar = figure.colorbar(image, ax=grid, shrink=0.6)
+    bar.outline.set_visible(False)
+    bar.set_label("CKA (layer 0: embeddings)")
+    return figure
+
+
+@in_our_style
+def draw_lines(lines: Sequence[tuple[str, Sequence[float], Sequence[float]]]) -> Figure:
+    """Loss on the straight line between two models, and dashed the line between the ends' losses.
+
+    Args:
+        lines: name of the pair, points α, losses in nats.
+    """
+    figure, axes = new_figure(360, 200)
+    entries = []
+    for i, (name, alphas, losses) in enumerate(lines):
+        look = {"color": run_colour(i), "marker": run_marker(i)}
+        axes.plot(alphas, losses, zorder=3, **look)
+        axes.plot([0, 1], [losses[0], losses[-1]], zorder=2, **{**REFERENCE, "color": run_colour(i)})
+        entries.append((name, legend_line(**look)))
+    axes.set_xlabel("α: from the first model to the second")
+    axes.set_ylabel("loss, nats per token")
+    add_legend(figure, [*entries, ("between the ends", legend_line(**REFERENCE))])
+    return figure

@@ -1,0 +1,296 @@
+"""`birthmark audit`: planted faults are found, each by one command, and a clean suite has none."""
+
+import json
+import pickle
+import shutil
+import zipfile
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from birthmark.audit import pickled_weights
+from birthmark.audit.suite import find_members, said_step
+from birthmark.audit.weight_samples import run_starts, sample
+from birthmark.audit.weights import HeldWeights, open_safetensors
+from birthmark.errors import RunError
+from birthmark.launch.cli import main
+from birthmark.models.birth import born
+from birthmark.models.config import ModelConfig
+from birthmark.models.exchange.pretrained import save_pretrained
+
+CONFIG = ModelConfig(d_model=32, n_layers=2, n_heads=2, vocab_size=64, max_seq_len=16)
+STEPS = (0, 4, 8, 12, 16, 20, 24)
+
+
+def train(seed, folder):
+    """A short training on a bigram language, with a folder of transformers at each of the steps."""
+    model, numbers = born(CONFIG, seed).train(), torch.Generator().manual_seed(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    table = torch.randperm(64, generator=torch.Generator().manual_seed(0))
+    for step in range(STEPS[-1] + 1):
+        if step in STEPS:
+            save_pretrained(model, folder / f"step-{step}")
+        tokens = [torch.randint(64, (8, 1), generator=numbers)]
+        for _ in range(15):
+            noise = torch.rand(8, 1, generator=numbers) < 0.2
+            tokens.append(torch.where(noise, torch.randint(64, (8, 1), generator=numbers), table[tokens[-1]]))
+        read = torch.cat(tokens, 1)
+        optimizer.zero_grad()
+        model(read[:, :-1], targets_BS=read[:, 1:]).objective.backward()
+        optimizer.step()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def clean(tmp_path_factory):
+    return train(0, tmp_path_factory.mktemp("suites") / "clean")
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    return train(1, tmp_path_factory.mktemp("suites") / "other")
+
+
+@pytest.fixture
+def suite(clean, tmp_path):
+    """One to plant faults in."""
+    return shutil.copytree(clean, tmp_path / "suite")
+
+
+@pytest.fixture
+def audited(capsys):
+    """``audited(*names, status=…)``: what the command prints, and the kinds of findings by step."""
+
+    def run(*names, status=3):
+        capsys.readouterr()
+        assert main(["audit", *map(str, names), "--json"]) == status
+        found = json.loads(capsys.readouterr().out)
+        kinds = {one["step"]: [f["kind"] for f in one["findings"]] for one in found["checkpoints"] if one["findings"]}
+        said = {one["step"]: " | ".join([*(f["what"] for f in one["findings"]), *one["notes"]])
+                for one in found["checkpoints"]}  # fmt: skip
+        return SimpleNamespace(json=found, kinds=kinds, said=said)
+
+    return run
+
+
+def weights_file(suite, step):
+    return suite / f"step-{step}" / "model.safetensors"
+
+
+def exchange(suite, a, b):
+    files = [weights_file(suite, step).read_bytes() for step in (a, b)]
+    weights_file(suite, a).write_bytes(files[1])
+    weights_file(suite, b).write_bytes(files[0])
+
+
+def test_nothing_is_wrong_with_a_clean_suite(clean, other, audited):
+    for suite in (clean, other):
+        found = audited(suite, status=0)
+        assert found.json["sentence"] == "7 checkpoints of one birth: nothing is wrong with them"
+        assert [name.rpartition("-")[2] for name in found.json["order"]] == [str(step) for step in STEPS]
+        (birth,) = found.json["births"]
+        assert len(birth) == 7
+        cosines = [one["cosine_with_first"] for one in found.json["checkpoints"]]
+        assert cosines[0] == pytest.approx(1)
+        assert cosines == sorted(cosines, reverse=True)
+
+
+def test_weights_under_two_steps_are_found_and_the_step_that_they_are_of(suite, audited):
+    for step in (8, 12):
+        shutil.copy(weights_file(suite, 24), weights_file(suite, step))
+    found = audited(suite)
+    assert found.kinds == {8: ["duplicate"], 12: ["duplicate"]}
+    assert found.said[8] == "has the weights of step 12, step 24; on the curve they are at step 24"
+    assert found.said[24] == "has the weights of step 8, step 12"
+
+
+@pytest.mark.parametrize("steps", [(8, 12), (4, 16), (20, 24), (0, 4)])
+def test_two_exchanged_steps_are_found(suite, audited, steps):
+    exchange(suite, *steps)
+    found = audited(suite)
+    assert found.kinds == {step: ["order"] for step in steps}
+    assert found.said[steps[0]] == f"lies on the curve where step {steps[1]} should: the two are exchanged"
+
+
+def test_one_step_elsewhere_breaks_the_curve(suite, audited):
+    files = [weights_file(suite, step).read_bytes() for step in (4, 8, 12, 16)]
+    for step, content in zip((4, 8, 12, 16), [files[3], *files[:3]], strict=True):
+        weights_file(suite, step).write_bytes(content)
+    found = audited(suite)
+    assert found.kinds == {4: ["order"]}
+    assert found.said[4] == "breaks the curve: its weights lie between step 16 and step 20"
+
+
+def test_another_seed_from_some_step_on_is_found(suite, other, audited):
+    for step in STEPS[4:]:
+        shutil.copy(weights_file(other, step), weights_file(suite, step))
+    found = audited(suite)
+    assert found.kinds == {step: ["stranger"] for step in STEPS[4:]}
+    assert "no sign of a shared birth with step 0, step 4, step 8, step 12" in found.said[16]
+    assert found.said[16].endswith("; step 16, step 20, step 24 share a birth of their own")
+    assert [len(birth) for birth in found.json["births"]] == [4, 3]
+
+
+def test_another_config_and_other_tensors_are_found(suite, audited):
+    config = suite / "step-8" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_theta": 7.0, "rope_parameters": None}))
+    file = weights_file(suite, 16)
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("down_proj.weight"))
+    save_file({**tensors, name: tensors[name][:, :-1].contiguous()}, file)
+    found = audited(suite)
+    assert set(found.kinds) == {8, 16}
+    assert set(found.kinds[8]) == {"config"}
+    assert "its config has rope_theta 7.0, and that of most others " in found.said[8]
+    assert found.kinds[16] == ["tensors"]
+    assert f"{name} is F32 [32, " in found.said[16]
+
+
+def test_truncated_empty_and_missing_files_are_rows_and_the_audit_goes_on(suite, audited):
+    whole = weights_file(suite, 4).read_bytes()
+    weights_file(suite, 4).write_bytes(whole[:-100])
+    weights_file(suite, 8).write_bytes(b"")
+    index = {"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (suite / "step-12" / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights_file(suite, 16).write_bytes(whole[:4])
+    found = audited(suite)
+    assert found.kinds == {step: ["damaged"] for step in (4, 8, 12, 16)}
+    assert f"truncated (it has {len(whole) - 100:,} bytes, and its header says {len(whole):,})" in found.said[4]
+    assert "is empty" in found.said[8]
+    assert "model-00001-of-00002.safetensors: missing" in found.said[12]
+    assert "truncated" in found.said[16]
+
+
+def flip(file, bit, at=1001):
+    """Flip a bit of one value of the first large tensor."""
+    weights = open_safetensors(file.parent)
+    name = max(weights.entries, key=lambda n: weights.entries[n].numel)
+    content = bytearray(file.read_bytes())
+    content[weights.parts[name][0].offset + 4 * at + bit // 8] ^= 1 << bit % 8
+    file.write_bytes(content)
+    return name
+
+
+def test_one_flipped_value_is_found(suite, audited):
+    name = flip(weights_file(suite, 8), 30)
+    found = audited(suite)
+    assert found.kinds == {8: ["values"]}
+    width = open_safetensors(suite / "step-8").entries[name].shape[1]
+    assert f"{name}[{1001 // width}, {1001 % width}] is " in found.said[8]
+    assert "where the median is" in found.said[8]
+
+
+def test_a_copy_with_one_changed_value_is_no_copy(clean, tmp_path, audited):
+    """Of a tensor that is large enough to be sampled, in a place that no sample has."""
+    tensor = torch.randn(300, 300, generator=torch.Generator().manual_seed(0))
+    starts = run_starts("large", tensor.numel())
+    assert starts
+    free = next(i for i in range(tensor.numel()) if not any(start <= i < start + 64 for start in starts))
+    for step in (1, 2, 3):
+        (tmp_path / f"step-{step}").mkdir()
+        moved = tensor.clone()
+        if step == 3:
+            moved.view(-1)[free] += 1e-3
+        save_file({"large": moved, "n": torch.arange(5)}, weights_file(tmp_path, step))
+    found = audited(tmp_path)
+    assert found.kinds == {1: ["duplicate"], 2: ["duplicate"], 3: ["values"]}
+    assert "but for 1 of 90,005 values (first large[0, " in found.said[3]
+
+
+def test_a_thousandth_of_the_bytes_is_read():
+    weights = HeldWeights({"w": torch.randn(2048, 1024, generator=torch.Generator().manual_seed(0))})
+    found = sample(weights, scan=False)
+    assert found.bytes_read < 0.01 * found.n_bytes
+    assert found.n_bytes == 4 << 21
+    np.testing.assert_array_equal(
+        found.values["w"][3], weights.tensors["w"][(start := run_starts("w", 1 << 21)[3]) : start + 64]
+    )
+
+
+def test_steps_are_read_from_names():
+    names = {"step1000": 1000, "step-00000020": 20, "checkpoint-500": 500, "iter_0002000": 2000, "global_step40": 40}
+    assert {name: said_step(name) for name in names} == names
+    assert said_step("pythia-160m") is said_step("main") is said_step("footsteps3") is None
+
+
+def test_checkpoints_without_a_step_are_put_where_they_lie(suite, audited, tmp_path):
+    (suite / "step-12").rename(suite / "final")
+    found = audited(suite, status=0)
+    assert found.said[None] == "names no step: by its weights between step 8 and step 16"
+    for letter, step in zip("dbcaef", (0, 4, 8, 16, 20, 24), strict=True):
+        (suite / f"step-{step}").rename(suite / letter)
+    (suite / "final").rename(suite / "g")
+    found = audited(suite, status=0)
+    order = [name.rpartition("/")[2] for name in found.json["order"]]
+    assert order in ([*"dbcgaef"], [*"dbcgaef"][::-1])
+
+
+class Planted:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return (exec, (f"open({str(self.file)!r}, 'w').close()",))
+
+
+def test_pickled_weights_are_read_and_planted_code_is_not_run(suite, audited, tmp_path, python, monkeypatch):
+    monkeypatch.setattr("sys.executable", python)
+    for step in (4, 8, 12, 16):
+        tensors = load_file(weights_file(suite, step))
+        weights_file(suite, step).unlink()
+        file = suite / f"step-{step}" / "pytorch_model.bin"
+        if step == 4:
+            torch.save({"state_dict": tensors}, file)
+        elif step == 8:
+            torch.save({**tensors, "more": Planted(tmp_path / "ran")}, file)
+        elif step == 12:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr("archive/data.pkl", pickle.dumps({}))
+                archive.writestr("archive/data/0", bytes(10_000_000))
+        else:
+            file.write_bytes(pickle.dumps([1, 2]))
+    found = audited(suite)
+    assert found.kinds == {step: ["damaged"] for step in (8, 12, 16)}
+    assert "holds more than tensors; not read" in found.said[8]
+    assert not (tmp_path / "ran").exists()
+    assert "unpacks to more than it is" in found.said[12]
+    assert "pytorch_model.bin: " in found.said[16]
+    (row,) = (one for one in found.json["checkpoints"] if one["step"] == 4)
+    assert row["cosine_with_first"] > 0.9
+
+
+def test_a_pickle_that_takes_too_much_memory_is_a_row(tmp_path, python, monkeypatch):
+    monkeypatch.setattr("sys.executable", python)
+    monkeypatch.setattr(pickled_weights, "_CHILD", "import sys; sys.exit(1)")
+    torch.save({"a": torch.zeros(3)}, tmp_path / "model.pt")
+    with pytest.raises(RunError, match="its reader ended without a word; not read"):
+        pickled_weights.sample_pickled([tmp_path / "model.pt"], scan=False)
+
+
+def test_what_is_no_suite_is_told_in_a_line(clean, capsys, tmp_path):
+    for name, told in ((tmp_path, "no checkpoint in it"), (clean / "step-0", "one checkpoint is no suite")):
+        assert main(["audit", str(name)]) == 2
+        error = capsys.readouterr().err
+        assert told in error
+        assert error.count("\n") == 1
+    assert main(["audit", str(tmp_path / "none")]) == 2
+    assert "no such run, folder of checkpoints, or hub id" in capsys.readouterr().err
+
+
+def test_people_see_a_table(clean, capsys):
+    assert main(["audit", str(clean)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("7 checkpoints of one birth: nothing is wrong with them\n")
+    assert "step-24" in out
+
+
+def test_revisions_of_the_hub_are_members_of_a_suite():
+    found = find_members(["EleutherAI/pythia-14m@step0,step1000", "EleutherAI/pythia-14m"])
+    assert [(member.name, member.step) for member in found] == [
+        ("EleutherAI/pythia-14m@step0", 0), ("EleutherAI/pythia-14m@step1000", 1000), ("EleutherAI/pythia-14m", None),
+    ]  # fmt: skip

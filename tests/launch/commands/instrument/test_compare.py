@@ -1,0 +1,103 @@
+"""`birthmark compare`: models by any name beside one another."""
+
+import csv
+import json
+import shutil
+
+import numpy as np
+import pytest
+import yaml
+
+from birthmark.launch.cli import main
+from birthmark.models.exchange.pretrained import save_pretrained
+from birthmark.trainer.by_name.loaded_model import load_named
+
+PROBE = ["--n_sequences=6", "--seq_len=8", "--batch_size=4", "--minibatch=6"]
+
+
+@pytest.fixture
+def run(run_of_two_checkpoints):
+    return run_of_two_checkpoints
+
+
+def printed(capsys, *arguments):
+    capsys.readouterr()
+    assert main(["compare", *map(str, arguments), *PROBE, "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def refused(capsys, *arguments):
+    assert main(["compare", *map(str, arguments)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1, error
+    return error
+
+
+def test_a_model_of_transformers_is_beside_ours_as_itself(run, capsys, tmp_path):
+    loaded = load_named(str(run.path))
+    save_pretrained(loaded.model, tmp_path / "theirs")
+    (found,) = printed(capsys, run.path, tmp_path / "theirs", f"{run.config}@7")["compared"]
+    assert found["models"][1] == str(tmp_path / "theirs")
+    assert np.array(found["kl"])[0, 1] == pytest.approx(0, abs=1e-9)
+    assert np.array(found["kl"])[0, 2] > 0.001
+    assert found["cka"][0][1] == pytest.approx(1, abs=1e-4)
+    assert "loss" not in found
+    assert found["lines"] == []
+
+
+def test_two_runs_after_each_step_with_the_line_between_them(run, capsys, tmp_path, monkeypatch):
+    # Drawn, and not painted: that takes seconds.
+    monkeypatch.setattr("birthmark.report.compared_models.save_png", lambda figure, path: path.touch())
+    other = shutil.copytree(run.path, tmp_path / "other")
+    arguments = ["--step=all", "--barrier=3", f"--out={tmp_path / 'out'}"]
+    found = printed(capsys, run.path, other, *arguments)
+    assert found["probe"]["kind"] == "text"
+    assert [one["step"] for one in found["compared"]] == [0, 2, 4]
+    for one in found["compared"]:
+        (line,) = one["lines"]
+        assert line["alpha"] == [0, 0.5, 1]
+        assert line["barrier"] == pytest.approx(0, abs=1e-6)
+        assert line["loss"][0] == pytest.approx(one["loss"][0], abs=1e-6)
+    names = {file.name for file in (tmp_path / "out").iterdir()}
+    assert names == {
+        "compare.json", "compare.csv", "models.png", "layers.png", "positions.png", "kl_over_steps.png",
+        "cka_over_steps.png", "lines.png",
+    }  # fmt: skip
+    assert json.loads((tmp_path / "out" / "compare.json").read_text()) == found
+    rows = list(csv.DictReader((tmp_path / "out" / "compare.csv").open()))
+    (row,) = (
+        r for r in rows
+        if (r["quantity"], r["step"], r["layer"], r["other_layer"]) == ("cka", "4", "2", "1")
+        and (r["run"], r["other"]) == (f"{run.path}@4", f"{other}@4")
+    )  # fmt: skip
+    values = next(p["values"] for p in found["compared"][2]["cka_by_layer"] if p["a"] != p["b"])
+    assert float(row["value"]) == pytest.approx(values[2][1])
+
+
+def test_checkpoints_of_one_run_are_compared_with_one_another(run, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(["compare", str(run.path), "--step=0,4", *PROBE]) == 0
+    table = capsys.readouterr().out
+    assert "tiny@0" in table
+    assert "± " in table
+    assert (tmp_path / "compare.png").read_bytes()[:4] == b"\x89PNG"
+    assert (tmp_path / "compare.csv").read_text().startswith("run,other,layer,other_layer,position,quantity,value\n")
+
+
+def test_what_cannot_be_compared_is_told_in_a_line(run, capsys, tmp_path):
+    assert "give at least two models" in refused(capsys, run.path)
+    assert "is no run, and has no steps" in refused(capsys, run.path, f"{run.config}@7", "--step=2")
+    assert "has no checkpoint of step 3; there are: 0, 2, 4" in refused(capsys, run.path, "--step=2,3")
+    assert "give numbers with commas between" in refused(capsys, run.path, "--step=two")
+    assert "--barrier 2: give 3 to 1001" in refused(capsys, run.path, run.path, "--barrier=2")
+    assert "a loss needs text" in refused(capsys, run.path, run.path, "--barrier=5", "--probe=random")
+    assert "--minibatch 3: give at least 4" in refused(capsys, run.path, run.path, "--minibatch=3")
+    few = refused(capsys, run.path, run.path, "--n_sequences=3")
+    assert "--minibatch 256: of 3 sequences a minibatch would have 3 examples, and needs 4" in few
+    assert "exists already" in refused(capsys, run.path, run.path, f"--out={tmp_path}")
+    wider = yaml.safe_load(run.config.read_text())
+    wider["model"]["vocab_size"] = 30
+    (tmp_path / "wider.yaml").write_text(yaml.safe_dump(wider))
+    told = refused(capsys, run.path, f"{tmp_path / 'wider.yaml'}@0", *PROBE)
+    assert "tiny has 24 tokens, " in told
+    assert "wider.yaml@0 30: they cannot read the same ids" in told

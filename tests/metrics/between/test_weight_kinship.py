@@ -1,0 +1,65 @@
+"""Kinship and order of weights, on walks whose order is known."""
+
+import numpy as np
+import pytest
+
+from birthmark.metrics.between.weight_kinship import births, distances, is_shorter, kinship, shortest_path, tailedness
+
+
+def walk(seed, n, step=0.15, tensors=8):
+    """Checkpoints of a training: each is the one before it and a small move."""
+    numbers = np.random.default_rng(seed)
+    found = [{f"t{i}": numbers.normal(size=(4, 64)).astype(np.float32) for i in range(tensors)}]
+    for _ in range(n - 1):
+        found.append({name: x + np.float32(step) * numbers.normal(size=x.shape) for name, x in found[-1].items()})
+    return found
+
+
+def test_strangers_are_called_kin_no_more_often_than_p_says():
+    """Trained strangers too: all weights of each share a direction of its own."""
+    numbers, p = np.random.default_rng(0), []
+    for _ in range(200):
+        a, b = ({f"t{i}": numbers.normal(size=(4, 64)) + 0.5 * numbers.normal(size=64) for i in range(8)} for _ in "ab")
+        test = kinship(a, b)
+        assert test.verdict is False
+        p.append(test.p)
+    # Three standard deviations of a binomial share.
+    assert abs(np.mean(np.array(p) < 0.05) - 0.05) < 3 * (0.05 * 0.95 / 200) ** 0.5
+    assert np.mean(p) == pytest.approx(0.5, abs=0.05)
+
+
+def test_checkpoints_of_one_training_are_kin_and_too_few_tensors_say_nothing():
+    first, *_, last = walk(0, 8)
+    assert kinship(first, last).verdict is True
+    assert kinship(first, walk(1, 1)[0]).verdict is False
+    few = kinship({name: first[name] for name in ("t0", "t1", "t2")}, last)
+    assert few.cosine > 0.8
+    assert few.verdict is None
+    assert kinship({}, last).verdict is None
+
+
+def test_births_are_what_pairs_of_kin_hold_together():
+    kin = np.eye(6, dtype=bool)
+    for a, b in ((0, 2), (2, 4), (1, 5)):
+        kin[a, b] = kin[b, a] = True
+    assert births(kin) == [[0, 2, 4], [1, 5], [3]]
+
+
+def test_the_shortest_path_is_the_order_of_training():
+    found = distances(walk(0, 9))
+    expected = np.array([abs(i - j) for i, j in np.ndindex(9, 9)]).reshape(9, 9)
+    np.testing.assert_allclose(found**2, 0.15**2 * expected, rtol=0.35)
+    order = list(range(9))
+    for start in ([0, 5, 2, 3, 4, 1, 6, 7, 8], [8, 2, 5, 0, 1, 7, 3, 6, 4]):
+        path = shortest_path(found, start)
+        assert path in (order, order[::-1])
+        assert is_shorter(path, start, found)
+    assert shortest_path(found, order) == order
+    assert not is_shorter(order, order[::-1], found)
+
+
+def test_tails_are_heavier_than_a_normals_or_not():
+    numbers = np.random.default_rng(0)
+    assert tailedness({"t": numbers.normal(size=(100, 100))}) == pytest.approx(0, abs=0.1)
+    assert tailedness({"t": numbers.uniform(size=(100, 100))}) == pytest.approx(-1.2, abs=0.1)
+    assert tailedness({"t": numbers.laplace(size=(100, 100))}) == pytest.approx(3, abs=0.8)

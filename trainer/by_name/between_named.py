@@ -1,0 +1,161 @@
+"""Models by their names, beside one another: which they are, what all of them are shown, and one pass of each."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+
+from ...data.probes import random_probe
+from ...errors import RunError, UsageError
+from ...measure.between.all_pairs import AllPairs, compare_readings
+from ...measure.between.model_reading import ModelReading, read_model
+from ...measure.between.weight_line import Line, losses_on_line
+from ...measure.config import SnapshotConfig
+from ...measure.records import RunDir
+from ..devices import device
+from .loaded_model import LoadedModel, default_seq_len, load_named, text_for
+from .model_names import vocabulary
+
+
+def names_at_steps(names: Sequence[str], steps: str) -> dict[int, list[str]]:
+    """Step → every run's name at it.
+
+    Args:
+        names: of runs.
+        steps: numbers with commas between, or ``all``: those that every run has, birth among them.
+
+    Raises:
+        UsageError: a name is no run, a step no number, or a run has no checkpoint of it.
+    """
+    runs = []
+    for name in names:
+        if not RunDir.is_run(Path(name)):
+            raise UsageError(f"--step {steps}: {name} is no run, and has no steps; leave one of them out")
+        runs.append(RunDir(Path(name)))
+    there = [{0, *run.checkpoints_by_step()} for run in runs]
+    if steps == "all":
+        wanted = sorted(set.intersection(*there))
+    elif all(part.isdecimal() for part in steps.split(",")):
+        wanted = sorted({int(part) for part in steps.split(",")})
+    else:
+        raise UsageError(f"--step {steps}: give numbers with commas between, such as 0,100,200, or all")
+    for name, has in zip(names, there, strict=True):
+        if missing := [step for step in wanted if step not in has]:
+            listed = ", ".join(map(str, sorted(has)))
+            raise UsageError(f"--step {steps}: {name} has no checkpoint of step {missing[0]}; there are: {listed}")
+    return {step: [f"{name}@{step}" for name in names] for step in wanted}
+
+
+class Comparer:
+    """Compares models by name, all on what the first of them is shown.
+
+    Args:
+        settings: size of the probe and of its batches.
+        seq_len: tokens of a sequence; None: 64, or as many as the first model reads.
+        minibatch: sequences of a Gram matrix at most.
+        text: whether they read text.
+        data: its files or folders; None: the first model's own validation text.
+    """
+
+    def __init__(
+        self,
+        settings: SnapshotConfig,
+        seq_len: int | None,
+        minibatch: int,
+        *,
+        text: bool = False,
+        data: Sequence[str] | None = None,
+    ) -> None:
+        self.settings, self.seq_len, self.minibatch, self.text, self.data = settings, seq_len, minibatch, text, data
+        self._shown: tuple[str, int, np.ndarray] | None = None
+        self._tokenizer: tuple[str, object] | None = None
+
+    @property
+    def tokens_NT(self) -> np.ndarray:  # noqa: N802, a shape suffix
+        """What all are shown, int64 ids ``[N, T]``; known once the first model is loaded."""
+        assert self._shown is not None
+        return self._shown[2]
+
+    def load(self, name: str) -> LoadedModel:
+        """A model that can read what all are shown, on the device; the first decides what that is.
+
+        Raises:
+            UsageError: it cannot: another vocabulary or tokenizer, or fewer positions.
+            RunError: a damaged file.
+        """
+        loaded = load_named(name)
+        size = loaded.model.config.vocab_size
+        if self._shown is None:
+            self._shown = name, size, self._probe(loaded)
+        first, of_first, tokens_NT = self._shown
+        if size != of_first:
+            raise UsageError(f"{first} has {of_first} tokens, {name} {size}: they cannot read the same ids")
+        if loaded.tokenizer_file is not None:
+            own = vocabulary(loaded.tokenizer_file)
+            self._tokenizer = self._tokenizer or (name, own)
+            if own != self._tokenizer[1]:
+                raise UsageError(f"{self._tokenizer[0]} and {name} have different tokenizers: one id means two words")
+        if loaded.n_positions is not None and tokens_NT.shape[1] > loaded.n_positions:
+            raise UsageError(f"--seq_len {tokens_NT.shape[1]}: {name} reads at most {loaded.n_positions} tokens")
+        loaded.model.to(device())
+        return loaded
+
+    def _probe(self, loaded: LoadedModel) -> np.ndarray:
+        length = default_seq_len(loaded) if self.seq_len is None else self.seq_len
+        settings = replace(self.settings, seq_len=length)
+        if problems := settings.problems(loaded.n_positions):
+            raise UsageError("; ".join(problem.replace("snapshot.", "--") for problem in problems))
+        if self.text:
+            return text_for(loaded, settings, self.data).tokens_NT
+        size = loaded.model.config.vocab_size
+        return random_probe(size, settings.n_sequences, settings.seq_len, settings.probe_seed)
+
+    def compare(self, names: Sequence[str], advance: Callable[[int], object] = lambda n_models: None) -> AllPairs:
+        """One pass of each model, one at a time in memory; then every pair of them.
+
+        ``advance`` is called with 1 after each model, and once more at the end.
+        """
+        with tempfile.TemporaryDirectory(prefix="birthmark-compare-") as folder:
+            readings = []
+            for i, name in enumerate(names):
+                readings.append(self._read(name, Path(folder) / str(i)))
+                advance(1)
+            found = compare_readings(readings, self.tokens_NT, is_text=self.text)
+            advance(1)
+            return found
+
+    def _read(self, name: str, folder: Path) -> ModelReading:
+        loaded = self.load(name)
+        folder.mkdir()
+        try:
+            return read_model(
+                name,
+                loaded.model,
+                self.tokens_NT,
+                folder,
+                batch_size=self.settings.batch_size,
+                minibatch=self.minibatch,
+            )
+        except UsageError as error:
+            raise UsageError(f"{name}: {error}") from None
+
+    def lines(
+        self, names: Sequence[str], n_points: int, advance: Callable[[int], object] = lambda n_points: None
+    ) -> list[Line]:
+        """Losses at ``n_points`` points from one model to another, of every pair; two models and a third in memory."""
+        alphas = [i / (n_points - 1) for i in range(n_points)]
+        found = []
+        for i, j in combinations(range(len(names)), 2):
+            a, b = self.load(names[i]).model, self.load(names[j]).model
+            try:
+                batch_size = self.settings.batch_size
+                losses = losses_on_line(a, b, alphas, self.tokens_NT, batch_size=batch_size, advance=advance)
+            except (UsageError, RunError) as error:
+                raise type(error)(f"{names[i]} and {names[j]}: {error}") from None
+            found.append(Line(i, j, alphas, losses))
+        return found
