@@ -11,14 +11,15 @@ from typing import Any, Literal
 from torch import nn
 
 from ..errors import UsageError
-from ..measure.find_model import unwrap
+from ..measure.find_model import measurable, unwrap
+from ..measure.foreign import ForeignModel
 from ..measure.hidden_states import FingerprintProbe
 from ..metrics.config import LineageTestConfig
 from ..metrics.seedprint import Fingerprint
 from ..models.by_block.block_weights import HeldWeights
 from ..models.decoder import Decoder
 from ..study.lineage.compare import check_comparable, choose_probe, compare_models
-from ..trainer.by_name.model_names import ModelSource, open_source
+from ..trainer.by_name.model_names import AnySource, ForeignSource, ModelSource, open_any_source
 from .model import Model
 
 
@@ -36,7 +37,7 @@ def fingerprint(
     """Test whether two models share a birth (docs/seedprint.md): what ``birthmark fingerprint`` does.
 
     Args:
-        a: a model, or any name that `load` takes; our own architecture, or one of ``transformers`` that it can be.
+        a: a model, or any name that `load` takes; our own architecture, or one of ``transformers``.
         b: the other.
         probe: what both are shown: random tokens, or Gaussian vectors in place of embeddings.
         n_inputs: sequences that they are shown.
@@ -67,15 +68,15 @@ def fingerprint(
     return pair.fingerprint
 
 
-def _source(model: Model | nn.Module | str | PathLike[str]) -> ModelSource:
+def _source(model: Model | nn.Module | str | PathLike[str]) -> AnySource:
     if isinstance(model, (str, PathLike)):
-        return open_source(fspath(model))
+        return open_any_source(fspath(model))
     name, module, tokenizer = type(model).__name__, model, None
     if isinstance(model, Model):
         name, module, tokenizer = model.name, model.module, model.loaded.tokenizer_file
     inner = unwrap(module)
-    if not isinstance(inner, Decoder):
-        raise UsageError(
-            f"{name}: only models of our own architecture are compared in memory; give its folder or hub id"
-        )
-    return ModelSource(name, inner.config, lambda: inner, tokenizer, lambda: HeldWeights(inner))
+    if isinstance(inner, Decoder):
+        return ModelSource(name, inner.config, lambda: inner, tokenizer, lambda: HeldWeights(inner))
+    seen = measurable(inner)
+    assert isinstance(seen, ForeignModel)
+    return ForeignSource(name, seen.config, lambda: seen, tokenizer)

@@ -96,7 +96,11 @@ class Model:
 
 
 def load(
-    name: str | PathLike[str], *, dtype: torch.dtype = torch.float32, on: torch.device | str | None = None
+    name: str | PathLike[str],
+    *,
+    dtype: torch.dtype = torch.float32,
+    on: torch.device | str | None = None,
+    trust_remote_code: bool = False,
 ) -> Model:
     """Load a model by any of its names.
 
@@ -105,12 +109,13 @@ def load(
             (a birth), a folder of ``transformers`` or a hub id; or a ``Run``.
         dtype: of the weights.
         on: the device; by default a GPU where there is one.
+        trust_remote_code: run the code that a model of ``transformers`` brings, if it brings any.
 
     Raises:
         UsageError: there is no such model.
         RunError: a damaged file.
     """
-    loaded = load_named(fspath(name), dtype)
+    loaded = load_named(fspath(name), dtype, trust_remote_code=trust_remote_code)
     loaded.model.to(device() if on is None else on).eval()
     return Model(loaded)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from jsonargparse import Namespace
 
 from ..errors import UsageError
@@ -17,6 +19,20 @@ MODEL_NAMES = (
 def add_model(parser: Parser) -> None:
     """One model, by any of its names."""
     parser.add_argument("model", type=str, metavar="MODEL", help=MODEL_NAMES[0].upper() + MODEL_NAMES[1:] + ".")
+
+
+def add_trust(parser: Parser) -> None:
+    """Whether a model's own code may run."""
+    parser.add_argument(
+        "--trust_remote_code",
+        action="store_true",
+        help="Run the code that a model of transformers brings, if it brings any; the files are named before they run.",
+    )
+
+
+def tell(line: str) -> None:
+    """Say something beside a command's result."""
+    print(line, file=sys.stderr)
 
 
 def add_config(parser: Parser) -> None:

@@ -26,28 +26,29 @@ def measurable(model: Any) -> Decoder | ForeignModel:
     """An unwrapped model as ``measure`` reads it. In a process group every rank calls.
 
     Raises:
-        UsageError: no language model, one of a type that cannot be measured, or one whose parameters are sharded.
+        UsageError: no language model, one that cannot be measured, or one under FSDP 1.
     """
     if isinstance(model, Decoder | ForeignModel):
         return model
     # What one rank refuses all refuse: the others would wait for it.
-    if max_over_ranks(int(_is_sharded(model))):
+    if max_over_ranks(int(_lies_flat(model))):
         raise UsageError(
-            f"the parameters of this {type(model).__name__} are sharded over ranks (FSDP, ZeRO 3, tensor parallel), "
-            "which cannot be measured; measure its checkpoints with birthmark snapshot"
+            f"the parameters of this {type(model).__name__} lie flat in those of FSDP 1, where they cannot be read one "
+            "by one; shard it with FSDP 2, or measure its checkpoints with birthmark snapshot"
         )
     if not hasattr(getattr(model, "config", None), "model_type"):
         raise UsageError(f"{type(model).__name__} is no language model of transformers, and cannot be measured")
     return ForeignModel(model)
 
 
-def _is_sharded(model: Any) -> bool:
-    from torch.distributed.tensor import DTensor
+def _lies_flat(model: Any) -> bool:
+    from torch.distributed.fsdp import FullyShardedDataParallel
 
     if not isinstance(model, nn.Module):
         return False
-    # ZeRO 3 and FSDP leave an empty parameter where another rank holds the values.
-    return any(isinstance(p, DTensor) or p.numel() == 0 for p in model.parameters())
+    # Where another rank holds the values, FSDP 1 leaves an empty parameter. ZeRO 3 does too, and gathers it in a pass.
+    flat = any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
+    return flat or any(p.numel() == 0 and not hasattr(p, "ds_tensor") for p in model.parameters())
 
 
 def find_language_model(module: nn.Module) -> nn.Module:

@@ -28,7 +28,9 @@ from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from .by_block.kept_states import kept_states
 from .by_block.pass_by_block import batches_of
+from .foreign import ForeignConfig, ForeignModel
 from .measurement import evaluation_mode
+from .observed import device_of
 from .ranks import gather_rows, own_batches
 
 _FORMAT = 1
@@ -52,14 +54,14 @@ class FingerprintProbe:
     sd: float = 1.0
     """Of the Gaussian vectors' channels."""
 
-    def like(self, reference: Decoder) -> FingerprintProbe:
+    def like(self, reference: Decoder | ForeignModel) -> FingerprintProbe:
         """An embedding probe with the mean and sd of the reference's embedding table; a token probe as it is."""
         if self.kind == "token":
             return self
         if isinstance(reference, DecoderByBlock):
             mean, sd = reference.table_moments()
             return replace(self, mean=mean, sd=sd)
-        table = reference.embed.weight.detach().double()
+        table = _table(reference).weight.detach().double()
         return replace(self, mean=table.mean().item(), sd=table.std(correction=0).item())
 
     def vectors(self, first: int, last: int, width: int) -> np.ndarray:
@@ -84,25 +86,39 @@ def _hooked(handle: Any) -> Iterator[None]:
         handle.remove()
 
 
-def _tokens(config: ModelConfig, probe: FingerprintProbe) -> np.ndarray:
+def _table(model: Decoder | ForeignModel) -> nn.Embedding:
+    """The embeddings of tokens."""
+    table: nn.Embedding = model.embeddings if isinstance(model, ForeignModel) else model.embed
+    return table
+
+
+def _last(model: Decoder | ForeignModel) -> nn.Module:
+    """The module whose output is the final hidden states: of a foreign model its decoder."""
+    return model.decoder if isinstance(model, ForeignModel) else model.norm
+
+
+def _tokens(config: ModelConfig | ForeignConfig, probe: FingerprintProbe) -> np.ndarray:
     """Int64 ids ``[N, T]``; any, where something stands in place of their embeddings."""
     if probe.kind == "token":
         return random_probe(config.vocab_size, probe.n_inputs, probe.seq_len, probe.probe_seed)
     return np.zeros((probe.n_inputs, probe.seq_len), dtype=np.int64)
 
 
-def _inputs(model: Decoder, probe: FingerprintProbe, batch_size: int) -> Iterator[tuple[Tensor, Tensor | None, bool]]:
+def _inputs(
+    model: Decoder | ForeignModel, probe: FingerprintProbe, batch_size: int
+) -> Iterator[tuple[Tensor, Tensor | None, bool]]:
     """This rank's inputs: token ids of a batch, what stands in place of their embeddings, if anything does, and whether
     the batch counts."""
-    weight, config = model.embed.weight, model.config
+    weight, config, device = _table(model).weight, model.config, device_of(model)
     tokens_NT = _tokens(config, probe)
     for rows_B, counts in own_batches(torch.arange(probe.n_inputs), batch_size):
         first, last = int(rows_B[0]), int(rows_B[-1]) + 1
-        tokens_BT = torch.from_numpy(tokens_NT[first:last]).to(weight.device)
+        tokens_BT = torch.from_numpy(tokens_NT[first:last]).to(device)
         if probe.kind == "token":
             yield tokens_BT, None, counts
         else:
-            yield tokens_BT, torch.from_numpy(probe.vectors(first, last, config.d_model)).to(weight), counts
+            vectors_BTD = torch.from_numpy(probe.vectors(first, last, weight.shape[1]))
+            yield tokens_BT, vectors_BTD.to(device, weight.dtype), counts
 
 
 def _by_block(model: DecoderByBlock, probe: FingerprintProbe, batch_size: int) -> np.ndarray:
@@ -125,7 +141,7 @@ def _by_block(model: DecoderByBlock, probe: FingerprintProbe, batch_size: int) -
 
 
 def hidden_states(
-    model: Decoder,
+    model: Decoder | ForeignModel,
     probe: FingerprintProbe,
     batch_size: int = 64,
     advance: Callable[[int], object] = lambda n_inputs: None,
@@ -135,7 +151,7 @@ def hidden_states(
     In a process group every rank calls, passes its part of the inputs, and returns the states of all.
 
     Args:
-        model: the decoder; the pass runs in its parameters' own precision.
+        model: the decoder, or a wrapped one of ``transformers``; the pass runs in its parameters' own precision.
         probe: what it is shown.
         batch_size: sequences in one pass.
         advance: is called after each pass with its number of inputs.
@@ -143,35 +159,42 @@ def hidden_states(
     Raises:
         UsageError: the probe's sequences are longer than the model's.
     """
-    if probe.seq_len > model.config.max_seq_len:
-        raise UsageError(
-            f"seq_len {probe.seq_len}: the model reads at most {model.config.max_seq_len} (model.max_seq_len)"
-        )
+    longest = model.config.max_seq_len
+    if longest is not None and probe.seq_len > longest:
+        raise UsageError(f"seq_len {probe.seq_len}: the model reads at most {longest} (model.max_seq_len)")
     if isinstance(model, DecoderByBlock):
         whole = _by_block(model, probe, batch_size)
         advance(probe.n_inputs)
         return whole
     found: list[np.ndarray] = []
 
-    def keep(norm: nn.Module, inputs: Any, x_BD: Tensor) -> None:
-        found.append(x_BD.float().cpu().numpy())
+    def keep(module: nn.Module, inputs: Any, output: Any) -> None:
+        # [B, D] of ours; of a decoder of transformers all positions, in an object or a tuple.
+        x: Any = getattr(output, "last_hidden_state", None)
+        x = output[0] if isinstance(output, tuple) else output if x is None else x
+        found.append((x if x.ndim == 2 else x[:, -1]).float().cpu().numpy())
 
     # The norm's own output is what is asked for: an observer would make the attention keep more than it needs.
-    with evaluation_mode(model), _hooked(model.norm.register_forward_hook(keep)):
+    with evaluation_mode(model), _hooked(_last(model).register_forward_hook(keep)):
         for tokens_BT, vectors_BTD, counts in _inputs(model, probe, batch_size):
             if vectors_BTD is None:
                 model(tokens_BT, last_only=True)
             else:
-                with _hooked(model.embed.register_forward_hook(lambda *_, given=vectors_BTD: given)):
+                with _hooked(_table(model).register_forward_hook(lambda *_, given=vectors_BTD: given)):
                     model(tokens_BT, last_only=True)
             if not counts:
                 found.pop()
             advance(len(tokens_BT))
-    mine_ND = np.concatenate(found) if found else np.empty((0, model.config.d_model), dtype=np.float32)
+    mine_ND = np.concatenate(found) if found else np.empty((0, _width(model)), dtype=np.float32)
     return gather_rows(torch.from_numpy(mine_ND), probe.n_inputs).numpy()
 
 
-def weights_digest(model: Decoder) -> str:
+def _width(model: Decoder | ForeignModel) -> int:
+    """Of final hidden states: in few models of transformers another one than the residual stream's."""
+    return model.final_width if isinstance(model, ForeignModel) else model.config.d_model
+
+
+def weights_digest(model: nn.Module) -> str:
     """SHA-256 over parameters and buffers in name order, as the birth digest (models/birth.py) is over parameters."""
     sha = Digest()
     for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
@@ -180,7 +203,7 @@ def weights_digest(model: Decoder) -> str:
 
 
 def cached_hidden_states(
-    model: Decoder,
+    model: Decoder | ForeignModel,
     probe: FingerprintProbe,
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_inputs: None,
@@ -195,7 +218,7 @@ def cached_hidden_states(
         format=_FORMAT,
         weights=weights_digest(model),
         model=asdict(model.config),
-        dtype=str(model.embed.weight.dtype),
+        dtype=str(_table(model).weight.dtype),
         probe=asdict(probe),
     )
 

@@ -17,7 +17,7 @@ from ..models.tensor_shards import reshard
 from .by_block.own_birth import ObservedOwnBirth
 from .by_block.pass_by_block import PassByBlock
 from .foreign import ForeignModel
-from .observed import BirthReference, MetricSource, Setting
+from .observed import BirthReference, MetricSource, Setting, device_of
 from .observer import FiniteWatch, MetricObserver
 from .our_metrics import OBSERVED, ObservedBirth, ObservedPreference, our_metrics
 from .summary import Measurement, summarise
@@ -32,7 +32,7 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Evaluate without a trace: no gradients, no autocast, every module's mode put back as it was, and nothing kept of
     weights that were gathered."""
     modes = {module: module.training for module in model.modules()}
-    device = next(model.parameters()).device.type
+    device = device_of(model).type
     model.eval()
     try:
         with torch.no_grad(), torch.autocast(device, enabled=False):
@@ -54,6 +54,7 @@ def birth_reference(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_s
     observer = MetricObserver([ObservedBirth(setting), ObservedPreference(setting)])
     # Weights are read, though nothing here needs their sums: then p̄ at birth is that of a measurement, bit for bit.
     with evaluation_mode(model), read_weights(KeySummer):
+        _ = setting.unseen  # all ranks look, also one that is without a batch
         pass_of(model)(observer, probe_NT, batch_size)
     return BirthReference(setting.alignment.compute().mean_direction, setting.preference.compute().mean_prob)
 
@@ -113,9 +114,12 @@ def measure(
     finite = FiniteWatch(config.n_layers, setting.device)
     # Weights that are gone with their block are not compared: what a metric did to them is gone too.
     with left_alone(model, [] if run.by_block else sources), evaluation_mode(model), read_weights(KeySummer):
+        _ = setting.unseen
         theirs = [Guarded(source, setting) for source in sources]
         observed = [*our_metrics(setting, ours), *theirs]
-        observer = MetricObserver(observed, finite)
+        # What no block shows anything is not computed.
+        shown = [metric for metric in observed if len(setting.missing(metric)) < config.n_layers]
+        observer = MetricObserver(shown, finite)
         run(observer, probe_NT, batch_size, documents_NT)
         # Every rank raises, or none: the metrics below wait for one another.
         for metric in theirs:
@@ -125,4 +129,4 @@ def measure(
         if not run.by_block:
             for layer in range(config.n_layers + 1):
                 observer.passed(layer)
-        return summarise(observed, setting.sizes)
+        return summarise(observed, setting)

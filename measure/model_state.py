@@ -85,7 +85,7 @@ class ModelDigest:
 
 def _bits(tensor: Any) -> Tensor:
     """Sum of a tensor's bits as whole numbers; of a sharded one, of this rank's shard."""
-    if tensor is None:
+    if tensor is None or tensor.is_meta:  # accelerate keeps the weights elsewhere
         return torch.zeros((), dtype=torch.int64)
     held = tensor.to_local() if isinstance(tensor, DTensor) else getattr(tensor, "ds_tensor", tensor)
     whole_numbers = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal, get_args
@@ -19,12 +19,12 @@ from ..metrics.quantity import Quantity, Sizes
 from ..metrics.sinks import KeySums, key_sums
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
-from ..models.observe import Attended
+from ..models.observe import Attended, Unseen
 from .foreign import ForeignConfig, ForeignModel
 
 Scalars = dict[str, float | np.floating | np.integer]
 Arrays = dict[str, np.ndarray]
-Place = Literal["residual", "attention", "sublayer", "neurons", "logits"]
+Place = Literal["residual", "attention", "sublayer", "neurons", "routing", "logits"]
 
 PLACES: tuple[Place, ...] = get_args(Place)
 
@@ -56,7 +56,11 @@ class AttentionView(Attended):
 
 def sizes_of(config: ModelConfig | ForeignConfig, seq_len: int) -> Sizes:
     """Sizes of a model and of a probe's sequences."""
-    return Sizes(config.n_layers, config.n_heads, config.d_model, config.d_head, config.ff, config.vocab_size, seq_len)
+    shape = config.n_layers, config.n_heads, config.d_model, config.d_head, config.ff, config.vocab_size
+    if not isinstance(config, ForeignConfig):
+        return Sizes(*shape, seq_len)
+    value = None if config.d_value == config.d_head else config.d_value
+    return Sizes(*shape, seq_len, value, config.n_experts)
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,24 @@ class Setting:
         return sizes_of(self.model.config, self.seq_len)
 
     @cached_property
+    def unseen(self) -> tuple[Unseen, ...]:
+        """Places that the model does not show. Of a foreign model the first call reads one sequence."""
+        if isinstance(self.model, ForeignModel):
+            return self.model.unseen(self.seq_len)
+        return ()
+
+    def missing(self, metric: Observed) -> frozenset[int]:
+        """The blocks, from 1, that do not show what a metric reads."""
+        found = {layer for u in self.unseen if _reads(metric, u.place) for layer in u.layers}
+        if metric.hook("routing") is not None:
+            routed = self.model.routed if isinstance(self.model, ForeignModel) else ()
+            found |= set(range(1, self.sizes.n_layers + 1)).difference(routed)
+        return frozenset(found)
+
+    @cached_property
     def device(self) -> torch.device:
         """Where states are."""
-        return next(self.model.parameters()).device
+        return device_of(self.model)
 
     @cached_property
     def dtype(self) -> torch.dtype:
@@ -107,12 +126,32 @@ class Setting:
         return TokenPreference(self.sizes.vocab_size).to(self.device)
 
 
+def device_of(model: Any) -> torch.device:
+    """Where a model reads its tokens."""
+    found: torch.device = model.device if isinstance(model, ForeignModel) else next(model.parameters()).device
+    return found
+
+
+def _reads(metric: Observed, place: str) -> bool:
+    # What is after the attention is shown with the rest of the residual stream: arrays of it have no number there.
+    return place in PLACES and metric.hook(place) is not None
+
+
+def blanked(array: np.ndarray, quantity: Quantity, layers: Collection[int]) -> np.ndarray:
+    """The array with NaN for blocks (from 1) that do not show what it is of."""
+    if not layers or "layer" not in quantity.axes:
+        return array
+    array = array.astype(np.promote_types(array.dtype, np.float32))
+    np.moveaxis(array, quantity.axes.index("layer"), 0)[[layer - 1 for layer in layers]] = np.nan
+    return array
+
+
 class Observed:
     """One metric (or some that belong together) as an observer feeds it.
 
     A subclass has a method for each place that it reads, with the names and arguments of ``models/observe.py``:
-    ``residual``, ``attention`` (an :class:`AttentionView`), ``sublayer``, ``neurons``; and ``logits``, of the last
-    position ``[B, V]``.
+    ``residual``, ``attention`` (an :class:`AttentionView`), ``sublayer``, ``neurons``, ``routing``; and
+    ``logits``, of the last position ``[B, V]``.
     """
 
     name: str
@@ -148,7 +187,7 @@ class SelfObserving(Observed):
 
     def __init__(self, source: MetricSource, setting: Setting) -> None:
         self.name, self.quantities = source.name, source.quantities
-        self.metric = source.make(setting.sizes).to(setting.device)
+        self.metric, self.setting = source.make(setting.sizes).to(setting.device), setting
 
     def hook(self, place: Place) -> Callable[..., None] | None:
         """See :class:`Observed`."""
@@ -163,6 +202,7 @@ class SelfObserving(Observed):
         if not isinstance(values, Mapping):
             raise RunError(f"{self.name}: compute gives {type(values).__name__}; give a dict of values by name")
         declared = {quantity.name: quantity for quantity in self.quantities}
+        missing = self.setting.missing(self)
         scalars, arrays = Scalars(), Arrays()
         for name, value in values.items():
             array, quantity = _array(value), declared.get(name)
@@ -177,6 +217,8 @@ class SelfObserving(Observed):
             else:
                 raise RunError(f"{self.name}: {name} is declared a scalar, and is an array {list(array.shape)}")
         for name, quantity in declared.items():
+            if name in arrays and arrays[name].ndim == len(quantity.axes):
+                arrays[name] = blanked(arrays[name], quantity, missing)
             if quantity.scalar and name in arrays:
                 scalars[name] = quantity.reduced(arrays[name])
         return scalars, arrays

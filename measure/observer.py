@@ -94,6 +94,10 @@ class MetricObserver:
             self.finite.see("neurons", layer, a_BTF)
         self._show("neurons", layer, a_BTF)
 
+    def routing(self, layer: int, chosen_BTK: Tensor) -> None:
+        """See models/observe.py."""
+        self._show("routing", layer, chosen_BTK)
+
     def logits(self, logits_BV: Tensor) -> None:
         """Last-position logits of a batch, when its pass is over."""
         if self.finite is not None:

@@ -17,10 +17,11 @@ from torch import Tensor
 from .. import metrics as _metrics
 from ..metrics.contraction import Contraction
 from ..metrics.document_sinks import DocumentSinks
-from ..metrics.neurons import SuperNeurons, UnitWeights, super_neurons, unit_weights
+from ..metrics.neurons import SuperNeurons, UnitWeights, no_weights, super_neurons, unit_weights
 from ..metrics.preference import coverage, kl_to_uniform, normalised_entropy, preference_ratio
 from ..metrics.qk_lock import QKLock
 from ..metrics.quantities import METRICS
+from ..metrics.quantity import SCALARS
 from ..metrics.rank_of_places import RankOfPlaces
 from ..metrics.rankings import kendall_tau, rank_biased_overlap, spearman, top_overlap
 from ..metrics.sinks import AttentionSinks
@@ -32,6 +33,8 @@ from ..models.tensor_shards import full_tensor
 from .foreign import ForeignModel
 from .observed import Arrays, AttentionView, MetricSource, Observed, Scalars, SelfObserving, Setting
 
+#: The mean of the numbers in an array, which blocks that show nothing do not have.
+mean = SCALARS["mean"]
 #: Values of ε at which sink rates are measured beside the configured one.
 SINK_EPSILONS = tuple(i / 10 for i in range(1, 10))
 #: How many massive activations, and how many hidden units of a layer, are listed.
@@ -57,6 +60,7 @@ class ObservedContraction(_Ours):
         n_layers, width = setting.sizes.n_layers, setting.sizes.d_model
         self.after_mlp = Contraction(n_layers + 1, width).to(setting.device)
         self.after_attention = Contraction(n_layers, width).to(setting.device)
+        self.sees_attention = all(unseen.place != "after_attention" for unseen in setting.unseen)
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
         """See models/observe.py."""
@@ -67,13 +71,12 @@ class ObservedContraction(_Ours):
 
     def result(self) -> tuple[Scalars, Arrays]:
         """See :class:`Observed`."""
-        mlp, attention = self.after_mlp.compute(), self.after_attention.compute()
-        arrays = {
-            "inter_mlp": mlp.inter,
-            "intra_mlp": mlp.intra,
-            "inter_attention": attention.inter,
-            "intra_attention": attention.intra,
-        }
+        mlp = self.after_mlp.compute()
+        arrays = {"inter_mlp": mlp.inter, "intra_mlp": mlp.intra}
+        nothing = np.full(len(mlp.inter) - 1, np.nan)
+        attention = self.after_attention.compute() if self.sees_attention else None
+        arrays["inter_attention"] = nothing if attention is None else attention.inter
+        arrays["intra_attention"] = nothing if attention is None else attention.intra
         return {"inter": mlp.inter[-1], "intra": mlp.intra[-1]}, arrays
 
 
@@ -156,6 +159,8 @@ class ObservedSinks(_Ours):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         sizes, self.rows_sum_to_one = setting.sizes, setting.rows_sum_to_one
+        missing = setting.missing(self)
+        self.shown = [layer for layer in range(sizes.n_layers) if layer + 1 not in missing]
         self.sinks = AttentionSinks(
             sizes.n_layers,
             sizes.n_heads,
@@ -181,14 +186,14 @@ class ObservedSinks(_Ours):
                 f"sink_mass{suffix}": mass,
                 f"sink_rate{suffix}": rate,
                 f"sink_rate_grid{suffix}": np.ascontiguousarray(grid_ELHT[..., 0]),
-                f"sink_rate_by_key{suffix}": grid_ELHT.mean((1, 2)),
+                f"sink_rate_by_key{suffix}": grid_ELHT[:, self.shown].mean((1, 2)),
                 f"sink_position{suffix}": getattr(sinks, f"position{suffix}"),
                 f"importance{suffix}": getattr(sinks, f"importance{suffix}"),
             }
             scalars |= {
-                f"sink_mass{suffix}": mass.mean(),
-                f"sink_mass{suffix}_max": mass.max(),
-                f"sink_rate{suffix}": rate.mean(),
+                f"sink_mass{suffix}": mean(mass),
+                f"sink_mass{suffix}_max": SCALARS["max"](mass),
+                f"sink_rate{suffix}": mean(rate),
             }
         return scalars, arrays
 
@@ -218,7 +223,7 @@ class ObservedDocumentSinks(_Ours):
         if not self.rows_sum_to_one:
             arrays["document_sink_mass_normalised"] = found.mass_normalised
         scalars: Scalars = {"document_sink_uniform": found.uniform, "document_sink_documents": found.n_documents}
-        return scalars | {name: array.mean() for name, array in arrays.items()}, arrays
+        return scalars | {name: mean(array) for name, array in arrays.items()}, arrays
 
 
 class ObservedAggregation(_Ours):
@@ -231,7 +236,7 @@ class ObservedAggregation(_Ours):
         sizes, attention, device = setting.sizes, setting.model.config.attention, setting.device
         self.rows_sum_to_one = setting.rows_sum_to_one
         self.tokens = EffectiveTokens(sizes.n_layers, sizes.n_heads, sizes.seq_len).to(device)
-        shape = sizes.n_layers, sizes.n_heads, sizes.seq_len, sizes.d_head
+        shape = sizes.n_layers, sizes.n_heads, sizes.seq_len, sizes.d_value or sizes.d_head
         self.variance = PositionalVariance(*shape, dtype=setting.dtype).to(device)
         # Of what norm, calibration and gate make of the value aggregation; where there are none it is the same.
         plain = attention.aggregation == "plain" and attention.gate == "none"
@@ -259,17 +264,17 @@ class ObservedAggregation(_Ours):
         if not self.rows_sum_to_one:
             arrays["n_eff_normalised"] = tokens.n_eff_normalised
         scalars: Scalars = {
-            "variance_discrepancy": variance.discrepancy.mean(),
-            "variance_discrepancy_out": variance_out.discrepancy.mean(),
-            "n_eff": tokens.n_eff_normalised[..., -1].mean(),
+            "variance_discrepancy": mean(variance.discrepancy),
+            "variance_discrepancy_out": mean(variance_out.discrepancy),
+            "n_eff": mean(tokens.n_eff_normalised[..., -1]),
         }
         return scalars, arrays
 
 
-def _mlp_weights(model: Decoder | ForeignModel, layer: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """One block's up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps."""
+def _mlp_weights(model: Decoder | ForeignModel, layer: int) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """One block's up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps; None where its units are not seen."""
     if isinstance(model, ForeignModel):
-        return model.mlp_weights()[layer - 1]
+        return model.mlp_weights(layer)
     block = model.blocks[layer - 1]
     assert isinstance(block, Block)
     gate = block.mlp.gate
@@ -298,7 +303,8 @@ class ObservedNeurons(_Ours):
         if layer:
             first_LF, others_LF = self.units.compute()
             top_K = _loudest(super_neurons(first_LF[layer - 1], others_LF[layer - 1]).z)
-            self.weights.append(unit_weights(top_K, *_mlp_weights(self.model, layer)))
+            maps = _mlp_weights(self.model, layer)
+            self.weights.append(no_weights(len(top_K)) if maps is None else unit_weights(top_K, *maps))
 
     def result(self) -> tuple[Scalars, Arrays]:
         """See :class:`Observed`."""
@@ -393,7 +399,7 @@ class ObservedLock(_Ours):
         """See :class:`Observed`."""
         lock = self.lock.compute()
         arrays = {"qk_cosine": lock.cosine, "qk_cosine_signed": lock.signed, "qk_positive": lock.positive}
-        return {"qk_cosine": lock.cosine.mean(), "qk_positive": lock.positive.mean()}, arrays
+        return {"qk_cosine": mean(lock.cosine), "qk_positive": mean(lock.positive)}, arrays
 
 
 OBSERVED: Mapping[str, type[_Ours]] = {

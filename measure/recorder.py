@@ -95,8 +95,10 @@ def snapshot_of(
         "seconds": round(seconds, 4),
         "bias": found.scalars,
         "top_tokens": top_tokens(found.arrays, birth, top_k, token_texts),
-        "secondary_sinks": secondary_sinks("random", found.arrays, found.scalars["sink_epsilon"], token_texts),
+        "secondary_sinks": secondary_sinks("random", found.arrays, found.scalars.get("sink_epsilon", 1.0), token_texts),
     }
+    if found.unseen:
+        summary["unseen"] = list(found.unseen)
     if found.declared:
         # Who reads the snapshot need not have the user's module.
         summary["quantities"] = [quantity.to_json() for quantity in found.declared]
@@ -105,7 +107,7 @@ def snapshot_of(
 
 def add_probe(snapshot: Snapshot, name: str, found: Measurement, token_texts: TokenTexts | None) -> None:
     """Put what was found on another probe beside that of the random one."""
-    listed = secondary_sinks(name, found.arrays, found.scalars["sink_epsilon"], token_texts)
+    listed = secondary_sinks(name, found.arrays, found.scalars.get("sink_epsilon", 1.0), token_texts)
     snapshot.summary["secondary_sinks"] = snapshot.summary["secondary_sinks"] + listed
     snapshot.summary[f"bias_{name}"] = found.scalars
     snapshot.arrays.update({f"{name}.{key}": value for key, value in found.arrays.items()})

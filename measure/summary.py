@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import RunError
-from ..metrics.quantities import MEASURED
+from ..metrics.quantities import MEASURED, METRICS
 from ..metrics.quantity import Quantity, Sizes
-from .observed import Arrays, Observed, Scalars
+from .observed import Arrays, Observed, Scalars, SelfObserving, Setting, blanked
 
 
 @dataclass(frozen=True)
@@ -21,24 +21,39 @@ class Measurement:
     arrays: dict[str, np.ndarray]
     declared: tuple[Quantity, ...] = ()
     """Quantities of the user's own metrics."""
+    unseen: tuple[str, ...] = ()
+    """What the model did not show, in words."""
 
 
-def summarise(metrics: Sequence[Observed], sizes: Sizes) -> Measurement:
+def summarise(metrics: Sequence[Observed], setting: Setting) -> Measurement:
     """Scalars and arrays of one pass, in the order of their declarations.
+
+    Blocks that do not show what an array is of have NaN in it. A metric that no block shows anything gives nothing.
 
     Raises:
         RunError: a metric gives what it does not declare, or not what it declares.
     """
     scalars: Scalars = {}
     arrays: Arrays = {}
+    unseen = [str(place) for place in setting.unseen]
     for metric in metrics:
+        missing = setting.missing(metric)
+        if len(missing) == setting.sizes.n_layers:
+            if isinstance(metric, SelfObserving) and metric.name not in METRICS:
+                unseen.append(f"{metric.name} (it reads what no block shows)")
+            continue
         own_scalars, own_arrays = metric.result()
-        _check(metric, own_scalars, own_arrays, sizes)
+        _check(metric, own_scalars, own_arrays, setting.sizes)
+        by_name = {quantity.name: quantity for quantity in metric.quantities}
+        own_arrays = {name: blanked(array, by_name[name], missing) for name, array in own_arrays.items()}
+        if unseen:
+            # A scalar that rests on no block is none.
+            own_scalars = {name: value for name, value in own_scalars.items() if not np.isnan(value)}
         declared = [quantity.name for quantity in metric.quantities]
         scalars |= {name: own_scalars[name] for name in declared if name in own_scalars}
         arrays |= own_arrays
     theirs = tuple(q for metric in metrics for q in metric.quantities if q.name not in MEASURED)
-    return Measurement({name: float(value) for name, value in scalars.items()}, arrays, theirs)
+    return Measurement({name: float(value) for name, value in scalars.items()}, arrays, theirs, tuple(unseen))
 
 
 def _check(metric: Observed, scalars: Scalars, arrays: Arrays, sizes: Sizes) -> None:

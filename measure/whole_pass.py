@@ -17,6 +17,7 @@ from ..models.attention.document_mask import Documents
 from ..models.attention.weight_reader import read_weights
 from ..models.decoder import Decoder
 from .foreign import ForeignModel
+from .observed import device_of
 from .observer import MetricObserver
 from .ranks import own_batches
 
@@ -26,7 +27,7 @@ class Batches:
     and of each whether it counts."""
 
     def __init__(self, model: nn.Module, probe_NT: np.ndarray, batch_size: int) -> None:
-        self.device = next(model.parameters()).device
+        self.device = device_of(model)
         self.parts = own_batches(torch.from_numpy(np.ascontiguousarray(probe_NT)), batch_size)
 
     def __iter__(self) -> Iterator[tuple[Tensor, bool]]:

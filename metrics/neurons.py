@@ -117,6 +117,12 @@ class UnitWeights(NamedTuple):
     """int64: the residual dimension that the unit writes most into."""
 
 
+def no_weights(n_units: int) -> UnitWeights:
+    """Of so many units whose weights are not known."""
+    unknown = np.full(n_units, np.nan)
+    return UnitWeights(unknown, unknown, unknown, np.zeros(n_units, dtype=np.int64))
+
+
 def unit_weights(units: np.ndarray, up_FD: Tensor, down_DF: Tensor, gate_FD: Tensor | None = None) -> UnitWeights:
     """Weights of the given hidden units.
 

@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 from .declarations.of_anatomy import HEAD_ENTROPY, KEY_VALUE_NORMS, SEQUENCE_SINKS
 from .declarations.of_chain import AGGREGATION, LOCK, NEURONS, STATES
+from .declarations.of_experts import EXPERTS
 from .declarations.of_mark import AT_BIRTH, COMPARED_WITH_BIRTH, CONTRACTION, PREFERENCE
 from .declarations.of_outliers import ACTIVATION_OUTLIERS
 from .declarations.of_sinks import DOCUMENT_SINKS, SINKS
@@ -55,6 +56,7 @@ METRICS: Mapping[str, tuple[Quantity, ...]] = {
     "document_sinks": DOCUMENT_SINKS,
     "aggregation": AGGREGATION,
     "neurons": NEURONS,
+    "expert_shares:ExpertShares": EXPERTS,
     "states": STATES,
     "lock": LOCK,
     "anatomy.key_value_norms:KeyValueNorms": KEY_VALUE_NORMS,

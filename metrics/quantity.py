@@ -20,6 +20,7 @@ AxisName = Literal[
     "position",
     "channel",
     "unit",
+    "expert",
     "token",
     "epsilon",
     "rank",
@@ -53,6 +54,7 @@ AXES: Mapping[AxisName, Axis] = {
     "position": Axis("T", "position", 0, "positions of a probe sequence, from 0"),
     "channel": Axis("d", "channel", 0, "channels of the residual stream, from 0"),
     "unit": Axis("F", "unit", 0, "hidden units of the MLP, from 0"),
+    "expert": Axis("X", "expert", 0, "experts of a mixture, from 0"),
     "token": Axis("V", "token", 0, "token ids, from 0"),
     "epsilon": Axis("E", "epsilon", 0, "values of ε, as `sink_epsilons` lists them"),
     "rank": Axis("K", "rank", 1, "entries of a ranked list, from 1 (10, or fewer where there are fewer)"),
@@ -78,6 +80,7 @@ CSV_COLUMNS: Mapping[str, str] = {
     "epsilon": "importance above which a key is a sink",
     "rank": "place in a ranked list, from 1",
     "unit": "hidden unit of the MLP, from 0",
+    "expert": "expert of a mixture, from 0",
     "channel": "channel of the residual stream, from 0",
     "token": "token id",
     "text": "the token's text, control characters written out",
@@ -98,11 +101,18 @@ REDUCTIONS: Mapping[Reduction, Callable[[np.ndarray], np.ndarray]] = {
     "last_mean": lambda a: a[..., -1].reshape(len(a), -1).mean(1),
 }
 
+
+def _known(a: np.ndarray) -> np.ndarray:
+    """The entries that are numbers, if any are: blocks that do not show a place have NaN."""
+    is_nan = np.isnan(a)
+    return a[~is_nan] if 0 < is_nan.sum() < a.size else a
+
+
 #: An array to the scalar of the same name.
 SCALARS: Mapping[ScalarReduction, Callable[[np.ndarray], float]] = {
-    "mean": lambda a: float(a.mean()),
-    "max": lambda a: float(a.max()),
-    "sum": lambda a: float(a.sum()),
+    "mean": lambda a: float(_known(a).mean()),
+    "max": lambda a: float(_known(a).max()),
+    "sum": lambda a: float(_known(a).sum()),
     "last": lambda a: float(np.asarray(a[-1]).mean()),
 }
 
@@ -134,6 +144,10 @@ class Sizes:
     d_ff: int
     vocab_size: int
     seq_len: int
+    d_value: int | None = None
+    """Channels of a head's values and outputs, where they are not ``d_head``."""
+    n_experts: int = 0
+    """Experts of a block, where there are any."""
 
     def of(self, axis: AxisName) -> int | None:
         """The length of a dimension; None where the metric decides it."""
@@ -145,6 +159,7 @@ class Sizes:
             "channel": self.d_model,
             "direction": self.d_model,
             "unit": self.d_ff,
+            "expert": self.n_experts,
             "token": self.vocab_size,
         }
         return lengths.get(axis)

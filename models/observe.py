@@ -9,6 +9,11 @@
 | ``sublayer("attention", l, x)`` | output of the attention of block l, as its last map gives it | x ``[B, T, d]`` |
 | ``sublayer("mlp", l, x)`` | output of the MLP of block l, as its last map gives it | x ``[B, T, d]`` |
 | ``neurons(l, a)`` | hidden activations of the MLP of block l, as they enter its down projection | a ``[B, T, d_ff]`` |
+| ``routing(l, e)`` | ids of the experts that tokens are sent to, where block l has any | e ``[B, T, k]`` |
+
+Only an observer that has a method ``routing`` is shown that.
+
+A model of ``transformers`` may have blocks in which a place is not seen, or not there: an :class:`Unseen` says so.
 """
 
 from __future__ import annotations
@@ -23,10 +28,45 @@ from .attention.normalisers import WeightedSum
 Site = Literal["embedding", "attention", "mlp"]
 Sublayer = Literal["attention", "mlp"]
 
+#: Places that some model may lack → what they are called.
+_UNSEEN = {
+    "attention": "the attention",
+    "neurons": "the hidden units",
+    "after_attention": "the residual stream after the attention",
+    "attention_output": "the output of the attention",
+    "mlp_output": "the output of the MLP",
+}
+UnseenPlace = Literal["attention", "neurons", "after_attention", "attention_output", "mlp_output"]
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """A place that some blocks of a model do not show: nothing is invented for it."""
+
+    place: UnseenPlace
+    """``after_attention`` is ``residual("attention", …)``, the last two are those of ``sublayer``."""
+    layers: tuple[int, ...]
+    """The blocks, from 1."""
+    why: str
+
+    def __str__(self) -> str:
+        """In words, as a snapshot and the terminal have it."""
+        parts: list[list[int]] = []
+        for layer in self.layers:
+            if parts and parts[-1][-1] == layer - 1:
+                parts[-1].append(layer)
+            else:
+                parts.append([layer])
+        blocks = ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
+        return f"{_UNSEEN[self.place]} of block{'s' if len(self.layers) > 1 else ''} {blocks} ({self.why})"
+
 
 @dataclass(frozen=True)
 class Attended:
-    """One attention from queries, keys and values to what the output projection reads, all ``[B, H, T, d_head]``."""
+    """One attention from queries, keys and values to what the output projection reads, all ``[B, H, T, d_head]``.
+
+    In latent attention (DeepSeek) the width of values and outputs is another one than that of queries and keys.
+    """
 
     q_BHTK: Tensor
     """Queries as they enter the scores (rotated)."""

@@ -74,6 +74,8 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
             break
     console.print(table)
     console.print()
+    for place in snapshot.summary.get("unseen", ()):
+        console.print(f"not seen: {place}", highlight=False, markup=False, soft_wrap=True)
     grid = Table.grid(padding=(0, 2))
     scalars = [(name, f"{value:.4g}") for name, value in snapshot.bias.items()]
     text = snapshot.summary.get("bias_text", {})

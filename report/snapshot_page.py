@@ -35,6 +35,7 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
         "strip": of_snapshot(snapshot),
         "chain": navigation(sections, [snapshot]),
         "about": _about(snapshot),
+        "unseen": [printable(str(place)) for place in snapshot.summary.get("unseen") or []],
         "report": "../../report.html" if inside else "",
         "scalars": [(key, format_value(finite_or_nan(value), ".6g")) for key, value in snapshot.scalars().items()],
     }

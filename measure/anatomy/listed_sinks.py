@@ -30,13 +30,17 @@ def secondary_sinks(
         Entries with ``probe``, ``position``, ``id``, ``text``, ``blocks`` and ``heads`` (how many have a sink there),
         and the largest ``importance``.
     """
+    if "secondary_sink_importance" not in arrays:  # of a model whose attention is not seen
+        return []
     columns = [arrays[f"secondary_sink_{name}"].ravel().tolist() for name in _COLUMNS]
     merged: dict[tuple[int, int], dict[str, Any]] = {}
     for importance, position, token, heads in zip(*columns, strict=True):
         if importance > epsilon:
-            entry = merged.setdefault((position, token), {"blocks": 0, "heads": 0, "importance": 0.0})
+            # Where some blocks have no attention the arrays are floating.
+            place = int(position), int(token)
+            entry = merged.setdefault(place, {"blocks": 0, "heads": 0, "importance": 0.0})
             entry["blocks"] += 1
-            entry["heads"] += heads
+            entry["heads"] += int(heads)
             entry["importance"] = max(entry["importance"], importance)
     order = sorted(merged, key=lambda place: (-merged[place]["importance"], *place))[:N_LISTED]
     known = token_texts is not None and all(token >= 0 for _, token in order)

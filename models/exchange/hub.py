@@ -32,8 +32,10 @@ def is_path(name: str) -> bool:
     return looks or (parent is not None and parent.is_dir())
 
 
-def pretrained_folder(source: str | Path) -> Path:
+def pretrained_folder(source: str | Path, *, with_code: bool = False) -> Path:
     """The folder itself, or the snapshot of a hub id, ``NAME`` or ``ORG/NAME``, with ``@REVISION`` if wanted.
+
+    ``with_code``: fetch the Python files of a repository too.
 
     Raises:
         UsageError: neither; a name that can be a hub id says what the hub said.
@@ -47,15 +49,15 @@ def pretrained_folder(source: str | Path) -> Path:
         raise UsageError(
             f"{source}: no such folder{there}; give one that transformers' save_pretrained wrote, or a hub id"
         )
-    return _hub_snapshot(source)
+    return _hub_snapshot(source, (*_WANTED, "*.py") if with_code else _WANTED)
 
 
-def _hub_snapshot(source: str) -> Path:
+def _hub_snapshot(source: str, wanted: tuple[str, ...]) -> Path:
     """The snapshot of a hub id in the hub's cache; where the hub cannot be asked, one that is there already."""
     from huggingface_hub import snapshot_download
 
     name, _, revision = source.partition("@")
-    where: dict[str, Any] = {"repo_id": name, "revision": revision or None, "allow_patterns": list(_WANTED)}
+    where: dict[str, Any] = {"repo_id": name, "revision": revision or None, "allow_patterns": list(wanted)}
     refused = _why_not(name, revision or None)
     try:
         return Path(snapshot_download(**where, local_files_only=bool(refused)))

@@ -176,7 +176,7 @@ def read_pretrained(source: str | Path) -> Pretrained:
 
     where: dict[str, tuple[Path, str]] = {}
     tied_head: tuple[Path, str] | None = None
-    for file in _weight_files(folder):
+    for file in weight_files(folder):
         with tensor_file(file, "pt") as tensors:
             for stored in tensors.keys():  # noqa: SIM118, the library's object is no mapping
                 name = family.aliases.get(stored, stored)
@@ -353,7 +353,7 @@ def _tokenizer_config(file: Path, config: ModelConfig, eos_token_id: int | None)
     return content if end is None else content | {"eos_token": end}
 
 
-def _weight_files(folder: Path) -> list[Path]:
+def weight_files(folder: Path) -> list[Path]:
     """The safetensors files of a checkpoint; of several, those that the index names, which must hold what it says."""
     if (folder / ONE_FILE).is_file():
         return [folder / ONE_FILE]

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from ...errors import UsageError
+from ...measure.foreign import ForeignConfig, ForeignModel
 from ...measure.hidden_states import FingerprintProbe, cached_hidden_states, hidden_states
 from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import FEWEST_INPUTS, LEVEL, Fingerprint, HiddenStates, bonferroni, compare
@@ -18,12 +19,14 @@ from ...models.birth import born
 from ...models.by_block.decoder_by_block import DecoderByBlock
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
-from ...trainer.by_name.model_names import ModelSource, vocabulary
+from ...trainer.by_name.model_names import AnySource, ModelSource, vocabulary
 from ...trainer.devices import device
 
 #: Tokens of a probe sequence, by default and where the models can read as many.
 SEQ_LEN = 64
 _MOST_INPUTS = 1 << 20
+#: Tokens of a sequence for models that read any number.
+_LONGEST = 1 << 20
 #: Seeds of strangers count from here: far from those that people give.
 _STRANGERS_FROM = 0x5EED_0000_0000
 
@@ -51,13 +54,15 @@ class ComparedModels:
     """Of every model against births of other seeds, as the control."""
 
 
-def choose_probe(probe: FingerprintProbe, seq_len: int | None, configs: Iterable[ModelConfig]) -> FingerprintProbe:
+def choose_probe(
+    probe: FingerprintProbe, seq_len: int | None, configs: Iterable[ModelConfig | ForeignConfig]
+) -> FingerprintProbe:
     """The probe at ``seq_len``, by default 64 or as many tokens as all models can read.
 
     Raises:
         UsageError: too few or too many inputs; a length that a model cannot read.
     """
-    longest = min(config.max_seq_len for config in configs)
+    longest = min((config.max_seq_len for config in configs if config.max_seq_len is not None), default=_LONGEST)
     length = min(SEQ_LEN, longest) if seq_len is None else seq_len
     if not FEWEST_INPUTS <= probe.n_inputs <= _MOST_INPUTS:
         raise UsageError(f"--n_inputs {probe.n_inputs}: give {FEWEST_INPUTS} to {_MOST_INPUTS}")
@@ -66,7 +71,7 @@ def choose_probe(probe: FingerprintProbe, seq_len: int | None, configs: Iterable
     return replace(probe, seq_len=length)
 
 
-def check_comparable(sources: Sequence[ModelSource], probe: FingerprintProbe) -> None:
+def check_comparable(sources: Sequence[AnySource], probe: FingerprintProbe) -> None:
     """UsageError if two of the models cannot read the same inputs or have no dimensions to pair."""
     first = sources[0]
     for other in sources[1:]:
@@ -93,7 +98,7 @@ def check_comparable(sources: Sequence[ModelSource], probe: FingerprintProbe) ->
                 )
 
 
-def _loaded(source: ModelSource) -> Decoder:
+def _loaded(source: AnySource) -> Decoder | ForeignModel:
     model = source.load()
     # What comes by block is no more than that anywhere.
     return model if isinstance(model, DecoderByBlock) else model.to(device())
@@ -104,7 +109,7 @@ def _whole_birth(config: ModelConfig, init_seed: int) -> Decoder:
 
 
 def compare_models(
-    sources: Sequence[ModelSource],
+    sources: Sequence[AnySource],
     probe: FingerprintProbe,
     recipe: LineageTestConfig,
     cache_dir: Path,
@@ -119,7 +124,7 @@ def compare_models(
     """
     hidden: list[HiddenStates] = []
 
-    def states(model: Decoder) -> HiddenStates:
+    def states(model: Decoder | ForeignModel) -> HiddenStates:
         found = HiddenStates(cached_hidden_states(model, probe, cache_dir))
         advance(probe.n_inputs)
         return found
@@ -138,13 +143,15 @@ def compare_models(
     pairs = [ModelPair(a, b, test(hidden[a], hidden[b])) for a, b in combinations(range(len(sources)), 2)]
     strangers: list[Fingerprint] = []
     for seed in range(_STRANGERS_FROM, _STRANGERS_FROM + n_strangers):
-        stranger = states(new_birth(sources[0].config, seed))
+        first = sources[0]
+        newborn = new_birth(first.config, seed) if isinstance(first, ModelSource) else first.stranger(seed, device())
+        stranger = states(newborn)
         strangers += [test(own, stranger) for own in hidden]
     return ComparedModels(probe, pairs, strangers)
 
 
 def rank_seeds(
-    source: ModelSource,
+    source: AnySource,
     config: ModelConfig,
     candidates: Sequence[int],
     probe: FingerprintProbe,

@@ -19,7 +19,7 @@ from ...findings.wording import in_ascii
 from ...measure.hidden_states import FingerprintProbe
 from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import Fingerprint
-from ...trainer.by_name.model_names import ModelSource
+from ...trainer.by_name.model_names import AnySource
 from .answers import CANNOT_TELL, TERMS
 from .calibration import KinRate, NullRates
 from .compare import ComparedModels
@@ -40,7 +40,7 @@ def describe_test(probe: FingerprintProbe, recipe: LineageTestConfig) -> str:
     return f"null {recipe.null}, {describe_probe(probe)}"
 
 
-def short_names(sources: Sequence[ModelSource]) -> list[str]:
+def short_names(sources: Sequence[AnySource]) -> list[str]:
     """Their names without the folders that they have in common."""
     names = [source.name for source in sources]
     shared = commonprefix(names).rpartition("/")[0]  # noqa: RUF071, ends at a whole folder
@@ -92,7 +92,7 @@ def _print_notes(console: Console, found: Iterable[Fingerprint]) -> None:
 
 
 def print_pairs(
-    sources: Sequence[ModelSource], compared: ComparedModels, answer: str, title: str, console: Console
+    sources: Sequence[AnySource], compared: ComparedModels, answer: str, title: str, console: Console
 ) -> None:
     """Print the answer, a row per pair, reasons and warnings, and how to read them."""
     _say(console, f"{answer}\n")

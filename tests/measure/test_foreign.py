@@ -11,9 +11,8 @@ import transformers
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
-from birthmark.measure.foreign import MODEL_TYPES, ForeignModel
+from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.measurement import birth_reference, measure
-from birthmark.metrics.sinks import AttentionSinks
 from birthmark.models.decoder import Decoder
 from birthmark.models.exchange.pretrained import load_pretrained
 
@@ -21,31 +20,6 @@ transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
 
 PROBE = random_probe(61, 9, 20, 0)
-
-_WINDOWED = {"head_dim": 12, "sliding_window": 6}
-#: Model types that our decoder cannot be: (architecture, config beside `their_shape`).
-OTHERS = {
-    "mistral": ("Mistral", _WINDOWED | {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
-    "gemma": ("Gemma", {"head_dim": 12}),
-    "gemma2": ("Gemma2", _WINDOWED | {"query_pre_attn_scalar": 30, "attn_logit_softcapping": None}),
-    "gemma3_text": ("Gemma3", _WINDOWED | {"layer_types": ["sliding_attention", "full_attention"]}),
-    "olmo": ("Olmo", {"clip_qkv": 1.0}),
-    "olmo3": ("Olmo3", _WINDOWED | {"layer_types": ["sliding_attention", "full_attention"]}),
-    "smollm3": ("SmolLM3", {"no_rope_layers": [1, 0]}),
-}
-
-
-@pytest.fixture
-def other_model(their_shape, enliven):
-    """``other_model(name, attention="eager")``: one of those, with random values everywhere."""
-
-    def build(name, attention="eager"):
-        architecture, config = OTHERS[name]
-        kind = "Gemma3TextConfig" if architecture == "Gemma3" else f"{architecture}Config"
-        config = getattr(transformers, kind)(**their_shape | config, attn_implementation=attention)
-        return enliven(getattr(transformers, f"{architecture}ForCausalLM")(config))
-
-    return build
 
 
 @pytest.fixture
@@ -81,9 +55,9 @@ def test_the_same_weights_give_the_same_figures_natively_and_through_transformer
     assert_same(*both(load_pretrained(tmp_path), theirs))
 
 
-def test_mistrals_window_is_ours(other_model, both, their_shape, tmp_path):
-    theirs = other_model("mistral", "sdpa")
-    shape = {key: value for key, value in OTHERS["mistral"][1].items() if key != "sliding_window"}
+def test_mistrals_window_is_ours(family_model, both, their_shape, tmp_path):
+    theirs = family_model("mistral", "sdpa")
+    shape = {"head_dim": 12, "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
     alike = transformers.LlamaForCausalLM(transformers.LlamaConfig(**their_shape | shape))
     alike.load_state_dict(theirs.state_dict())
     alike.save_pretrained(tmp_path)
@@ -94,92 +68,6 @@ def test_mistrals_window_is_ours(other_model, both, their_shape, tmp_path):
     native, foreign = both(ours, theirs)
     assert_same(native, foreign)
     assert (foreign.arrays["n_eff"] <= 6.001).all()
-
-
-class Rows:
-    """Rows of an explicit matrix of weights."""
-
-    def __init__(self, weights):
-        self.weights = weights
-
-    def rows(self, start, stop):
-        return self.weights[:, :, start:stop, :stop].clone()
-
-    def row_sum(self):
-        return None
-
-
-@pytest.mark.heavy
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", OTHERS)
-def test_other_types_give_what_the_explicit_way_gives(name, attention, other_model):
-    if name == "gemma2" and attention == "sdpa":
-        pytest.skip("transformers refuses gemma2 with sdpa: its class has no support for it")
-    model, tokens = other_model(name, attention), torch.from_numpy(PROBE)
-    birth = birth_reference(ForeignModel(other_model(name)), PROBE, 4)
-    found = measure(ForeignModel(model), PROBE, birth, [], batch_size=4)
-    explicit = other_model(name)
-    with torch.no_grad():
-        output = explicit(tokens, output_attentions=True, output_hidden_states=True)
-    # Their last hidden state is normed already; that of the last block is not among them.
-    hidden = [h.double() for h in output.hidden_states[:-1]]
-    assert len(hidden) == 2
-    for layer, h in enumerate(hidden):
-        u = h[:, -1] / h[:, -1].norm(dim=-1, keepdim=True)
-        inter = (u.sum(0).square().sum() - len(u)) / (len(u) * (len(u) - 1))
-        assert found.arrays["inter_mlp"][layer] == pytest.approx(inter.item(), abs=1e-5)
-        seed = h[:, -1].mean(0) / h[:, -1].mean(0).norm()
-        assert found.arrays["alignment"][layer] == pytest.approx((u @ seed).mean().item(), abs=1e-5)
-    sinks = AttentionSinks(2, 4, 20)
-    for layer, weights in enumerate(output.attentions):
-        sinks.update(layer, Rows(weights))
-    expected = sinks.compute()
-    np.testing.assert_allclose(found.arrays["sink_mass"], expected.mass, atol=1e-5)
-    np.testing.assert_allclose(found.arrays["importance"], expected.importance, atol=1e-5)
-    p = output.logits[:, -1].double().softmax(-1).mean(0)
-    np.testing.assert_allclose(found.arrays["mean_prob"], p.numpy(), rtol=1e-4)
-    assert found.scalars["drift"] == pytest.approx(1, abs=1e-6)
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_places_of_other_types_add_up(name, other_model):
-    """After the MLP is after attention and what the MLP adds; the hidden units are what the down map reads."""
-    seen, added = {}, {}
-
-    class Keep:
-        def residual(self, site, layer, h):
-            seen[site, layer] = h
-
-        def attention(self, layer, attended):
-            seen["attended", layer] = attended
-
-        def neurons(self, layer, a):
-            seen["neurons", layer] = a
-
-    def keep(layer, output):
-        added[layer] = output  # of the last pass, which is the observed one
-
-    model = other_model(name)
-    for layer, block in enumerate(model.model.layers, start=1):
-        last = getattr(block, "post_feedforward_layernorm", block.mlp)
-        last.register_forward_hook(lambda module, args, output, layer=layer: keep(layer, output))
-    with torch.no_grad():
-        ForeignModel(model)(torch.from_numpy(PROBE), observer=Keep())
-        for layer, block in enumerate(model.model.layers, start=1):
-            after = seen["attention", layer] + added[layer]
-            torch.testing.assert_close(after, seen["mlp", layer], atol=1e-5, rtol=1e-5)
-            out = block.mlp.down_proj(seen["neurons", layer])
-            norm = getattr(block, "post_feedforward_layernorm", None)
-            torch.testing.assert_close(out if norm is None else norm(out), added[layer], atol=1e-5, rtol=1e-5)
-            o = block.self_attn.o_proj(seen["attended", layer].out_BHTK.transpose(1, 2).flatten(2))
-            if name in ("gemma2", "gemma3_text", "olmo3"):
-                o = block.post_attention_layernorm(o)
-            before = seen["mlp", layer - 1] if layer > 1 else seen["embedding", 0]
-            torch.testing.assert_close(before + o, seen["attention", layer], atol=1e-5, rtol=1e-5)
-
-
-def test_every_type_that_is_promised_is_tested(their_names):
-    assert {name.split()[0] for name in their_names} | OTHERS.keys() == set(MODEL_TYPES)
 
 
 # ---------------------------------------------------------------- nothing is left behind
@@ -199,8 +87,8 @@ def state_of(model):
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_a_measurement_leaves_no_trace(attention, other_model):
-    model = other_model("mistral", attention).train()
+def test_a_measurement_leaves_no_trace(attention, family_model):
+    model = family_model("mistral", attention).train()
     model.model.layers[0].eval()
     model.model.embed_tokens.weight.requires_grad_(False)
     tokens = torch.from_numpy(PROBE)
@@ -249,24 +137,45 @@ def test_bf16_is_measured_too(their_model):
         assert rounded[name] == pytest.approx(found[name], rel=0.02, abs=0.02), name
 
 
+# ---------------------------------------------------------------- weights that are elsewhere
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2"])
+def test_weights_that_accelerate_keeps_elsewhere_are_fetched_block_by_block(name, their_model):
+    accelerate = pytest.importorskip("accelerate")
+    model = their_model(name)
+    whole = measure(ForeignModel(model), PROBE)
+    accelerate.cpu_offload(model, execution_device="cpu")
+    assert all(p.is_meta for p in model.parameters())
+    apart = measure(ForeignModel(model), PROBE)
+    assert apart.scalars == whole.scalars
+    np.testing.assert_array_equal(apart.arrays["neuron_up_norm"], whole.arrays["neuron_up_norm"])
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_a_model_on_several_devices_is_refused(their_model):
+    model = their_model("llama")
+    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1, "lm_head": "cpu"}
+    with pytest.raises(UsageError, match=r"blocks of this llama model run on several devices \(0, 1\); load it on one"):
+        ForeignModel(model)
+
+
 # ---------------------------------------------------------------- refusals
 
 
-def test_what_cannot_be_measured_is_refused_by_name(their_shape, enliven):
-    capped = transformers.Gemma2Config(**their_shape | _WINDOWED | {"query_pre_attn_scalar": 30})
-    model = enliven(transformers.Gemma2ForCausalLM(capped))
-    before = state_of(model)
-    with pytest.raises(UsageError, match=r"block 1 caps its attention scores \(softcap\)"):
-        measure(ForeignModel(model), PROBE)
-    assert state_of(model) == before
-    with pytest.raises(UsageError, match=r"model type 'opt' cannot be measured; there are: gpt2, llama"):
-        ForeignModel(transformers.OPTForCausalLM(transformers.OPTConfig(num_hidden_layers=1, vocab_size=9)))
-    with pytest.raises(UsageError, match="not the gpt2 model that transformers has"):
+def test_what_cannot_be_measured_is_refused_by_name(their_model):
+    with pytest.raises(UsageError, match=r"not the gpt2 model that transformers has \(it has no language-model head\)"):
         ForeignModel(transformers.GPT2Model(transformers.GPT2Config(n_layer=1, vocab_size=9)))
+    renamed = their_model("llama")
+    for block in renamed.model.layers:
+        block.attention = block.self_attn
+        del block.self_attn
+    with pytest.raises(UsageError, match=r"not the llama model that transformers has \(no self_attn.o_proj in"):
+        ForeignModel(renamed)
 
 
 def test_an_attention_that_is_not_what_was_observed_is_refused(their_model):
-    """Whatever a model does to its scores that the attention function does not see shows in the logits."""
+    """Whatever a model does to its scores that the attention function does not see shows in what follows."""
     model = their_model("llama")
 
     def squeezed(module, query, key, value, attention_mask, **more):
@@ -275,6 +184,6 @@ def test_an_attention_that_is_not_what_was_observed_is_refused(their_model):
 
     transformers.AttentionInterface.register("squeezed", squeezed)
     model.config._attn_implementation = "squeezed"
-    with pytest.raises(UsageError, match="attention is no plain causal softmax"):
+    with pytest.raises(UsageError, match=r"llama model's attention is not .* differs after the attention of block 1,"):
         measure(ForeignModel(model), PROBE)
     assert model.config._attn_implementation == "squeezed"

@@ -18,7 +18,7 @@ from birthmark.models.config import AttentionConfig, ModelConfig
 CONFIG = ModelConfig(d_model=16, n_layers=3, n_heads=2, vocab_size=40, max_seq_len=12, d_ff=24)
 SIZES = {
     "layer": 3, "state": 4, "head": 2, "position": 12, "channel": 16, "direction": 16, "unit": 24, "token": 40,
-    "epsilon": 9, "rank": 10, "stranger": 1,
+    "epsilon": 9, "rank": 10, "stranger": 1, "expert": 0,
 }  # fmt: skip
 
 

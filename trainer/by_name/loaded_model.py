@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, NotRequired, TypedDict
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -17,7 +15,6 @@ from ...data.prepare import prepare
 from ...data.probes import passage_probe, random_probe, text_probe
 from ...data.tokenizer import TextTokenizer
 from ...errors import RunError, UsageError
-from ...files import check_file, one_line, read_json
 from ...measure.config import SnapshotConfig
 from ...measure.foreign import ForeignModel
 from ...measure.measurement import BirthReference, Measurement, birth_reference, measure
@@ -26,10 +23,9 @@ from ...measure.records import RunDir, Snapshot
 from ...measure.user_metrics import MetricLike
 from ...models.by_block.decoder_by_block import DecoderByBlock
 from ...models.decoder import Decoder
-from ...models.exchange.hub import pretrained_folder
-from ...schema import Bounds
 from ..config_file import read_config
 from .model_names import no_such_model, open_source_with_birth
+from .their_folder import find_their_folder
 
 #: The step of a model whose training is not known.
 UNKNOWN_STEP = -1
@@ -61,8 +57,20 @@ class LoadedModel:
         return self.model.config.max_seq_len if limited else None
 
 
-def load_named(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
+def load_named(
+    name: str,
+    dtype: torch.dtype = torch.float32,
+    *,
+    trust_remote_code: bool = False,
+    tell: Callable[[str], object] = lambda line: None,
+) -> LoadedModel:
     """Load a model by any of its names (`open_source`); of ``transformers`` also one that our decoder cannot be.
+
+    Args:
+        name: the model.
+        dtype: of its weights.
+        trust_remote_code: run the code that a model of ``transformers`` brings, if it brings any.
+        tell: is called with each line that a person should see: the files that will run, before they do.
 
     Raises:
         UsageError: there is no such model, or it cannot be measured.
@@ -70,7 +78,7 @@ def load_named(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
     """
     native = open_source_with_birth(name)
     if native is None:
-        return _load_foreign(name, dtype)
+        return _load_foreign(name, dtype, trust_remote_code, tell)
     model = native.load().to(dtype)
     return LoadedModel(
         name,
@@ -83,62 +91,15 @@ def load_named(name: str, dtype: torch.dtype = torch.float32) -> LoadedModel:
     )
 
 
-def _load_foreign(name: str, dtype: torch.dtype) -> LoadedModel:
-    """A folder of transformers or a hub id; nothing is unpickled and no code of the model's own is run."""
+def _load_foreign(name: str, dtype: torch.dtype, trust_remote_code: bool, tell: Callable[[str], object]) -> LoadedModel:
+    """A folder of transformers or a hub id, as the library reads it."""
     try:
-        if not torch.cuda.is_available():
-            # Where DeepSpeed is installed transformers imports it, and it would print that it sees no GPU.
-            os.environ.setdefault("DS_ACCELERATOR", "cpu")
-        from transformers import AutoModelForCausalLM, logging
-    except ImportError:
-        raise UsageError(f"measuring {name} needs transformers: pip install transformers") from None
-    try:
-        folder = pretrained_folder(name)
-        if not (folder / "config.json").is_file():
-            raise UsageError(f"{name}: no config.json in it")
+        found = find_their_folder(name, trust_remote_code=trust_remote_code, tell=tell)
     except UsageError as error:
         raise no_such_model(name, error) from None
-    _check_folder(folder)
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            use_safetensors=True,
-            trust_remote_code=False,
-            output_loading_info=True,
-        )
-    except Exception as error:  # the library and the hub's transport raise a dozen kinds, of several sentences each
-        # It quotes the names of errors of its own.
-        reason = re.sub(r"\w+(Error|Exception): ", "", one_line(error)).split(". ")[0]
-        raise UsageError(f"{name}: transformers cannot load it ({reason})") from None
-    model, info = loaded
-    if missing := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
-        raise RunError(f"{name}: {missing[0]} is missing or of another shape: its values would be random")
-    tokenizer = folder / "tokenizer.json"
-    return LoadedModel(name, ForeignModel(model), None, UNKNOWN_STEP, tokenizer if tokenizer.is_file() else None)
-
-
-class TheirConfig(TypedDict):
-    """``config.json`` of any model of ``transformers``, as far as a number in it allocates before a tensor is read."""
-
-    model_type: str
-    num_hidden_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
-    n_layer: NotRequired[Annotated[int, Bounds(1, 2048)]]
-    n_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
-    num_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
-    hidden_size: NotRequired[Annotated[int, Bounds(1, 1 << 20)]]
-    vocab_size: NotRequired[Annotated[int, Bounds(2, 1 << 26)]]
-    max_position_embeddings: NotRequired[Annotated[int, Bounds(1, 1 << 27)]]
-
-
-def _check_folder(folder: Path) -> None:
-    """Refuse pipes and devices, at which the library would wait, and numbers at which it would allocate the world."""
-    for file in folder.iterdir():
-        if not file.is_dir():
-            check_file(file)
-    read_json(folder / "config.json", TheirConfig)
+    if found.note is not None:
+        tell(found.note)
+    return LoadedModel(name, found.load(dtype), None, UNKNOWN_STEP, found.tokenizer)
 
 
 def default_seq_len(loaded: LoadedModel) -> int:

@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import torch
 
+from ...errors import UsageError
 from ...models.by_block.block_weights import BlockWeights
 from ...models.by_block.decoder_by_block import DecoderByBlock, Streaming
 from ...models.by_block.drawn_weights import DrawnWeights
 from ...models.config import ModelConfig
 from ..devices import device
 from .loaded_model import UNKNOWN_STEP, LoadedModel, is_own_birth
-from .model_names import ModelSource, SourceWithBirth, open_source
+from .model_names import AnySource, ModelSource, SourceWithBirth, open_source
 
 
 def open_by_block(name: str, dtype: torch.dtype, streaming: Streaming) -> LoadedModel:
@@ -52,8 +53,14 @@ def blocks_to_pass(loaded: LoadedModel, n_strangers: int, on_text: bool) -> int:
     return (1 + births + n_strangers + on_text) * loaded.model.config.n_layers
 
 
-def source_by_block(source: ModelSource, streaming: Streaming) -> ModelSource:
-    """The same model; what it loads has one block at a time in memory."""
+def source_by_block(source: AnySource, streaming: Streaming) -> ModelSource:
+    """The same model; what it loads has one block at a time in memory.
+
+    Raises:
+        UsageError: our decoder cannot be it.
+    """
+    if not isinstance(source, ModelSource):
+        raise UsageError(f"{source.name}: --stream reads models that our decoder can be, and this is none of them")
 
     def load() -> DecoderByBlock:
         return DecoderByBlock(source.config, source.weights(), device=device(), streaming=streaming)

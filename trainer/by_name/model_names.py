@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
 
+import torch
+
 from ...errors import UsageError
 from ...files import find_folder, read_json
+from ...measure.foreign import ForeignConfig, ForeignModel
 from ...measure.records import RunDir, step_of
 from ...models.by_block.block_weights import BlockWeights
 from ...models.config import ModelConfig
@@ -22,22 +26,56 @@ from ..checkpoints.folder_io import CheckpointWeights, load_model
 from ..config import RunConfig
 from ..config_file import read_config
 from .shipped_configs import find_config, shipped_config
+from .their_folder import find_their_folder
 
 
 @dataclass(frozen=True)
-class ModelSource:
-    """A model that has been found and not yet been loaded."""
+class AnySource:
+    """A model of any kind that has been found and not yet been loaded."""
 
     name: str
     """As it was given."""
-    config: ModelConfig
+    config: ModelConfig | ForeignConfig
     """The model."""
-    load: Callable[[], Decoder]
+    load: Callable[[], Decoder | ForeignModel]
     """Allocates it and reads or draws its weights."""
     tokenizer: Path | None
     """``tokenizers`` JSON of the text it reads, where it has one."""
+
+    @property
+    def longest(self) -> int | None:
+        """The most tokens that it reads; None: any number."""
+        return self.config.max_seq_len
+
+    def stranger(self, seed: int, on: torch.device | str) -> Decoder | ForeignModel:
+        """A birth of its config from a seed, where we cannot draw it ourselves."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class ModelSource(AnySource):
+    """One that our decoder can be."""
+
+    config: ModelConfig
+    load: Callable[[], Decoder]
     weights: Callable[[], BlockWeights]
     """Finds its weights, to be read or drawn a block at a time: it is not allocated."""
+
+
+@dataclass(frozen=True)
+class ForeignSource(AnySource):
+    """One of ``transformers`` that our decoder cannot be, or that is in memory."""
+
+    config: ForeignConfig
+    load: Callable[[], ForeignModel]
+    birth: Callable[[int], ForeignModel] | None = None
+    """Initialises another as ``transformers`` does, from a seed of torch's."""
+
+    def stranger(self, seed: int, on: torch.device | str) -> ForeignModel:
+        """See :class:`AnySource`."""
+        if self.birth is None:
+            raise UsageError(f"{self.name}: is in memory, and its births are not known; leave out strangers")
+        return self.birth(seed).to(on)
 
 
 @dataclass(frozen=True)
@@ -97,9 +135,36 @@ def _checked(found: Pretrained) -> Pretrained:
     return found
 
 
+def open_any_source(
+    name: str, *, trust_remote_code: bool = False, tell: Callable[[str], object] = lambda line: None
+) -> AnySource:
+    """Find a model as :func:`open_source` does, also one of ``transformers`` that our decoder cannot be.
+
+    Args:
+        name: see :func:`open_source`.
+        trust_remote_code: run the code that a model of ``transformers`` brings, if it brings any.
+        tell: is called with each line that a person should see: the files that will run, before they do.
+
+    Raises:
+        UsageError: there is no such model.
+        RunError: a damaged file.
+    """
+    if (native := open_source_with_birth(name)) is not None:
+        return native
+    with contextlib.suppress(UsageError):
+        return open_source(name)
+    try:
+        found = find_their_folder(name, trust_remote_code=trust_remote_code, tell=tell)
+    except UsageError as error:
+        raise no_such_model(name, error) from None
+    if found.note is not None:
+        tell(found.note)
+    return ForeignSource(name, found.shape(), found.load, found.tokenizer, found.birth)
+
+
 def no_such_model(name: str, error: UsageError) -> UsageError:
     """``error``, of looking for a model of ``transformers``, as that for a path where no model of any kind is."""
-    if not Path(name).exists() and not is_path(name):
+    if (Path(name) / "config.json").is_file() or (not Path(name).exists() and not is_path(name)):
         return error
     why = str(error).removeprefix(f"{name}: ")
     kinds = "neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers"

@@ -13,14 +13,14 @@ from jsonargparse import Namespace
 from ....errors import UsageError
 from ....study.lineage.comparison_options import add_comparison_options
 from ....trainer.config_parser import Parser
-from ...options import MODEL_NAMES, add_json, add_stream, check_stream
+from ...options import MODEL_NAMES, add_json, add_stream, add_trust, check_stream, tell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from ....study.lineage.compare import ModelPair
     from ....study.lineage.comparison import Comparison
-    from ....trainer.by_name.model_names import ModelSource
+    from ....trainer.by_name.model_names import AnySource, ModelSource
 
 SUMMARY = "Show which models share a birth (docs/seedprint.md)."
 
@@ -61,6 +61,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--kin_pairs", type=int, default=20, metavar="N", help="See --kin.")
     add_comparison_options(parser, n_inputs=2000)
     add_stream(parser)
+    add_trust(parser)
     add_json(parser)
 
 
@@ -76,7 +77,7 @@ def run(options: Namespace) -> int:
     from ....study.lineage.kinship_page import write_kinship_page
     from ....study.lineage.outcomes import describe_test, fingerprint_json, print_pairs, short_names
     from ....trainer.by_name.model_by_block import birth_by_block, source_by_block
-    from ....trainer.by_name.model_names import open_source
+    from ....trainer.by_name.model_names import open_any_source
 
     comparison = comparison_of(options)
     check_stream(options)
@@ -91,7 +92,8 @@ def run(options: Namespace) -> int:
     page = Path(options.out) if page_or_picture(options.out) else None
     drawn = page is None and (len(options.models) > 2 or options.out is not None)
     out = picture_path(options.out, "fingerprint.png", as_json=options.json) if drawn else None
-    sources = [open_source(name) for name in options.models]
+    trust = options.trust_remote_code
+    sources = [open_any_source(name, trust_remote_code=trust, tell=tell) for name in options.models]
     check_comparable(sources, comparison.probe)
     probe = choose_probe(comparison.probe, comparison.seq_len, [source.config for source in sources])
     cache_dir, n_strangers = Path(options.cache_dir), options.strangers
@@ -137,7 +139,7 @@ def run(options: Namespace) -> int:
     return 0
 
 
-def _draw_matrix(sources: list[ModelSource], pairs: list[ModelPair], title: str, out: Path) -> None:
+def _draw_matrix(sources: list[AnySource], pairs: list[ModelPair], title: str, out: Path) -> None:
     import numpy as np
 
     from ....report.pictures.fingerprints import draw_matrix

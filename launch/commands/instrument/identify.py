@@ -14,7 +14,7 @@ from ....errors import UsageError
 from ....study.lineage.comparison_options import add_comparison_options
 from ....trainer.config_file import read_config
 from ....trainer.config_parser import Parser
-from ...options import add_json, add_model, add_stream, check_stream
+from ...options import add_json, add_model, add_stream, add_trust, check_stream, tell
 
 SUMMARY = "Show which seed a model was born from (docs/seedprint.md)."
 
@@ -29,6 +29,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--out", type=str | None, metavar="HTML", help="A page of all candidates.")
     add_comparison_options(parser, n_inputs=500)
     add_stream(parser)
+    add_trust(parser)
     add_json(parser)
 
 
@@ -62,18 +63,19 @@ def run(options: Namespace) -> int:
     from ....study.lineage.kinship_page import write_seeds_page
     from ....study.lineage.outcomes import describe_test, fingerprint_json, print_ranking
     from ....trainer.by_name.model_by_block import birth_by_block, source_by_block
-    from ....trainer.by_name.model_names import SourceWithBirth, open_source
+    from ....trainer.by_name.model_names import AnySource, ModelSource, SourceWithBirth, open_any_source
 
     comparison = comparison_of(options)
     check_stream(options)
     if options.out is not None and not page_or_picture(options.out):
         raise UsageError(f"--out {options.out}: is a page; give a name that ends in .html")
     candidates = read_seeds(options.seeds)
-    source = open_source(options.model)
+    source = open_any_source(options.model, trust_remote_code=options.trust_remote_code, tell=tell)
     if options.config is None and not isinstance(source, SourceWithBirth):
         raise UsageError(f"{options.model} is no run of ours, and its config is not known: give --config CONFIG")
-    config = source.config if options.config is None else read_config(Path(options.config)).model
-    births = dataclasses.replace(source, name=options.config or options.model, config=config, tokenizer=None)
+    known = source.config if isinstance(source, ModelSource) else None
+    config = read_config(Path(options.config)).model if known is None or options.config is not None else known
+    births = AnySource(options.config or options.model, config, source.load, None)
     check_comparable([source, births], comparison.probe)
     probe = choose_probe(comparison.probe, comparison.seq_len, [source.config, config])
     recipe, cache_dir = comparison.recipe, Path(options.cache_dir)

@@ -12,7 +12,7 @@ from ....errors import UsageError
 from ....measure.config import SnapshotConfig
 from ....measure.records import RunDir
 from ....trainer.config_parser import Parser
-from ...options import add_json, add_model, add_probe, add_stream, check_probe, check_stream
+from ...options import add_json, add_model, add_probe, add_stream, add_trust, check_probe, check_stream, tell
 
 SUMMARY = "Measure a model's biases, ours or of transformers (docs/measurements.md)."
 
@@ -68,6 +68,7 @@ def add_options(parser: Parser) -> None:
     )
     add_stream(parser)
     parser.add_argument("--out", type=str | None, metavar="DIR", help="New folder for all scalars and arrays.")
+    add_trust(parser)
     add_json(parser)
 
 
@@ -92,8 +93,11 @@ def run(options: Namespace) -> int:
         raise UsageError(f"--strangers {options.strangers}: give 0 or more")
     check_stream(options)
     name, label = _name_and_step(options.model, options.step)
-    dtype, streaming = getattr(torch, options.dtype), Streaming(options.scratch)
-    loaded = open_by_block(name, dtype, streaming) if options.stream else load_named(name, dtype)
+    dtype, streaming, trust = getattr(torch, options.dtype), Streaming(options.scratch), options.trust_remote_code
+    if options.stream:
+        loaded = open_by_block(name, dtype, streaming)
+    else:
+        loaded = load_named(name, dtype, trust_remote_code=trust, tell=tell)
     if label is not None:
         loaded = dataclasses.replace(loaded, step=label)
     settings = SnapshotConfig(

@@ -1,0 +1,5 @@
+"""Models of ``transformers``, seen at the same named places as our own decoder."""
+
+from .family_places import MODEL_TYPES as MODEL_TYPES
+from .foreign_model import ForeignConfig as ForeignConfig
+from .foreign_model import ForeignModel as ForeignModel

@@ -1,0 +1,278 @@
+"""A causal language model of ``transformers``, seen at the same named places as our own decoder.
+
+Its attention runs as our softmax, whose weights can be read; the residual stream and the hidden units are seen by
+forward hooks. Both are there during an observed pass only. What a model does not show is :class:`Unseen`, by name.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import UsageError
+from ...models.config import AttentionConfig
+from ...models.observe import Observer, Unseen
+from ...models.tensor_shards import compute_dtype, full_shape, full_tensor
+from .family_places import EXPERTS, FamilyPlaces, places_of
+from .first_look import Passed, Record, difference, has_experts, unseen_places
+from .observed_pass import ObservedPass, find
+
+#: Tokens of the one sequence that says what can be seen.
+_LOOK = 64
+
+
+@dataclass(frozen=True)
+class ForeignConfig:
+    """The shape of a foreign model, under the names of ModelConfig."""
+
+    model_type: str
+    n_layers: int
+    n_heads: int
+    d_model: int
+    d_head: int
+    """Of queries and keys."""
+    ff: int
+    """Hidden units of a block's MLP; 0 where none is seen."""
+    vocab_size: int
+    max_seq_len: int | None
+    """The most positions of a learned table; None where any length can be read."""
+    d_value: int
+    """Of values and head outputs."""
+    n_experts: int = 0
+    """Of a block, where any has some."""
+    attention: AttentionConfig = field(default_factory=AttentionConfig)
+    """What of attention decides which figures there are: sinks in the softmax, a gate."""
+
+
+class ForeignModel(nn.Module):
+    """A ``transformers`` model with a language-model head, called and observed like our Decoder.
+
+    The model itself is shared, not copied, and is the same after a pass: hooks and the attention in use are put back.
+
+    Args:
+        model: a ``…ForCausalLM`` or ``…LMHeadModel``. All places of the families of ``MODEL_TYPES`` are seen; of any
+            other model the residual stream after each block, and its attention where the library's interface runs it.
+
+    Raises:
+        UsageError: no such model, or one whose blocks are not found.
+    """
+
+    decoder: nn.Module
+    """The model without its head: gives final hidden states."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = getattr(model, "_orig_mod", model)  # hooks would break a compiled graph
+        whole = self.model.config
+        config = whole.get_text_config(decoder=True)
+        self._type = config.model_type or whole.model_type
+        self._places = places_of(self._type, config)
+        self.__dict__["decoder"] = self.model.get_decoder()  # once among the modules is enough
+        head = self.model.get_output_embeddings()
+        if head is None:
+            raise self._not_theirs("it has no language-model head")
+        self._blocks = _blocks(self.decoder, config.num_hidden_layers)
+        if not self._blocks:
+            raise self._not_theirs(f"no list of {config.num_hidden_layers} blocks in it")
+        devices = {str(where) for where in getattr(self.model, "hf_device_map", {}).values()} - {"cpu", "disk", "meta"}
+        if len(devices) > 1:
+            raise UsageError(
+                f"the blocks of this {self._type} model run on several devices ({', '.join(sorted(devices))}); load it "
+                "on one: what does not fit may lie on the CPU or on disk (device_map, max_memory)"
+            )
+        self._attends = self._places is not None or bool(getattr(self.model, "_supports_attention_backend", False))
+        self.config = _shape(config, self._type, self._blocks, self._places)
+        self._unseen: tuple[Unseen, ...] | None = None
+
+    @property
+    def embeddings(self) -> nn.Embedding:
+        """The table of token embeddings."""
+        table: nn.Embedding = self.model.get_input_embeddings()
+        return table
+
+    @property
+    def final_width(self) -> int:
+        """Of what the language-model head reads."""
+        return full_shape(_weight(self.model.get_output_embeddings()))[1]
+
+    @property
+    def device(self) -> torch.device:
+        """Where token ids are read."""
+        table, hook = self.embeddings.weight, getattr(self.embeddings, "_hf_hook", None)
+        # Weights that accelerate keeps elsewhere are on the meta device, between passes.
+        return torch.device(hook.execution_device) if table.is_meta and hook is not None else table.device
+
+    def forward(self, tokens_BT: Tensor, *, last_only: bool = False, observer: Observer | None = None) -> Tensor:
+        """Next-token logits ``[B, T, V]``, or ``[B, V]`` with ``last_only``, as the Decoder's.
+
+        Raises:
+            UsageError: see :meth:`unseen`.
+        """
+        if observer is None:
+            return self._logits(tokens_BT, last_only)
+        self.unseen(tokens_BT.shape[1])  # before the observer holds anything
+        with self._pass(observer, attends=self._attends).running():
+            return self._logits(tokens_BT, last_only)
+
+    @torch.no_grad()
+    def unseen(self, seq_len: int = _LOOK) -> tuple[Unseen, ...]:
+        """The places that this model does not show, from one sequence, which is read once as the model is and once
+        observed. In a process group every rank calls.
+
+        Raises:
+            UsageError: observed, a model of a known family computes something else.
+        """
+        if self._unseen is None:
+            length = min(seq_len, _LOOK)
+            tokens_1T = torch.arange(length, device=self.device)[None] % self.config.vocab_size
+            own = self._look(tokens_1T, attends=False)
+            observed = self._look(tokens_1T, attends=True) if self._attends else own
+            dtype = compute_dtype(self.model)
+            where = difference(own, observed, dtype, lambda layer: has_experts(self._blocks[layer - 1]))
+            if where is not None and self._places is not None:
+                raise UsageError(
+                    f"this {self._type} model's attention is not what it should be: observed, it first differs "
+                    f"{where} of its standard deviation; it cannot be measured"
+                )
+            if where is not None:
+                self._attends, observed = False, own
+            config = self.config
+            shape = config.n_heads, config.d_head, config.d_value
+            self._unseen = unseen_places(observed.record, self._blocks, self._places, shape, config.ff)
+        return self._unseen
+
+    @property
+    def routed(self) -> tuple[int, ...]:
+        """The blocks, from 1, whose experts are seen."""
+        if self._places is None:
+            return ()
+        return tuple(layer for layer, block in enumerate(self._blocks, start=1) if find(block, EXPERTS) is not None)
+
+    def mlp_weights(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None] | None:
+        """A block's (from 1) up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps; None where its hidden units are
+        not seen. In a process group every rank calls."""
+        hidden = {layer for unseen in self.unseen() if unseen.place == "neurons" for layer in unseen.layers}
+        if self._places is None or layer in hidden:
+            return None
+        return _mlp_weights(self._blocks[layer - 1], self._places)
+
+    # ---------------------------------------------------------------- passes
+
+    def _look(self, tokens_1T: Tensor, *, attends: bool) -> Passed:
+        record = Record()
+        with self._pass(record, attends=attends).running():
+            return Passed(record, self._logits(tokens_1T, last_only=False))
+
+    def _pass(self, observer: Observer, *, attends: bool) -> ObservedPass:
+        return ObservedPass(observer, self._type, self._places, self._blocks, self.decoder, attends=attends)
+
+    def _logits(self, tokens_BT: Tensor, last_only: bool) -> Tensor:
+        more = {
+            "use_cache": False,
+            "output_attentions": False,
+            "output_hidden_states": False,
+            "return_dict": True,
+            "logits_to_keep": 1 if last_only else 0,
+        }
+        named = inspect.signature(type(self.model).forward).parameters
+        with _own_forward(self.model):
+            output = self.model(input_ids=tokens_BT, **{name: value for name, value in more.items() if name in named})
+        logits: Tensor = output.logits
+        return logits[:, -1] if last_only else logits
+
+    def _not_theirs(self, why: str) -> UsageError:
+        return UsageError(f"this is not the {self._type} model that transformers has ({why})")
+
+
+def _blocks(decoder: nn.Module, n_layers: int) -> list[nn.Module]:
+    """The decoder's blocks: its first list of as many modules."""
+    lists = (m for m in decoder.modules() if isinstance(m, nn.ModuleList) and len(m) == n_layers)
+    return list(next(lists, ()))
+
+
+def _shape(config: Any, model_type: str, blocks: list[nn.Module], places: FamilyPlaces | None) -> ForeignConfig:
+    n_heads, d_model = getattr(config, "num_attention_heads", 1), config.hidden_size
+    width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or d_model // n_heads
+    value_width, ff, limit, parts, n_experts = width, 0, None, AttentionConfig(), 0
+    longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
+    if places is None or places.limited:
+        limit = longest
+    if places is not None:
+        transposed = places.mlp.transposed
+        attentions = [found for block in blocks if (found := find(block, places.o)) is not None]
+        if not attentions:
+            raise UsageError(f"this is not the {model_type} model that transformers has (no {places.o} in its blocks)")
+        value_width = full_shape(_weight(attentions[0]))[0 if transposed else 1] // n_heads
+        # Latent attention alone has two widths.
+        width = config.qk_nope_head_dim + config.qk_rope_head_dim if _is_latent(config) else value_width
+        downs = [found for block in blocks if (found := find(block, places.mlp.down)) is not None]
+        ff = full_shape(_weight(downs[0]))[0 if transposed else 1] if downs else 0
+        mixtures: list[Any] = [found for block in blocks if (found := find(block, EXPERTS)) is not None]
+        n_experts = mixtures[0].num_experts if mixtures else 0
+        has_sinks = any(hasattr(find(block, places.attn), "sinks") for block in blocks)
+        parts = AttentionConfig(
+            normaliser="softmax_sink" if has_sinks else "softmax", gate="channel" if places.gated else "none"
+        )
+    return ForeignConfig(
+        model_type, len(blocks), n_heads, d_model, width, ff, config.vocab_size, limit, value_width, n_experts, parts
+    )
+
+
+def _is_latent(config: Any) -> bool:
+    return getattr(config, "qk_rope_head_dim", None) is not None
+
+
+def _weight(module: nn.Module) -> Tensor:
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight
+
+
+def _mlp_weights(block: nn.Module, places: FamilyPlaces) -> tuple[Tensor, Tensor, Tensor | None]:
+    names = places.mlp
+
+    def weight(name: str) -> Tensor:
+        module = block.get_submodule(name)
+        with _here(module):
+            stored = full_tensor(_weight(module))
+            stored = stored.clone() if hasattr(module, "_hf_hook") else stored
+        return stored.T if names.transposed else stored
+
+    up, down = weight(names.up), weight(names.down)
+    if names.both:
+        gate, up = up.chunk(2)
+        return up, down, gate
+    return up, down, None if names.gate is None else weight(names.gate)
+
+
+@contextmanager
+def _here(module: nn.Module) -> Iterator[None]:
+    """Inside, the module's weights are in memory, where ``accelerate`` keeps them elsewhere between passes."""
+    if not hasattr(module, "_hf_hook"):
+        yield
+        return
+    from accelerate.utils import align_module_device
+
+    with align_module_device(module):
+        yield
+
+
+@contextmanager
+def _own_forward(model: nn.Module) -> Iterator[None]:
+    """``accelerate`` puts an autocast around the forward of a model that it trains: without it, as the weights are."""
+    attributes = vars(model)
+    wrapped, own = attributes.get("forward"), attributes.get("_original_forward")
+    if wrapped is None or own is None:
+        yield
+        return
+    attributes["forward"] = own
+    try:
+        yield
+    finally:
+        attributes["forward"] = wrapped

@@ -1,0 +1,244 @@
+"""One observed pass of a model of ``transformers``: hooks and our attention are there during it, and gone after it.
+
+Legend: B sequences, H query heads, G key/value heads, T positions, K head width, D width of the residual stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...errors import UsageError
+from ...models.attention.backends import over_heads
+from ...models.observe import Attended, Observer, Sublayer, show_sublayer
+from .family_places import EXPERTS, FamilyPlaces
+from .own_forwards import OWN_FORWARDS
+from .their_scores import ReadMask, weigh
+
+_NAME = "birthmark"
+_IMPLEMENTATION = "_attn_implementation"
+#: The MLP of a block with experts.
+_MIXTURE = "mlp"
+
+#: Modules of the blocks of passes under way → the number of their block, and the pass.
+_WATCHED: dict[nn.Module, tuple[int, ObservedPass]] = {}
+
+
+class ObservedPass:
+    """What one pass shows to its observer.
+
+    Args:
+        observer: is shown.
+        model_type: decides what stands in for attentions that do not run through the interface.
+        places: names of modules inside a block; None where they are not known.
+        blocks: the model's.
+        decoder: the module that holds them, whose attentions run as ours.
+        attends: whether attentions are seen.
+    """
+
+    def __init__(
+        self,
+        observer: Observer,
+        model_type: str,
+        places: FamilyPlaces | None,
+        blocks: Sequence[nn.Module],
+        decoder: nn.Module,
+        *,
+        attends: bool,
+    ) -> None:
+        self.observer, self.model_type, self.places = observer, model_type, places
+        self.blocks, self.decoder, self.attends = blocks, decoder, attends
+        self._masks: dict[int, tuple[Tensor, ReadMask]] = {}
+        self._before_gate: dict[int, Attended] = {}
+
+    # ---------------------------------------------------------------- attention
+
+    def attend(
+        self,
+        layer: int,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        scaling: float | None = None,
+        sliding_window: int | None = None,
+        is_causal: bool | None = None,
+        softcap: float | None = None,
+        position_bias: Tensor | None = None,
+        s_aux: Tensor | None = None,
+        **more: Any,
+    ) -> Tensor:
+        """An attention with the arguments of the library's interface: ``[B, H, T, K]``, ``[B, G, T, K]`` → the value
+        aggregation ``[B, H, T, K]``."""
+        causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) is not False
+        mask = self._read(attention_mask, query.shape[2], sliding_window, causal=causal)
+        scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+        weighted = weigh(query, key, value, scale, mask, softcap=softcap, added=position_bias, sinks_H=s_aux)
+        n_heads = query.shape[1]
+        k, v, o = over_heads(key, n_heads), over_heads(value, n_heads), weighted.o_BHTK
+        attended = Attended(query, k, v, o, o, weighted)
+        if self.places is not None and self.places.gated:
+            self._before_gate[layer] = attended
+        else:
+            self.observer.attention(layer, attended)
+        return o
+
+    def _read(self, mask: Tensor | None, n_positions: int, window: int | None, *, causal: bool) -> ReadMask:
+        if mask is None:
+            return ReadMask.of(None, n_positions, window, causal=causal)
+        if id(mask) not in self._masks:
+            # Blocks share a mask; held here, no other gets its number.
+            self._masks[id(mask)] = mask, ReadMask.of(mask, n_positions, window, causal=causal)
+        return self._masks[id(mask)][1]
+
+    # ---------------------------------------------------------------- hooks
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """Hooks and our attention, inside."""
+        with ExitStack() as stack:
+            for layer, block in enumerate(self.blocks, start=1):
+                for handle in self._hooks(block, layer):
+                    stack.callback(handle.remove)
+            if self.attends:
+                stack.callback(self._forget)
+                self._take_over(stack)
+            yield
+
+    def _take_over(self, stack: ExitStack) -> None:
+        own = OWN_FORWARDS.get(self.model_type)
+        if own is not None and self.places is not None:
+            for layer, block in enumerate(self.blocks, start=1):
+                module = block.get_submodule(self.places.attn)
+                _put(stack, module, own.method, own.make(module, partial(self.attend, layer, module)))
+            return
+        _register()
+        for layer, block in enumerate(self.blocks, start=1):
+            for module in block.modules():
+                _WATCHED[module] = layer, self
+        found = [
+            config for m in self.decoder.modules() if hasattr(config := getattr(m, "config", None), _IMPLEMENTATION)
+        ]
+        for config in {id(config): config for config in found}.values():
+            stack.callback(setattr, config, _IMPLEMENTATION, getattr(config, _IMPLEMENTATION))
+            setattr(config, _IMPLEMENTATION, _NAME)
+
+    def _forget(self) -> None:
+        for block in self.blocks:
+            for module in block.modules():
+                _WATCHED.pop(module, None)
+
+    def _hooks(self, block: nn.Module, layer: int) -> Iterator[Any]:
+        """Hooks that show what passes through a block."""
+        observer, places = self.observer, self.places
+        x_BTD: list[Tensor] = []
+
+        def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            x_BTD[:] = [args[0] if args else kwargs.get("hidden_states", next(iter(kwargs.values())))]
+            if layer == 1:
+                observer.residual("embedding", 0, x_BTD[0])
+
+        def leave(module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            x_BTD.clear()
+            observer.residual("mlp", layer, first_of(output))
+
+        yield block.register_forward_pre_hook(enter, with_kwargs=True)
+        yield block.register_forward_hook(leave)
+        if places is None:
+            return
+
+        def rows(x: Tensor) -> Tensor:
+            """Some MLPs are given all positions of all sequences in one axis."""
+            return x.reshape(*x_BTD[0].shape[:2], -1)
+
+        def shown(site: Sublayer, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
+            show_sublayer(observer, site, layer, rows(first_of(output)))
+
+        def after(seen: Tensor) -> None:
+            observer.residual("attention", layer, rows(seen))
+
+        after_attention = places.after_attention
+        if (at := find(block, after_attention.module)) is not None:
+            if after_attention.how == "input":
+                yield at.register_forward_pre_hook(
+                    lambda module, args, kwargs: after(args[0] if args else next(iter(kwargs.values()))),
+                    with_kwargs=True,
+                )
+            elif after_attention.how == "output":
+                yield at.register_forward_hook(lambda module, args, output: after(first_of(output)))
+            else:
+                yield at.register_forward_hook(lambda module, args, output: after(x_BTD[0] + first_of(output)))
+        last = find(block, places.mlp.down)
+        if last is not None:
+            yield last.register_forward_pre_hook(lambda module, args: observer.neurons(layer, rows(args[0])))
+        else:
+            last = find(block, _MIXTURE)
+        outputs: list[tuple[Sublayer, nn.Module | None]] = [("attention", find(block, places.o)), ("mlp", last)]
+        for site, module in outputs:
+            if module is not None:
+                yield module.register_forward_hook(partial(shown, site))
+        show_routing = getattr(observer, "routing", None)
+        if show_routing is not None and (experts := find(block, EXPERTS)) is not None:
+            # (states, chosen experts, their weights) in all families.
+            yield experts.register_forward_pre_hook(lambda module, args: show_routing(layer, rows(args[1])))
+        if self.attends and places.gated and (o := find(block, places.o)) is not None:
+            yield o.register_forward_pre_hook(lambda module, args: self._gated(layer, args[0]))
+
+    def _gated(self, layer: int, out: Tensor) -> None:
+        if (attended := self._before_gate.pop(layer, None)) is not None:
+            n_heads = attended.o_BHTK.shape[1]
+            out_BHTK = out.unflatten(-1, (n_heads, -1)).transpose(1, 2)
+            self.observer.attention(layer, replace(attended, out_BHTK=out_BHTK))
+
+
+def _put(stack: ExitStack, module: nn.Module, name: str, stand_in: Any) -> None:
+    """Let a module's method be another one until the stack ends."""
+    attributes = vars(module)
+    if name in attributes:
+        stack.callback(attributes.__setitem__, name, attributes[name])
+    else:
+        stack.callback(attributes.pop, name)
+    attributes[name] = stand_in
+
+
+def _attend(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *args: Any, **more: Any
+) -> tuple[Tensor, None]:
+    """What ``transformers`` calls: gives ``[B, T, H, K]``."""
+    if module not in _WATCHED:
+        raise UsageError(f"{type(module).__name__} is no part of the blocks that are measured, and attends as they do")
+    layer, observed = _WATCHED[module]
+    o_BHTK = observed.attend(layer, module, query, key, value, attention_mask, *args, **more)
+    return o_BHTK.transpose(1, 2).contiguous(), None
+
+
+def _register() -> None:
+    """Make our attention known to ``transformers``, with masks as SDPA gets them; again is no different."""
+    try:
+        from transformers import AttentionInterface, AttentionMaskInterface
+        from transformers.masking_utils import sdpa_mask
+    except ImportError:
+        raise UsageError("measuring this model needs transformers 4.53 or later: pip install -U transformers") from None
+    AttentionInterface.register(_NAME, _attend)
+    AttentionMaskInterface.register(_NAME, sdpa_mask)
+
+
+def find(block: nn.Module, name: str) -> nn.Module | None:
+    """The submodule of that name; None where there is none."""
+    try:
+        return block.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def first_of(output: Any) -> Tensor:
+    """Modules of ``transformers`` give a tensor, or a tuple that begins with it."""
+    found = output[0] if isinstance(output, tuple) else output
+    assert isinstance(found, Tensor)
+    return found

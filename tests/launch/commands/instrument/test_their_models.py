@@ -1,0 +1,155 @@
+"""Models of ``transformers`` that our decoder cannot be, by the commands; their own code, and their damaged files."""
+
+from __future__ import annotations
+
+import json
+import shutil
+
+import pytest
+import torch
+import transformers
+from safetensors.torch import load_file, save_file
+
+from birthmark.launch.cli import main
+
+PROBE = ["--n_sequences=6", "--seq_len=8", "--batch_size=4"]
+SHAPE = {
+    "vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "num_local_experts": 2, "num_experts_per_tok": 1,
+    "bos_token_id": None, "eos_token_id": None, "pad_token_id": None,
+}  # fmt: skip
+BIRTH = "model: {d_model: 16, n_layers: 1, n_heads: 2, vocab_size: 40, max_seq_len: 64}\n"
+MODEL_CODE = """
+from transformers import LlamaConfig, LlamaForCausalLM
+from .halves import HALF
+
+open({marker!r}, "w").close()
+
+class OwnConfig(LlamaConfig):
+    model_type = "of_its_own"
+
+class OwnModel(LlamaForCausalLM):
+    config_class = OwnConfig
+"""
+
+
+@pytest.fixture(scope="module")
+def mixtral(tmp_path_factory, enliven):
+    """A folder with a mixture of experts, and its twin of another seed."""
+    place = tmp_path_factory.mktemp("theirs")
+    for seed, name in enumerate(("one", "two")):
+        model = enliven(transformers.MixtralForCausalLM(transformers.MixtralConfig(**SHAPE)), seed)
+        model.save_pretrained(place / name)
+    return place
+
+
+@pytest.fixture
+def copy(mixtral, tmp_path):
+    """A folder that a test may damage."""
+    return shutil.copytree(mixtral / "one", tmp_path / "copy")
+
+
+@pytest.fixture
+def said(capsys):
+    """``said(status, *arguments)``: what a command that ends with this status printed, and its errors."""
+
+    def run(status, *arguments):
+        capsys.readouterr()
+        assert main([str(argument) for argument in arguments]) == status, capsys.readouterr().err
+        return capsys.readouterr()
+
+    return run
+
+
+def test_a_snapshot_names_what_is_not_seen(mixtral, said, tmp_path):
+    shown = said(0, "snapshot", mixtral / "one", *PROBE, "--out", tmp_path / "found").out
+    assert "not seen: the hidden units of blocks 1–2 (a mixture of experts)" in shown
+    summary = json.loads((tmp_path / "found" / "summary.json").read_text())
+    assert summary["unseen"] == ["the hidden units of blocks 1–2 (a mixture of experts)"]
+    assert "sink_mass" in summary["bias"]
+    assert "super_neurons" not in summary["bias"]
+    said(0, "report", tmp_path / "found", "--out", tmp_path / "page.html")
+    assert "the hidden units of blocks 1–2 (a mixture of experts)" in (tmp_path / "page.html").read_text()
+
+
+def test_fingerprint_and_identify_read_what_snapshot_reads(mixtral, said, tmp_path):
+    how = ["--n_inputs=50", "--seq_len=8", "--cache_dir", tmp_path / "cache", "--json"]
+    pairs = [mixtral / "one", mixtral / "two", mixtral / "one"]
+    found = json.loads(said(0, "fingerprint", *pairs, *how, "--strangers=1", "--out", tmp_path / "a.png").out)
+    assert [pair["verdict"] for pair in found["pairs"]] == ["stranger", "kin", "stranger"]
+    assert len(found["strangers"]) == 3
+    config = tmp_path / "config.yaml"
+    config.write_text(BIRTH)
+    ranked = json.loads(said(0, "identify", mixtral / "one", "--seeds=0..2", "--config", config, *how).out)
+    assert {entry["seed"] for entry in ranked["seeds"]} == {0, 1, 2}
+    assert "give --config" in said(2, "identify", mixtral / "one", "--seeds=1", *how).err
+
+
+@pytest.fixture(scope="module")
+def modules_folder(tmp_path_factory):
+    """Where transformers copies code before it runs: it imports from one folder for the life of a process."""
+    return str(tmp_path_factory.mktemp("modules"))
+
+
+@pytest.fixture
+def own_code(copy, tmp_path, monkeypatch, modules_folder):
+    """A folder of a model with code of its own, and the file that the code makes when it runs."""
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", modules_folder)
+    marker = tmp_path / "ran"
+    (copy / "own_model.py").write_text(MODEL_CODE.format(marker=str(marker)))
+    (copy / "halves.py").write_text("HALF = 0.5\n")
+    llama = transformers.LlamaConfig(**SHAPE)
+    transformers.LlamaForCausalLM(llama).save_pretrained(copy)
+    config = json.loads((copy / "config.json").read_text())
+    config["auto_map"] = {"AutoConfig": "own_model.OwnConfig", "AutoModelForCausalLM": "own_model.OwnModel"}
+    (copy / "config.json").write_text(json.dumps(config | {"model_type": "of_its_own"}))
+    return copy, marker
+
+
+@pytest.mark.parametrize("command", ["snapshot", "fingerprint", "identify"])
+def test_code_of_a_model_is_never_run_without_the_flag(command, own_code, said, tmp_path):
+    folder, marker = own_code
+    more = {
+        "snapshot": [folder, *PROBE],
+        "fingerprint": [folder, folder, "--n_inputs=20", "--strangers=0", "--cache_dir", tmp_path / "cache"],
+        "identify": [folder, "--seeds=1", "--config", tmp_path / "a.yaml", "--n_inputs=20", "--cache_dir", tmp_path],
+    }[command]
+    (tmp_path / "a.yaml").write_text(BIRTH)
+    error = said(2, command, *more).err
+    assert f"{folder}: of_its_own models bring code of their own (own_model.py)" in error
+    assert "only with --trust-remote-code" in error
+    assert error.count("\n") == 1
+    assert not marker.exists()
+    error = said(0, command, *more, "--trust-remote-code", "--seq_len=8").err
+    assert f"running code of {folder}: own_model.py, halves.py" in error
+    assert marker.exists()
+
+
+def test_code_of_another_repository_is_refused(own_code, said):
+    folder, marker = own_code
+    config = json.loads((folder / "config.json").read_text())
+    config["auto_map"]["AutoModelForCausalLM"] = "someone/else--own_model.OwnModel"
+    (folder / "config.json").write_text(json.dumps(config))
+    for more in ([], ["--trust-remote-code"]):
+        error = said(2, "snapshot", folder, *PROBE, *more).err
+        assert "code of another repository" in error
+        assert error.count("\n") == 1
+    assert not marker.exists()
+
+
+def test_damaged_weights_are_one_line(copy, said):
+    weights = copy / "model.safetensors"
+    tensors = load_file(weights)
+    first = next(name for name in tensors if name.endswith("o_proj.weight"))
+    save_file(tensors | {first: tensors[first].to(torch.int8)}, weights, metadata={"format": "pt"})
+    error = said(1, "snapshot", copy, *PROBE).err
+    assert f"{first} is I8, and config.json says nothing of quantisation" in error
+    save_file({name: x.to(torch.bfloat16) for name, x in tensors.items()}, weights, metadata={"format": "pt"})
+    error = said(0, "snapshot", copy, *PROBE).err
+    assert f"{copy}: its weights are bfloat16, though config.json says float32\n" in error
+    weights.unlink()
+    index = {"weight_map": dict.fromkeys(tensors, "model-00001-of-00001.safetensors")}
+    (copy / "model.safetensors.index.json").write_text(json.dumps(index))
+    error = said(1, "snapshot", copy, *PROBE).err
+    assert "model-00001-of-00001.safetensors" in error
+    assert error.count("\n") == 1

@@ -1,0 +1,240 @@
+"""Every family of ``transformers`` that is promised, against its own eager attention and hidden states."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from birthmark.data.probes import random_probe
+from birthmark.measure.foreign import MODEL_TYPES, ForeignModel
+from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
+from birthmark.measure.measurement import measure
+from birthmark.metrics.sinks import AttentionSinks
+
+PROBE = random_probe(61, 9, 20, 0)
+
+#: What a block adds to the residual stream after the attention, where it is not the output of its ``mlp``.
+ADDED = {
+    "gemma2": "post_feedforward_layernorm",
+    "gemma3_text": "post_feedforward_layernorm",
+    "olmo3": "post_feedforward_layernorm",
+    "opt": "fc2",
+    "bloom": "mlp.dense_4h_to_h",
+    "mpt": "ffn.down_proj",
+}
+DOWN_MAPS = {"mlp.down_proj", "mlp.c_proj", "mlp.fc2", "mlp.fc_out", "mlp.dense_4h_to_h", "fc2", "ffn.down_proj"}
+OUTPUT_PROJECTIONS = {"o_proj", "out_proj", "dense"}
+
+
+class Keep:
+    """An observer that keeps everything."""
+
+    def __init__(self):
+        self.residuals, self.attentions, self.units = {}, {}, {}
+
+    def residual(self, site, layer, h):
+        self.residuals[site, layer] = h
+
+    def attention(self, layer, attended):
+        self.attentions[layer] = attended
+
+    def neurons(self, layer, a):
+        self.units[layer] = a
+
+
+class Rows:
+    """Rows of an explicit matrix of weights."""
+
+    def __init__(self, weights, sums_to_one):
+        self.weights, self.sums_to_one = weights, sums_to_one
+
+    def rows(self, start, stop):
+        return self.weights[:, :, start:stop, :stop].clone()
+
+    def row_sum(self):
+        return None if self.sums_to_one else self.weights.sum(-1)
+
+
+def blocks_of(model):
+    decoder = model.get_decoder()
+    return next(found for name in ("layers", "h", "blocks") if (found := getattr(decoder, name, None)) is not None)
+
+
+def first(output):
+    return output[0] if isinstance(output, tuple) else output
+
+
+def explicit_pass(model, name, tokens):
+    """The model's own eager pass: its output, and by block what leaves it, enters its output projection, is added, and
+    enters the down map of a dense MLP."""
+    left, entered, added, read, handles = {}, {}, {}, {}, []
+    for layer, block in enumerate(blocks_of(model), start=1):
+        handles.append(block.register_forward_hook(lambda m, a, out, at=layer: left.update({at: first(out)})))
+        o = [m for n, m in block.named_modules() if n.split(".")[-1] in OUTPUT_PROJECTIONS and "linear_attn" not in n]
+        for module in o:
+            handles.append(module.register_forward_pre_hook(lambda m, a, at=layer: entered.update({at: a[0]})))
+        down = [m for n, m in block.named_modules() if n in DOWN_MAPS]
+        for module in down:
+            handles.append(module.register_forward_pre_hook(lambda m, a, at=layer: read.update({at: a[0]})))
+        last = block.get_submodule(ADDED.get(name.split()[0], "mlp"))
+        handles.append(last.register_forward_hook(lambda m, a, out, at=layer: added.update({at: first(out).clone()})))
+    with torch.no_grad():
+        output = model(tokens, output_attentions=True, output_hidden_states=True, use_cache=False)
+    for handle in handles:
+        handle.remove()
+    return output, left, entered, added, read
+
+
+def inter(h):
+    u = h[:, -1].double() / h[:, -1].double().norm(dim=-1, keepdim=True)
+    return ((u.sum(0).square().sum() - len(u)) / (len(u) * (len(u) - 1))).item()
+
+
+def test_a_family_gives_what_the_explicit_way_gives(family_name, family_model):
+    model, tokens = family_model(family_name), torch.from_numpy(PROBE)
+    output, left, entered, added, read = explicit_pass(model, family_name, tokens)
+    foreign, seen = ForeignModel(model), Keep()
+    found = measure(foreign, PROBE, batch_size=4)
+    with torch.no_grad():
+        logits = foreign(tokens, observer=seen)
+    torch.testing.assert_close(logits, output.logits, atol=1e-4, rtol=1e-4)
+    # The residual stream. Their last hidden state is normed already; that of the last block is not among them.
+    for layer, h in enumerate(output.hidden_states[:-1]):
+        torch.testing.assert_close(seen.residuals["mlp" if layer else "embedding", layer], h, atol=1e-4, rtol=1e-4)
+        assert found.arrays["inter_mlp"][layer] == pytest.approx(inter(h), abs=1e-4)
+    for layer, h in left.items():
+        torch.testing.assert_close(seen.residuals["mlp", layer], h, atol=1e-4, rtol=1e-4)
+    for layer, block in enumerate(blocks_of(model), start=1):
+        after = seen.residuals["attention", layer]
+        total = after + added[layer].view_as(after) * getattr(block, "residual_multiplier", 1.0)
+        if "post-norm" in family_name:
+            total = block.final_layer_norm(total)
+        torch.testing.assert_close(total, left[layer], atol=1e-4, rtol=1e-4)
+    # The attention of the blocks that have one, in their order.
+    attended = [layer for layer in range(1, len(left) + 1) if layer in seen.attentions]
+    has_sinks = family_name == "gpt_oss"
+    sinks = AttentionSinks(len(attended), 4, 20, rows_sum_to_one=not has_sinks)
+    for i, (layer, weights) in enumerate(zip(attended, output.attentions, strict=True)):
+        sinks.update(i, Rows(weights, not has_sinks))
+        out = seen.attentions[layer].out_BHTK.transpose(1, 2).flatten(2)
+        torch.testing.assert_close(out, entered[layer], atol=1e-4, rtol=1e-4)
+        values = seen.attentions[layer].v_BHTK
+        torch.testing.assert_close(seen.attentions[layer].o_BHTK, weights @ values, atol=1e-4, rtol=1e-4)
+        n_eff = (1 / weights.square().sum(-1)).mean(0)
+        np.testing.assert_allclose(found.arrays["n_eff"][layer - 1], n_eff.numpy(), rtol=1e-3, atol=1e-4)
+    expected, rows = sinks.compute(), [layer - 1 for layer in attended]
+    for suffix in ("", "_normalised") if has_sinks else ("",):
+        for quantity in ("mass", "importance"):
+            name = f"{'sink_' if quantity == 'mass' else ''}{quantity}{suffix}"
+            wanted = getattr(expected, f"{quantity}{suffix}")
+            np.testing.assert_allclose(found.arrays[name][rows], wanted, atol=1e-4)
+    p = output.logits[:, -1].double().softmax(-1).mean(0)
+    np.testing.assert_allclose(found.arrays["mean_prob"], p.numpy(), rtol=1e-3)
+    # What a fingerprint rests on, and an embedding probe.
+    probe = FingerprintProbe(n_inputs=9, seq_len=20)
+    states = hidden_states(foreign, probe, batch_size=4)
+    np.testing.assert_allclose(states, output.hidden_states[-1][:, -1].numpy(), rtol=1e-4, atol=1e-4)
+    probe = FingerprintProbe("embedding", n_inputs=9, seq_len=20).like(foreign)
+    vectors = torch.from_numpy(probe.vectors(0, 9, foreign.embeddings.weight.shape[1]))
+    with torch.no_grad():
+        given = model(inputs_embeds=vectors, output_hidden_states=True).hidden_states[-1][:, -1]
+    np.testing.assert_allclose(hidden_states(foreign, probe), given.numpy(), rtol=1e-4, atol=1e-4)
+    # Hidden units of dense MLPs are what the down map reads.
+    assert seen.units.keys() == read.keys()
+    for layer, units in seen.units.items():
+        torch.testing.assert_close(units, read[layer].view_as(units), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe"])
+def test_the_experts_that_are_seen_are_those_that_the_router_ranks_highest(name, family_model):
+    model, chosen = family_model(name), {}
+
+    class Routing(Keep):
+        def routing(self, layer, chosen_BTK):
+            chosen[layer] = chosen_BTK
+
+    with torch.no_grad():
+        ForeignModel(model)(torch.from_numpy(PROBE), observer=Routing())
+        ranked = model(torch.from_numpy(PROBE), output_router_logits=True).router_logits
+    for experts, logits in zip(chosen.values(), ranked, strict=True):
+        assert experts.shape == (9, 20, 2)
+        assert torch.equal(experts.flatten(0, 1).sort().values, logits.topk(2).indices.sort().values)
+    found = measure(ForeignModel(model), PROBE)
+    shares = np.stack([np.bincount(e[:, 0].flatten(), minlength=4) / 18 for e in chosen.values()])
+    np.testing.assert_allclose(found.arrays["expert_share_first"][[layer - 1 for layer in chosen]], shares)
+    assert np.isnan(found.arrays["expert_share_first"]).any() == (len(chosen) < 2)
+
+
+def test_every_type_that_is_promised_is_tested(their_names, family_names):
+    tested = {name.split()[0] for name in [*their_names, *family_names]}
+    assert tested == set(MODEL_TYPES)
+
+
+# ---------------------------------------------------------------- models of no family that is known
+
+_SMALL = {"vocab_size": 61, "bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+_GLM = _SMALL | {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+}
+_NO_ROW = {"neurons", "after_attention", "attention_output", "mlp_output"}
+#: Type → (architecture, config, what is not seen).
+UNKNOWN = {
+    "glm": ("GlmForCausalLM", _GLM, _NO_ROW),
+    "codegen": (
+        "CodeGenForCausalLM",
+        _SMALL | {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 24, "rotary_dim": 4},
+        {"attention"} | _NO_ROW,
+    ),
+    "mamba": (
+        "MambaForCausalLM",
+        _SMALL | {"hidden_size": 32, "num_hidden_layers": 3, "state_size": 4, "time_step_rank": 2},
+        {"attention"} | _NO_ROW,
+    ),
+}
+
+
+@pytest.fixture
+def unknown_model(enliven):
+    """``unknown_model(name)``: the model, and what of it is not seen."""
+
+    def build(name):
+        architecture, config, unseen = UNKNOWN[name]
+        kind = getattr(transformers, architecture)
+        return enliven(kind(kind.config_class(**config))), unseen
+
+    return build
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_of_any_other_model_the_residual_stream_is_measured_and_the_rest_is_named(name, unknown_model):
+    model, unseen = unknown_model(name)
+    foreign, tokens = ForeignModel(model), torch.from_numpy(PROBE)
+    found = measure(foreign, PROBE, batch_size=4)
+    with torch.no_grad():
+        output = model(tokens, output_hidden_states=True)
+    # Mamba's list begins behind the first block.
+    for layer, h in enumerate(output.hidden_states[:3], start=name == "mamba"):
+        assert found.arrays["inter_mlp"][layer] == pytest.approx(inter(h), abs=1e-5)
+    p = output.logits[:, -1].double().softmax(-1).mean(0)
+    np.testing.assert_allclose(found.arrays["mean_prob"], p.numpy(), rtol=1e-4)
+    assert {place.place for place in foreign.unseen()} == unseen
+    assert {place.layers for place in foreign.unseen()} == {(1, 2, 3)}
+    assert len(found.unseen) == len(unseen)
+    assert all("of blocks 1–3 (" in sentence for sentence in found.unseen)
+    assert ("sink_mass" in found.scalars) == ("attention" not in unseen)
+    assert "super_neurons" not in found.scalars
+    assert np.isnan(found.arrays["inter_attention"]).all()
+    assert np.isfinite(list(found.scalars.values())).all()
+    if "attention" not in unseen:
+        model.set_attn_implementation("eager")
+        with torch.no_grad():
+            weights = model(tokens, output_attentions=True).attentions
+        mass = torch.stack([w[:, :, 1:, 0].mean((0, 2)) for w in weights])
+        np.testing.assert_allclose(found.arrays["sink_mass"], mass.numpy(), atol=1e-5)

@@ -1,0 +1,218 @@
+"""Models of ``transformers`` that our decoder need not be: found, checked, and loaded by the library itself.
+
+Nothing is unpickled. Code that a model brings is run only where that is asked for, and is named before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NotRequired, TypedDict
+
+import torch
+
+from ...errors import RunError, UsageError
+from ...files import check_file, one_line, read_json, tensor_file
+from ...measure.foreign import ForeignConfig, ForeignModel
+from ...models.exchange.hub import pretrained_folder
+from ...models.exchange.pretrained import weight_files
+from ...schema import Bounds
+
+#: Floating dtypes of safetensors, as ``config.json`` calls them.
+_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+class TheirConfig(TypedDict):
+    """``config.json`` of any model of ``transformers``, as far as a number in it allocates before a tensor is read."""
+
+    model_type: str
+    num_hidden_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
+    n_layer: NotRequired[Annotated[int, Bounds(1, 2048)]]
+    n_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
+    num_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
+    hidden_size: NotRequired[Annotated[int, Bounds(1, 1 << 20)]]
+    vocab_size: NotRequired[Annotated[int, Bounds(2, 1 << 26)]]
+    max_position_embeddings: NotRequired[Annotated[int, Bounds(1, 1 << 27)]]
+    auto_map: NotRequired[dict[str, Any]]
+    quantization_config: NotRequired[dict[str, Any] | None]
+    dtype: NotRequired[str | None]
+    torch_dtype: NotRequired[str | None]
+
+
+@dataclass(frozen=True)
+class TheirFolder:
+    """A folder of a model of ``transformers``, checked; no tensor has been read, and no code of it has run."""
+
+    name: str
+    """As it was given."""
+    folder: Path
+    runs_code: bool
+    """Whether its own code is run, as was asked for."""
+    note: str | None
+    """What a reader should know of its weights, in a line."""
+
+    @property
+    def tokenizer(self) -> Path | None:
+        """``tokenizers`` JSON of the text that it reads, where it has one."""
+        file = self.folder / "tokenizer.json"
+        return file if file.is_file() else None
+
+    def shape(self) -> ForeignConfig:
+        """Its shape; no weights are allocated."""
+        with torch.device("meta"):
+            return ForeignModel(self._newborn()).config
+
+    def birth(self, seed: int) -> ForeignModel:
+        """A model of its config as ``transformers`` initialises it, from a seed of torch's generator. The generator is
+        put back."""
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            return ForeignModel(self._newborn())
+
+    def load(self, dtype: torch.dtype = torch.float32) -> ForeignModel:
+        """The model.
+
+        Raises:
+            UsageError: the library cannot load it, or it is none that can be measured.
+            RunError: a tensor that is missing.
+        """
+        with self._library() as library:
+            loaded: Any = library.AutoModelForCausalLM.from_pretrained(
+                self.folder,
+                dtype=dtype,
+                use_safetensors=True,
+                trust_remote_code=self.runs_code,
+                output_loading_info=True,
+            )
+        model, info = loaded
+        if missing := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
+            raise RunError(f"{self.name}: {missing[0]} is missing or of another shape: its values would be random")
+        return ForeignModel(model)
+
+    def _newborn(self) -> Any:
+        with self._library() as library:
+            config = library.AutoConfig.from_pretrained(self.folder, trust_remote_code=self.runs_code)
+            return library.AutoModelForCausalLM.from_config(
+                config, dtype=torch.float32, trust_remote_code=self.runs_code
+            )
+
+    @contextlib.contextmanager
+    def _library(self) -> Iterator[Any]:
+        library = transformers_for(self.name)
+        try:
+            yield library
+        except Exception as error:  # the library and the hub's transport raise a dozen kinds, of several sentences each
+            # It quotes the names of errors of its own.
+            reason = re.sub(r"\w+(Error|Exception): ", "", one_line(error)).split(". ")[0]
+            raise UsageError(f"{self.name}: transformers cannot load it ({reason})") from None
+
+
+def transformers_for(name: str) -> Any:
+    """The library, quiet.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        if not torch.cuda.is_available():
+            # Where DeepSpeed is installed transformers imports it, and it would print that it sees no GPU.
+            os.environ.setdefault("DS_ACCELERATOR", "cpu")
+        import transformers
+    except ImportError:
+        raise UsageError(f"measuring {name} needs transformers: pip install transformers") from None
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    return transformers
+
+
+def find_their_folder(
+    name: str, *, trust_remote_code: bool = False, tell: Callable[[str], object] = lambda line: None
+) -> TheirFolder:
+    """Find a model of ``transformers`` and check its files.
+
+    Args:
+        name: a folder or a hub id.
+        trust_remote_code: run the code that it brings, if it brings any.
+        tell: is called with a line that names the files that will run, before they do.
+
+    Raises:
+        UsageError: there is no such model, or it needs code of its own and that may not run.
+        RunError: a damaged file.
+    """
+    folder = pretrained_folder(name, with_code=trust_remote_code)
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{name}: no config.json in it")
+    # Pipes and devices, at which the library would wait, and numbers at which it would allocate the world.
+    for file in folder.iterdir():
+        if not file.is_dir():
+            check_file(file)
+    config = read_json(folder / "config.json", TheirConfig)
+    code = _code_files(name, config)
+    if code and not trust_remote_code and not _is_known(name, config["model_type"]):
+        raise UsageError(
+            f"{name}: {config['model_type']} models bring code of their own ({', '.join(code)}), which is run only "
+            "with --trust-remote-code; read it first"
+        )
+    runs_code = bool(code) and trust_remote_code
+    if runs_code:
+        tell(f"running code of {name}: {', '.join(_with_imports(folder, code))}")
+    return TheirFolder(name, folder, runs_code, _check_weights(name, folder, config))
+
+
+def _is_known(name: str, model_type: str) -> bool:
+    transformers_for(name)
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+    return model_type in CONFIG_MAPPING_NAMES
+
+
+def _code_files(name: str, config: TheirConfig) -> list[str]:
+    """The files that ``auto_map`` names for the config and the model, in their order.
+
+    Raises:
+        UsageError: one of another repository, which would be fetched and run unseen.
+    """
+    found: list[str] = []
+    for kind, reference in (config.get("auto_map") or {}).items():
+        if kind in ("AutoConfig", "AutoModelForCausalLM") and isinstance(reference, str):
+            where, _, dotted = reference.rpartition("--")
+            if where:
+                raise UsageError(
+                    f"{name}: auto_map.{kind} of its config.json is {one_line(reference)}: code of another repository; "
+                    "fetch the model with its code into a folder, and name that"
+                )
+            found.append(f"{dotted.rpartition('.')[0]}.py")
+    return list(dict.fromkeys(found))
+
+
+def _with_imports(folder: Path, files: list[str]) -> list[str]:
+    """The files, and those beside them that they import."""
+    from transformers.dynamic_module_utils import get_relative_import_files
+
+    imported = [Path(more).name for file in files for more in get_relative_import_files(folder / file)]
+    return list(dict.fromkeys([*files, *imported]))
+
+
+def _check_weights(name: str, folder: Path, config: TheirConfig) -> str | None:
+    """What to say of the weights' dtypes; RunError of those that cannot be what they stand for."""
+    stored: dict[str, int] = {}
+    quantised = bool(config.get("quantization_config"))
+    for file in weight_files(folder):
+        with tensor_file(file, "pt") as tensors:
+            for tensor in tensors.keys():  # noqa: SIM118, the library's object is no mapping
+                kind = tensors.get_slice(tensor).get_dtype()
+                stored[kind] = stored.get(kind, 0) + 1
+                if kind not in _FLOATS and not quantised and tensor.endswith("weight"):
+                    raise RunError(
+                        f"{file}: {tensor} is {kind}, and config.json says nothing of quantisation: "
+                        f"give weights of {', '.join(_FLOATS)}"
+                    )
+    declared = config.get("dtype") or config.get("torch_dtype")
+    found = [_FLOATS[kind] for kind in stored if kind in _FLOATS]
+    if declared is None or not found or declared in found or quantised:
+        return None
+    return f"{name}: its weights are {' and '.join(found)}, though config.json says {declared}"
