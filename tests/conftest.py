@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import gc
 import hashlib
 import json
 import os
@@ -144,6 +145,12 @@ def pytest_collection_modifyitems(items):
     # Files that take long come first: what is left at the end then keeps all workers busy.
     long = {item.path for item in items if item.get_closest_marker("training")}
     items.sort(key=lambda item: item.path not in long)
+
+
+def pytest_collection_finish():
+    """What libraries and test modules hold stays: collections of garbage need not look through it each time."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

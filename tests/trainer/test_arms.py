@@ -123,11 +123,18 @@ NO_DIRECTION = {
     "bias/effective_rank",
 }
 NO_VARIANCE = {"bias/variance_discrepancy", "bias/variance_discrepancy_out"}
+NO_KEYS, NO_VALUES = ({f"bias/{x}_norm_{where}" for where in ("first", "sink")} for x in ("key", "value"))
 
 
 def undefined(config):
     zero = set(config.model.init.zero)
-    found = ((NO_RANKS, {"embed", "head"}), (NO_DIRECTION, {"embed"}), (NO_VARIANCE, {"embed", "attn.v"}))
+    found = (
+        (NO_RANKS, {"embed", "head"}),
+        (NO_DIRECTION, {"embed"}),
+        (NO_VARIANCE, {"embed", "attn.v"}),
+        (NO_KEYS, {"embed", "attn.k"}),
+        (NO_VALUES, {"embed", "attn.v"}),
+    )
     return {name for names, parts in found if parts & zero for name in names}
 
 
