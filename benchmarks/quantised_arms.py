@@ -1,12 +1,12 @@
 """Which measurement predicts what 4-bit arithmetic costs: every arm of the sinks study, on the backcopy task.
 
-    python benchmarks/quantised_arms.py --out quantised-arms [--steps 400] [--batch 64] [--seeds 0,1,2]
+    python benchmarks/quantised_arms.py --out quantised-arms [--steps 300] [--batch 16] [--seeds 0,1,2]
 
-Each run is born as `birthmark ablate sinks` bears it, and trained by a plain loop, for fewer steps. Then it is measured
-on held-out samples of the task, and its loss is taken again under simulated quantisation. One line for each run goes to
-``OUT/runs.jsonl``; runs that stand there are not trained again. ``OUT/table.md`` ranks the measurements: Spearman's ρ
-between each and the rise of the loss, with 95 % intervals from 2,000 resamples of the *arms*, because seeds of one arm
-are not independent.
+Each run is one of `birthmark ablate sinks`, by default smaller (d 32, T 32), trained by a plain loop for fewer steps.
+Then it is measured on held-out samples of the task, and its loss is taken again under simulated quantisation. One line
+for each run goes to ``OUT/runs.jsonl``; runs that stand there are not trained again. ``OUT/table.md`` ranks the
+measurements: Spearman's ρ between each and the rise of the loss, with 95 % intervals from 2,000 resamples of the
+*arms*, because seeds of one arm are not independent.
 """
 
 from __future__ import annotations
@@ -127,29 +127,35 @@ def arms_table(rows: list[dict[str, Any]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--d_model", type=int, default=32)
+    parser.add_argument("--seq_len", type=int, default=32)
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--minutes", type=float, default=15.0, help="no run is begun after so many")
     arguments = parser.parse_args()
     arguments.out.mkdir(parents=True, exist_ok=True)
     file = arguments.out / "runs.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    done = {(row["arm"], row["seed"], row["steps"], row["batch"]) for row in rows}
+    names = ("steps", "batch", "d_model", "seq_len")
+    settings = tuple(getattr(arguments, name) for name in names)
+    done = {(row["arm"], row["seed"], *(row[name] for name in names)) for row in rows}
     seeds = tuple(int(seed) for seed in arguments.seeds.split(","))
     study = dataclasses.replace(read_arm_study(STUDY), init_seeds=seeds)
     begun = time.monotonic()
-    for trial in arm_trials(study, arguments.out):
-        key = trial.arm, trial.seed, arguments.steps, arguments.batch
+    size = {"model.d_model": arguments.d_model}
+    size |= dict.fromkeys(("model.max_seq_len", "snapshot.seq_len"), arguments.seq_len)
+    for trial in arm_trials(study, arguments.out, size):
+        key = trial.arm, trial.seed, *settings
         if key in done or time.monotonic() - begun > 60 * arguments.minutes:
             continue
-        row = dict(zip(("arm", "seed", "steps", "batch"), key, strict=True))
+        row = dict(zip(("arm", "seed", *names), key, strict=True))
         row |= one_run(trial.config, arguments.steps, arguments.batch)
         rows.append(row)
         with file.open("a") as f:
             f.write(json.dumps(row) + "\n")
         print(f"{time.monotonic() - begun:6.0f} s  {trial.arm} {trial.seed}", flush=True)
-    rows = [row for row in rows if (row["steps"], row["batch"]) == (arguments.steps, arguments.batch)]
+    rows = [row for row in rows if tuple(row[name] for name in names) == settings]
     text = "\n\n".join([*(table(rows, bits) for bits in ("w4a4", "w4a16")), arms_table(rows)])
     (arguments.out / "table.md").write_text(text + "\n")
     print(text)
