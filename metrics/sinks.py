@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -12,7 +13,7 @@ from torch import Tensor
 from .additive import AdditiveMetric
 
 #: The logarithm of a weight costs as much as the softmax: so many queries of a sequence tell a head's entropy.
-_ENTROPY_QUERIES = 256
+_ENTROPY_QUERIES = 64
 _TINY = 1e-30
 
 _QUERY_BLOCK = 32  # small enough that a block of weights stays in cache while it is summed
@@ -48,7 +49,7 @@ class KeySums(NamedTuple):
 
 
 def entropy_queries(n_positions: int) -> range:
-    """The queries whose entropy is taken: all, or at most 256 at equal distances, the last among them."""
+    """The queries whose entropy is taken: all, or at most 64 at equal distances, the last among them."""
     step = -(-n_positions // _ENTROPY_QUERIES)
     return range((n_positions - 1) % step, n_positions, step)
 
@@ -69,14 +70,12 @@ class KeySummer:
         self.shape_BHT, self.causal, self.first_BT = shape_BHT, causal, first_BT
         self.n_kinds = 1 if rows_sum_to_one else 2
         self.total_CBHT: Tensor | None = None
-        self.largest_BH: Tensor | None = None
+        self.largest: list[tuple[tuple[slice, slice], Tensor]] = []
         self.entropy_queries = entropy_queries(shape_BHT[2])
 
     def read_scores(self, part: tuple[slice, slice], scores_BHRS: Tensor) -> None:
         """See the scores of a block of queries of some sequences and heads, −inf where a key is not seen."""
-        if self.largest_BH is None:
-            self.largest_BH = scores_BHRS.new_full(self.shape_BHT[:2], -torch.inf)
-        self.largest_BH[part] = self.largest_BH[part].maximum(scores_BHRS.amax((2, 3)))
+        self.largest.append((part, scores_BHRS.amax((2, 3))))
 
     def read(self, part: tuple[slice, slice], start: int, weights_BHRS: Tensor) -> None:
         """Add the weights of the queries from ``start`` on, of some sequences and heads, on keys 0, 1, …; the queries
@@ -109,10 +108,25 @@ class KeySummer:
             self.total_CBHT[kind][part][..., :stop].add_(block[..., :stop].sum(2))
 
     def _add_entropy(self, part: tuple[slice, slice], start: int, share_BHRS: Tensor) -> None:
-        step = self.entropy_queries.step
-        rows_BHRS = share_BHRS[:, :, (self.entropy_queries.start - start) % step :: step]
-        # 0 · ln 0 is 0.
-        self.entropy_BH[part] -= rows_BHRS.clamp_min(_TINY).log_().mul_(rows_BHRS).sum((2, 3))
+        # Few large steps for each part: many small ones cost more than their arithmetic.
+        queries, n_positions = self.entropy_queries, self.shape_BHT[2]
+        if start == 0:
+            self.kept_BHQS = share_BHRS.new_zeros(*share_BHRS.shape[:2], len(queries), n_positions)
+        rows_BHQS = share_BHRS[:, :, (queries.start - start) % queries.step :: queries.step]
+        at = -((queries.start - start) // queries.step)
+        self.kept_BHQS[:, :, at : at + rows_BHQS.shape[2], : rows_BHQS.shape[3]] = rows_BHQS
+        if start + share_BHRS.shape[2] == n_positions:
+            # 0 · ln 0 is 0.
+            log_BHQS = self.kept_BHQS.clamp_min(_TINY).log_()
+            self.entropy_BH[part] = log_BHQS.mul_(self.kept_BHQS).sum((2, 3)).neg_()
+
+    def _largest(self) -> Tensor | None:
+        if not self.largest:
+            return None
+        largest_BH = self.largest[0][1].new_full(self.shape_BHT[:2], -torch.inf)
+        for part, blocks in groupby(self.largest, key=lambda entry: entry[0]):
+            largest_BH[part] = torch.stack([block_BH for _, block_BH in blocks]).amax(0)
+        return largest_BH
 
     def sums(self) -> KeySums:
         """After all queries."""
@@ -124,7 +138,7 @@ class KeySummer:
         importance, mass, squares = (x.expand(2, *x.shape[1:]) for x in found)
         on_first = None if self.on_first_CBHT is None else self.on_first_CBHT.expand_as(importance)
         return KeySums(
-            importance, mass, squares, on_first, self.entropy_BH / len(self.entropy_queries), self.largest_BH
+            importance, mass, squares, on_first, self.entropy_BH / len(self.entropy_queries), self._largest()
         )
 
 

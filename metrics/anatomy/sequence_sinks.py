@@ -90,8 +90,10 @@ class SequenceSinks(AdditiveMetric):
         token_J = tokens_BJ.masked_fill(behind_BJ, torch.iinfo(tokens_BJ.dtype).max).amin(0)
         heads_J = heads_BJ.masked_fill(behind_BJ | (tokens_BJ != token_J), -1).amax(0)
         position_J = torch.arange(self.n_judged, device=largest_J.device)
-        found_J4 = torch.stack([largest_J, position_J.double(), token_J.double(), heads_J.double()], dim=-1)
-        self.listed[layer] = _first(torch.cat([self.listed[layer], found_J4[1:]]), self.k)
+        found_J4 = torch.stack([largest_J, position_J.double(), token_J.double(), heads_J.double()], dim=-1)[1:]
+        # Positions are different here, and rise: the sort keeps the order of equal ones.
+        found_K4 = found_J4[found_J4[:, _IMPORTANCE].argsort(descending=True, stable=True)[: self.k]]
+        self.listed[layer] = _first(torch.cat([self.listed[layer], found_K4]), self.k)
 
     def reduce_over(self, group: Any) -> None:
         """See :class:`AdditiveMetric`; lists are gathered and merged."""

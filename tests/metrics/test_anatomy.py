@@ -99,10 +99,10 @@ def test_norms_entropy_logits_and_sinks_are_those_of_whole_matrices(arm, batch_s
     assert found.scalars["secondary_sinks"] == a["secondary_sinks"].max()
 
 
-@pytest.mark.parametrize("length", [256, 300, 1000])
+@pytest.mark.parametrize("length", [64, 100, 500])
 def test_long_sequences_give_the_entropy_of_some_queries(length):
     queries = entropy_queries(length)
-    assert len(queries) <= 256
+    assert len(queries) <= 64
     assert queries[-1] == length - 1
     assert len(queries) * queries.step >= length - queries.step
     weights = torch.rand(1, 2, length, length, generator=torch.Generator().manual_seed(0)).tril().double()
