@@ -131,6 +131,7 @@ def measure(
     sink_epsilon: float = SnapshotConfig.sink_epsilon,
     metrics: Sequence[MetricLike] = (),
     text: str | Sequence[str] | None = None,
+    gradients: bool = False,
 ) -> Snapshot:
     """Measure a model's biases on random tokens, and on text if there is some: what ``birthmark snapshot`` does.
 
@@ -146,6 +147,7 @@ def measure(
         sink_epsilon: importance from which on a key is a sink.
         metrics: your own: ``module:Class``, classes or instances (docs/extending.md).
         text: files or folders of text, which the model's own tokenizer reads; sinks are often larger there.
+        gradients: measure the loss gradient too, on the text if there is some.
 
     Raises:
         UsageError: a model that cannot be measured, or an impossible setting.
@@ -160,6 +162,7 @@ def measure(
         seq_len=default_seq_len(loaded) if seq_len is None else seq_len,
         batch_size=batch_size,
         sink_epsilon=sink_epsilon,
+        gradients=gradients,
     )
     if problems := settings.problems(loaded.n_positions):
         raise UsageError("; ".join(problem.removeprefix("snapshot.") for problem in problems))

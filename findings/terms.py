@@ -30,6 +30,9 @@ TERMS: Mapping[str, Term] = {
     "effective rank": Term(
         "How many directions hidden states fill: the exponential of the entropy of their singular values.", "7"
     ),
+    "gradient sink": Term(
+        "How much more loss gradient comes back to the first position than to the others; 1 is no more.", "16"
+    ),
     "importance": Term("Mean attention that a key receives from the queries at and after it.", "5"),
     "k": Term("In a lineage test: the dimensions that were compared.", "10"),
     "kin": Term("Models from one birth, as far as the lineage test says: p < .01 and z > 0.", "10"),

@@ -31,6 +31,7 @@ COMMANDS = (
     "snapshot",
     "compare",
     "intervene",
+    "length",
     "quantise",
     "configs",
     "doctor",
@@ -41,7 +42,7 @@ COMMANDS = (
 _FOLDERS = {
     **dict.fromkeys(("tokenise", "data"), "corpus."),
     **dict.fromkeys(
-        ("fingerprint", "identify", "audit", "snapshot", "compare", "intervene", "quantise"), "instrument."
+        ("fingerprint", "identify", "audit", "snapshot", "compare", "intervene", "length", "quantise"), "instrument."
     ),
 }
 

@@ -82,6 +82,10 @@ class SnapshotConfig:
     """Your own metrics, ``module:Class`` each: a torchmetrics.Metric that declares its quantities, from the working
     directory or installed (docs/extending.md). They are recorded, logged and drawn like ours."""
 
+    gradients: bool = False
+    """Measure the gradient of the loss too: its norm by position, layer and module, from one more pass forwards and
+    backwards over the probe, the text if there is one (definitions §16)."""
+
     fingerprint: FingerprintConfig = field(default_factory=FingerprintConfig)
     """The lineage test."""
 
@@ -103,6 +107,11 @@ class SnapshotConfig:
             found.append(
                 f"snapshot.seq_len is {self.seq_len}: this model has {n_positions} positions; give at most "
                 f"{n_positions}"
+            )
+        if self.gradients and self.seq_len < 3:
+            found.append(
+                f"snapshot.seq_len is {self.seq_len}: snapshot.gradients compares position 0 with others that predict "
+                "a token; give at least 3, or leave it out"
             )
         if "random" not in self.probes:
             found.append("snapshot.probes lacks 'random': the seed direction is defined on it; add it")

@@ -24,6 +24,7 @@ from ..metrics.rankings import places, ranking
 from ..models.decoder import Decoder
 from ..models.tensor_shards import compute_dtype
 from .anatomy.listed_sinks import secondary_sinks
+from .backward.gradients import measure_gradients, with_gradients
 from .config import SnapshotConfig
 from .find_model import measurable, unwrap
 from .foreign import ForeignModel
@@ -311,7 +312,8 @@ class SnapshotRecorder:
             tokens_NT = self.probes[probe]
             # The sequences of a random probe are one document each, whatever tokens they hold.
             borders = None if probe == "random" else self.borders
-            return measure(
+            documents_NT = None if borders is None else borders.documents(torch.from_numpy(tokens_NT)).numpy()
+            found = measure(
                 model,
                 tokens_NT,
                 self.birth,
@@ -319,8 +321,14 @@ class SnapshotRecorder:
                 batch_size=self.config.batch_size,
                 sink_epsilon=self.config.sink_epsilon,
                 metrics=self.metrics,
-                documents_NT=None if borders is None else borders.documents(torch.from_numpy(tokens_NT)).numpy(),
+                documents_NT=documents_NT,
             )
+            if self.config.gradients and probe == ("text" if "text" in self.probes else "random"):
+                batch_size = self.config.batch_size
+                found = with_gradients(
+                    found, measure_gradients(model, tokens_NT, batch_size=batch_size, documents_NT=documents_NT)
+                )
+            return found
         except RunError as error:
             raise RunError(f"step {step}, {probe} probe: {error}; no snapshot is written") from None
 

@@ -15,6 +15,7 @@ from typing import Any, Literal
 from .declarations.of_anatomy import HEAD_ENTROPY, KEY_VALUE_NORMS, SEQUENCE_SINKS
 from .declarations.of_chain import AGGREGATION, LOCK, NEURONS, STATES
 from .declarations.of_experts import EXPERTS
+from .declarations.of_gradients import GRADIENTS
 from .declarations.of_mark import AT_BIRTH, COMPARED_WITH_BIRTH, CONTRACTION, PREFERENCE
 from .declarations.of_outliers import ACTIVATION_OUTLIERS
 from .declarations.of_sinks import DOCUMENT_SINKS, SINKS
@@ -40,6 +41,7 @@ SECTIONS: Mapping[str, Link] = {
     "lock": Link("chain", "qk_cosine"),
     "sink": Link("chain", "sink_mass"),
     "outliers": Link("chain", "residual_kurtosis"),
+    "gradient": Link("chain", "gradient_sink"),
     "direction": Link("mark", "alignment"),
     "contraction": Link("mark", "inter"),
     "preference": Link("mark", "preference_ratio"),
@@ -66,7 +68,7 @@ METRICS: Mapping[str, tuple[Quantity, ...]] = {
 }
 """What each metric gives. The order is that of ``summary.json``."""
 
-MEASURED: Mapping[str, Quantity] = {q.name: q for qs in (*METRICS.values(), AT_BIRTH) for q in qs}
+MEASURED: Mapping[str, Quantity] = {q.name: q for qs in (*METRICS.values(), AT_BIRTH, GRADIENTS) for q in qs}
 """Every quantity of a snapshot by its name."""
 
 

@@ -66,13 +66,14 @@ AXES: Mapping[AxisName, Axis] = {
 
 #: Columns of CSV files of numbers, in their order → what they hold. A file has those that its numbers need.
 CSV_COLUMNS: Mapping[str, str] = {
-    "run": "the run's name as the page has it; of `intervene` and `compare` the model's name",
+    "run": "the run's name as the page has it; of `intervene`, `length` and `compare` the model's name",
     "other": "of `compare`, the model that it is compared with",
     "probe": "`random` or `text`",
     "step": "optimizer steps",
     "lambda": "dose of an intervention",
     "bits": "of `quantise`: bits of weights and of activations, such as w4a16",
     "alpha": "place on the straight line between two models' weights, 0 is `run`, 1 is `other`",
+    "evicted": "first keys that are gone from the cache (`length`)",
     "layer": "block from 1; 0 is the embedding output",
     "other_layer": "the same, of `other`",
     "head": "query head, from 0",

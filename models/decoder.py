@@ -74,7 +74,13 @@ class Decoder(nn.Module):
 
     @overload
     def forward(
-        self, tokens_BT: Tensor, *, targets_BS: Tensor, z_loss: float = ..., documents_BT: Tensor | None = ...
+        self,
+        tokens_BT: Tensor,
+        *,
+        targets_BS: Tensor,
+        z_loss: float = ...,
+        cache: KeyValueCache | None = ...,
+        documents_BT: Tensor | None = ...,
     ) -> TokenLosses: ...
 
     def forward(
@@ -108,6 +114,8 @@ class Decoder(nn.Module):
         if documents is not None and (cache is not None or not self.config.attention.documents):
             raise ValueError("documents_BT is for a model with attention.documents, and goes with no cache")
         x_BTD, place = self.enter(tokens_BT, observer, first, documents)
+        if cache is not None:
+            place = cache.placed(place, tokens_BT.shape[1])
         for i, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i])
         if targets_BS is not None:

@@ -19,6 +19,9 @@ from ..metrics.quantity import Column, Quantity
 from .probe_arrays import PROBES
 from .text import format_value
 
+_ON_TEXT_TOO = ("sink", "gradient")
+"""Sections whose figures of the text probe stand beside those of random tokens."""
+
 
 def layers(snapshot: Snapshot) -> list[dict[str, float]]:
     """Figures of the embeddings (layer 0) and of every block, means over heads; what a row has not is left out.
@@ -28,7 +31,7 @@ def layers(snapshot: Snapshot) -> list[dict[str, float]]:
     columns = {
         _key(quantity, column, prefix): quantity.blocks(snapshot.arrays[prefix + quantity.array])
         for quantity, column in by_block(snapshot.quantities.values())
-        for prefix in (PROBES if quantity.section == "sink" else ("",))
+        for prefix in (PROBES if quantity.section in _ON_TEXT_TOO else ("",))
         if prefix + quantity.array in snapshot.arrays
     }
     # Arrays of the residual stream begin with the embeddings: they are the longest.
@@ -82,7 +85,7 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
     scalars += [
         (f"text {name}", f"{value:.4g}")
         for name, value in text.items()
-        if name in MEASURED and MEASURED[name].section == "sink"
+        if name in MEASURED and MEASURED[name].section in _ON_TEXT_TOO
     ]
     columns = 3 if console.width >= 110 else 2 if console.width >= 70 else 1
     for start in range(0, len(scalars), columns):

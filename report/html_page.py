@@ -103,7 +103,7 @@ def _headline(name: str, moments: Sequence[Snapshot]) -> str:
     if not name:
         return ""
     quantity = MEASURED[name]
-    group = leading_group(moments[-1]) if moments and quantity.section == "sink" else "bias"
+    group = leading_group(moments[-1]) if moments and quantity.section in ("sink", "gradient") else "bias"
     found = [(m.summary.get(group) or {}).get(name) for m in moments]
     values = " → ".join(format_value(value, quantity.format) for value in found if value is not None)
     on_text = " on text" if group == "bias_text" else ""

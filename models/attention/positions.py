@@ -12,6 +12,7 @@ from ..config import ModelConfig
 from ..init import Embedding
 from ..parameter_roles import ParameterRole
 from .document_mask import Documents
+from .eviction import Eviction
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,10 @@ class Placement:
     """Each head's addition to a score by distance ``|t − j|``, 0 … S − 1."""
     documents: Documents | None = None
     """Where a query sees its own document alone, and positions are those in it; None where a sequence is one."""
+    eviction: Eviction | None = None
+    """Which keys are missing for these queries; None where all are there."""
+    key_S: Tensor | None = None
+    """Positions of the keys, those of the queries last, int64; None where they are 0, 1, …"""
 
 
 class NoPositions(nn.Module):

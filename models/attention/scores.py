@@ -40,6 +40,8 @@ class Scores:
         """Whether a softmax of these scores runs on the fused kernels."""
         at_start, symmetric = self.place.first == 0, self.prefix is not None and self.place.slopes_H is not None
         documents = self.place.documents
+        if self.place.eviction is not None:
+            return False
         return at_start and self.place.bias_HS is None and not symmetric and (documents is None or documents.known)
 
     def softmax(self, v_BGSK: Tensor) -> tuple[Tensor, Tensor]:
@@ -85,7 +87,8 @@ class Scores:
 
     def seen_keys(self, stop: int) -> int:
         """How many keys, from the first, the queries before the ``stop``-th see between them."""
-        seen = self.place.first + stop
+        # The keys of the queries stand last, whatever the cache has let go of.
+        seen = self.k_BGSK.shape[2] - (self.q_BHTK.shape[2] - stop)
         return seen if self.prefix is None else min(max(seen, self.prefix), self.k_BGSK.shape[2])
 
     def block(self, start: int, stop: int, minus_BHT: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -114,12 +117,14 @@ class Scores:
                 scores = torch.baddbmm(level_NT1, q_NTK, k_NSK.transpose(1, 2), alpha=self.scale)
         scores = scores.view(n_sequences, n_heads, stop - start, n_keys)
         query = torch.arange(self.place.first + start, self.place.first + stop, device=scores.device)[:, None]
-        key = torch.arange(n_keys, device=scores.device)
+        key = torch.arange(n_keys, device=scores.device) if self.place.key_S is None else self.place.key_S[:n_keys]
         seen = key <= query
         if self.window is not None:
             seen &= key > query - self.window
         if self.prefix is not None:
             seen |= (key < self.prefix) & (query < self.prefix)
+        if self.place.eviction is not None:
+            seen &= self.place.eviction.seen(query, key)
         if (documents := self.place.documents) is not None:
             number_BT = documents.number_BT
             seen = seen & (number_BT[:, None, start:stop, None] == number_BT[:, None, None, :n_keys])

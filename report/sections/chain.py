@@ -30,6 +30,16 @@ from .speed import SPEED
 from .training_view import TrainingView
 from .value_aggregation import AGGREGATION
 
+GRADIENT = Link(
+    "gradient",
+    "Gradient sink",
+    "What every query attends to gets a gradient from every query: where there is a sink, the loss gradient gathers "
+    "there on its way back. Early positions feed more later ones than late positions do, so a newborn model is above "
+    "1 too: what counts is the change since birth.",
+    optional=True,
+)
+"""All of it is drawn from its declarations, where snapshots have it."""
+
 LINKS: tuple[Link, ...] = (
     LOSS,
     AGGREGATION,
@@ -38,6 +48,7 @@ LINKS: tuple[Link, ...] = (
     LOCK,
     SINK,
     OUTLIERS,
+    GRADIENT,
     DIRECTION,
     CONTRACTION,
     PREFERENCE,

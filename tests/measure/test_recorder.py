@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import json
 from pathlib import Path
 
@@ -44,7 +45,8 @@ def train(model, batches, each=lambda step: None):
 
 
 def test_the_training_is_the_same_bit_for_bit_with_and_without(llama, token_batches, small_probe, tmp_path):
-    recorder, (measured, left) = SnapshotRecorder(tmp_path, small_probe), (llama(), llama())
+    settings = dataclasses.replace(small_probe, gradients=True)
+    recorder, (measured, left) = SnapshotRecorder(tmp_path, settings), (llama(), llama())
     losses = train(measured, token_batches, lambda step: recorder.take(measured, step))
     state = torch.get_rng_state()
     assert losses == train(left, token_batches)

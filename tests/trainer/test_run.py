@@ -104,7 +104,7 @@ def test_a_z_loss_is_trained_on_and_has_a_curve_of_its_own(tiny, tmp_path):
 
 def test_snapshots_leave_training_bit_for_bit_alone(tiny, tmp_path):
     torch.manual_seed(0)
-    with_them = run(tiny(), tmp_path / "with")
+    with_them = run(tiny({"snapshot.gradients": True, "snapshot.probes": ["random", "text"]}), tmp_path / "with")
     state_with = torch.get_rng_state()
     torch.manual_seed(0)
     without = run(tiny({"snapshot.enabled": False}), tmp_path / "without")
@@ -114,6 +114,11 @@ def test_snapshots_leave_training_bit_for_bit_alone(tiny, tmp_path):
     a, b = (FolderCheckpointIO().load_checkpoint(r.checkpoint(6)) for r in (with_them, without))
     assert all(torch.equal(a["state_dict"][k], b["state_dict"][k]) for k in a["state_dict"])
     assert not (without.path / "snapshots").exists()
+    # The gradient is that of the text, where there is one.
+    last = with_them.snapshots()[-1]
+    assert "gradient_sink" in last.summary["bias_text"]
+    assert "gradient_sink" not in last.bias
+    assert last.arrays["text.gradient_value"].shape == (2, 2, 8)
 
 
 @pytest.mark.parametrize("stop_at", [2, 4])

@@ -11,20 +11,20 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...data.prepare import prepare
 from ...data.probes import passage_probe, random_probe, text_probe
 from ...data.tokenizer import TextTokenizer
 from ...errors import RunError, UsageError
+from ...measure.backward.gradients import measure_gradients, with_gradients
 from ...measure.config import SnapshotConfig
 from ...measure.foreign import ForeignModel
 from ...measure.measurement import BirthReference, Measurement, birth_reference, measure
 from ...measure.recorder import add_probe, snapshot_of
-from ...measure.records import RunDir, Snapshot
+from ...measure.records import Snapshot
 from ...measure.user_metrics import MetricLike
 from ...models.by_block.decoder_by_block import DecoderByBlock
 from ...models.decoder import Decoder
-from ..config_file import read_config
 from .model_names import no_such_model, open_source_with_birth
+from .own_text import data_of_run
 from .their_folder import find_their_folder
 
 #: The step of a model whose training is not known.
@@ -137,16 +137,7 @@ def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] 
         return TextProbe(passage_probe(given, tokenizer, n, length, loaded.model.config.vocab_size))
     if loaded.run is None:
         raise UsageError(f"{loaded.name}: is no run with validation text of its own; give text, --data PATH")
-    config, born = read_config(RunDir(loaded.run).config), RunDir(loaded.run).read_birth()
-    data = prepare(
-        config.data,
-        vocab_size=config.model.vocab_size,
-        seq_len=config.model.max_seq_len,
-        batch_sizes=config.trainer.batch_sizes,
-    )
-    for name in ("content_hash", "tokenizer_hash"):
-        if data.record.get(name) != (born.get("data") or {}).get(name):
-            raise UsageError(f"{loaded.name}: the text of data.path has changed since this run; give text, --data PATH")
+    data = data_of_run(loaded.name, loaded.run)
     tokens_NT = text_probe(data.val, n, length)
     if data.borders is None:
         return TextProbe(tokens_NT)
@@ -181,6 +172,8 @@ def measure_loaded(
         UsageError: it cannot be measured.
     """
     model = loaded.model
+    if settings.gradients and isinstance(model, DecoderByBlock):
+        raise UsageError("--gradients and --stream: a backward pass goes through all blocks; leave one of them out")
     probe_NT = random_probe(model.config.vocab_size, settings.n_sequences, settings.seq_len, probe_seed)
     if n_strangers and loaded.stranger is None:
         raise UsageError(f"--strangers {n_strangers}: how {loaded.name} was born is not known; leave it out")
@@ -214,6 +207,11 @@ def measure_loaded(
             if own_birth and birth is None:
                 arrays = found[name].arrays
                 birth = BirthReference(arrays["mean_direction"], arrays["mean_prob"])
+        if settings.gradients and not isinstance(model, DecoderByBlock):
+            name = "random" if text is None else "text"
+            tokens_NT, documents_NT = by_probe[name]
+            more = measure_gradients(model, tokens_NT, batch_size=settings.batch_size, documents_NT=documents_NT)
+            found[name] = with_gradients(found[name], more)
     except (RunError, UsageError) as error:
         raise type(error)(f"{loaded.name}: {error}") from None
     tokenizer = None if loaded.tokenizer_file is None else TextTokenizer.load(loaded.tokenizer_file)

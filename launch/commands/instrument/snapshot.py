@@ -60,6 +60,11 @@ def add_options(parser: Parser) -> None:
         help="Your own metrics (docs/extending.md), from the working folder or installed.",
     )
     parser.add_argument(
+        "--gradients",
+        action="store_true",
+        help="The gradient of the loss too, by position, layer and module: on the text if there is one.",
+    )
+    parser.add_argument(
         "--strangers",
         type=int,
         default=0,
@@ -106,6 +111,7 @@ def run(options: Namespace) -> int:
         batch_size=options.batch_size,
         sink_epsilon=options.sink_epsilon,
         metrics=options.metrics,
+        gradients=options.gradients,
     )
     check_probe(settings, loaded.n_positions)
     text = None

@@ -101,6 +101,7 @@ def config(tiny):
         "trainer.checkpoint_every": 10,
         "trainer.val_sequences": 7,
         "snapshot.n_sequences": 11,
+        "snapshot.gradients": True,
     }
     return tiny(overrides)
 
@@ -122,7 +123,9 @@ def single(config, folder):
 def runs(folder, launch_runs):
     """``runs(name)``: a run from birth by strategy, by options, or ``bf16-STRATEGY``; all from one launch."""
     flags = {name: [f"--trainer.strategy={name}"] for name in ("fsdp2", *ZERO)}
-    flags |= {name: [*given, "--trainer.max_steps=10"] for name, given in OPTIONS.items()}
+    flags["ddp"] = ["--trainer.strategy=ddp", "--trainer.max_steps=10"]
+    shorter = ["--trainer.max_steps=10", "--snapshot.gradients=false"]
+    flags |= {name: [*given, *shorter] for name, given in OPTIONS.items()}
     flags |= {
         f"bf16-{name}": [
             f"--trainer.strategy={name}",
@@ -184,7 +187,8 @@ def assert_alike(run, single):
         assert ours == pytest.approx(theirs, rel=1e-3)
     births = [Snapshot.read(r.snapshot(0)) for r in (run, single)]
     assert births[0].bias == pytest.approx(births[1].bias, rel=1e-5, abs=1e-6)
-    for name in ("mean_prob", "stranger_mean_prob", "mean_direction", "stranger_direction", "sink_rate", "n_eff"):
+    arrays = ("mean_prob", "stranger_mean_prob", "mean_direction", "stranger_direction", "sink_rate", "n_eff")
+    for name in (*arrays, "gradient_mlp", "gradient_attention", "gradient_key", "gradient_value"):
         np.testing.assert_allclose(births[0].arrays[name], births[1].arrays[name], rtol=1e-5, atol=1e-6, err_msg=name)
     ends = [Snapshot.read(r.snapshot(20)).bias for r in (run, single)]
     assert ends[0] == pytest.approx(ends[1], rel=1e-2, abs=1e-3)
@@ -234,6 +238,17 @@ def test_what_is_kept_compiled_and_offloaded_changes_no_loss(options, runs, sing
     found = logged(runs(options), "train/loss")
     assert len(found) == 10
     assert found == pytest.approx({s: v for s, v in logged(single, "train/loss").items() if s <= 10}, rel=1e-5)
+
+
+@pytest.mark.parametrize(("strategy", "without"), [("ddp", "ddp-selective"), ("fsdp2", "fsdp2-full")])
+def test_the_backward_snapshot_leaves_training_alone_bit_for_bit(strategy, without, runs):
+    """What is computed again changes no bit either."""
+    with_it, without_it = runs(strategy), runs(without)
+    assert "gradient_sink" in Snapshot.read(with_it.snapshot(0)).bias
+    assert "gradient_sink" not in Snapshot.read(without_it.snapshot(0)).bias
+    for key in ("train/loss", "train/grad_norm"):
+        first = {step: value for step, value in logged(with_it, key).items() if step <= 10}
+        assert first == logged(without_it, key)
 
 
 @pytest.fixture(scope="module")

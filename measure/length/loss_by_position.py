@@ -1,0 +1,156 @@
+"""Loss by position on long sequences, through the key/value cache, with keys let go of (definitions §17).
+
+Legend: N sequences, B of a batch, T positions, C positions of a part.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from ...errors import UsageError
+from ...models.attention.eviction import Eviction
+from ...models.attention.kv_cache import KeyValueCache
+from ...models.decoder import Decoder
+from ..measurement import evaluation_mode
+
+#: Positions that pass at once; the losses do not depend on it.
+_PART = 256
+#: First keys that a windowed cache keeps beside its window: as many as the published one.
+_KEPT = 4
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way of keeping keys, and what it came to."""
+
+    evict: int
+    """First keys that are gone after the prefix."""
+    losses_NT: np.ndarray
+    """Loss of the token after each position, nats, float64; NaN where it is not predicted."""
+
+    @cached_property
+    def by_position(self) -> np.ndarray:
+        """Mean over sequences, ``[T]``."""
+        return self.losses_NT.mean(0)
+
+    def between(self, start: int, stop: int) -> tuple[float, float]:
+        """Mean over positions ``start … stop − 1``, and the standard error of it over sequences."""
+        return _mean_and_error(self.losses_NT[:, start:stop])
+
+
+@dataclass(frozen=True)
+class LengthResult:
+    """A model's arms on the same sequences."""
+
+    model: str
+    prefix: int
+    """Positions that are read with all keys."""
+    window: int | None
+    """Keys of a windowed cache; None where all others stay."""
+    arms: list[Arm]
+
+    @property
+    def length(self) -> int:
+        """Positions."""
+        return self.arms[0].losses_NT.shape[1]
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The prefix, then up to twice, four times … its length: first position and one past the last."""
+        edges = [0, self.prefix]
+        while edges[-1] < self.length:
+            edges.append(min(2 * edges[-1], self.length))
+        return list(pairwise(edges))
+
+    def cost(self, arm: Arm) -> tuple[float, float] | None:
+        """Mean loss behind the prefix minus that of the arm with every key, and its standard error over sequences.
+
+        None where there is no such arm, or nothing behind the prefix.
+        """
+        whole = next((other for other in self.arms if other.evict == 0), None)
+        if whole is None or whole is arm or self.length <= self.prefix:
+            return None
+        # Of the same sequences: their difficulty cancels.
+        return _mean_and_error((arm.losses_NT - whole.losses_NT)[:, self.prefix :])
+
+
+def _mean_and_error(losses_NT: np.ndarray) -> tuple[float, float]:
+    means_N = np.nanmean(losses_NT, axis=1)
+    n = len(means_N)
+    return float(means_N.mean()), float(means_N.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+
+
+def check_reach(model: str, positions: str, max_seq_len: int, length: int) -> None:
+    """Whether a model can read so many positions.
+
+    Raises:
+        UsageError: its learned positions end before.
+    """
+    if positions == "learned" and length > max_seq_len:
+        raise UsageError(
+            f"{model}: cannot read {length} positions, its learned ones end at {max_seq_len}; give --to {max_seq_len} "
+            "with a shorter --prefix, or leave it out"
+        )
+
+
+def evictions(evict: Sequence[int], prefix: int, window: int | None) -> dict[int, Eviction | None]:
+    """What the cache of each arm lets go of, by the number of first keys that are gone.
+
+    A windowed cache keeps its last ``window`` keys, and the first four, or as many as the largest of ``evict``.
+    """
+    kept = max(_KEPT, *evict) if window is not None else 0
+    return {
+        n: None if n == 0 and window is None else Eviction(prefix, first=n, window=window, kept=kept) for n in evict
+    }
+
+
+def loss_by_position(
+    model: Decoder,
+    tokens_NT: np.ndarray,
+    eviction: Eviction | None,
+    *,
+    batch_size: int = 8,
+    part: int = _PART,
+    advance: Callable[[int], object] = lambda n_positions: None,
+) -> np.ndarray:
+    """The loss of every next token, in nats, float64 ``[N, T]``, of T + 1 tokens; the model is left as it was.
+
+    Args:
+        model: the decoder.
+        tokens_NT: int64 ``[N, T + 1]``.
+        eviction: what its cache lets go of; None: nothing.
+        batch_size: sequences at once.
+        part: positions at once, from the first on that keys are missing for.
+        advance: is called with numbers of sequences times positions that are done.
+
+    Raises:
+        ValueError: more positions than a learned table holds.
+    """
+    device, dtype = model.embed.weight.device, model.embed.weight.dtype
+    length = tokens_NT.shape[1] - 1
+    # The positions of a prefix-LM's prefix see one another, so that they pass together.
+    together = max(part, model.config.attention.prefix or 1)
+    sizes = [min(together, length), *[part] * (max(length - together, 0) // part)]
+    sizes += [rest] if (rest := length - sum(sizes)) else []
+    found = []
+    with evaluation_mode(model):
+        for tokens_BT in torch.from_numpy(np.ascontiguousarray(tokens_NT)).split(batch_size):
+            tokens_BT = tokens_BT.to(device)
+            cache = KeyValueCache(model.config, len(tokens_BT), length, dtype, device, eviction)
+            losses = []
+            for tokens_BC, targets_BC in zip(
+                tokens_BT[:, :-1].split(sizes, 1), tokens_BT[:, 1:].split(sizes, 1), strict=True
+            ):
+                losses.append(model(tokens_BC, targets_BS=targets_BC, cache=cache).per_token.double())
+                advance(tokens_BC.numel())
+            found.append(torch.cat(losses, dim=1).cpu().numpy())
+    losses_NT = np.concatenate(found)
+    # All but the last of a prefix would predict what they see.
+    losses_NT[:, : (model.config.attention.prefix or 1) - 1] = np.nan
+    return losses_NT

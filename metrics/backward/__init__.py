@@ -1,0 +1,1 @@
+"""Metrics of a backward pass."""

@@ -1,0 +1,64 @@
+"""The data of a model's own run once more, and long held-out sequences for a model of any kind."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from ...data.prepare import PreparedData, prepare
+from ...data.probes import passage_probe, text_probe
+from ...data.tokenizer import TextTokenizer
+from ...errors import UsageError
+from ...measure.records import RunDir
+from ..config_file import read_config
+from .model_names import ModelSource, SourceWithBirth
+
+
+def data_of_run(name: str, run: Path, seq_len: int | None = None) -> PreparedData:
+    """The data that a run was trained on.
+
+    Args:
+        name: of the model, as it was given.
+        run: its run.
+        seq_len: positions of a sequence; by default those of its training.
+
+    Raises:
+        UsageError: the text has changed since.
+    """
+    config, born = read_config(RunDir(run).config), RunDir(run).read_birth()
+    data = prepare(
+        config.data,
+        vocab_size=config.model.vocab_size,
+        seq_len=seq_len or config.model.max_seq_len,
+        batch_sizes=config.trainer.batch_sizes,
+    )
+    for field in ("content_hash", "tokenizer_hash"):
+        if data.record.get(field) != (born.get("data") or {}).get(field):
+            raise UsageError(f"{name}: the text of data.path has changed since this run; give text, --data PATH")
+    return data
+
+
+def held_out_tokens(source: ModelSource, n_sequences: int, n_tokens: int, path: Sequence[str] | None) -> np.ndarray:
+    """Sequences that the model was not trained on, int64 ``[N, n_tokens]``.
+
+    Args:
+        source: the model.
+        n_sequences: N.
+        n_tokens: in each.
+        path: files or folders of text, read by its own tokenizer; None: the validation data of its own run.
+
+    Raises:
+        UsageError: there is too little, it has no tokenizer, or it is of no run and no text is given.
+    """
+    if path is not None:
+        if source.tokenizer is None:
+            raise UsageError(f"{source.name}: has no tokenizer to read text with")
+        given = path[0] if len(path) == 1 else path
+        tokenizer = TextTokenizer.load(source.tokenizer)
+        return passage_probe(given, tokenizer, n_sequences, n_tokens, source.config.vocab_size)
+    run = source.run if isinstance(source, SourceWithBirth) else None
+    if run is None:
+        raise UsageError(f"{source.name}: is no run with validation text of its own; give text, --data PATH")
+    return text_probe(data_of_run(source.name, run, n_tokens).val, n_sequences, n_tokens)
