@@ -39,6 +39,8 @@ N_SEQUENCES, SEQ_LEN = 32, 16
 _SMALL = ModelConfig(d_model=256, n_layers=6, n_heads=4, vocab_size=32000, max_seq_len=256, mlp="swiglu")
 _TWINS = {"small": replace(_SMALL, init=replace(_SMALL.init, kind="normal", std=0.02))}
 _TWINS_OF = ("llama-160m", "tinyllama-1.1b")
+#: Parameters at which the picture has ticks.
+_TICKS = [n * 10**6 for n in (20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)]
 
 
 class Shape(NamedTuple):
@@ -187,8 +189,10 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
         ("kl_uniform", "KL(p̄ ‖ uniform), nats", True),
         ("inter", "inter contraction, last block", False),
         ("intra", "intra contraction, last block", False),
-        ("variance_ratio_first", "σ²(0) over later, first block", True),
+        ("variance_ratio_first", "σ²(0) over later, first block", False),
     )
+    sizes = [found["n_params"] for found in rows]
+    low, high = min(sizes), max(sizes)
     with our_style():
         figure, axes = new_figure(480, 340, 2, 2, sharex=True)
         for axis, (name, label, log) in zip(axes.flat, panels, strict=True):
@@ -203,8 +207,15 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
                     look = {"color": run_colour(number), "marker": marker, "linestyle": "", "markersize": 3.5}
                     axis.plot([x for x, _ in points], [y for _, y in points], alpha=0.75, **look)
             axis.set_xscale("log")
+            shown = [n for n in _TICKS if low / 1.5 < n < high * 1.5]
+            axis.set_xticks(shown, labels=[f"{n // 10**6}M" if n < 10**9 else f"{n // 10**9}B" for n in shown])
+            axis.set_xticks([], minor=True)
+            axis.set_xlim(low / 1.3, high * 1.3)
             if log:
                 axis.set_yscale("log")
+            else:
+                bottom, top = axis.get_ylim()
+                axis.set_ylim(min(0.0, bottom), top * 1.05)
             axis.set_title(label)
         for axis in axes[1]:
             axis.set_xlabel("parameters")
