@@ -520,6 +520,9 @@ _USUAL: dict[str, tuple[str, ...]] = {
     "identify": ("run", "--seeds", "0..2", "--n_inputs", "20"),
     "snapshot": ("run", *_PROBE),
     "intervene": ("run", "--kind", "mask", "--layer", "1", "--position", "0", *_PROBE),
+    "quantise": ("run", "--bits", "w4a4", "--json", *_PROBE),
+    "compare": ("run", "run@0", "--json", *_PROBE),
+    "audit": ("run",),
     "configs": (),
     "completion": ("bash",),
 }
