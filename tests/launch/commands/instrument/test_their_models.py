@@ -72,6 +72,17 @@ def test_a_snapshot_names_what_is_not_seen(mixtral, said, tmp_path):
     assert "the hidden units of blocks 1–2 (a mixture of experts)" in (tmp_path / "page.html").read_text()
 
 
+def test_a_model_without_an_attention_that_is_seen_has_a_snapshot_and_a_page(said, tmp_path):
+    config = transformers.CodeGenConfig(vocab_size=40, n_embd=16, n_layer=1, n_head=4, n_positions=8, rotary_dim=2)
+    transformers.CodeGenForCausalLM(config).save_pretrained(tmp_path / "codegen")
+    shown = said(0, "snapshot", tmp_path / "codegen", *PROBE, "--out", tmp_path / "found").out
+    assert "not seen: the attention of block 1 (it does not run through the attention interface" in shown
+    summary = json.loads((tmp_path / "found" / "summary.json").read_text())
+    assert "preference_ratio" in summary["bias"]
+    assert "sink_mass" not in summary["bias"]
+    said(0, "report", tmp_path / "found", "--out", tmp_path / "page.html")
+
+
 def test_fingerprint_and_identify_read_what_snapshot_reads(mixtral, said, tmp_path):
     how = ["--n_inputs=50", "--seq_len=8", "--cache_dir", tmp_path / "cache", "--json"]
     pairs = [mixtral / "one", mixtral / "two", mixtral / "one"]
