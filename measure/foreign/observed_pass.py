@@ -79,9 +79,10 @@ class ObservedPass:
         causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) is not False
         mask = self._read(attention_mask, query.shape[2], sliding_window, causal=causal)
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        weighted = weigh(query, key, value, scale, mask, softcap=softcap, added=position_bias, sinks_H=s_aux)
-        n_heads = query.shape[1]
-        k, v, o = over_heads(key, n_heads), over_heads(value, n_heads), weighted.o_BHTK
+        # What is shown is what goes on: gradients come back through it.
+        k, v = (over_heads(x, query.shape[1]) for x in (key, value))
+        weighted = weigh(query, k, v, scale, mask, softcap=softcap, added=position_bias, sinks_H=s_aux)
+        o = weighted.o_BHTK
         attended = Attended(query, k, v, o, o, weighted)
         if self.places is not None and self.places.gated:
             self._before_gate[layer] = attended

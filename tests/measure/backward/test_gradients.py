@@ -20,6 +20,7 @@ from birthmark.measure.foreign import ForeignModel
 from birthmark.metrics.declarations.of_gradients import GRADIENTS
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+from birthmark.models.exchange.pretrained import load_pretrained
 
 transformers.logging.set_verbosity_error()
 
@@ -176,6 +177,16 @@ def test_of_models_of_transformers_too(name, attn, split, their_model, their_sha
     assert all(p.grad is None for p in theirs.parameters())
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in theirs.modules())
     assert all(torch.equal(x, before[key]) for key, x in theirs.state_dict().items())
+
+
+def test_heads_that_share_keys_have_the_gradients_of_our_own_decoder(their_model, tmp_path):
+    theirs = their_model("llama")
+    theirs.save_pretrained(tmp_path)
+    ours, found = (measure_gradients(model, PROBE) for model in (load_pretrained(tmp_path), ForeignModel(theirs)))
+    assert found.arrays.keys() == ours.arrays.keys()
+    for name, array in ours.arrays.items():
+        atol = 1e-5 * np.nanmax(array)
+        np.testing.assert_allclose(found.arrays[name], array, rtol=1e-3, atol=atol, err_msg=name)
 
 
 def test_the_model_and_random_numbers_are_left_alone():
