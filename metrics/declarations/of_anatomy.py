@@ -19,7 +19,6 @@ KEY_VALUE_NORMS = (
             definition=f"Mean Euclidean norm of {several} by position, over sequences and heads (definitions §13).",
             format=".3g",
             scale="log",
-            per_block="first",
         )
         for kind, several in _KINDS
     ),
@@ -39,13 +38,14 @@ KEY_VALUE_NORMS = (
         _per_head(
             f"{kind}_norm_sink",
             label=f"{kind} norm of the sink over the others'",
-            definition=f"The same of the {kind} that gets most attention in each sequence and head (definitions §13).",
+            definition=f"Mean norm of the {kind} that gets most attention in each sequence and head over that of the "
+            f"other {several} (definitions §13).",
             scale="log",
             scalar="mean",
             control=1.0,
             control_label="no difference",
         )
-        for kind, _ in _KINDS
+        for kind, several in _KINDS
     ),
 )
 
@@ -71,6 +71,7 @@ HEAD_ENTROPY = (
         label="largest attention logit",
         definition="Largest score of any query on a key that it sees, scaled, before the softmax (definitions §13).",
         format=".3g",
+        per_block="max",
         scalar="max",
     ),
 )
@@ -88,7 +89,8 @@ SEQUENCE_SINKS = (
         "secondary_sinks",
         ("layer",),
         label="secondary sinks per sequence",
-        definition="The same behind position 0 (definitions §13).",
+        definition="Keys behind position 0 of a sequence that are a sink in at least one head of the block, mean over "
+        "sequences; as a scalar in the block that has most (definitions §13).",
         scalar="max",
     ),
     _sink(
@@ -96,7 +98,6 @@ SEQUENCE_SINKS = (
         ("layer", "position"),
         label="share of sequences with a sink",
         definition="Share of sequences in which the key is a sink in at least one head of the block (definitions §13).",
-        per_block="first",
     ),
     _listed(
         "secondary_sink_importance",

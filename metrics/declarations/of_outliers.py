@@ -71,7 +71,6 @@ ACTIVATION_OUTLIERS = (
         "positions (definitions §14).",
         format=".3g",
         scale="log",
-        per_block="first",
     ),
     _outliers(
         "residual_inf_norm_by_position",
@@ -81,6 +80,5 @@ ACTIVATION_OUTLIERS = (
         "(definitions §14).",
         format=".3g",
         scale="log",
-        per_block="first",
     ),
 )
