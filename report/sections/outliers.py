@@ -8,8 +8,7 @@ OUTLIERS = Link(
     "outliers",
     "Outliers",
     "Kurtosis of activations, 3 for a normal distribution; their ∞-norm; and the share of channels with a value more "
-    "than 6 standard deviations from the mean. A heavy first token is usually what raises all three, and what "
-    "quantisation then pays for.",
+    "than 6 standard deviations from the mean. By position: which tokens make the kurtosis.",
     quantities=(
         # Tables have these.
         *(f"{place}_kurtosis_published" for place in ("residual", "attention", "mlp")),

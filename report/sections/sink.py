@@ -118,7 +118,7 @@ def _list_secondary(view: SnapshotView, section: Section) -> None:
         numbers.append(LabelledArray("secondary_sink_importance", importance, [axis], {"probe": probe}))
     headings = ["probe", "position", "token", "id", "importance", "blocks", "heads"]
     title = "Secondary sinks: keys behind position 0 that are a sink in a sequence"
-    section.listings.append(Listing(title, headings, rows, "sink-secondary.csv", numbers, texts=[0, 2]))
+    section.listings.append(Listing(title, headings, rows, "sink-secondary.csv", numbers, texts=[2]))
 
 
 def _draw_maps(arrays: Arrays) -> Drawing:
