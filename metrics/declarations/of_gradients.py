@@ -54,7 +54,8 @@ GRADIENTS = (
         "gradient_attention",
         ("layer", "position"),
         label="gradient after attention",
-        definition="The same after each attention (definitions §16).",
+        definition="Norm of the loss gradient by the residual stream after each attention, mean over sequences; NaN at "
+        "the last position (definitions §16).",
         scale="log",
     ),
     *(
