@@ -77,12 +77,14 @@ def draw_in_snapshot(view: SnapshotView, section: Section, quantities: Iterable[
         if not quantity.axes:
             continue
         key, caption, name = _key(section, quantity), _caption(quantity), quantity.name
+        if quantity.axes == ("layer", "head"):
+            # A block is a row of it.
+            view.add(section, f"{key}-map", f"{caption} By block and head.", [name], partial(_draw_map, quantity))
+            continue
         if _has_blocks(quantity):
             draw = partial(_draw_blocks, view, quantity)
             view.add(section, f"{key}-blocks", f"{caption} By block.", [name], draw)
-        if quantity.axes == ("layer", "head"):
-            view.add(section, f"{key}-map", f"{caption} By block and head.", [name], partial(_draw_map, quantity))
-        elif _has_lines(quantity):
+        if _has_lines(quantity):
             over = AXES[quantity.axes[-1]].column
             text = f"{caption} By {over}."
             if len(quantity.axes) == 3:
