@@ -68,6 +68,8 @@ def find_members(names: Sequence[str]) -> list[Member]:
 
 
 def _members(name: str) -> list[Member]:
+    if not name.strip():
+        raise UsageError("'': a name is empty; give a run, a folder of checkpoints, or a hub id")
     folder = user_path(name)
     if RunDir.is_run(folder):
         run = RunDir(folder)

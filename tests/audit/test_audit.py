@@ -280,6 +280,8 @@ def test_what_is_no_suite_is_told_in_a_line(clean, capsys, tmp_path):
         assert error.count("\n") == 1
     assert main(["audit", str(tmp_path / "none")]) == 2
     assert "no such run, folder of checkpoints, or hub id" in capsys.readouterr().err
+    assert main(["audit", ""]) == 2
+    assert "'': a name is empty" in capsys.readouterr().err
 
 
 def test_people_see_a_table(clean, capsys):
