@@ -10,6 +10,7 @@ import torch
 
 from ...metrics.between.cka import cka, hsic
 from ...metrics.between.token_divergence import token_kl, token_loss
+from ..standard_error import standard_error
 from .model_reading import ModelReading
 from .weight_line import Line
 
@@ -100,6 +101,6 @@ def compare_readings(
         [reading.name for reading in readings],
         by_layer,
         np.moveaxis(kl_TAA / n_sequences, 0, -1),
-        kl_NAA.std(0, ddof=1) / n_sequences**0.5,
+        standard_error(kl_NAA),
         loss_AT[:, :-1] / n_sequences if is_text else None,
     )

@@ -18,6 +18,7 @@ from ...models.attention.eviction import Eviction
 from ...models.attention.kv_cache import KeyValueCache
 from ...models.decoder import Decoder
 from ..measurement import evaluation_mode
+from ..standard_error import mean_and_error
 
 #: Positions that pass at once; the losses do not depend on it.
 _PART = 256
@@ -81,9 +82,7 @@ class LengthResult:
 
 
 def _mean_and_error(losses_NT: np.ndarray) -> tuple[float, float]:
-    means_N = np.nanmean(losses_NT, axis=1)
-    n = len(means_N)
-    return float(means_N.mean()), float(means_N.std(ddof=1) / np.sqrt(n)) if n > 1 else float("nan")
+    return mean_and_error(np.nanmean(losses_NT, axis=1))
 
 
 def check_reach(model: str, positions: str, max_seq_len: int, length: int) -> None:

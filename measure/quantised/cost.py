@@ -16,6 +16,7 @@ from ...metrics.rankings import spearman
 from ...models.decoder import Decoder
 from ..foreign import ForeignModel
 from ..measurement import evaluation_mode
+from ..standard_error import mean_and_error
 from .linear_maps import quantised
 from .rounding import WHOLE, Bits
 
@@ -89,19 +90,14 @@ def quantisation_costs(
     return [
         QuantisedCost(
             name,
-            *_mean_and_error(here.loss_N),
-            *_mean_and_error(here.loss_N - before.loss_N),
+            *mean_and_error(here.loss_N),
+            *mean_and_error(here.loss_N - before.loss_N),
             preference_ratio(here.p_V),
             kl_to_uniform(here.p_V),
             spearman(here.p_V, before.p_V),
         )
         for name, here in found.items()
     ]
-
-
-def _mean_and_error(values_N: np.ndarray) -> tuple[float, float]:
-    n = len(values_N)
-    return float(values_N.mean()), float(values_N.std(ddof=1) / n**0.5) if n > 1 else float("nan")
 
 
 def _losses(
