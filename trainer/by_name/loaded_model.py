@@ -23,9 +23,8 @@ from ...measure.records import Snapshot
 from ...measure.user_metrics import MetricLike
 from ...models.by_block.decoder_by_block import DecoderByBlock
 from ...models.decoder import Decoder
-from .model_names import no_such_model, open_source_with_birth
+from .model_names import open_source_with_birth, their_folder_of
 from .own_text import data_of_run
-from .their_folder import find_their_folder
 
 #: The step of a model whose training is not known.
 UNKNOWN_STEP = -1
@@ -93,12 +92,7 @@ def load_named(
 
 def _load_foreign(name: str, dtype: torch.dtype, trust_remote_code: bool, tell: Callable[[str], object]) -> LoadedModel:
     """A folder of transformers or a hub id, as the library reads it."""
-    try:
-        found = find_their_folder(name, trust_remote_code=trust_remote_code, tell=tell)
-    except UsageError as error:
-        raise no_such_model(name, error) from None
-    if found.note is not None:
-        tell(found.note)
+    found = their_folder_of(name, trust_remote_code, tell)
     return LoadedModel(name, found.load(dtype), None, UNKNOWN_STEP, found.tokenizer)
 
 

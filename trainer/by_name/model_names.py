@@ -26,7 +26,7 @@ from ..checkpoints.folder_io import CheckpointWeights, load_model
 from ..config import RunConfig
 from ..config_file import read_config
 from .shipped_configs import find_config, shipped_config
-from .their_folder import find_their_folder
+from .their_folder import TheirFolder, find_their_folder
 
 
 @dataclass(frozen=True)
@@ -153,13 +153,24 @@ def open_any_source(
         return native
     with contextlib.suppress(UsageError):
         return open_source(name)
+    found = their_folder_of(name, trust_remote_code, tell)
+    return ForeignSource(name, found.shape(), found.load, found.tokenizer, found.birth)
+
+
+def their_folder_of(name: str, trust_remote_code: bool, tell: Callable[[str], object]) -> TheirFolder:
+    """The folder or hub id that a name means; what is worth a line is told.
+
+    Raises:
+        UsageError: there is no such model.
+        RunError: a damaged file.
+    """
     try:
         found = find_their_folder(name, trust_remote_code=trust_remote_code, tell=tell)
     except UsageError as error:
         raise no_such_model(name, error) from None
     if found.note is not None:
         tell(found.note)
-    return ForeignSource(name, found.shape(), found.load, found.tokenizer, found.birth)
+    return found
 
 
 def no_such_model(name: str, error: UsageError) -> UsageError:

@@ -44,10 +44,10 @@ def read_seeds(text: str) -> list[int]:
         ends = re.fullmatch(r"\s*(\d{1,20})(?:\s*\.\.\s*(\d{1,20}))?\s*", part)
         if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
             raise UsageError(f"--seeds {text}: give whole numbers, such as 0..9999 or 3,7,10..20")
-        seeds = range(int(ends[1]), int(ends[2] or ends[1]) + 1)
-        if seeds[0] + _MOST < seeds[-1] or len(found) + len(seeds) > _MOST:
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        if len(found) + last - first + 1 > _MOST:
             raise UsageError(f"--seeds {text}: more than {_MOST:,} births; give fewer")
-        found += seeds
+        found += range(first, last + 1)
     return list(dict.fromkeys(found))
 
 
