@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
 
 from jsonargparse import Namespace
 
@@ -77,6 +80,37 @@ def check_probe(settings: SnapshotConfig, n_positions: int | None) -> None:
     """
     if problems := settings.problems(n_positions):
         raise UsageError("; ".join(problem.replace("snapshot.", "--") for problem in problems))
+
+
+def add_data(parser: Parser, by_default: str, text: str = "Text to read") -> None:
+    """Text of the user's choice; ``by_default`` says what is read without it."""
+    parser.add_argument(
+        "--data",
+        type=str,
+        nargs="+",
+        metavar="PATH",
+        help=f"{text}, as data.path of a run takes it; by default {by_default}.",
+    )
+
+
+@contextmanager
+def data_named(options: Namespace) -> Iterator[None]:
+    """Around what reads ``--data``: what the text is called in a message depends on who named it."""
+    try:
+        yield
+    except UsageError as error:
+        raise UsageError(str(error).replace("data.path", "--data") if options.data else str(error)) from None
+
+
+def add_probe_kind(parser: Parser, meaning: str) -> None:
+    """Random tokens or text."""
+    parser.add_argument("--probe", type=Literal["random", "text"] | None, help=meaning)
+
+
+def check_probe_kind(options: Namespace) -> None:
+    """Refuse text for a probe that is random."""
+    if options.data is not None and options.probe == "random":
+        raise UsageError(f"--data {' '.join(options.data)}: only --probe text reads it; leave one of them out")
 
 
 def add_stream(parser: Parser) -> None:

@@ -22,6 +22,11 @@ def print_json(value: Any) -> None:
     print(json.dumps(value, indent=2, ensure_ascii=False), flush=True)
 
 
+def print_written(what: str, path: Path) -> None:
+    """Say where something was written, beside what a command prints."""
+    Console(stderr=True).print(f"{what}: {path}", highlight=False, soft_wrap=True, markup=False)
+
+
 @contextmanager
 def bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[int], None]]:
     """A bar of ``total`` on a terminal's standard error, gone at the end; elsewhere a line now and then.

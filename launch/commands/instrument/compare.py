@@ -4,14 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Literal
 
 from jsonargparse import Namespace
 
 from ....errors import UsageError
 from ....measure.config import SnapshotConfig
 from ....trainer.config_parser import Parser
-from ...options import MODEL_NAMES, add_json, add_probe, check_probe
+from ...options import (
+    MODEL_NAMES,
+    add_data,
+    add_json,
+    add_probe,
+    add_probe_kind,
+    check_probe,
+    check_probe_kind,
+    data_named,
+)
 
 SUMMARY = "Compare models: states of all layers, predictions, and the loss between their weights."
 
@@ -25,18 +33,10 @@ def add_options(parser: Parser) -> None:
         metavar="N,N|all",
         help="Of runs: compare them after each of these steps; of one run, its checkpoints with one another.",
     )
-    parser.add_argument(
-        "--probe",
-        type=Literal["random", "text"] | None,
-        help="What they are shown; by default text where --data or --barrier is given, else random tokens.",
+    add_probe_kind(
+        parser, "What they are shown; by default text where --data or --barrier is given, else random tokens."
     )
-    parser.add_argument(
-        "--data",
-        type=str,
-        nargs="+",
-        metavar="PATH",
-        help="Text to read, as data.path of a run takes it; by default the first run's own validation text.",
-    )
+    add_data(parser, "the first run's own validation text")
     add_probe(parser, SnapshotConfig.n_sequences, None)
     parser.add_argument(
         "--minibatch",
@@ -66,7 +66,7 @@ def run(options: Namespace) -> int:
 
     from ....measure.between.all_pairs import Compared
     from ....report.compared_models import as_json, print_compared, write_folder, write_picture
-    from ....report.terminal import bar, picture_path, print_json
+    from ....report.terminal import bar, picture_path, print_json, print_written
     from ....trainer.by_name.between_named import Comparer, names_at_steps
 
     settings = _settings(options)
@@ -90,7 +90,7 @@ def run(options: Namespace) -> int:
     comparer = Comparer(settings, options.seq_len, options.minibatch, text=text, data=options.data)
     n_points = (options.barrier or 0) * n * (n - 1) // 2
     found = []
-    with bar("passes", len(groups) * (n + 1 + n_points), quiet=options.json) as advance:
+    with data_named(options), bar("passes", len(groups) * (n + 1 + n_points), quiet=options.json) as advance:
         for step, names in groups.items():
             pairs = comparer.compare(names, advance)
             lines = [] if options.barrier is None else comparer.lines(names, options.barrier, advance)
@@ -108,7 +108,7 @@ def run(options: Namespace) -> int:
     elif picture is not None:
         write_picture(picture, found)
     if (written := folder or picture) is not None:
-        Console(stderr=True).print(f"written: {written}", highlight=False, soft_wrap=True, markup=False)
+        print_written("written", written)
     return 0
 
 
@@ -116,8 +116,7 @@ def _settings(options: Namespace) -> SnapshotConfig:
     """The probe, and what contradicts itself."""
     from ....metrics.between.cka import minibatches
 
-    if options.data is not None and options.probe == "random":
-        raise UsageError(f"--data {' '.join(options.data)}: only --probe text reads it; leave one of them out")
+    check_probe_kind(options)
     if options.barrier is not None:
         if options.probe == "random":
             raise UsageError(f"--barrier {options.barrier}: a loss needs text; leave --probe random out")

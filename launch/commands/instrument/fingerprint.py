@@ -154,12 +154,11 @@ def _draw_matrix(sources: list[AnySource], pairs: list[ModelPair], title: str, o
 
 
 def _save(figure: Figure, out: Path) -> None:
-    from rich.console import Console
-
     from ....report.pictures.saving import save_png
+    from ....report.terminal import print_written
 
     save_png(figure, out)
-    Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
+    print_written("picture", out)
 
 
 def _calibrate(options: Namespace, comparison: Comparison) -> int:

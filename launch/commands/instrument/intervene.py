@@ -46,7 +46,7 @@ def run(options: Namespace) -> int:
     from ....data.probes import random_probe
     from ....measure.interventions import check, intervene
     from ....report.pictures.dose_response import write_picture
-    from ....report.terminal import picture_path, print_json
+    from ....report.terminal import picture_path, print_json, print_written
     from ....trainer.by_name.model_names import open_source
     from ....trainer.devices import device
 
@@ -71,7 +71,7 @@ def run(options: Namespace) -> int:
         _print(found, title, Console())
     if out is not None:
         write_picture(found, options.model, out)
-        Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
+        print_written("picture", out)
     return 0
 
 

@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from ....errors import UsageError
 from ....schema import outside
 from ....trainer.config_parser import Parser
-from ...options import MODEL_NAMES, add_json
+from ...options import MODEL_NAMES, add_data, add_json, data_named
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,13 +51,7 @@ def add_options(parser: Parser) -> None:
         help="Behind the prefix the cache also holds no more than the first four keys (or as many as are evicted at "
         "most) and the last W; by default all.",
     )
-    parser.add_argument(
-        "--data",
-        type=str,
-        nargs="+",
-        metavar="PATH",
-        help="Text to read, as data.path of a run takes it; by default each run's own validation data.",
-    )
+    add_data(parser, "each run's own validation data")
     parser.add_argument("--n_sequences", type=int, default=32, metavar="N", help="Sequences to read.")
     parser.add_argument("--batch_size", type=int, default=8, metavar="B", help="Sequences at once.")
     parser.add_argument("--out", type=str | None, metavar="PNG", help="Picture; by default length.png.")
@@ -69,7 +63,7 @@ def run(options: Namespace) -> int:
     from rich.console import Console
 
     from ....report.pictures.long_sequences import write_picture
-    from ....report.terminal import picture_path, print_json
+    from ....report.terminal import picture_path, print_json, print_written
 
     bounds = {"n_sequences": (2, 1 << 24), "batch_size": (1, 1 << 24)}
     bounds |= {name: (1, 1 << 27) for name in ("prefix", "window") if options[name] is not None}
@@ -84,7 +78,7 @@ def run(options: Namespace) -> int:
         _print(found, Console())
     if out is not None:
         write_picture(found, out)
-        Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
+        print_written("picture", out)
     return 0
 
 
@@ -122,7 +116,8 @@ def _results(options: Namespace, evict: list[int]) -> list[LengthResult]:
     total = sum(length for _, length in sources) * options.n_sequences * len(evict)
     with bar("positions", total, quiet=options.json) as advance:
         for source, length in sources:
-            tokens_NT = held_out_tokens(source, options.n_sequences, length + 1, options.data)
+            with data_named(options):
+                tokens_NT = held_out_tokens(source, options.n_sequences, length + 1, options.data)
             model = source.load().to(device())
             prefix = options.prefix or source.config.max_seq_len
             arms = [

@@ -11,7 +11,7 @@ from ....errors import RunError, UsageError
 from ....files import strict
 from ....measure.config import SnapshotConfig
 from ....trainer.config_parser import Parser
-from ...options import add_json, add_model, add_probe, check_probe
+from ...options import add_data, add_json, add_model, add_probe, check_probe, data_named
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,14 +31,7 @@ def add_options(parser: Parser) -> None:
         metavar="W8A8,…",
         help="Bits of weights and of activations: 2 to 8, or 16 for not rounded.",
     )
-    parser.add_argument(
-        "--data",
-        type=str,
-        nargs="+",
-        metavar="PATH",
-        help="Text for the loss, as data.path of a run takes it; by default a run's own validation text, else random "
-        "tokens.",
-    )
+    add_data(parser, "a run's own validation text, else random tokens", "Text for the loss")
     add_probe(parser, 64, None)
     parser.add_argument("--out", type=str | None, metavar="PNG", help="Picture; by default quantise.png.")
     add_json(parser)
@@ -52,7 +45,7 @@ def run(options: Namespace) -> int:
     from ....measure.quantised.cost import quantisation_costs
     from ....measure.quantised.rounding import read_bits
     from ....report.pictures.quantised_loss import write_picture
-    from ....report.terminal import bar, picture_path, print_json
+    from ....report.terminal import bar, picture_path, print_json, print_written
     from ....trainer.by_name.loaded_model import TextProbe, default_seq_len, load_named, text_for
     from ....trainer.devices import device
 
@@ -64,10 +57,8 @@ def run(options: Namespace) -> int:
     check_probe(settings, loaded.n_positions)
     random_NT = random_probe(loaded.model.config.vocab_size, options.n_sequences, seq_len, options.probe_seed)
     of_text = options.data is not None or loaded.run is not None
-    try:
+    with data_named(options):
         text = text_for(loaded, settings, options.data) if of_text else TextProbe(random_NT)
-    except UsageError as error:
-        raise UsageError(str(error).replace("data.path", "--data") if options.data else str(error)) from None
     loaded.model.to(device())
     try:
         with bar("settings", len(bits) + 1, quiet=options.json) as advance:
@@ -90,7 +81,7 @@ def run(options: Namespace) -> int:
         _print(found, options.model, of_text, Console())
     if out is not None:
         write_picture(found, options.model, out)
-        Console(stderr=True).print(f"picture: {out}", highlight=False, soft_wrap=True, markup=False)
+        print_written("picture", out)
     return 0
 
 

@@ -12,7 +12,20 @@ from ....errors import UsageError
 from ....measure.config import SnapshotConfig
 from ....measure.records import RunDir
 from ....trainer.config_parser import Parser
-from ...options import add_json, add_model, add_probe, add_stream, add_trust, check_probe, check_stream, tell
+from ...options import (
+    add_data,
+    add_json,
+    add_model,
+    add_probe,
+    add_probe_kind,
+    add_stream,
+    add_trust,
+    check_probe,
+    check_probe_kind,
+    check_stream,
+    data_named,
+    tell,
+)
 
 SUMMARY = "Measure a model's biases, ours or of transformers (docs/measurements.md)."
 
@@ -26,18 +39,10 @@ def add_options(parser: Parser) -> None:
         metavar="N",
         help="Of a run, the checkpoint after N steps; of a model of transformers, the steps to put in its snapshot.",
     )
-    parser.add_argument(
-        "--probe",
-        type=Literal["random", "text"] | None,
-        help="text: on passages of text too, where sinks are often larger; by default text where --data is given.",
+    add_probe_kind(
+        parser, "text: on passages of text too, where sinks are often larger; by default text where --data is given."
     )
-    parser.add_argument(
-        "--data",
-        type=str,
-        nargs="+",
-        metavar="PATH",
-        help="Text to read, as data.path of a run takes it; by default the run's own validation text.",
-    )
+    add_data(parser, "the run's own validation text")
     add_probe(parser, SnapshotConfig.n_sequences, None)
     parser.add_argument(
         "--sink_epsilon",
@@ -92,8 +97,7 @@ def run(options: Namespace) -> int:
     out = None if options.out is None else Path(options.out)
     if out is not None and out.exists():
         raise UsageError(f"--out {out}: exists already; give a new folder")
-    if options.data is not None and options.probe == "random":
-        raise UsageError(f"--data {' '.join(options.data)}: only --probe text reads it; leave one of them out")
+    check_probe_kind(options)
     if options.strangers < 0:
         raise UsageError(f"--strangers {options.strangers}: give 0 or more")
     check_stream(options)
@@ -116,11 +120,8 @@ def run(options: Namespace) -> int:
     check_probe(settings, loaded.n_positions)
     text = None
     if options.probe == "text" or options.data is not None:
-        try:
+        with data_named(options):
             text = text_for(loaded, settings, options.data)
-        except UsageError as error:
-            # What the text is called depends on who named it.
-            raise UsageError(str(error).replace("data.path", "--data") if options.data else str(error)) from None
     if not options.stream:
         loaded.model.to(device())
     n_blocks = blocks_to_pass(loaded, options.strangers, text is not None)
