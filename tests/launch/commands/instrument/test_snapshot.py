@@ -200,6 +200,10 @@ def test_text_stands_beside_random_tokens(run, word_tokenizer, capsys, tmp_path)
     assert "has no tokenizer" in refused(capsys, str(run.path), data)
     assert "--data PATH" in refused(capsys, name, "--probe=text")
     assert f"--data: '{tmp_path}/none' does not exist" in refused(capsys, name, f"--data={tmp_path}/none")
+    # Every command that reads text calls it so.
+    for command in (["compare", name, name], ["quantise", name], ["length", name, "--to=12"]):
+        assert main([*command, f"--data={tmp_path}/none"]) == 2
+        assert capsys.readouterr().err.startswith(f"birthmark: error: --data: '{tmp_path}/none' does not exist")
     assert "has no text to read" in refused(capsys, name, "--data=backcopy")
     assert "only --probe text reads it" in refused(capsys, name, data, "--probe=random")
 
