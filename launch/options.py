@@ -10,7 +10,7 @@ from typing import Literal
 from jsonargparse import Namespace
 
 from ..errors import UsageError
-from ..measure.config import SnapshotConfig
+from ..measure.config import MOST_STRANGERS, SnapshotConfig
 from ..trainer.config_parser import Parser
 
 #: What a model may be given as, for help texts.
@@ -111,6 +111,23 @@ def check_probe_kind(options: Namespace) -> None:
     """Refuse text for a probe that is random."""
     if options.data is not None and options.probe == "random":
         raise UsageError(f"--data {' '.join(options.data)}: only --probe text reads it; leave one of them out")
+
+
+def add_strangers(parser: Parser, default: int) -> None:
+    """How many births of other seeds are the control."""
+    parser.add_argument(
+        "--strangers",
+        type=int,
+        default=default,
+        metavar="N",
+        help="Births of other seeds to compare with too, as the control; each costs one more pass.",
+    )
+
+
+def check_strangers(options: Namespace) -> None:
+    """Raises UsageError for a number of births that no control needs."""
+    if not 0 <= options.strangers <= MOST_STRANGERS:
+        raise UsageError(f"--strangers {options.strangers}: give 0 to {MOST_STRANGERS}")
 
 
 def add_stream(parser: Parser) -> None:

@@ -10,6 +10,9 @@ from ..schema import SEEDS, outside
 
 Probe = Literal["random", "text"]
 
+#: Births of other seeds as a control: no more are needed, and each costs a pass.
+MOST_STRANGERS = 1000
+
 
 @dataclass(frozen=True)
 class FingerprintConfig:
@@ -39,7 +42,7 @@ class FingerprintConfig:
             "n_inputs": (10, 1 << 24),
             "seq_len": (1, 1 << 27),
             "batch_size": (1, 1 << 24),
-            "n_strangers": (0, 1000),
+            "n_strangers": (0, MOST_STRANGERS),
             "probe_seed": SEEDS,
         }
         return outside("snapshot.fingerprint", self, bounds)
@@ -98,7 +101,7 @@ class SnapshotConfig:
             "n_sequences": (2, 1 << 24),
             "seq_len": (2, 1 << 27),
             "batch_size": (1, 1 << 24),
-            "n_strangers": (0, 1000),
+            "n_strangers": (0, MOST_STRANGERS),
             "top_k": (1, 1 << 26),
             "probe_seed": SEEDS,
         }

@@ -13,7 +13,7 @@ from jsonargparse import Namespace
 from ....errors import UsageError
 from ....study.lineage.comparison_options import add_comparison_options
 from ....trainer.config_parser import Parser
-from ...options import MODEL_NAMES, add_json, add_stream, add_trust, check_stream, tell
+from ...options import MODEL_NAMES, add_json, add_strangers, add_stream, add_trust, check_strangers, check_stream, tell
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -34,13 +34,7 @@ def add_options(parser: Parser) -> None:
         metavar="FILE",
         help="A page (.html) or a picture (.png); by default fingerprint.png, of three models or more.",
     )
-    parser.add_argument(
-        "--strangers",
-        type=int,
-        default=2,
-        metavar="N",
-        help="Births of other seeds that every model is compared with too, as the control; each costs one more pass.",
-    )
+    add_strangers(parser, 2)
     parser.add_argument(
         "--calibrate",
         type=str | None,
@@ -87,8 +81,7 @@ def run(options: Namespace) -> int:
         return _calibrate(options, comparison)
     if len(options.models) < 2:
         raise UsageError("give at least two models, or --calibrate CONFIG")
-    if options.strangers < 0:
-        raise UsageError(f"--strangers {options.strangers}: give 0 or more")
+    check_strangers(options)
     page = Path(options.out) if page_or_picture(options.out) else None
     drawn = page is None and (len(options.models) > 2 or options.out is not None)
     out = picture_path(options.out, "fingerprint.png", as_json=options.json) if drawn else None

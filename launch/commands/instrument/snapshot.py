@@ -18,10 +18,12 @@ from ...options import (
     add_model,
     add_probe,
     add_probe_kind,
+    add_strangers,
     add_stream,
     add_trust,
     check_probe,
     check_probe_kind,
+    check_strangers,
     check_stream,
     data_named,
     tell,
@@ -69,13 +71,7 @@ def add_options(parser: Parser) -> None:
         action="store_true",
         help="The gradient of the loss too, by position, layer and module: on the text if there is one.",
     )
-    parser.add_argument(
-        "--strangers",
-        type=int,
-        default=0,
-        metavar="N",
-        help="Births of the next seeds to compare with too, as controls; each costs one more pass.",
-    )
+    add_strangers(parser, 0)
     add_stream(parser)
     parser.add_argument("--out", type=str | None, metavar="DIR", help="New folder for all scalars and arrays.")
     add_trust(parser)
@@ -98,8 +94,7 @@ def run(options: Namespace) -> int:
     if out is not None and out.exists():
         raise UsageError(f"--out {out}: exists already; give a new folder")
     check_probe_kind(options)
-    if options.strangers < 0:
-        raise UsageError(f"--strangers {options.strangers}: give 0 or more")
+    check_strangers(options)
     check_stream(options)
     name, label = _name_and_step(options.model, options.step)
     dtype, streaming, trust = getattr(torch, options.dtype), Streaming(options.scratch), options.trust_remote_code
