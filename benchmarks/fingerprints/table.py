@@ -1,0 +1,16 @@
+"""All methods, in the order of tables: ours last."""
+
+from __future__ import annotations
+
+from .awm import AWM
+from .huref import ICS, PCS
+from .method import Method
+from .model_tracing import CSH, CSU, MATCH
+from .reef import REEF
+from .seedprint_nulls import ANALYTIC, DIMENSIONS, EMPIRICAL
+from .weight_cosine import WEIGHT_COSINE
+from .weight_statistics import INTRINSIC
+
+METHODS: tuple[Method, ...] = (
+    ANALYTIC, EMPIRICAL, CSU, CSH, MATCH, AWM, ICS, PCS, REEF, INTRINSIC, WEIGHT_COSINE, DIMENSIONS,
+)  # fmt: skip
