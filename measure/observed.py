@@ -17,6 +17,7 @@ from ..metrics.alignment import SeedAlignment
 from ..metrics.preference import TokenPreference
 from ..metrics.quantity import Quantity, Sizes
 from ..metrics.sinks import KeySums, key_sums
+from ..models.adapters.adapter_config import AdapterConfig
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.observe import Attended, Unseen
@@ -110,7 +111,12 @@ class Setting:
     @property
     def rows_sum_to_one(self) -> bool:
         """Whether weights over their row's sum are the weights."""
-        return self.model.config.attention.rows_sum_to_one
+        return self.model.config.attention.rows_sum_to_one and not self.adapter.has_keys
+
+    @property
+    def adapter(self) -> AdapterConfig:
+        """What is attached to the model."""
+        return self.model.adapter if isinstance(self.model, Decoder) else AdapterConfig()
 
     @cached_property
     def alignment(self) -> SeedAlignment:

@@ -238,8 +238,8 @@ class ObservedAggregation(_Ours):
         self.tokens = EffectiveTokens(sizes.n_layers, sizes.n_heads, sizes.seq_len).to(device)
         shape = sizes.n_layers, sizes.n_heads, sizes.seq_len, sizes.d_value or sizes.d_head
         self.variance = PositionalVariance(*shape, dtype=setting.dtype).to(device)
-        # Of what norm, calibration and gate make of the value aggregation; where there are none it is the same.
-        plain = attention.aggregation == "plain" and attention.gate == "none"
+        # Of what norm, calibration, gate and adapter make of the value aggregation; without them it is the same.
+        plain = attention.aggregation == "plain" and attention.gate == "none" and not setting.adapter.changes_outputs
         self.variance_out = self.variance if plain else PositionalVariance(*shape, dtype=setting.dtype).to(device)
 
     def attention(self, layer: int, attended: AttentionView) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from .declarations.of_adapters import PREFIX_MASS
 from .declarations.of_anatomy import HEAD_ENTROPY, KEY_VALUE_NORMS, SEQUENCE_SINKS
 from .declarations.of_chain import AGGREGATION, LOCK, NEURONS, STATES
 from .declarations.of_experts import EXPERTS
@@ -65,6 +66,7 @@ METRICS: Mapping[str, tuple[Quantity, ...]] = {
     "anatomy.head_entropy:HeadEntropy": HEAD_ENTROPY,
     "anatomy.sequence_sinks:SequenceSinks": SEQUENCE_SINKS,
     "outliers.activation_outliers:ActivationOutliers": ACTIVATION_OUTLIERS,
+    "adapters.prefix_mass:PrefixMass": PREFIX_MASS,
 }
 """What each metric gives. The order is that of ``summary.json``."""
 

@@ -176,10 +176,13 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias)
         self.parameter_roles = {"weight": ParameterRole.MATRIX, "bias": ParameterRole.BIAS}
         self.role = Role(in_features, out_features, residual_writers)
+        #: What an adapter adds, given the input (models/adapters).
+        self.adapter: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """See :meth:`product`."""
-        return self.product(x)
+        """See :meth:`product`; and what an adapter adds, if there is one."""
+        y = self.product(x)
+        return y if self.adapter is None else y + self.adapter(x)
 
     def product(self, x: Tensor) -> Tensor:
         """In the dtype of ``x``, or that of autocast: a strategy may have gathered the weights in a narrower one.

@@ -160,6 +160,10 @@ class Attention(nn.Module):
         self.bias = KV_BIASES[attention.kv_bias](config)
         self.aggregate = build_aggregation(config, block)
         self.gate = build_part("gate", attention.gate, GATES, PlainOutput, config)
+        #: What an adapter brings (models/adapters): keys beside the tokens', given their scores; and what is added to
+        #: heads' outputs after everything else, given the queries.
+        self.adapter_keys: nn.Module | None = None
+        self.adapter_output: nn.Module | None = None
         # A class of the user's own is given a key and a value for every query head.
         self.repeats_keys = bool(attention.own_parts)
 
@@ -176,10 +180,14 @@ class Attention(nn.Module):
 
         scores = Scores(q, k, self.scale, place, self.window, self.prefix)
         extra, added_HK = self.bias(scores)
+        if self.adapter_keys is not None:
+            extra = [*extra, *self.adapter_keys(scores)]
         weighted = self.normaliser(scores, v, extra, observer is not None, self.aggregate.needs_squares)
         if added_HK is not None:
             weighted.o_BHTK = weighted.o_BHTK + added_HK[:, None].to(weighted.o_BHTK.dtype)
         out_BHTK = self.gate(self.aggregate(weighted, v), x_BTD)
+        if self.adapter_output is not None:
+            out_BHTK = out_BHTK + self.adapter_output(q)
         if observer is not None:
             observer.attention(self.layer, Attended(q, k, v, weighted.o_BHTK, out_BHTK, weighted))
         return self.o(out_BHTK.transpose(1, 2).flatten(2))

@@ -72,6 +72,8 @@ class EstimatedCorrelation(Uncorrelated):
     square_of_mean_H: Tensor
     n_batches: Tensor
     length: Tensor
+    frozen = False
+    """Whether the moments stay as they are in training too: only an adapter is trained."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -116,7 +118,7 @@ class EstimatedCorrelation(Uncorrelated):
 
     def forward(self, v_BGSK: Tensor, documents: Documents | None = None) -> Tensor:
         """``[H, 1]``; 0 before the first batch."""
-        if self.training and v_BGSK.shape[2] > 1:
+        if self.training and not self.frozen and v_BGSK.shape[2] > 1:
             self.update(v_BGSK, documents)
         centre_H = self.mean_HK.square().sum(-1)
         apart_H = (self.square_H - centre_H).clamp_min(_SMALLEST)

@@ -29,10 +29,19 @@ _SMALLEST_SUM = 1e-6
 
 
 class ExtraKey(NamedTuple):
-    """A key that every query sees and that is no token's: its scores, and its values or None for zero."""
+    """A key that every query sees and that is no token's."""
 
     score_BHT: Tensor
-    value_HK: Tensor | None = None
+    value: Tensor | None = None
+    """``[H, K]``; or, of a key that stands for several, ``[B, H, T, K]``; None: zero."""
+    of_prefix: bool = False
+    """Whether it is of the prefix of an adapter."""
+
+    def values(self, start: int = 0, stop: int | None = None) -> Tensor | None:
+        """What the queries ``start … stop − 1`` get of it, broadcastable to ``[B, H, queries, K]``."""
+        if self.value is None:
+            return None
+        return self.value[:, None] if self.value.ndim == 2 else self.value[:, :, start:stop]
 
 
 class WeightedSum:
@@ -55,6 +64,10 @@ class WeightedSum:
     def sum_squares(self) -> Tensor:
         """``Σ_j a[t,j]²`` over tokens, ``[B, H, T]``, float32 or wider, differentiable."""
         raise NotImplementedError
+
+    def prefix_share(self) -> Tensor | None:
+        """Each query's weight on the keys of an adapter's prefix ``[B, H, T]``; None where there is none."""
+        return None
 
 
 class FusedSoftmax(WeightedSum):
@@ -89,9 +102,9 @@ class FusedSoftmax(WeightedSum):
             if self.reader is None:
                 o = o * (self._lse() - self._total_BHT).exp()[..., None].to(o.dtype)
             for key in extra:
-                if key.value_HK is not None:
+                if (values := key.values()) is not None:
                     share_BHT = (key.score_BHT - self._total_BHT).exp().to(o.dtype)
-                    o = o + share_BHT[..., None] * key.value_HK[:, None].to(o.dtype)
+                    o = o + share_BHT[..., None] * values.to(o.dtype)
         self.o_BHTK = o
 
     def _lse(self) -> Tensor:
@@ -123,6 +136,11 @@ class FusedSoftmax(WeightedSum):
             return self._squares_BHT * (2 * (self._lse() - self._total())).exp() if self.extra else self._squares_BHT
         return (self.scores.lse(sharpness=2.0) - 2 * self._total()).exp()
 
+    def prefix_share(self) -> Tensor | None:
+        """See :class:`WeightedSum`."""
+        shares = [(key.score_BHT - self._total()).exp() for key in self.extra if key.of_prefix]
+        return sum(shares[1:], shares[0]) if shares else None
+
 
 class Explicit(WeightedSum):
     """Weights from an explicit matrix, a block of queries at a time; the backward pass computes each block again."""
@@ -140,8 +158,8 @@ class Explicit(WeightedSum):
             weights, shares = self._weights(start, stop, self.reader)
             o = weights.to(v_BHSK.dtype) @ v_BHSK[:, :, : weights.shape[-1]]
             for key, share in zip(extra, shares, strict=True):
-                if key.value_HK is not None:
-                    o = o + share.to(o.dtype) * key.value_HK[:, None].to(o.dtype)
+                if (values := key.values(start, stop)) is not None:
+                    o = o + share.to(o.dtype) * values.to(o.dtype)
             if self.reader is not None:
                 self.reader.read(EVERYTHING, start, weights)
             return o
@@ -174,6 +192,18 @@ class Explicit(WeightedSum):
     def sum_squares(self) -> Tensor:
         """Of the weights as they are."""
         return self._by_block(lambda start, stop: self.rows(start, stop).square().sum(-1))
+
+    def prefix_share(self) -> Tensor | None:
+        """See :class:`WeightedSum`."""
+        chosen = [i for i, key in enumerate(self.extra) if key.of_prefix]
+        if not chosen:
+            return None
+
+        def of_block(start: int, stop: int) -> Tensor:
+            shares = self._weights(start, stop)[1]
+            return sum((shares[i][..., 0] for i in chosen[1:]), shares[chosen[0]][..., 0])
+
+        return self._by_block(of_block)
 
 
 #: (scores, which keys are seen, scores of extra keys ``[B, H, rows, 1]``) → weights, 0 where unseen, and extra shares.

@@ -1,0 +1,1 @@
+"""What adapters do to a model (definitions §12)."""

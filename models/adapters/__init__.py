@@ -1,0 +1,1 @@
+"""Adapters: small trained parts beside a frozen decoder, one file per kind (definitions §12)."""

@@ -1,0 +1,130 @@
+"""An adapter, as a config. Light: it is read before torch is loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Literal
+
+from ...schema import outside
+from ..config import ModelConfig
+
+AdapterKind = Literal["none", "lora", "prefix", "prefix_plus"]
+LinearMap = Literal["attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down"]
+FeatureMap = Literal["elu", "relu", "identity"]
+
+#: Kind → the fields that it reads, with what they are where they are left out.
+READS: dict[str, dict[str, object]] = {
+    "none": {},
+    "lora": {"rank": 8, "alpha": 16.0, "maps": ["attn.q", "attn.v"]},
+    "prefix": {"length": 16},
+    "prefix_plus": {"feature_map": "elu"},
+}
+
+
+@dataclass(frozen=True)
+class AdapterConfig:
+    """A small part that is trained in place of the model that it is attached to (definitions §12)."""
+
+    kind: AdapterKind = "none"
+    """``none``: the model itself is trained. Else it is frozen, and what is trained is: ``lora``, a product of two thin
+    matrices beside linear maps (arXiv 2106.09685); ``prefix``, keys and values in every block that all queries see
+    (prefix tuning, arXiv 2101.00190); ``prefix_plus``, a matrix per head that maps features of its queries and is added
+    to its output, outside of the softmax (Prefix-Tuning+, arXiv 2506.13674). Needs a model to start from: init_from, or
+    birthmark adapt."""
+
+    rank: int | None = None
+    """Of ``lora``: inner width of the product, less than that of the maps; by default 8."""
+
+    alpha: float | None = None
+    """Of ``lora``: the product is multiplied by alpha/rank; by default 16."""
+
+    maps: list[LinearMap] | None = None
+    """Of ``lora``: linear maps of every block that get one; by default attn.q and attn.v."""
+
+    length: int | None = None
+    """Of ``prefix``: keys of every block and key/value head; by default 16."""
+
+    feature_map: FeatureMap | None = None
+    """Of ``prefix_plus``: φ, through which queries go; by default ``elu``, as in the paper."""
+
+    @property
+    def is_on(self) -> bool:
+        """Whether there is an adapter."""
+        return self.kind != "none"
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether queries give weight to keys of the adapter, so that their weights on tokens do not sum to 1."""
+        return self.kind == "prefix"
+
+    @property
+    def changes_outputs(self) -> bool:
+        """Whether something is added to what heads give, after the value aggregation."""
+        return self.kind == "prefix_plus"
+
+    def value(self, name: str) -> object:
+        """A field that the kind reads, by default that of the kind."""
+        given = getattr(self, name)
+        return READS[self.kind][name] if given is None else given
+
+    @property
+    def lora_rank(self) -> int:
+        """The rank, resolved."""
+        return int(str(self.value("rank")))
+
+    @property
+    def lora_maps(self) -> list[str]:
+        """The maps, resolved."""
+        maps = self.value("maps")
+        assert isinstance(maps, list)
+        return maps
+
+    @property
+    def lora_scale(self) -> float:
+        """``alpha/rank``."""
+        return float(str(self.value("alpha"))) / self.lora_rank
+
+    @property
+    def prefix_length(self) -> int:
+        """The number of keys, resolved."""
+        return int(str(self.value("length")))
+
+    def problems(self) -> list[str]:
+        """Values out of range and fields that the kind does not read, one line each, with the mend."""
+        found = []
+        for field in fields(self):
+            if field.name != "kind" and getattr(self, field.name) is not None and field.name not in READS[self.kind]:
+                readers = [kind for kind, reads in READS.items() if field.name in reads]
+                found.append(
+                    f"adapter.{field.name} is set, but only adapter.kind {readers[0]} reads it: leave it out or change "
+                    "that"
+                )
+        found += outside("adapter", self, {"rank": (1, 1 << 16), "length": (1, 1 << 16)})
+        if self.alpha is not None and not 0 < self.alpha < float("inf"):
+            found.append(f"adapter.alpha is {self.alpha}: give a positive number")
+        if self.maps is not None and not self.maps:
+            found.append("adapter.maps is empty: name a map, or give adapter.kind none")
+        if twice := sorted({name for name in self.maps or [] if (self.maps or []).count(name) > 1}):
+            found.append(f"adapter.maps names {', '.join(twice)} twice: name each map once")
+        return found
+
+    def misfits(self, model: ModelConfig) -> list[str]:
+        """Why it cannot be attached to this model, one line each, with the mend."""
+        if self.kind != "lora":
+            return []
+        if "mlp.gate" in self.lora_maps and not model.gated:
+            return [f"adapter.maps names mlp.gate, but model.mlp {model.mlp} has none: leave it out"]
+        widths = {
+            "attn.q": (model.d_model, model.n_heads * model.d_head),
+            "attn.k": (model.d_model, model.kv_heads * model.d_head),
+            "attn.v": (model.d_model, model.kv_heads * model.d_head),
+            "attn.o": (model.n_heads * model.d_head, model.d_model),
+            **dict.fromkeys(("mlp.gate", "mlp.up", "mlp.down"), (model.d_model, model.ff)),
+        }
+        least, narrowest = min((min(widths[name]), name) for name in self.lora_maps)
+        if self.lora_rank >= least:
+            return [
+                f"adapter.rank is {self.lora_rank}, and {narrowest} has a side of {least}: give less than {least}, the "
+                "product is as large as the map itself"
+            ]
+        return []

@@ -1,0 +1,77 @@
+"""Adapters by name: attached to a decoder, which is frozen; and which of its tensors are theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from ..attention.correlation import estimated_correlations
+from ..birth import Digest, draw
+from ..config import InitConfig
+from ..decoder import Decoder
+from ..init import birth_plan
+from ..tensor_shards import full_tensor, shard_of
+from .adapter_config import AdapterConfig
+from .lora import attach_lora
+from .prefix import attach_prefix
+from .prefix_plus import attach_prefix_plus
+
+#: What attaches an adapter, by ``adapter.kind``.
+ADAPTERS: dict[str, Callable[[Decoder, AdapterConfig], None]] = {
+    "lora": attach_lora,
+    "prefix": attach_prefix,
+    "prefix_plus": attach_prefix_plus,
+}
+
+
+def is_adapter(name: str) -> bool:
+    """Whether a tensor of a decoder is an adapter's, by its full name."""
+    return any(part.startswith("adapter") for part in name.split("."))
+
+
+def attach(model: Decoder, adapter: AdapterConfig) -> None:
+    """Attach an adapter, whose parameters have no values yet, and freeze all else: weights, and moments that training
+    would move.
+
+    Args:
+        model: on any device; before it is sharded.
+        adapter: what is attached; ``none`` leaves the model as it is.
+    """
+    if not adapter.is_on:
+        return
+    model.requires_grad_(False)
+    for part in estimated_correlations(model):
+        part.frozen = True
+    device, dtype = model.embed.weight.device, model.embed.weight.dtype
+    with torch.device(device):
+        ADAPTERS[adapter.kind](model, adapter)
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            parameter.data = parameter.data.to(dtype)
+    model.adapter = adapter
+
+
+@torch.no_grad()
+def initialize_adapter(model: Decoder, init: InitConfig, init_seed: int) -> None:
+    """Overwrite every parameter of the adapter with its initial value under ``init_seed``; of a sharded one each rank
+    draws its own shard. Values have the keys of a birth: a parameter's name decides them."""
+    plan = birth_plan(model, init)
+    for name, parameter in model.named_parameters():
+        if is_adapter(name):
+            shard = shard_of(parameter)
+            drawn = draw(init_seed, name, shard.numel, plan[name], shard.start, shard.stop)
+            shard.local.copy_(torch.from_numpy(drawn))
+
+
+def base_digest(model: nn.Module) -> str:
+    """SHA-256 over the parameters and buffers of what an adapter is attached to, as a birth's digest is taken.
+
+    Of a sharded model all ranks must call: one parameter at a time is gathered.
+    """
+    sha = Digest()
+    for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
+        if not is_adapter(name):
+            sha.add(name, full_tensor(tensor).to("cpu", torch.float32).numpy())
+    return sha.hexdigest()
