@@ -53,6 +53,24 @@ def run_starts(name: str, numel: int) -> list[int]:
     return sorted({int(start) for start in drawn})
 
 
+def _spans(name: str, numel: int) -> list[tuple[int, int]]:
+    return [(start, start + RUN_LENGTH) for start in run_starts(name, numel)] or [(0, numel)]
+
+
+def _sound(parts: list[Tensor]) -> tuple[np.ndarray, float]:
+    """Parts of a floating tensor as `Sampled.values` has them, and the median of their sizes."""
+    found = torch.stack([part.float() for part in parts])
+    median = float(found[found.isfinite()].abs().median().nan_to_num())
+    # One broken value would decide every distance.
+    return found.where(found.isfinite() & (found.abs() <= HUGE * (median or 1.0)), 0.0).numpy(), median
+
+
+def sampled_values(name: str, tensor: Tensor) -> np.ndarray:
+    """Of a tensor that is in memory, what `sample` keeps of it: float32 ``[runs, RUN_LENGTH]``, a small one whole."""
+    flat = tensor.detach().reshape(-1)
+    return _sound([flat[start:stop] for start, stop in _spans(name, flat.numel())])[0]
+
+
 def sample(weights: Weights, *, scan: bool) -> Sampled:
     """Sample a checkpoint.
 
@@ -67,21 +85,16 @@ def sample(weights: Weights, *, scan: bool) -> Sampled:
     for name in sorted(weights.entries):
         entry = weights.entries[name]
         sha = hashlib.sha256(str(entry).encode())
-        starts = run_starts(name, entry.numel)
-        spans = [(start, start + RUN_LENGTH) for start in starts] or [(0, entry.numel)]
-        parts = [weights.read(name, *span) for span in spans]
+        parts = [weights.read(name, *span) for span in _spans(name, entry.numel)]
         for part in parts:
             sha.update(part.view(torch.uint8).numpy().tobytes())
             n_read += part.numel() * part.element_size()
         digests[name] = sha.hexdigest()
         if not parts[0].is_floating_point() or not entry.numel:
             continue
-        found = torch.stack([part.float() for part in parts])
-        median = float(found[found.isfinite()].abs().median().nan_to_num())
+        sound, median = _sound(parts)
         if len(entry.shape) > 1:
-            # One broken value would decide every distance.
-            is_sound = found.isfinite() & (found.abs() <= HUGE * (median or 1.0))
-            values[name] = found.where(is_sound, 0.0).numpy()
+            values[name] = sound
         if scan:
             broken += _broken(name, weights, entry, median)
     n_bytes = sum(entry.nbytes for entry in weights.entries.values())

@@ -28,6 +28,8 @@ COMMANDS = (
     "fingerprint",
     "identify",
     "audit",
+    "certify",
+    "verify",
     "snapshot",
     "compare",
     "intervene",
@@ -44,6 +46,7 @@ _FOLDERS = {
     **dict.fromkeys(
         ("fingerprint", "identify", "audit", "snapshot", "compare", "intervene", "length", "quantise"), "instrument."
     ),
+    **dict.fromkeys(("certify", "verify"), "instrument."),
 }
 
 

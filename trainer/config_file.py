@@ -11,6 +11,7 @@ from typing import Any, get_args
 from jsonargparse import Namespace
 
 from ..errors import UsageError
+from ..models.config import ModelConfig
 from ..models.dotted import dotted, nested
 from ..schema import shown
 from .by_name.shipped_configs import find_config
@@ -44,6 +45,18 @@ def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) ->
 def build_config(fields: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """The run of these fields alone, by dotted names or nested, over the defaults; as `read_config`."""
     return _build(_dotted_fields(fields) | _dotted_fields(overrides or {}))
+
+
+def build_model(fields: Mapping[str, Any]) -> ModelConfig:
+    """The model of these fields alone, nested and without ``model.``; what a run beside it would need is not asked.
+
+    Raises:
+        UsageError: an unknown field, an impossible value; the message names the field.
+    """
+    parsed = _run_parser().parse_object(nested(_dotted_fields({"model": dict(fields)})), defaults=False)
+    found = _instance(ModelConfig, parsed.as_dict().get("model", {}), "model.")
+    assert isinstance(found, ModelConfig)
+    return found
 
 
 def _dotted_fields(tree: Any, where: str = "") -> dict[str, Any]:

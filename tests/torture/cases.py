@@ -523,6 +523,8 @@ _USUAL: dict[str, tuple[str, ...]] = {
     "quantise": ("run", "--bits", "w4a4", "--json", *_PROBE),
     "compare": ("run", "run@0", "--json", *_PROBE),
     "audit": ("run",),
+    "certify": ("run", "--out", "stated.json"),
+    "verify": ("stated.json", "run"),
     "configs": (),
     "completion": ("bash",),
 }
@@ -546,7 +548,7 @@ def command_line(rng: random.Random, example: Path) -> Case:
         usual += [changed]
     else:
         usual += [f"{changed}={word}"] if rng.random() < 0.5 else [changed, word]
-    parts = ("run", "theirs", "measured", "corpus", "cache", "tiny.yaml", "study.yaml")
+    parts = ("run", "theirs", "measured", "corpus", "cache", "tiny.yaml", "study.yaml", "stated.json")
     # What is wrong may be the word, the option, its neighbour, or what follows from it.
     shown = " ".join(word.split())[:20] or "''"
     words = (changed.lstrip("-"), changed.rpartition(".")[2], shown, *(u.lstrip("-") for u in usual if u), "birthmark")

@@ -1,0 +1,163 @@
+"""A checkpoint against a certificate: is it one that the certificate lists, and does it descend from the birth that the
+certificate commits to?"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ...errors import UsageError
+from ...files import content_digest, user_path
+from ...metrics.between.weight_kinship import Kinship, kinship
+from ...models.birth import certificate_of
+from ...models.by_block.block_weights import BlockWeights
+from ...models.config import ModelConfig
+from ...models.parameter_shapes import parameter_shapes
+from ...trainer.by_name.model_names import open_source
+from ...trainer.checkpoints.folder_io import CheckpointWeights
+from .commitments import commitment
+from .statement import Statement, model_of, read_statement
+from .streamed_content import Content, Reading, Shapes, content_of, tensor_shapes
+
+
+@dataclass(frozen=True)
+class Reveal:
+    """What a run's owner shows."""
+
+    init_seed: int
+    salt: bytes
+    data_order: Mapping[str, Any] | None = None
+    """What decided the order of the data, where that is shown too."""
+
+
+@dataclass(frozen=True)
+class Opened:
+    """What came of a reveal."""
+
+    init_seed: bool
+    """Whether seed and salt open the commitment; nothing else is known where they don't."""
+    birth: bool = False
+    """Whether the birth drawn again from config and seed is the one that was committed to."""
+    data_order: bool | None = None
+    """Whether what decides the order of the data is what was committed to; None where it was not shown."""
+    kin: Kinship | None = None
+    """Of that birth and the checkpoint, by their weights."""
+    is_birth: bool = False
+    """Whether the checkpoint is that birth itself."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether all that was shown opens, and the checkpoint is kin of the birth."""
+        return self.init_seed and self.birth and self.data_order is not False and self.is_kin
+
+    @property
+    def is_kin(self) -> bool:
+        """Whether the checkpoint descends from the birth, as far as its weights show."""
+        return self.kin is not None and self.kin.verdict is True
+
+
+@dataclass(frozen=True)
+class Verified:
+    """What came of a check."""
+
+    statement: Statement
+    digest: str
+    """Of the statement: compare it with the one that was published."""
+    checkpoint: str
+    """As it was named."""
+    content: Content | None
+    """None of a model of another shape, which is not read."""
+    other_shape: str
+    """Where its shape is another, in words; "" if it is not."""
+    listed: list[tuple[int, str]]
+    """Steps under which the certificate lists its content, and the type that the values are rounded to."""
+    opened: Opened | None
+    """None where nothing was revealed, or there is nothing to compare."""
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether the checkpoint is one that the certificate lists, or the birth that it commits to."""
+        return bool(self.listed) or (self.opened is not None and self.opened.is_birth)
+
+    @property
+    def holds(self) -> bool:
+        """Whether everything that was asked is so."""
+        return self.is_listed and (self.opened is None or self.opened.holds)
+
+
+def verify(certificate: Path, checkpoint: str, reveal: Reveal | None) -> Verified:
+    """Check a checkpoint; a tensor at a time is in memory.
+
+    Args:
+        certificate: its file.
+        checkpoint: a model by any of its names; a checkpoint's folder may stand apart from its run.
+        reveal: the seed and the salt, if its owner has shown them.
+
+    Raises:
+        UsageError: there is no such model.
+        RunError: the certificate was changed, or a file of the checkpoint is damaged.
+    """
+    statement = read_statement(certificate)
+    config = model_of(statement, certificate)
+    weights, theirs = _open(checkpoint, config)
+    digest, other = content_digest(statement), _first_difference(config, theirs)
+    if other:
+        return Verified(statement, digest, checkpoint, None, other, [], None)
+    content = content_of(tensor_shapes(config), weights)
+    listed = [
+        (one["step"], name)
+        for one in statement["checkpoints"]
+        for name in ("float32", "bfloat16", "float16")
+        if one[name] == content.float32
+    ]
+    opened = None if reveal is None else _open_commitments(statement, config, content, reveal)
+    # A checkpoint that was stored rounded has one digest under several names.
+    first = {step: (step, name) for step, name in reversed(listed)}
+    return Verified(statement, digest, checkpoint, content, "", list(first.values())[::-1], opened)
+
+
+def _open(name: str, config: ModelConfig) -> tuple[BlockWeights, Shapes]:
+    """Weights of a checkpoint, and the shapes of its parameters."""
+    folder = user_path(name)
+    if (folder / "state.json").is_file():
+        weights = CheckpointWeights(folder)
+        buffers = tensor_shapes(config).keys() - dict(parameter_shapes(config)).keys()
+        return weights, {name: one.shape for name, one in weights.stored.items() if name not in buffers}
+    source = open_source(name)
+    if source.config.attention.own_parts:
+        raise UsageError(f"{name}: has parts of its owner's own, which no certificate has; give the model certified")
+    return source.weights(), dict(parameter_shapes(source.config))
+
+
+def _first_difference(config: ModelConfig, theirs: Shapes) -> str:
+    """Where a model has other parameters than ``config`` says; "" nowhere."""
+    left = set(theirs)
+    for name, shape in parameter_shapes(config):
+        if (there := theirs.get(name)) != shape:
+            found = "missing" if there is None else str(list(there))
+            return f"{name} is {found}, and {list(shape)} in the certificate's model"
+        left.discard(name)
+    return f"{min(left)} is in none of the certificate's model" if left else ""
+
+
+def _open_commitments(statement: Statement, config: ModelConfig, content: Content, reveal: Reveal) -> Opened:
+    known = statement["commitments"]
+    if commitment("init_seed", reveal.init_seed, reveal.salt) != known["init_seed"]:
+        return Opened(init_seed=False)
+    reading = Reading()
+    drawn = certificate_of(config, reveal.init_seed, lambda name, values: reading.add(name, torch.from_numpy(values)))
+    order = None
+    if reveal.data_order is not None:
+        order = commitment("data_order", reveal.data_order, reveal.salt) == known["data_order"]
+    found = reading.content()
+    return Opened(
+        init_seed=True,
+        birth=commitment("birth", drawn["digest"], reveal.salt) == known["birth"],
+        data_order=order,
+        kin=kinship(found.values, content.values),
+        is_birth=content.float32 in (found.float32, found.bfloat16, found.float16),
+    )

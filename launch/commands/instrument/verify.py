@@ -1,0 +1,62 @@
+"""`birthmark verify`: a checkpoint against a certificate."""
+
+from __future__ import annotations
+
+from jsonargparse import Namespace
+
+from ....errors import UsageError
+from ....schema import SEEDS
+from ....trainer.config_parser import Parser
+from ...options import MODEL_NAMES, add_json
+
+SUMMARY = "Check whether a certificate lists a checkpoint, and whether that descends from the seed it commits to."
+
+#: Exit status where something is not as the certificate says.
+WRONG = 3
+
+
+def add_options(parser: Parser) -> None:
+    """The certificate, the checkpoint, and what its owner reveals."""
+    parser.add_argument("certificate", type=str, metavar="CERT", help="File that `certify` wrote.")
+    parser.add_argument(
+        "checkpoint", type=str, metavar="CHECKPOINT", help=MODEL_NAMES[0].upper() + MODEL_NAMES[1:] + "."
+    )
+    parser.add_argument(
+        "--reveal", type=int | None, metavar="SEED", help="The run's init_seed, with --salt or --secret."
+    )
+    parser.add_argument("--salt", type=str | None, metavar="HEX", help="The salt of the run's secret.")
+    parser.add_argument(
+        "--secret", type=str | None, metavar="FILE", help="The run's certificate.secret.json: salt and data order."
+    )
+    add_json(parser)
+
+
+def run(options: Namespace) -> int:
+    """Verify a checkpoint."""
+    from ....audit.certificates.commitments import read_secret, salt_of
+    from ....audit.certificates.verification import Reveal, verify
+    from ....audit.certificates.verification_lines import as_json, lines
+    from ....files import user_path
+    from ....report.terminal import print_json
+
+    reveal = None
+    if options.reveal is None:
+        if given := [name for name in ("salt", "secret") if options[name] is not None]:
+            raise UsageError(f"--{given[0]}: opens nothing without its seed; give --reveal SEED too")
+    elif not SEEDS[0] <= options.reveal <= SEEDS[1]:
+        raise UsageError(f"--reveal {str(options.reveal)[:30]}: no seed; give a number of 64 bits")
+    elif (options.salt is None) == (options.secret is None):
+        raise UsageError(
+            f"--reveal {options.reveal}: a commitment opens with its salt; give one of --salt and --secret"
+        )
+    elif options.salt is not None:
+        reveal = Reveal(options.reveal, salt_of(options.salt, "--salt"))
+    else:
+        secret = read_secret(user_path(options.secret))
+        reveal = Reveal(options.reveal, salt_of(secret["salt"], "--secret"), secret["data_order"])
+    found = verify(user_path(options.certificate), options.checkpoint, reveal)
+    if options.json:
+        print_json(as_json(found))
+    else:
+        print("\n".join(lines(found)), flush=True)
+    return 0 if found.holds else WRONG
