@@ -1,0 +1,82 @@
+"""What a change of weights is: a function of a model's config and tensors, and of a seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import UsageError
+from ..birth import empty_decoder
+from ..config import ModelConfig
+from ..decoder import Decoder
+
+
+class ModelWeights(NamedTuple):
+    """A model as its config and the state dict of its `Decoder`, parameters and buffers by name."""
+
+    config: ModelConfig
+    tensors: Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Change:
+    """Base of all changes. What it is given stays as it is; tensors that it leaves alone are shared.
+
+    Its fields are its settings, which a study file names beside its ``kind``.
+    """
+
+    needs_other: ClassVar[bool] = False
+    """Whether it takes another model beside the one that it changes."""
+
+    def __post_init__(self) -> None:
+        if found := self.problems():
+            raise UsageError("; ".join(found))
+
+    def problems(self) -> list[str]:
+        """Settings that no model can have, one line each, with the mend."""
+        return []
+
+    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+        """The changed model.
+
+        Args:
+            model: what is changed.
+            seed: decides what is drawn, and nothing else.
+            other: the model that is merged in, where `needs_other`.
+
+        Raises:
+            UsageError: this model cannot be changed so; the message says why.
+        """
+        raise NotImplementedError
+
+
+def weights_of(model: Decoder) -> ModelWeights:
+    """A model's config and tensors, not copied."""
+    return ModelWeights(model.config, {name: tensor.detach() for name, tensor in model.state_dict().items()})
+
+
+def decoder_of(weights: ModelWeights) -> Decoder:
+    """The model with these weights, copied, on their device and in the embedding's dtype."""
+    table = weights.tensors["embed.weight"]
+    model = empty_decoder(weights.config, table.device, dtype=table.dtype)
+    model.load_state_dict(dict(weights.tensors))
+    return model
+
+
+def is_block_matrix(name: str, tensor: Tensor) -> bool:
+    """Whether a tensor is the matrix of a linear map inside a block; embedding and head are none."""
+    return name.startswith("blocks.") and name.endswith(".weight") and tensor.ndim == 2
+
+
+def share_problem(field: str, value: float) -> list[str]:
+    """A line if ``value`` is no share above 0 and below 1."""
+    return [] if 0 < value < 1 else [f"{field} is {value}: give a share between 0 and 1"]
+
+
+def wide(tensor: Tensor) -> Tensor:
+    """In float64, where products are exact enough for a function that has to stay the same."""
+    return tensor.to(torch.float64)

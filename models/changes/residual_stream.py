@@ -1,0 +1,132 @@
+"""Which tensors read the residual stream, which write to it, and how its coordinates are changed in all of them.
+
+Legend: D width of the residual stream.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import UsageError
+from .change import ModelWeights, wide
+
+_READERS = {"norm_attn": ("attn.q", "attn.k", "attn.v", "attn.gate.map"), "norm_mlp": ("mlp.gate", "mlp.up")}
+"""Norm of a block → the maps that read what it gives."""
+_WRITERS = ("attn.o", "mlp.down")
+_BLOCK = re.compile(r"blocks\.\d+\.")
+
+
+class Readers(NamedTuple):
+    """A norm and the matrices ``[…, D]`` that read what it gives."""
+
+    norm: str
+    weights: tuple[str, ...]
+    """Names of tensors; the head's only where it is a table of its own."""
+
+
+def readers(model: ModelWeights) -> Iterator[Readers]:
+    """Every place where the residual stream is read: two in a block, and the head."""
+    for i in range(model.config.n_layers):
+        for norm, maps in _READERS.items():
+            names = tuple(f"blocks.{i}.{name}.weight" for name in maps)
+            yield Readers(f"blocks.{i}.{norm}", tuple(name for name in names if name in model.tensors))
+    yield Readers("norm", ("head.weight",) if "head.weight" in model.tensors else ())
+
+
+def check_channels(model: ModelWeights, what: str) -> None:
+    """UsageError where channels of the residual stream are tied to their places."""
+    config = model.config
+    if config.positions == "sinusoidal":
+        raise UsageError(f"{what}: model.positions sinusoidal adds fixed waves to fixed channels; they cannot be moved")
+    check_known_gate(model, what)
+
+
+def check_known_gate(model: ModelWeights, what: str) -> None:
+    """UsageError where a part of the user's own reads the residual stream."""
+    if gate := model.config.attention.own_parts.get("gate"):
+        raise UsageError(f"{what}: how model.attention.gate {gate} reads the residual stream is not known")
+
+
+def _stream_axis(name: str, positions: str) -> int | None:
+    """The axis of a tensor that runs along the residual stream; None if none does. Gains of norms are not meant."""
+    part = _BLOCK.sub("", name)
+    owner, _, leaf = part.rpartition(".")
+    if part in ("embed.weight", "head.weight") or (part == "positions.table.weight" and positions == "learned"):
+        return 1
+    if owner in _WRITERS:
+        return 0
+    if any(owner in maps for maps in _READERS.values()) and leaf == "weight":
+        return 1
+    return 0 if _is_norm(owner) and leaf == "bias" else None
+
+
+def _is_norm(owner: str) -> bool:
+    return owner in ("norm", *_READERS, *(f"{norm}_out" for norm in _READERS))
+
+
+def in_other_coordinates(
+    model: ModelWeights, move: Callable[[Tensor, int], Tensor], move_gain: Callable[[Tensor], Tensor]
+) -> ModelWeights:
+    """The model whose residual stream is another's by an orthogonal map.
+
+    Args:
+        model: what is changed.
+        move: applies the map along one axis of a tensor.
+        move_gain: what becomes of the gain ``[D]`` of a norm.
+    """
+    tensors = {}
+    for name, tensor in model.tensors.items():
+        axis = _stream_axis(name, model.config.positions)
+        if axis is not None:
+            tensors[name] = move(tensor, axis)
+        elif name.endswith(".gain") and _is_norm(_BLOCK.sub("", name).removesuffix(".gain")):
+            tensors[name] = move_gain(tensor)
+        else:
+            tensors[name] = tensor
+    return model._replace(tensors=tensors)
+
+
+def untied(model: ModelWeights) -> ModelWeights:
+    """The same function with an output head of its own."""
+    if not model.config.tie_embeddings:
+        return model
+    table = model.tensors["embed.weight"]
+    return ModelWeights(replace(model.config, tie_embeddings=False), {**model.tensors, "head.weight": table})
+
+
+def with_gains(model: ModelWeights, new_gain: Callable[[str, Tensor], Tensor]) -> ModelWeights:
+    """The same function with other gains in the norms that the readers of the residual stream have.
+
+    What a gain loses, the matrices behind it get, column by column; biases of norms follow their gain. A head that is
+    tied to the embedding gets a table of its own.
+
+    Args:
+        model: what is changed.
+        new_gain: from the name of a norm and its gain, float64 ``[D]``, to the one that it is to have, without 0.
+
+    Raises:
+        UsageError: a gain is 0 beside a bias that is not, which no other gain can say.
+    """
+    model = untied(model)
+    tensors = dict(model.tensors)
+    for norm, weights in readers(model):
+        gain = tensors.get(f"{norm}.gain")
+        if gain is None:
+            continue
+        wanted_D = new_gain(norm, wide(gain))
+        factor_D = wide(gain) / wanted_D
+        tensors[f"{norm}.gain"] = wanted_D.to(gain.dtype)
+        for name in weights:
+            tensors[name] = (wide(tensors[name]) * factor_D).to(tensors[name].dtype)
+        if (bias := tensors.get(f"{norm}.bias")) is not None:
+            if bool(((factor_D == 0) & (bias != 0)).any()):
+                raise UsageError(f"{norm}.gain has a 0 beside a bias: it cannot be moved into the maps behind it")
+            safe_D = torch.where(factor_D == 0, 1.0, factor_D)
+            tensors[f"{norm}.bias"] = (wide(bias) / safe_D).to(bias.dtype)
+    return model._replace(tensors=tensors)

@@ -1,0 +1,27 @@
+"""The hidden units of the MLPs in another order, which leaves everything outside of them as it was."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ..keyed_random import keyed_generator
+from .change import Change, ModelWeights
+
+
+@dataclass(frozen=True)
+class UnitPermutation(Change):
+    """The hidden units of every MLP in a random order of its own."""
+
+    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+        """See :class:`Change`."""
+        tensors = dict(model.tensors)
+        for i in range(model.config.n_layers):
+            order = torch.from_numpy(keyed_generator(seed, "units", i).permutation(model.config.ff))
+            axes = {"gate.weight": 0, "gate.bias": 0, "up.weight": 0, "up.bias": 0, "down.weight": 1}
+            for part, axis in axes.items():
+                name = f"blocks.{i}.mlp.{part}"
+                if name in tensors:
+                    tensors[name] = tensors[name].index_select(axis, order.to(tensors[name].device))
+        return model._replace(tensors=tensors)
