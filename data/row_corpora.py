@@ -24,7 +24,7 @@ from ..schema import Sha256
 from .building.workers import in_processes, n_cores
 from .cache import Meta, build_once, facts_of_files, files_sha256, fingerprint
 from .config import DataConfig
-from .ingest.bad_rows import bad_rows, check_columns, without_bad_rows
+from .ingest.bad_rows import bad_rows, check_columns, check_first_row, without_bad_rows
 from .splits import key_digest
 from .survey.documents import SurveyedCorpus
 from .survey.table_rows import RowPiece, Rows
@@ -189,6 +189,8 @@ class TableCorpus(_RowCorpus):
         for path in self._files:
             if path.suffix.lower() in (".csv", ".jsonl"):
                 _check_lines(path)
+            if path.suffix.lower() == ".jsonl" and not most:
+                check_first_row(path, column)
         if importlib.util.find_spec("datasets") is not None:  # else the reading says so
             check_columns(self._files, column)
         return without_bad_rows(self._files, column, most, self._cache_dir) if most else (self._files, 0)

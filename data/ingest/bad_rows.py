@@ -18,6 +18,7 @@ from ...files import one_line, reason_of
 from ..cache import Meta, build_once, facts_of_files, file_states, fingerprint
 
 _COPIED = 1 << 20
+_MEND = "mend it, or raise data.max_bad_rows, which leaves such rows out"
 
 
 class _BadRow(NamedTuple):
@@ -81,6 +82,21 @@ def without_bad_rows(files: Sequence[Path], column: str, most: int, cache_dir: P
     )
 
 
+def check_first_row(path: Path, column: str) -> None:
+    """See that a .jsonl file begins like one: pyarrow's reader may crash on another.
+
+    It parses on threads, and some errors end the process in place of the parsing (apache/arrow#49272 is one). A file
+    that begins with a list or with an object of several lines is left to the reader, which may know it.
+
+    Raises:
+        UsageError: it does not; names the line.
+    """
+    with path.open("rb") as file:
+        number, line = next(((n, line) for n, line in enumerate(file, 1) if line.strip()), (0, b"{"))
+    if not line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b"{", b"[")):
+        raise UsageError(f"{path}: line {number} {_why_no_row(line, column)}; {_MEND}")
+
+
 def bad_rows(path: Path, column: str, most: int) -> list[_BadRow]:
     """The bad rows of a file, at most ``most``.
 
@@ -90,9 +106,7 @@ def bad_rows(path: Path, column: str, most: int) -> list[_BadRow]:
     found: list[_BadRow] = []
     for row in _BAD_ROWS.get(path.suffix.lower(), _none)(path, column):
         if len(found) == most:
-            raise UsageError(
-                f"{path}: line {row.line} {row.reason}; mend it, or raise data.max_bad_rows, which leaves such rows out"
-            )
+            raise UsageError(f"{path}: line {row.line} {row.reason}; {_MEND}")
         found.append(row)
     return found
 
