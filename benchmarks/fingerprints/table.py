@@ -7,10 +7,10 @@ from .huref import ICS, PCS
 from .method import Method
 from .model_tracing import CSH, CSU, MATCH
 from .reef import REEF
-from .seedprint_nulls import ANALYTIC, DIMENSIONS, EMPIRICAL
+from .seedprint_nulls import ANALYTIC, ANALYTIC_WIDER, DIMENSIONS, EMPIRICAL
 from .weight_cosine import WEIGHT_COSINE
 from .weight_statistics import INTRINSIC
 
 METHODS: tuple[Method, ...] = (
-    ANALYTIC, EMPIRICAL, CSU, CSH, MATCH, AWM, ICS, PCS, REEF, INTRINSIC, WEIGHT_COSINE, DIMENSIONS,
+    ANALYTIC, ANALYTIC_WIDER, EMPIRICAL, CSU, CSH, MATCH, AWM, ICS, PCS, REEF, INTRINSIC, WEIGHT_COSINE, DIMENSIONS,
 )  # fmt: skip

@@ -1,0 +1,94 @@
+"""Fingerprints of models on one bench: how many kin each method finds, and how many strangers it calls kin.
+
+    nice -n 10 python benchmarks/compare_fingerprints.py [--scale tiny] [--out FOLDER] [--figure PNG]
+
+Six families of small models are born, trained and changed as people change models; every pair is tested by every
+method of ``benchmarks/fingerprints/table.py``. Writes ``fingerprints.md`` and ``.json``, by default into
+``benchmarks/results``, and the picture. ``--pages`` writes page and picture again from the JSON. ``--scale tiny`` is a
+rehearsal that measures nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from fingerprints.bench_models import FULL, TINY
+from fingerprints.cost import LARGER, Cost, costs
+from fingerprints.page import cost_table, draw, group_table, main_table, method_table
+from fingerprints.pairs import all_pairs
+from fingerprints.results import Row, as_json, rows_of, summaries
+from fingerprints.table import METHODS
+from machine import ROOT, describe
+
+RESULTS, FIGURE = ROOT / "benchmarks" / "results", ROOT / "docs" / "img" / "fingerprints-compared.png"
+
+
+def say(text: str) -> None:
+    print(text, flush=True)
+
+
+def measure(tiny: bool) -> dict[str, Any]:
+    """Everything that is measured, for JSON."""
+    load, start = os.getloadavg()[0], time.monotonic()
+    rows = list(rows_of(all_pairs(TINY if tiny else FULL, say), METHODS))
+    found = list(costs(METHODS) if not tiny else [])
+    facts = describe("cpu") | {"load before": f"{load:.1f}", "wall time": f"{(time.monotonic() - start) / 60:.1f} min"}
+    return {"machine": facts, "row": list(Row._fields), "rows": as_json(rows), "costs": [list(cost) for cost in found]}
+
+
+def write_pages(content: dict[str, Any], out: Path, figure: Path) -> None:
+    """Markdown and picture, from what was measured."""
+    rows, found_costs = [Row(*row) for row in content["rows"]], [Cost(*cost) for cost in content["costs"]]
+    found = summaries(rows)
+    pairs = {relation: sum(row.relation == relation for row in rows) // len(found) for relation in ("kin", "strangers")}
+    facts = "; ".join(f"{name} {value}" for name, value in content["machine"].items())
+    lines = [
+        "# compare_fingerprints.py",
+        "",
+        "    nice -n 10 python benchmarks/compare_fingerprints.py",
+        "",
+        f"{pairs['kin']} pairs of kin, {pairs['strangers']} of strangers. Rates in per cent of the tested pairs, with "
+        "95 % intervals (Clopper–Pearson).",
+        "",
+        f"{facts}.",
+        *("", "## Methods", "", *method_table(METHODS)),
+        *("", "## All pairs", "", *main_table(found)),
+        *("", "## Kin found by group, %, at 1 % of held-out strangers", "", *group_table(found, "power_of")),
+        *("", "## Kin found by group, %, by the method's own rule", "", *group_table(found, "own_power_of")),
+        *("", "## Strangers called kin by group, %, by the method's own rule", "", *group_table(found, "own_false_of")),
+        *("", "## Strangers above the threshold by group, %, of the half that did not decide it", ""),
+        *group_table(found, "false_of"),
+        *("", f"## Cost of one test ({LARGER.d_model} wide, {LARGER.n_layers} blocks, V {LARGER.vocab_size})", ""),
+        *cost_table(found, found_costs),
+    ]
+    (out / "fingerprints.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    draw(found, figure)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--scale", choices=["full", "tiny"], default="full")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
+    parser.add_argument("--figure", type=Path, default=FIGURE)
+    parser.add_argument("--pages", action="store_true", help="measure nothing: page and picture from the JSON")
+    args = parser.parse_args()
+    if args.scale == "tiny" and (args.out == RESULTS or args.figure == FIGURE):
+        parser.error("a rehearsal measures nothing: give --out and --figure elsewhere")
+    torch.set_num_threads(1)
+    file = args.out / "fingerprints.json"
+    if not args.pages:
+        content = json.dumps(measure(args.scale == "tiny"), ensure_ascii=False)
+        file.write_text(content.replace("], [", "],\n[") + "\n", encoding="utf-8")
+    write_pages(json.loads(file.read_text()), args.out, args.figure)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

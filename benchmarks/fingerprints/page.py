@@ -1,0 +1,111 @@
+"""The results as Markdown, and one picture of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from birthmark.report.pictures.fingerprints import _ramp
+from birthmark.report.pictures.saving import save_png
+from birthmark.report.pictures.style import INK, MUTED, PAPER, new_figure, our_style
+
+from .cost import Cost
+from .method import Method
+from .rates import Rate
+from .results import Summary
+
+
+def _row(cells: Sequence[object]) -> str:
+    return "| " + " | ".join(map(str, cells)) + " |"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    return [_row(head), "|" + "---|" * len(head), *(_row(cells) for cells in rows)]
+
+
+def _share(rate: Rate) -> str:
+    return f"{100 * rate.share:.0f}" if rate.n else "–"
+
+
+def main_table(found: Mapping[str, Summary]) -> list[str]:
+    """Power and false alarms of every method, by its own rule and at the threshold of held-out strangers."""
+    head = (
+        "method", "kin tested, %", "kin found, own rule", "strangers called kin, own rule",
+        "kin found at 1 % of held-out strangers", "other strangers above that", "area under ROC",
+    )  # fmt: skip
+    rows = [
+        (
+            name, _share(s.tested_kin), s.own_power or "no rule", s.own_false or "no rule", s.power, s.false,
+            f"{s.area:.3f}",
+        )
+        for name, s in found.items()
+    ]  # fmt: skip
+    return _table(head, rows)
+
+
+def group_table(found: Mapping[str, Summary], which: str) -> list[str]:
+    """Per cent by group, a column for each method: ``which`` is a field of `Summary`."""
+    methods = [name for name, s in found.items() if getattr(s, which)]
+    groups = dict.fromkeys(group for name in methods for group in getattr(found[name], which))
+    nothing = Rate(0, 0)
+    rows = [
+        (
+            group,
+            max(getattr(found[name], which).get(group, nothing).n for name in methods),
+            *(_share(getattr(found[name], which).get(group, nothing)) for name in methods),
+        )
+        for group in groups
+    ]
+    return _table(("group", "pairs", *methods), rows)
+
+
+def cost_table(found: Mapping[str, Summary], costs: Sequence[Cost]) -> list[str]:
+    """Processor time and memory of one test."""
+    by_name = {cost.method: cost for cost in costs}
+    rows = []
+    for name, s in found.items():
+        cost = by_name.get(name)
+        seconds = "–" if cost is None else f"{cost.seconds:.2f}"
+        mib = "–" if cost is None or cost.mib is None else f"{cost.mib:.0f}"
+        rows.append((name, f"{s.ms:.1f}", seconds, mib))
+    return _table(("method", "bench pair, ms", "larger pair, s", "its peak memory, MiB"), rows)
+
+
+def method_table(methods: Sequence[Method]) -> list[str]:
+    """What each needs."""
+    return _table(
+        ("method", "source", "reads", "must be the same"),
+        [
+            (
+                method.name,
+                method.source,
+                ", ".join(need for need in method.needs if need in ("weights", "states")),
+                ", ".join(need for need in method.needs if need not in ("weights", "states")) or "–",
+            )
+            for method in methods
+        ],
+    )
+
+
+def draw(found: Mapping[str, Summary], file: Path) -> None:
+    """Kin found at 1 % of held-out strangers, methods by groups; a dash where there was no test."""
+    groups = list(next(iter(found.values())).power_of)
+    nothing = Rate(0, 0)
+    share_MG = np.array([[s.power_of.get(group, nothing).share for group in groups] for s in found.values()])
+    with our_style():
+        figure, axes = new_figure(30 * len(groups) + 170, 17 * len(found) + 90)
+        axes.grid(visible=False)
+        axes.imshow(np.ma.masked_invalid(share_MG), cmap=_ramp(), vmin=0, vmax=1, aspect="auto")
+        for (m, g), share in np.ndenumerate(share_MG):
+            text = "–" if np.isnan(share) else f"{100 * share:.0f}"
+            colour = MUTED if np.isnan(share) else PAPER if share > 0.6 else INK
+            axes.text(g, m, text, ha="center", va="center", color=colour, fontsize=7)
+        axes.set_xticks(range(len(groups)), labels=groups, rotation=40, ha="right")
+        axes.set_yticks(range(len(found)), labels=[name.strip("`") for name in found])
+        axes.tick_params(length=0)
+        for side in axes.spines.values():
+            side.set_visible(False)
+        axes.set_title("Kin found, %, at the threshold that 1 % of held-out strangers pass; –: no test")
+        save_png(figure, file)

@@ -1,0 +1,141 @@
+"""Pairs of models, kin and strangers, in groups: of each family's births, what training and people make of them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any, Literal
+
+from birthmark.errors import UsageError
+from birthmark.measure.hidden_states import FingerprintProbe
+from birthmark.models.changes.change import decoder_of, weights_of
+from birthmark.models.changes.table import read_change
+from birthmark.models.decoder import Decoder
+
+from .bench_models import FAMILIES, LANGUAGE, OTHER_LANGUAGE, Model, Scale, seed_of, train
+from .evidence import Evidence, gather
+
+#: Tokens of a sequence of the probe.
+PROBE_LEN = 16
+
+
+#: What people do to a trained model: rows of the table of `birthmark.models.changes`, with their settings.
+CHANGES: Mapping[str, Mapping[str, Any]] = {
+    "int8": {"kind": "round", "to": "int8"},
+    "int4": {"kind": "round", "to": "int4"},
+    "pruned 50 %": {"kind": "prune", "share": 0.5},
+    "noise 10 %": {"kind": "noise", "share": 0.1},
+    "merged 50 %": {"kind": "merge", "share": 0.5},
+    "block dropped": {"kind": "drop_blocks", "blocks": [1]},
+    "units permuted": {"kind": "permute_units"},
+    "channels permuted": {"kind": "permute_channels"},
+    "signs flipped": {"kind": "flip_signs"},
+    "channels scaled": {"kind": "scale_channels"},
+    "rotated": {"kind": "rotate"},
+}
+KIN_GROUPS = ("trained", "continued", *CHANGES)
+STRANGER_GROUPS = ("births", "trained alike", "other language", "changed", "other families")
+Relation = Literal["kin", "strangers"]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two models, and what is true of them."""
+
+    relation: Relation
+    group: str
+    """One of `KIN_GROUPS` or of `STRANGER_GROUPS`."""
+    family: str
+    a: Evidence
+    b: Evidence
+
+
+@dataclass(frozen=True)
+class Life:
+    """What comes of one birth."""
+
+    birth: Evidence
+    trained: Evidence
+    continued: Evidence
+    model: Model
+    """After the first training."""
+    loss: float
+    """At its end, in nats."""
+
+
+def lead(family: str, i: int, scale: Scale, probe: FingerprintProbe) -> Life:
+    """A birth, its training, and its training on the other language."""
+    model, name = FAMILIES[family](seed_of(family, i)), f"{family} {i}"
+    birth = gather(f"{name} at birth", model, probe)
+    loss = train(model, LANGUAGE, 0, scale.steps)
+    trained, kept = gather(f"{name} trained", model, probe), copy.deepcopy(model)
+    train(model, OTHER_LANGUAGE, scale.steps, scale.more_steps)
+    return Life(birth, trained, gather(f"{name} continued", model, probe), kept, loss)
+
+
+def changed(life: Life, kind: str, other: Life, seed: int, probe: FingerprintProbe) -> Evidence | None:
+    """A trained model after one of `CHANGES`; None where its architecture does not allow it.
+
+    Args:
+        life: whose model is changed.
+        kind: the change.
+        other: whose model is merged in, where one is.
+        seed: of the change.
+        probe: inputs.
+    """
+    if not isinstance(life.model, Decoder) or not isinstance(other.model, Decoder):
+        return None
+    fields = dict(CHANGES[kind])
+    if kind == "signs flipped" and life.model.config.norm == "layernorm":
+        # It takes the mean over channels: all of them together alone can change their sign.
+        fields["share"] = 1.0
+    change = read_change(fields)
+    try:
+        found = change(weights_of(life.model), seed, weights_of(other.model) if change.needs_other else None)
+    except UsageError:
+        return None
+    return gather(f"{life.trained.name}, {kind}", decoder_of(found), probe)
+
+
+def of_family(family: str, scale: Scale, probe: FingerprintProbe, lives: list[Life]) -> Iterator[Pair]:
+    """All pairs inside of a family; ``lives`` gets what came of each birth."""
+    births = iter(range(1000, 1000 + 2 * scale.n_births))
+    for i in births:
+        a, b = (gather(f"{family} {j}", FAMILIES[family](seed_of(family, j)), probe) for j in (i, next(births)))
+        yield Pair("strangers", "births", family, a, b)
+    lives += [lead(family, i, scale, probe) for i in range(scale.n_trained)]
+    for life in lives:
+        yield Pair("kin", "trained", family, life.birth, life.trained)
+        yield Pair("kin", "continued", family, life.trained, life.continued)
+    for one, other in combinations(lives, 2):
+        yield Pair("strangers", "trained alike", family, one.trained, other.trained)
+    for i, life in enumerate(lives):
+        # A merged model is kin of what is merged in: the stranger is a third one.
+        following, third = lives[(i + 1) % len(lives)], lives[(i + 2) % len(lives)]
+        yield Pair("strangers", "other language", family, life.trained, following.continued)
+        for kind in CHANGES:
+            found = changed(life, kind, following, i, probe)
+            if found is not None:
+                yield Pair("kin", kind, family, life.trained, found)
+                if third is not life:
+                    yield Pair("strangers", "changed", family, third.trained, found)
+
+
+def between_families(lives: Mapping[str, list[Life]]) -> Iterator[Pair]:
+    """Trained models of different families, which learned the same language."""
+    for one, other in combinations(lives, 2):
+        for a, b in zip(lives[one][:4], lives[other][:4], strict=True):
+            yield Pair("strangers", "other families", f"{one}; {other}", a.trained, b.trained)
+
+
+def all_pairs(scale: Scale, say: Callable[[str], None]) -> Iterator[Pair]:
+    """Every pair of the bench; what only one family needs is dropped after it."""
+    probe = FingerprintProbe(n_inputs=scale.n_inputs, seq_len=PROBE_LEN)
+    lives: dict[str, list[Life]] = {}
+    for family in FAMILIES:
+        lives[family] = []
+        yield from of_family(family, scale, probe, lives[family])
+        say(f"{family}: loss {', '.join(f'{life.loss:.2f}' for life in lives[family])}")
+    yield from between_families(lives)

@@ -1,0 +1,126 @@
+"""What the bench found: a row for every pair and method, and what follows for each method."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from .method import LEVEL, Finding, Method, compare
+from .pairs import Pair, Relation
+from .rates import Rate, area, held_out_threshold, rate_above
+
+
+class Row(NamedTuple):
+    """One pair by one method."""
+
+    method: str
+    relation: Relation
+    group: str
+    family: str
+    score: float | None
+    """None: no test."""
+    kin: bool | None
+    """The method's own verdict; None where it has no rule, or there was no test."""
+    ms: float
+    """Processor time of the test, without the pass."""
+
+
+def rows_of(pairs: Iterable[Pair], methods: Sequence[Method]) -> Iterator[Row]:
+    """Every pair by every method."""
+    for pair in pairs:
+        for method in methods:
+            start = time.process_time()
+            found = compare(method, pair.a, pair.b)
+            ms = 1e3 * (time.process_time() - start)
+            tested = isinstance(found, Finding)
+            score, kin = (round(found.score, 6), found.kin) if tested else (None, None)
+            yield Row(method.name, pair.relation, pair.group, pair.family, score, kin, round(ms, 3))
+
+
+class Summary(NamedTuple):
+    """One method on the whole bench."""
+
+    tested_kin: Rate
+    """Pairs of kin that it could test."""
+    own_power: Rate | None
+    """Kin called kin, of the tested ones, by its own rule; None where it has none."""
+    own_false: Rate | None
+    """Strangers called kin by it."""
+    threshold: float
+    """The score above which a hundredth of strangers is expected, from every other pair of strangers."""
+    power: Rate
+    """Kin above that threshold."""
+    false: Rate
+    """The other half of the strangers above it."""
+    area: float
+    """Under the ROC curve."""
+    ms: float
+    """Mean processor time of a test."""
+    power_of: Mapping[str, Rate]
+    """Group of kin → those above the threshold."""
+    own_power_of: Mapping[str, Rate]
+    """Group of kin → those called kin by its own rule; empty where it has none."""
+    own_false_of: Mapping[str, Rate]
+    """Group of strangers → those called kin by its own rule; empty where it has none."""
+    false_of: Mapping[str, Rate]
+    """Group of strangers → those above the threshold, of the half that did not decide it."""
+
+
+def summary(rows: Iterable[Row]) -> Summary:
+    """Of one method's rows, in the order of the bench."""
+    rows = list(rows)
+    every_kin, every_stranger = ([row for row in rows if row.relation == which] for which in ("kin", "strangers"))
+    kin, strangers = ([row for row in every if row.score is not None] for every in (every_kin, every_stranger))
+    halves: tuple[list[Row], list[Row]] = ([], [])
+    for group in _groups(every_stranger):
+        for i, row in enumerate(_in(strangers, group)):
+            halves[i % 2].append(row)
+    threshold = held_out_threshold(_scores(halves[0]), LEVEL)
+    has_rule = any(row.kin is not None for row in rows)
+    tested = [row for row in rows if row.score is not None]
+
+    def above(chosen: list[Row]) -> Rate:
+        return rate_above(_scores(chosen), threshold)
+
+    return Summary(
+        tested_kin=Rate(len(kin), len(every_kin)),
+        own_power=_called(kin) if has_rule else None,
+        own_false=_called(strangers) if has_rule else None,
+        threshold=threshold,
+        power=above(kin),
+        false=above(halves[1]),
+        area=area(_scores(kin), _scores(strangers)),
+        ms=sum(row.ms for row in tested) / len(tested) if tested else float("nan"),
+        power_of={group: above(_in(kin, group)) for group in _groups(every_kin)},
+        own_power_of={group: _called(_in(kin, group)) for group in _groups(every_kin)} if has_rule else {},
+        own_false_of={group: _called(_in(strangers, group)) for group in _groups(every_stranger)} if has_rule else {},
+        false_of={group: above(_in(halves[1], group)) for group in _groups(every_stranger)},
+    )
+
+
+def summaries(rows: Sequence[Row]) -> dict[str, Summary]:
+    """By method, in the order of the rows."""
+    names = dict.fromkeys(row.method for row in rows)
+    return {name: summary(row for row in rows if row.method == name) for name in names}
+
+
+def _groups(rows: Sequence[Row]) -> list[str]:
+    return list(dict.fromkeys(row.group for row in rows))
+
+
+def _in(rows: Sequence[Row], group: str) -> list[Row]:
+    return [row for row in rows if row.group == group]
+
+
+def _scores(rows: Sequence[Row]) -> list[float]:
+    return [row.score for row in rows if row.score is not None]
+
+
+def _called(rows: Sequence[Row]) -> Rate:
+    return Rate(sum(bool(row.kin) for row in rows), len(rows))
+
+
+def as_json(rows: Sequence[Row]) -> list[list[Any]]:
+    """Rows as lists, in the order of `Row`."""
+    return [list(row) for row in rows]
