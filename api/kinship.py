@@ -19,6 +19,7 @@ from ..metrics.seedprint import Fingerprint
 from ..models.by_block.block_weights import HeldWeights
 from ..models.decoder import Decoder
 from ..study.lineage.compare import check_comparable, choose_probe, compare_models
+from ..study.lineage.comparison import check_probe
 from ..trainer.by_name.model_names import AnySource, ForeignSource, ModelSource, open_any_source
 from .model import Model
 
@@ -58,6 +59,7 @@ def fingerprint(
     how = LineageTestConfig(**settings)
     if problems := how.problems():
         raise UsageError("; ".join(problems))
+    check_probe(how, probe)
     sources = [_source(model) for model in (a, b)]
     shown = FingerprintProbe(kind=probe, n_inputs=n_inputs, probe_seed=probe_seed)
     check_comparable(sources, shown)

@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Null = Literal["dimensions", "dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"]
+#: Nulls of hidden states over the same inputs.
+HiddenNull = Literal["dimensions", "dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"]
+#: Every null; ``matched`` is one of weights.
+Null = Literal["dimensions", "dimensions_sampled", "matched", "analytic", "empirical", "empirical_full", "inputs"]
 
 
 @dataclass(frozen=True)
@@ -14,7 +17,8 @@ class LineageTestConfig:
 
     null: Null = "dimensions"
     """What the statistic is held against. ``dimensions``: random pairings of the columns, exact moments (and so
-    calibrated); ``dimensions_sampled``: the same by ``draws`` random pairings. As published [SP], on identity
+    calibrated); ``dimensions_sampled``: the same by ``draws`` random pairings; ``matched``: of weights, not of hidden
+    states, for models whose channels were permuted, flipped, scaled or rotated. As published [SP], on identity
     dimensions: ``analytic``; ``empirical``, independent Gaussian matrices of the selected size; ``empirical_full``,
     independent Gaussian matrices through the whole procedure; ``inputs``, shuffled inputs."""
 

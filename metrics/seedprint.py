@@ -32,6 +32,8 @@ LEVEL = 0.01
 FEWEST_INPUTS = 10
 #: Fewer columns, and the normal form of a null is a rough one.
 _FEW_COLUMNS = 30
+#: Strangers reach a z this far below 0 once in three million tests.
+REVERSED_Z = -5.0
 #: Smaller vocabularies, and births share more by chance than the published nulls allow.
 _SMALL_VOCABULARY = 32_000
 # Columns ranked at a time: the sort's own indices would take as much room as the matrix.
@@ -59,7 +61,15 @@ class Fingerprint:
     reason: str = ""
     """Why it is undefined."""
     warnings: tuple[str, ...] = ()
-    """Where the null that was chosen is known to be off."""
+    """Where the null that was chosen is known to be off, and what a stranger's z hints at."""
+    alignment: str = ""
+    """Of the null ``matched``: what brought the channels of one model to those of the other, a signed ``permutation``
+    or a ``rotation``, whichever does better."""
+
+    @property
+    def reversed(self) -> bool:
+        """Whether z lies so far below 0 that two strangers would not give it: the models share something, reversed."""
+        return self.z <= REVERSED_Z
 
     @property
     def p(self) -> float:
@@ -166,7 +176,7 @@ def _by_pairings(a: HiddenStates, b: HiddenStates, recipe: LineageTestConfig) ->
         sampled = sampled_pairings(m_DD, recipe.draws or 9999, recipe.null_seed)
         mean, sd = float(sampled.mean()), float(sampled.std(ddof=1))
         log10_p = log10((1 + (sampled >= statistic).sum()) / (1 + len(sampled)))
-    return _judged(recipe.null, statistic, (statistic - mean) / sd, log10_p, width, n)
+    return judged(recipe.null, statistic, (statistic - mean) / sd, log10_p, width, n)
 
 
 def _as_published(a: HiddenStates, b: HiddenStates, recipe: LineageTestConfig) -> Fingerprint:
@@ -198,16 +208,27 @@ def _as_published(a: HiddenStates, b: HiddenStates, recipe: LineageTestConfig) -
         if not np.isfinite(tau):
             return _undefined(recipe, k, n, "the mean over identity dimensions is the same for all inputs")
         signals.append((tau, tau / analytic_sd(n, 1)))
-    return aggregate([_judged(recipe.null, *signal, _two_sided(signal[1]), k, n) for signal in signals])
+    return aggregate([judged(recipe.null, *signal, _two_sided(signal[1]), k, n) for signal in signals])
 
 
 def _two_sided(z: float) -> float:
     return min(0.0, (log(2) + float(stats.norm.logsf(z))) / log(10))
 
 
-def _judged(null: str, statistic: float, z: float, log10_p: float, k: int, n: int) -> Fingerprint:
+def judged(
+    null: str,
+    statistic: float,
+    z: float,
+    log10_p: float,
+    k: int,
+    n: int,
+    *,
+    alignment: str = "",
+    warnings: tuple[str, ...] = (),
+) -> Fingerprint:
+    """A test with its verdict: kin where p is below the level and z above 0."""
     verdict: Verdict = "kin" if z > 0 and log10_p < log10(LEVEL) else "stranger"
-    return Fingerprint(null, verdict, float(statistic), float(z), float(log10_p), k, n)
+    return Fingerprint(null, verdict, float(statistic), float(z), float(log10_p), k, n, "", warnings, alignment)
 
 
 def _undefined(recipe: LineageTestConfig, k: int, n: int, reason: str) -> Fingerprint:
@@ -228,6 +249,12 @@ def _warnings(found: Fingerprint, probe: str, vocab_size: int | None) -> tuple[s
             + (f", the more so with a small vocabulary ({vocab_size})" if small else "")
             + "; the null dimensions is calibrated"
         )
+    if found.reversed:
+        warnings.append(
+            f"z {found.z:.1f}: the same dimensions rank the inputs in opposite order, which two strangers do not do; "
+            "this hints at kin whose weights were negated or whose channels had their signs flipped; --null matched "
+            "undoes that"
+        )
     if 2 <= found.k < _FEW_COLUMNS:
         warnings.append(f"{found.k} dimensions: the normal form of the null is rough below {_FEW_COLUMNS}")
     return tuple(warnings)
@@ -247,8 +274,9 @@ def aggregate(results: Sequence[Fingerprint]) -> Fingerprint:
     if not defined:
         return results[0]
     best = min(defined, key=lambda r: (r.log10_p, -r.z))
-    judged = _judged(best.null, best.statistic, best.z, bonferroni(best.log10_p, len(results)), best.k, best.n_inputs)
-    return replace(judged, warnings=tuple(dict.fromkeys(w for r in results for w in r.warnings)))
+    log10_p = bonferroni(best.log10_p, len(results))
+    found = judged(best.null, best.statistic, best.z, log10_p, best.k, best.n_inputs, alignment=best.alignment)
+    return replace(found, warnings=tuple(dict.fromkeys(w for r in results for w in r.warnings)))
 
 
 def bonferroni(log10_p: float, n_tests: int) -> float:

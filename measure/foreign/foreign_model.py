@@ -162,6 +162,22 @@ class ForeignModel(nn.Module):
             return None
         return _mlp_weights(self._blocks[layer - 1], self._places)
 
+    def output_weights(self, layer: int) -> Tensor | None:
+        """The map ``[d, C]`` of a block (from 1) from its head outputs, heads one after the other, to the residual
+        stream; None where it is not known or has no such map. In a process group every rank calls."""
+        module = None if self._places is None else find(self._blocks[layer - 1], self._places.o)
+        if self._places is None or module is None:
+            return None
+        stored = _stored(module)
+        return stored.T if self._places.mlp.transposed else stored
+
+    def mlp_readers(self) -> dict[int, nn.Module]:
+        """By block, from 1: the map from the residual stream to the hidden units, where it is known."""
+        if self._places is None:
+            return {}
+        found = ((layer, find(block, self._places.mlp.up)) for layer, block in enumerate(self._blocks, start=1))
+        return {layer: module for layer, module in found if module is not None}
+
     # ---------------------------------------------------------------- passes
 
     def _look(self, tokens_1T: Tensor, *, attends: bool) -> Passed:
@@ -238,10 +254,7 @@ def _mlp_weights(block: nn.Module, places: FamilyPlaces) -> tuple[Tensor, Tensor
     names = places.mlp
 
     def weight(name: str) -> Tensor:
-        module = block.get_submodule(name)
-        with _here(module):
-            stored = full_tensor(_weight(module))
-            stored = stored.clone() if hasattr(module, "_hf_hook") else stored
+        stored = _stored(block.get_submodule(name))
         return stored.T if names.transposed else stored
 
     up, down = weight(names.up), weight(names.down)
@@ -249,6 +262,13 @@ def _mlp_weights(block: nn.Module, places: FamilyPlaces) -> tuple[Tensor, Tensor
         gate, up = up.chunk(2)
         return up, down, gate
     return up, down, None if names.gate is None else weight(names.gate)
+
+
+def _stored(module: nn.Module) -> Tensor:
+    """The whole weight of a linear map, as it lies."""
+    with _here(module):
+        stored = full_tensor(_weight(module))
+        return stored.clone() if hasattr(module, "_hf_hook") else stored
 
 
 @contextmanager

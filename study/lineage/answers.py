@@ -15,10 +15,14 @@ CANNOT_TELL = (
     "The test cannot tell which model came first, nor why two share a birth. Drift from a known birth can: "
     "birthmark fingerprint CONFIG@SEED RUN@STEP …; z falls as training goes on."
 )
-TERMS = (
-    "z: standard deviations above what the null expects; kin: p < .01; k: dimensions compared; N: inputs that every "
-    "model read; stranger: a birth of another seed."
-)
+_TERMS = "z: standard deviations above what the null expects; kin: p < .01; {what}; stranger: a birth of another seed."
+_OF_HIDDEN_STATES = "k: dimensions compared; N: inputs that every model read"
+_OF_WEIGHTS = "k: units of blocks compared; N: tokens whose vectors aligned the channels"
+
+
+def terms(null: str) -> str:
+    """What the columns of a table of tests mean."""
+    return _TERMS.format(what=_OF_WEIGHTS if null == "matched" else _OF_HIDDEN_STATES)
 
 
 def answer_of_models(names: Sequence[str], pairs: Sequence[ModelPair], strangers: Sequence[Fingerprint]) -> str:
@@ -49,6 +53,11 @@ def _of_two(a: str, b: str, test: Fingerprint, most: float) -> str:
     if test.verdict == "undefined":
         return f"Whether {b} shares its birth with {a} cannot be told: {test.reason}."
     numbers = f"z {in_prose(test.z, 1)}, {p_in_prose(test.log10_p)}, {_control(most)}"
+    if test.verdict == "stranger" and test.reversed:
+        return (
+            f"{a} and {b} are no plain strangers: {numbers}; z this far below 0 hints at kin with signs flipped, which "
+            "--null matched undoes."
+        )
     if test.verdict == "stranger":
         return f"{a} and {b} are strangers, as far as this test can see: {numbers}."
     if not _is_clear(test, most):

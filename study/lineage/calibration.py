@@ -12,12 +12,14 @@ from scipy import stats
 
 from ...measure.hidden_states import FingerprintProbe, hidden_states
 from ...metrics.config import LineageTestConfig, Null
-from ...metrics.seedprint import Fingerprint, HiddenStates, compare
+from ...metrics.seedprint import Fingerprint
 from ...models.birth import born
 from ...models.config import ModelConfig
+from ...models.decoder import Decoder
 from ...trainer.by_name.model_names import ModelSource
 from ...trainer.devices import device
 from ...trainer.module import next_token_loss
+from .evidence import Evidence, compare_evidence, evidence_of
 
 #: Every null there is.
 NULLS: tuple[Null, ...] = get_args(Null)
@@ -87,14 +89,12 @@ def _kin_rate(found: Sequence[Fingerprint]) -> KinRate:
     return KinRate(len(found), len(found) - len(z), sum(f.verdict == "kin" for f in found), sd)
 
 
-def _birth(config: ModelConfig, seed: int, probe: FingerprintProbe) -> HiddenStates:
-    return HiddenStates(hidden_states(born(config, seed, device()), probe))
-
-
-def kin_by_training(config: ModelConfig, seed: int, probe: FingerprintProbe) -> tuple[HiddenStates, HiddenStates]:
+def kin_by_training(
+    config: ModelConfig, seed: int, probe: FingerprintProbe, evidence: Callable[[Decoder], Evidence]
+) -> tuple[Evidence, Evidence]:
     """A birth before and after a few optimizer steps on random tokens: AdamW, lr 1e-3, 16 sequences a step."""
     model = born(config, seed, device())
-    before = HiddenStates(hidden_states(model, probe))
+    before = evidence(model)
     rng = np.random.default_rng(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, betas=(0.9, 0.95))
     model.train()
@@ -104,7 +104,7 @@ def kin_by_training(config: ModelConfig, seed: int, probe: FingerprintProbe) -> 
         next_token_loss(model, batch_BT).objective.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    return before, HiddenStates(hidden_states(model, probe))
+    return before, evidence(model)
 
 
 def calibrate(
@@ -135,28 +135,31 @@ def calibrate(
         The probe that all were shown, like a birth; the rates, by null.
     """
 
-    def tests(pairs: Iterator[tuple[HiddenStates, HiddenStates]]) -> list[list[Fingerprint]]:
+    def tests(pairs: Iterator[tuple[Evidence, Evidence]]) -> list[list[Fingerprint]]:
         """Every pair under every null, by null."""
         rows = []
         for a, b in pairs:
             rows.append(
-                [
-                    compare(a, b, replace(recipe, null=null), probe=probe.kind, vocab_size=config.vocab_size)
-                    for null in nulls
-                ]
+                [compare_evidence(a, b, replace(recipe, null=null), probe, config.vocab_size) for null in nulls]
             )
             advance(1)
         return [list(column) for column in zip(*rows, strict=True)]
 
-    def hidden(source: ModelSource) -> HiddenStates:
-        return HiddenStates(hidden_states(source.load().to(device()), probe))
+    def evidence(model: Decoder) -> Evidence:
+        return evidence_of(model, nulls, lambda model: hidden_states(model, probe))
+
+    def birth(seed: int) -> Evidence:
+        return evidence(born(config, seed, device()))
+
+    def loaded(source: ModelSource) -> Evidence:
+        return evidence(source.load().to(device()))
 
     probe = probe.like(born(config, 0, device()))
-    strange = tests((_birth(config, 2 * i, probe), _birth(config, 2 * i + 1, probe)) for i in range(n_pairs))
+    strange = tests((birth(2 * i), birth(2 * i + 1)) for i in range(n_pairs))
     related = tests(
-        ((hidden(a), hidden(b)) for a, b in kin)
+        ((loaded(a), loaded(b)) for a, b in kin)
         if kin
-        else (kin_by_training(config, seed, probe) for seed in range(n_kin))
+        else (kin_by_training(config, seed, probe, evidence) for seed in range(n_kin))
     )
     return probe, [
         NullRates(null, _kin_rate(s), _kin_rate(r)) for null, s, r in zip(nulls, strange, related, strict=True)

@@ -14,13 +14,14 @@ from ...errors import UsageError
 from ...measure.foreign import ForeignConfig, ForeignModel
 from ...measure.hidden_states import FingerprintProbe, cached_hidden_states, hidden_states
 from ...metrics.config import LineageTestConfig
-from ...metrics.seedprint import FEWEST_INPUTS, LEVEL, Fingerprint, HiddenStates, bonferroni, compare
+from ...metrics.seedprint import FEWEST_INPUTS, LEVEL, Fingerprint, bonferroni
 from ...models.birth import born
 from ...models.by_block.decoder_by_block import DecoderByBlock
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...trainer.by_name.model_names import AnySource, ModelSource, vocabulary
 from ...trainer.devices import device
+from .evidence import Evidence, compare_evidence, evidence_of
 
 #: Tokens of a probe sequence, by default and where the models can read as many.
 SEQ_LEN = 64
@@ -122,31 +123,31 @@ def compare_models(
     Each model is loaded once, and run unless its hidden states are in ``cache_dir``. ``advance`` is called with the
     number of inputs of every model that is done. ``new_birth`` gives births of a config from a seed.
     """
-    hidden: list[HiddenStates] = []
+    kept: list[Evidence] = []
 
-    def states(model: Decoder | ForeignModel) -> HiddenStates:
-        found = HiddenStates(cached_hidden_states(model, probe, cache_dir))
+    def evidence(model: Decoder | ForeignModel) -> Evidence:
+        found = evidence_of(model, (recipe.null,), lambda model: cached_hidden_states(model, probe, cache_dir))
         advance(probe.n_inputs)
         return found
 
     for source in sources:
         model = _loaded(source)
-        if not hidden:
+        if not kept:
             probe = probe.like(model)
-        hidden.append(states(model))
+        kept.append(evidence(model))
         del model
     vocab_size = sources[0].config.vocab_size
 
-    def test(a: HiddenStates, b: HiddenStates) -> Fingerprint:
-        return compare(a, b, recipe, probe=probe.kind, vocab_size=vocab_size)
+    def test(a: Evidence, b: Evidence) -> Fingerprint:
+        return compare_evidence(a, b, recipe, probe, vocab_size)
 
-    pairs = [ModelPair(a, b, test(hidden[a], hidden[b])) for a, b in combinations(range(len(sources)), 2)]
+    pairs = [ModelPair(a, b, test(kept[a], kept[b])) for a, b in combinations(range(len(sources)), 2)]
     strangers: list[Fingerprint] = []
     for seed in range(_STRANGERS_FROM, _STRANGERS_FROM + n_strangers):
         first = sources[0]
         newborn = new_birth(first.config, seed) if isinstance(first, ModelSource) else first.stranger(seed, device())
-        stranger = states(newborn)
-        strangers += [test(own, stranger) for own in hidden]
+        stranger = evidence(newborn)
+        strangers += [test(own, stranger) for own in kept]
     return ComparedModels(probe, pairs, strangers)
 
 
@@ -170,12 +171,13 @@ def rank_seeds(
     """
     model = _loaded(source)
     probe = probe.like(model)
-    hidden = HiddenStates(cached_hidden_states(model, probe, cache_dir))
+    nulls = (recipe.null,)
+    own = evidence_of(model, nulls, lambda model: cached_hidden_states(model, probe, cache_dir))
     del model
     found: list[tuple[int, Fingerprint]] = []
     for seed in candidates:
-        birth = hidden_states(new_birth(config, seed), probe)
-        result = compare(hidden, birth, recipe, probe=probe.kind, vocab_size=config.vocab_size)
+        birth = evidence_of(new_birth(config, seed), nulls, lambda model: hidden_states(model, probe))
+        result = compare_evidence(own, birth, recipe, probe, config.vocab_size)
         if result.verdict != "undefined":
             log10_p = bonferroni(result.log10_p, len(candidates))
             stands_out = result.z > 0 and log10_p < log10(LEVEL)

@@ -38,8 +38,15 @@ def _comparison(fields: Mapping[str, Any], mark: str = "") -> Comparison:
     recipe = LineageTestConfig(**{name: fields[name] for name in RECIPE_FIELDS})
     if problems := recipe.problems():
         raise UsageError("; ".join(f"{mark}{problem}" for problem in problems))
+    check_probe(recipe, fields["probe"], mark)
     probe = FingerprintProbe(kind=fields["probe"], n_inputs=fields["n_inputs"], probe_seed=fields["probe_seed"])
     return Comparison(probe, fields["seq_len"], recipe)
+
+
+def check_probe(recipe: LineageTestConfig, kind: str, mark: str = "") -> None:
+    """UsageError if inputs of a kind are asked for that the recipe's null does not read."""
+    if recipe.null == "matched" and kind != "token":
+        raise UsageError(f"{mark}probe {kind}: the null matched reads weights, no inputs; leave it out")
 
 
 def read_comparison(fields: Mapping[str, Any]) -> Comparison:

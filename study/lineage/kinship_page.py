@@ -17,7 +17,7 @@ from ...report.charts.specs import CurvePanel, MatrixPanel, Series
 from ...report.csv_files import check_data_folder, data_folder, write_csv_files
 from ...report.pictures.fingerprints import FULL_Z, PALE_Z, clustered
 from ...report.text import format_p, format_value, shorten
-from .answers import CANNOT_TELL, TERMS
+from .answers import CANNOT_TELL, terms
 from .compare import ComparedModels
 
 _SCALE = (
@@ -51,7 +51,7 @@ def write_kinship_page(out: Path, names: Sequence[str], compared: ComparedModels
         Panels([kinship_matrix(names, [(p.a, p.b, p.fingerprint) for p in compared.pairs])], wide=True),
         Table(["A", "B", *_NUMBERS], [[*pair, *_cells(found)] for pair, found in rows], texts=(0, 1)),
         *_notes([found for _, found in rows]),
-        Prose(TERMS, note=True),
+        Prose(terms(compared.pairs[0].fingerprint.null), note=True),
     ]
     if control:
         table = Table(["model", "", *_NUMBERS], [[*pair, *_cells(found)] for pair, found in control], texts=(0, 1))
@@ -76,7 +76,7 @@ def write_seeds_page(out: Path, name: str, ranked: Sequence[tuple[int, Fingerpri
         Table(["seed", *_NUMBERS], [[*seed, *_cells(found)] for seed, found in rows[:_MOST_ROWS]], texts=()),
         *more,
         *_notes([found for _, found in rows]),
-        Prose(f"{TERMS} p counts all {len(rows)} candidates.", note=True),
+        Prose(f"{terms(ranked[0][1].null)} p counts all {len(rows)} candidates.", note=True),
     ]
     _write(out, name, blocks, test, {"seeds.csv": _csv(["seed"], rows)})
 

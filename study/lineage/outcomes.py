@@ -20,7 +20,7 @@ from ...measure.hidden_states import FingerprintProbe
 from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import Fingerprint
 from ...trainer.by_name.model_names import AnySource
-from .answers import CANNOT_TELL, TERMS
+from .answers import CANNOT_TELL, terms
 from .calibration import KinRate, NullRates
 from .compare import ComparedModels
 from .comparison import describe_probe
@@ -37,6 +37,8 @@ def fingerprint_json(fingerprint: Fingerprint) -> dict[str, Any]:
 
 def describe_test(probe: FingerprintProbe, recipe: LineageTestConfig) -> str:
     """One line about the null and the probe of a test."""
+    if recipe.null == "matched":
+        return "null matched, weights: channels aligned by the vectors of tokens, then units of the blocks in pairs"
     return f"null {recipe.null}, {describe_probe(probe)}"
 
 
@@ -100,7 +102,7 @@ def print_pairs(
     names = short_names(sources)
     _print_table(console, ("A", "B"), [((names[p.a], names[p.b]), p.fingerprint) for p in compared.pairs])
     _print_notes(console, [pair.fingerprint for pair in compared.pairs])
-    _say(console, TERMS)
+    _say(console, terms(compared.pairs[0].fingerprint.null))
     _say(console, CANNOT_TELL)
 
 
@@ -112,7 +114,7 @@ def print_ranking(
     _say(console, title)
     _print_table(console, ("seed",), [((str(seed),), result) for seed, result in found[:n]])
     _print_notes(console, [result for _, result in found])
-    _say(console, f"{TERMS} p counts all {len(found)} candidates.")
+    _say(console, f"{terms(found[0][1].null)} p counts all {len(found)} candidates.")
 
 
 def print_rates(found: Sequence[NullRates], title: str, console: Console) -> None:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ...measure.hidden_states import FingerprintProbe, cached_hidden_states
-from ...metrics.seedprint import Fingerprint, HiddenStates, Verdict, compare
+from ...metrics.seedprint import Fingerprint, Verdict
 from ...trainer.by_name.model_names import open_source
 from ...trainer.devices import device
 from .compare import check_comparable
+from .evidence import Evidence, compare_evidence, evidence_of
 from .file import LineageStudy
 from .pairs import StudyModel, model_pairs
 
@@ -59,22 +61,23 @@ def compare_pairs(
     results = [PairResult(table, a, b, {}) for table, a, b in model_pairs(models)]
     for probe, tests in tests_by_probe(study).items():
         check_comparable(sources, probe)
-        shown, hidden = probe, dict[StudyModel, HiddenStates]()
+        shown, kept = probe, dict[StudyModel, Evidence]()
+        nulls = [study.tests[test].recipe.null for test in tests]
         for model, source in zip(models, sources, strict=True):
             decoder = source.load().to(device())
-            if not hidden:
+            if not kept:
                 shown = probe.like(decoder)
-            hidden[model] = HiddenStates(cached_hidden_states(decoder, shown, cache_dir))
+            kept[model] = evidence_of(decoder, nulls, partial(cached_hidden_states, probe=shown, cache_dir=cache_dir))
             del decoder
             advance(1)
         for result in results:
             for test in tests:
-                result.fingerprints[test] = compare(
-                    hidden[result.a],
-                    hidden[result.b],
+                result.fingerprints[test] = compare_evidence(
+                    kept[result.a],
+                    kept[result.b],
                     study.tests[test].recipe,
-                    probe=probe.kind,
-                    vocab_size=sources[0].config.vocab_size,
+                    probe,
+                    sources[0].config.vocab_size,
                 )
     return results
 

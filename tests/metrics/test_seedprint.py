@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy import special, stats
 
-from birthmark.metrics.config import LineageTestConfig, Null
+from birthmark.metrics.config import HiddenNull, LineageTestConfig
 from birthmark.metrics.null_distributions import (
     analytic_sd,
     common_dimensions,
@@ -112,7 +112,7 @@ def test_the_gaussian_nulls_have_mean_zero_and_about_the_analytic_sd():
     assert np.isnan(pipeline_moments(100, 20, 1, "coset", 10.0, 20, 0)[1])
 
 
-@pytest.mark.parametrize("null", get_args(Null))
+@pytest.mark.parametrize("null", get_args(HiddenNull))
 def test_kin_are_kin_and_strangers_are_not(null):
     recipe = LineageTestConfig(null=null, k=0.5, draws=None if null == "dimensions_sampled" else 60)
     found = compare(*kin(0), recipe)
@@ -247,6 +247,16 @@ def test_a_null_that_is_known_to_be_off_says_so():
     small, few = compare(x, y, LineageTestConfig(null="analytic", choice="base"), vocab_size=50).warnings
     assert "vocabulary (50)" in small
     assert "4 dimensions" in few
+
+
+def test_kin_of_opposite_sign_are_strangers_with_a_word_about_it():
+    x, y = kin(0)
+    negated, half = compare(x, -y), compare(x, y * np.where(np.arange(40) % 2, 1, -1))
+    assert negated.z == pytest.approx(-compare(x, y).z)
+    assert (negated.verdict, negated.reversed) == ("stranger", True)
+    assert f"z {negated.z:.1f}: the same dimensions rank the inputs in opposite order" in negated.warnings[0]
+    # Of half of the channels they cancel: nothing is left to hint at.
+    assert (half.verdict, half.reversed, half.warnings) == ("stranger", False, ())
 
 
 def test_several_tests_pay_for_their_number():

@@ -121,7 +121,7 @@ def run(options: Namespace) -> int:
             {
                 "sentence": answer,
                 "models": given,
-                "probe": asdict(compared.probe),
+                "probe": None if comparison.recipe.null == "matched" else asdict(compared.probe),
                 "recipe": asdict(comparison.recipe),
                 "pairs": [{"a": given[p.a], "b": given[p.b]} | fingerprint_json(p.fingerprint) for p in compared.pairs],
                 "strangers": [fingerprint_json(found) for found in compared.strangers],

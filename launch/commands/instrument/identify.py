@@ -97,7 +97,7 @@ def run(options: Namespace) -> int:
             {
                 "sentence": answer,
                 "model": options.model,
-                "probe": dataclasses.asdict(probe),
+                "probe": None if comparison.recipe.null == "matched" else dataclasses.asdict(probe),
                 "recipe": dataclasses.asdict(comparison.recipe),
                 "n_candidates": len(ranked),
                 "best": ranked[0][0],

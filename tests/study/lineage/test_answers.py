@@ -35,6 +35,12 @@ def pairs_of(zs, n):
             [0.3],
             "a and b are strangers, as far as this test can see: z 1.2, p .487, against strangers at most .3.",
         ),
+        (
+            -57.2,
+            [0.3],
+            "a and b are no plain strangers: z -57.2, p .795, against strangers at most .3; z this far below 0 hints "
+            "at kin with signs flipped, which --null matched undoes.",
+        ),
         (math.nan, [0.3], "Whether b shares its birth with a cannot be told: 5 inputs: at least 10 are needed."),
         (
             4.2,

@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 import yaml
 
+import birthmark as bm
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
 from birthmark.launch.commands.instrument.identify import read_seeds
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
+from birthmark.measure.matched.channel_changes import changed
 from birthmark.measure.records import RunDir
 from birthmark.metrics.seedprint import compare
 from birthmark.models.birth import digest
+from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.report.pictures.fingerprints import clustered
 from birthmark.trainer.by_name.model_names import open_source
 
@@ -264,6 +267,33 @@ def test_every_null_can_be_chosen(lineage, place, null):
     assert out["pairs"][0]["k"] == (32 if null == "dimensions_sampled" else 16)
 
 
+def test_the_null_matched_reads_weights_whatever_became_of_the_channels(lineage, place, tmp_path):
+    run, birth = open_source(str(place / "run-7")), open_source(f"{place / 'run-7'}@0")
+    save_pretrained(changed(run.load(), "rotation"), tmp_path / "rotated")
+    save_pretrained(changed(changed(run.load(), "permutation"), "negation"), tmp_path / "permuted")
+    names = [f"{place / 'run-7'}@0", tmp_path / "rotated", tmp_path / "permuted", place / "run-8"]
+    _, plain, _ = lineage("fingerprint", *names, "--strangers=0")
+    assert [p["verdict"] for p in plain["pairs"]] == ["stranger"] * 6
+    status, out, err = lineage("fingerprint", *names, "--null=matched", "--out=page.html")
+    assert (status, err) == (0, "page: page.html\n")
+    assert [p["verdict"] for p in out["pairs"]] == ["kin", "kin", "stranger", "kin", "stranger", "stranger"]
+    assert [out["pairs"][i]["alignment"] for i in (0, 3)] == ["rotation", "rotation"]
+    assert [test["verdict"] for test in out["strangers"]] == ["stranger"] * 8
+    assert out["probe"] is None
+    assert "k: units of blocks compared" in (tmp_path / "page.html").read_text()
+    found = bm.fingerprint(birth.load(), str(tmp_path / "rotated"), null="matched")
+    assert found.z == pytest.approx(out["pairs"][0]["z"])
+    _, streamed, _ = lineage("fingerprint", *names[:2], "--null=matched", "--stream", "--strangers=1")
+    assert streamed["pairs"][0]["z"] == pytest.approx(out["pairs"][0]["z"], rel=1e-4)
+    assert streamed["strangers"][0]["z"] == pytest.approx(out["strangers"][0]["z"], rel=1e-4)
+    arguments = ["identify", tmp_path / "rotated", "--seeds=5..9", f"--config={place / 'run.yaml'}", "--null=matched"]
+    _, out, _ = lineage(*arguments)
+    assert (out["best"], out["verdict"], out["seeds"][1]["verdict"]) == (7, "kin", "stranger")
+    status, _, err = lineage(*arguments, "--probe=embedding")
+    assert (status, err.count("\n")) == (2, 1)
+    assert "--probe embedding: the null matched reads weights, no inputs; leave it out" in err
+
+
 def test_models_of_one_birth_stand_side_by_side():
     z = np.array([[0, 0.5, 40, -1], [0.5, 0, np.nan, 30], [40, np.nan, 0, 1], [-1, 30, 1, 0]])
     order = clustered(z).tolist()
@@ -324,8 +354,8 @@ def test_calibration_counts_strangers_and_kin_under_every_null(lineage, place, t
     assert found["kin"]["low"] == pytest.approx(0.025 ** (1 / 2))
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
     _, out, _ = lineage("fingerprint", *arguments, json_too=False)
-    rows = [line.split()[0] for line in out.splitlines() if line.startswith((" dim", " ana", " emp", " inp"))]
-    assert rows == ["dimensions", "dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"]
+    rows = [line.split()[0] for line in out.splitlines() if line.startswith((" dim", " mat", " ana", " emp", " inp"))]
+    assert rows == ["dimensions", "dimensions_sampled", "matched", "analytic", "empirical", "empirical_full", "inputs"]
     _, out, _ = lineage(
         "fingerprint", "--calibrate", place / "run.yaml", "--pairs=2", "--null=dimensions", "--kin", place / "run-7"
     )

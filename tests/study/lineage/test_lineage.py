@@ -100,7 +100,7 @@ BAD = {
     "a misspelt option of all": ({"test": {"n_input": 3}}, "test.n_input: no such field; did you mean test.n_inputs?"),
     "a null that there is not": (
         {"tests": {"a": {"null": "x"}}},
-        "tests.a: null: 'x' is not one of 'dimensions', 'dimensions_sampled', 'analytic'",
+        "tests.a: null: 'x' is not one of 'dimensions', 'dimensions_sampled', 'matched', 'analytic'",
     ),
     "a value of another type": (
         {"tests": {"a": {"n_inputs": "many"}}},

@@ -1,0 +1,1 @@
+"""What the null ``matched`` reads of a model."""
