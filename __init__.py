@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .api.comparing import Comparison, compare
     from .api.kinship import fingerprint
     from .api.model import Model, load, measure
     from .api.named_array import NamedArray
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 __all__ = [
     "BiasSnapshot",
+    "Comparison",
     "Model",
     "NamedArray",
     "Run",
@@ -34,6 +36,7 @@ __all__ = [
     "Snapshot",
     "SnapshotRecorder",
     "UsageError",
+    "compare",
     "fingerprint",
     "load",
     "measure",
@@ -43,6 +46,7 @@ __all__ = [
 #: Where each name stands; its module is imported when the name is first used.
 _MODULES = {
     "BiasSnapshot": ".callbacks.snapshot",
+    "Comparison": ".api.comparing",
     "Model": ".api.model",
     "NamedArray": ".api.named_array",
     "Run": ".api.run",
@@ -51,6 +55,7 @@ _MODULES = {
     "Snapshot": ".api.snapshots",
     "SnapshotRecorder": ".measure.recorder",
     "UsageError": ".errors",
+    "compare": ".api.comparing",
     "fingerprint": ".api.kinship",
     "load": ".api.model",
     "pretrain": ".api.pretraining",

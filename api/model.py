@@ -153,9 +153,9 @@ def measure(
         UsageError: a model that cannot be measured, or an impossible setting.
         RunError: the model gives NaN or inf, or one of your metrics fails.
     """
-    loaded = _loaded(model)
+    loaded = loaded_of(model)
     if birth is not None:
-        reference = _loaded(birth).model
+        reference = loaded_of(birth).model
         loaded = replace(loaded, newborn=lambda: reference)
     settings = SnapshotConfig(
         n_sequences=n_sequences,
@@ -170,7 +170,8 @@ def measure(
     return Snapshot(measure_loaded(loaded, settings, probe_seed, metrics, probe), loaded.name)
 
 
-def _loaded(model: Model | nn.Module | str | PathLike[str]) -> LoadedModel:
+def loaded_of(model: Model | nn.Module | str | PathLike[str]) -> LoadedModel:
+    """A model in memory or by name, as what measures it takes it."""
     if isinstance(model, (str, PathLike)):
         return load(model).loaded
     if isinstance(model, Model):

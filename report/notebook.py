@@ -10,13 +10,17 @@ import hashlib
 import importlib.util
 import re
 from collections.abc import Iterable, Sequence
+from itertools import combinations
 from typing import Any
 
 from markupsafe import Markup
 
+from ..measure.between.all_pairs import Compared
 from ..measure.records import RunDir, Snapshot
 from .html_page import render
 from .key_figures import of_run, of_snapshot
+from .pictures.between_models import draw_model_matrices
+from .pictures.later import later
 from .pictures.style import GRID, INK, MUTED
 from .run_history import read_runs
 from .sections.direction import DIRECTION
@@ -30,11 +34,14 @@ from .sections.snapshot_view import SnapshotView
 from .sections.training_view import TrainingView
 from .sections.value_aggregation import AGGREGATION
 from .snapshot_table import shown_columns
-from .text import step_in_words
+from .text import step_in_words, without_shared_folder
 
 #: Whose first picture stands for a run, and for a snapshot.
 _OF_RUN = (LOSS, SINK, DIRECTION, PERSISTENCE)
 _OF_SNAPSHOT = (AGGREGATION, SINK, DIRECTION, PREFERENCE)
+
+#: Pairs of models that are written out.
+_MOST_PAIRS = 6
 
 
 def run_html(run: RunDir) -> str:
@@ -72,6 +79,24 @@ def snapshot_html(snapshot: Snapshot, name: str = "") -> str:
 
     title = " · ".join(filter(None, [name, step_in_words(snapshot.step)]))
     return _render(title, of_snapshot(snapshot), _first_pictures(_OF_SNAPSHOT, section))
+
+
+def comparison_html(compared: Compared) -> str:
+    """Models beside one another: CKA and divergences of the first pairs, the matrices of all."""
+    names, pairs = without_shared_folder(compared.pairs.names), compared.pairs
+    cka_AA, kl_AA = pairs.last_cka(), pairs.mean_kl()
+    shown = list(combinations(range(len(names)), 2))[:_MOST_PAIRS]
+    strip = [
+        (f"{names[a]} – {names[b]}", f"CKA {cka_AA[a, b]:.3f}", f"KL {kl_AA[a, b]:.3g} and {kl_AA[b, a]:.3g} nats")
+        for a, b in shown
+    ]
+    pictures = []
+    if importlib.util.find_spec("matplotlib") is not None:
+        drawing = later(draw_model_matrices, names, cka_AA, kl_AA)
+        pictures.append(
+            Picture(drawing, "models", "CKA of the last states, and KL of row and column", "models.csv", [])
+        )
+    return _render("Between models", strip, pictures)
 
 
 def _first_pictures(links: Iterable[Link], fill: Any) -> list[Picture]:

@@ -1,5 +1,6 @@
 """Birthmark as a library: what one name gives, and what importing it costs."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import torch
 import birthmark as bm
 from birthmark.data.probes import passage_probe, random_probe
 from birthmark.errors import UsageError
+from birthmark.launch.cli import main
 from birthmark.measure.measurement import measure
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.birth import born
@@ -191,11 +193,21 @@ def test_a_model_of_transformers_in_memory_is_measured(llama):
     assert found.step == -1
 
 
+READER = ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=270, max_seq_len=12, mlp="swiglu")
+
+
+def readers(word_tokenizer, folder, *seeds):
+    """Text, and a folder of transformers for each birth that reads it."""
+    (folder / "tokenizer.json").write_bytes(word_tokenizer.content)
+    (folder / "text.md").write_text("one two three four five six seven\n" * 40)
+    for seed in seeds:
+        to = folder / ("llama" if seed == 0 else f"llama{seed}")
+        save_pretrained(born(READER, seed), to, tokenizer_file=folder / "tokenizer.json")
+
+
 def test_text_is_measured_beside_random_tokens(word_tokenizer, tmp_path):
-    (tmp_path / "tokenizer.json").write_bytes(word_tokenizer.content)
-    (tmp_path / "text.md").write_text("one two three four five six seven\n" * 20)
-    config = ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=270, max_seq_len=12, mlp="swiglu")
-    save_pretrained(born(config, 0), tmp_path / "llama", tokenizer_file=tmp_path / "tokenizer.json")
+    readers(word_tokenizer, tmp_path, 0)
+    config = READER
     found = bm.measure(tmp_path / "llama", n_sequences=4, seq_len=8, text=str(tmp_path / "text.md"))
     probe = passage_probe(str(tmp_path / "text.md"), word_tokenizer, 4, 8, 270)
     expected = measure(born(config, 0), probe, batch_size=4).scalars["sink_mass"]
@@ -252,3 +264,34 @@ def test_what_is_wrong_is_one_line_and_the_process_goes_on(call, message, tmp_pa
     assert message in str(refused.value)
     assert "\n" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_models_are_compared_with_the_numbers_of_the_command(word_tokenizer, tmp_path, capsys):
+    readers(word_tokenizer, tmp_path, 0, 1)
+    names, text = [str(tmp_path / "llama"), str(tmp_path / "llama1")], str(tmp_path / "text.md")
+    sizes = {"n_sequences": 6, "seq_len": 8, "batch_size": 4, "minibatch": 6}
+    found = bm.compare(bm.load(names[0]), names[1], text=text, barrier=3, **sizes)
+    options = [f"--data={text}", "--barrier=3", "--json", *(f"--{name}={size}" for name, size in sizes.items())]
+    assert main(["compare", *names, *options]) == 0
+    (said,) = json.loads(capsys.readouterr().out)["compared"]
+    assert found.models == said["models"] == names
+    np.testing.assert_allclose(found.cka, said["cka"], rtol=1e-9)
+    np.testing.assert_allclose(found.kl.mean("position"), said["kl"], rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(found.loss.mean("position"), said["loss"], rtol=1e-9)
+    assert found.barriers == {tuple(names): pytest.approx(said["lines"][0]["barrier"])}
+    layers = found.cka_by_layer(*names[::-1])
+    np.testing.assert_array_equal(layers.values, found.cka_by_layer(*names).values.T)
+    assert float(layers.isel(layer=-1, other_layer=-1)) == found.cka.values[0, 1]
+    assert "CKA" in repr(found)
+    assert found._repr_html_().count("<svg") == 1
+    random = bm.compare(*names, **sizes)
+    for wrong, message in (
+        (lambda: bm.compare(names[0], **sizes), "1 models: give at least two"),
+        (lambda: bm.compare(names[0], names[0], **sizes), "was given twice"),
+        (lambda: bm.compare(*names, barrier=3, **sizes), "barrier 3: a loss needs text"),
+        (lambda: bm.compare(*names, **sizes | {"minibatch": 3}), "minibatch 3: give at least 4"),
+        (lambda: random.loss, "shown random tokens; compare them with text="),
+        (lambda: random.cka_by_layer("a", names[0]), "a: no such model"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            wrong()

@@ -17,6 +17,7 @@ from ...measure.between.model_reading import ModelReading, read_model
 from ...measure.between.weight_line import Line, losses_on_line
 from ...measure.config import SnapshotConfig
 from ...measure.records import RunDir
+from ...metrics.between.cka import FEWEST_EXAMPLES, minibatches
 from ..devices import device
 from .loaded_model import LoadedModel, default_seq_len, load_named, text_for
 from .model_names import vocabulary
@@ -51,6 +52,20 @@ def names_at_steps(names: Sequence[str], steps: str) -> dict[int, list[str]]:
     return {step: [f"{name}@{step}" for name in names] for step in wanted}
 
 
+def comparison_problems(n_sequences: int, minibatch: int, barrier: int | None) -> list[str]:
+    """What no comparison can be made with, one line each, with the mend."""
+    found = []
+    if barrier is not None and not 2 < barrier <= 1001:
+        found.append(f"barrier {barrier}: give 3 to 1001 points")
+    if minibatch < FEWEST_EXAMPLES:
+        return [*found, f"minibatch {minibatch}: give at least {FEWEST_EXAMPLES}"]
+    try:
+        minibatches(n_sequences, minibatch)
+    except ValueError as error:
+        found.append(f"minibatch {minibatch}: of {n_sequences} sequences {error}; give more or fewer")
+    return found
+
+
 class Comparer:
     """Compares models by name, all on what the first of them is shown.
 
@@ -60,6 +75,7 @@ class Comparer:
         minibatch: sequences of a Gram matrix at most.
         text: whether they read text.
         data: its files or folders; None: the first model's own validation text.
+        open_model: gives a model by its name.
     """
 
     def __init__(
@@ -70,7 +86,9 @@ class Comparer:
         *,
         text: bool = False,
         data: Sequence[str] | None = None,
+        open_model: Callable[[str], LoadedModel] = load_named,
     ) -> None:
+        self._open_model = open_model
         self.settings, self.seq_len, self.minibatch, self.text, self.data = settings, seq_len, minibatch, text, data
         self._shown: tuple[str, int, np.ndarray] | None = None
         self._tokenizer: tuple[str, object] | None = None
@@ -88,7 +106,7 @@ class Comparer:
             UsageError: it cannot: another vocabulary or tokenizer, or fewer positions.
             RunError: a damaged file.
         """
-        loaded = load_named(name)
+        loaded = self._open_model(name)
         size = loaded.model.config.vocab_size
         if self._shown is None:
             self._shown = name, size, self._probe(loaded)

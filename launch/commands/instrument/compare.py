@@ -114,23 +114,14 @@ def run(options: Namespace) -> int:
 
 def _settings(options: Namespace) -> SnapshotConfig:
     """The probe, and what contradicts itself."""
-    from ....metrics.between.cka import minibatches
+    from ....trainer.by_name.between_named import comparison_problems
 
     check_probe_kind(options)
-    if options.barrier is not None:
-        if options.probe == "random":
-            raise UsageError(f"--barrier {options.barrier}: a loss needs text; leave --probe random out")
-        if not 2 < options.barrier <= 1001:
-            raise UsageError(f"--barrier {options.barrier}: give 3 to 1001 points")
+    if options.barrier is not None and options.probe == "random":
+        raise UsageError(f"--barrier {options.barrier}: a loss needs text; leave --probe random out")
     settings = SnapshotConfig(n_sequences=options.n_sequences, batch_size=options.batch_size)
     settings = dataclasses.replace(settings, probe_seed=options.probe_seed)
     check_probe(settings, None)
-    if options.minibatch < 4:
-        raise UsageError(f"--minibatch {options.minibatch}: give at least 4")
-    try:
-        minibatches(options.n_sequences, options.minibatch)
-    except ValueError as error:
-        raise UsageError(
-            f"--minibatch {options.minibatch}: of {options.n_sequences} sequences {error}; give more or fewer"
-        ) from None
+    if problems := comparison_problems(options.n_sequences, options.minibatch, options.barrier):
+        raise UsageError("; ".join(f"--{problem}" for problem in problems))
     return settings

@@ -1,0 +1,156 @@
+"""Several models beside one another."""
+
+from __future__ import annotations
+
+import io
+from os import PathLike, fspath
+from typing import Any
+
+import numpy as np
+from torch import nn
+
+from ..errors import UsageError
+from ..measure.between.all_pairs import Compared
+from ..measure.config import SnapshotConfig
+from ..trainer.by_name.between_named import Comparer, comparison_problems
+from .model import Model, loaded_of
+from .named_array import NamedArray, no_such
+
+
+class Comparison:
+    """Every pair of some models: ``comparison.kl.sel(model="a", other="b")``.
+
+    Arrays have the models' names as coordinates. Layers count from 0 here, the embedding output.
+    """
+
+    def __init__(self, compared: Compared, probe: dict[str, Any]) -> None:
+        self.compared, self.probe = compared, probe
+
+    @property
+    def models(self) -> list[str]:
+        """Names, in the order given."""
+        return self.compared.pairs.names
+
+    def _between(self, values: np.ndarray, name: str, label: str, unit: str = "") -> NamedArray:
+        names = np.array(self.models)
+        coords = {"model": names, "other": names}
+        if values.ndim == 3:
+            coords["position"] = np.arange(values.shape[2])
+        return NamedArray(values, tuple(coords), coords, name, label, unit)
+
+    @property
+    def cka(self) -> NamedArray:
+        """CKA of the states after the last blocks: ``model``, ``other``."""
+        return self._between(self.compared.pairs.last_cka(), "cka", "CKA of the last states")
+
+    def cka_by_layer(self, model: str, other: str) -> NamedArray:
+        """CKA of every layer of one with every layer of another: ``layer``, ``other_layer``."""
+        for name in (model, other):
+            if name not in self.models:
+                raise no_such("model", name, self.models)
+        a, b = self.models.index(model), self.models.index(other)
+        found = self.compared.pairs.cka_by_layer
+        values = found[a, b] if (a, b) in found else found[b, a].T
+        coords = {axis: np.arange(n) for axis, n in zip(("layer", "other_layer"), values.shape, strict=True)}
+        return NamedArray(values, tuple(coords), coords, "cka_by_layer", f"CKA of {model} and {other}")
+
+    @property
+    def kl(self) -> NamedArray:
+        """``KL(model ‖ other)`` of next-token predictions in nats: ``model``, ``other``, ``position``."""
+        return self._between(self.compared.pairs.kl_AAT, "kl", "KL(model ‖ other)", "nats per token")
+
+    @property
+    def kl_standard_error(self) -> NamedArray:
+        """Standard error of the mean of `kl` over positions, from the spread over sequences: ``model``, ``other``."""
+        return self._between(self.compared.pairs.kl_se_AA, "kl_standard_error", "standard error", "nats per token")
+
+    @property
+    def loss(self) -> NamedArray:
+        """Loss on the token after each position: ``model``, ``position``.
+
+        Raises:
+            UsageError: the models were shown random tokens.
+        """
+        values = self.compared.pairs.loss_AT
+        if values is None:
+            raise UsageError("loss: the models were shown random tokens; compare them with text=")
+        coords = {"model": np.array(self.models), "position": np.arange(values.shape[1])}
+        return NamedArray(values, tuple(coords), coords, "loss", "loss", "nats per token")
+
+    @property
+    def barriers(self) -> dict[tuple[str, str], float]:
+        """How far the loss rises on the straight line between two models' weights, in nats, by pair of names."""
+        return {(self.models[x.a], self.models[x.b]): x.barrier.height for x in self.compared.lines}
+
+    def __repr__(self) -> str:
+        from rich.console import Console
+
+        from ..report.compared_models import print_compared
+
+        text = io.StringIO()
+        print_compared([self.compared], self.probe, Console(file=text, width=120))
+        return text.getvalue()
+
+    def _repr_html_(self) -> str:
+        from ..report.notebook import comparison_html
+
+        return comparison_html(self.compared)
+
+
+def compare(
+    *models: Model | nn.Module | str | PathLike[str],
+    n_sequences: int = SnapshotConfig.n_sequences,
+    seq_len: int | None = None,
+    probe_seed: int = 0,
+    batch_size: int = SnapshotConfig.batch_size,
+    minibatch: int = 256,
+    text: str | list[str] | None = None,
+    barrier: int | None = None,
+) -> Comparison:
+    """Compare models inside and in what they predict (definitions §15): what ``birthmark compare`` does.
+
+    Args:
+        models: two or more, each in memory or by any name that `load` takes; all with one vocabulary.
+        n_sequences: sequences that they are shown.
+        seq_len: tokens in each; by default 64, or as many as the first model reads.
+        probe_seed: decides random sequences.
+        batch_size: sequences in one forward pass.
+        minibatch: sequences whose states CKA compares at a time; it is the mean over such minibatches.
+        text: files or folders of text to read in place of random tokens.
+        barrier: also measure the loss at so many points on the straight line between every pair's weights, on ``text``.
+
+    Raises:
+        UsageError: models that cannot be compared, or an impossible setting.
+        RunError: a damaged file.
+    """
+    if len(models) < 2:
+        raise UsageError(f"{len(models)} models: give at least two")
+    if barrier is not None and text is None:
+        raise UsageError(f"barrier {barrier}: a loss needs text; give text=")
+    if problems := comparison_problems(n_sequences, minibatch, barrier):
+        raise UsageError("; ".join(problems))
+    given = {}
+    for model in models:
+        name = fspath(model) if isinstance(model, (str, PathLike)) else loaded_of(model).name
+        if name in given:
+            raise UsageError(f"{name}: was given twice; give each model once, modules as bm.load gives them")
+        given[name] = model
+    settings = SnapshotConfig(n_sequences=n_sequences, batch_size=batch_size, probe_seed=probe_seed)
+    if problems := settings.problems():
+        raise UsageError("; ".join(problem.removeprefix("snapshot.") for problem in problems))
+    data = [text] if isinstance(text, str) else text
+    # By name, a model is in memory only while it is read.
+    comparer = Comparer(
+        settings,
+        seq_len,
+        minibatch,
+        text=text is not None,
+        data=data,
+        open_model=lambda name: loaded_of(given[name]),
+    )
+    names = list(given)
+    pairs = comparer.compare(names)
+    lines = [] if barrier is None else comparer.lines(names, barrier)
+    shape = comparer.tokens_NT.shape
+    probe = {"kind": "random" if text is None else "text", "n_sequences": shape[0], "seq_len": shape[1]}
+    return Comparison(Compared(None, pairs, lines), probe)
