@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..errors import UsageError
 from ..metrics.sinks import AttentionSinks
-from ..models.attention.backends import over_heads
+from ..models.attention.grouped_heads import over_heads
 from ..models.attention.normalisers import WeightedSum
 from ..models.config import ModelConfig
 from ..models.decoder import Block, Decoder

@@ -30,18 +30,24 @@ def add_options(parser: Parser) -> None:
         type=Literal["float32", "bfloat16", "float16"] | None,
         help="Of the weights; by default as trained, float32.",
     )
+    parser.add_argument(
+        "--own_code",
+        action="store_true",
+        help="Write our own modelling code also where transformers has the architecture.",
+    )
 
 
 def run(options: Namespace) -> int:
     """Write the folder, and print what its reader must know.
 
     Raises:
-        UsageError: no such model, or an architecture that transformers does not have, by field; ``out`` exists.
+        UsageError: no such model, or one with a part of the user's own; ``out`` exists.
     """
     import torch
 
     from ...data.tokenizer import TextTokenizer
     from ...files import atomic_path
+    from ...models.exchange.layout import OWN_TYPE, layout_of
     from ...models.exchange.pretrained import write_pretrained
     from ...trainer.by_name.model_names import open_source_with_birth
     from ...trainer.checkpoints.folder_io import CheckpointWeights
@@ -56,12 +62,15 @@ def run(options: Namespace) -> int:
     # A checkpoint's weights are read one by one.
     folder = source.checkpoint
     weights: Mapping[str, torch.Tensor]
-    weights = dict(source.load().named_parameters()) if folder is None else CheckpointWeights(folder)
+    layout = layout_of(source.config, options.own_code)
+    weights = source.load().state_dict() if folder is None else CheckpointWeights(folder)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     with atomic_path(out) as new:
         notes = write_pretrained(
-            source.config, weights, new, tokenizer_file=source.tokenizer, eos_token_id=end, dtype=dtype
+            source.config, weights, new, tokenizer_file=source.tokenizer, eos_token_id=end, dtype=dtype, layout=layout
         )
+    if layout.model_type == OWN_TYPE:
+        notes.append(f"with its own code ({', '.join(layout.files)}): load it with trust_remote_code=True")
     print("\n".join([options.out, *notes]))
     return 0
 

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import UsageError
-from ...models.attention.backends import over_heads
+from ...models.attention.grouped_heads import over_heads
 from ...models.observe import Attended, Observer, Sublayer, show_sublayer
 from .family_places import EXPERTS, FamilyPlaces
 from .own_forwards import OWN_FORWARDS

@@ -13,7 +13,7 @@ from ..norms import RMSNorm, cast_once
 from ..observe import Attended, Observer
 from ..parameter_roles import ParameterRole
 from .aggregation import build_aggregation
-from .backends import over_heads
+from .grouped_heads import over_heads
 from .kv_cache import LayerCache
 from .normalisers import NORMALISERS, ExtraKey, Softmax
 from .own_parts import build_part

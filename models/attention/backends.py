@@ -20,16 +20,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import UsageError
+from .grouped_heads import over_heads
 
 _aten = torch.ops.aten
 #: Stands for every channel of an upstream gradient that is 0.
 _NEXT_TO_NOTHING = 1e-15
-
-
-def over_heads(x_BGSK: Tensor, n_heads: int) -> Tensor:
-    """Keys or values, each repeated for the query heads that share it, ``[B, H, S, K]``."""
-    n_kv_heads = x_BGSK.shape[1]
-    return x_BGSK if n_kv_heads == n_heads else x_BGSK.repeat_interleave(n_heads // n_kv_heads, dim=1)
 
 
 def _summed(d_BHSK: Tensor, n_kv_heads: int) -> Tensor:

@@ -35,7 +35,7 @@ class Documents:
     """Which document every position of a pass belongs to."""
 
     number_BT: Tensor
-    """Its number in its sequence, rising; −1 of padding."""
+    """Its number in its sequence, rising; −1 of padding. Where keys lie in a cache, of these too: ``[B, S]``."""
     position_BT: Tensor
     """The position in its document, from 0."""
 

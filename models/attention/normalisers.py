@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution
 from ..parameter_roles import ParameterRole
-from .backends import over_heads
+from .grouped_heads import over_heads
 from .kernels import attention_with_squares, causal_attention
 from .scores import Scores
 from .weight_reader import EVERYTHING, WeightReader, new_reader, read_softmax
@@ -150,9 +150,7 @@ class Explicit(WeightedSum):
     ) -> None:
         v_BHSK = over_heads(v_BGSK, scores.q_BHTK.shape[1])
         self.scores, self.extra, self.weigh = scores, extra, weigh
-        self.reader = (
-            new_reader(scores, rows_sum_to_one=weigh is _softmax_rows and not extra) if needs_weights else None
-        )
+        self.reader = new_reader(scores, rows_sum_to_one=weigh is softmax_rows and not extra) if needs_weights else None
 
         def weighted_sum(start: int, stop: int) -> Tensor:
             weights, shares = self._weights(start, stop, self.reader)
@@ -216,7 +214,7 @@ def _lse_of_extra(extra: list[ExtraKey]) -> Tensor | None:
     return reduce(torch.logaddexp, scores) if scores else None
 
 
-def _softmax_rows(scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+def softmax_rows(scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
     """Softmax over seen and extra keys."""
     scores = torch.cat([scores.masked_fill(~seen, -torch.inf), *extra], dim=-1)
     n_keys = scores.shape[-1] - len(extra)
@@ -249,7 +247,7 @@ class Softmax(nn.Module):
         extra = self.extra_keys(scores) + extra
         if scores.fusable:
             return FusedSoftmax(scores, v_BGSK, extra, needs_weights, needs_squares)
-        return Explicit(scores, v_BGSK, extra, _softmax_rows, needs_weights)
+        return Explicit(scores, v_BGSK, extra, softmax_rows, needs_weights)
 
 
 class OffByOne(Softmax):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .backends import over_heads
+from .grouped_heads import over_heads
 from .kernels import visible_attention, visible_lse
 from .positions import Placement
 
@@ -126,8 +126,9 @@ class Scores:
         if self.place.eviction is not None:
             seen &= self.place.eviction.seen(query, key)
         if (documents := self.place.documents) is not None:
-            number_BT = documents.number_BT
-            seen = seen & (number_BT[:, None, start:stop, None] == number_BT[:, None, None, :n_keys])
+            number_BS, before = documents.number_BT, documents.number_BT.shape[1] - self.q_BHTK.shape[2]
+            of_queries = number_BS[:, None, before + start : before + stop, None]
+            seen = seen & (of_queries == number_BS[:, None, None, :n_keys])
         distance = (query - key).abs()
         if self.place.slopes_H is not None:
             scores = scores - self.place.slopes_H.to(wide)[:, None, None] * distance

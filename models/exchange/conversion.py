@@ -205,7 +205,7 @@ class TensorMapping:
         if n > 1 and self.n_heads is not None:
             parts = [part.flatten(0, 1) for part in tensor.unflatten(0, (self.n_heads, n, -1)).unbind(1)]
         else:
-            parts = list(tensor.chunk(n))
+            parts = list(tensor.chunk(n)) if n > 1 else [tensor]
         yield from zip(self.ours, parts, strict=True)
 
 

@@ -25,8 +25,9 @@ from ..birth import Sharder, empty_decoder
 from ..config import ModelConfig
 from ..decoder import Decoder
 from ..tensor_shards import shard_of
-from .conversion import TensorMapping, config_from_json, config_to_json, family_of, family_of_json, tensor_mappings
+from .conversion import TensorMapping
 from .hub import pretrained_folder
+from .layout import Layout, expected_of, native_layout
 from .weight_files import INDEX, ONE_FILE, SHARD_BYTES, shard_file_names, write_index
 
 #: Dtypes of a ``config.json`` → what they are called in the files.
@@ -59,7 +60,7 @@ class Pretrained:
     """The dtype that ``config.json`` names, if it does."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter of ``Decoder(config)`` by name, once, on the CPU, in the dtype of the file.
+        """Every parameter, and buffer, of ``Decoder(config)`` by name, once, on the CPU, in the dtype of the file.
 
         A tensor of the file is read when its turn comes, and is not kept.
 
@@ -169,18 +170,17 @@ def read_pretrained(source: str | Path) -> Pretrained:
     if not config_file.is_file():
         raise UsageError(f"{folder}: no config.json in it; give a folder that transformers' save_pretrained wrote")
     content = read_json(config_file, dict[str, Any])
-    family = family_of_json(content, str(config_file))
-    config = config_from_json(content, str(config_file))
-    wanted = {mapping.theirs: mapping for mapping in tensor_mappings(config, family)}
-    head = f"{family.modules['head']}.weight"
+    expected = expected_of(content, str(config_file))
+    config, head = expected.config, expected.head
+    wanted = {mapping.theirs: mapping for mapping in expected.mappings}
 
     where: dict[str, tuple[Path, str]] = {}
     tied_head: tuple[Path, str] | None = None
     for file in weight_files(folder):
         with tensor_file(file, "pt") as tensors:
             for stored in tensors.keys():  # noqa: SIM118, the library's object is no mapping
-                name = family.aliases.get(stored, stored)
-                name = name if name in wanted or name == head else f"{family.base}{name}"
+                name = expected.aliases.get(stored, stored)
+                name = name if name in wanted or name == head else f"{expected.base}{name}"
                 if name == head and config.tie_embeddings:
                     tied_head = (file, stored)
                 elif name in wanted:
@@ -188,8 +188,8 @@ def read_pretrained(source: str | Path) -> Pretrained:
                     if name in where:
                         raise RunError(f"{file}: {stored} is also in {where[name][0].name}")
                     where[name] = (file, stored)
-                elif not f".{stored}".endswith(tuple(f".{end}" for end in family.not_parameters)):
-                    raise RunError(f"{file}: {stored} is no tensor of this {family.model_type} model")
+                elif not f".{stored}".endswith(tuple(f".{end}" for end in expected.not_parameters)):
+                    raise RunError(f"{file}: {stored} is no tensor of this {expected.model_type} model")
     if missing := [name for name in wanted if name not in where]:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise RunError(f"{folder}: {missing[0]} is in none of the safetensors files{more}")
@@ -226,9 +226,9 @@ def load_pretrained(
     """
     pretrained = source if isinstance(source, Pretrained) else read_pretrained(source)
     model = empty_decoder(pretrained.config, device, shard, dtype)
-    parameters = dict(model.named_parameters())
+    held = model.state_dict(keep_vars=True)
     for name, tensor in pretrained.tensors():
-        part = shard_of(parameters[name])
+        part = shard_of(held[name])
         part.local.copy_(tensor.reshape(-1)[part.start : part.stop])
     return model
 
@@ -245,7 +245,7 @@ def save_pretrained(
     """Write a folder that ``AutoModelForCausalLM`` and ``AutoTokenizer`` load: :func:`write_pretrained` of a model."""
     return write_pretrained(
         model.config,
-        dict(model.named_parameters()),
+        model.state_dict(),
         folder,
         tokenizer_file=tokenizer_file,
         eos_token_id=eos_token_id,
@@ -264,17 +264,19 @@ def write_pretrained(
     eos_token_id: int | None = None,
     dtype: torch.dtype | None = None,
     max_shard_bytes: int = SHARD_BYTES,
+    layout: Layout | None = None,
 ) -> list[str]:
     """Write config, weights and tokenizer as ``transformers`` reads them. The caller makes the folder atomic.
 
     Args:
         config: the model.
-        tensors: every parameter by name; read one by one, so that a lazy mapping need not hold them all.
+        tensors: every parameter, and buffer, by name; read one by one, so that a lazy mapping need not hold them all.
         folder: new, or empty.
         tokenizer_file: a ``tokenizers`` JSON, copied.
         eos_token_id: id of the token that ends a document, if there is one.
         dtype: of the weights; by default as they are.
         max_shard_bytes: size above which weights go into several files.
+        layout: how the model is written; by default as the family of ``transformers`` that has it.
 
     Returns:
         What a reader of the folder must know, one line each; mostly nothing.
@@ -285,7 +287,7 @@ def write_pretrained(
         RunError: a tensor of another shape than the config says.
         KeyError: a parameter is not among ``tensors``.
     """
-    family, folder = family_of(config), Path(folder)
+    layout, folder = layout or native_layout(config), Path(folder)
     more: dict[str, Any] = {"bos_token_id": None, "eos_token_id": eos_token_id, "pad_token_id": None}
     tokenizer = None if tokenizer_file is None else _tokenizer_config(Path(tokenizer_file), config, eos_token_id)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -302,8 +304,9 @@ def write_pretrained(
         shards.append(list(held))
         held.clear()
 
-    for mapping in tensor_mappings(config, family):
-        tensor = mapping.join([tensors[name].detach().to("cpu", dtype) for name in mapping.ours])
+    for mapping in layout.mappings:
+        narrow = None if mapping.theirs in layout.buffers else dtype
+        tensor = mapping.join([tensors[name].detach().to("cpu", narrow) for name in mapping.ours])
         if tuple(tensor.shape) != mapping.shape:
             raise RunError(f"{', '.join(mapping.ours)}: not of the shape that the model's config says")
         n_bytes = tensor.numel() * tensor.element_size()
@@ -311,7 +314,8 @@ def write_pretrained(
             flush()
             size = 0
         held[mapping.theirs] = tensor
-        dtypes.add(tensor.dtype)
+        if mapping.theirs not in layout.buffers:
+            dtypes.add(tensor.dtype)
         size, total = size + n_bytes, total + n_bytes
     flush()
 
@@ -320,15 +324,17 @@ def write_pretrained(
         (folder / f"{i}.part").rename(folder / file)
     write_index(folder, {tensor: file for file, shard in zip(files, shards, strict=True) for tensor in shard}, total)
     more["torch_dtype"] = str(reduce(torch.promote_types, dtypes)).removeprefix("torch.")
-    _write_json(folder / "config.json", config_to_json(config, family) | more)
+    _write_json(folder / "config.json", layout.config | more)
+    for file, text in layout.files.items():
+        (folder / file).write_text(text, encoding="utf-8")
     if tokenizer_file is None:
         return []
     shutil.copyfile(tokenizer_file, folder / "tokenizer.json")
     _write_json(folder / "tokenizer_config.json", tokenizer)
-    if not family.own_tokenizer:
+    if not layout.own_tokenizer:
         return []
     return [
-        f"AutoTokenizer of transformers 5 splits text by the rules of {family.model_type}, whatever tokenizer.json "
+        f"AutoTokenizer of transformers 5 splits text by the rules of {layout.model_type}, whatever tokenizer.json "
         "says: load this tokenizer with PreTrainedTokenizerFast.from_pretrained"
     ]
 

@@ -1,0 +1,1 @@
+"""A model that leaves with its own modelling code, for ``transformers`` without us (docs/exchange.md)."""

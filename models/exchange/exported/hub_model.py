@@ -1,0 +1,170 @@
+"""The decoder as ``transformers`` runs it: its forward pass, its cache, and what it refuses.
+
+Legend: B sequences, T tokens of this call, S tokens so far with these, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+from transformers import DynamicCache, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from ...attention.document_mask import Documents
+from ...attention.kv_cache import LayerCache
+from ...decoder import Decoder
+from ...observe import Attended
+from .hub_config import BirthmarkConfig
+
+
+class CachedLayer(LayerCache):
+    """One block's keys and values in a cache of the library's."""
+
+    def __init__(self, cache: Any, layer: int, length: int) -> None:
+        self.cache, self.layer, self.length = cache, layer, length
+
+    def extend(self, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
+        """Put in the keys and values of the next T positions; all so far are returned."""
+        k_BGSK, v_BGSK = self.cache.update(k_BGTK, v_BGTK, self.layer)
+        # A static cache returns the room for later positions too.
+        return k_BGSK[:, :, : self.length], v_BGSK[:, :, : self.length]
+
+
+class Shown:
+    """An observer that keeps what ``output_hidden_states`` and ``output_attentions`` ask for."""
+
+    def __init__(self, wants_attentions: bool) -> None:
+        self.wants_attentions = wants_attentions
+        self.hidden_states: list[Tensor] = []
+        self.attentions: list[Tensor] = []
+
+    def residual(self, site: str, layer: int, h_BTD: Tensor) -> None:
+        """Keep the embeddings and the outputs of blocks."""
+        if site != "attention":
+            self.hidden_states.append(h_BTD)
+
+    def attention(self, layer: int, attended: Attended) -> None:
+        """Keep the weights on tokens ``[B, H, T, S]``; with extra keys or similarities, rows need not sum to 1."""
+        if self.wants_attentions:
+            self.attentions.append(attended.weights.rows(0, attended.q_BHTK.shape[2]))
+
+    def neurons(self, layer: int, a_BTF: Tensor) -> None:
+        """Nobody asks for hidden activations."""
+
+
+def documents_of_mask(attention_mask: Tensor | None, n_sequences: int, n_queries: int, first: int) -> Documents | None:
+    """Tokens and padding as two documents: neither sees the other, and positions count from the first token.
+
+    Args:
+        attention_mask: ``[B, S]``, 1 of tokens and 0 of padding on one side; None where all are tokens.
+        n_sequences: B.
+        n_queries: T.
+        first: positions before these.
+
+    Raises:
+        ValueError: another shape, or padding between tokens.
+    """
+    if attention_mask is None:
+        return None
+    shape = (n_sequences, first + n_queries)
+    if tuple(attention_mask.shape) != shape:
+        raise ValueError(f"attention_mask has shape {list(attention_mask.shape)}: give {list(shape)}, 1 of tokens")
+    number_BS = attention_mask.long() - 1
+    if not number_BS.any():
+        return None
+    ends_BS = number_BS[:, 1:] < number_BS[:, :-1]
+    begins_BS = number_BS[:, 1:] > number_BS[:, :-1]
+    if bool((ends_BS.sum(1) + begins_BS.sum(1) > 1).any()):
+        raise ValueError("attention_mask has padding between tokens: pad on one side")
+    documents = Documents.of(number_BS)
+    return Documents(number_BS, documents.position_BT[:, first:])
+
+
+class BirthmarkForCausalLM(PreTrainedModel, GenerationMixin):
+    """The decoder with the methods of ``transformers``: loading, saving, ``generate``, ``Trainer``."""
+
+    config_class = BirthmarkConfig
+    config: BirthmarkConfig
+    main_input_name = "input_ids"
+    _no_split_modules = ["Block"]  # noqa: RUF012 - as the library declares it
+    # Moments of values, if an arm has them: differences that bfloat16 would lose.
+    _keep_in_fp32_modules_strict = {"rho"}  # noqa: RUF012
+
+    def __init__(self, config: BirthmarkConfig) -> None:
+        super().__init__(config)
+        self.decoder = Decoder(config.model_config())
+        self.post_init()
+
+    def get_input_embeddings(self) -> nn.Module:
+        """The embedding table."""
+        return self.decoder.embed
+
+    def get_output_embeddings(self) -> nn.Module | None:
+        """The output head; None where it is the embedding table."""
+        return self.decoder.head
+
+    def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
+        """Refused: tables are part of the architecture."""
+        raise ValueError("resize_token_embeddings: the vocabulary of this model is fixed; use the ids that it has")
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
+        """Next-token logits, and the loss where labels are given.
+
+        Args:
+            input_ids: int64 ``[B, T]``.
+            attention_mask: ``[B, S]``, 1 of tokens and 0 of padding, which is on one side.
+            past_key_values: a cache of the library's; holds the positions before these tokens, and these from now on.
+            labels: int64 ``[B, T]``, −100 where one counts nowhere; token t + 1 is compared with the logits of t.
+            use_cache: return a cache; by default in evaluation mode.
+            logits_to_keep: so many of the last positions have logits, or those with these numbers; 0 is all.
+            output_hidden_states: return the embeddings and what each block gives, the last one after the final norm.
+            output_attentions: return each block's weights on tokens ``[B, H, T, S]``.
+            return_dict: False for a tuple.
+
+        Raises:
+            ValueError: a mask that cannot be, or padding where the first positions see one another.
+        """
+        model, config = self.decoder, self.decoder.config
+        if past_key_values is None and (not self.training if use_cache is None else use_cache):
+            past_key_values = DynamicCache(config=self.config)
+        n_sequences, n_queries = input_ids.shape
+        first = 0 if past_key_values is None else int(past_key_values.get_seq_length())
+        documents = documents_of_mask(attention_mask, n_sequences, n_queries, first)
+        if documents is not None and config.attention.prefix is not None:
+            raise ValueError("attention_mask with padding: the first positions of this model see one another, pad none")
+        wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        wants_weights = self.config.output_attentions if output_attentions is None else output_attentions
+        shown = Shown(bool(wants_weights)) if wants_states or wants_weights else None
+
+        x_BTD, place = model.enter(input_ids, shown, first, documents)
+        for i, block in enumerate(model.blocks):
+            cache = None if past_key_values is None else CachedLayer(past_key_values, i, first + n_queries)
+            x_BTD = block(x_BTD, place, shown, cache)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
+        logits = model.leave(x_BTD[:, logits_to_keep if isinstance(logits_to_keep, Tensor) else kept])
+        assert isinstance(logits, Tensor)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=config.vocab_size)
+        if shown is not None:
+            shown.hidden_states[-1] = model.norm(x_BTD)
+        output = CausalLMOutputWithPast(
+            loss=loss,
+            logits=logits,
+            past_key_values=past_key_values,
+            hidden_states=tuple(shown.hidden_states) if shown is not None and wants_states else None,
+            attentions=tuple(shown.attentions) if shown is not None and wants_weights else None,
+        )
+        return output.to_tuple() if return_dict is False else output

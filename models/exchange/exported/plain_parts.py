@@ -1,0 +1,63 @@
+"""What stands in an exported file for parts that only training needs, on plain operators of torch.
+
+A fused kernel with a log-sum-exp becomes explicit weights, a block of queries at a time; what has a fused operator
+anywhere keeps it. Tests hold these to the parts that they stand for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...attention.normalisers import Explicit, ExtraKey, softmax_rows
+from ...attention.scores import Scores
+from ...attention.weight_reader import WeightReader
+from ...config import ModelConfig
+from ...linear_cross_entropy import IGNORED, TokenLosses, soft_capped, wide
+
+PartT = TypeVar("PartT", bound=nn.Module)
+
+
+class FusedSoftmax(Explicit):
+    """Softmax: torch's fused attention where all is asked for that it gives, explicit weights elsewhere."""
+
+    def __init__(
+        self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool = False
+    ) -> None:
+        masked = scores.window is not None or scores.prefix is not None or scores.place.documents is not None
+        if masked or scores.place.slopes_H is not None or extra or needs_weights or needs_squares:
+            super().__init__(scores, v_BGSK, extra, softmax_rows)
+            return
+        self.scores, self.extra, self.weigh, self.reader = scores, extra, softmax_rows, None
+        grouped = v_BGSK.shape[1] != scores.q_BHTK.shape[1]
+        self.o_BHTK = F.scaled_dot_product_attention(
+            scores.q_BHTK, scores.k_BGSK, v_BGSK, is_causal=True, scale=scores.scale, enable_gqa=grouped
+        )
+
+
+def build_part(part: str, name: str, table: Mapping[str, type[PartT]], base: type[PartT], config: ModelConfig) -> PartT:
+    """The part of one block that ``model.attention.PART`` names: a row of its table."""
+    return table[name](config)
+
+
+def new_reader(scores: Scores, rows_sum_to_one: bool) -> WeightReader | None:
+    """Nothing reads the weights as they are computed; they can be asked for afterwards."""
+    return None
+
+
+def linear_cross_entropy(
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, *, z_loss: float = 0.0, cap: float | None = None
+) -> TokenLosses:
+    """Losses of the logits ``x @ weightᵀ``, which are held all at once."""
+    logits_NV = soft_capped(F.linear(x_ND, weight_VD.to(x_ND.dtype)), cap)
+    logits_NV = logits_NV.to(wide(logits_NV.dtype))
+    counts_N = targets_N != IGNORED
+    n = counts_N.sum().clamp_min(1)
+    losses_N = F.cross_entropy(logits_NV, targets_N, ignore_index=IGNORED, reduction="none")
+    squares = torch.where(counts_N, logits_NV.logsumexp(-1).square(), 0).sum() / n
+    cross_entropy, penalty = losses_N.sum() / n, z_loss * squares
+    return TokenLosses(cross_entropy + penalty, cross_entropy.detach(), penalty.detach(), losses_N.detach())

@@ -1,0 +1,313 @@
+"""A model that leaves with its own code is the same function, in the hands of the library and without us."""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import transformers
+import yaml
+from torch import Tensor
+from transformers import DynamicCache
+
+import birthmark
+from birthmark.errors import RunError, UsageError
+from birthmark.models.attention.normalisers import Softmax
+from birthmark.models.birth import born
+from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.models.dotted import nested
+from birthmark.models.exchange.exported.assembly import exported_code
+from birthmark.models.exchange.exported.config_fields import config_of_fields, resolved_fields
+from birthmark.models.exchange.layout import layout_of, own_layout
+from birthmark.models.exchange.pretrained import load_pretrained, read_pretrained, write_pretrained
+from birthmark.models.generate import generate
+
+SMALL = {"d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24, "vocab_size": 61, "max_seq_len": 24}
+#: What configs/studies/sinks.yaml has no arm for.
+MORE = {
+    "grouped heads": {"n_kv_heads": 2, "attention.normaliser": "softmax_sink"},
+    "post-norm": {"norm_placement": "post", "attention.qk_norm": "width"},
+    "both norms": {"norm_placement": "both", "logit_softcap": 5.0},
+    "layer norm": {"norm": "layernorm", "bias": True, "mlp": "relu2"},
+    "no norm": {"norm": "none", "positions": "sinusoidal"},
+    "parallel": {"parallel_residual": True, "rope_fraction": 0.5, "mlp": "geglu"},
+    "tied": {"tie_embeddings": True, "mlp": "swiglu", "head_dim": 6},
+    "alibi and a prefix": {"positions": "alibi", "attention.prefix": 4},
+    "alibi and a window": {"positions": "alibi", "attention.window": 5, "n_kv_heads": 1},
+    "documents": {"attention.documents": True},
+    "in some blocks": {"attention.aggregation": "headnorm", "attention.aggregation_blocks": [1]},
+}
+
+
+def arms():
+    study = yaml.safe_load(Path(birthmark.__file__).parent.joinpath("configs/studies/sinks.yaml").read_text())
+    of_study = {
+        name: {field.removeprefix("model."): value for field, value in arm.items()}
+        for name, arm in study["arms"].items()
+    }
+    return {name: config_of_fields(ModelConfig, nested({**SMALL, **arm})) for name, arm in {**of_study, **MORE}.items()}
+
+
+ARMS = arms()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """The module of the exported file."""
+    folder = tmp_path_factory.mktemp("code") / "exported_model"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    for file, text in exported_code().items():
+        (folder / file).write_text(text)
+    sys.path.insert(0, str(folder.parent))
+    yield importlib.import_module("exported_model.modeling_birthmark")
+    sys.path.remove(str(folder.parent))
+
+
+def with_the_librarys_methods(exported, ours):
+    model = exported.BirthmarkForCausalLM(exported.BirthmarkConfig(**resolved_fields(ours.config)))
+    model.decoder.load_state_dict(ours.state_dict())
+    return model.eval()
+
+
+@torch.no_grad()
+def test_every_arm_is_the_same_function_whole_in_pieces_and_padded(exported, lively, random_tokens):
+    for name, config in ARMS.items():
+        ours = lively(config).eval()
+        theirs = with_the_librarys_methods(exported, ours)
+        tokens_BT = random_tokens(config, n=2, length=12)
+        expected = ours(tokens_BT)
+        torch.testing.assert_close(theirs(tokens_BT).logits, expected, atol=1e-5, rtol=1e-4, msg=name)
+
+        if config.attention.prefix is None:
+            cache, parts = DynamicCache(config=theirs.config), []
+            for piece in tokens_BT.split([7, 1, 3, 1], dim=1):
+                parts.append(theirs(piece, past_key_values=cache).logits)
+            torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-5, rtol=1e-4, msg=name)
+
+            padded_BT, mask_BT = tokens_BT.clone(), torch.ones_like(tokens_BT)
+            padded_BT[1, 3:], mask_BT[1, :3] = tokens_BT[1, :-3], 0
+            cache = DynamicCache(config=theirs.config)
+            parts = [theirs(padded_BT[:, :9], attention_mask=mask_BT[:, :9], past_key_values=cache).logits]
+            parts += [
+                theirs(padded_BT[:, [i]], attention_mask=mask_BT[:, : i + 1], past_key_values=cache).logits
+                for i in (9, 10, 11)
+            ]
+            found = torch.cat(parts, 1)
+            torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=1e-4, msg=name)
+            torch.testing.assert_close(found[1, 3:], expected[1, :-3], atol=1e-5, rtol=1e-4, msg=name)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["positions_alibi", "correlated_attenuate", "prefix_4"])
+def test_greedy_text_is_ours(exported, lively, random_tokens, name):
+    ours = lively(ARMS[name]).eval()
+    tokens_BT = random_tokens(ARMS[name], n=2, length=6)
+    expected = torch.stack(list(generate(ours, tokens_BT, 6, temperature=0)), dim=1)
+    theirs = with_the_librarys_methods(exported, ours)
+    for more in ({}, {"use_cache": False}, {"num_beams": 1, "logits_to_keep": 1}):
+        found = theirs.generate(tokens_BT, max_new_tokens=6, do_sample=False, **more)
+        assert torch.equal(found[:, 6:], expected), more
+
+
+@pytest.mark.parametrize("name", ["softmax_sink", "window_16", "exact_attenuate"])
+def test_loss_and_gradients_are_ours(exported, lively, random_tokens, name):
+    ours = lively(ARMS[name]).train()
+    theirs = with_the_librarys_methods(exported, ours).train()
+    tokens_BT = random_tokens(ARMS[name], n=2)
+    expected = ours(tokens_BT[:, :-1], targets_BS=tokens_BT[:, 1:]).objective
+    found = theirs(tokens_BT, labels=tokens_BT).loss
+    torch.testing.assert_close(found, expected)
+    expected.backward(), found.backward()
+    gradients = {name: parameter.grad for name, parameter in theirs.decoder.named_parameters()}
+    for parameter, tensor in ours.named_parameters():
+        torch.testing.assert_close(gradients[parameter], tensor.grad, atol=1e-6, rtol=1e-4, msg=parameter)
+
+
+@torch.no_grad()
+def test_states_and_weights_are_shown_as_the_library_shows_them(exported, lively, random_tokens):
+    ours = lively(ARMS["softmax_sink"]).eval()
+    theirs = with_the_librarys_methods(exported, ours)
+    tokens_BT = random_tokens(ours.config, n=2, length=9)
+    shown = theirs(tokens_BT, output_hidden_states=True, output_attentions=True, logits_to_keep=2)
+    assert len(shown.hidden_states) == 3
+    assert torch.equal(shown.hidden_states[0], ours.embed(tokens_BT))
+    torch.testing.assert_close(shown.hidden_states[-1] @ ours.head.weight.T, ours(tokens_BT), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(shown.logits, ours(tokens_BT)[:, -2:], atol=1e-5, rtol=1e-4)
+    first = shown.attentions[0]
+    assert first.shape == (2, 4, 9, 9)
+    assert not first.triu(1).any()
+    assert (first.sum(-1) < 1).all()  # the sink has the rest
+
+
+def test_the_code_is_that_of_our_sources_and_needs_torch_and_transformers_alone():
+    root = Path(birthmark.__file__).parent
+    files = [root / "errors.py", root / "schema.py", *root.joinpath("models").rglob("*.py")]
+    sources = "\n".join(file.read_text() for file in files)
+    lines = set(sources.splitlines())
+    code = exported_code()
+    assert list(code) == ["configuration_birthmark.py", "modeling_birthmark.py"]
+    assert exported_code.__wrapped__() == code
+    for text in code.values():
+        foreign = {name.split(".")[0] for node in ast.walk(ast.parse(text)) for name in imported(node)}
+        assert {name for name in foreign if name and name not in sys.stdlib_module_names} <= {"torch", "transformers"}
+        assert all(len(line) <= 120 for line in text.splitlines())
+        _, _, body = text.partition("\n# ---")
+        assert all(line in lines for line in body.splitlines() if not line.startswith(("#", "-")))
+        blocks = [block.strip("\n") for block in body.split("\n\n")]
+        whole = [block for block in blocks if block.startswith(("class ", "def ", "    ", "@"))]
+        assert len(whole) > len(blocks) / 2
+        assert all(block in sources for block in whole)
+
+
+def imported(node) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+
+
+@pytest.fixture
+def without_us(monkeypatch, tmp_path):
+    """Nothing of birthmark can be imported; code that a model brings is copied to a folder of the test's."""
+    for name in [name for name in sys.modules if name.split(".")[0] == "birthmark"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "birthmark", None)
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
+    transformers.logging.disable_progress_bar()
+
+
+@pytest.fixture
+def written(tmp_path, lively):
+    """A folder with code in it, and the model that was written."""
+    config = replace(ARMS["correlated_attenuate"], positions="learned")
+    ours = lively(config).eval()
+    write_pretrained(config, ours.state_dict(), tmp_path / "model", layout=layout_of(config))
+    return tmp_path / "model", ours
+
+
+def opened(folder, **more):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True, **more)
+
+
+@torch.no_grad()
+def test_a_folder_opens_without_birthmark_and_is_saved_again(written, tmp_path, random_tokens, without_us):
+    folder, ours = written
+    with pytest.raises(ImportError):
+        importlib.import_module("birthmark.models")
+    config = transformers.AutoConfig.from_pretrained(folder, trust_remote_code=True)
+    assert (config.model_type, config.hidden_size, config.num_hidden_layers, config.head_dim) == ("birthmark", 16, 2, 4)
+    tokens_BT = random_tokens(ours.config, n=2, length=12)
+    model, info = opened(folder, output_loading_info=True)
+    assert not any(info.values())
+    logits = model(tokens_BT).logits
+    torch.testing.assert_close(logits, ours(tokens_BT), atol=1e-5, rtol=1e-4)
+    model.save_pretrained(tmp_path / "again")
+    assert torch.equal(opened(tmp_path / "again")(tokens_BT).logits, logits)
+    narrow = opened(folder, dtype=torch.bfloat16)
+    assert narrow.dtype == torch.bfloat16
+    assert narrow.decoder.blocks[0].attn.aggregate.rho.square_H.dtype == torch.float32
+    assert (narrow(tokens_BT).logits - logits).abs().max() < 0.05 * logits.abs().max()
+
+
+#: In a process of its own, in which birthmark cannot be imported: one step of the library's trainer.
+_TRAINER = """
+import sys
+for name in [name for name in sys.modules if name.split(".")[0] == "birthmark"]:
+    del sys.modules[name]
+sys.modules["birthmark"] = None
+import torch, transformers
+import transformers.dynamic_module_utils as modules
+folder, modules.HF_MODULES_CACHE = sys.argv[1:]
+model = transformers.AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
+tokens = torch.randint(61, (2, 12))
+before = model.eval()(tokens, labels=tokens).loss
+settings = transformers.TrainingArguments(
+    output_dir=f"{folder}/run", max_steps=1, per_device_train_batch_size=2, report_to=[], save_strategy="no",
+    use_cpu=True, learning_rate=1e-2, lr_scheduler_type="constant", disable_tqdm=True,
+)
+rows = [{"input_ids": row, "labels": row} for row in tokens]
+transformers.Trainer(model=model, args=settings, train_dataset=rows).train()
+after = model.eval()(tokens, labels=tokens).loss
+assert after < before, (before, after)
+"""
+
+
+@pytest.mark.slow
+def test_the_librarys_trainer_trains_it_without_birthmark(written, tmp_path):
+    command = [sys.executable, "-W", "ignore", "-c", _TRAINER, str(written[0]), str(tmp_path / "cache")]
+    assert subprocess.run(command, check=False).returncode == 0
+
+
+def test_a_folder_comes_back_as_the_model_that_it_was(tmp_path):
+    for name in ("correlated_estimated", "tied", "in some blocks"):
+        config, folder = ARMS[name], tmp_path / name
+        ours = born(config, 3)
+        write_pretrained(config, ours.state_dict(), folder, layout=own_layout(config), max_shard_bytes=3000)
+        assert resolved_fields(read_pretrained(folder).config) == resolved_fields(config)
+        found: dict[str, Tensor] = load_pretrained(folder).state_dict()
+        assert found.keys() == ours.state_dict().keys()
+        assert all(torch.equal(found[key], tensor) for key, tensor in ours.state_dict().items())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"positions": "polar"}, "positions is 'polar', not one of rope"),
+        ({"n_heads": "4"}, "n_heads is '4', not a whole number"),
+        ({"birthmark_fields": ["d_model", "dropout"], "dropout": 0.1}, "dropout: there is no such field"),
+        ({"birthmark_fields": ["d_model", "dropout"]}, "dropout is missing: give it"),
+        ({"birthmark_fields": None}, "birthmark_fields is None, not a list"),
+        ({"attention": {"gate": 3}}, "attention.gate is 3, not"),
+        ({"attention": {"sponge": 3}}, "attention.sponge: there is no such field"),
+        ({"d_model": 18}, "model.d_model 18 is not divisible by model.n_heads 4"),
+    ],
+)
+def test_a_wrong_config_is_one_line(tmp_path, change, message):
+    config = ModelConfig(**SMALL)
+    content = own_layout(config).config | ({"head_dim": None} if "d_model" in change else {})
+    (tmp_path / "config.json").write_text(json.dumps(content | change))
+    with pytest.raises((UsageError, RunError)) as raised:
+        read_pretrained(tmp_path)
+    assert message in str(raised.value)
+    assert str(raised.value).startswith(str(tmp_path))
+    assert "\n" not in str(raised.value)
+
+
+def test_what_cannot_be_done_is_refused(exported, lively):
+    theirs = with_the_librarys_methods(exported, lively(ARMS["plain"]))
+    tokens_BT = torch.zeros(2, 4, dtype=torch.int64)
+    for mask, message in (
+        ([[1, 0, 1, 1]] * 2, "padding between tokens"),
+        ([[1, 1, 1]] * 2, r"has shape \[2, 3\]: give \[2, 4\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            theirs(tokens_BT, attention_mask=torch.tensor(mask))
+    prefixed = with_the_librarys_methods(exported, lively(ARMS["prefix_4"]))
+    with pytest.raises(ValueError, match="see one another, pad none"):
+        prefixed(tokens_BT, attention_mask=torch.tensor([[0, 1, 1, 1]] * 2))
+    with pytest.raises(ValueError, match="vocabulary of this model is fixed"):
+        theirs.resize_token_embeddings(70)
+
+
+class Own(Softmax):
+    """A normaliser of the user's own."""
+
+
+def test_a_class_of_the_users_own_stays_here():
+    name = f"{__name__}:Own"
+    config = ModelConfig(**SMALL, attention=AttentionConfig(normaliser=name))
+    with pytest.raises(UsageError, match=f"model.attention.normaliser {name}: a class of your own is not exported"):
+        layout_of(config)
+
+
+def test_the_librarys_own_class_is_used_where_it_has_one():
+    llama = ModelConfig(**SMALL, mlp="swiglu")
+    assert layout_of(llama).model_type == "llama"
+    assert layout_of(llama, own_code=True).model_type == layout_of(ARMS["headnorm"]).model_type == "birthmark"
