@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
+from birthmark.models.exchange.pretrained import load_pretrained
 from birthmark.trainer.checkpoints.find import find_checkpoint
 from birthmark.trainer.checkpoints.folder_io import load_model
 from birthmark.trainer.config_file import read_config
@@ -225,15 +226,21 @@ def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, capsys
         assert printed in captured.err
 
 
-def test_an_arm_that_transformers_lacks_is_refused_by_name(tmp_path, capsys, no_page):
-    file = config_file(tmp_path, attention={"aggregation": "headnorm"})
-    flags = ["--trainer.max_steps=2", "--trainer.checkpoint_every=2", f"--run_dir={tmp_path / 'run'}"]
+def test_an_arm_that_transformers_lacks_leaves_with_its_code_moments_and_all(tmp_path, capsys, no_page):
+    arm = {"aggregation": "calibrated", "calibration": {"correlation": "estimated"}}
+    file, run = config_file(tmp_path, attention=arm), tmp_path / "run"
+    flags = ["--trainer.max_steps=2", "--trainer.checkpoint_every=2", f"--run_dir={run}"]
     with no_page():
         assert main(["pretrain", f"--config={file}", *flags]) == 0
     capsys.readouterr()
-    assert main(["export", str(tmp_path / "run"), str(tmp_path / "out")]) == 2
-    assert "model.attention.aggregation headnorm has no counterpart in transformers" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()
+    assert main(["export", str(run), str(tmp_path / "out")]) == 0
+    assert "load it with trust_remote_code=True" in capsys.readouterr().out
+    assert (tmp_path / "out" / "modeling_birthmark.py").is_file()
+    trained = load_model(read_config(run / "config.yaml").model, RunDir(run).checkpoint(2)).state_dict()
+    found = load_pretrained(tmp_path / "out").state_dict()
+    assert found.keys() == trained.keys()
+    assert "blocks.0.attn.aggregate.rho.square_H" in found
+    assert all(torch.equal(found[name], tensor) for name, tensor in trained.items())
 
 
 def test_a_run_of_no_text_has_no_prompt(tmp_path, capsys, no_page):
