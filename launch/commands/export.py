@@ -47,8 +47,8 @@ def run(options: Namespace) -> int:
 
     from ...data.tokenizer import TextTokenizer
     from ...files import atomic_path
-    from ...models.exchange.layout import OWN_TYPE, layout_of
     from ...models.exchange.pretrained import write_pretrained
+    from ...models.exchange.written_layout import OWN_TYPE, layout_of
     from ...trainer.by_name.model_names import open_source_with_birth
     from ...trainer.checkpoints.folder_io import CheckpointWeights
 

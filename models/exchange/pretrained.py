@@ -27,8 +27,8 @@ from ..decoder import Decoder
 from ..tensor_shards import shard_of
 from .conversion import TensorMapping
 from .hub import pretrained_folder
-from .layout import Layout, expected_of, native_layout
 from .weight_files import INDEX, ONE_FILE, SHARD_BYTES, shard_file_names, write_index
+from .written_layout import Layout, expected_of, native_layout
 
 #: Dtypes of a ``config.json`` → what they are called in the files.
 _CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
