@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ...errors import UsageError
 from ..reading import Reader, read_fields
@@ -37,6 +37,8 @@ class ArmStudy:
     families: dict[str, list[str]]
     """Arms that share a panel of the figure; arms without a family fill panels in their order."""
     scales: dict[str, Scale]
+    compare: Literal["random", "text"] | None = None
+    """What the ends of all runs are compared on, pair by pair; None: they are not."""
 
     def at(self, scale: str | None) -> ArmStudy:
         """The study on the base of ``scale``; UsageError if the file has none of that name."""
@@ -69,7 +71,7 @@ def _listed(names: Mapping[str, Any]) -> str:
 def read_arm_study(file: Path) -> ArmStudy:
     """Read and check a study file of the kind ``arms``; UsageError names the file and the field."""
     content, reader = read_fields(file), Reader(file)
-    reader.known(content, ("kind", "name", "base", "init_seeds", "arms", "families", "scales"), "")
+    reader.known(content, ("kind", "name", "base", "init_seeds", "arms", "families", "scales", "compare"), "")
     for field in ("base", "arms"):
         if field not in content:
             raise UsageError(f"{file}: {field} is missing")
@@ -88,4 +90,7 @@ def read_arm_study(file: Path) -> ArmStudy:
     name = content.get("name", file.stem)
     reader.name(name, "name")
     families = reader.families(content.get("families", {}), arms)
-    return ArmStudy(file, name, base, seeds, arms, families, scales)
+    compare = content.get("compare")
+    if compare not in (None, "random", "text"):
+        raise reader.wrong("compare", compare, "write random or text, or leave it out")
+    return ArmStudy(file, name, base, seeds, arms, families, scales, compare)

@@ -12,6 +12,7 @@ from ..request import StudyRequest
 from ..runner import Failure, run_trials
 from ..trials import check_buildable, check_stored
 from .arms_page import arms_page
+from .ends_compared import write_comparison
 from .figure import draw_study
 from .file import read_arm_study
 from .results import read_results
@@ -52,6 +53,7 @@ def run_arms(request: StudyRequest) -> list[Failure]:
             arms_page(study, results, trials, out),
             console,
         )
+        write_comparison(study, trials, out, console)
     elif request.summary:
         raise UsageError(f"{out}: no run of {study.file} in it yet")
     return failures

@@ -205,3 +205,31 @@ def test_the_step_of_a_run_is_read_from_the_end_of_its_metrics(tmp_path):
     with metrics.open("a") as f:
         f.write('{"step": 500, "tra')
     assert last_logged_step(metrics) == 499
+
+
+def test_the_ends_of_runs_are_compared_as_the_command_compares_them(ready, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("birthmark.report.compared_models.save_png", lambda figure, path: path.touch())
+    file, out, _, _ = ready
+    asked = file.with_name("compared.yaml")
+    asked.write_text(file.read_text() + "compare: random\n")
+    summary = ["ablate", str(asked), "--summary", "--out", str(out)]
+    assert main(summary) == 0
+    written = out / "compare" / "compare.json"
+    found = json.loads(written.read_text())
+    labels = [f"{arm}/seed-{seed}" for seed in (0, 1) for arm in ("plain", "headnorm")]
+    assert found["probe"]["checkpoints"] == dict.fromkeys(labels, 6)
+    assert found["compared"][0]["models"] == labels
+    probe = [f"--{name}={found['probe'][name]}" for name in ("n_sequences", "seq_len", "probe_seed")]
+    capsys.readouterr()
+    assert main(["compare", *(str(out / label) for label in labels), *probe, "--json"]) == 0
+    (said,) = json.loads(capsys.readouterr().out)["compared"]
+    for name in ("cka", "kl"):
+        np.testing.assert_allclose(found["compared"][0][name], said[name], rtol=1e-9, atol=1e-12)
+    # Nothing new: nothing is done again.
+    before = written.stat().st_mtime_ns
+    assert main(summary) == 0
+    assert written.stat().st_mtime_ns == before
+    assert "compare.json" in {path.name for path in (out / "compare").iterdir()}
+    asked.write_text(file.read_text() + "compare: images\n")
+    assert main(summary) == 2
+    assert "compare is 'images': write random or text" in capsys.readouterr().err

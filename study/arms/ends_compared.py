@@ -1,0 +1,69 @@
+"""The ends of a study's runs beside one another: how alike they are inside, and in what they predict."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from ...errors import UsageError
+from ...measure.between.all_pairs import Compared
+from ...report.compared_models import as_json, write_folder
+from ...report.terminal import bar
+from ...trainer.by_name.between_named import Comparer
+from ...trainer.by_name.loaded_model import load_named
+from ..trials import Trial
+from .file import ArmStudy
+
+#: Sequences whose states CKA compares at a time.
+_MINIBATCH = 256
+
+
+def write_comparison(study: ArmStudy, trials: Sequence[Trial], out: Path, console: Console) -> None:
+    """Compare the last checkpoints of all runs that are finished, and write ``out/compare``.
+
+    Every model is shown the probe of the study's snapshots: random tokens, or with ``compare: text`` the validation
+    text of the first run. Nothing is done again where the checkpoints are those of last time.
+
+    Raises:
+        UsageError: ``compare`` stands in the file, and two arms cannot read the same tokens.
+    """
+    # Arms of one config share their runs.
+    ends = {trial.label: trial for trial in trials if trial.finished}
+    if study.compare is None or len(ends) < 2:
+        return
+    settings = next(iter(ends.values())).config.snapshot
+    probe: dict[str, Any] = {"kind": study.compare, "n_sequences": settings.n_sequences, "seq_len": settings.seq_len}
+    probe |= {"probe_seed": settings.probe_seed, "checkpoints": {label: trial.step for label, trial in ends.items()}}
+    folder = out / "compare"
+    if (folder / "compare.json").is_file() and _probe_of(folder / "compare.json") == probe:
+        return
+    comparer = Comparer(
+        settings,
+        settings.seq_len,
+        _MINIBATCH,
+        text=study.compare == "text",
+        open_model=lambda label: load_named(f"{ends[label].run.path}@{ends[label].step}"),
+    )
+    try:
+        with bar("comparing", len(ends) + 1, quiet=False) as advance:
+            pairs = comparer.compare(list(ends), advance)
+    except UsageError as error:
+        raise UsageError(f"{study.file}: compare is {study.compare}: {error}") from None
+    found = [Compared(None, pairs, [])]
+    shutil.rmtree(folder, ignore_errors=True)
+    write_folder(folder, found, as_json(found, probe), None)
+    console.print(
+        f"{folder}: compare.json compare.csv models.png layers.png positions.png", highlight=False, markup=False
+    )
+
+
+def _probe_of(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))["probe"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None  # damaged: it is made again
