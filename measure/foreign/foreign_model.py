@@ -129,7 +129,7 @@ class ForeignModel(nn.Module):
             UsageError: observed, a model of a known family computes something else.
         """
         if self._unseen is None:
-            length = min(seq_len, _LOOK)
+            length = min(seq_len, _LOOK, self.config.max_seq_len or _LOOK)
             tokens_1T = torch.arange(length, device=self.device)[None] % self.config.vocab_size
             own = self._look(tokens_1T, attends=False)
             observed = self._look(tokens_1T, attends=True) if self._attends else own

@@ -30,6 +30,8 @@ _MOST_INPUTS = 1 << 20
 _LONGEST = 1 << 20
 #: Seeds of strangers count from here: far from those that people give.
 _STRANGERS_FROM = 0x5EED_0000_0000
+#: The same for torch's generator, which knows the last 32 bits of a seed alone.
+_THEIR_STRANGERS_FROM = 0x5EED_0000
 
 
 @dataclass(frozen=True)
@@ -143,9 +145,12 @@ def compare_models(
 
     pairs = [ModelPair(a, b, test(kept[a], kept[b])) for a, b in combinations(range(len(sources)), 2)]
     strangers: list[Fingerprint] = []
-    for seed in range(_STRANGERS_FROM, _STRANGERS_FROM + n_strangers):
-        first = sources[0]
-        newborn = new_birth(first.config, seed) if isinstance(first, ModelSource) else first.stranger(seed, device())
+    first = sources[0]
+    for i in range(n_strangers):
+        if isinstance(first, ModelSource):
+            newborn: Decoder | ForeignModel = new_birth(first.config, _STRANGERS_FROM + i)
+        else:
+            newborn = first.stranger(_THEIR_STRANGERS_FROM + i, device())
         stranger = evidence(newborn)
         strangers += [test(own, stranger) for own in kept]
     return ComparedModels(probe, pairs, strangers)

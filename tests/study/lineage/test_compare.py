@@ -267,6 +267,7 @@ def test_every_null_can_be_chosen(lineage, place, null):
     assert out["pairs"][0]["k"] == (32 if null == "dimensions_sampled" else 16)
 
 
+@pytest.mark.heavy
 def test_the_null_matched_reads_weights_whatever_became_of_the_channels(lineage, place, tmp_path):
     run, birth = open_source(str(place / "run-7")), open_source(f"{place / 'run-7'}@0")
     save_pretrained(changed(run.load(), "rotation"), tmp_path / "rotated")

@@ -96,6 +96,26 @@ def test_fingerprint_and_identify_read_what_snapshot_reads(mixtral, said, tmp_pa
     assert "give --config" in said(2, "identify", mixtral / "one", "--seeds=1", *how).err
 
 
+@pytest.mark.heavy
+def test_families_are_compared_under_both_nulls_and_are_no_kin_of_their_strangers(said, tmp_path):
+    """Also those that torch's first seed gave: its generator reads the last 32 bits of a seed alone."""
+    for family, nulls in {"Mistral": ["dimensions", "matched"], "Gemma": ["matched"], "GPTNeoX": ["matched"]}.items():
+        config = getattr(transformers, f"{family}Config")(**SHAPE, head_dim=8, max_position_embeddings=16)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model = getattr(transformers, f"{family}ForCausalLM")(config)
+        model.save_pretrained(tmp_path / "a")
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(0.004 * torch.randn_like(parameter))
+        model.save_pretrained(tmp_path / "b")
+        for null in nulls:
+            how = ["--n_inputs=60", "--seq_len=8", f"--null={null}", "--cache_dir", tmp_path / "cache", "--json"]
+            found = json.loads(said(0, "fingerprint", tmp_path / "a", tmp_path / "b", *how, "--strangers=1").out)
+            assert [pair["verdict"] for pair in found["pairs"]] == ["kin"], family
+            assert [test["verdict"] for test in found["strangers"]] == ["stranger"] * 2, family
+
+
 @pytest.fixture(scope="module")
 def modules_folder(tmp_path_factory):
     """Where transformers copies code before it runs: it imports from one folder for the life of a process."""
