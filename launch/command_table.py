@@ -15,6 +15,7 @@ COMMANDS = (
     "demo",
     "tokenise",
     "pretrain",
+    "adapt",
     "launch",
     "data",
     "report",

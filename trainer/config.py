@@ -13,6 +13,7 @@ from ..data.batch_shares import BatchShares
 from ..data.config import DataConfig
 from ..errors import UsageError
 from ..measure.config import SnapshotConfig
+from ..models.adapters.adapter_config import AdapterConfig
 from ..models.config import ModelConfig
 from ..schema import SEEDS, outside
 from .optimizers.table import (
@@ -328,6 +329,9 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     """The decoder."""
 
+    adapter: AdapterConfig = field(default_factory=AdapterConfig)
+    """A small part that is trained in place of the decoder, which then stays as init_from has it (birthmark adapt)."""
+
     data: DataConfig = field(default_factory=DataConfig)
     """Where tokens come from."""
 
@@ -355,6 +359,7 @@ class RunConfig:
             *self.trainer.problems(),
             *self.snapshot.problems(),
             *self.log.problems(),
+            *self._adapter_problems(),
         ]
         if self.trainer.activation_checkpointing != "none" and (
             self.model.attention.calibration.correlation == "estimated"
@@ -385,6 +390,20 @@ class RunConfig:
             )
         if problems:
             raise UsageError("; ".join(problems))
+
+    def _adapter_problems(self) -> list[str]:
+        """What an adapter is not for, and what does not go with it."""
+        found, kind = self.adapter.problems(), self.adapter.kind
+        if self.adapter.is_on and not self.init_from:
+            found.append(
+                f"adapter.kind is {kind}, but the run starts at a birth, where nothing is to be adapted: give a model "
+                "to start from, init_from (birthmark adapt MODEL), or adapter.kind none"
+            )
+        if self.adapter.is_on and self.trainer.precision == "fp8":
+            found.append(
+                f"trainer.precision is fp8, but adapter.kind {kind} trains none of the maps that it is for: give bf16"
+            )
+        return found
 
     def _packing_problems(self) -> list[str]:
         """Parts of a model that padded sequences would mislead."""

@@ -13,6 +13,8 @@ import torch
 from ..errors import RunError, UsageError
 from ..files import user_path
 from ..measure.records import RunDir, step_of
+from ..models.adapters.adapter_config import AdapterConfig
+from ..models.adapters.attach import attach, initialize_adapter, is_adapter
 from ..models.birth import Sharder, born, empty_decoder
 from ..models.by_block.block_weights import BlockWeights
 from ..models.by_block.drawn_weights import DrawnWeights
@@ -96,7 +98,7 @@ def load_initial_checkpoint(
     Args:
         source: the checkpoint, and the config that the model is to have.
         device: where this process holds its shard.
-        shard: shards the model over processes; each reads its shard of every tensor.
+        shard: shards the model over processes; each reads its shard of every tensor. What it attaches gets no values.
 
     Raises:
         RunError: a file is missing or damaged, or not this model's; it is named.
@@ -104,7 +106,8 @@ def load_initial_checkpoint(
     weights = CheckpointWeights(source.checkpoint)
     model = empty_decoder(source.config, device, shard)
     for name, tensor in model.state_dict(keep_vars=True).items():
-        load_into(tensor, weights.required(name))
+        if not is_adapter(name):
+            load_into(tensor, weights.required(name))
     return model
 
 
@@ -116,6 +119,14 @@ def _source(named: str) -> InitialCheckpoint | Pretrained:
     """
     origin = find_initial_checkpoint(named)
     if origin is not None:
+        run = RunDir(origin.checkpoint.parent.parent)
+        if (kind := read_saved_fields(run)["adapter.kind"]) != "none":
+            mend = (
+                f"birthmark export {origin.name} FOLDER --merge, and start from that" if kind == "lora" else "its base"
+            )
+            raise UsageError(
+                f"--init_from {named}: holds an adapter ({kind}), which is no model by itself; give {mend}"
+            )
         return origin
     try:
         return read_pretrained(named)
@@ -158,6 +169,8 @@ def resolve_init_from(config: RunConfig) -> RunConfig:
         return config
     source = _source(config.init_from)
     model = _adopt(config.model, source, config.init_from)
+    if misfits := config.adapter.misfits(model):
+        raise UsageError("; ".join(misfits))
     data = config.data
     if data.path != "backcopy" and data.tokenizer == "bpe":
         if source.tokenizer_file is None:
@@ -174,7 +187,8 @@ def resolve_init_from(config: RunConfig) -> RunConfig:
 def initialize_model(
     config: RunConfig, init_seed: int, device: torch.device | str = "cpu", shard: Sharder | None = None
 ) -> Decoder:
-    """The model at step 0 of the run for its own seed; a birth of the same architecture for any other.
+    """The model at step 0 of the run for its own seed, with its adapter, if it trains one; a birth of the same
+    architecture for any other.
 
     Args:
         config: the run.
@@ -184,10 +198,27 @@ def initialize_model(
     """
     if config.init_from and init_seed == config.init_seed:
         source = _source(config.init_from)
+        shard = _with_adapter(config.adapter, shard)
         if isinstance(source, InitialCheckpoint):
-            return load_initial_checkpoint(replace(source, config=config.model), device, shard)
-        return load_pretrained(replace(source, config=config.model), device=device, shard=shard)
+            model = load_initial_checkpoint(replace(source, config=config.model), device, shard)
+        else:
+            model = load_pretrained(replace(source, config=config.model), device=device, shard=shard)
+        initialize_adapter(model, config.model.init, init_seed)
+        return model
     return born(config.model, init_seed, device, shard)
+
+
+def _with_adapter(adapter: AdapterConfig, shard: Sharder | None) -> Sharder | None:
+    """``shard`` of a model that an adapter has been attached to: both are sharded alike."""
+    if not adapter.is_on:
+        return shard
+
+    def prepare(model: Decoder) -> None:
+        attach(model, adapter)
+        if shard is not None:
+            shard(model)
+
+    return prepare
 
 
 def initial_weights(config: RunConfig, init_seed: int) -> BlockWeights:
@@ -197,9 +228,19 @@ def initial_weights(config: RunConfig, init_seed: int) -> BlockWeights:
         UsageError, RunError: what the run starts from is missing or damaged.
     """
     if config.init_from and init_seed == config.init_seed:
+        check_no_adapter(config)
         source = _source(config.init_from)
         if isinstance(source, InitialCheckpoint):
             return CheckpointWeights(source.checkpoint)
         source.check_tables()
         return source
     return DrawnWeights(config.model, init_seed)
+
+
+def check_no_adapter(config: RunConfig) -> None:
+    """UsageError where a model with an adapter would be read a block at a time."""
+    if config.adapter.is_on:
+        raise UsageError(
+            f"--stream: the model has an adapter ({config.adapter.kind}), which is not read a block at a time; leave "
+            "--stream out"
+        )

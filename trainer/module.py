@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -16,10 +16,12 @@ from ..data.batch_shares import BatchShares
 from ..data.packing.borders import DocumentBorders
 from ..errors import RunError
 from ..measure.ranks import max_over_ranks
+from ..models.adapters.attach import is_adapter
 from ..models.decoder import Decoder
 from ..models.linear_cross_entropy import TokenLosses
 from ..models.tensor_shards import full_tensor, shard_of
 from .activation_checkpointing import set_train_passes
+from .checkpoints.state_file import BASE
 from .config import OptimConfig, TrainerConfig
 from .fp8 import use_fp8
 from .loop.step_guard import StepGuard, UpdateSkippedError
@@ -85,6 +87,7 @@ class PretrainModule(L.LightningModule):
         progress: told where the training is.
         n_targets: tokens to predict in training samples of these numbers; None where all have as many.
         borders: how ids say where documents begin.
+        base: of a model with an adapter, the digest of all else: checkpoints hold the adapter alone, and name it.
     """
 
     def __init__(
@@ -95,8 +98,10 @@ class PretrainModule(L.LightningModule):
         progress: Progress | None = None,
         n_targets: Callable[[np.ndarray], np.ndarray] | None = None,
         borders: DocumentBorders | None = None,
+        base: str | None = None,
     ) -> None:
         super().__init__()
+        self._base = base
         self._n_targets, self._borders = n_targets, borders
         self.progress, self._first_step = progress or Progress(), 0
         self.model = model
@@ -263,8 +268,23 @@ class PretrainModule(L.LightningModule):
         self.stopwatch.resume()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What was skipped so far."""
+        """What was skipped so far, and what an adapter is attached to."""
         checkpoint["steps"] = self.watch.state()
+        if self._base is not None:
+            checkpoint[BASE] = self._base
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """What a checkpoint holds: of a model with an adapter, that alone."""
+        whole: dict[str, Any] = super().state_dict(*args, **kwargs)
+        return whole if self._base is None else {name: x for name, x in whole.items() if is_adapter(name)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
+        """Of a model with an adapter, that alone; all else has been loaded from what the run started from."""
+        if self._base is None:
+            return super().load_state_dict(state_dict, strict, assign)
+        if strict and (odd := sorted(state_dict.keys() ^ self.state_dict().keys())):
+            raise RunError(f"the checkpoint and the model differ in {odd[0]}; the run's config.yaml is another model's")
+        return super().load_state_dict(state_dict, False, assign)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """The config decides learning rate, decay and betas, not the checkpoint: a resumed run may change them."""

@@ -30,6 +30,7 @@ from ..data.streaming.streamed_batches import StreamSource
 from ..errors import UsageError
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
 from ..measure.records import RunDir, write_metrics_csv
+from ..models.adapters.attach import base_digest
 from ..models.attention.kernel_choice import explicit_because, kernel_sentence
 from ..models.birth import digest
 from ..models.decoder import Decoder
@@ -175,6 +176,7 @@ def _print_start(
     console.print(
         f"[bold]{escape(str(run.path))}[/bold]  {birth}  "
         + (f"resumed at step {start.step}" if resumed else escape(config.init_from) or f"init_seed {config.init_seed}")
+        + (f"  adapter {config.adapter.kind}" if config.adapter.is_on else "")
         + (f"  {world_size()} processes" if world_size() > 1 else ""),
         highlight=False,
         soft_wrap=True,
@@ -321,6 +323,7 @@ def pretrain(
         strategy = set_up_strategy(running.trainer, config.optim.grad_clip, device)
         model = initialize_model(config, config.init_seed, device if strategy.shard else "cpu", strategy.shard)
         birth = digest(model)
+        base = base_digest(model) if config.adapter.is_on else None
         _check_same_everywhere(config, birth, data)
 
         start = from_rank_zero(lambda: held.enter_context(begin_run(config, run, model, birth, data, resume=resume)))
@@ -352,7 +355,7 @@ def pretrain(
         )
         signals.enter_context(stop.listen())
         trainer = _lightning_trainer(running, run, process, device, start.step, strategy.lightning, callbacks, loggers)
-        module = PretrainModule(model, config.optim, running.trainer, progress, data.n_targets, data.borders)
+        module = PretrainModule(model, config.optim, running.trainer, progress, data.n_targets, data.borders, base)
         steps = TrainingData(
             running, data, lambda batches: held.enter_context(ReadAhead(batches, device, progress)), held.callback
         )

@@ -69,7 +69,7 @@ def build_callbacks(
     training = TrainingLog(
         settings.log_every,
         config.tokens_after,
-        flops_per_token(config.model, n_params, seq_len),
+        flops_per_token(config.model, n_params, seq_len, frozen=config.adapter.is_on),
         None if peak is None else peak * world_size(),
         synchronize=partial(synchronize, device),
         milestones=every,

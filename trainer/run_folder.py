@@ -28,6 +28,7 @@ _FIXED = (
     "init_seed",
     "init_from",
     "model",
+    "adapter",
     "data",
     "optim.name",
     "snapshot",

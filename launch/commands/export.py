@@ -35,6 +35,12 @@ def add_options(parser: Parser) -> None:
         action="store_true",
         help="Write our own modelling code also where transformers has the architecture.",
     )
+    parser.add_argument(
+        "--merge",
+        action="store_true",
+        help="Of a run that trained a LoRA: write the whole model with the LoRA in its weights. Else the adapter alone "
+        "is written, as peft reads it (docs/recipes/adapt.md).",
+    )
 
 
 def run(options: Namespace) -> int:
@@ -47,6 +53,8 @@ def run(options: Namespace) -> int:
 
     from ...data.tokenizer import TextTokenizer
     from ...files import atomic_path
+    from ...models.adapters.adapter_config import AdapterConfig
+    from ...models.exchange.peft_folder import merged, write_peft
     from ...models.exchange.pretrained import write_pretrained
     from ...models.exchange.written_layout import OWN_TYPE, layout_of
     from ...trainer.by_name.model_names import open_source_with_birth
@@ -58,12 +66,28 @@ def run(options: Namespace) -> int:
         raise UsageError(f"{name}: neither a run, RUN@STEP, a checkpoint nor CONFIG@SEED")
     if out.exists():
         raise UsageError(f"{out}: exists already; give a new folder")
+    adapter = source.births.adapter if source.init_seed == source.births.init_seed else AdapterConfig()
+    if options.merge and not adapter.is_on:
+        raise UsageError(f"--merge: {name} has no adapter; leave it out")
+    if adapter.is_on and not options.merge:
+        if options.dtype is not None or options.own_code:
+            given = "--own_code" if options.dtype is None else f"--dtype {options.dtype}"
+            raise UsageError(
+                f"{given}: {name} leaves as an adapter in float32, as peft reads it; leave it out, or --merge"
+            )
+        with atomic_path(out) as new:
+            write_peft(source.load(), new, source.births.init_from)
+        print(options.out)
+        return 0
     end = None if source.tokenizer is None else TextTokenizer.load(source.tokenizer).end_of_text
     # A checkpoint's weights are read one by one.
     folder = source.checkpoint
     weights: Mapping[str, torch.Tensor]
     layout = layout_of(source.config, options.own_code)
-    weights = source.load().state_dict() if folder is None else CheckpointWeights(folder)
+    if adapter.is_on:
+        weights = merged(source.load())
+    else:
+        weights = source.load().state_dict() if folder is None else CheckpointWeights(folder)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     with atomic_path(out) as new:
         notes = write_pretrained(

@@ -61,6 +61,11 @@ def _planned_config(file: Path, overrides: Mapping[str, Any], strategy: str | No
     from ...trainer import initial_model
 
     config = initial_model.resolve_init_from(read_config(file, overrides))
+    if config.adapter.is_on:
+        raise UsageError(
+            f"adapter.kind is {config.adapter.kind}: a plan counts a training of all weights, which takes more; plan "
+            "that, --set adapter.kind=none"
+        )
     if strategy is None or strategy == config.trainer.strategy:
         return config
     named = next((name for name in STRATEGIES if name == strategy), None)

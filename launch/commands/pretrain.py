@@ -75,19 +75,29 @@ def _with_rate(arguments: Sequence[str], given: Mapping[str, str]) -> list[str]:
 
 def run(options: Namespace) -> int:
     """Train, then print the table of snapshots and write the report."""
+    return train(config_of(options), options.resume, _name_of(options))
+
+
+def train(config: RunConfig, resumed: str | None, name: str) -> int:
+    """The same for a command that has its config.
+
+    Args:
+        config: what is trained.
+        resumed: the run that goes on; None for one that starts, or that a launcher has started again.
+        name: of a run that has none.
+    """
     from rich.console import Console
 
     from ...api.pretraining import in_its_folder, run_training
     from ...callbacks.stop import stopped_already
     from ...trainer.processes.launched_process import launched_process
 
-    config = config_of(options)
-    if options.resume is not None:
-        config = dataclasses.replace(config, run_dir=str(RunDir(Path(options.resume)).path))
-    config = in_its_folder(config, _name_of(options))
+    if resumed is not None:
+        config = dataclasses.replace(config, run_dir=str(RunDir(Path(resumed)).path))
+    config = in_its_folder(config, name)
     run_dir, console = RunDir(Path(config.run_dir)), Console()
     where = launched_process()
-    resume = options.resume is not None or (RunDir.is_run(run_dir.path) and _is_repeated(config, run_dir))
+    resume = resumed is not None or (RunDir.is_run(run_dir.path) and _is_repeated(config, run_dir))
     config, outcome = run_training(config, resume=resume, console=console, report=True)
     if where is not None and where.rank > 0:
         return 0

@@ -52,12 +52,12 @@ def _continuation(options: Namespace) -> Iterator[str]:
 
     from ...data.tokenizer import TextTokenizer
     from ...models.generate import generate
+    from ...trainer.adaptation.adapted_model import load_trained
     from ...trainer.checkpoints.find import find_checkpoint
-    from ...trainer.checkpoints.folder_io import load_model
     from ...trainer.devices import device
 
     source = RunDir.open(Path(options.run))
-    config = read_config(source.config).model
+    config = read_config(source.config)
     file = source.own_tokenizer()
     if file is None:
         raise UsageError(f"{source.path}: has no tokenizer.json (its data is no text), so that no prompt can be read")
@@ -70,9 +70,9 @@ def _continuation(options: Namespace) -> Iterator[str]:
     ids = tokenizer.encode([options.prompt])[0].tolist() or [t for t in [tokenizer.end_of_text] if t is not None]
     if not ids:
         raise UsageError("--prompt is empty, and this tokenizer has no token that begins a text: give some text")
-    if max(ids) >= config.vocab_size:
-        raise UsageError(f"--prompt has token {max(ids)}: the model has {config.vocab_size}")
-    model = load_model(config, find_checkpoint(source, options.step), device())
+    if max(ids) >= config.model.vocab_size:
+        raise UsageError(f"--prompt has token {max(ids)}: the model has {config.model.vocab_size}")
+    model = load_trained(config, find_checkpoint(source, options.step), device())
     tokens = generate(
         model,
         torch.tensor([ids], device=device()),

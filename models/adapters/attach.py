@@ -57,6 +57,8 @@ def attach(model: Decoder, adapter: AdapterConfig) -> None:
 def initialize_adapter(model: Decoder, init: InitConfig, init_seed: int) -> None:
     """Overwrite every parameter of the adapter with its initial value under ``init_seed``; of a sharded one each rank
     draws its own shard. Values have the keys of a birth: a parameter's name decides them."""
+    if not model.adapter.is_on:
+        return
     plan = birth_plan(model, init)
     for name, parameter in model.named_parameters():
         if is_adapter(name):

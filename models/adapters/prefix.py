@@ -31,6 +31,8 @@ class PrefixKeys(nn.Module):
     def __init__(self, adapter: AdapterConfig, config: ModelConfig) -> None:
         super().__init__()
         shape = config.kv_heads, adapter.prefix_length, config.d_head
+        # Of a sharded parameter the shape is not to be read.
+        self.std = config.d_head**-0.5
         self.key, self.value = nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.zeros(shape))
         self.parameter_roles = {"key": ParameterRole.BIAS, "value": ParameterRole.BIAS}
         attention = config.attention
@@ -39,7 +41,7 @@ class PrefixKeys(nn.Module):
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`~birthmark.models.init.StatesBirth`."""
-        return {"key": Normal(self.key.shape[-1] ** -0.5), "value": Constant(0.0)}
+        return {"key": Normal(self.std), "value": Constant(0.0)}
 
     def forward(self, scores: Scores) -> list[ExtraKey]:
         """The keys beside the tokens', given the scores of the tokens."""

@@ -41,7 +41,7 @@ class PrefixMemory(nn.Module):
 
     def forward(self, q_BHTK: Tensor) -> Tensor:
         """Queries ``[B, H, T, K]`` → what is added to the heads' outputs, the same shape."""
-        matrix_HKK = self.matrix.view(self.n_heads, -1, self.matrix.shape[-1]).to(q_BHTK.dtype)
+        matrix_HKK = self.matrix.unflatten(0, (self.n_heads, -1)).to(q_BHTK.dtype)
         return self.phi(q_BHTK) @ matrix_HKK
 
 

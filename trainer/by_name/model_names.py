@@ -21,8 +21,9 @@ from ...models.decoder import Decoder
 from ...models.exchange.hub import is_path
 from ...models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
 from .. import initial_model
+from ..adaptation.adapted_model import load_trained
 from ..checkpoints.find import find_checkpoint
-from ..checkpoints.folder_io import CheckpointWeights, load_model
+from ..checkpoints.folder_io import CheckpointWeights
 from ..config import RunConfig
 from ..config_file import read_config
 from .shipped_configs import find_config, shipped_config
@@ -229,12 +230,17 @@ def _of_run(name: str, run: RunDir, step: int | None) -> SourceWithBirth:
         there = ", ".join(map(str, steps)) or "none"
         raise UsageError(f"{name}: {run.path} has no checkpoint of step {step}; there are: {there}")
     checkpoint = find_checkpoint(run, step)
-    load = partial(load_model, config.model, checkpoint)
-    weights = partial(CheckpointWeights, checkpoint)
+    load = partial(load_trained, config, checkpoint)
+    weights = partial(_whole_weights, config, checkpoint)
     step = step_of(checkpoint)
     return SourceWithBirth(
         name, config.model, load, tokenizer, weights, config, config.init_seed, step, checkpoint, run.path
     )
+
+
+def _whole_weights(config: RunConfig, checkpoint: Path) -> BlockWeights:
+    initial_model.check_no_adapter(config)
+    return CheckpointWeights(checkpoint)
 
 
 def _at_birth(

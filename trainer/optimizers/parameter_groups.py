@@ -18,14 +18,15 @@ DECAYED = {ParameterRole.MATRIX, ParameterRole.EMBEDDING, ParameterRole.HEAD}
 
 
 def parameter_groups(model: nn.Module, optimizer: OptimizerConfig) -> list[dict[str, Any]]:
-    """Groups for an optimizer: parameters that decay, then all others, each in the model's order.
+    """Groups for an optimizer: parameters that decay, then all others, each in the model's order, frozen ones left out.
 
     Where one optimizer steps matrices and AdamW the rest, the matrices come first, in a group of their own.
 
     Raises:
         UsageError: the optimizer steps matrices, but the model has none, or one of another number of axes.
     """
-    roles, named = parameter_roles(model), list(model.named_parameters())
+    roles = parameter_roles(model)
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     matrices = ParameterRole.MATRIX if optimizer.steps_matrices else None
     groups: list[dict[str, Any]] = [
         {"params": [p for name, p in named if roles[name] in DECAYED - {matrices}]},
@@ -61,7 +62,7 @@ def renumber_optimizer_state(stored: dict[str, Any], model: nn.Module, optimizer
         RunError: the groups are of another model.
     """
     ours = [group["params"] for group in parameter_groups(model, optimizer)]
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     matrices = [p for p in parameters if len(full_shape(p)) >= 2]
     vectors = [p for p in parameters if len(full_shape(p)) < 2]
     by_dimensions = [group for group in (matrices, vectors) if group]

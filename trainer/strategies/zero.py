@@ -151,7 +151,8 @@ def sharder(config: TrainerConfig, grad_clip: float) -> Sharder:
             for name, parameter in module.named_parameters(recurse=False):
                 if parameter not in taken:
                     # Whole for a moment, in which DeepSpeed takes its part.
-                    taken[parameter] = nn.Parameter(torch.empty(parameter.shape, device=context.local_device))
+                    whole = torch.empty(parameter.shape, device=context.local_device)
+                    taken[parameter] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
                     context._zero_init_param(taken[parameter])
                 module.register_parameter(name, taken[parameter])
         # A module's weights are gathered for its own pass; of tied embeddings the decoder uses another's.

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from birthmark.data.batch_ramp import BatchRamp
 from birthmark.measure.records import RunDir, read_metrics
+from birthmark.models.adapters.adapter_config import AdapterConfig
 from birthmark.trainer.optimizers.table import OPTIMIZERS, optimizer_strategy_problem
 from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.table import STRATEGIES
@@ -25,10 +26,12 @@ LEG = 2
 
 
 def can_run(name, strategy):
-    """Whether a strategy's processes can be launched here with what has this name: an optimizer, or ``ramp``."""
+    """Whether a strategy's processes can be launched here with what has this name: an optimizer, ``ramp``, ``lora``."""
     facts = STRATEGIES[strategy]
     if not facts.launched or (facts.engine and not HAS_DEEPSPEED):
         return False
+    if name == "lora":
+        return True
     return not facts.engine if name == "ramp" else optimizer_strategy_problem(name, strategy) is None
 
 
@@ -41,6 +44,9 @@ def legs(number, name):
 
 #: And AdamW with a batch that grows on the way, and with it the micro-batches of a step.
 NAMES.append("ramp")
+#: And an adapter on a frozen model; all kinds: test_adapters_of_runs.py.
+NAMES.append("lora")
+LORA = {"kind": "lora", "rank": 2}
 RAMP = {"start": 2, "increment": 2, "sequences": 12}
 LEGS = {name: legs(number, name) for number, name in enumerate(NAMES)}
 PAIRS = [(name, strategy) for name, strategies in LEGS.items() for strategy in strategies]
@@ -64,19 +70,33 @@ def logged(run):
     return {r["step"]: r["train/loss"] for r in read_metrics(run.metrics) if "train/loss" in r}
 
 
-def of(config, name, n_legs):
+def of(config, name, n_legs, base=""):
     trainer = replace(config.trainer, max_steps=LEG * n_legs)
     if name == "ramp":
         return replace(config, trainer=replace(trainer, micro_batch_size=1, batch_ramp=BatchRamp(**RAMP)))
+    if name == "lora":
+        return replace(config, trainer=trainer, adapter=AdapterConfig(**LORA), init_from=base)
     return replace(config, optim=replace(config.optim, name=name), trainer=trainer)
 
 
 @pytest.fixture(scope="module")
-def handed_on(config, launch_runs, tmp_path_factory):
+def base(config, tmp_path_factory):
+    """What the adapter is attached to."""
+    run = pretrain(
+        of(config, "adamw", 1), RunDir(tmp_path_factory.mktemp("base") / "run"), console=Console(quiet=True)
+    ).run
+    return f"{run.path}@{LEG}"
+
+
+@pytest.fixture(scope="module")
+def handed_on(config, base, launch_runs, tmp_path_factory):
     """Losses by optimizer and step of runs that strategies hand on to each other."""
     folder = tmp_path_factory.mktemp("launched")
     (folder / "run.yaml").write_text(yaml.safe_dump(asdict(config)))
-    own = {"ramp": ["--trainer.micro_batch_size=1", *(f"--trainer.batch_ramp.{k}={v}" for k, v in RAMP.items())]}
+    own = {
+        "ramp": ["--trainer.micro_batch_size=1", *(f"--trainer.batch_ramp.{k}={v}" for k, v in RAMP.items())],
+        "lora": [f"--init_from={base}", *(f"--adapter.{k}={v}" for k, v in LORA.items())],
+    }
     launch_runs(
         folder / "run.yaml",
         [
@@ -95,17 +115,17 @@ def handed_on(config, launch_runs, tmp_path_factory):
     )
     runs = {name: RunDir.open(folder / name) for name in NAMES}
     for name, run in runs.items():
-        pretrain(of(config, name, len(LEGS[name])), run, resume=True, console=Console(quiet=True))
+        pretrain(of(config, name, len(LEGS[name]), base), run, resume=True, console=Console(quiet=True))
     return {name: logged(run) for name, run in runs.items()}
 
 
 @pytest.fixture(scope="module")
-def single(config, tmp_path_factory):
+def single(config, base, tmp_path_factory):
     """Losses by optimizer and step of runs in a single process."""
     folder = tmp_path_factory.mktemp("single")
     return {
         name: logged(
-            pretrain(of(config, name, len(LEGS[name])), RunDir(folder / name), console=Console(quiet=True)).run
+            pretrain(of(config, name, len(LEGS[name]), base), RunDir(folder / name), console=Console(quiet=True)).run
         )
         for name in NAMES
     }
