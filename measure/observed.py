@@ -18,6 +18,7 @@ from ..metrics.preference import TokenPreference
 from ..metrics.quantity import Quantity, Sizes
 from ..metrics.sinks import KeySums, key_sums
 from ..models.adapters.adapter_config import AdapterConfig
+from ..models.adapters.attach import adapter_of
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.observe import Attended, Unseen
@@ -116,7 +117,7 @@ class Setting:
     @property
     def adapter(self) -> AdapterConfig:
         """What is attached to the model."""
-        return self.model.adapter if isinstance(self.model, Decoder) else AdapterConfig()
+        return adapter_of(self.model)
 
     @cached_property
     def alignment(self) -> SeedAlignment:

@@ -9,7 +9,6 @@ from typing import overload
 
 from torch import Tensor, nn
 
-from .adapters.adapter_config import AdapterConfig
 from .attention.attention import Attention
 from .attention.document_mask import Documents
 from .attention.kv_cache import KeyValueCache, LayerCache
@@ -56,8 +55,6 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config = config
-        self.adapter = AdapterConfig()
-        """What is attached to it (models/adapters); by default nothing."""
         self.embed = Embedding(config.vocab_size, config.d_model)
         self.positions = POSITIONS[config.positions](config)
         self.blocks = nn.ModuleList(Block(config, i) for i in range(config.n_layers))

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ...metrics.backward.gradient_norms import HEAD_PLACES, GradientNorms
-from ...models.adapters.attach import attach
+from ...models.adapters.attach import adapter_of, attach
 from ...models.attention.document_mask import Documents
 from ...models.attention.positions import Placement
 from ...models.decoder import Decoder
@@ -82,7 +82,7 @@ class BlockGradients:
         self.model, self.norms = model, norms
         with torch.device("meta"):
             plain = Decoder(model.config)
-        attach(plain, model.adapter)
+        attach(plain, adapter_of(model))
         # What is frozen in evaluation, such as running moments, stays as it is.
         self.plain = plain.eval()
         self.enter, self.leave = _Enter(plain), _Leave(plain)

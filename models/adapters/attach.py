@@ -26,6 +26,10 @@ ADAPTERS: dict[str, Callable[[Decoder, AdapterConfig], None]] = {
 }
 
 
+#: Attribute of a decoder that has one: the decoder's own sources, which leave with exported models, know of none.
+_ATTACHED = "attached_adapter"
+
+
 def is_adapter(name: str) -> bool:
     """Whether a tensor of a decoder is an adapter's, by its full name."""
     return any(part.startswith("adapter") for part in name.split("."))
@@ -50,14 +54,21 @@ def attach(model: Decoder, adapter: AdapterConfig) -> None:
     for name, parameter in model.named_parameters():
         if is_adapter(name):
             parameter.data = parameter.data.to(dtype)
-    model.adapter = adapter
+    setattr(model, _ATTACHED, adapter)
+
+
+def adapter_of(model: nn.Module) -> AdapterConfig:
+    """What is attached to a model of any kind; by default ``none``."""
+    found = getattr(model, _ATTACHED, AdapterConfig())
+    assert isinstance(found, AdapterConfig)
+    return found
 
 
 @torch.no_grad()
 def initialize_adapter(model: Decoder, init: InitConfig, init_seed: int) -> None:
     """Overwrite every parameter of the adapter with its initial value under ``init_seed``; of a sharded one each rank
     draws its own shard. Values have the keys of a birth: a parameter's name decides them."""
-    if not model.adapter.is_on:
+    if not adapter_of(model).is_on:
         return
     plan = birth_plan(model, init)
     for name, parameter in model.named_parameters():

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import UsageError
-from ..adapters.attach import is_adapter
+from ..adapters.attach import adapter_of, is_adapter
 from ..adapters.lora import Lora
 from ..adapters.prefix import PrefixKeys
 from ..attention.attention import Attention
@@ -41,7 +41,7 @@ def write_peft(model: Decoder, folder: Path, base: str) -> None:
     Raises:
         UsageError: a kind that peft does not have, or an architecture in which it cannot be.
     """
-    kind = model.adapter.kind
+    kind = adapter_of(model).kind
     if kind not in _KINDS:
         raise UsageError(
             f"adapter.kind {kind}: peft has no such kind; load it with birthmark, or train lora or prefix to export it"
@@ -54,7 +54,7 @@ def write_peft(model: Decoder, folder: Path, base: str) -> None:
 
 
 def _lora(model: Decoder, family: Family) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    adapter, targets, tensors = model.adapter, [], {}
+    adapter, targets, tensors = adapter_of(model), [], {}
     transposed: set[bool] = set()
     for name in adapter.lora_maps:
         theirs = family.modules[f"blocks.*.{name}"]
@@ -82,7 +82,7 @@ def _lora(model: Decoder, family: Family) -> tuple[dict[str, Any], dict[str, Ten
 
 
 def _prefix(model: Decoder, family: Family) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    config, length = model.config, model.adapter.prefix_length
+    config, length = model.config, adapter_of(model).prefix_length
     if config.positions != "rope":
         raise UsageError(
             f"adapter.kind prefix with model.positions {config.positions}: peft's prefix shifts the positions of the "
@@ -120,9 +120,9 @@ def merged(model: Decoder) -> Mapping[str, Tensor]:
     Raises:
         UsageError: another kind of adapter, which no weights of the model are.
     """
-    if model.adapter.kind != "lora":
+    if adapter_of(model).kind != "lora":
         raise UsageError(
-            f"--merge: adapter.kind is {model.adapter.kind}, and no weights of the model do what it does; leave it out"
+            f"--merge: adapter.kind is {adapter_of(model).kind}, and no weights of the model do what it does; leave it out"
         )
     found: dict[str, Tensor] = {name: x for name, x in model.state_dict().items() if not is_adapter(name)}
     for prefix, module in model.named_modules():
