@@ -273,7 +273,7 @@ class PretrainModule(L.LightningModule):
         if self._base is not None:
             checkpoint[BASE] = self._base
 
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
         """What a checkpoint holds: of a model with an adapter, that alone."""
         whole: dict[str, Any] = super().state_dict(*args, **kwargs)
         return whole if self._base is None else {name: x for name, x in whole.items() if is_adapter(name)}

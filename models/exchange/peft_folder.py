@@ -120,10 +120,8 @@ def merged(model: Decoder) -> Mapping[str, Tensor]:
     Raises:
         UsageError: another kind of adapter, which no weights of the model are.
     """
-    if adapter_of(model).kind != "lora":
-        raise UsageError(
-            f"--merge: adapter.kind is {adapter_of(model).kind}, and no weights of the model do what it does; leave it out"
-        )
+    if (kind := adapter_of(model).kind) != "lora":
+        raise UsageError(f"--merge: adapter.kind is {kind}, and no weights of the model do what it does; leave it out")
     found: dict[str, Tensor] = {name: x for name, x in model.state_dict().items() if not is_adapter(name)}
     for prefix, module in model.named_modules():
         if isinstance(module, Linear) and isinstance(module.adapter, Lora):
