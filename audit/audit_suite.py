@@ -24,6 +24,10 @@ class Audit:
     """Which checkpoints share a birth, the largest group first."""
     order: list[Judged]
     """Of the largest birth, as training passed through them; of those with the same weights one."""
+    compared: list[Judged]
+    """All whose weights could be compared, those with the same weights side by side."""
+    cosine_MM: np.ndarray
+    """Of every two of them: mean over tensors of the cosine of their weights."""
 
     @property
     def is_right(self) -> bool:
@@ -53,7 +57,9 @@ def audit(
                 one.found("values", what)
         advance(1)
     compare_configs(judged)
-    groups = _births(alike(of_one_shape(judged)))
+    distinct = alike(of_one_shape(judged))
+    tests_MM = _tests(distinct)
+    groups = _births(distinct, tests_MM)
     for group in groups[1:]:
         for same in group:
             if len(same.members) > 1:
@@ -63,23 +69,31 @@ def audit(
         curve = Curve(groups[0])
         curve.settle_duplicates(scan=scan)
         order = curve.judge()
-    return Audit(judged, [_all(group) for group in groups], [same.members[0] for same in order])
+    of_same = [i for i, same in enumerate(distinct) for _ in same.members]
+    cosine_MM = np.array([[tests_MM[a][b].cosine for b in of_same] for a in of_same]).reshape(2 * [len(of_same)])
+    return Audit(
+        judged, [_all(group) for group in groups], [same.members[0] for same in order], _all(distinct), cosine_MM
+    )
 
 
 def _all(group: Sequence[Same]) -> list[Judged]:
     return [one for same in group for one in same.members]
 
 
-def _births(found: Sequence[Same]) -> list[list[Same]]:
-    """The checkpoints by their births, the largest first; says of the others that they are strangers to it."""
+def _tests(found: Sequence[Same]) -> list[list[Kinship]]:
+    """Every checkpoint with every other; with itself it is kin."""
     n = len(found)
-    tests: dict[tuple[int, int], Kinship] = {}
-    kin_MM = np.eye(n, dtype=bool)
+    tests = [[Kinship(1.0, 0.0)] * n for _ in range(n)]
     for a in range(n):
         for b in range(a + 1, n):
-            tests[a, b] = tests[b, a] = kinship(found[a].values, found[b].values)
-            # Where no test is possible nothing is said.
-            kin_MM[a, b] = kin_MM[b, a] = tests[a, b].verdict is not False
+            tests[a][b] = tests[b][a] = kinship(found[a].values, found[b].values)
+    return tests
+
+
+def _births(found: Sequence[Same], tests_MM: Sequence[Sequence[Kinship]]) -> list[list[Same]]:
+    """The checkpoints by their births, the largest first; says of the others that they are strangers to it."""
+    # Where no test is possible nothing is said.
+    kin_MM = np.array([[test.verdict is not False for test in row] for row in tests_MM]).reshape(2 * [len(found)])
     places = births(kin_MM)
 
     def size(group: Sequence[int]) -> tuple[int, float]:
@@ -88,7 +102,7 @@ def _births(found: Sequence[Same]) -> list[list[Same]]:
 
     places.sort(key=size)
     for group in places[1:]:
-        best = max((tests[a, b] for a in group for b in places[0]), key=lambda test: test.cosine)
+        best = max((tests_MM[a][b] for a in group for b in places[0]), key=lambda test: test.cosine)
         own = _all([found[i] for i in group])
         for one in own:
             one.found(

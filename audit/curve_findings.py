@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
-from ..metrics.between.weight_kinship import distances, is_shorter, kinship, shortest_path, tailedness
+from ..metrics.between.weight_kinship import distances, is_shorter, kinship, overshoot, shortest_path, tailedness
 from .content_findings import say_duplicates
-from .judged import Same
+from .judged import Kind, Same
+
+#: A step so many times as long as those before it let expect is none of the same training. Clean suites, over
+#: optimizers, schedules and spacings, came to 1.1 at most where their steps had settled (docs/log.md).
+JUMP = 2.0
+_OTHERWISE = "fine-tuned, trained on other data, or at a learning rate that was raised again"
 
 
 class Curve:
@@ -52,6 +58,7 @@ class Curve:
                 path = _as_labelled(path, order)
                 self._say_misplaced(order, path)
                 order = path
+        self._say_jumps([i for i in order if not any(one.has("order") for one in self.members[i].members)])
         order = self._with_unlabelled(order) if order else self._by_weights_alone()
         for before, i in zip([None, *order], order, strict=False):
             cosine = kinship(self.members[order[0]].values, self.members[i].values).cosine
@@ -74,9 +81,36 @@ class Curve:
             if rank[i] not in inside:
                 self._say(i, f"breaks the curve: its weights lie {self._near(path, k - 1, k + 1)}")
 
-    def _say(self, i: int, what: str) -> None:
+    def _say(self, i: int, what: str, kind: Kind = "order") -> None:
         for one in self.members[i].members:
-            one.found("order", what)
+            one.found(kind, what)
+
+    def _say_jumps(self, order: list[int]) -> None:
+        """Name the checkpoint to which the weights jump: one that was fine-tuned on the way, or from which on another
+        training goes on."""
+        on_curve = order[:4]
+        for place, i in enumerate(order[4:], 4):
+            ratio = self._overshoot([*on_curve, i])
+            if not ratio >= JUMP:
+                on_curve.append(i)
+                continue
+            before, behind = self.members[on_curve[-1]].label, order[place + 1 : place + 2]
+            away = f"is kin, and off the curve: the step from {before} is {ratio:.1f} times as long as those before it"
+            returns = any(self.distance_MM[on_curve[-1], k] < 0.75 * self.distance_MM[on_curve[-1], i] for k in behind)
+            if returns:
+                self._say(i, f"{away}, and {self.members[behind[0]].label} is back on it: {_OTHERWISE}", "continued")
+                continue
+            n = len(order) - place - 1
+            rest = f", as the {n} behind it" if n else ""
+            self._say(i, f"{away} let expect{rest}: {_OTHERWISE}", "continued")
+            return
+
+    def _overshoot(self, order: Sequence[int]) -> float:
+        steps = [self.members[i].step for i in order]
+        gaps = [b - a for a, b in pairwise(steps) if a is not None and b is not None]
+        if len(gaps) < len(order) - 1 or min(gaps) <= 0:
+            return np.nan
+        return overshoot([float(self.distance_MM[a, b]) for a, b in pairwise(order)], gaps)
 
     def _near(self, order: Sequence[int], before: int, behind: int) -> str:
         if before < 0:
@@ -103,8 +137,13 @@ class Curve:
                 straight = float(self.distance_MM[near[0], near[1]]) if len(near) == 2 else 0.0
                 detours.append(sum(float(self.distance_MM[k, i]) for k in near) - straight)
             at = int(np.argmin(detours))
+            far = ""
+            if at == len(order) > 2:
+                # No step says how long it took; the last one is what there is to compare with.
+                ratio = float(self.distance_MM[order[-1], i] / max(self.distance_MM[order[-2], order[-1]], 1e-30))
+                far = f", {ratio:.1f} times as far as the last step: {_OTHERWISE}" if ratio >= JUMP else ""
             for one in self.members[i].members:
-                one.notes.append(f"names no step: by its weights {self._near(order, at - 1, at)}")
+                one.notes.append(f"names no step: by its weights {self._near(order, at - 1, at)}{far}")
             order = [*order[:at], i, *order[at:]]
         return order
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from .suite import Content, Member
 
-Kind = Literal["damaged", "values", "tensors", "config", "tokenizer", "duplicate", "stranger", "order"]
+Kind = Literal["damaged", "values", "tensors", "config", "tokenizer", "duplicate", "stranger", "order", "continued"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,10 @@ class Judged:
     def label(self) -> str:
         """What sentences call it."""
         return self.member.name if self.member.step is None else f"step {self.member.step}"
+
+    def has(self, kind: Kind) -> bool:
+        """Whether something of this kind was found."""
+        return any(finding.kind == kind for finding in self.findings)
 
     def found(self, kind: Kind, what: str) -> None:
         """Something is wrong."""

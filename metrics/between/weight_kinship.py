@@ -142,3 +142,23 @@ def tailedness(values: Values) -> float:
         if (variance := float((centred**2).mean())) > 0:
             found.append(float((centred**4).mean()) / variance**2 - 3)
     return float(np.mean(found)) if found else np.nan
+
+
+def overshoot(sizes: Sequence[float], gaps: Sequence[int]) -> float:
+    """How many times the last step of a curve is as long as the two before it let expect; NaN where that is not known.
+
+    Weights that are trained on move at most as far as the time since the last checkpoint, and noise at least as its
+    root, so each of the two is taken at the larger. A falling learning rate makes steps shorter. At the start of a
+    training they grow, so nothing is said before steps have become shorter, or have been of one length for a while.
+
+    Args:
+        sizes: distances between neighbouring checkpoints (`distances`), at least one.
+        gaps: the training steps between them, positive.
+    """
+    *before, last = (size / gap for size, gap in zip(sizes, gaps, strict=True))
+    if len(before) < 3 or not all(np.isfinite([*before, last])) or min(before[-3:]) <= 0:
+        return np.nan
+    has_settled = before[-1] <= 0.8 * max(before) or max(before[-3:]) <= 1.5 * min(before[-3:])
+    ratios = [gaps[-1] / gap for gap in gaps[-3:-1]]
+    expected = max(size * max(ratio, ratio**0.5) for size, ratio in zip(sizes[-3:-1], ratios, strict=True))
+    return sizes[-1] / expected if has_settled else np.nan

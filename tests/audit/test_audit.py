@@ -1,9 +1,12 @@
 """`birthmark audit`: planted faults are found, each by one command, and a clean suite has none."""
 
+import csv
 import json
+import math
 import pickle
 import shutil
 import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -19,20 +22,26 @@ from birthmark.errors import RunError
 from birthmark.launch.cli import main
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
-from birthmark.models.exchange.pretrained import save_pretrained
+from birthmark.models.exchange.pretrained import load_pretrained, save_pretrained
 
 CONFIG = ModelConfig(d_model=32, n_layers=2, n_heads=2, vocab_size=64, max_seq_len=16)
 STEPS = (0, 4, 8, 12, 16, 20, 24)
 
 
-def train(seed, folder):
+def constant(step):
+    return 1.0
+
+
+def train(seed, folder, steps=STEPS, schedule=constant, model=None, language=0):
     """A short training on a bigram language, with a folder of transformers at each of the steps."""
-    model, numbers = born(CONFIG, seed).train(), torch.Generator().manual_seed(seed)
+    model, numbers = model or born(CONFIG, seed).train(), torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    table = torch.randperm(64, generator=torch.Generator().manual_seed(0))
-    for step in range(STEPS[-1] + 1):
-        if step in STEPS:
+    table = torch.randperm(64, generator=torch.Generator().manual_seed(language))
+    for step in range(steps[0], steps[-1] + 1):
+        if step in steps:
             save_pretrained(model, folder / f"step-{step}")
+        for group in optimizer.param_groups:
+            group["lr"] = 3e-3 * schedule(step)
         tokens = [torch.randint(64, (8, 1), generator=numbers)]
         for _ in range(15):
             noise = torch.rand(8, 1, generator=numbers) < 0.2
@@ -105,6 +114,49 @@ def test_weights_under_two_steps_are_found_and_the_step_that_they_are_of(suite, 
     assert found.kinds == {8: ["duplicate"], 12: ["duplicate"]}
     assert found.said[8] == "has the weights of step 12, step 24; on the curve they are at step 24"
     assert found.said[24] == "has the weights of step 8, step 12"
+
+
+DECAYED = tuple(range(0, 81, 10))
+
+
+@pytest.fixture(scope="module")
+def decayed(tmp_path_factory):
+    """A suite whose learning rate falls to a tenth, and what becomes of its end on another language."""
+    folder = tmp_path_factory.mktemp("suites") / "decayed"
+    train(2, folder, DECAYED, lambda step: 0.55 + 0.45 * math.cos(math.pi * step / 80))
+    tuned = folder.parent / "tuned"
+    model = load_pretrained(folder / "step-80").train()
+    train(3, tuned, (80, 90, 100), lambda step: 0.3, model, language=1)
+    return SimpleNamespace(folder=folder, tuned=tuned)
+
+
+def test_a_falling_learning_rate_is_no_fault_and_a_fine_tuned_end_is(decayed, audited, tmp_path):
+    assert audited(decayed.folder, status=0).kinds == {}
+    suite = shutil.copytree(decayed.folder, tmp_path / "suite")
+    shutil.copytree(decayed.tuned / "step-90", suite / "step-90")
+    found = audited(suite)
+    assert found.kinds == {90: ["continued"]}
+    assert "is kin, and off the curve: the step from step 80 is " in found.said[90]
+    assert "times as long as those before it let expect: fine-tuned, trained on other data" in found.said[90]
+    shutil.copytree(decayed.tuned / "step-100", suite / "step-100")
+    found = audited(suite)
+    assert found.kinds == {90: ["continued"]}
+    assert "let expect, as the 1 behind it: fine-tuned" in found.said[90]
+    shutil.rmtree(suite / "step-90")
+    (suite / "step-100").rename(suite / "final")
+    found = audited(suite, status=0)
+    assert "names no step: by its weights behind step 80, " in found.said[None]
+    assert "times as far as the last step: fine-tuned" in found.said[None]
+
+
+def test_a_step_that_was_fine_tuned_on_the_way_is_found_alone(decayed, audited, tmp_path):
+    suite = shutil.copytree(decayed.folder, tmp_path / "suite")
+    model = load_pretrained(suite / "step-60").train()
+    shutil.rmtree(suite / "step-60")
+    train(3, tmp_path / "tuned", (0, 6), lambda step: 0.4, model, language=1)
+    shutil.copytree(tmp_path / "tuned" / "step-6", suite / "step-60")
+    found = audited(suite)
+    assert set(found.kinds) == {60}
 
 
 @pytest.mark.parametrize("steps", [(8, 12), (4, 16), (20, 24), (0, 4)])
@@ -289,6 +341,29 @@ def test_people_see_a_table(clean, capsys):
     out = capsys.readouterr().out
     assert out.startswith("7 checkpoints of one birth: nothing is wrong with them\n")
     assert "step-24" in out
+
+
+def test_the_page_has_the_evidence_and_every_pair(suite, capsys, tmp_path):
+    exchange(suite, 8, 12)
+    weights_file(suite, 24).write_bytes(b"")
+    (suite / "step-20").rename(suite / "<b>x")
+    assert main(["audit", str(suite), "--out", str(tmp_path / "a.html")]) == 3
+    assert capsys.readouterr().err == f"page: {tmp_path / 'a.html'}\n"
+    page = (tmp_path / "a.html").read_text()
+    assert "lies on the curve where step 12 should: the two are exchanged" in page
+    assert "model.safetensors: is empty" in page
+    assert "<b>x" not in page
+    assert "&lt;b&gt;x" in page
+    with (tmp_path / "a-data" / "pairs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6 * 5 // 2
+    a, b = (load_file(Path(rows[-1][name]) / "model.safetensors") for name in "ab")
+    # Most tensors are small enough to be read whole.
+    matrices = [name for name, tensor in a.items() if tensor.ndim > 1]
+    cosines = [np.corrcoef(a[name].ravel(), b[name].ravel())[0, 1] for name in matrices]
+    assert float(rows[-1]["cosine"]) == pytest.approx(np.mean(cosines), abs=1e-4)
+    assert main(["audit", str(suite), "--out", str(tmp_path / "a.png")]) == 2
+    assert "is no page; give a name that ends in .html" in capsys.readouterr().err
 
 
 def test_revisions_of_the_hub_are_members_of_a_suite():

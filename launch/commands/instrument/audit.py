@@ -29,6 +29,7 @@ def add_options(parser: Parser) -> None:
         action="store_true",
         help="Read a thousandth of the weights alone: finds no single value that was changed.",
     )
+    parser.add_argument("--out", type=str | None, metavar="HTML", help="Write it as a page too.")
     add_json(parser)
 
 
@@ -36,11 +37,17 @@ def run(options: Namespace) -> int:
     """Audit a suite."""
     from rich.console import Console
 
+    from ....audit.audit_page import write_audit_page
     from ....audit.audit_suite import audit
     from ....audit.audit_table import as_json, print_audit
     from ....audit.suite import find_members
-    from ....report.terminal import bar, print_json
+    from ....files import user_path
+    from ....report.terminal import bar, print_json, print_written
+    from ....report.text import shorten
 
+    page = None if options.out is None else user_path(options.out)
+    if page is not None and page.suffix.lower() not in (".html", ".htm"):
+        raise UsageError(f"--out {options.out}: is no page; give a name that ends in .html")
     members = find_members(options.suite)
     if len(members) < 2:
         raise UsageError(f"{options.suite[0]}: one checkpoint is no suite; give at least two")
@@ -50,4 +57,7 @@ def run(options: Namespace) -> int:
         print_json(as_json(found))
     else:
         print_audit(found, Console())
+    if page is not None:
+        write_audit_page(page, " · ".join(shorten(name, 60) for name in options.suite[:3]), found)
+        print_written("page", page)
     return 0 if found.is_right else WRONG

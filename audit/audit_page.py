@@ -1,0 +1,154 @@
+"""An audit as a page: the answer with its evidence, the curve along the steps, and the matrix of weights."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from markupsafe import Markup
+
+from ..files import write_text
+from ..metrics.between.weight_kinship import LEAST_COSINE
+from ..report.charts.chart_page import Block, Fold, Panels, Prose, Table, render_page
+from ..report.charts.specs import CurvePanel, MatrixPanel, PageRun, Series
+from ..report.csv_files import check_data_folder, data_folder, write_csv_files
+from ..report.text import format_value, one_line, shorten, without_shared_folder
+from .audit_suite import Audit
+from .audit_table import sentence
+from .judged import Judged
+
+_RESTS = (
+    "Rests on a thousandth of the values of each tensor, the same places in every checkpoint. No model was run. "
+    "Between seeds the cosine of weights is 0 on average, trained or not."
+)
+_COLOURS = (
+    f"Colour begins at {LEAST_COSINE:g}, which kin need, and is full at 1. In the order of steps; ✗ marks a finding."
+)
+
+#: Of the curves, each with its colour.
+_LINES = [PageRun("checkpoints"), PageRun("with a finding")]
+
+
+def write_audit_page(out: Path, title: str, found: Audit) -> None:
+    """Write the page of an audit, and the CSV files of its numbers beside it.
+
+    Args:
+        out: the HTML file.
+        title: of the suite.
+        found: what was found.
+
+    Raises:
+        UsageError: something else stands where the CSV files go.
+    """
+    names = dict(
+        zip(map(id, found.judged), without_shared_folder([one.member.name for one in found.judged]), strict=True)
+    )
+    said = [(names[id(one)], one) for one in found.judged]
+    blocks: list[Block] = [
+        Prose(f"{sentence(found)}."),
+        *_curves(found),
+        Table(
+            ["checkpoint", "step", "verdict", "evidence", "cosine with first", "from previous"],
+            [[name, *_cells(one)] for name, one in said],
+            texts=(0, 2, 3),
+        ),
+    ]
+    if notes := [f"{name}: {note}." for name, one in said for note in one.notes]:
+        blocks.append(
+            Fold("What is worth knowing and not wrong", [Prose(note, note=True) for note in notes], open=True)
+        )
+    if len(found.compared) > 1:
+        blocks.append(Panels([_matrix(found, names)], wide=True))
+    blocks.append(Prose(_RESTS, note=True))
+    folder = data_folder(out)
+    check_data_folder(folder)
+    page = render_page(title, blocks, runs=_LINES, about="Birthmark audit", data=folder.name)
+    write_csv_files(folder, {"checkpoints.csv": _checkpoints_csv(said), "pairs.csv": _pairs_csv(found)})
+    write_text(out, page)
+
+
+def _kinds(one: Judged) -> str:
+    return ", ".join(dict.fromkeys(finding.kind for finding in one.findings)) or "right"
+
+
+def _cells(one: Judged) -> list[str | Markup]:
+    step = "–" if one.member.step is None else str(one.member.step)
+    kinds = _kinds(one)
+    numbers = [format_value(value, ".3f") for value in (one.cosine_with_first, one.distance_from_previous)]
+    return [step, Markup("<b>{}</b>").format(kinds) if one.findings else kinds, _evidence(one), *numbers]
+
+
+def _evidence(one: Judged) -> Markup:
+    """What was found, in lines that may be broken."""
+    lines = Markup("<br>").join(one_line(finding.what) for finding in one.findings)
+    return Markup('<span style="white-space: normal; overflow-wrap: anywhere">{}</span>').format(lines)
+
+
+def _curves(found: Audit) -> list[Panels]:
+    """Alignment and drift of those of the largest birth that say a step."""
+    with_step = [one for one in found.judged if one.member.step is not None and np.isfinite(one.cosine_with_first)]
+    shown = sorted(with_step, key=lambda one: one.member.step or 0)
+    if len(shown) < 2:
+        return []
+    steps = [one.member.step for one in shown]
+    alignment, drift = [one.cosine_with_first for one in shown], [one.distance_from_previous for one in shown]
+    quantities = [
+        ("alignment", "Cosine with the first", "Falls slowly, without jumps. Orange: with a finding.", alignment),
+        ("drift", "Distance from the one before", "In units of the weights' own size.", drift),
+    ]
+    panels = []
+    for name, title, caption, found_values in quantities:
+        values = np.array(found_values)
+        series = [Series(values, {"step": steps}, run=0)]
+        # Each is a line of one point: a line through several would say that they belong together.
+        series += [
+            Series(values[i : i + 1], {"step": steps[i : i + 1]}, run=1) for i, one in enumerate(shown) if one.findings
+        ]
+        panels.append(CurvePanel(name, title, series, caption=caption, csv="checkpoints.csv"))
+    return [Panels(panels, wide=True)]
+
+
+def _matrix(found: Audit, names: dict[int, str]) -> MatrixPanel:
+    order = sorted(
+        range(len(found.compared)),
+        key=lambda i: (found.compared[i].member.step is None, found.compared[i].member.step or 0, i),
+    )
+    ordered = [found.compared[i] for i in order]
+    numbers = [str(place + 1) for place in range(len(ordered))]
+    rows = [
+        f"{number}  {shorten(names[id(one)], 40)}{' ✗' if one.findings else ''}"
+        for number, one in zip(numbers, ordered, strict=True)
+    ]
+    values = found.cosine_MM[np.ix_(order, order)].copy()
+    np.fill_diagonal(values, np.nan)
+    tips = [[f"{names[id(a)]}\n{names[id(b)]}" for b in ordered] for a in ordered]
+    return MatrixPanel(
+        "weights", "Cosine of the weights of every two", rows, numbers, values,
+        pale=LEAST_COSINE, full=1.0, legend=_COLOURS, csv="pairs.csv", tips=tips,
+    )  # fmt: skip
+
+
+def _checkpoints_csv(said: Sequence[tuple[str, Judged]]) -> str:
+    rows = [
+        [name, *("" if x is None or x != x else x for x in (one.member.step, one.cosine_with_first,
+         one.distance_from_previous)), _kinds(one), " | ".join(finding.what for finding in one.findings)]
+        for name, one in said
+    ]  # fmt: skip
+    return _csv(["checkpoint", "step", "cosine_with_first", "distance_from_previous", "verdict", "evidence"], rows)
+
+
+def _pairs_csv(found: Audit) -> str:
+    names, n = [one.member.name for one in found.compared], len(found.compared)
+    rows = [[names[a], names[b], float(found.cosine_MM[a, b])] for a in range(n) for b in range(a + 1, n)]
+    return _csv(["a", "b", "cosine"], rows)
+
+
+def _csv(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    buffer = io.StringIO()
+    table = csv.writer(buffer, lineterminator="\n")
+    table.writerow(header)
+    table.writerows(rows)
+    return buffer.getvalue()
