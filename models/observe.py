@@ -113,5 +113,6 @@ class SublayerObserver(Protocol):
 def show_sublayer(observer: Observer | None, site: Sublayer, layer: int, x_BTD: Tensor) -> None:
     """Show a sublayer's output to an observer that reads it. As a difference of states it would be rounded as they are:
     in bfloat16, a massive channel makes it worthless."""
-    if isinstance(observer, SublayerObserver):
+    # Asking a protocol costs as much as a small product: not where nobody looks.
+    if observer is not None and isinstance(observer, SublayerObserver):
         observer.sublayer(site, layer, x_BTD)

@@ -204,6 +204,17 @@ class Explicit(WeightedSum):
         return self._by_block(of_block)
 
 
+class OneQuery(Explicit):
+    """The softmax of one query over all keys, in one fused call; what is asked for afterwards is explicit."""
+
+    def __init__(self, scores: Scores, v_BGSK: Tensor) -> None:
+        self.scores, self.extra, self.weigh, self.reader = scores, [], softmax_rows, None
+        grouped = v_BGSK.shape[1] != scores.q_BHTK.shape[1]
+        self.o_BHTK = F.scaled_dot_product_attention(
+            scores.q_BHTK, scores.k_BGSK, v_BGSK, scale=scores.scale, enable_gqa=grouped
+        )
+
+
 #: (scores, which keys are seen, scores of extra keys ``[B, H, rows, 1]``) → weights, 0 where unseen, and extra shares.
 Weigh = Callable[[Tensor, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
 
@@ -247,6 +258,8 @@ class Softmax(nn.Module):
         extra = self.extra_keys(scores) + extra
         if scores.fusable:
             return FusedSoftmax(scores, v_BGSK, extra, needs_weights, needs_squares)
+        if scores.of_one_query and not extra and not needs_weights:
+            return OneQuery(scores, v_BGSK)
         return Explicit(scores, v_BGSK, extra, softmax_rows, needs_weights)
 
 

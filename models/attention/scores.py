@@ -44,6 +44,14 @@ class Scores:
             return False
         return at_start and self.place.bias_HS is None and not symmetric and (documents is None or documents.known)
 
+    @property
+    def of_one_query(self) -> bool:
+        """Whether they are the plain scores of one query that sees all keys: the next token of a text."""
+        place, n_keys = self.place, self.k_BGSK.shape[2]
+        adds = place.slopes_H is not None or place.bias_HS is not None
+        hides = place.documents is not None or place.eviction is not None or (self.window or n_keys) < n_keys
+        return self.q_BHTK.shape[2] == 1 and not adds and not hides
+
     def softmax(self, v_BGSK: Tensor) -> tuple[Tensor, Tensor]:
         """Fused: value aggregation ``[B, H, T, K]`` and log-sum-exp of the scores ``[B, H, T]``, differentiable."""
         documents = self.place.documents
