@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from jsonargparse import Namespace
 
-from ...errors import UsageError
+from ...errors import RunError, UsageError
 from ...measure.records import RunDir
 from ...trainer.config_parser import Parser
+
+if TYPE_CHECKING:
+    import torch
+
+    from ...trainer.by_name.model_names import SourceWithBirth
 
 SUMMARY = "Write a checkpoint or a birth as transformers reads it (docs/exchange.md)."
 
@@ -84,19 +89,60 @@ def run(options: Namespace) -> int:
     folder = source.checkpoint
     weights: Mapping[str, torch.Tensor]
     layout = layout_of(source.config, options.own_code)
+    notes: list[str] = []
     if adapter.is_on:
         weights = merged(source.load())
     else:
         weights = source.load().state_dict() if folder is None else CheckpointWeights(folder)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     with atomic_path(out) as new:
-        notes = write_pretrained(
+        notes += write_pretrained(
             source.config, weights, new, tokenizer_file=source.tokenizer, eos_token_id=end, dtype=dtype, layout=layout
         )
+        card = _card(out.name, source, list(layout.files), weights, notes)
+        (new / "README.md").write_text(card, encoding="utf-8")
     if layout.model_type == OWN_TYPE:
         notes.append(f"with its own code ({', '.join(layout.files)}): load it with trust_remote_code=True")
     print("\n".join([options.out, *notes]))
     return 0
+
+
+def _card(
+    name: str, source: SourceWithBirth, code: list[str], weights: Mapping[str, torch.Tensor], notes: list[str]
+) -> str:
+    """The model card; ``notes`` gets a line where a record of the run cannot be read."""
+    from ...audit.certificates.statement import CERTIFICATE, read_statement
+    from ...files import content_digest
+    from ...models.birth import Digest
+    from ...models.parameter_shapes import parameter_shapes
+    from ...report.model_card import RunFacts, facts_of_run, model_card
+
+    facts, certificate, digest = RunFacts(), None, None
+    if source.run is None:
+        sha = Digest()
+        for parameter in sorted(parameter for parameter, _ in parameter_shapes(source.config)):
+            sha.add(parameter, weights[parameter].float().numpy())
+        digest = sha.hexdigest()
+    else:
+        run = RunDir(source.run)
+        try:
+            facts = facts_of_run(run, source.step)
+            if (file := run.path / CERTIFICATE).exists():
+                statement = read_statement(file)
+                certificate = {**statement, "sha256": content_digest(statement)}
+        except RunError as error:  # the weights are what was asked for, and they are whole
+            facts = RunFacts()
+            notes.append(f"README.md says nothing of the run: {error}")
+    return model_card(
+        name,
+        source.config,
+        source.step,
+        facts,
+        code=code,
+        has_tokenizer=source.tokenizer is not None,
+        digest=digest,
+        certificate=certificate,
+    )
 
 
 def _at_step(name: str, step: int | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 
 import numpy as np
@@ -126,6 +127,50 @@ def test_an_export_has_the_checkpoints_weights(trained, tmp_path, dtype):
         )
 
 
+def test_the_card_says_where_the_model_comes_from_and_neither_seed_nor_path(trained, tmp_path, capsys):
+    assert main(["export", str(trained.path), str(tmp_path / "out"), "--step", "20"]) == 0
+    card, birth = (tmp_path / "out" / "README.md").read_text(), trained.read_birth()
+    assert f"SHA-256 of every parameter at birth: `{birth['digest']}`" in card
+    n_tokens = birth["data"]["tokens"]["train"]
+    snapshot = max((one for one in trained.snapshots() if one.step <= 20), key=lambda one: one.step)
+    for line in (
+        f"of {birth['n_params']:,} parameters, after 20 steps of training",
+        'AutoTokenizer.from_pretrained("out")',
+        f"| tokens | {n_tokens:,} train",
+        f"## Measured at step {snapshot.step}",
+        f"| Preference ratio | {snapshot.bias['preference_ratio']:.2f}",
+        "| `mlp` | swiglu |",
+        ", step 20 |",
+    ):
+        assert line in card, line
+    assert str(trained.path.parent) not in card
+    assert "seed |" not in card
+    assert "trust_remote_code" not in card
+    # Of a run without records the weights leave all the same.
+    damaged = tmp_path / "damaged"
+    shutil.copytree(trained.path, damaged)
+    broken = RunDir(damaged).snapshot(40) / "summary.json"
+    broken.write_text("{}")
+    capsys.readouterr()
+    assert main(["export", str(damaged), str(tmp_path / "other")]) == 0
+    assert f"README.md says nothing of the run: {broken}" in capsys.readouterr().out
+    assert "without its run's records" in (tmp_path / "other" / "README.md").read_text()
+
+
+def test_the_card_of_a_certified_run_commits_and_does_not_tell(trained, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(trained.path, run)
+    assert main(["certify", str(run)]) == 0
+    assert main(["export", str(run), str(tmp_path / "out"), "--own_code"]) == 0
+    certificate = json.loads((run / "certificate.json").read_text())
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"| init seed | `{certificate['commitments']['init_seed']}` |" in card
+    assert f"| certificate | `{certificate['sha256']}` |" in card
+    assert trained.read_birth()["digest"] not in card
+    assert 'AutoModelForCausalLM.from_pretrained("out", trust_remote_code=True)' in card
+    assert "`configuration_birthmark.py` and `modeling_birthmark.py`" in card
+
+
 def test_a_birth_is_exported_by_its_run_or_its_config_and_seed(trained, tmp_path):
     seed = read_config(trained.config).init_seed
     born_from = dict(born(read_config(trained.config).model, seed).named_parameters())
@@ -134,6 +179,7 @@ def test_a_birth_is_exported_by_its_run_or_its_config_and_seed(trained, tmp_path
         theirs = load_file(tmp_path / out / "model.safetensors")
         assert torch.equal(theirs["model.layers.1.self_attn.q_proj.weight"], born_from["blocks.1.attn.q.weight"])
         assert (tmp_path / out / "tokenizer.json").is_file() == (out == "run")
+        assert f"`{trained.read_birth()['digest']}`" in (tmp_path / out / "README.md").read_text()
 
 
 def test_the_demo_leaves_as_the_same_function(tmp_path):

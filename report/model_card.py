@@ -1,0 +1,179 @@
+"""The model card of an exported folder: what the model is, where it comes from, and what was measured in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..measure.records import RunDir, Snapshot, metrics_by_step
+from ..metrics.quantities import LOGGED
+from ..models.config import ModelConfig
+from ..models.dotted import dotted
+from ..models.parameter_shapes import parameter_shapes
+from .key_figures import of_snapshot
+from .text import format_value, one_line
+
+_LOAD = """```python
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+model = AutoModelForCausalLM.from_pretrained("{name}"{more})
+{tokenizer}
+```
+"""
+_CODE = """`trust_remote_code=True` runs the files {files}, which lie beside this one: read
+them first. They are the code of the decoder that trained, and need torch and `transformers` alone. Weights are
+safetensors; nothing is unpickled.
+"""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What a run knows of one of its models."""
+
+    birth: Mapping[str, Any] = field(default_factory=dict)
+    """``birth.json``."""
+    snapshot: Snapshot | None = None
+    """The newest one that is not newer than the model."""
+    loss: tuple[int, float] | None = None
+    """Step and value of the newest validation loss that is not newer."""
+
+
+def facts_of_run(run: RunDir, step: int) -> RunFacts:
+    """What a run's records say of its model after ``step`` steps.
+
+    Raises:
+        RunError: a record is damaged; the file is named.
+    """
+    steps = [int(folder.name.rpartition("-")[2]) for folder in run.snapshot_folders()]
+    before = [one for one in steps if one <= step]
+    losses = {at: row["val/loss"] for at, row in metrics_by_step(run).items() if at <= step and "val/loss" in row}
+    return RunFacts(
+        run.read_birth(),
+        Snapshot.read(run.snapshot(max(before))) if before else None,
+        (max(losses), losses[max(losses)]) if losses else None,
+    )
+
+
+def model_card(
+    name: str,
+    config: ModelConfig,
+    step: int,
+    facts: RunFacts,
+    *,
+    code: Sequence[str] = (),
+    has_tokenizer: bool = False,
+    digest: str | None = None,
+    certificate: Mapping[str, Any] | None = None,
+) -> str:
+    """Markdown.
+
+    Neither the seed nor a path is in it. With a certificate the digest of the birth is not either: seeds could be tried
+    against it.
+
+    Args:
+        name: of the folder.
+        config: the model.
+        step: optimizer steps that it has been trained for.
+        facts: what its run knows.
+        code: files of code in the folder.
+        has_tokenizer: whether a tokenizer is.
+        digest: of the birth, where there is no run.
+        certificate: the run's (docs/certificates.md), with its own digest as ``sha256``.
+    """
+    n_params = sum(math.prod(shape) for _, shape in parameter_shapes(config))
+    load = _LOAD.format(
+        name=one_line(name),
+        more=", trust_remote_code=True" if code else "",
+        tokenizer=f'tokenizer = AutoTokenizer.from_pretrained("{one_line(name)}")' if has_tokenizer else "",
+    ).replace("\n\n```\n", "\n```\n")
+    trained = f"after {step:,} steps of training" if step else "at birth: it has not been trained"
+    parts = [
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- birthmark\n---",
+        f"# {one_line(name)}",
+        f"A decoder-only transformer of {n_params:,} parameters, {trained}, written by `birthmark export`.",
+        "## Loading",
+        load + ("\n" + _CODE.format(files=" and ".join(f"`{file}`" for file in code)) if code else ""),
+        "## Architecture",
+        "Fields of `birthmark.models.config.ModelConfig`, sizes first, then all that is not the default.",
+        _table(("field", "value"), _architecture(config)),
+        "## Birth",
+        _birth(facts.birth.get("digest", digest), bool(facts.birth.get("init_from")), certificate),
+    ]
+    if data := _data(facts.birth.get("data") or {}):
+        parts += ["## Training data", _table(("", ""), data)]
+    if facts.snapshot is not None:
+        parts += [f"## Measured at step {facts.snapshot.step:,}", _table(("", "", ""), _figures(facts))]
+    return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _architecture(config: ModelConfig) -> list[tuple[str, str]]:
+    sizes = {
+        "d_model": config.d_model,
+        "n_layers": config.n_layers,
+        "n_heads": config.n_heads,
+        "n_kv_heads": config.kv_heads,
+        "head_dim": config.d_head,
+        "d_ff": config.ff,
+        "vocab_size": config.vocab_size,
+        "max_seq_len": config.max_seq_len,
+    }
+    default = dotted(asdict(ModelConfig()))
+    others = {name: value for name, value in dotted(asdict(config)).items() if value != default[name]}
+    fields = sizes | {name: value for name, value in others.items() if name not in sizes}
+    return [(f"`{name}`", str(value)) for name, value in fields.items()]
+
+
+def _birth(digest: str | None, continued: bool, certificate: Mapping[str, Any] | None) -> str:
+    if certificate is not None:
+        rows = [(what.replace("_", " "), f"`{value}`") for what, value in certificate["commitments"].items()]
+        return (
+            "The run was certified: its certificate commits to the seed and to what was born of it, without saying "
+            "either.\n\n" + _table(("commitment to", ""), [*rows, ("certificate", f"`{certificate['sha256']}`")])
+        )
+    if digest is None:
+        return "Not known: the folder was written without its run's records."
+    if continued:
+        return f"It began from another model's weights. SHA-256 of every parameter as it began: `{digest}`."
+    return (
+        f"SHA-256 of every parameter at birth: `{digest}`. The config and the run's seed alone draw the same weights "
+        "again, and `birthmark fingerprint` tells whether a model comes from them."
+    )
+
+
+def _data(data: Mapping[str, Any]) -> list[tuple[str, str]]:
+    counts = {
+        what: ", ".join(f"{value:,} {part}" for part, value in data[what].items())
+        for what in ("documents", "tokens", "bytes")
+        if data.get(what)
+    }
+    plain = {
+        "kind": data.get("kind"),
+        **counts,
+        "vocabulary": data.get("vocab_size"),
+        "bytes per token": _number(data.get("bytes_per_token"), ".2f"),
+        "unigram entropy": _number(data.get("unigram_entropy"), ".3f"),
+        "SHA-256 of the corpus": data.get("content_hash"),
+        "SHA-256 of the tokenizer": data.get("tokenizer_hash"),
+    }
+    return [(what, one_line(value)) for what, value in plain.items() if value is not None]
+
+
+def _number(value: float | None, spec: str) -> str | None:
+    return None if value is None else format(value, spec)
+
+
+def _figures(facts: RunFacts) -> list[tuple[str, str, str]]:
+    assert facts.snapshot is not None
+    rows = of_snapshot(facts.snapshot)
+    if facts.loss is not None:
+        step, value = facts.loss
+        loss = LOGGED["val/loss"]
+        rows = [("Validation loss", format_value(value, loss.format), f"{loss.unit}, step {step:,}"), *rows]
+    return rows
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *([one_line(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
