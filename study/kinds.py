@@ -11,10 +11,15 @@ from .arms.run import run_arms
 from .lineage.run import run_lineage
 from .reading import read_fields
 from .request import StudyRequest
+from .robustness.run import run_robustness
 from .runner import Failure
 
 #: From a request to the runs that failed, by kind. A file without a kind has arms.
-KINDS: dict[str, Callable[[StudyRequest], list[Failure]]] = {"arms": run_arms, "lineage": run_lineage}
+KINDS: dict[str, Callable[[StudyRequest], list[Failure]]] = {
+    "arms": run_arms,
+    "lineage": run_lineage,
+    "robustness": run_robustness,
+}
 
 
 def kind_of(file: Path) -> str:

@@ -15,6 +15,8 @@ from birthmark.study.arms.trials import arm_trials
 from birthmark.study.kinds import KINDS, kind_of
 from birthmark.study.lineage.file import read_lineage_study
 from birthmark.study.lineage.trials import lineage_trials
+from birthmark.study.robustness.file import read_robustness_study
+from birthmark.study.robustness.trials import robustness_trials
 from birthmark.study.trials import check_buildable
 from birthmark.trainer.config_file import read_config
 
@@ -153,7 +155,17 @@ def runs_of_a_lineage(study, out):
     return trials.bases
 
 
-READ = {"arms": (read_arm_study, runs_of_arms), "lineage": (read_lineage_study, runs_of_a_lineage)}
+def runs_of_a_robustness(study, out):
+    trials = robustness_trials(study, out)
+    assert {trial.seed for trial in trials.bases} == set(study.init_seeds)
+    return trials.bases
+
+
+READ = {
+    "arms": (read_arm_study, runs_of_arms),
+    "lineage": (read_lineage_study, runs_of_a_lineage),
+    "robustness": (read_robustness_study, runs_of_a_robustness),
+}
 
 
 @pytest.mark.heavy

@@ -51,6 +51,14 @@ class Change:
         Raises:
             UsageError: this model cannot be changed so; the message says why.
         """
+        self.check(model.config)
+        return self.changed(model, seed, other)
+
+    def check(self, config: ModelConfig) -> None:
+        """UsageError if no model of this config can be changed so; the message says why."""
+
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
+        """What each change does; arguments as above."""
         raise NotImplementedError
 
 

@@ -19,9 +19,12 @@ from .residual_stream import check_channels, check_known_gate, in_other_coordina
 class ChannelPermutation(Change):
     """The channels of the residual stream in a random order."""
 
-    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+    def check(self, config: ModelConfig) -> None:
         """See :class:`Change`."""
-        check_channels(model, "permute_channels")
+        check_channels(config, "permute_channels")
+
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
+        """See :class:`Change`."""
         order = keyed_generator(seed, "channels").permutation(model.config.d_model)
 
         def move(tensor: Tensor, axis: int) -> Tensor:
@@ -41,14 +44,17 @@ class SignFlips(Change):
         """See :class:`Change`."""
         return [] if 0 < self.share <= 1 else [f"share is {self.share}: give a share above 0, at most 1"]
 
-    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+    def check(self, config: ModelConfig) -> None:
         """See :class:`Change`."""
-        check_channels(model, "flip_signs")
-        if model.config.norm == "layernorm" and self.share < 1:
+        check_channels(config, "flip_signs")
+        if config.norm == "layernorm" and self.share < 1:
             raise UsageError(
                 "flip_signs: model.norm layernorm takes the mean over channels, so that only all of them together can "
                 "change their sign: give share 1"
             )
+
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
+        """See :class:`Change`."""
         sign_D = np.ones(model.config.d_model)
         flipped = keyed_generator(seed, "signs").permutation(len(sign_D))[: max(round(self.share * len(sign_D)), 1)]
         sign_D[flipped] = -1
@@ -74,11 +80,14 @@ class ChannelScaling(Change):
         """See :class:`Change`."""
         return [] if 1 < self.factor <= 1e3 else [f"factor is {self.factor}: give a number above 1, at most 1000"]
 
-    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+    def check(self, config: ModelConfig) -> None:
         """See :class:`Change`."""
-        check_known_gate(model, "scale_channels")
-        if model.config.norm == "none":
+        check_known_gate(config, "scale_channels")
+        if config.norm == "none":
             raise UsageError("scale_channels: model.norm none has no gains to scale")
+
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
+        """See :class:`Change`."""
 
         def scaled(norm: str, gain_D: Tensor) -> Tensor:
             exponent_D = keyed_generator(seed, "scales", norm).uniform(-1, 1, len(gain_D))
@@ -95,15 +104,18 @@ class Rotation(Change):
     mean over channels must stay, directions across (1, …, 1) turn.
     """
 
-    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+    def check(self, config: ModelConfig) -> None:
         """See :class:`Change`."""
-        check_channels(model, "rotate")
-        config = model.config
+        check_channels(config, "rotate")
         if config.norm != "none" and config.norm_placement != "pre":
             raise UsageError(
                 f"rotate: model.norm_placement {config.norm_placement} puts gains between a norm and the residual "
                 "stream, where no rotation passes them"
             )
+
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
+        """See :class:`Change`."""
+        config = model.config
         turn_DD = random_rotation(config, seed)
 
         def move(tensor: Tensor, axis: int) -> Tensor:

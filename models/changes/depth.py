@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import UsageError
+from ..config import ModelConfig
 from .change import Change, ModelWeights
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
@@ -25,13 +26,15 @@ class BlockDropping(Change):
             return [f"blocks is {self.blocks}: give a list of different blocks"]
         return []
 
-    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+    def check(self, config: ModelConfig) -> None:
         """See :class:`Change`."""
-        n = model.config.n_layers
-        _check_blocks("drop_blocks: blocks", self.blocks, n)
-        if len(self.blocks) == n:
+        _check_blocks("drop_blocks: blocks", self.blocks, config.n_layers)
+        if len(self.blocks) == config.n_layers:
             raise UsageError(f"drop_blocks: blocks is {self.blocks}: that is all of them, leave one")
-        return _in_order(model, [block for block in range(n) if block not in self.blocks])
+
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
+        """See :class:`Change`."""
+        return _in_order(model, [block for block in range(model.config.n_layers) if block not in self.blocks])
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,12 @@ class BlockCopying(Change):
         """See :class:`Change`."""
         return [] if 1 <= len(self.order) <= 2048 else [f"order has {len(self.order)} blocks: give 1 to 2048"]
 
-    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+    def check(self, config: ModelConfig) -> None:
         """See :class:`Change`."""
-        _check_blocks("copy_blocks: order", self.order, model.config.n_layers)
+        _check_blocks("copy_blocks: order", self.order, config.n_layers)
+
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
+        """See :class:`Change`."""
         return _in_order(model, self.order)
 
 

@@ -23,7 +23,7 @@ class Rounding(Change):
     """``bf16``, ``fp16``: all tensors. ``int8``, ``int4``: the linear maps of the blocks, on a symmetric grid for each
     output channel (definitions §14); embedding, head, gains and biases stay as they are."""
 
-    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
         """See :class:`Change`."""
         return model._replace(tensors={name: self._rounded(name, tensor) for name, tensor in model.tensors.items()})
 

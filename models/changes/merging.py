@@ -26,7 +26,7 @@ class Merging(Change):
         """See :class:`Change`."""
         return share_problem("share", self.share)
 
-    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
         """See :class:`Change`."""
         if other is None:
             raise UsageError("merge: needs another model to merge with")

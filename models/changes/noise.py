@@ -22,7 +22,7 @@ class Noise(Change):
         """See :class:`Change`."""
         return [] if 0 < self.share <= 100 else [f"share is {self.share}: give a number above 0, at most 100"]
 
-    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
         """See :class:`Change`."""
         return model._replace(
             tensors={

@@ -21,7 +21,7 @@ class Pruning(Change):
         """See :class:`Change`."""
         return share_problem("share", self.share)
 
-    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
         """See :class:`Change`."""
         return model._replace(
             tensors={

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UsageError
+from ..config import ModelConfig
 from .change import ModelWeights, wide
 
 _READERS = {"norm_attn": ("attn.q", "attn.k", "attn.v", "attn.gate.map"), "norm_mlp": ("mlp.gate", "mlp.up")}
@@ -39,17 +40,16 @@ def readers(model: ModelWeights) -> Iterator[Readers]:
     yield Readers("norm", ("head.weight",) if "head.weight" in model.tensors else ())
 
 
-def check_channels(model: ModelWeights, what: str) -> None:
+def check_channels(config: ModelConfig, what: str) -> None:
     """UsageError where channels of the residual stream are tied to their places."""
-    config = model.config
     if config.positions == "sinusoidal":
         raise UsageError(f"{what}: model.positions sinusoidal adds fixed waves to fixed channels; they cannot be moved")
-    check_known_gate(model, what)
+    check_known_gate(config, what)
 
 
-def check_known_gate(model: ModelWeights, what: str) -> None:
+def check_known_gate(config: ModelConfig, what: str) -> None:
     """UsageError where a part of the user's own reads the residual stream."""
-    if gate := model.config.attention.own_parts.get("gate"):
+    if gate := config.attention.own_parts.get("gate"):
         raise UsageError(f"{what}: how model.attention.gate {gate} reads the residual stream is not known")
 
 

@@ -14,7 +14,7 @@ from .change import Change, ModelWeights
 class UnitPermutation(Change):
     """The hidden units of every MLP in a random order of its own."""
 
-    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
         """See :class:`Change`."""
         tensors = dict(model.tensors)
         for i in range(model.config.n_layers):

@@ -26,7 +26,7 @@ class VocabularyExtension(Change):
         """See :class:`Change`."""
         return [] if 1 <= self.rows <= 1 << 26 else [f"rows is {self.rows}: give 1 to {1 << 26}"]
 
-    def __call__(self, model: ModelWeights, seed: int = 0, other: ModelWeights | None = None) -> ModelWeights:
+    def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
         """See :class:`Change`."""
         tensors = dict(model.tensors)
         for name in _TABLES:

@@ -10,7 +10,8 @@ from typing import Any
 
 from ...errors import UsageError
 from ..reading import Reader, read_fields
-from .comparison import PROBE_FIELDS, RECIPE_FIELDS, Comparison, read_comparison
+from .comparison import Comparison
+from .comparison_fields import read_tests
 
 #: Folder of the runs that continued runs start from.
 BASE = "base"
@@ -82,9 +83,6 @@ def _at_one_scale(reader: Reader, name: str, content: Mapping[str, Any], prefixe
         if "init_from" in fields:
             field = f"{where('continue')}.{continuation}.init_from"
             raise reader.wrong(field, fields["init_from"], "the study sets it, leave it out")
-    shared, tests = _options(reader, content.get("test", {}), where("test")), content.get("tests", _DEFAULT_TESTS)
-    if not reader.named(tests, where("tests")):
-        raise reader.wrong(where("tests"), tests, "name at least one")
     return LineageStudy(
         file=reader.file,
         name=name,
@@ -92,7 +90,7 @@ def _at_one_scale(reader: Reader, name: str, content: Mapping[str, Any], prefixe
         init_seeds=seeds,
         steps=_steps(reader, content.get("steps", []), where("steps")),
         continuations=continuations,
-        tests={test: _comparison(reader, fields, shared, f"{where('tests')}.{test}") for test, fields in tests.items()},
+        tests=read_tests(reader, content, prefixes, _DEFAULT_TESTS),
         scales={},
     )
 
@@ -102,21 +100,3 @@ def _steps(reader: Reader, value: Any, field: str) -> tuple[int, ...]:
     if not whole or len(set(value)) < len(value):
         raise reader.wrong(field, value, "give a list of different steps from 1, or leave it out for all checkpoints")
     return tuple(sorted(value))
-
-
-def _options(reader: Reader, value: Any, where: str) -> dict[str, Any]:
-    """Fields of a probe and of a recipe."""
-    # YAML reads an unquoted `null` as none, also where it is a field's name.
-    options = {"null" if name is None else name: option for name, option in reader.group(value, where).items()}
-    reader.known(options, (*PROBE_FIELDS, *RECIPE_FIELDS), f"{where}.")
-    return options
-
-
-def _comparison(reader: Reader, fields: Any, shared: dict[str, Any], where: str) -> Comparison:
-    options = shared | _options(reader, fields, where)
-    if options.get("null", ...) is None:
-        del options["null"]
-    try:
-        return read_comparison(options)
-    except UsageError as error:
-        raise UsageError(f"{reader.file}: {where}: {error}") from None

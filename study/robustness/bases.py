@@ -1,0 +1,97 @@
+"""The models that a study of robustness changes: one run from every seed, with its birth, its end and its data."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ...data.batches import BatchSource
+from ...data.prepare import PreparedData, prepare
+from ...data.streaming.streamed_batches import StreamSource
+from ...errors import UsageError
+from ...models.decoder import Decoder
+from ...trainer.by_name.model_names import ModelSource, open_source
+from ...trainer.config import RunConfig
+from ...trainer.devices import device
+from ..trials import Trial
+
+
+@dataclass(frozen=True)
+class Base:
+    """One finished run of the study."""
+
+    trial: Trial
+
+    @property
+    def seed(self) -> int:
+        """What it is born from."""
+        return self.trial.seed
+
+    def birth(self) -> Decoder:
+        """Its model at step 0, a new copy."""
+        return self._birth.load().to(device())
+
+    def trained(self) -> Decoder:
+        """Its model at the last step, a new copy."""
+        return self._end.load().to(device())
+
+    # Found once: reading a run's config takes longer than a small model.
+    @cached_property
+    def _birth(self) -> ModelSource:
+        return open_source(f"{self.trial.run.path}@0")
+
+    @cached_property
+    def _end(self) -> ModelSource:
+        return open_source(f"{self.trial.run.path}@{self.trial.step}")
+
+
+@dataclass(frozen=True)
+class Text:
+    """What changed models are trained on: the data of the bases, or other text in their tokens."""
+
+    config: RunConfig
+    """Of a base."""
+    tokenizer: Path | None
+    """Theirs, if their data is text."""
+
+    def batch(self, path: str | None, step: int) -> Tensor:
+        """Sequences of one step ``[B, T+1]``, of as many tokens as the bases' steps have.
+
+        Args:
+            path: of other text, as ``data.path`` takes it; None: the bases' own data, from where they stopped.
+            step: from 0.
+        """
+        sizes = self.config.trainer.batch_sizes
+        first = sizes.before(self.config.trainer.max_steps) if path is None else 0
+        n = self.config.trainer.global_batch_size
+        return torch.from_numpy(self._source(path).batch(first + step * n, n)).to(device())
+
+    def _source(self, path: str | None) -> BatchSource:
+        data = self._prepared.get(path)
+        if data is None:
+            data = self._prepared[path] = self._prepare(path)
+        if isinstance(data.train, StreamSource):
+            raise UsageError("data.stream: a study of robustness reads its text again and again; leave stream out")
+        return data.train
+
+    @cached_property
+    def _prepared(self) -> dict[str | None, PreparedData]:
+        return {}
+
+    def _prepare(self, path: str | None) -> PreparedData:
+        data = self.config.data
+        if path is not None:
+            tokenizer = data.tokenizer if self.tokenizer is None else str(self.tokenizer)
+            data = dataclasses.replace(data, path=path, tokenizer=tokenizer)
+        model, trainer = self.config.model, self.config.trainer
+        return prepare(data, vocab_size=model.vocab_size, seq_len=model.max_seq_len, batch_sizes=trainer.batch_sizes)
+
+
+def text_of(trial: Trial) -> Text:
+    """The data of a finished run."""
+    return Text(trial.config, trial.run.own_tokenizer())

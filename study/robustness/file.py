@@ -1,0 +1,102 @@
+"""The file of a study of robustness: births, runs, and what is done to them (docs/studies.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import UsageError
+from ..lineage.comparison import Comparison
+from ..lineage.comparison_fields import read_tests
+from ..reading import Reader, read_fields
+from .treatments import Treatment, read_treatment
+
+#: Folder of the runs that are changed.
+BASE = "base"
+#: The row of what nothing was done to.
+UNCHANGED = "unchanged"
+_SCALED = ("base", "init_seeds", "changes", "test", "tests")
+_FIELDS = ("kind", "name", *_SCALED, "scales")
+
+
+@dataclass(frozen=True)
+class RobustnessStudy:
+    """A study file of the kind ``robustness``, checked and with its paths resolved."""
+
+    file: Path
+    name: str
+    base: Path
+    """Run config of all births."""
+    init_seeds: tuple[int, ...]
+    """Their seeds."""
+    changes: dict[str, Treatment]
+    """What is done to every trained model, by name."""
+    tests: dict[str, Comparison]
+    """By name."""
+    scales: dict[str, RobustnessStudy]
+    """The same at other sizes."""
+
+    def at(self, scale: str | None) -> RobustnessStudy:
+        """The study at one of its scales; UsageError if the file has none of that name."""
+        if scale is None:
+            return self
+        if scale not in self.scales:
+            raise UsageError(f"--scale {scale}: {self.file} has {', '.join(self.scales) or 'none'}")
+        return self.scales[scale]
+
+
+def read_robustness_study(file: Path) -> RobustnessStudy:
+    """Read and check a study file of the kind ``robustness``; UsageError names the file and the field."""
+    content, reader = read_fields(file), Reader(file)
+    reader.known(content, _FIELDS, "")
+    name = content.get("name", file.stem)
+    reader.name(name, "name")
+    scales = {}
+    for scale, fields in reader.named(content.get("scales", {}), "scales").items():
+        where = f"scales.{scale}."
+        reader.known(reader.group(fields, where.rstrip(".")), _SCALED, where)
+        scales[scale] = _at_one_scale(reader, f"{name}-{scale}", content | fields, dict.fromkeys(fields, where))
+    return dataclasses.replace(_at_one_scale(reader, name, content, {}), scales=scales)
+
+
+def _at_one_scale(
+    reader: Reader, name: str, content: Mapping[str, Any], prefixes: Mapping[str, str]
+) -> RobustnessStudy:
+    """The study at one scale; ``prefixes`` say where fields stand that are not at the top of the file."""
+
+    def where(field: str) -> str:
+        return prefixes.get(field, "") + field
+
+    for needed in ("base", "changes"):
+        if needed not in content:
+            raise UsageError(f"{reader.file}: {needed} is missing")
+    seeds = reader.seeds(content.get("init_seeds", [0, 1, 2]), where("init_seeds"))
+    if len(seeds) < 3:
+        mend = "give at least three: one that is changed, one that is merged in, and a stranger of both"
+        raise reader.wrong(where("init_seeds"), list(seeds), mend)
+    return RobustnessStudy(
+        file=reader.file,
+        name=name,
+        base=reader.path(content["base"], where("base")),
+        init_seeds=seeds,
+        changes=_changes(reader, content["changes"], where("changes")),
+        tests=read_tests(reader, content, prefixes, {"dimensions": {}}),
+        scales={},
+    )
+
+
+def _changes(reader: Reader, value: Any, where: str) -> dict[str, Treatment]:
+    found = {}
+    for name, fields in reader.named(value, where).items():
+        if name == UNCHANGED:
+            raise reader.wrong(f"a name in {where}", name, "the row of the trained models themselves has this name")
+        try:
+            found[name] = read_treatment(reader.group(fields, f"{where}.{name}"))
+        except UsageError as error:
+            if str(error).startswith(str(reader.file)):
+                raise
+            raise UsageError(f"{reader.file}: {where}.{name}: {error}") from None
+    return found

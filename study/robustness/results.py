@@ -1,0 +1,178 @@
+"""The results of a study of robustness: every changed model against every base, under every test."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ...data.cache import fingerprint
+from ...errors import RunError
+from ...files import read_json, write_text
+from ...measure.hidden_states import FingerprintProbe, hidden_states, weights_digest
+from ...metrics.seedprint import Fingerprint, HiddenStates, compare
+from ...models.decoder import Decoder
+from .bases import Base, Text
+from .file import UNCHANGED, RobustnessStudy
+from .treatments import SecondRole, Treatment, Workplace
+
+Reference = Literal["trained", "birth"]
+REFERENCES: tuple[Reference, ...] = ("trained", "birth")
+"""What a changed model is held against: the end of a base, and its birth."""
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ChangedTest:
+    """One changed model against one model of a base."""
+
+    change: str
+    """Name of the row."""
+    own: int
+    """Seed of the birth that the changed model has."""
+    second: int | None
+    """Seed of the other model that went into it, if one did."""
+    role: SecondRole
+    """What that one is to it."""
+    reference: Reference
+    """Whether it is held against the end of a base or its birth."""
+    seed: int
+    """Of that base."""
+    test: str
+    """Name of the test."""
+    found: Fingerprint
+
+    @property
+    def group(self) -> Literal["own", "second", "stranger"]:
+        """What the base is to the changed model."""
+        return "own" if self.seed == self.own else "second" if self.seed == self.second else "stranger"
+
+
+def compare_changed(
+    study: RobustnessStudy,
+    bases: Sequence[Base],
+    text: Text,
+    out: Path,
+    advance: Callable[[int], object] = lambda n_models: None,
+    *,
+    only_read: bool = False,
+) -> list[ChangedTest]:
+    """Make every changed model, test it against every base, and forget it. What is done already is read.
+
+    Args:
+        study: its changes and tests, with probes of chosen lengths.
+        bases: finished runs, at least three.
+        text: what changes that train read.
+        out: the study's folder, which keeps the outcomes, change by change.
+        advance: is called after every changed model.
+        only_read: make nothing: what is not done yet is left out.
+
+    Raises:
+        RunError: a training of a change diverges, or an outcome on disk is damaged.
+    """
+    shown = _shown(study, bases[0])
+    references = (
+        {}
+        if only_read
+        else {(kind, base.seed): _states(_model(base, kind), shown) for base in bases for kind in REFERENCES}
+    )
+    digests = [weights_digest(base.trained()) for base in bases]
+    found = []
+    for number, base in enumerate(bases):
+        place = Workplace(base, bases[(number + 1) % len(bases)], text)
+        for name, change in ({UNCHANGED: None} | study.changes).items():
+            file = outcome_file(out, name, base.seed)
+            key = _key(study, change, base, digests)
+            tests = read_outcome(file, key)
+            if tests is None and only_read:
+                continue
+            if tests is None:
+                model = base.trained() if change is None else change.make(place)
+                tests = list(_tests(study, name, change, place, _states(model, shown), references))
+                write_text(file, json.dumps({"key": key, "tests": [_as_json(test) for test in tests]}))
+                del model
+            found += tests
+            advance(1)
+    return found
+
+
+def _model(base: Base, kind: Reference) -> Decoder:
+    return base.birth() if kind == "birth" else base.trained()
+
+
+def _shown(study: RobustnessStudy, base: Base) -> dict[FingerprintProbe, FingerprintProbe]:
+    """Probes of the tests, and what they are for models like the first base's birth."""
+    birth = base.birth()
+    return {test.probe: test.probe.like(birth) for test in study.tests.values()}
+
+
+def _states(model: Decoder, shown: Mapping[FingerprintProbe, FingerprintProbe]) -> dict[FingerprintProbe, HiddenStates]:
+    """Hidden states of a model over every probe."""
+    return {probe: HiddenStates(hidden_states(model, like)) for probe, like in shown.items()}
+
+
+def _tests(
+    study: RobustnessStudy,
+    name: str,
+    change: Treatment | None,
+    place: Workplace,
+    states: Mapping[FingerprintProbe, HiddenStates],
+    references: Mapping[tuple[Reference, int], Mapping[FingerprintProbe, HiddenStates]],
+) -> Iterator[ChangedTest]:
+    own, second = place.base.seed, place.other.seed
+    if change is not None and change.of_other:
+        own, second = second, own
+    role: SecondRole = "" if change is None else change.role
+    vocab_size = place.base.trial.config.model.vocab_size
+    for (reference, seed), theirs in references.items():
+        for test, comparison in study.tests.items():
+            probe = comparison.probe
+            result = compare(theirs[probe], states[probe], comparison.recipe, probe=probe.kind, vocab_size=vocab_size)
+            yield ChangedTest(name, own, second if role else None, role, reference, seed, test, result)
+
+
+# ── what is kept ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def outcome_file(out: Path, change: str, seed: int) -> Path:
+    """Where the tests of one changed model are kept."""
+    return out / "changed" / change / f"seed-{seed}.json"
+
+
+def _key(study: RobustnessStudy, change: Treatment | None, base: Base, digests: Sequence[str]) -> str:
+    """What the outcome of one changed model depends on."""
+    tests = {name: dataclasses.asdict(test) for name, test in study.tests.items()}
+    return fingerprint(format=_FORMAT, change=repr(change), seed=base.seed, bases=list(digests), tests=tests)
+
+
+def read_outcome(file: Path, key: str) -> list[ChangedTest] | None:
+    """The tests that were kept under this key; None if there are none, or of another one.
+
+    Raises:
+        RunError: the file is damaged.
+    """
+    if not file.is_file():
+        return None
+    content = read_json(file, dict[str, Any])
+    if content.get("key") != key:
+        return None
+    try:
+        return [_from_json(test) for test in content["tests"]]
+    except (KeyError, TypeError, AttributeError):
+        raise RunError(f"{file}: damaged; delete it, and it is made again") from None
+
+
+def _as_json(test: ChangedTest) -> dict[str, Any]:
+    values = dataclasses.asdict(test)
+    values["found"] = {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in values["found"].items()}
+    return values
+
+
+def _from_json(values: dict[str, Any]) -> ChangedTest:
+    found: dict[str, Any] = {n: math.nan if value is None else value for n, value in values["found"].items()}
+    found["warnings"] = tuple(found["warnings"])
+    return ChangedTest(**{**values, "found": Fingerprint(**found)})

@@ -1,0 +1,69 @@
+"""Running a study of robustness: its runs, then every change of them with its tests."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from rich.console import Console
+
+from ...errors import UsageError
+from ...report.terminal import bar
+from ..outputs import write_outputs
+from ..request import StudyRequest
+from ..runner import Failure, run_trials
+from ..trials import check_buildable, check_stored
+from .bases import Base, text_of
+from .figure import draw_robustness
+from .file import read_robustness_study
+from .results import compare_changed
+from .robustness_page import robustness_page
+from .table import markdown, print_tables, write_csv
+from .trials import robustness_trials
+
+#: Fewer have no stranger beside the model that is changed and the one that is merged in.
+_FEWEST = 3
+
+
+def run_robustness(request: StudyRequest) -> list[Failure]:
+    """Bring every run to its last step, change each of them in every way, and write tables and pictures.
+
+    Returns:
+        The runs that failed.
+
+    Raises:
+        UsageError: the request, the file or a run is impossible, or a folder holds another run; found before any run.
+        RunError: a change cannot be trained.
+    """
+    if request.arms is not None:
+        raise UsageError(f"--arms {','.join(request.arms)}: a study of robustness has none; leave it out")
+    study = read_robustness_study(request.file).at(request.scale)
+    out = request.folder(study.name)
+    trials = robustness_trials(study, out, request.overrides_in(out))
+    study = trials.study
+    for trial in trials.bases:
+        check_stored(trial)
+    console = Console()
+    failures: list[Failure] = []
+    if not request.summary:
+        check_buildable(trials.bases)
+        request.keep_overrides(out)
+        failures = run_trials(trials.bases, request.jobs, console)
+    bases = [Base(trial) for trial in trials.bases if trial.finished]
+    if len(bases) >= _FEWEST:
+        n_models = len(bases) * (1 + len(study.changes))
+        with bar("changed models", n_models, quiet=False) as advance:
+            results = compare_changed(study, bases, text_of(bases[0].trial), out, advance, only_read=request.summary)
+        if results:
+            print_tables(study, results, console)
+            write_outputs(
+                out,
+                markdown(study, results),
+                partial(write_csv, results),
+                partial(draw_robustness, study, results),
+                robustness_page(study, results),
+                console,
+            )
+            return failures
+    if request.summary:
+        raise UsageError(f"{out}: no changed model of {study.file} in it yet")
+    return failures

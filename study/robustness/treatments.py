@@ -1,0 +1,234 @@
+"""What a study of robustness does to a trained model: changes of weights, and changes that train."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+
+from ...errors import UsageError
+from ...models.adapters.adapter_config import AdapterConfig
+from ...models.adapters.attach import attach, initialize_adapter, is_adapter
+from ...models.adapters.lora import Lora
+from ...models.changes.change import Change, ModelWeights, decoder_of, weights_of
+from ...models.changes.table import CHANGES, read_kind
+from ...models.changes.vocabulary import first_tokens
+from ...models.config import ModelConfig
+from ...models.decoder import Decoder
+from .bases import Base, Text
+from .short_training import towards, train
+
+SecondRole = Literal["", "merged", "teacher"]
+"""What the other model is to a changed one: nothing, merged into it, or what it was trained to imitate."""
+
+
+@dataclass
+class Workplace:
+    """What a treatment has at hand for one model."""
+
+    base: Base
+    """What is changed."""
+    other: Base
+    """Another base, for treatments that take two."""
+    text: Text
+    kept: dict[object, Decoder] = field(default_factory=dict)
+    """What was trained for one row of the study and serves another too."""
+
+
+@dataclass(frozen=True)
+class Treatment:
+    """Base of all treatments. Its fields are its settings in a study file."""
+
+    second: ClassVar[SecondRole] = ""
+
+    def __post_init__(self) -> None:
+        if found := self.problems():
+            raise UsageError("; ".join(found))
+
+    def problems(self) -> list[str]:
+        """Settings that make no sense, one line each, with the mend."""
+        return []
+
+    @property
+    def role(self) -> SecondRole:
+        """What the other model is to the changed one."""
+        return self.second
+
+    @property
+    def of_other(self) -> bool:
+        """Whether the changed model is born as the other one was."""
+        return False
+
+    @property
+    def paths(self) -> list[str]:
+        """Other text that it is trained on."""
+        return []
+
+    def check(self, config: ModelConfig) -> None:
+        """UsageError if models of this config cannot be treated so."""
+
+    def make(self, place: Workplace) -> Decoder:
+        """The changed model, on the device of the base, with the tokens that the base has."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class WeightChange(Treatment):
+    """A change of weights (`birthmark.models.changes`)."""
+
+    change: Change
+
+    @property
+    def role(self) -> SecondRole:
+        """See :class:`Treatment`."""
+        return "merged" if self.change.needs_other else ""
+
+    def check(self, config: ModelConfig) -> None:
+        """See :class:`Treatment`."""
+        self.change.check(config)
+
+    def make(self, place: Workplace) -> Decoder:
+        """See :class:`Treatment`."""
+        model = weights_of(place.base.trained())
+        other = weights_of(place.other.trained()) if self.change.needs_other else None
+        changed = self.change(model, place.base.seed, other)
+        # Only tokens that both have can be shown to both.
+        return decoder_of(first_tokens(changed, model.config.vocab_size))
+
+
+@dataclass(frozen=True)
+class Tuning(Treatment):
+    """All weights are trained further."""
+
+    steps: int
+    """Optimizer steps, of as many tokens as those of the base."""
+    lr: float
+    """Learning rate, constant after a warm-up."""
+    data: str | None = None
+    """Other text, as data.path takes it; by default the base's own, from where it stopped."""
+
+    def problems(self) -> list[str]:
+        """See :class:`Treatment`."""
+        return _training_problems(self.steps, self.lr)
+
+    @property
+    def paths(self) -> list[str]:
+        """See :class:`Treatment`."""
+        return [] if self.data is None else [self.data]
+
+    def make(self, place: Workplace) -> Decoder:
+        """See :class:`Treatment`."""
+        return train(place.base.trained(), lambda step: place.text.batch(self.data, step), self.steps, self.lr)
+
+
+@dataclass(frozen=True)
+class Adapting(Treatment):
+    """An adapter is trained beside frozen weights (docs: fields of ``adapter``)."""
+
+    adapter: Literal["lora", "prefix", "prefix_plus"]
+    """Its kind."""
+    steps: int
+    """See `Tuning`."""
+    lr: float
+    """See `Tuning`."""
+    data: str | None = None
+    """See `Tuning`."""
+    rank: int | None = None
+    """Of ``lora``."""
+    length: int | None = None
+    """Of ``prefix``."""
+    merged: bool = False
+    """Add what ``lora`` learned to the weights, and leave it out."""
+
+    @property
+    def config(self) -> AdapterConfig:
+        """The adapter."""
+        maps: Any = ["attn.q", "attn.k", "attn.v", "attn.o", "mlp.up", "mlp.down"] if self.adapter == "lora" else None
+        return AdapterConfig(kind=self.adapter, rank=self.rank, length=self.length, maps=maps)
+
+    def problems(self) -> list[str]:
+        """See :class:`Treatment`."""
+        found = _training_problems(self.steps, self.lr) + self.config.problems()
+        if self.merged and self.adapter != "lora":
+            found.append(f"merged is true: {self.adapter} cannot be added to weights, only lora; leave it out")
+        return found
+
+    @property
+    def paths(self) -> list[str]:
+        """See :class:`Treatment`."""
+        return [] if self.data is None else [self.data]
+
+    def check(self, config: ModelConfig) -> None:
+        """See :class:`Treatment`."""
+        if found := self.config.misfits(config):
+            raise UsageError("; ".join(found))
+
+    def make(self, place: Workplace) -> Decoder:
+        """See :class:`Treatment`."""
+        key = replace(self, merged=False)
+        if key not in place.kept:
+            model = place.base.trained()
+            attach(model, self.config)
+            initialize_adapter(model, model.config.init, place.base.seed)
+            place.kept[key] = train(model, lambda step: place.text.batch(self.data, step), self.steps, self.lr)
+        return _merged(place.kept[key]) if self.merged else place.kept[key]
+
+
+@torch.no_grad()
+def _merged(model: Decoder) -> Decoder:
+    """A decoder without adapters whose maps have what LoRA learned in their weights."""
+    tensors = {name: tensor for name, tensor in weights_of(model).tensors.items() if not is_adapter(name)}
+    for name, module in model.named_modules():
+        if isinstance(module, Lora):
+            weight = f"{name.rpartition('.')[0]}.weight"
+            tensors[weight] = tensors[weight] + module.product()
+    return decoder_of(ModelWeights(model.config, tensors))
+
+
+@dataclass(frozen=True)
+class Distillation(Treatment):
+    """The birth of another seed is trained to predict what the model predicts (arXiv 1503.02531): it says what the
+    model says, and has another birth."""
+
+    steps: int
+    """See `Tuning`."""
+    lr: float
+    """See `Tuning`."""
+
+    second: ClassVar[SecondRole] = "teacher"
+
+    def problems(self) -> list[str]:
+        """See :class:`Treatment`."""
+        return _training_problems(self.steps, self.lr)
+
+    @property
+    def of_other(self) -> bool:
+        """See :class:`Treatment`."""
+        return True
+
+    def make(self, place: Workplace) -> Decoder:
+        """See :class:`Treatment`."""
+        objective = towards(place.base.trained())
+        return train(place.other.birth(), lambda step: place.text.batch(None, step), self.steps, self.lr, objective)
+
+
+def _training_problems(steps: int, lr: float) -> list[str]:
+    found = [] if 1 <= steps <= 1 << 40 else [f"steps is {steps}: give at least 1"]
+    return found + ([] if 0 < lr < float("inf") else [f"lr is {lr}: give a number above 0"])
+
+
+#: Changes that train, by the ``kind`` that a study file names.
+TRAININGS: dict[str, type[Treatment]] = {"tune": Tuning, "adapt": Adapting, "distill": Distillation}
+
+
+def read_treatment(fields: Mapping[str, Any]) -> Treatment:
+    """The treatment that a file writes as ``kind`` and its settings.
+
+    Raises:
+        UsageError: no such kind, or settings that it does not have.
+    """
+    known: dict[str, type[Change] | type[Treatment]] = {**CHANGES, **TRAININGS}
+    found = read_kind(fields, known)
+    return WeightChange(found) if isinstance(found, Change) else found
