@@ -66,9 +66,12 @@ def test_more_units_and_tokens_than_are_read_are_thinned_out(enliven, monkeypatc
     model = decoder(enliven)
     whole = stream_weights(model)
     monkeypatch.setattr(stream_reading, "MOST_UNITS", 5)
+    monkeypatch.setattr(stream_reading, "MOST_HEADS", 2)
     monkeypatch.setattr(stream_reading, "MOST_TOKENS", 9)
     some = stream_weights(model)
     np.testing.assert_array_equal(some.units["blocks.0.mlp"], whole.units["blocks.0.mlp"][[0, 6, 12, 17, 23]])
+    # Both of the heads with values of their own, and the first and last of those that write.
+    np.testing.assert_array_equal(some.units["blocks.0.attn"], whole.units["blocks.0.attn"][:, [0, 1, 2, 5]])
     assert some.tables["embedding"].shape == (9, 16)
 
 

@@ -17,10 +17,11 @@ from birthmark.errors import UsageError
 from birthmark.launch.cli import main
 from birthmark.launch.commands.instrument.identify import read_seeds
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
-from birthmark.measure.matched.channel_changes import changed
 from birthmark.measure.records import RunDir
 from birthmark.metrics.seedprint import compare
 from birthmark.models.birth import digest
+from birthmark.models.changes.change import decoder_of, weights_of
+from birthmark.models.changes.channels import ChannelPermutation, Rotation, SignFlips
 from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.report.pictures.fingerprints import clustered
 from birthmark.trainer.by_name.model_names import open_source
@@ -270,8 +271,9 @@ def test_every_null_can_be_chosen(lineage, place, null):
 @pytest.mark.heavy
 def test_the_null_matched_reads_weights_whatever_became_of_the_channels(lineage, place, tmp_path):
     run, birth = open_source(str(place / "run-7")), open_source(f"{place / 'run-7'}@0")
-    save_pretrained(changed(run.load(), "rotation"), tmp_path / "rotated")
-    save_pretrained(changed(changed(run.load(), "permutation"), "negation"), tmp_path / "permuted")
+    weights = weights_of(run.load())
+    save_pretrained(decoder_of(Rotation()(weights)), tmp_path / "rotated")
+    save_pretrained(decoder_of(SignFlips(share=1)(ChannelPermutation()(weights))), tmp_path / "permuted")
     names = [f"{place / 'run-7'}@0", tmp_path / "rotated", tmp_path / "permuted", place / "run-8"]
     _, plain, _ = lineage("fingerprint", *names, "--strangers=0")
     assert [p["verdict"] for p in plain["pairs"]] == ["stranger"] * 6
