@@ -63,6 +63,7 @@ def model_card(
     facts: RunFacts,
     *,
     code: Sequence[str] = (),
+    gguf_file: str | None = None,
     has_tokenizer: bool = False,
     digest: str | None = None,
     certificate: Mapping[str, Any] | None = None,
@@ -78,15 +79,20 @@ def model_card(
         step: optimizer steps that it has been trained for.
         facts: what its run knows.
         code: files of code in the folder.
+        gguf_file: the one file of weights, where that is a GGUF file.
         has_tokenizer: whether a tokenizer is.
         digest: of the birth, where there is no run.
         certificate: the run's (docs/certificates.md), with its own digest as ``sha256``.
     """
     n_params = sum(math.prod(shape) for _, shape in parameter_shapes(config))
+    more = f', gguf_file="{gguf_file}"' if gguf_file else ", trust_remote_code=True" if code else ""
+    of_tokenizer = more if gguf_file else ""
     load = _LOAD.format(
         name=one_line(name),
-        more=", trust_remote_code=True" if code else "",
-        tokenizer=f'tokenizer = AutoTokenizer.from_pretrained("{one_line(name)}")' if has_tokenizer else "",
+        more=more,
+        tokenizer=f'tokenizer = AutoTokenizer.from_pretrained("{one_line(name)}"{of_tokenizer})'
+        if has_tokenizer
+        else "",
     ).replace("\n\n```\n", "\n```\n")
     trained = f"after {step:,} steps of training" if step else "at birth: it has not been trained"
     parts = [

@@ -41,6 +41,11 @@ def add_options(parser: Parser) -> None:
         help="Write our own modelling code also where transformers has the architecture.",
     )
     parser.add_argument(
+        "--gguf",
+        action="store_true",
+        help="Write one file as llama.cpp reads it, of a model that is a llama, qwen2 or qwen3.",
+    )
+    parser.add_argument(
         "--merge",
         action="store_true",
         help="Of a run that trained a LoRA: write the whole model with the LoRA in its weights. Else the adapter alone "
@@ -59,6 +64,7 @@ def run(options: Namespace) -> int:
     from ...data.tokenizer import TextTokenizer
     from ...files import atomic_path
     from ...models.adapters.adapter_config import AdapterConfig
+    from ...models.exchange.gguf_file import GGUF_FILE, check_gguf, write_gguf
     from ...models.exchange.peft_folder import merged, write_peft
     from ...models.exchange.pretrained import write_pretrained
     from ...models.exchange.written_layout import OWN_TYPE, layout_of
@@ -75,8 +81,8 @@ def run(options: Namespace) -> int:
     if options.merge and not adapter.is_on:
         raise UsageError(f"--merge: {name} has no adapter; leave it out")
     if adapter.is_on and not options.merge:
-        if options.dtype is not None or options.own_code:
-            given = "--own_code" if options.dtype is None else f"--dtype {options.dtype}"
+        if options.dtype is not None or options.own_code or options.gguf:
+            given = "--gguf" if options.gguf else "--own_code" if options.own_code else f"--dtype {options.dtype}"
             raise UsageError(
                 f"{given}: {name} leaves as an adapter in float32, as peft reads it; leave it out, or --merge"
             )
@@ -84,6 +90,10 @@ def run(options: Namespace) -> int:
             write_peft(source.load(), new, source.births.init_from)
         print(options.out)
         return 0
+    if options.gguf and options.own_code:
+        raise UsageError("--gguf with --own_code: a GGUF file has no code; leave one of them out")
+    if options.gguf:
+        check_gguf(source.config)
     end = None if source.tokenizer is None else TextTokenizer.load(source.tokenizer).end_of_text
     # A checkpoint's weights are read one by one.
     folder = source.checkpoint
@@ -95,11 +105,18 @@ def run(options: Namespace) -> int:
     else:
         weights = source.load().state_dict() if folder is None else CheckpointWeights(folder)
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
+    tokenizer = None if source.tokenizer is None else Path(source.tokenizer)
     with atomic_path(out) as new:
-        notes += write_pretrained(
-            source.config, weights, new, tokenizer_file=source.tokenizer, eos_token_id=end, dtype=dtype, layout=layout
-        )
-        card = _card(out.name, source, list(layout.files), weights, notes)
+        if options.gguf:
+            new.mkdir()
+            notes += write_gguf(
+                source.config, weights, new / GGUF_FILE, tokenizer_file=tokenizer, eos_token_id=end, dtype=dtype
+            )
+        else:
+            notes += write_pretrained(
+                source.config, weights, new, tokenizer_file=tokenizer, eos_token_id=end, dtype=dtype, layout=layout
+            )
+        card = _card(out.name, source, list(layout.files), weights, notes, GGUF_FILE if options.gguf else None)
         (new / "README.md").write_text(card, encoding="utf-8")
     if layout.model_type == OWN_TYPE:
         notes.append(f"with its own code ({', '.join(layout.files)}): load it with trust_remote_code=True")
@@ -108,7 +125,12 @@ def run(options: Namespace) -> int:
 
 
 def _card(
-    name: str, source: SourceWithBirth, code: list[str], weights: Mapping[str, torch.Tensor], notes: list[str]
+    name: str,
+    source: SourceWithBirth,
+    code: list[str],
+    weights: Mapping[str, torch.Tensor],
+    notes: list[str],
+    gguf_file: str | None,
 ) -> str:
     """The model card; ``notes`` gets a line where a record of the run cannot be read."""
     from ...audit.certificates.statement import CERTIFICATE, read_statement
@@ -139,6 +161,7 @@ def _card(
         source.step,
         facts,
         code=code,
+        gguf_file=gguf_file,
         has_tokenizer=source.tokenizer is not None,
         digest=digest,
         certificate=certificate,

@@ -12,6 +12,7 @@ import torch
 import transformers
 import yaml
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
 
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
@@ -169,6 +170,23 @@ def test_the_card_of_a_certified_run_commits_and_does_not_tell(trained, tmp_path
     assert trained.read_birth()["digest"] not in card
     assert 'AutoModelForCausalLM.from_pretrained("out", trust_remote_code=True)' in card
     assert "`configuration_birthmark.py` and `modeling_birthmark.py`" in card
+
+
+def test_a_gguf_file_has_the_weights_and_the_tokenizer(trained, tmp_path, capsys):
+    assert main(["export", str(trained.path), str(tmp_path / "out"), "--gguf"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'out'}\n"
+    out, text = tmp_path / "out", "which token a newborn likes, asks the corpus"
+    tokenizer = transformers.AutoTokenizer.from_pretrained(out, gguf_file="model.gguf")
+    ids = Tokenizer.from_file(str(trained.tokenizer)).encode(text).ids
+    assert tokenizer(text).input_ids == ids
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, gguf_file="model.gguf", dtype=torch.float32)
+    ours = load_model(read_config(trained.config).model, trained.checkpoint(40))
+    tokens_BT = torch.tensor([ids[:16]])
+    with torch.no_grad():
+        torch.testing.assert_close(model(tokens_BT).logits, ours(tokens_BT), atol=1e-5, rtol=1e-4)
+    assert 'from_pretrained("out", gguf_file="model.gguf")' in (out / "README.md").read_text()
+    assert main(["export", str(trained.path), str(tmp_path / "two"), "--gguf", "--own_code"]) == 2
+    assert "a GGUF file has no code; leave one of them out" in capsys.readouterr().err
 
 
 def test_a_birth_is_exported_by_its_run_or_its_config_and_seed(trained, tmp_path):

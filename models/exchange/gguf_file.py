@@ -1,0 +1,170 @@
+"""A model as one GGUF file, the layout of llama.cpp and of what is built on it, written by ``gguf``, its own library.
+
+Names and metadata are those of its converters. Their ``llama`` turns channels in neighbouring pairs, so that queries
+and keys are written in that order; ``qwen2`` and ``qwen3`` turn halves, as we do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...errors import RunError, UsageError
+from ...files import read_json
+from ..config import ModelConfig
+from .conversion import family_of, tensor_mappings
+
+GGUF_FILE = "model.gguf"
+
+
+@dataclass(frozen=True)
+class _Architecture:
+    """One of llama.cpp's, by the family of ``transformers`` that it stands for."""
+
+    constant: str
+    """Its name in ``gguf.MODEL_ARCH``."""
+    pairs_neighbours: bool = False
+    """Whether rotary positions turn neighbouring channels."""
+
+
+_ARCHITECTURES = {
+    "llama": _Architecture("LLAMA", pairs_neighbours=True),
+    "qwen2": _Architecture("QWEN2"),
+    "qwen3": _Architecture("QWEN3"),
+}
+#: Dtypes of weights → what the library calls them; vectors are float32 in all of them, as its converters write them.
+_TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
+_FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}
+
+
+def check_gguf(config: ModelConfig) -> str:
+    """The family under which a model is written.
+
+    Raises:
+        UsageError: there is none, or the library is not installed.
+    """
+    try:
+        import gguf  # noqa: F401
+    except ImportError:
+        raise UsageError("--gguf needs gguf: pip install gguf") from None
+    name = family_of(config).model_type
+    if name not in _ARCHITECTURES:
+        raise UsageError(f"--gguf: {name} models are not written as GGUF: {', '.join(_ARCHITECTURES)} are")
+    if config.mlp != "swiglu" or config.bias:
+        here = f"model.mlp {config.mlp}" if config.mlp != "swiglu" else "model.bias true"
+        raise UsageError(f"--gguf: llama.cpp's {name} has swiglu without biases, and the model has {here}")
+    return name
+
+
+@torch.no_grad()
+def write_gguf(
+    config: ModelConfig,
+    tensors: Mapping[str, Tensor],
+    file: Path,
+    *,
+    tokenizer_file: Path | None = None,
+    eos_token_id: int | None = None,
+    dtype: torch.dtype | None = None,
+) -> list[str]:
+    """Write the file.
+
+    Args:
+        config: a model that :func:`check_gguf` lets pass.
+        tensors: every parameter by name.
+        file: new.
+        tokenizer_file: a ``tokenizers`` JSON.
+        eos_token_id: id of the token that ends a document, if there is one.
+        dtype: of the matrices; by default float32.
+
+    Returns:
+        What a reader of the file must know, one line each; mostly nothing.
+
+    Raises:
+        UsageError: see :func:`check_gguf`.
+        RunError: a tensor that the layout has no name for.
+    """
+    name = check_gguf(config)
+    import gguf
+
+    architecture, kind = _ARCHITECTURES[name], _TYPES[dtype or torch.float32]
+    arch = getattr(gguf.MODEL_ARCH, architecture.constant)
+    names = gguf.get_tensor_name_map(arch, config.n_layers)
+    writer = gguf.GGUFWriter(file, name, use_temp_file=True)
+    _write_sizes(writer, config)
+    writer.add_name("birthmark")
+    writer.add_file_type(getattr(gguf.LlamaFileType, _FILE_TYPES[kind]))
+    notes = _write_tokenizer(writer, config, tokenizer_file, eos_token_id)
+    for mapping in tensor_mappings(config, family_of(config)):
+        found = names.get_name(mapping.theirs, try_suffixes=(".weight", ".bias"))
+        if found is None:
+            raise RunError(f"{mapping.theirs}: GGUF has no name for it in {name}; export without --gguf")
+        tensor = mapping.join([tensors[ours].detach().to("cpu", torch.float32) for ours in mapping.ours])
+        heads = {"attn_q": config.n_heads, "attn_k": config.kv_heads}.get(found.split(".")[-2])
+        if heads is not None and architecture.pairs_neighbours:
+            tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        values = np.ascontiguousarray(tensor.numpy())
+        if tensor.ndim > 1 and kind == "F16":
+            values = values.astype(np.float16)
+        if tensor.ndim > 1 and kind == "BF16":
+            stored = gguf.GGMLQuantizationType.BF16
+            writer.add_tensor(found, gguf.quants.quantize(values, stored), raw_dtype=stored)
+        else:
+            writer.add_tensor(found, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return notes
+
+
+def _write_sizes(writer: Any, config: ModelConfig) -> None:
+    writer.add_context_length(config.max_seq_len)
+    writer.add_embedding_length(config.d_model)
+    writer.add_block_count(config.n_layers)
+    writer.add_feed_forward_length(config.ff)
+    writer.add_head_count(config.n_heads)
+    writer.add_head_count_kv(config.kv_heads)
+    writer.add_key_length(config.d_head)
+    writer.add_value_length(config.d_head)
+    writer.add_rope_dimension_count(config.d_head)
+    writer.add_rope_freq_base(config.rope_base)
+    writer.add_layer_norm_rms_eps(config.norm_eps)
+    writer.add_vocab_size(config.vocab_size)
+
+
+def _write_tokenizer(writer: Any, config: ModelConfig, file: Path | None, eos_token_id: int | None) -> list[str]:
+    """Tokens and merges of byte-level BPE that splits text as GPT-2's does, as ours does; what to say of any other."""
+    import gguf
+
+    if file is None:
+        writer.add_tokenizer_model("none")
+        return ["the file has no tokenizer: give token ids"]
+    content = read_json(file, dict[str, Any])
+    model = content.get("model") or {}
+    splits = content.get("pre_tokenizer") or {}
+    as_gpt2 = splits.get("type") == "ByteLevel" and splits.get("use_regex", True) and not splits.get("add_prefix_space")
+    if model.get("type") != "BPE" or not as_gpt2 or content.get("normalizer") is not None:
+        writer.add_tokenizer_model("none")
+        return ["the file has no tokenizer: this one does not split text as GPT-2's does; give token ids"]
+    special = {token["id"] for token in content.get("added_tokens") or [] if token["special"]}
+    by_id = {index: token for token, index in model["vocab"].items()}
+    by_id |= {token["id"]: token["content"] for token in content.get("added_tokens") or []}
+    tokens = [by_id.get(index, f"[PAD{index}]") for index in range(config.vocab_size)]
+    kinds = [gguf.TokenType.NORMAL if index in by_id else gguf.TokenType.UNUSED for index in range(config.vocab_size)]
+    for index in special & set(range(config.vocab_size)):
+        kinds[index] = gguf.TokenType.CONTROL
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(tokens)
+    writer.add_token_types(kinds)
+    writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
+    writer.add_add_bos_token(False)
+    if eos_token_id is not None:
+        writer.add_eos_token_id(eos_token_id)
+    return []
