@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from birthmark.errors import UsageError
 from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
+from birthmark.measure.matched.stream_reading import stream_weights
+from birthmark.metrics.matched.stream_weights import StreamWeights
 from birthmark.metrics.seedprint import HiddenStates
 from birthmark.models.decoder import Decoder
 
@@ -97,6 +99,8 @@ class Evidence:
     """Outputs of the up-projections at all positions of some inputs."""
     gate_LRF: np.ndarray | None
     """Those of the gates; None where the MLP has none."""
+    stream: StreamWeights
+    """What the null ``matched`` reads of the weights."""
 
 
 def names_of(model: Decoder | ForeignModel) -> Names:
@@ -152,6 +156,7 @@ def gather(name: str, model: Decoder | ForeignModel, probe: FingerprintProbe) ->
         states_LND=of_all("state"),
         up_LRF=of_all("up"),
         gate_LRF=of_all("gate") if gated else None,
+        stream=stream_weights(model),
     )
 
 

@@ -1,4 +1,4 @@
-"""SeedPrint [SP] (arXiv 2509.26404): rank correlation of final hidden states, under its nulls and ours.
+"""SeedPrint [SP] (arXiv 2509.26404): rank correlation of final hidden states, its nulls and ours; ``matched``.
 
 The statistic and the nulls are the package's own (birthmark.metrics.seedprint; docs/seedprint.md).
 """
@@ -8,6 +8,8 @@ from __future__ import annotations
 from functools import partial
 
 from birthmark.metrics.config import LineageTestConfig
+from birthmark.metrics.matched.unit_pairings import compare_weights
+from birthmark.metrics.seedprint import Fingerprint
 from birthmark.metrics.seedprint import compare as fingerprint
 
 from .evidence import Evidence
@@ -17,8 +19,17 @@ _NEEDS: tuple[Need, ...] = ("states", "width", "vocabulary")
 
 
 def by_null(recipe: LineageTestConfig, a: Evidence, b: Evidence) -> Finding | NoTest:
+    """Final hidden states under one null."""
+    return _finding(fingerprint(a.final, b.final, recipe, vocab_size=len(a.embed_VD)))
+
+
+def matched(a: Evidence, b: Evidence) -> Finding | NoTest:
+    """Our test of weights: channels are aligned by the embeddings, then units of one number are compared."""
+    return _finding(compare_weights(a.stream, b.stream))
+
+
+def _finding(found: Fingerprint) -> Finding | NoTest:
     """z as the score, with the null's p."""
-    found = fingerprint(a.final, b.final, recipe, vocab_size=len(a.embed_VD))
     return NoTest(found.reason) if found.verdict == "undefined" else Finding(found.z, found.log10_p)
 
 
@@ -30,4 +41,5 @@ ANALYTIC = _method("SeedPrint, analytic", "arXiv 2509.26404", LineageTestConfig(
 #: In a narrow model two sets of 10 % of the dimensions have hardly any in common.
 ANALYTIC_WIDER = _method("SeedPrint, analytic, 25 %", "arXiv 2509.26404", LineageTestConfig(null="analytic", k=0.25))
 EMPIRICAL = _method("SeedPrint, empirical, 25 %", "arXiv 2509.26404", LineageTestConfig(null="empirical", k=0.25))
+MATCHED = Method("`matched`", "docs/seedprint.md", ("weights", "width", "vocabulary"), matched)
 DIMENSIONS = _method("`dimensions`", "docs/seedprint.md", LineageTestConfig(null="dimensions"))

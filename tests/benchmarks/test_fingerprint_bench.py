@@ -102,6 +102,8 @@ def test_changed_models_meet_the_methods_that_undo_the_change(bench, life):
         assert score("AWM", kind) == pytest.approx(1, abs=1e-5)
     assert score("match", "units permuted") > 100 > score("csh", "units permuted")
     assert score("match", "rotated") > 100
+    for kind in ("channels permuted", "signs flipped", "rotated"):
+        assert score("`matched`", kind) > 10 > score("`dimensions`", kind)
     assert abs(score("HuRef, PCS", "channels permuted")) < 0.5 < score("HuRef, PCS", "int8")
     assert compare(methods["csu"], one.trained, found["block dropped"]) == bench("method").NoTest("blocks: 4 and 3")
 
