@@ -90,7 +90,7 @@ class Scale:
     """Sequences of the probe."""
 
 
-FULL = Scale(steps=240, more_steps=120, n_trained=5, n_births=20, n_inputs=500)
+FULL = Scale(steps=200, more_steps=100, n_trained=4, n_births=30, n_inputs=400)
 TINY = Scale(steps=2, more_steps=1, n_trained=2, n_births=2, n_inputs=40)
 
 
