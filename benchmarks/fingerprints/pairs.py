@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
@@ -12,6 +12,7 @@ from birthmark.errors import UsageError
 from birthmark.measure.hidden_states import FingerprintProbe
 from birthmark.models.changes.change import decoder_of, weights_of
 from birthmark.models.changes.table import read_change
+from birthmark.models.config import ModelConfig
 from birthmark.models.decoder import Decoder
 
 from .bench_models import FAMILIES, LANGUAGE, OTHER_LANGUAGE, Model, Scale, seed_of, train
@@ -21,19 +22,20 @@ from .evidence import Evidence, gather
 PROBE_LEN = 16
 
 
-#: What people do to a trained model: rows of the table of `birthmark.models.changes`, with their settings.
-CHANGES: Mapping[str, Mapping[str, Any]] = {
-    "int8": {"kind": "round", "to": "int8"},
-    "int4": {"kind": "round", "to": "int4"},
-    "pruned 50 %": {"kind": "prune", "share": 0.5},
-    "noise 10 %": {"kind": "noise", "share": 0.1},
-    "merged 50 %": {"kind": "merge", "share": 0.5},
-    "block dropped": {"kind": "drop_blocks", "blocks": [1]},
-    "units permuted": {"kind": "permute_units"},
-    "channels permuted": {"kind": "permute_channels"},
-    "signs flipped": {"kind": "flip_signs"},
-    "channels scaled": {"kind": "scale_channels"},
-    "rotated": {"kind": "rotate"},
+#: What people do to a trained model: rows of the table of `birthmark.models.changes`, with their settings, in turn.
+CHANGES: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "int8": [{"kind": "round", "to": "int8"}],
+    "int4": [{"kind": "round", "to": "int4"}],
+    "pruned 50 %": [{"kind": "prune", "share": 0.5}],
+    "noise 10 %": [{"kind": "noise", "share": 0.1}],
+    "merged 50 %": [{"kind": "merge", "share": 0.5}],
+    "block dropped": [{"kind": "drop_blocks", "blocks": [1]}],
+    "units permuted": [{"kind": "permute_units"}],
+    "channels permuted": [{"kind": "permute_channels"}],
+    "both permuted": [{"kind": "permute_channels"}, {"kind": "permute_units"}],
+    "signs flipped": [{"kind": "flip_signs"}],
+    "channels scaled": [{"kind": "scale_channels"}],
+    "rotated": [{"kind": "rotate"}],
 }
 KIN_GROUPS = ("trained", "continued", *CHANGES)
 STRANGER_GROUPS = ("births", "trained alike", "other language", "changed", "other families")
@@ -87,16 +89,20 @@ def changed(life: Life, kind: str, other: Life, seed: int, probe: FingerprintPro
     """
     if not isinstance(life.model, Decoder) or not isinstance(other.model, Decoder):
         return None
-    fields = dict(CHANGES[kind])
-    if kind == "signs flipped" and life.model.config.norm == "layernorm":
-        # It takes the mean over channels: all of them together alone can change their sign.
-        fields["share"] = 1.0
-    change = read_change(fields)
+    found, merged = weights_of(life.model), weights_of(other.model)
     try:
-        found = change(weights_of(life.model), seed, weights_of(other.model) if change.needs_other else None)
+        for fields in CHANGES[kind]:
+            change = read_change(_allowed(fields, life.model.config))
+            found = change(found, seed, merged if change.needs_other else None)
     except UsageError:
         return None
     return gather(f"{life.trained.name}, {kind}", decoder_of(found), probe)
+
+
+def _allowed(fields: Mapping[str, Any], config: ModelConfig) -> Mapping[str, Any]:
+    """Layer norm takes the mean over channels: all of them together alone can change their sign."""
+    negated = fields["kind"] == "flip_signs" and config.norm == "layernorm"
+    return {**fields, "share": 1.0} if negated else fields
 
 
 def of_family(family: str, scale: Scale, probe: FingerprintProbe, lives: list[Life]) -> Iterator[Pair]:
