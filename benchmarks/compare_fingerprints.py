@@ -34,13 +34,24 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def measure(tiny: bool) -> dict[str, Any]:
-    """Everything that is measured, for JSON."""
-    load, start = os.getloadavg()[0], time.monotonic()
-    rows = list(rows_of(all_pairs(TINY if tiny else FULL, say), METHODS))
-    found = list(costs(METHODS) if not tiny else [])
-    facts = describe("cpu") | {"load before": f"{load:.1f}", "wall time": f"{(time.monotonic() - start) / 60:.1f} min"}
-    return {"machine": facts, "row": list(Row._fields), "rows": as_json(rows), "costs": [list(cost) for cost in found]}
+def measure(tiny: bool, file: Path) -> None:
+    """Measure everything; the file grows with every family, so that what was measured outlives a process."""
+    load, start, rows, found = os.getloadavg()[0], time.monotonic(), list[Row](), list[Cost]()
+
+    def write(line: str) -> None:
+        say(line)
+        minutes = f"{(time.monotonic() - start) / 60:.1f} min"
+        facts = describe("cpu") | {"load before": f"{load:.1f}", "wall time": minutes}
+        measured = {"rows": as_json(rows), "costs": [list(cost) for cost in found]}
+        text = json.dumps({"machine": facts, "row": list(Row._fields), **measured}, ensure_ascii=False)
+        file.write_text(text.replace("], [", "],\n[") + "\n", encoding="utf-8")
+
+    for row in rows_of(all_pairs(TINY if tiny else FULL, write), METHODS):
+        rows.append(row)
+    write("costs")
+    for cost in () if tiny else costs(METHODS):
+        found.append(cost)
+    write("done")
 
 
 def write_pages(content: dict[str, Any], out: Path, figure: Path) -> None:
@@ -84,8 +95,7 @@ def main() -> int:
     torch.set_num_threads(1)
     file = args.out / "fingerprints.json"
     if not args.pages:
-        content = json.dumps(measure(args.scale == "tiny"), ensure_ascii=False)
-        file.write_text(content.replace("], [", "],\n[") + "\n", encoding="utf-8")
+        measure(args.scale == "tiny", file)
     write_pages(json.loads(file.read_text()), args.out, args.figure)
     return 0
 

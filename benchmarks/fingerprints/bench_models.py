@@ -90,7 +90,7 @@ class Scale:
     """Sequences of the probe."""
 
 
-FULL = Scale(steps=200, more_steps=100, n_trained=4, n_births=30, n_inputs=400)
+FULL = Scale(steps=120, more_steps=60, n_trained=3, n_births=8, n_inputs=300)
 TINY = Scale(steps=2, more_steps=1, n_trained=2, n_births=2, n_inputs=40)
 
 

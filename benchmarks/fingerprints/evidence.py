@@ -23,7 +23,7 @@ from birthmark.metrics.seedprint import HiddenStates
 from birthmark.models.decoder import Decoder
 
 #: Sequences of the probe whose hidden units are kept, all positions of each.
-SEQUENCES_OF_UNITS = 32
+SEQUENCES_OF_UNITS = 20
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import combinations, product
 from typing import Any, Literal
 
 from birthmark.errors import UsageError
@@ -37,6 +37,7 @@ CHANGES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "channels scaled": [{"kind": "scale_channels"}],
     "rotated": [{"kind": "rotate"}],
 }
+MERGED = tuple(name for name, changes in CHANGES.items() if any(fields["kind"] == "merge" for fields in changes))
 KIN_GROUPS = ("trained", "continued", *CHANGES)
 STRANGER_GROUPS = ("births", "trained alike", "other language", "changed", "other families")
 Relation = Literal["kin", "strangers"]
@@ -118,21 +119,24 @@ def of_family(family: str, scale: Scale, probe: FingerprintProbe, lives: list[Li
     for one, other in combinations(lives, 2):
         yield Pair("strangers", "trained alike", family, one.trained, other.trained)
     for i, life in enumerate(lives):
-        # A merged model is kin of what is merged in: the stranger is a third one.
-        following, third = lives[(i + 1) % len(lives)], lives[(i + 2) % len(lives)]
-        yield Pair("strangers", "other language", family, life.trained, following.continued)
+        others = [other for other in lives if other is not life]
+        for other in others:
+            yield Pair("strangers", "other language", family, life.trained, other.continued)
         for kind in CHANGES:
-            found = changed(life, kind, following, i, probe)
+            # What is merged in is kin of the merged model, so that another one is its stranger.
+            merged = lives[(i + 1) % len(lives)]
+            found = changed(life, kind, merged, i, probe)
             if found is not None:
                 yield Pair("kin", kind, family, life.trained, found)
-                if third is not life:
-                    yield Pair("strangers", "changed", family, third.trained, found)
+                for other in others:
+                    if kind not in MERGED or other is not merged:
+                        yield Pair("strangers", "changed", family, other.trained, found)
 
 
 def between_families(lives: Mapping[str, list[Life]]) -> Iterator[Pair]:
     """Trained models of different families, which learned the same language."""
     for one, other in combinations(lives, 2):
-        for a, b in zip(lives[one][:4], lives[other][:4], strict=True):
+        for a, b in product(lives[one], lives[other]):
             yield Pair("strangers", "other families", f"{one}; {other}", a.trained, b.trained)
 
 
