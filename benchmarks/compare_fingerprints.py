@@ -4,8 +4,8 @@
 
 Six families of small models are born, trained and changed as people change models; every pair is tested by every
 method of ``benchmarks/fingerprints/table.py``. Writes ``fingerprints.md`` and ``.json``, by default into
-``benchmarks/results``, and the picture. ``--pages`` writes page and picture again from the JSON. ``--scale tiny`` is a
-rehearsal that measures nothing.
+``benchmarks/results``, and the picture. ``--only GROUP`` measures the kin of one change anew, and keeps all other rows
+of the JSON. ``--pages`` writes page and picture again from it. ``--scale tiny`` is a rehearsal that measures nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import torch
 from fingerprints.bench_models import FULL, TINY
 from fingerprints.cost import LARGER, Cost, costs
 from fingerprints.page import cost_table, draw, group_table, main_table, method_table
-from fingerprints.pairs import all_pairs
+from fingerprints.pairs import CHANGES, all_pairs
 from fingerprints.results import Row, as_json, rows_of, summaries
 from fingerprints.table import METHODS
 from machine import ROOT, describe
@@ -34,9 +35,16 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def measure(tiny: bool, file: Path) -> None:
-    """Measure everything; the file grows with every family, so that what was measured outlives a process."""
+def measure(tiny: bool, file: Path, only: Sequence[str]) -> None:
+    """Measure everything; the file grows with every family, so that what was measured outlives a process.
+
+    With ``only`` the kin of these changes are measured, and all other rows of the file stay.
+    """
     load, start, rows, found = os.getloadavg()[0], time.monotonic(), list[Row](), list[Cost]()
+    if only:
+        known = json.loads(file.read_text())
+        rows = [row for values in known["rows"] if (row := Row(*values)).group not in only]
+        found = [Cost(*cost) for cost in known["costs"]]
 
     def write(line: str) -> None:
         say(line)
@@ -46,10 +54,10 @@ def measure(tiny: bool, file: Path) -> None:
         text = json.dumps({"machine": facts, "row": list(Row._fields), **measured}, ensure_ascii=False)
         file.write_text(text.replace("], [", "],\n[") + "\n", encoding="utf-8")
 
-    for row in rows_of(all_pairs(TINY if tiny else FULL, write), METHODS):
+    for row in rows_of(all_pairs(TINY if tiny else FULL, write, only), METHODS):
         rows.append(row)
     write("costs")
-    for cost in () if tiny else costs(METHODS):
+    for cost in () if tiny or only else costs(METHODS):
         found.append(cost)
     write("done")
 
@@ -88,6 +96,7 @@ def main() -> int:
     parser.add_argument("--scale", choices=["full", "tiny"], default="full")
     parser.add_argument("--out", type=Path, default=RESULTS, help="folder of the results")
     parser.add_argument("--figure", type=Path, default=FIGURE)
+    parser.add_argument("--only", nargs="+", choices=list(CHANGES), default=[], help="measure the kin of these alone")
     parser.add_argument("--pages", action="store_true", help="measure nothing: page and picture from the JSON")
     args = parser.parse_args()
     if args.scale == "tiny" and (args.out == RESULTS or args.figure == FIGURE):
@@ -95,7 +104,7 @@ def main() -> int:
     torch.set_num_threads(1)
     file = args.out / "fingerprints.json"
     if not args.pages:
-        measure(args.scale == "tiny", file)
+        measure(args.scale == "tiny", file, args.only)
     write_pages(json.loads(file.read_text()), args.out, args.figure)
     return 0
 

@@ -17,7 +17,7 @@ from .evidence import Evidence, gather
 from .method import Method, compare
 from .pairs import PROBE_LEN
 
-#: 9.4 million parameters.
+#: 9 million parameters.
 LARGER = ModelConfig(d_model=256, n_layers=6, n_heads=8, vocab_size=8192, max_seq_len=64, mlp="swiglu")
 N_INPUTS = 300
 

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from birthmark.errors import UsageError
 from birthmark.measure.hidden_states import FingerprintProbe
+from birthmark.measure.matched.channel_changes import changed as in_other_order
 from birthmark.models.changes.change import decoder_of, weights_of
 from birthmark.models.changes.table import read_change
 from birthmark.models.config import ModelConfig
@@ -33,10 +34,13 @@ CHANGES: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "units permuted": [{"kind": "permute_units"}],
     "channels permuted": [{"kind": "permute_channels"}],
     "both permuted": [{"kind": "permute_channels"}, {"kind": "permute_units"}],
+    "all permuted": [{"kind": "permute_channels"}],
     "signs flipped": [{"kind": "flip_signs"}],
     "channels scaled": [{"kind": "scale_channels"}],
     "rotated": [{"kind": "rotate"}],
 }
+#: Of these the hidden units and the channels of values are put in another order as well.
+VALUES_TOO = ("all permuted",)
 MERGED = tuple(name for name, changes in CHANGES.items() if any(fields["kind"] == "merge" for fields in changes))
 KIN_GROUPS = ("trained", "continued", *CHANGES)
 STRANGER_GROUPS = ("births", "trained alike", "other language", "changed", "other families")
@@ -95,15 +99,28 @@ def changed(life: Life, kind: str, other: Life, seed: int, probe: FingerprintPro
         for fields in CHANGES[kind]:
             change = read_change(_allowed(fields, life.model.config))
             found = change(found, seed, merged if change.needs_other else None)
+        model = decoder_of(found)
+        if kind in VALUES_TOO:
+            model = in_other_order(model, "units", seed)
     except UsageError:
         return None
-    return gather(f"{life.trained.name}, {kind}", decoder_of(found), probe)
+    return gather(f"{life.trained.name}, {kind}", model, probe)
 
 
 def _allowed(fields: Mapping[str, Any], config: ModelConfig) -> Mapping[str, Any]:
     """Layer norm takes the mean over channels: all of them together alone can change their sign."""
     negated = fields["kind"] == "flip_signs" and config.norm == "layernorm"
     return {**fields, "share": 1.0} if negated else fields
+
+
+def kin_of_family(family: str, scale: Scale, probe: FingerprintProbe, groups: Sequence[str]) -> Iterator[Pair]:
+    """Kin of some of `CHANGES` alone."""
+    lives = [lead(family, i, scale, probe) for i in range(scale.n_trained)]
+    for i, life in enumerate(lives):
+        for kind in groups:
+            found = changed(life, kind, lives[(i + 1) % len(lives)], i, probe)
+            if found is not None:
+                yield Pair("kin", kind, family, life.trained, found)
 
 
 def of_family(family: str, scale: Scale, probe: FingerprintProbe, lives: list[Life]) -> Iterator[Pair]:
@@ -140,9 +157,20 @@ def between_families(lives: Mapping[str, list[Life]]) -> Iterator[Pair]:
             yield Pair("strangers", "other families", f"{one}; {other}", a.trained, b.trained)
 
 
-def all_pairs(scale: Scale, say: Callable[[str], None]) -> Iterator[Pair]:
-    """Every pair of the bench; what only one family needs is dropped after it."""
+def all_pairs(scale: Scale, say: Callable[[str], None], groups: Sequence[str] = ()) -> Iterator[Pair]:
+    """Every pair of the bench; what only one family needs is dropped after it.
+
+    Args:
+        scale: how large.
+        say: is told when a family is done.
+        groups: of changes: no more than the kin of these.
+    """
     probe = FingerprintProbe(n_inputs=scale.n_inputs, seq_len=PROBE_LEN)
+    if groups:
+        for family in FAMILIES:
+            yield from kin_of_family(family, scale, probe, groups)
+            say(family)
+        return
     lives: dict[str, list[Life]] = {}
     for family in FAMILIES:
         lives[family] = []

@@ -96,11 +96,13 @@ def test_changed_models_meet_the_methods_that_undo_the_change(bench, life):
     def score(method, kind):
         return compare(methods[method], one.trained, found[kind]).score
 
-    for kind in ("units permuted", "channels permuted", "both permuted"):
+    for kind in ("units permuted", "channels permuted", "both permuted", "all permuted"):
         assert score("HuRef, ICS", kind) == pytest.approx(1, abs=1e-5)
     for kind in ("channels permuted", "signs flipped", "units permuted"):
         assert score("AWM", kind) == pytest.approx(1, abs=1e-5)
     assert score("match", "both permuted") > 100 > score("csh", "both permuted")
+    # Without the channels of values, `matched` finds the birth by them.
+    assert score("`matched`", "both permuted") > 10 > score("`matched`", "all permuted")
     assert score("match", "rotated") > 100
     for kind in ("channels permuted", "signs flipped", "rotated"):
         assert score("`matched`", kind) > 10 > score("`dimensions`", kind)
