@@ -90,7 +90,7 @@ def method_table(methods: Sequence[Method]) -> list[str]:
 
 
 def draw(found: Mapping[str, Summary], file: Path) -> None:
-    """Kin found at 1 % of held-out strangers, methods by groups; a dash where there was no test."""
+    """Kin found at 1 % of held-out strangers, methods by groups; a dash where there was no test, or no threshold."""
     groups = list(next(iter(found.values())).power_of)
     nothing = Rate(0, 0)
     share_MG = np.array([[s.power_of.get(group, nothing).share for group in groups] for s in found.values()])
@@ -107,5 +107,7 @@ def draw(found: Mapping[str, Summary], file: Path) -> None:
         axes.tick_params(length=0)
         for side in axes.spines.values():
             side.set_visible(False)
-        axes.set_title("Kin found, %, at the threshold that 1 % of held-out strangers pass; –: no test")
+        axes.set_title(
+            "Kin found, %, at the threshold that 1 % of held-out strangers pass; –: none, or no test"
+        )
         save_png(figure, file)

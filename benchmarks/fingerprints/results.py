@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import Any, NamedTuple
 
 from .method import LEVEL, Finding, Method, compare
-from .pairs import Pair, Relation
+from .pairs import KIN_GROUPS, STRANGER_GROUPS, Pair, Relation
 from .rates import Rate, area, held_out_threshold, rate_above
+
+_ORDER = (*KIN_GROUPS, *STRANGER_GROUPS)
 
 
 class Row(NamedTuple):
@@ -48,7 +51,8 @@ class Summary(NamedTuple):
     own_false: Rate | None
     """Strangers called kin by it."""
     threshold: float
-    """The score above which a hundredth of strangers is expected, from every other pair of strangers."""
+    """The score above which a hundredth of strangers is expected, from every other pair of strangers; infinite where
+    fewer than 99 of those could be tested."""
     power: Rate
     """Kin above that threshold."""
     false: Rate
@@ -81,7 +85,8 @@ def summary(rows: Iterable[Row]) -> Summary:
     tested = [row for row in rows if row.score is not None]
 
     def above(chosen: list[Row]) -> Rate:
-        return rate_above(_scores(chosen), threshold)
+        # Too few strangers give no threshold, and no rate.
+        return Rate(0, 0) if threshold == inf else rate_above(_scores(chosen), threshold)
 
     return Summary(
         tested_kin=Rate(len(kin), len(every_kin)),
@@ -106,7 +111,8 @@ def summaries(rows: Sequence[Row]) -> dict[str, Summary]:
 
 
 def _groups(rows: Sequence[Row]) -> list[str]:
-    return list(dict.fromkeys(row.group for row in rows))
+    found = list(dict.fromkeys(row.group for row in rows))
+    return sorted(found, key=lambda group: _ORDER.index(group) if group in _ORDER else len(_ORDER))
 
 
 def _in(rows: Sequence[Row], group: str) -> list[Row]:
