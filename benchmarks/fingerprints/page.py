@@ -107,7 +107,5 @@ def draw(found: Mapping[str, Summary], file: Path) -> None:
         axes.tick_params(length=0)
         for side in axes.spines.values():
             side.set_visible(False)
-        axes.set_title(
-            "Kin found, %, at the threshold that 1 % of held-out strangers pass; –: none, or no test"
-        )
+        axes.set_title("Kin found, %, at the threshold that 1 % of held-out strangers pass; –: none, or no test")
         save_png(figure, file)

@@ -10,7 +10,6 @@ from typing import Any, Literal
 
 from birthmark.errors import UsageError
 from birthmark.measure.hidden_states import FingerprintProbe
-from birthmark.measure.matched.channel_changes import changed as in_other_order
 from birthmark.models.changes.change import decoder_of, weights_of
 from birthmark.models.changes.table import read_change
 from birthmark.models.config import ModelConfig
@@ -18,6 +17,7 @@ from birthmark.models.decoder import Decoder
 
 from .bench_models import FAMILIES, LANGUAGE, OTHER_LANGUAGE, Model, Scale, seed_of, train
 from .evidence import Evidence, gather
+from .reordered import reordered
 
 #: Tokens of a sequence of the probe.
 PROBE_LEN = 16
@@ -99,12 +99,11 @@ def changed(life: Life, kind: str, other: Life, seed: int, probe: FingerprintPro
         for fields in CHANGES[kind]:
             change = read_change(_allowed(fields, life.model.config))
             found = change(found, seed, merged if change.needs_other else None)
-        model = decoder_of(found)
-        if kind in VALUES_TOO:
-            model = in_other_order(model, "units", seed)
     except UsageError:
         return None
-    return gather(f"{life.trained.name}, {kind}", model, probe)
+    if kind in VALUES_TOO:
+        found = reordered(found, seed)
+    return gather(f"{life.trained.name}, {kind}", decoder_of(found), probe)
 
 
 def _allowed(fields: Mapping[str, Any], config: ModelConfig) -> Mapping[str, Any]:

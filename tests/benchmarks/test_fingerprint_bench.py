@@ -96,6 +96,8 @@ def test_changed_models_meet_the_methods_that_undo_the_change(bench, life):
     def score(method, kind):
         return compare(methods[method], one.trained, found[kind]).score
 
+    np.testing.assert_allclose(found["units permuted"].final.x_ND, one.trained.final.x_ND, atol=1e-5)
+    np.testing.assert_allclose(found["all permuted"].final.x_ND, found["channels permuted"].final.x_ND, atol=1e-5)
     for kind in ("units permuted", "channels permuted", "both permuted", "all permuted"):
         assert score("HuRef, ICS", kind) == pytest.approx(1, abs=1e-5)
     for kind in ("channels permuted", "signs flipped", "units permuted"):
