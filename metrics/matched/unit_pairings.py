@@ -9,11 +9,13 @@ Legend: N units of a block, M maps of a unit, D width of the residual stream.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from math import log, nan, sqrt
 
 import numpy as np
 from scipy import stats
+from scipy.optimize import linear_sum_assignment
 
 from ..null_distributions import pairing_moments
 from ..seedprint import Fingerprint, aggregate, judged
@@ -21,6 +23,8 @@ from .channel_alignment import ToChannelsOfA, rotation, signed_permutation, unit
 from .stream_weights import StreamWeights
 
 NULL = "matched"
+#: z from which on reordered units are hinted at: strangers stay far below it.
+REORDERED_Z = 10.0
 #: Fewer units in all, and the normal form of the null is a rough one.
 _FEW_UNITS = 30
 
@@ -37,6 +41,11 @@ class UnitPairings:
     """Likewise."""
     k: int
     """Pairs."""
+
+    @property
+    def z(self) -> float:
+        """How far the pairs of one number stand out; 0 where all pairings are alike."""
+        return (self.statistic - self.mean) / self.sd if self.sd > 1e-12 else 0.0
 
 
 def _directions(units_NMD: np.ndarray) -> np.ndarray:
@@ -62,15 +71,46 @@ def pair_units(
         aligned: brings vectors of the second to the channels of the first.
         by_channel: scale every channel of every map to one norm over the units of its block.
     """
-    total = mean = variance = 0.0
-    k = 0
+    return _pairings(cosine_matrix(*units) for units in _common_units(a, b, aligned, by_channel=by_channel))
+
+
+def pair_reordered_units(
+    a: StreamWeights, b: StreamWeights, aligned: ToChannelsOfA, *, by_channel: bool = False
+) -> UnitPairings | None:
+    """The same of units in any order: paired by the first half of their maps, as an assignment with the largest sum of
+    cosines, and compared by the others. Exact for newborn strangers, whose maps are independent; training ties the
+    maps of a unit together.
+    """
+
+    def matrices() -> Iterator[np.ndarray]:
+        for a_NMD, b_NMD in _common_units(a, b, aligned, by_channel=by_channel):
+            n_first = a_NMD.shape[1] - a_NMD.shape[1] // 2
+            if n_first < a_NMD.shape[1]:
+                first_NN = cosine_matrix(a_NMD[:, :n_first], b_NMD[:, :n_first])
+                _, order = linear_sum_assignment(first_NN, maximize=True)
+                yield cosine_matrix(a_NMD[:, n_first:], b_NMD[:, n_first:])[:, order]
+
+    return _pairings(matrices())
+
+
+def _common_units(
+    a: StreamWeights, b: StreamWeights, aligned: ToChannelsOfA, *, by_channel: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """``[N, M, D]`` of each block that both have, those of B in the channels of A."""
     for place in a.units:
         a_NMD, b_NMD = a.units[place], b.units.get(place)
         if b_NMD is None or a_NMD.shape != b_NMD.shape or len(a_NMD) < 2:
             continue
         if by_channel:
             a_NMD, b_NMD = unit_channels(a_NMD), unit_channels(b_NMD)
-        m_NN = cosine_matrix(a_NMD, aligned(b_NMD))
+        yield a_NMD, aligned(b_NMD)
+
+
+def _pairings(matrices: Iterator[np.ndarray]) -> UnitPairings | None:
+    """The diagonals of the blocks' matrices ``[N, N]`` together."""
+    total = mean = variance = 0.0
+    k = 0
+    for m_NN in matrices:
         n = len(m_NN)
         expected, sd = pairing_moments(m_NN)
         total, mean, variance, k = total + m_NN.trace(), mean + n * expected, variance + (n * sd) ** 2, k + n
@@ -94,26 +134,39 @@ def compare_weights(a: StreamWeights, b: StreamWeights) -> Fingerprint:
     if fault:
         return _undefined(0, n_rows, fault)
     tables = [{name: weights.tables[name] for name in names} for weights in (a, b)]
-    tests = [
-        _test(a, b, signed_permutation(*tables), n_rows, "permutation", by_channel=True),
-        _test(a, b, rotation(*tables), n_rows, "rotation", by_channel=False),
+    alignments = {"permutation": signed_permutation(*tables), "rotation": rotation(*tables)}
+    found = aggregate(
+        [
+            _test(name, n_rows, pair_units(a, b, aligned, by_channel=name == "permutation"))
+            for name, aligned in alignments.items()
+        ]
+    )
+    if found.verdict != "stranger":
+        return found
+    reordered = [
+        pair_reordered_units(a, b, aligned, by_channel=name == "permutation") for name, aligned in alignments.items()
     ]
-    return aggregate(tests)
+    z = max((pairs.z for pairs in reordered if pairs is not None), default=0.0)
+    return replace(found, warnings=(*found.warnings, _hint(z))) if z >= REORDERED_Z else found
 
 
-def _test(
-    a: StreamWeights, b: StreamWeights, aligned: ToChannelsOfA, n_rows: int, name: str, *, by_channel: bool
-) -> Fingerprint:
-    pairs = pair_units(a, b, aligned, by_channel=by_channel)
+def _hint(z: float) -> str:
+    return (
+        f"units that are paired by what they read write alike too (z {z:.1f}): this hints at kin whose hidden units "
+        "stand in another order; it is no verdict, because training on the same data ties what a unit reads to what it "
+        "writes"
+    )
+
+
+def _test(name: str, n_rows: int, pairs: UnitPairings | None) -> Fingerprint:
     if pairs is None:
         return _undefined(0, n_rows, "no block of one has units as many as the same block of the other")
     if not pairs.sd > 1e-12:
         return _undefined(pairs.k, n_rows, "all pairings of units are alike")
-    z = (pairs.statistic - pairs.mean) / pairs.sd
     few = f"{pairs.k} units: the normal form of the null is rough below {_FEW_UNITS}"
-    log10_p = float(stats.norm.logsf(z)) / log(10)
+    log10_p = float(stats.norm.logsf(pairs.z)) / log(10)
     return judged(
-        NULL, pairs.statistic, z, log10_p, pairs.k, n_rows,
+        NULL, pairs.statistic, pairs.z, log10_p, pairs.k, n_rows,
         alignment=name, warnings=(few,) if pairs.k < _FEW_UNITS else (),
     )  # fmt: skip
 
