@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..measure.records import RunDir, Snapshot, metrics_by_step
+from ..measure.records import RunDir, Snapshot, metrics_by_step, step_of
 from ..metrics.quantities import LOGGED
 from ..models.config import ModelConfig
 from ..models.dotted import dotted
@@ -46,12 +46,11 @@ def facts_of_run(run: RunDir, step: int) -> RunFacts:
     Raises:
         RunError: a record is damaged; the file is named.
     """
-    steps = [int(folder.name.rpartition("-")[2]) for folder in run.snapshot_folders()]
-    before = [one for one in steps if one <= step]
+    before = [folder for folder in run.snapshot_folders() if step_of(folder) <= step]
     losses = {at: row["val/loss"] for at, row in metrics_by_step(run).items() if at <= step and "val/loss" in row}
     return RunFacts(
         run.read_birth(),
-        Snapshot.read(run.snapshot(max(before))) if before else None,
+        Snapshot.read(before[-1]) if before else None,
         (max(losses), losses[max(losses)]) if losses else None,
     )
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import importlib.util
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -120,8 +122,19 @@ def run(options: Namespace) -> int:
         (new / "README.md").write_text(card, encoding="utf-8")
     if layout.model_type == OWN_TYPE:
         notes.append(f"with its own code ({', '.join(layout.files)}): load it with trust_remote_code=True")
+    elif not options.gguf and not is_installed(layout.model_type):
+        notes.append(
+            f"transformers {importlib.metadata.version('transformers')}, installed here, has no {layout.model_type}: "
+            "a later one opens it, or export with --own_code"
+        )
     print("\n".join([options.out, *notes]))
     return 0
+
+
+def is_installed(model_type: str) -> bool:
+    """Whether the transformers that is installed has a family, or there is none: the library is not loaded for it."""
+    library = importlib.util.find_spec("transformers")
+    return library is None or (Path(str(library.origin)).parent / "models" / model_type).is_dir()
 
 
 def _card(

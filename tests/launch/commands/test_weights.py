@@ -15,6 +15,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from birthmark.launch.cli import main
+from birthmark.launch.commands import export
+from birthmark.launch.commands.export import is_installed
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
 from birthmark.models.exchange.pretrained import load_pretrained
@@ -156,6 +158,13 @@ def test_the_card_says_where_the_model_comes_from_and_neither_seed_nor_path(trai
     assert main(["export", str(damaged), str(tmp_path / "other")]) == 0
     assert f"README.md says nothing of the run: {broken}" in capsys.readouterr().out
     assert "without its run's records" in (tmp_path / "other" / "README.md").read_text()
+
+
+def test_a_family_that_the_installed_transformers_lacks_is_told(tmp_path, capsys, monkeypatch):
+    assert is_installed("llama")
+    monkeypatch.setattr(export, "is_installed", lambda model_type: model_type == "llama")
+    assert main(["export", "demo@0", str(tmp_path / "out")]) == 0
+    assert "installed here, has no arcee: a later one opens it, or export with --own_code" in capsys.readouterr().out
 
 
 def test_the_card_of_a_certified_run_commits_and_does_not_tell(trained, tmp_path, capsys):
