@@ -110,5 +110,17 @@ def _why_not(name: str, revision: str | None) -> str:
     return found
 
 
+#: What the hub's library says of these is the number of the answer.
+_SAID = {
+    "RevisionNotFoundError": "no such revision",
+    "RepositoryNotFoundError": "no such repository, or a private one",
+    "GatedRepoError": "its owner must grant you access",
+    "EntryNotFoundError": "a file of it is gone",
+    "RemoteEntryNotFoundError": "a file of it is gone",
+}
+
+
 def _first_sentence(error: Exception) -> str:
+    if (said := _SAID.get(type(error).__name__)) is not None:
+        return said
     return one_line(error).split(". ")[0] or type(error).__name__
