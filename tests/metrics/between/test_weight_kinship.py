@@ -3,7 +3,15 @@
 import numpy as np
 import pytest
 
-from birthmark.metrics.between.weight_kinship import births, distances, is_shorter, kinship, shortest_path, tailedness
+from birthmark.metrics.between.weight_kinship import (
+    births,
+    distances,
+    is_shorter,
+    kinship,
+    overshoot,
+    shortest_path,
+    tailedness,
+)
 
 
 def walk(seed, n, step=0.15, tensors=8):
@@ -36,6 +44,30 @@ def test_checkpoints_of_one_training_are_kin_and_too_few_tensors_say_nothing():
     assert few.cosine > 0.8
     assert few.verdict is None
     assert kinship({}, last).verdict is None
+
+
+def test_kin_of_which_some_tensors_were_turned_stay_kin():
+    numbers = np.random.default_rng(0)
+    a = {f"t{i}": numbers.standard_normal((16, 64)) for i in range(12)}
+    turned = {name: x if i < 8 else -x for i, (name, x) in enumerate(a.items())}
+    found = kinship(a, turned)
+    assert (found.cosine, found.median) == pytest.approx((1 / 3, 1))
+    assert found.p > 1e-4
+    assert found.verdict
+    few = {name: x if i < 5 else numbers.standard_normal((16, 64)) for i, (name, x) in enumerate(a.items())}
+    assert kinship(a, few).verdict is False
+
+
+def test_a_step_is_judged_against_those_before_it_once_they_have_settled():
+    # Per training step: 4, 2, 1, 1, and then three times as long, over gaps of one length.
+    assert overshoot([4, 2, 1, 1, 3], [1] * 5) == pytest.approx(3)
+    # Noise grows as the root of the time, and drift as the time: neither is a jump.
+    assert overshoot([4, 2, 1, 1, 4], [1, 1, 1, 1, 4]) == pytest.approx(1)
+    assert overshoot([8, 4, 2, 2, 1], [4, 4, 4, 4, 1]) == pytest.approx(1)
+    # In a warm-up steps grow; of three steps nothing is known yet.
+    assert np.isnan(overshoot([1, 2, 4, 8, 20], [1] * 5))
+    assert np.isnan(overshoot([4, 2, 9], [1] * 3))
+    assert overshoot([1, 1, 1, 2.5], [10] * 4) == pytest.approx(2.5)
 
 
 def test_births_are_what_pairs_of_kin_hold_together():
