@@ -28,10 +28,10 @@ _LEVEL_Z = 2.33
 _DOT: dict[str, Any] = {"linestyle": "none", "markersize": 3.4, "markeredgewidth": 0.8}
 _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "stranger": ("strangers", {"color": RUN_COLOURS[1], "marker": "o", "markersize": 2.2, "alpha": 0.5}),
-    "birth": ("its own birth", {"color": RUN_COLOURS[0], "marker": "o", "markerfacecolor": "none"}),
-    "trained": ("the model that it was made from", {"color": RUN_COLOURS[0], "marker": "o"}),
-    "merged": ("the model that was merged in", {"color": RUN_COLOURS[2], "marker": "D"}),
-    "teacher": ("its teacher, of another birth", {"color": RUN_COLOURS[3], "marker": "^"}),
+    "birth": ("own birth", {"color": RUN_COLOURS[0], "marker": "o", "markerfacecolor": "none"}),
+    "trained": ("what it was made from", {"color": RUN_COLOURS[0], "marker": "o"}),
+    "merged": ("what was merged in", {"color": RUN_COLOURS[2], "marker": "D"}),
+    "teacher": ("its teacher", {"color": RUN_COLOURS[3], "marker": "^"}),
 }
 """What a pair is → its words and its marker, those in front last."""
 
@@ -64,7 +64,7 @@ def z_by_change(study: RobustnessStudy, results: Sequence[ChangedTest]) -> Figur
     grid[0][0].set_ylim(len(changes) - 0.4, -0.6)
     shown = {_look(r) for r in results}
     entries = [(words, legend_line(**{**_DOT, **look})) for name, (words, look) in _LOOKS.items() if name in shown]
-    add_legend(figure, [*reversed(entries), ("p = .01", legend_line(**REFERENCE))], characters=70)
+    add_legend(figure, [*reversed(entries), ("p = .01", legend_line(**REFERENCE))], characters=60 * len(study.tests))
     return figure
 
 

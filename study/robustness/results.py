@@ -7,6 +7,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +15,10 @@ from ...data.cache import fingerprint
 from ...errors import RunError
 from ...files import read_json, write_text
 from ...measure.hidden_states import FingerprintProbe, hidden_states, weights_digest
-from ...metrics.seedprint import Fingerprint, HiddenStates, compare
+from ...metrics.config import Null
+from ...metrics.seedprint import Fingerprint
 from ...models.decoder import Decoder
+from ..lineage.evidence import Evidence, compare_evidence, evidence_of
 from .bases import Base, Text
 from .file import UNCHANGED, RobustnessStudy
 from .treatments import SecondRole, Treatment, Workplace
@@ -78,21 +81,22 @@ def compare_changed(
     references = (
         {}
         if only_read
-        else {(kind, base.seed): _states(_model(base, kind), shown) for base in bases for kind in REFERENCES}
+        else {(kind, base.seed): _evidence(_model(base, kind), shown) for base in bases for kind in REFERENCES}
     )
     digests = [weights_digest(base.trained()) for base in bases]
+    places = [Workplace(base, bases[(number + 1) % len(bases)], text) for number, base in enumerate(bases)]
     found = []
-    for number, base in enumerate(bases):
-        place = Workplace(base, bases[(number + 1) % len(bases)], text)
-        for name, change in ({UNCHANGED: None} | study.changes).items():
-            file = outcome_file(out, name, base.seed)
+    # Change by change: whoever stops it early has whole rows.
+    for name, change in ({UNCHANGED: None} | study.changes).items():
+        for place in places:
+            base, file = place.base, outcome_file(out, name, place.base.seed)
             key = _key(study, change, base, digests)
             tests = read_outcome(file, key)
             if tests is None and only_read:
                 continue
             if tests is None:
                 model = base.trained() if change is None else change.make(place)
-                tests = list(_tests(study, name, change, place, _states(model, shown), references))
+                tests = list(_tests(study, name, change, place, _evidence(model, shown), references))
                 write_text(file, json.dumps({"key": key, "tests": [_as_json(test) for test in tests]}))
                 del model
             found += tests
@@ -104,15 +108,27 @@ def _model(base: Base, kind: Reference) -> Decoder:
     return base.birth() if kind == "birth" else base.trained()
 
 
-def _shown(study: RobustnessStudy, base: Base) -> dict[FingerprintProbe, FingerprintProbe]:
-    """Probes of the tests, and what they are for models like the first base's birth."""
-    birth = base.birth()
-    return {test.probe: test.probe.like(birth) for test in study.tests.values()}
+@dataclass(frozen=True)
+class _Shown:
+    """What models are shown under one probe of the study."""
+
+    like: FingerprintProbe
+    """The probe for models like the first base's birth."""
+    nulls: list[Null]
+    """Of its tests."""
 
 
-def _states(model: Decoder, shown: Mapping[FingerprintProbe, FingerprintProbe]) -> dict[FingerprintProbe, HiddenStates]:
-    """Hidden states of a model over every probe."""
-    return {probe: HiddenStates(hidden_states(model, like)) for probe, like in shown.items()}
+def _shown(study: RobustnessStudy, base: Base) -> dict[FingerprintProbe, _Shown]:
+    """By probe."""
+    birth, found = base.birth(), dict[FingerprintProbe, _Shown]()
+    for test in study.tests.values():
+        found.setdefault(test.probe, _Shown(test.probe.like(birth), [])).nulls.append(test.recipe.null)
+    return found
+
+
+def _evidence(model: Decoder, shown: Mapping[FingerprintProbe, _Shown]) -> dict[FingerprintProbe, Evidence]:
+    """What the tests of every probe read of a model."""
+    return {probe: evidence_of(model, by.nulls, partial(hidden_states, probe=by.like)) for probe, by in shown.items()}
 
 
 def _tests(
@@ -120,8 +136,8 @@ def _tests(
     name: str,
     change: Treatment | None,
     place: Workplace,
-    states: Mapping[FingerprintProbe, HiddenStates],
-    references: Mapping[tuple[Reference, int], Mapping[FingerprintProbe, HiddenStates]],
+    evidence: Mapping[FingerprintProbe, Evidence],
+    references: Mapping[tuple[Reference, int], Mapping[FingerprintProbe, Evidence]],
 ) -> Iterator[ChangedTest]:
     own, second = place.base.seed, place.other.seed
     if change is not None and change.of_other:
@@ -131,7 +147,7 @@ def _tests(
     for (reference, seed), theirs in references.items():
         for test, comparison in study.tests.items():
             probe = comparison.probe
-            result = compare(theirs[probe], states[probe], comparison.recipe, probe=probe.kind, vocab_size=vocab_size)
+            result = compare_evidence(theirs[probe], evidence[probe], comparison.recipe, probe, vocab_size)
             yield ChangedTest(name, own, second if role else None, role, reference, seed, test, result)
 
 

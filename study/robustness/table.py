@@ -50,10 +50,10 @@ def outcome(results: Sequence[ChangedTest], test: str) -> str:
 
 
 def rate_in_words(rate: KinRate) -> str:
-    """``8 of 8 (63–100 %)``."""
+    """``8 of 8 (63–100 %)``; below 10 % with a decimal."""
     if not rate.n_defined:
         return "–"
-    low, high = (f"{100 * end:.1f}".removesuffix(".0") for end in rate.interval)
+    low, high = (f"{100 * end:.{0 if end >= 0.1 else 1}f}".removesuffix(".0") for end in rate.interval)
     undefined = f"; {rate.n_undefined} undefined" if rate.n_undefined else ""
     return f"{rate.n_kin} of {rate.n_defined} ({low}–{high} %){undefined}"
 

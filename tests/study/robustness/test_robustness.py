@@ -32,6 +32,7 @@ CHANGES = {
     "merge": {"kind": "merge", "share": 0.4},
     "extend": {"kind": "extend_vocabulary", "rows": 5},
     "drop": {"kind": "drop_blocks", "blocks": [1]},
+    "negate": {"kind": "flip_signs", "share": 1.0},
     "tune": {"kind": "tune", **SHORT},
     "lora": {"kind": "adapt", "adapter": "lora", "rank": 2, **SHORT},
     "lora-merged": {"kind": "adapt", "adapter": "lora", "rank": 2, "merged": True, **SHORT},
@@ -54,7 +55,8 @@ PROBE = FingerprintProbe(n_inputs=60, seq_len=6)
 def write_study(folder, **changes):
     (folder / "run.yaml").write_text(yaml.safe_dump(RUN))
     content = {"kind": "robustness", "base": "run.yaml", "init_seeds": [4, 7, 9], "changes": CHANGES}
-    content |= {"test": {"n_inputs": PROBE.n_inputs, "seq_len": PROBE.seq_len}, **changes}
+    content |= {"test": {"n_inputs": PROBE.n_inputs, "seq_len": PROBE.seq_len}}
+    content |= {"tests": {"dimensions": {}, "matched": {"null": "matched"}}, **changes}
     file = folder / "study.yaml"
     file.write_text(yaml.safe_dump(content, sort_keys=False))
     return file
@@ -84,8 +86,9 @@ def rows_of(rows, **wanted):
 
 @pytest.mark.heavy
 def test_every_change_is_tested_against_every_base(done):
-    _, out, rows = done
-    assert len(rows) == 3 * (1 + len(CHANGES)) * 3 * 2
+    _, out, every = done
+    rows = rows_of(every, test="dimensions")
+    assert len(every) == 2 * len(rows) == 2 * 3 * (1 + len(CHANGES)) * 3 * 2
     for change in CHANGES:
         truth = Counter((row["in_truth"], row["reference"]) for row in rows_of(rows, change=change))
         two = change in ("merge", "distill")
@@ -115,7 +118,8 @@ def test_the_tests_are_those_of_models_that_were_changed_by_hand(done):
     reference = hidden_states(open_source(f"{out}/base/seed-9@0").load(), PROBE)
 
     def z_of(change):
-        (row,) = rows_of(rows, change=change, birth_seed=4, reference="birth", reference_seed=9)
+        wanted = {"birth_seed": 4, "reference": "birth", "reference_seed": 9, "test": "dimensions"}
+        (row,) = rows_of(rows, change=change, **wanted)
         return float(row["z"])
 
     assert z_of("unchanged") == pytest.approx(compare(reference, hidden_states(four, PROBE)).z, abs=1e-4)
@@ -128,6 +132,13 @@ def test_the_tests_are_those_of_models_that_were_changed_by_hand(done):
     assert z_of("drop") == pytest.approx(compare(reference, hidden_states(four, PROBE)).z, abs=0.05)
     assert z_of("lora") == pytest.approx(z_of("lora-merged"), abs=0.05)
     assert abs(z_of("lora") - z_of("unchanged")) > 0
+
+
+def test_what_hides_kin_from_one_test_does_not_from_the_other(done):
+    negated = {test: rows_of(done[2], change="negate", in_truth="kin", test=test) for test in ("dimensions", "matched")}
+    assert {row["verdict"] for row in negated["dimensions"]} == {"stranger"}
+    assert all(float(row["z"]) < -5 for row in negated["dimensions"])
+    assert {row["verdict"] for row in negated["matched"]} == {"kin"}
 
 
 @torch.no_grad()
@@ -160,7 +171,7 @@ def test_what_is_done_is_not_done_again(done):
     def again(**how):
         return compare_changed(trials.study, bases, text_of(bases[0].trial), out, **how)
 
-    assert len(again(only_read=True)) == len(rows) - 6
+    assert len(again(only_read=True)) == len(rows) - 12
     assert not lost.exists()
     assert [r.found.z for r in again()] == [float(row["z"]) for row in rows]
     after = {path: path.stat().st_mtime_ns for path in sorted((out / "changed").rglob("*.json"))}
@@ -200,7 +211,7 @@ def test_rates_are_counted_and_have_the_interval_of_clopper_and_pearson():
     assert (noise.birth.values, noise.strangers.values) == ((8.0,), (0.5, 3.0, -0.5))
     low, high = stats.beta.ppf(0.025, 2, 2), stats.beta.ppf(0.975, 3, 1)
     assert noise.trained.rate.interval == pytest.approx((low, high))
-    assert rate_in_words(noise.trained.rate) == f"2 of 3 ({100 * low:.1f}–{100 * high:.1f} %); 1 undefined"
+    assert rate_in_words(noise.trained.rate) == f"2 of 3 ({100 * low:.1f}–{100 * high:.0f} %); 1 undefined"
     assert merge.second.values == (4.0, 1.0)
     assert (merge.partly.n_kin, merge.partly.n_defined) == (1, 2)
     assert merge.strangers.values == ()
@@ -237,7 +248,7 @@ def a(change):
         ({"changes": []}, "changes is "),
         ({"init_seeds": [1, 2]}, "init_seeds is .*: give at least three"),
         ({"tests": {"a": {"null": "none"}}}, "tests.a: "),
-        ({"test": {"seq_len": 11}}, "tests.dimensions: --seq_len 11: give 1 to 10"),
+        ({"test": {"seq_len": 11}, "tests": {"d": {}}}, "tests.d: --seq_len 11: give 1 to 10"),
         ({"steps": [1]}, "steps: no such field"),
     ],
 )
