@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -118,7 +119,7 @@ def run(options: Namespace) -> int:
             notes += write_pretrained(
                 source.config, weights, new, tokenizer_file=tokenizer, eos_token_id=end, dtype=dtype, layout=layout
             )
-        card = _card(out.name, source, list(layout.files), weights, notes, GGUF_FILE if options.gguf else None)
+        card = _card(out.name, source, list(layout.files), weights, GGUF_FILE if options.gguf else None)
         (new / "README.md").write_text(card, encoding="utf-8")
     if layout.model_type == OWN_TYPE:
         notes.append(f"with its own code ({', '.join(layout.files)}): load it with trust_remote_code=True")
@@ -142,10 +143,9 @@ def _card(
     source: SourceWithBirth,
     code: list[str],
     weights: Mapping[str, torch.Tensor],
-    notes: list[str],
     gguf_file: str | None,
 ) -> str:
-    """The model card; ``notes`` gets a line where a record of the run cannot be read."""
+    """The model card; a line on standard error says where a record of the run cannot be read."""
     from ...audit.certificates.statement import CERTIFICATE, read_statement
     from ...files import content_digest
     from ...models.birth import Digest
@@ -167,7 +167,7 @@ def _card(
                 certificate = {**statement, "sha256": content_digest(statement)}
         except RunError as error:  # the weights are what was asked for, and they are whole
             facts = RunFacts()
-            notes.append(f"README.md says nothing of the run: {error}")
+            print(f"README.md says nothing of the run: {error}", file=sys.stderr)
     return model_card(
         name,
         source.config,

@@ -156,7 +156,7 @@ def test_the_card_says_where_the_model_comes_from_and_neither_seed_nor_path(trai
     broken.write_text("{}")
     capsys.readouterr()
     assert main(["export", str(damaged), str(tmp_path / "other")]) == 0
-    assert f"README.md says nothing of the run: {broken}" in capsys.readouterr().out
+    assert f"README.md says nothing of the run: {broken}" in capsys.readouterr().err
     assert "without its run's records" in (tmp_path / "other" / "README.md").read_text()
 
 
