@@ -155,5 +155,5 @@ def _identity(config: RunConfig, run: RunDir, start: RunStart) -> Identity:
         id=start.birth["run_id"],
         name=name if of_seed_alone else run.path.name,
         group=re.sub(rf"[-_](seed[-_]?)?{seed}$", "", name),
-        job_type="continue" if config.init_from else "pretrain",
+        job_type="adapt" if config.adapter.is_on else "continue" if config.init_from else "pretrain",
     )

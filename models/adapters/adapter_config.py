@@ -12,12 +12,12 @@ AdapterKind = Literal["none", "lora", "prefix", "prefix_plus"]
 LinearMap = Literal["attn.q", "attn.k", "attn.v", "attn.o", "mlp.gate", "mlp.up", "mlp.down"]
 FeatureMap = Literal["elu", "relu", "identity"]
 
-#: Kind → the fields that it reads, with what they are where they are left out.
-READS: dict[str, dict[str, object]] = {
-    "none": {},
-    "lora": {"rank": 8, "alpha": 16.0, "maps": ["attn.q", "attn.v"]},
-    "prefix": {"length": 16},
-    "prefix_plus": {"feature_map": "elu"},
+#: Kind → the fields that it reads.
+READS: dict[AdapterKind, tuple[str, ...]] = {
+    "none": (),
+    "lora": ("rank", "alpha", "maps"),
+    "prefix": ("length",),
+    "prefix_plus": ("feature_map",),
 }
 
 
@@ -62,32 +62,30 @@ class AdapterConfig:
         """Whether something is added to what heads give, after the value aggregation."""
         return self.kind == "prefix_plus"
 
-    def value(self, name: str) -> object:
-        """A field that the kind reads, by default that of the kind."""
-        given = getattr(self, name)
-        return READS[self.kind][name] if given is None else given
-
     @property
     def lora_rank(self) -> int:
         """The rank, resolved."""
-        return int(str(self.value("rank")))
+        return 8 if self.rank is None else self.rank
 
     @property
-    def lora_maps(self) -> list[str]:
+    def lora_alpha(self) -> float:
+        """Alpha, resolved."""
+        return 16.0 if self.alpha is None else self.alpha
+
+    @property
+    def lora_maps(self) -> list[LinearMap]:
         """The maps, resolved."""
-        maps = self.value("maps")
-        assert isinstance(maps, list)
-        return maps
-
-    @property
-    def lora_scale(self) -> float:
-        """``alpha/rank``."""
-        return float(str(self.value("alpha"))) / self.lora_rank
+        return ["attn.q", "attn.v"] if self.maps is None else self.maps
 
     @property
     def prefix_length(self) -> int:
         """The number of keys, resolved."""
-        return int(str(self.value("length")))
+        return 16 if self.length is None else self.length
+
+    @property
+    def phi(self) -> FeatureMap:
+        """The feature map, resolved."""
+        return "elu" if self.feature_map is None else self.feature_map
 
     def problems(self) -> list[str]:
         """Values out of range and fields that the kind does not read, one line each, with the mend."""
@@ -114,7 +112,7 @@ class AdapterConfig:
             return []
         if "mlp.gate" in self.lora_maps and not model.gated:
             return [f"adapter.maps names mlp.gate, but model.mlp {model.mlp} has none: leave it out"]
-        widths = {
+        widths: dict[str, tuple[int, int]] = {
             "attn.q": (model.d_model, model.n_heads * model.d_head),
             "attn.k": (model.d_model, model.kv_heads * model.d_head),
             "attn.v": (model.d_model, model.kv_heads * model.d_head),

@@ -33,7 +33,7 @@ class Lora(nn.Module):
 
     def __init__(self, adapter: AdapterConfig, linear: Linear) -> None:
         super().__init__()
-        self.scale = adapter.lora_scale
+        self.scale = adapter.lora_alpha / adapter.lora_rank
         self.down = LoraDown(linear.in_features, adapter.lora_rank, bias=False)
         self.up = LoraUp(adapter.lora_rank, linear.out_features, bias=False)
 

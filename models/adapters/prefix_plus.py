@@ -31,7 +31,7 @@ class PrefixMemory(nn.Module):
 
     def __init__(self, adapter: AdapterConfig, config: ModelConfig) -> None:
         super().__init__()
-        self.n_heads, self.phi = config.n_heads, FEATURE_MAPS[str(adapter.value("feature_map"))]
+        self.n_heads, self.phi = config.n_heads, FEATURE_MAPS[adapter.phi]
         self.matrix = nn.Parameter(torch.zeros(config.n_heads * config.d_head, config.d_head))
         self.parameter_roles = {"matrix": ParameterRole.MATRIX}
 

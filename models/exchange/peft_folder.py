@@ -73,7 +73,7 @@ def _lora(model: Decoder, family: Family) -> tuple[dict[str, Any], dict[str, Ten
     return {
         "peft_type": "LORA",
         "r": adapter.lora_rank,
-        "lora_alpha": adapter.lora_scale * adapter.lora_rank,
+        "lora_alpha": adapter.lora_alpha,
         "lora_dropout": 0.0,
         "bias": "none",
         "fan_in_fan_out": transposed == {True},

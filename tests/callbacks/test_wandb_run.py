@@ -12,6 +12,7 @@ from birthmark.callbacks.wandb_run import Identity, wandb_mode, wandb_run
 from birthmark.errors import RunError, UsageError
 from birthmark.launch.command_table import command_parser
 from birthmark.measure.records import RunDir
+from birthmark.models.adapters.adapter_config import AdapterConfig
 from birthmark.trainer.config_file import config_of
 from birthmark.trainer.run_callbacks import _identity
 from birthmark.trainer.run_folder import RunStart
@@ -114,6 +115,13 @@ def test_a_wandb_that_does_not_start_is_one_line(tmp_path):
         ("runs/mine", {"name": "demo-seed3"}, "mine", "demo", "pretrain"),
         ("runs/mine", {"name": "gpt3"}, "mine", "gpt3", "pretrain"),
         ("runs/more", {"name": "demo", "init_from": "runs/demo"}, "more", "demo", "continue"),
+        (
+            "runs/more",
+            {"name": "demo", "init_from": "runs/demo", "adapter": AdapterConfig("lora")},
+            "more",
+            "demo",
+            "adapt",
+        ),
         ("studies/sinks/softmax/seed-3", {"name": "sinks-softmax-3"}, "sinks-softmax-3", "sinks-softmax", "pretrain"),
     ],
 )
