@@ -147,7 +147,8 @@ def faults(outcome: Outcome, names: Sequence[str], memory: int = MEMORY) -> list
         found.append(f"hang: still busy after {outcome.seconds:.0f} s")
     elif outcome.status is None:
         found.append(f"crash: {outcome.ended_by}")
-    elif outcome.status not in (0, 1, 2):
+    # `audit` and `verify` end with 3 where they have told what is wrong, on their output.
+    elif outcome.status not in (0, 1, 2) and not (outcome.status == 3 and outcome.output.strip()):
         found.append(f"exit status {outcome.status}")
     if outcome.memory > memory or (outcome.status != 0 and _NO_MEMORY.search(outcome.errors)):
         found.append(f"memory: {outcome.memory >> 20} MiB")
