@@ -177,6 +177,12 @@ def tiny():
 
 
 @pytest.fixture(scope="session")
+def modules_folder(tmp_path_factory):
+    """Where transformers copies code before it runs: it imports from one folder for the life of a process."""
+    return str(tmp_path_factory.mktemp("modules"))
+
+
+@pytest.fixture(scope="session")
 def write_documents():
     """``write_documents(folder)``: text files of very different lengths."""
 

@@ -174,12 +174,12 @@ def imported(node) -> list[str]:
 
 
 @pytest.fixture
-def without_us(monkeypatch, tmp_path):
-    """Nothing of birthmark can be imported; code that a model brings is copied to a folder of the test's."""
+def without_us(monkeypatch, modules_folder):
+    """Nothing of birthmark can be imported; code that a model brings is copied to a folder of the tests'."""
     for name in [name for name in sys.modules if name.split(".")[0] == "birthmark"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "birthmark", None)
-    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(transformers.dynamic_module_utils, "HF_MODULES_CACHE", modules_folder)
     transformers.logging.disable_progress_bar()
 
 

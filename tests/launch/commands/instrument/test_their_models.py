@@ -116,12 +116,6 @@ def test_families_are_compared_under_both_nulls_and_are_no_kin_of_their_stranger
             assert [test["verdict"] for test in found["strangers"]] == ["stranger"] * 2, family
 
 
-@pytest.fixture(scope="module")
-def modules_folder(tmp_path_factory):
-    """Where transformers copies code before it runs: it imports from one folder for the life of a process."""
-    return str(tmp_path_factory.mktemp("modules"))
-
-
 @pytest.fixture
 def own_code(copy, tmp_path, monkeypatch, modules_folder):
     """A folder of a model with code of its own, and the file that the code makes when it runs."""
