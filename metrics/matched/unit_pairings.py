@@ -9,7 +9,7 @@ Legend: N units of a block, M maps of a unit, D width of the residual stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import log, nan, sqrt
 
@@ -49,7 +49,7 @@ class UnitPairings:
 
 
 def _directions(units_NMD: np.ndarray) -> np.ndarray:
-    """Vectors of norm 1, those of one unit side by side: float64 ``[N, M·D]``; a map that is zero counts as 0."""
+    """Vectors of norm 1, those of one unit side by side: float32 ``[N, M·D]``; a map that is zero counts as 0."""
     norms_NM1 = np.linalg.norm(units_NMD, axis=-1, keepdims=True)
     unit_NMD = np.divide(units_NMD, norms_NM1, out=np.zeros_like(units_NMD), where=norms_NM1 > 0)
     return unit_NMD.reshape(len(units_NMD), -1)
@@ -60,10 +60,30 @@ def cosine_matrix(a_NMD: np.ndarray, b_NMD: np.ndarray) -> np.ndarray:
     return (_directions(a_NMD) @ _directions(b_NMD).T).astype(np.float64) / a_NMD.shape[1]
 
 
-def pair_units(
+@dataclass(frozen=True)
+class BlockCosines:
+    """Cosines of all units of one model's block with all of the other's, in two halves of their maps."""
+
+    read_NN: np.ndarray
+    """Mean over the first half of the maps, what a unit reads, float64 ``[N, N]``."""
+    written_NN: np.ndarray | None
+    """Over the others, what it writes; None where a unit has one map."""
+    share: float
+    """Of the first half among the maps."""
+
+    @property
+    def whole_NN(self) -> np.ndarray:  # noqa: N802, a shape suffix
+        """Mean over all maps."""
+        if self.written_NN is None:
+            return self.read_NN
+        whole_NN: np.ndarray = self.share * self.read_NN + (1 - self.share) * self.written_NN
+        return whole_NN
+
+
+def block_cosines(
     a: StreamWeights, b: StreamWeights, aligned: ToChannelsOfA, *, by_channel: bool = False
-) -> UnitPairings | None:
-    """The units of all blocks that both models have; None if no block has at least two in both.
+) -> list[BlockCosines]:
+    """Of all blocks that both models have with as many units, at least two.
 
     Args:
         a: the first model.
@@ -71,42 +91,41 @@ def pair_units(
         aligned: brings vectors of the second to the channels of the first.
         by_channel: scale every channel of every map to one norm over the units of its block.
     """
-    return _pairings(cosine_matrix(*units) for units in _common_units(a, b, aligned, by_channel=by_channel))
-
-
-def pair_reordered_units(
-    a: StreamWeights, b: StreamWeights, aligned: ToChannelsOfA, *, by_channel: bool = False
-) -> UnitPairings | None:
-    """The same of units in any order: paired by the first half of their maps, as an assignment with the largest sum of
-    cosines, and compared by the others. Exact for newborn strangers, whose maps are independent; training ties the
-    maps of a unit together.
-    """
-
-    def matrices() -> Iterator[np.ndarray]:
-        for a_NMD, b_NMD in _common_units(a, b, aligned, by_channel=by_channel):
-            n_first = a_NMD.shape[1] - a_NMD.shape[1] // 2
-            if n_first < a_NMD.shape[1]:
-                first_NN = cosine_matrix(a_NMD[:, :n_first], b_NMD[:, :n_first])
-                _, order = linear_sum_assignment(first_NN, maximize=True)
-                yield cosine_matrix(a_NMD[:, n_first:], b_NMD[:, n_first:])[:, order]
-
-    return _pairings(matrices())
-
-
-def _common_units(
-    a: StreamWeights, b: StreamWeights, aligned: ToChannelsOfA, *, by_channel: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """``[N, M, D]`` of each block that both have, those of B in the channels of A."""
+    found = []
     for place in a.units:
         a_NMD, b_NMD = a.units[place], b.units.get(place)
         if b_NMD is None or a_NMD.shape != b_NMD.shape or len(a_NMD) < 2:
             continue
         if by_channel:
             a_NMD, b_NMD = unit_channels(a_NMD), unit_channels(b_NMD)
-        yield a_NMD, aligned(b_NMD)
+        b_NMD, n_maps = aligned(b_NMD), a_NMD.shape[1]
+        n_read = n_maps - n_maps // 2
+        written_NN = cosine_matrix(a_NMD[:, n_read:], b_NMD[:, n_read:]) if n_read < n_maps else None
+        found.append(BlockCosines(cosine_matrix(a_NMD[:, :n_read], b_NMD[:, :n_read]), written_NN, n_read / n_maps))
+    return found
 
 
-def _pairings(matrices: Iterator[np.ndarray]) -> UnitPairings | None:
+def pair_units(blocks: Sequence[BlockCosines]) -> UnitPairings | None:
+    """Units of one number in pairs, by all their maps; None without blocks."""
+    return _pairings(block.whole_NN for block in blocks)
+
+
+def pair_reordered_units(blocks: Sequence[BlockCosines]) -> UnitPairings | None:
+    """The same of units in any order: paired by what they read, as an assignment with the largest sum of cosines, and
+    compared by what they write. Exact for newborn strangers, whose maps are independent; training ties the maps of a
+    unit together.
+    """
+
+    def matrices() -> Iterator[np.ndarray]:
+        for block in blocks:
+            if block.written_NN is not None:
+                _, order = linear_sum_assignment(block.read_NN, maximize=True)
+                yield block.written_NN[:, order]
+
+    return _pairings(matrices())
+
+
+def _pairings(matrices: Iterable[np.ndarray]) -> UnitPairings | None:
     """The diagonals of the blocks' matrices ``[N, N]`` together."""
     total = mean = variance = 0.0
     k = 0
@@ -134,18 +153,15 @@ def compare_weights(a: StreamWeights, b: StreamWeights) -> Fingerprint:
     if fault:
         return _undefined(0, n_rows, fault)
     tables = [{name: weights.tables[name] for name in names} for weights in (a, b)]
-    alignments = {"permutation": signed_permutation(*tables), "rotation": rotation(*tables)}
-    found = aggregate(
-        [
-            _test(name, n_rows, pair_units(a, b, aligned, by_channel=name == "permutation"))
-            for name, aligned in alignments.items()
-        ]
-    )
+    # What scales single channels drops out beside a permutation; a rotation mixes channels.
+    cosines = {
+        "permutation": block_cosines(a, b, signed_permutation(*tables), by_channel=True),
+        "rotation": block_cosines(a, b, rotation(*tables)),
+    }
+    found = aggregate([_test(name, n_rows, pair_units(blocks)) for name, blocks in cosines.items()])
     if found.verdict != "stranger":
         return found
-    reordered = [
-        pair_reordered_units(a, b, aligned, by_channel=name == "permutation") for name, aligned in alignments.items()
-    ]
+    reordered = [pair_reordered_units(blocks) for blocks in cosines.values()]
     z = max((pairs.z for pairs in reordered if pairs is not None), default=0.0)
     return replace(found, warnings=(*found.warnings, _hint(z))) if z >= REORDERED_Z else found
 

@@ -10,7 +10,13 @@ from scipy import linalg, stats
 
 from birthmark.metrics.matched.channel_alignment import rotation, signed_permutation
 from birthmark.metrics.matched.stream_weights import StreamWeights, spread_rows
-from birthmark.metrics.matched.unit_pairings import compare_weights, cosine_matrix, pair_reordered_units, pair_units
+from birthmark.metrics.matched.unit_pairings import (
+    block_cosines,
+    compare_weights,
+    cosine_matrix,
+    pair_reordered_units,
+    pair_units,
+)
 
 
 def weights(seed, n=40, d=12, rows=60, blocks=2):
@@ -67,7 +73,7 @@ def test_the_statistic_and_its_moments_are_those_of_every_pairing(by_channel):
         np.mean([cosine(a_units[i][j], b_units[i][order[j]]) for i, order in enumerate(two) for j in range(4)])
         for two in itertools.product(orders, orders)
     ]
-    found = pair_units(a, b, lambda x: x, by_channel=by_channel)
+    found = pair_units(block_cosines(a, b, lambda x: x, by_channel=by_channel))
     assert found.statistic == pytest.approx(every[0], abs=1e-6)
     assert (found.mean, found.sd, found.k) == pytest.approx((np.mean(every), np.std(every), 8), abs=1e-6)
 
@@ -115,7 +121,7 @@ def test_units_in_another_order_are_strangers():
     assert found.verdict == "stranger"
     assert "hints at kin whose hidden units stand in another order" in found.warnings[0]
     # Strangers whose maps are independent are not hinted at, and their z is one of random pairings.
-    z = [pair_reordered_units(weights(i), weights(i + 1), lambda x: x).z for i in range(0, 80, 2)]
+    z = [pair_reordered_units(block_cosines(weights(i), weights(i + 1), lambda x: x)).z for i in range(0, 80, 2)]
     assert abs(np.mean(z)) < 3.5 / np.sqrt(40)
     assert 0.7 < np.std(z) < 1.3
     assert all(compare_weights(weights(i), weights(i + 1)).warnings == () for i in range(0, 10, 2))
@@ -125,7 +131,7 @@ def test_reordered_units_are_paired_by_one_half_and_compared_by_the_other():
     a, b = weights(0, n=4, blocks=1), weights(1, n=4, blocks=1)
     first, second = (cosine_matrix(a.units["b0"][:, [m]], b.units["b0"][:, [m]]) for m in (0, 1))
     best = max(itertools.permutations(range(4)), key=lambda order: first[range(4), order].sum())
-    found = pair_reordered_units(a, b, lambda x: x)
+    found = pair_reordered_units(block_cosines(a, b, lambda x: x))
     assert found.statistic == pytest.approx(second[range(4), best].mean(), abs=1e-6)
     assert found.mean == pytest.approx(second.mean(), abs=1e-6)
 
@@ -172,7 +178,7 @@ def test_p_is_that_of_the_better_alignment_doubled():
     a, b = weights(0), weights(1)
     z = []
     for aligned, by_channel in ((signed_permutation, True), (rotation, False)):
-        found = pair_units(a, b, aligned(a.tables, b.tables), by_channel=by_channel)
+        found = pair_units(block_cosines(a, b, aligned(a.tables, b.tables), by_channel=by_channel))
         z.append((found.statistic - found.mean) / found.sd)
     assert compare_weights(a, b).p == pytest.approx(min(1, 2 * stats.norm.sf(max(z))), rel=1e-6)
 
