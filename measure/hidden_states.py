@@ -22,7 +22,7 @@ from ..data.probes import random_probe
 from ..data.streams import stream_key
 from ..errors import UsageError
 from ..files import file_sha256, tensor_file, user_path
-from ..models.birth import Digest
+from ..models.birth import digest_of
 from ..models.by_block.decoder_by_block import DecoderByBlock
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
@@ -196,10 +196,7 @@ def _width(model: Decoder | ForeignModel) -> int:
 
 def weights_digest(model: nn.Module) -> str:
     """SHA-256 over parameters and buffers in name order, as the birth digest (models/birth.py) is over parameters."""
-    sha = Digest()
-    for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
-        sha.add(name, tensor.detach().to("cpu", torch.float32).numpy())
-    return sha.hexdigest()
+    return digest_of(sorted([*model.named_parameters(), *model.named_buffers()]))
 
 
 def cached_hidden_states(

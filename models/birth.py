@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .attention.correlation import initialize_moments
 from .config import ModelConfig
@@ -149,15 +149,20 @@ class Digest:
         return self._sha.hexdigest()
 
 
-def digest(model: nn.Module) -> str:
-    """The birth digest (:class:`Digest`) of the parameters that a model has now.
+def digest_of(named: Iterable[tuple[str, Tensor]]) -> str:
+    """The :class:`Digest` of tensors with their names, in name order.
 
-    Of a sharded model all ranks must call: one parameter at a time is gathered.
+    Of a sharded model all ranks must call: one tensor at a time is gathered.
     """
     sha = Digest()
-    for name, parameter in sorted(model.named_parameters()):
-        sha.add(name, full_tensor(parameter).to("cpu", torch.float32).numpy())
+    for name, tensor in named:
+        sha.add(name, full_tensor(tensor).to("cpu", torch.float32).numpy())
     return sha.hexdigest()
+
+
+def digest(model: nn.Module) -> str:
+    """The birth digest (:func:`digest_of`) of the parameters that a model has now."""
+    return digest_of(sorted(model.named_parameters()))
 
 
 def _certificate(model: nn.Module, config: ModelConfig, init_seed: int, digest: str) -> dict[str, Any]:

@@ -30,6 +30,17 @@ def parameter_shapes(config: ModelConfig) -> Iterator[NamedShape]:
         yield "head.weight", (config.vocab_size, d)
 
 
+def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of all parameters and buffers, those that are tied once, in name order. This loads torch."""
+    import torch
+
+    from .decoder import Decoder
+
+    with torch.device("meta"):
+        model = Decoder(config)
+    return {name: tuple(tensor.shape) for name, tensor in sorted(model.state_dict().items())}
+
+
 def _norm(config: ModelConfig, name: str) -> Iterator[NamedShape]:
     if config.norm != "none":
         yield f"{name}.gain", (config.d_model,)

@@ -11,12 +11,13 @@ from ...errors import RunError, UsageError
 from ...files import content_digest, one_line, read_sealed_json, write_sealed_json
 from ...measure.records import RunDir
 from ...models.config import ModelConfig
+from ...models.parameter_shapes import tensor_shapes
 from ...schema import Bounds, Count, Sha256
 from ...trainer.checkpoints.folder_io import CheckpointWeights
 from ...trainer.config import RunConfig
 from ...trainer.config_file import build_model, read_config
 from .commitments import commitment, keep_secret
-from .streamed_content import content_of, tensor_shapes
+from .streamed_content import content_of
 
 #: In a run's folder, unless it is written elsewhere.
 CERTIFICATE = "certificate.json"

@@ -11,21 +11,9 @@ from torch import Tensor
 
 from ...models.birth import Digest
 from ...models.by_block.block_weights import BlockWeights
-from ...models.config import ModelConfig
-from ...models.decoder import Decoder
 from ..weight_samples import sampled_values
 
 Shapes = Mapping[str, tuple[int, ...]]
-
-
-def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """All that a checkpoint has of a model: its parameters and its buffers, those that are tied once, in name order."""
-    with torch.device("meta"):
-        model = Decoder(config)
-    parameters = {name for name, _ in model.named_parameters()}
-    state = model.state_dict()
-    tied = {name for name, _ in model.named_parameters(remove_duplicate=False)} - parameters
-    return {name: tuple(state[name].shape) for name in sorted(state.keys() - tied)}
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from ...metrics.between.weight_kinship import Kinship, kinship
 from ...models.birth import certificate_of
 from ...models.by_block.block_weights import BlockWeights
 from ...models.config import ModelConfig
-from ...models.parameter_shapes import parameter_shapes
+from ...models.parameter_shapes import parameter_shapes, tensor_shapes
 from ...trainer.by_name.model_names import open_source
 from ...trainer.checkpoints.folder_io import CheckpointWeights
 from .commitments import commitment
 from .statement import Statement, model_of, read_statement
-from .streamed_content import Content, Reading, Shapes, content_of, tensor_shapes
+from .streamed_content import Content, Reading, Shapes, content_of
 
 
 @dataclass(frozen=True)

@@ -67,8 +67,9 @@ def run(options: Namespace) -> int:
     from ...data.tokenizer import TextTokenizer
     from ...files import atomic_path
     from ...models.adapters.adapter_config import AdapterConfig
+    from ...models.adapters.merged_lora import merged
     from ...models.exchange.gguf_file import GGUF_FILE, check_gguf, write_gguf
-    from ...models.exchange.peft_folder import merged, write_peft
+    from ...models.exchange.peft_folder import write_peft
     from ...models.exchange.pretrained import write_pretrained
     from ...models.exchange.written_layout import OWN_TYPE, layout_of
     from ...trainer.by_name.model_names import open_source_with_birth
@@ -148,16 +149,13 @@ def _card(
     """The model card; a line on standard error says where a record of the run cannot be read."""
     from ...audit.certificates.statement import CERTIFICATE, read_statement
     from ...files import content_digest
-    from ...models.birth import Digest
+    from ...models.birth import digest_of
     from ...models.parameter_shapes import parameter_shapes
     from ...report.model_card import RunFacts, facts_of_run, model_card
 
     facts, certificate, digest = RunFacts(), None, None
     if source.run is None:
-        sha = Digest()
-        for parameter in sorted(parameter for parameter, _ in parameter_shapes(source.config)):
-            sha.add(parameter, weights[parameter].float().numpy())
-        digest = sha.hexdigest()
+        digest = digest_of((name, weights[name]) for name in sorted(dict(parameter_shapes(source.config))))
     else:
         run = RunDir(source.run)
         try:

@@ -8,11 +8,11 @@ import torch
 from torch import nn
 
 from ..attention.correlation import estimated_correlations
-from ..birth import Digest, draw
+from ..birth import digest_of, draw
 from ..config import InitConfig
 from ..decoder import Decoder
 from ..init import birth_plan
-from ..tensor_shards import full_tensor, shard_of
+from ..tensor_shards import shard_of
 from .adapter_config import AdapterConfig
 from .lora import attach_lora
 from .prefix import attach_prefix
@@ -83,8 +83,5 @@ def base_digest(model: nn.Module) -> str:
 
     Of a sharded model all ranks must call: one parameter at a time is gathered.
     """
-    sha = Digest()
-    for name, tensor in sorted([*model.named_parameters(), *model.named_buffers()]):
-        if not is_adapter(name):
-            sha.add(name, full_tensor(tensor).to("cpu", torch.float32).numpy())
-    return sha.hexdigest()
+    named = sorted([*model.named_parameters(), *model.named_buffers()])
+    return digest_of((name, tensor) for name, tensor in named if not is_adapter(name))

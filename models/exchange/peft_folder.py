@@ -7,7 +7,6 @@ enter the scores. Matrices of Prefix-Tuning+ have no kind there.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import UsageError
-from ..adapters.attach import adapter_of, is_adapter
+from ..adapters.attach import adapter_of
 from ..adapters.lora import Lora
 from ..adapters.prefix import PrefixKeys
 from ..attention.attention import Attention
@@ -111,19 +110,3 @@ def _prefix(model: Decoder, family: Family) -> tuple[dict[str, Any], dict[str, T
 
 #: What peft has: kind → settings and tensors of a model's adapter.
 _KINDS = {"lora": _lora, "prefix": _prefix}
-
-
-@torch.no_grad()
-def merged(model: Decoder) -> Mapping[str, Tensor]:
-    """Every parameter and buffer of the model by name, with the products of its LoRA added to weights.
-
-    Raises:
-        UsageError: another kind of adapter, which no weights of the model are.
-    """
-    if (kind := adapter_of(model).kind) != "lora":
-        raise UsageError(f"--merge: adapter.kind is {kind}, and no weights of the model do what it does; leave it out")
-    found: dict[str, Tensor] = {name: x for name, x in model.state_dict().items() if not is_adapter(name)}
-    for prefix, module in model.named_modules():
-        if isinstance(module, Linear) and isinstance(module.adapter, Lora):
-            found[f"{prefix}.weight"] = module.weight + module.adapter.product()
-    return found

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, is_dataclass
 from typing import Any, get_type_hints
 
-import torch
-
 from ...errors import UsageError
 from ...schema import SchemaError, check, checked
 from ..config import ModelConfig
-from ..decoder import Decoder
+from ..parameter_shapes import parameter_shapes, tensor_shapes
 from .conversion import (
     TensorMapping,
     config_from_json,
@@ -62,13 +60,9 @@ def native_layout(config: ModelConfig) -> Layout:
 
 def own_mappings(config: ModelConfig) -> tuple[list[TensorMapping], frozenset[str]]:
     """Tensors of a model that brings its code, which have our names; and which of them are buffers."""
-    with torch.device("meta"):
-        model = Decoder(config)
-    buffers = {name for name, _ in model.named_buffers()}
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
-    mappings = [
-        TensorMapping(f"{OWN_PREFIX}{name}", (name,), shape, False, None) for name, shape in sorted(shapes.items())
-    ]
+    shapes = tensor_shapes(config)
+    mappings = [TensorMapping(f"{OWN_PREFIX}{name}", (name,), shape, False, None) for name, shape in shapes.items()]
+    buffers = shapes.keys() - dict(parameter_shapes(config)).keys()
     return mappings, frozenset(f"{OWN_PREFIX}{name}" for name in buffers)
 
 

@@ -6,12 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from ...errors import UsageError
 from ...models.adapters.adapter_config import AdapterConfig
-from ...models.adapters.attach import attach, initialize_adapter, is_adapter
-from ...models.adapters.lora import Lora
+from ...models.adapters.attach import attach, initialize_adapter
+from ...models.adapters.merged_lora import merged
 from ...models.changes.change import Change, ModelWeights, decoder_of, weights_of
 from ...models.changes.table import CHANGES, read_kind
 from ...models.changes.vocabulary import first_tokens
@@ -173,18 +171,8 @@ class Adapting(Treatment):
             attach(model, self.config)
             initialize_adapter(model, model.config.init, place.base.seed)
             place.kept[key] = train(model, lambda step: place.text.batch(self.data, step), self.steps, self.lr)
-        return _merged(place.kept[key]) if self.merged else place.kept[key]
-
-
-@torch.no_grad()
-def _merged(model: Decoder) -> Decoder:
-    """A decoder without adapters whose maps have what LoRA learned in their weights."""
-    tensors = {name: tensor for name, tensor in weights_of(model).tensors.items() if not is_adapter(name)}
-    for name, module in model.named_modules():
-        if isinstance(module, Lora):
-            weight = f"{name.rpartition('.')[0]}.weight"
-            tensors[weight] = tensors[weight] + module.product()
-    return decoder_of(ModelWeights(model.config, tensors))
+        model = place.kept[key]
+        return decoder_of(ModelWeights(model.config, merged(model))) if self.merged else model
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,10 @@ import torch
 from birthmark.errors import UsageError
 from birthmark.models.adapters.adapter_config import AdapterConfig
 from birthmark.models.adapters.attach import attach, initialize_adapter, is_adapter
+from birthmark.models.adapters.merged_lora import merged
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
-from birthmark.models.exchange.peft_folder import merged, write_peft
+from birthmark.models.exchange.peft_folder import write_peft
 from birthmark.models.exchange.pretrained import load_pretrained, save_pretrained, write_pretrained
 
 SIZES = {"d_model": 32, "n_layers": 2, "n_heads": 4, "d_ff": 48, "vocab_size": 61, "max_seq_len": 24}

@@ -9,13 +9,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from birthmark.audit.certificates.streamed_content import content_of, tensor_shapes
+from birthmark.audit.certificates.streamed_content import content_of
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
 from birthmark.models.by_block.block_weights import HeldWeights
 from birthmark.models.by_block.drawn_weights import DrawnWeights
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+from birthmark.models.parameter_shapes import tensor_shapes
 from birthmark.trainer.by_name.model_names import open_source
 
 
