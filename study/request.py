@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from ..errors import UsageError
 from ..files import write_text
 from .reading import read_fields
 
@@ -34,6 +35,11 @@ class StudyRequest:
     """Runs at a time."""
     summary: bool = False
     """Run nothing, and summarise what there is."""
+
+    def refuse_arms(self, kind: str) -> None:
+        """UsageError where arms are chosen, of a study of a kind that has none."""
+        if self.arms is not None:
+            raise UsageError(f"--arms {','.join(self.arms)}: a study of {kind} has none; leave it out")
 
     def folder(self, name: str) -> Path:
         """The folder of a study of this name."""

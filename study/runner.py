@@ -21,7 +21,8 @@ from rich.table import Column
 
 from ..pace import Pace, duration
 from ..trainer.saved_config import write_config
-from .trials import Trial, next_move
+from .request import StudyRequest
+from .trials import Trial, check_buildable, check_stored, next_move
 
 _POLL_SECONDS = 0.2
 
@@ -53,6 +54,25 @@ def run_trials(trials: Sequence[Trial], jobs: int, console: Console) -> list[Fai
         KeyboardInterrupt: a signal came. Running trials have saved a checkpoint; the same call resumes them.
     """
     return _Runner(trials, jobs, console).run()
+
+
+def run_as_asked(request: StudyRequest, out: Path, trials: Sequence[Trial], console: Console) -> list[Failure]:
+    """See that no folder holds another run, and bring every trial to its last step, unless a summary is all that is
+    asked for.
+
+    Returns:
+        The trials that failed.
+
+    Raises:
+        UsageError, RunError: a model that cannot be built, or a folder that holds something else; before any run.
+    """
+    for trial in trials:
+        check_stored(trial)
+    if request.summary:
+        return []
+    check_buildable(trials)
+    request.keep_overrides(out)
+    return run_trials(trials, request.jobs, console)
 
 
 class _Runner:

@@ -80,6 +80,12 @@ def make_trial(study: str, arm: str, seed: int, config: RunConfig, folder: Path)
     return Trial(arm, named)
 
 
+def check_begins_with_births(base: Path, config: RunConfig, kind: str) -> None:
+    """UsageError if the base of a study of this kind starts from another model's weights."""
+    if config.init_from:
+        raise UsageError(f"{base}: init_from is {config.init_from!r}: a study of {kind} begins with births")
+
+
 def check_buildable(trials: Sequence[Trial]) -> None:
     """UsageError if an arm's model cannot be built, found without allocating it."""
     import torch

@@ -110,6 +110,13 @@ def save_svg(figure: Figure, path: Path) -> None:
         figure.savefig(new, format="svg", facecolor="white", metadata={"Date": None, "Creator": None})
 
 
+def save_both(figure: Figure, folder: Path, name: str) -> list[str]:
+    """Write the figure as a PNG and as an SVG of one name; the files' names."""
+    save_png(figure, folder / f"{name}.png")
+    save_svg(figure, folder / f"{name}.svg")
+    return [f"{name}.png", f"{name}.svg"]
+
+
 FORMATS = (".pdf", ".svg", ".png")
 """Endings of files that figures are written to."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,8 @@ from typing import Any
 
 from rich.console import Console
 
-from ...errors import UsageError
+from ...errors import RunError, UsageError
+from ...files import read_json
 from ...measure.between.all_pairs import Compared
 from ...report.compared_models import as_json, write_folder
 from ...report.terminal import bar
@@ -40,8 +41,10 @@ def write_comparison(study: ArmStudy, trials: Sequence[Trial], out: Path, consol
     probe: dict[str, Any] = {"kind": study.compare, "n_sequences": settings.n_sequences, "seq_len": settings.seq_len}
     probe |= {"probe_seed": settings.probe_seed, "checkpoints": {label: trial.step for label, trial in ends.items()}}
     folder = out / "compare"
-    if (folder / "compare.json").is_file() and _probe_of(folder / "compare.json") == probe:
-        return
+    # What is not there, or damaged, is made again.
+    with contextlib.suppress(RunError):
+        if read_json(folder / "compare.json", dict[str, Any]).get("probe") == probe:
+            return
     comparer = Comparer(
         settings,
         settings.seq_len,
@@ -57,13 +60,5 @@ def write_comparison(study: ArmStudy, trials: Sequence[Trial], out: Path, consol
     found = [Compared(None, pairs, [])]
     shutil.rmtree(folder, ignore_errors=True)
     write_folder(folder, found, as_json(found, probe), None)
-    console.print(
-        f"{folder}: compare.json compare.csv models.png layers.png positions.png", highlight=False, markup=False
-    )
-
-
-def _probe_of(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))["probe"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None  # damaged: it is made again
+    files = " ".join(sorted(file.name for file in folder.iterdir()))
+    console.print(f"{folder}: {files}", highlight=False, soft_wrap=True, markup=False)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...report.pictures.axes import count_formatter, log_axis, no_ticks
 from ...report.pictures.label_placement import place_labels
-from ...report.pictures.saving import save_png, save_svg
+from ...report.pictures.saving import save_both
 from ...report.pictures.style import (
     INK,
     MUTED,
@@ -69,10 +69,7 @@ def families(study: ArmStudy, results: Sequence[ArmResult]) -> list[Family]:
 
 def draw_study(study: ArmStudy, results: Sequence[ArmResult], out: Path) -> list[str]:
     """Write ``figure.png`` and ``figure.svg`` into ``out``; their names. The same results give the same bytes."""
-    figure = study_figure(study, results)
-    save_png(figure, out / "figure.png")
-    save_svg(figure, out / "figure.svg")
-    return ["figure.png", "figure.svg"]
+    return save_both(study_figure(study, results), out, "figure")
 
 
 @in_our_style

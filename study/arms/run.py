@@ -9,8 +9,7 @@ from rich.console import Console
 from ...errors import UsageError
 from ..outputs import write_outputs
 from ..request import StudyRequest
-from ..runner import Failure, run_trials
-from ..trials import check_buildable, check_stored
+from ..runner import Failure, run_as_asked
 from .arms_page import arms_page
 from .ends_compared import write_comparison
 from .figure import draw_study
@@ -34,14 +33,8 @@ def run_arms(request: StudyRequest) -> list[Failure]:
         study = study.only(request.arms)
     out = request.folder(study.name)
     trials = arm_trials(study, out, request.overrides_in(out))
-    for trial in trials:
-        check_stored(trial)
     console = Console()
-    failures: list[Failure] = []
-    if not request.summary:
-        check_buildable(trials)
-        request.keep_overrides(out)
-        failures = run_trials(trials, request.jobs, console)
+    failures = run_as_asked(request, out, trials, console)
     results = read_results(study, trials)
     if results:
         print_results(study, results, console)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from math import log10
@@ -21,6 +21,7 @@ from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...trainer.by_name.model_names import AnySource, ModelSource, vocabulary
 from ...trainer.devices import device
+from .comparison import Comparison
 from .evidence import Evidence, compare_evidence, evidence_of
 
 #: Tokens of a probe sequence, by default and where the models can read as many.
@@ -72,6 +73,21 @@ def choose_probe(
     if not 1 <= length <= longest:
         raise UsageError(f"--seq_len {length}: give 1 to {longest}, which is what all of the models can read")
     return replace(probe, seq_len=length)
+
+
+def tests_that_fit(file: Path, tests: Mapping[str, Comparison], config: ModelConfig) -> dict[str, Comparison]:
+    """The tests of a study file, with probes of a length that its models can read.
+
+    Raises:
+        UsageError: there is none; the message names the test.
+    """
+    found = {}
+    for name, test in tests.items():
+        try:
+            found[name] = replace(test, probe=choose_probe(test.probe, test.seq_len, [config]))
+        except UsageError as error:
+            raise UsageError(f"{file}: tests.{name}: {error}") from None
+    return found
 
 
 def check_comparable(sources: Sequence[AnySource], probe: FingerprintProbe) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 
 from ...report.pictures.axes import count_formatter
 from ...report.pictures.fingerprints import draw_matrix
-from ...report.pictures.saving import save_png, save_svg
+from ...report.pictures.saving import save_both
 from ...report.pictures.style import (
     INK,
     MUTED,
@@ -44,10 +44,7 @@ def draw_lineage(study: LineageStudy, results: Sequence[PairResult], out: Path) 
     drawn = {"figure": over_training(study, results)}
     if results:
         drawn["matrix"] = _all_models(study, results)
-    for name, figure in drawn.items():
-        save_png(figure, out / f"{name}.png")
-        save_svg(figure, out / f"{name}.svg")
-    return [f"{name}.{kind}" for name in drawn for kind in ("png", "svg")]
+    return [file for name, figure in drawn.items() for file in save_both(figure, out, name)]
 
 
 def _all_models(study: LineageStudy, results: Sequence[PairResult]) -> Figure:

@@ -2,50 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ..reading import Reader, read_fields
+from ..reading import Reader
+from ..scaled_study import ScaledStudy, read_scaled_study
 from .comparison import Comparison
 from .comparison_fields import read_tests
 
 #: Folder of the runs that continued runs start from.
 BASE = "base"
-_SCALED = ("base", "init_seeds", "steps", "continue", "test", "tests")
-_FIELDS = ("kind", "name", *_SCALED, "scales")
+_FIELDS = ("base", "init_seeds", "steps", "continue", "test", "tests")
 _DEFAULT_TESTS: dict[str, Any] = {"dimensions": {}, "published": {"null": "analytic"}}
 
 
-@dataclass(frozen=True)
-class LineageStudy:
+@dataclass(frozen=True, kw_only=True)
+class LineageStudy(ScaledStudy):
     """A study file of the kind ``lineage``, checked and with its paths resolved."""
 
-    file: Path
-    name: str
-    base: Path
-    """Run config of all births."""
-    init_seeds: tuple[int, ...]
-    """Their seeds."""
     steps: tuple[int, ...]
     """Checkpoints of the base that are compared; none: all."""
     continuations: dict[str, dict[str, Any]]
     """Name → dotted fields in which the continued run differs from the base."""
     tests: dict[str, Comparison]
     """By name; the first is drawn as a matrix."""
-    scales: dict[str, LineageStudy]
-    """The same at other sizes."""
-
-    def at(self, scale: str | None) -> LineageStudy:
-        """The study at one of its scales; UsageError if the file has none of that name."""
-        if scale is None:
-            return self
-        if scale not in self.scales:
-            raise UsageError(f"--scale {scale}: {self.file} has {', '.join(self.scales) or 'none'}")
-        return self.scales[scale]
 
 
 # ── the file ─────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -53,16 +36,7 @@ class LineageStudy:
 
 def read_lineage_study(file: Path) -> LineageStudy:
     """Read and check a study file of the kind ``lineage``; UsageError names the file and the field."""
-    content, reader = read_fields(file), Reader(file)
-    reader.known(content, _FIELDS, "")
-    name = content.get("name", file.stem)
-    reader.name(name, "name")
-    scales = {}
-    for scale, fields in reader.named(content.get("scales", {}), "scales").items():
-        where = f"scales.{scale}."
-        reader.known(reader.group(fields, where.rstrip(".")), _SCALED, where)
-        scales[scale] = _at_one_scale(reader, f"{name}-{scale}", content | fields, dict.fromkeys(fields, where))
-    return dataclasses.replace(_at_one_scale(reader, name, content, {}), scales=scales)
+    return read_scaled_study(file, _FIELDS, _at_one_scale)
 
 
 def _at_one_scale(reader: Reader, name: str, content: Mapping[str, Any], prefixes: Mapping[str, str]) -> LineageStudy:
@@ -91,7 +65,6 @@ def _at_one_scale(reader: Reader, name: str, content: Mapping[str, Any], prefixe
         steps=_steps(reader, content.get("steps", []), where("steps")),
         continuations=continuations,
         tests=read_tests(reader, content, prefixes, _DEFAULT_TESTS),
-        scales={},
     )
 
 

@@ -35,6 +35,16 @@ def fingerprint_json(fingerprint: Fingerprint) -> dict[str, Any]:
     return {name: None if isinstance(v, float) and not np.isfinite(v) else v for name, v in values.items()}
 
 
+#: Columns of a test in a CSV file.
+FINGERPRINT_COLUMNS = ("statistic", "z", "log10_p", "k", "n_inputs", "verdict", "reason")
+
+
+def fingerprint_cells(found: Fingerprint) -> list[object]:
+    """A test under `FINGERPRINT_COLUMNS`, for programs; numbers of an undefined test are empty."""
+    numbers = ("" if np.isnan(x) else repr(x) for x in (found.statistic, found.z, found.log10_p))
+    return [*numbers, found.k, found.n_inputs, found.verdict, found.reason]
+
+
 def describe_test(probe: FingerprintProbe, recipe: LineageTestConfig) -> str:
     """One line about the null and the probe of a test."""
     if recipe.null == "matched":

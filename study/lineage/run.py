@@ -11,8 +11,8 @@ from ...errors import UsageError
 from ...report.terminal import bar
 from ..outputs import write_outputs
 from ..request import StudyRequest
-from ..runner import Failure, run_trials
-from ..trials import check_buildable, check_stored
+from ..runner import Failure, run_as_asked, run_trials
+from ..trials import check_stored
 from .figure import draw_lineage
 from .file import read_lineage_study
 from .lineage_page import lineage_page
@@ -31,19 +31,13 @@ def run_lineage(request: StudyRequest) -> list[Failure]:
     Raises:
         UsageError: the request, the file or a run is impossible, or a folder holds another run; found before any run.
     """
-    if request.arms is not None:
-        raise UsageError(f"--arms {','.join(request.arms)}: a study of lineage has none; leave it out")
+    request.refuse_arms("lineage")
     study = read_lineage_study(request.file).at(request.scale)
     out = request.folder(study.name)
     trials = lineage_trials(study, out, request.overrides_in(out))
-    for trial in trials.bases:
-        check_stored(trial)
     console = Console()
-    failures: list[Failure] = []
+    failures = run_as_asked(request, out, trials.bases, console)
     if not request.summary:
-        check_buildable(trials.bases)
-        request.keep_overrides(out)
-        failures = run_trials(trials.bases, request.jobs, console)
         ready = trials.ready()
         for trial in ready:
             check_stored(trial)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,21 +17,22 @@ from ...report.text import format_value
 from ..markdown import markdown_table
 from .comparison import describe_probe
 from .file import LineageStudy
+from .outcomes import FINGERPRINT_COLUMNS, fingerprint_cells
 from .pairs import QUESTIONS
 from .results import PairResult, VerdictCounts, count_verdicts, tests_by_probe
 
-_NUMBERS = {"statistic": ("mean ρ", "mean τ", ".4f"), "z": ("z", "z", ".2f"), "log10_p": ("log₁₀ p", "log₁₀ p", ".1f")}
-"""Column → its title under the default nulls, under the published ones, and its number format."""
+_FORMATS = {"statistic": ".4f", "z": ".2f", "log10_p": ".1f"}
+"""Number of a test → its format."""
 
 
 def _titles(study: LineageStudy, test: str) -> list[str]:
-    published = not study.tests[test].recipe.null.startswith("dimensions")
-    titles = [column[published] for column in _NUMBERS.values()]
-    return [f"{test}: {titles[0]}", *titles[1:], "k", "verdict"]
+    null = study.tests[test].recipe.null
+    statistic = "mean cosine" if null == "matched" else "mean ρ" if null.startswith("dimensions") else "mean τ"
+    return [f"{test}: {statistic}", "z", "log₁₀ p", "k", "verdict"]
 
 
 def _cells(fingerprint: Fingerprint, expected: str) -> list[str]:
-    numbers = [format_value(getattr(fingerprint, name), spec) for name, (*_, spec) in _NUMBERS.items()]
+    numbers = [format_value(getattr(fingerprint, name), spec) for name, spec in _FORMATS.items()]
     wrong = fingerprint.verdict not in (expected, "undefined")
     return [*numbers, str(fingerprint.k), f"**{fingerprint.verdict}**" if wrong else fingerprint.verdict]
 
@@ -114,7 +114,7 @@ def markdown(study: LineageStudy, results: Sequence[PairResult]) -> str:
 def write_csv(study: LineageStudy, results: Sequence[PairResult], path: Path) -> None:
     """Everything for programs: a row per table, pair and test; numbers of an undefined test are empty."""
     titles = ["table", "a", "b", "a_seed", "a_step", "a_continuation", "b_seed", "b_step", "b_continuation", "in_truth"]
-    titles += ["test", "probe", "null", "statistic", "z", "log10_p", "k", "n_inputs", "verdict", "reason"]
+    titles += ["test", "probe", "null", *FINGERPRINT_COLUMNS]
     with atomic_path(path) as new, new.open("w", newline="", encoding="utf-8") as f:
         table = csv.writer(f)
         table.writerow(titles)
@@ -122,12 +122,8 @@ def write_csv(study: LineageStudy, results: Sequence[PairResult], path: Path) ->
             pair = [result.table + 1, result.a.label, result.b.label]
             pair += [value for model in (result.a, result.b) for value in (model.seed, model.step, model.continuation)]
             for test, found in result.fingerprints.items():
-                numbers = (found.statistic, found.z, found.log10_p)
-                table.writerow(
-                    [*pair, result.expected, test, study.tests[test].probe.kind, found.null]
-                    + ["" if math.isnan(number) else repr(number) for number in numbers]
-                    + [found.k, found.n_inputs, found.verdict, found.reason]
-                )
+                of_test = [test, study.tests[test].probe.kind, found.null, *fingerprint_cells(found)]
+                table.writerow([*pair, result.expected, *of_test])
 
 
 def print_summary(study: LineageStudy, results: Sequence[PairResult], console: Console) -> None:

@@ -11,8 +11,8 @@ from typing import Any
 from ...errors import UsageError
 from ...trainer import initial_model
 from ...trainer.config_file import read_config
-from ..trials import Trial, make_trial
-from .compare import choose_probe
+from ..trials import Trial, check_begins_with_births, make_trial
+from .compare import tests_that_fit
 from .file import BASE, LineageStudy
 
 
@@ -54,8 +54,7 @@ def lineage_trials(study: LineageStudy, out: Path, overrides: Mapping[str, Any] 
     """
     common = dict(overrides or {})
     base_config = read_config(study.base, common)
-    if base_config.init_from:
-        raise UsageError(f"{study.base}: init_from is {base_config.init_from!r}: a study of lineage begins with births")
+    check_begins_with_births(study.base, base_config, "lineage")
     every, last = base_config.trainer.checkpoint_every, base_config.trainer.max_steps
     for step in study.steps:
         if step > last or (step % every and step != last):
@@ -71,10 +70,5 @@ def lineage_trials(study: LineageStudy, out: Path, overrides: Mapping[str, Any] 
             except UsageError as error:
                 raise UsageError(f"{study.file}: continue.{name}: {error}") from None
             continued.append(make_trial(study.name, name, base.seed, config, out / name))
-    tests = {}
-    for name, test in study.tests.items():
-        try:
-            tests[name] = dataclasses.replace(test, probe=choose_probe(test.probe, test.seq_len, [base_config.model]))
-        except UsageError as error:
-            raise UsageError(f"{study.file}: tests.{name}: {error}") from None
+    tests = tests_that_fit(study.file, study.tests, base_config.model)
     return LineageTrials(dataclasses.replace(study, tests=tests), bases, continued)

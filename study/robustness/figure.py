@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...report.pictures.saving import save_png, save_svg
+from scipy import stats
+
+from ...metrics.seedprint import LEVEL
+from ...report.pictures.saving import save_both
 from ...report.pictures.style import (
     MUTED,
     REFERENCE,
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: z at which p is the level, one-sided.
-_LEVEL_Z = 2.33
+_LEVEL_Z = float(stats.norm.isf(LEVEL))
 _DOT: dict[str, Any] = {"linestyle": "none", "markersize": 3.4, "markeredgewidth": 0.8}
 _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "stranger": ("strangers", {"color": RUN_COLOURS[1], "marker": "o", "markersize": 2.2, "alpha": 0.5}),
@@ -38,10 +41,7 @@ _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def draw_robustness(study: RobustnessStudy, results: Sequence[ChangedTest], out: Path) -> list[str]:
     """Write ``figure`` as PNG and SVG; the files' names."""
-    figure = z_by_change(study, results)
-    save_png(figure, out / "figure.png")
-    save_svg(figure, out / "figure.svg")
-    return ["figure.png", "figure.svg"]
+    return save_both(z_by_change(study, results), out, "figure")
 
 
 @in_our_style

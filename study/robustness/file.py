@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,55 +10,30 @@ from typing import Any
 from ...errors import UsageError
 from ..lineage.comparison import Comparison
 from ..lineage.comparison_fields import read_tests
-from ..reading import Reader, read_fields
+from ..reading import Reader
+from ..scaled_study import ScaledStudy, read_scaled_study
 from .treatments import Treatment, read_treatment
 
 #: Folder of the runs that are changed.
 BASE = "base"
 #: The row of what nothing was done to.
 UNCHANGED = "unchanged"
-_SCALED = ("base", "init_seeds", "changes", "test", "tests")
-_FIELDS = ("kind", "name", *_SCALED, "scales")
+_FIELDS = ("base", "init_seeds", "changes", "test", "tests")
 
 
-@dataclass(frozen=True)
-class RobustnessStudy:
+@dataclass(frozen=True, kw_only=True)
+class RobustnessStudy(ScaledStudy):
     """A study file of the kind ``robustness``, checked and with its paths resolved."""
 
-    file: Path
-    name: str
-    base: Path
-    """Run config of all births."""
-    init_seeds: tuple[int, ...]
-    """Their seeds."""
     changes: dict[str, Treatment]
     """What is done to every trained model, by name."""
     tests: dict[str, Comparison]
     """By name."""
-    scales: dict[str, RobustnessStudy]
-    """The same at other sizes."""
-
-    def at(self, scale: str | None) -> RobustnessStudy:
-        """The study at one of its scales; UsageError if the file has none of that name."""
-        if scale is None:
-            return self
-        if scale not in self.scales:
-            raise UsageError(f"--scale {scale}: {self.file} has {', '.join(self.scales) or 'none'}")
-        return self.scales[scale]
 
 
 def read_robustness_study(file: Path) -> RobustnessStudy:
     """Read and check a study file of the kind ``robustness``; UsageError names the file and the field."""
-    content, reader = read_fields(file), Reader(file)
-    reader.known(content, _FIELDS, "")
-    name = content.get("name", file.stem)
-    reader.name(name, "name")
-    scales = {}
-    for scale, fields in reader.named(content.get("scales", {}), "scales").items():
-        where = f"scales.{scale}."
-        reader.known(reader.group(fields, where.rstrip(".")), _SCALED, where)
-        scales[scale] = _at_one_scale(reader, f"{name}-{scale}", content | fields, dict.fromkeys(fields, where))
-    return dataclasses.replace(_at_one_scale(reader, name, content, {}), scales=scales)
+    return read_scaled_study(file, _FIELDS, _at_one_scale)
 
 
 def _at_one_scale(
@@ -84,7 +58,6 @@ def _at_one_scale(
         init_seeds=seeds,
         changes=_changes(reader, content["changes"], where("changes")),
         tests=read_tests(reader, content, prefixes, {"dimensions": {}}),
-        scales={},
     )
 
 

@@ -10,8 +10,7 @@ from ...errors import UsageError
 from ...report.terminal import bar
 from ..outputs import write_outputs
 from ..request import StudyRequest
-from ..runner import Failure, run_trials
-from ..trials import check_buildable, check_stored
+from ..runner import Failure, run_as_asked
 from .bases import Base, text_of
 from .figure import draw_robustness
 from .file import read_robustness_study
@@ -34,20 +33,13 @@ def run_robustness(request: StudyRequest) -> list[Failure]:
         UsageError: the request, the file or a run is impossible, or a folder holds another run; found before any run.
         RunError: a change cannot be trained.
     """
-    if request.arms is not None:
-        raise UsageError(f"--arms {','.join(request.arms)}: a study of robustness has none; leave it out")
+    request.refuse_arms("robustness")
     study = read_robustness_study(request.file).at(request.scale)
     out = request.folder(study.name)
     trials = robustness_trials(study, out, request.overrides_in(out))
     study = trials.study
-    for trial in trials.bases:
-        check_stored(trial)
     console = Console()
-    failures: list[Failure] = []
-    if not request.summary:
-        check_buildable(trials.bases)
-        request.keep_overrides(out)
-        failures = run_trials(trials.bases, request.jobs, console)
+    failures = run_as_asked(request, out, trials.bases, console)
     bases = [Base(trial) for trial in trials.bases if trial.finished]
     if len(bases) >= _FEWEST:
         n_models = len(bases) * (1 + len(study.changes))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ...metrics.seedprint import LEVEL
 from ...report.text import format_value
 from ..lineage.calibration import KinRate
 from ..lineage.comparison import describe_probe
+from ..lineage.outcomes import FINGERPRINT_COLUMNS, fingerprint_cells
 from ..markdown import markdown_table
 from .file import RobustnessStudy
 from .rates import ChangeRates, ZRange, change_rates, strangers_of_all
@@ -125,18 +125,14 @@ def write_csv(results: Sequence[ChangedTest], path: Path) -> None:
         "test",
         "null",
     ]
-    titles += ["statistic", "z", "log10_p", "k", "n_inputs", "verdict", "reason"]
+    titles += FINGERPRINT_COLUMNS
     with atomic_path(path) as new, new.open("w", newline="", encoding="utf-8") as f:
         table = csv.writer(f)
         table.writerow(titles)
         for r in results:
-            numbers = (r.found.statistic, r.found.z, r.found.log10_p)
-            table.writerow(
-                [r.change, r.own, "" if r.second is None else r.second, r.role, r.reference, r.seed, in_truth(r)]
-                + [r.test, r.found.null]
-                + ["" if math.isnan(number) else repr(number) for number in numbers]
-                + [r.found.k, r.found.n_inputs, r.found.verdict, r.found.reason]
-            )
+            second = "" if r.second is None else r.second
+            pair = [r.change, r.own, second, r.role, r.reference, r.seed, in_truth(r)]
+            table.writerow([*pair, r.test, r.found.null, *fingerprint_cells(r.found)])
 
 
 def in_truth(result: ChangedTest) -> str:

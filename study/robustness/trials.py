@@ -10,8 +10,8 @@ from typing import Any
 
 from ...errors import UsageError
 from ...trainer.config_file import read_config
-from ..lineage.compare import choose_probe
-from ..trials import Trial, make_trial
+from ..lineage.compare import tests_that_fit
+from ..trials import Trial, check_begins_with_births, make_trial
 from .file import BASE, RobustnessStudy
 
 
@@ -39,8 +39,7 @@ def robustness_trials(
         UsageError: a run, a change or a test is impossible; the message names it.
     """
     config = read_config(study.base, dict(overrides or {}))
-    if config.init_from:
-        raise UsageError(f"{study.base}: init_from is {config.init_from!r}: a study of robustness begins with births")
+    check_begins_with_births(study.base, config, "robustness")
     for name, change in study.changes.items():
         try:
             change.check(config.model)
@@ -48,11 +47,6 @@ def robustness_trials(
                 read_config(study.base, {**(overrides or {}), "data.path": path})
         except UsageError as error:
             raise UsageError(f"{study.file}: changes.{name}: {error}") from None
-    tests = {}
-    for name, test in study.tests.items():
-        try:
-            tests[name] = dataclasses.replace(test, probe=choose_probe(test.probe, test.seq_len, [config.model]))
-        except UsageError as error:
-            raise UsageError(f"{study.file}: tests.{name}: {error}") from None
     bases = [make_trial(study.name, BASE, seed, config, out / BASE) for seed in study.init_seeds]
+    tests = tests_that_fit(study.file, study.tests, config.model)
     return RobustnessTrials(dataclasses.replace(study, tests=tests), bases)
