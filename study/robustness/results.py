@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any, Literal
 
 from ...data.cache import fingerprint
 from ...errors import RunError
-from ...files import read_json, write_text
+from ...files import read_json, strict, write_text
 from ...measure.hidden_states import FingerprintProbe, hidden_states, weights_digest
 from ...metrics.config import Null
 from ...metrics.seedprint import Fingerprint
@@ -84,7 +85,10 @@ def compare_changed(
         else {(kind, base.seed): _evidence(_model(base, kind), shown) for base in bases for kind in REFERENCES}
     )
     digests = [weights_digest(base.trained()) for base in bases]
-    places = [Workplace(base, bases[(number + 1) % len(bases)], text) for number, base in enumerate(bases)]
+    trainings = Counter(change.training for change in study.changes.values() if change.training is not None)
+    places = [
+        Workplace(base, bases[(number + 1) % len(bases)], text, trainings.copy()) for number, base in enumerate(bases)
+    ]
     found = []
     # Change by change: whoever stops it early has whole rows.
     for name, change in ({UNCHANGED: None} | study.changes).items():
@@ -97,7 +101,8 @@ def compare_changed(
             if tests is None:
                 model = base.trained() if change is None else change.make(place)
                 tests = list(_tests(study, name, change, place, _evidence(model, shown), references))
-                write_text(file, json.dumps({"key": key, "tests": [_as_json(test) for test in tests]}))
+                kept = {"key": key, "tests": [dataclasses.asdict(test) for test in tests]}
+                write_text(file, json.dumps(strict(kept)))
                 del model
             found += tests
             advance(1)
@@ -180,12 +185,6 @@ def read_outcome(file: Path, key: str) -> list[ChangedTest] | None:
         return [_from_json(test) for test in content["tests"]]
     except (KeyError, TypeError, AttributeError):
         raise RunError(f"{file}: damaged; delete it, and it is made again") from None
-
-
-def _as_json(test: ChangedTest) -> dict[str, Any]:
-    values = dataclasses.asdict(test)
-    values["found"] = {n: None if isinstance(v, float) and math.isnan(v) else v for n, v in values["found"].items()}
-    return values
 
 
 def _from_json(values: dict[str, Any]) -> ChangedTest:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal
 
@@ -31,8 +32,18 @@ class Workplace:
     other: Base
     """Another base, for treatments that take two."""
     text: Text
+    needed: Counter[object] = field(default_factory=Counter)
+    """Trainings that rows of the study begin with (`Treatment.training`), and how many rows have yet to."""
     kept: dict[object, Decoder] = field(default_factory=dict)
-    """What was trained for one row of the study and serves another too."""
+    """What was trained for one row and serves another too, until it has."""
+
+    def trained(self, training: object, train: Callable[[], Decoder]) -> Decoder:
+        """The outcome of a training, made if no row before has made it; let go of after the last row that needs it."""
+        model = self.kept.pop(training) if training in self.kept else train()
+        self.needed[training] -= 1
+        if self.needed[training] > 0:
+            self.kept[training] = model
+        return model
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,11 @@ class Treatment:
     def paths(self) -> list[str]:
         """Other text that it is trained on."""
         return []
+
+    @property
+    def training(self) -> object:
+        """What names a training whose outcome other treatments begin with too; None where it has none of the kind."""
+        return None
 
     def check(self, config: ModelConfig) -> None:
         """UsageError if models of this config cannot be treated so."""
@@ -158,6 +174,11 @@ class Adapting(Treatment):
         """See :class:`Treatment`."""
         return [] if self.data is None else [self.data]
 
+    @property
+    def training(self) -> object:
+        """See :class:`Treatment`: a LoRA is trained alike whether it is merged or not."""
+        return replace(self, merged=False)
+
     def check(self, config: ModelConfig) -> None:
         """See :class:`Treatment`."""
         if found := self.config.misfits(config):
@@ -165,13 +186,14 @@ class Adapting(Treatment):
 
     def make(self, place: Workplace) -> Decoder:
         """See :class:`Treatment`."""
-        key = replace(self, merged=False)
-        if key not in place.kept:
+
+        def adapted() -> Decoder:
             model = place.base.trained()
             attach(model, self.config)
             initialize_adapter(model, model.config.init, place.base.seed)
-            place.kept[key] = train(model, lambda step: place.text.batch(self.data, step), self.steps, self.lr)
-        model = place.kept[key]
+            return train(model, lambda step: place.text.batch(self.data, step), self.steps, self.lr)
+
+        model = place.trained(self.training, adapted)
         return decoder_of(ModelWeights(model.config, merged(model))) if self.merged else model
 
 

@@ -145,9 +145,14 @@ def test_what_hides_kin_from_one_test_does_not_from_the_other(done):
 def test_merged_lora_gives_the_same_logits(done):
     file, out, _ = done
     bases = [Base(trial) for trial in robustness_trials(read_robustness_study(file), out).bases]
-    place = Workplace(bases[0], bases[1], text_of(bases[0].trial))
+    rows = [read_treatment(CHANGES[name]) for name in ("lora", "lora-merged")]
+    place = Workplace(bases[0], bases[1], text_of(bases[0].trial), Counter(row.training for row in rows))
     with torch.enable_grad():
-        beside, merged = (read_treatment(CHANGES[name]).make(place) for name in ("lora", "lora-merged"))
+        beside = rows[0].make(place)
+        # One training serves both, and is in memory no longer than until the second has it.
+        assert list(place.kept.values()) == [beside]
+        merged = rows[1].make(place)
+    assert place.kept == {}
     tokens = torch.randint(40, (3, 10), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(merged(tokens), beside(tokens), atol=1e-5, rtol=1e-5)
     assert (beside(tokens) - bases[0].trained()(tokens)).abs().max() > 1e-3
