@@ -65,6 +65,27 @@ def test_a_bad_line_ends_the_run_with_its_place(row: int, open_table: Callable[.
         assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("first", [b"17", b'\n\n"text"\n', b"\xef\xbb\xbfnull"])
+def test_what_begins_with_no_row_is_not_given_to_the_reader(
+    first: bytes, open_table: Callable[..., Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It parses on threads, and may end the process in place of the parsing."""
+
+    def read(*args: object, **options: object) -> None:
+        raise AssertionError("was read")
+
+    monkeypatch.setattr("birthmark.data.row_corpora._load_dataset", read)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(first)
+    with pytest.raises(UsageError, match=r"a\.jsonl: line [13] is no JSON"):
+        texts(open_table(path))
+    # A list and an object of several lines the reader may know.
+    for known in (b'[{"text": "a"}]', b'{\n"text": "a"}'):
+        path.write_bytes(known)
+        with pytest.raises(AssertionError, match="was read"):
+            texts(open_table(path))
+
+
 def test_bad_lines_are_left_out_and_counted(open_table: Callable[..., Corpus], tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {row: damage for row, (damage, _) in BAD_LINES.items()})
     whole = lines(tmp_path / "b.jsonl", {})

@@ -57,19 +57,8 @@ REFUSED = {
 }
 
 
-def lively(config, seed=0):
-    """A newborn whose gains, biases and logits are random too: at 1 and 0 they would hide where they enter."""
-    model = born(config, seed)
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
-                parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-    return model
-
-
-@pytest.fixture(scope="module")
-def plain():
+@pytest.fixture
+def plain(lively):
     return weights_of(lively(PLAIN))
 
 
@@ -86,7 +75,7 @@ def assert_close(found, expected, kind):
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_other_coordinates_leave_every_logit_as_it_was(name):
+def test_other_coordinates_leave_every_logit_as_it_was(name, lively):
     weights = weights_of(lively(ARCHITECTURES[name]))
     before = {tensor: value.clone() for tensor, value in weights.tensors.items()}
     expected = logits_of(weights)
@@ -212,7 +201,7 @@ def test_noise_has_the_size_that_was_asked_for(plain):
     assert torch.equal(found["norm.gain"], plain.tensors["norm.gain"])
 
 
-def test_a_merge_lies_on_the_line_between_two_models(plain):
+def test_a_merge_lies_on_the_line_between_two_models(plain, lively):
     other = weights_of(lively(PLAIN, 1))
     merged = read_change({"kind": "merge", "share": 0.25})(plain, other=other)
     for name, tensor in merged.tensors.items():
@@ -223,7 +212,7 @@ def test_a_merge_lies_on_the_line_between_two_models(plain):
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_new_tokens_leave_the_old_ones_as_they_were(tied):
+def test_new_tokens_leave_the_old_ones_as_they_were(tied, lively):
     weights = weights_of(lively(replace(PLAIN, tie_embeddings=tied)))
     longer = read_change({"kind": "extend_vocabulary", "rows": 200})(weights, 2)
     assert longer.config.vocab_size == 231
