@@ -148,9 +148,7 @@ def compare(
         data=data,
         open_model=lambda name: loaded_of(given[name]),
     )
-    names = list(given)
-    pairs = comparer.compare(names)
-    lines = [] if barrier is None else comparer.lines(names, barrier)
+    compared = comparer.compared(list(given), barrier)
     shape = comparer.tokens_NT.shape
     probe = {"kind": "random" if text is None else "text", "n_sequences": shape[0], "seq_len": shape[1]}
-    return Comparison(Compared(None, pairs, lines), probe)
+    return Comparison(compared, probe)

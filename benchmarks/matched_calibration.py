@@ -24,11 +24,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from scipy import stats
 
 from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.measure.matched.stream_reading import MOST_HEADS, MOST_TOKENS, MOST_UNITS, stream_weights
+from birthmark.measure.standard_error import share_interval
 from birthmark.metrics.matched.stream_weights import StreamWeights
 from birthmark.metrics.matched.unit_pairings import compare_weights
 from birthmark.metrics.seedprint import Fingerprint, HiddenStates, compare
@@ -123,11 +123,11 @@ def rate(found: Iterable[Fingerprint]) -> dict[str, Any]:
     """How many are called kin, with the 95 % interval, in per cent."""
     tests = list(found)
     n_kin = sum(test.verdict == "kin" for test in tests)
-    ends = stats.binomtest(n_kin, len(tests)).proportion_ci(0.95, method="exact")
+    low, high = share_interval(n_kin, len(tests))
     z = [test.z for test in tests]
     return {
-        "n": len(tests), "kin": n_kin, "per_cent": 100 * n_kin / len(tests), "low": 100 * ends.low,
-        "high": 100 * ends.high, "z_median": float(np.median(z)), "z_min": min(z), "z_max": max(z),
+        "n": len(tests), "kin": n_kin, "per_cent": 100 * n_kin / len(tests), "low": 100 * low,
+        "high": 100 * high, "z_median": float(np.median(z)), "z_min": min(z), "z_max": max(z),
     }  # fmt: skip
 
 
@@ -282,8 +282,8 @@ def _rate(rows: list[dict[str, Any]]) -> str:
     n, kin = sum(row["n"] for row in rows), sum(row["kin"] for row in rows)
     if not n:
         return "–"
-    ends = stats.binomtest(kin, n).proportion_ci(0.95, method="exact")
-    return f"{100 * kin / n:.2f} ({100 * ends.low:.1f}–{100 * ends.high:.1f})"
+    low, high = share_interval(kin, n)
+    return f"{100 * kin / n:.2f} ({100 * low:.1f}–{100 * high:.1f})"
 
 
 def main() -> None:

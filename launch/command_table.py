@@ -45,9 +45,20 @@ COMMANDS = (
 _FOLDERS = {
     **dict.fromkeys(("tokenise", "data"), "corpus."),
     **dict.fromkeys(
-        ("fingerprint", "identify", "audit", "snapshot", "compare", "intervene", "length", "quantise"), "instrument."
+        (
+            "fingerprint",
+            "identify",
+            "audit",
+            "certify",
+            "verify",
+            "snapshot",
+            "compare",
+            "intervene",
+            "length",
+            "quantise",
+        ),
+        "instrument.",
     ),
-    **dict.fromkeys(("certify", "verify"), "instrument."),
 }
 
 

@@ -13,6 +13,9 @@ from ..errors import UsageError
 from ..measure.config import MOST_STRANGERS, SnapshotConfig
 from ..trainer.config_parser import Parser
 
+#: Exit status of commands that check something, where it is not what it says.
+WRONG = 3
+
 #: What a model may be given as, for help texts.
 MODEL_NAMES = (
     "a run (its last checkpoint), RUN@STEP, a checkpoint, CONFIG@SEED (a birth), transformers folder or hub id"

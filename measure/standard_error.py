@@ -1,4 +1,4 @@
-"""How sure a mean over sequences is."""
+"""How sure a mean over sequences is, and a share of some pairs."""
 
 from __future__ import annotations
 
@@ -14,3 +14,13 @@ def standard_error(values_N: np.ndarray) -> np.ndarray:
 def mean_and_error(values_N: np.ndarray) -> tuple[float, float]:
     """Mean of ``[N]`` and its standard error."""
     return float(values_N.mean()), float(standard_error(values_N))
+
+
+def share_interval(k: int, n: int) -> tuple[float, float]:
+    """The 95 % interval of a share, seen as ``k`` of ``n`` (Clopper & Pearson 1934); NaN where n is 0."""
+    from scipy import stats
+
+    if not n:
+        return float("nan"), float("nan")
+    found = stats.binomtest(k, n).proportion_ci(0.95, method="exact")
+    return float(found.low), float(found.high)

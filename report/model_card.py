@@ -13,7 +13,7 @@ from ..models.config import ModelConfig
 from ..models.dotted import dotted
 from ..models.parameter_shapes import parameter_shapes
 from .key_figures import of_snapshot
-from .text import format_value, one_line
+from .text import format_value, markdown_table, one_line
 
 _LOAD = """```python
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -180,5 +180,5 @@ def _figures(facts: RunFacts) -> list[tuple[str, str, str]]:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *([one_line(cell).replace("|", "\\|") for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    cells = [[one_line(cell).replace("|", "\\|") for cell in row] for row in rows]
+    return markdown_table(head, cells, n_text=len(head))

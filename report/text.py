@@ -69,3 +69,17 @@ def without_shared_folder(names: Sequence[str]) -> list[str]:
 def step_in_words(step: int) -> str:
     """A snapshot's step; a negative one is unknown."""
     return "at birth" if step == 0 else f"step {step:,}" if step > 0 else "step unknown"
+
+
+def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]], n_text: int) -> str:
+    """A table whose first ``n_text`` columns are text, to the left, and whose others are numbers, to the right.
+
+    Cells are not padded, so that a changed number changes its own row alone.
+    """
+    from tabulate import DataRow, TableFormat, tabulate
+
+    rule = "|" + "|".join(["---"] * n_text + ["---:"] * (len(titles) - n_text)) + "|"
+    row = DataRow("| ", " | ", " |")
+    # tabulate's own "pipe" format pads cells to align them.
+    layout = TableFormat(None, lambda widths, alignments: rule, None, None, row, row, 0, None)
+    return tabulate(rows, titles, layout, disable_numparse=True, stralign=None, numalign=None)

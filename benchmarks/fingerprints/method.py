@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from math import isfinite, log10
 from typing import Literal
 
-from .evidence import Evidence
+from birthmark.metrics.seedprint import LEVEL
 
-#: p below which a method with a p calls two models kin.
-LEVEL = 0.01
+from .evidence import Evidence
 
 Need = Literal["weights", "states", "width", "vocabulary", "hidden units", "depth", "gated MLP", "three blocks"]
 

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from birthmark.report.pictures.fingerprints import _ramp
 from birthmark.report.pictures.saving import save_png
-from birthmark.report.pictures.style import INK, MUTED, PAPER, new_figure, our_style
+from birthmark.report.pictures.style import INK, MUTED, PAPER, new_figure, our_style, pale_to_full
 
 from .cost import Cost
 from .method import Method
@@ -97,7 +96,7 @@ def draw(found: Mapping[str, Summary], file: Path) -> None:
     with our_style():
         figure, axes = new_figure(30 * len(groups) + 170, 17 * len(found) + 90)
         axes.grid(visible=False)
-        axes.imshow(np.ma.masked_invalid(share_MG), cmap=_ramp(), vmin=0, vmax=1, aspect="auto")
+        axes.imshow(np.ma.masked_invalid(share_MG), cmap=pale_to_full(), vmin=0, vmax=1, aspect="auto")
         for (m, g), share in np.ndenumerate(share_MG):
             text = "–" if np.isnan(share) else f"{100 * share:.0f}"
             colour = MUTED if np.isnan(share) else PAPER if share > 0.6 else INK

@@ -9,10 +9,12 @@ from math import floor, inf, nan
 import numpy as np
 from scipy import stats
 
+from birthmark.measure.standard_error import share_interval
+
 
 @dataclass(frozen=True)
 class Rate:
-    """``k`` of ``n``, with its 95 % interval (Clopper & Pearson 1934)."""
+    """``k`` of ``n``, with its 95 % interval."""
 
     k: int
     n: int
@@ -25,10 +27,7 @@ class Rate:
     @property
     def interval(self) -> tuple[float, float]:
         """Low and high; NaN where there are none."""
-        if not self.n:
-            return nan, nan
-        found = stats.binomtest(self.k, self.n).proportion_ci(0.95, method="exact")
-        return float(found.low), float(found.high)
+        return share_interval(self.k, self.n)
 
     def __str__(self) -> str:
         """In per cent."""

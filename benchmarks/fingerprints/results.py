@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import inf
 from typing import Any, NamedTuple
 
-from .method import LEVEL, Finding, Method, compare
+from birthmark.metrics.seedprint import LEVEL
+
+from .method import Finding, Method, compare
 from .pairs import KIN_GROUPS, STRANGER_GROUPS, Pair, Relation
 from .rates import Rate, area, held_out_threshold, rate_above
 

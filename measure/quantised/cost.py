@@ -13,12 +13,13 @@ from torch.nn import functional as F
 from ...errors import RunError
 from ...metrics.preference import kl_to_uniform, preference_ratio
 from ...metrics.rankings import spearman
+from ...models.changes.round_to_nearest import WHOLE
 from ...models.decoder import Decoder
 from ..foreign import ForeignModel
 from ..measurement import evaluation_mode
 from ..standard_error import mean_and_error
 from .linear_maps import quantised
-from .rounding import WHOLE, Bits
+from .rounding import Bits
 
 #: Logits of one forward pass, at most.
 _LOGITS = 1 << 25

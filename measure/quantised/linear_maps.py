@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import UsageError
+from ...models.changes.round_to_nearest import WHOLE, rounded
 from ...models.decoder import Decoder
 from ..foreign import ForeignModel
-from .rounding import WHOLE, Bits, rounded
+from .rounding import Bits
 
 
 class LinearMap(NamedTuple):

@@ -6,9 +6,7 @@ import re
 from dataclasses import dataclass
 
 from ...errors import UsageError
-from ...models.changes.round_to_nearest import WHOLE, rounded
-
-__all__ = ["WHOLE", "Bits", "read_bits", "rounded"]
+from ...models.changes.round_to_nearest import WHOLE
 
 _LEAST, _MOST = 2, 8
 _SETTING = re.compile(r"w(\d+)a(\d+)", re.ASCII)

@@ -14,11 +14,11 @@ from .style import (
     INK,
     PAPER,
     REFERENCE,
-    RUN_COLOURS,
     add_legend,
     in_our_style,
     legend_line,
     new_figure,
+    pale_to_full,
     run_colour,
     run_marker,
 )
@@ -60,11 +60,8 @@ def _matrix(
     figure: Figure, axes: Axes, values: np.ndarray, ends: tuple[float, float], title: str, *, bar: bool = True
 ) -> Any:
     """A map with numbers in it where there is room; what is no number stays empty."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    ramp = LinearSegmentedColormap.from_list("between", ["#f1f3f5", RUN_COLOURS[5], RUN_COLOURS[0]])
     axes.grid(visible=False)
-    image = axes.imshow(np.ma.masked_invalid(values), cmap=ramp, vmin=ends[0], vmax=ends[1])
+    image = axes.imshow(np.ma.masked_invalid(values), cmap=pale_to_full(), vmin=ends[0], vmax=ends[1])
     if max(values.shape) <= _MOST_NUMBERED:
         for row, column in np.argwhere(np.isfinite(values)):
             value = values[row, column]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..text import shorten
-from .style import INK, PAPER, RUN_COLOURS, in_our_style, new_figure
+from .style import INK, PAPER, in_our_style, new_figure, pale_to_full
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -52,7 +52,7 @@ def draw_matrix(names: Sequence[str], z_MM: np.ndarray, verdicts_MM: np.ndarray,
     axes.grid(visible=False)
     shares_MM = np.log(np.clip(z_MM, PALE_Z, FULL_Z) / PALE_Z) / np.log(FULL_Z / PALE_Z)
     shown = np.ma.masked_array(shares_MM, np.isnan(z_MM) | np.eye(n, dtype=bool))
-    image = axes.imshow(shown, cmap=_ramp(), vmin=0, vmax=1)
+    image = axes.imshow(shown, cmap=pale_to_full(), vmin=0, vmax=1)
     for row, column in np.ndindex(n, n):
         if row == column or not verdicts_MM[row, column]:
             continue
@@ -72,9 +72,3 @@ def draw_matrix(names: Sequence[str], z_MM: np.ndarray, verdicts_MM: np.ndarray,
     bar.set_label("z (bold: kin; –: undefined)" if n <= _MOST_NUMBERED else "z (●: kin; –: undefined)")
     axes.set_title(title, parse_math=False)
     return figure
-
-
-def _ramp() -> Any:
-    from matplotlib.colors import LinearSegmentedColormap
-
-    return LinearSegmentedColormap.from_list("kinship", ["#f1f3f5", RUN_COLOURS[5], RUN_COLOURS[0]])

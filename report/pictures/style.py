@@ -154,3 +154,10 @@ def legend_line(**look: Any) -> Any:
     from matplotlib.lines import Line2D
 
     return Line2D([], [], **look)
+
+
+def pale_to_full() -> Any:
+    """Colours of a map of numbers: pale grey, then the palette's blues."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("pale to full", ["#f1f3f5", RUN_COLOURS[5], RUN_COLOURS[0]])

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from ...errors import RunError, UsageError
 from ...files import read_json
-from ...measure.between.all_pairs import Compared
 from ...report.compared_models import as_json, write_folder
 from ...report.terminal import bar
 from ...trainer.by_name.between_named import Comparer
@@ -54,10 +53,9 @@ def write_comparison(study: ArmStudy, trials: Sequence[Trial], out: Path, consol
     )
     try:
         with bar("comparing", len(ends) + 1, quiet=False) as advance:
-            pairs = comparer.compare(list(ends), advance)
+            found = [comparer.compared(list(ends), advance=advance)]
     except UsageError as error:
         raise UsageError(f"{study.file}: compare is {study.compare}: {error}") from None
-    found = [Compared(None, pairs, [])]
     shutil.rmtree(folder, ignore_errors=True)
     write_folder(folder, found, as_json(found, probe), None)
     files = " ".join(sorted(file.name for file in folder.iterdir()))

@@ -14,8 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...files import atomic_path
-from ...report.text import MISSING, format_value
-from ..markdown import markdown_table
+from ...report.text import MISSING, format_value, markdown_table
 from .file import ArmStudy
 from .results import ArmResult, Spread, spread
 

@@ -8,9 +8,9 @@ from typing import Any, get_args
 
 import numpy as np
 import torch
-from scipy import stats
 
 from ...measure.hidden_states import FingerprintProbe, hidden_states
+from ...measure.standard_error import share_interval
 from ...metrics.config import LineageTestConfig, Null
 from ...metrics.seedprint import Fingerprint
 from ...models.birth import born
@@ -52,11 +52,8 @@ class KinRate:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Its 95 % interval (Clopper & Pearson 1934)."""
-        if not self.n_defined:
-            return float("nan"), float("nan")
-        found = stats.binomtest(self.n_kin, self.n_defined).proportion_ci(0.95, method="exact")
-        return float(found.low), float(found.high)
+        """Its 95 % interval; NaN where none was tested."""
+        return share_interval(self.n_kin, self.n_defined)
 
     @property
     def low(self) -> float:

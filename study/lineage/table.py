@@ -13,8 +13,7 @@ from rich.text import Text
 
 from ...files import atomic_path
 from ...metrics.seedprint import LEVEL, Fingerprint
-from ...report.text import format_value
-from ..markdown import markdown_table
+from ...report.text import format_value, markdown_table
 from .comparison import describe_probe
 from .file import LineageStudy
 from .outcomes import FINGERPRINT_COLUMNS, fingerprint_cells

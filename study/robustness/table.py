@@ -13,11 +13,10 @@ from rich.text import Text
 
 from ...files import atomic_path
 from ...metrics.seedprint import LEVEL
-from ...report.text import format_value
+from ...report.text import format_value, markdown_table
 from ..lineage.calibration import KinRate
 from ..lineage.comparison import describe_probe
 from ..lineage.outcomes import FINGERPRINT_COLUMNS, fingerprint_cells
-from ..markdown import markdown_table
 from .file import RobustnessStudy
 from .rates import ChangeRates, ZRange, change_rates, strangers_of_all
 from .results import ChangedTest

@@ -12,7 +12,7 @@ import numpy as np
 
 from ...data.probes import random_probe
 from ...errors import RunError, UsageError
-from ...measure.between.all_pairs import AllPairs, compare_readings
+from ...measure.between.all_pairs import AllPairs, Compared, compare_readings
 from ...measure.between.model_reading import ModelReading, read_model
 from ...measure.between.weight_line import Line, losses_on_line
 from ...measure.config import SnapshotConfig
@@ -146,6 +146,17 @@ class Comparer:
             found = compare_readings(readings, self.tokens_NT, is_text=self.text)
             advance(1)
             return found
+
+    def compared(
+        self,
+        names: Sequence[str],
+        n_points: int | None = None,
+        step: int | None = None,
+        advance: Callable[[int], object] = lambda n_passes: None,
+    ) -> Compared:
+        """`compare`, and with ``n_points`` `lines` too; ``step`` is that of all models, where they share one."""
+        pairs = self.compare(names, advance)
+        return Compared(step, pairs, [] if n_points is None else self.lines(names, n_points, advance))
 
     def _read(self, name: str, folder: Path) -> ModelReading:
         loaded = self.load(name)

@@ -6,12 +6,9 @@ from jsonargparse import Namespace
 
 from ....errors import UsageError
 from ....trainer.config_parser import Parser
-from ...options import add_json
+from ...options import WRONG, add_json
 
 SUMMARY = "Check whether the checkpoints of a suite are what they say they are (docs/recipes/audit.md)."
-
-#: Exit status where a checkpoint is not what it says.
-WRONG = 3
 
 
 def add_options(parser: Parser) -> None:

@@ -64,7 +64,6 @@ def run(options: Namespace) -> int:
     """Compare models."""
     from rich.console import Console
 
-    from ....measure.between.all_pairs import Compared
     from ....report.compared_models import as_json, print_compared, write_folder, write_picture
     from ....report.terminal import bar, picture_path, print_json, print_written
     from ....trainer.by_name.between_named import Comparer, names_at_steps
@@ -92,9 +91,7 @@ def run(options: Namespace) -> int:
     found = []
     with data_named(options), bar("passes", len(groups) * (n + 1 + n_points), quiet=options.json) as advance:
         for step, names in groups.items():
-            pairs = comparer.compare(names, advance)
-            lines = [] if options.barrier is None else comparer.lines(names, options.barrier, advance)
-            found.append(Compared(step, pairs, lines))
+            found.append(comparer.compared(names, options.barrier, step, advance))
     shape = comparer.tokens_NT.shape
     probe = {"kind": "text" if text else "random", "n_sequences": shape[0], "seq_len": shape[1]}
     probe |= {"minibatch": options.minibatch} | ({} if text else {"probe_seed": options.probe_seed})

@@ -7,12 +7,9 @@ from jsonargparse import Namespace
 from ....errors import UsageError
 from ....schema import SEEDS
 from ....trainer.config_parser import Parser
-from ...options import MODEL_NAMES, add_json
+from ...options import MODEL_NAMES, WRONG, add_json
 
 SUMMARY = "Check whether a certificate lists a checkpoint, and whether that descends from the seed it commits to."
-
-#: Exit status where something is not as the certificate says.
-WRONG = 3
 
 
 def add_options(parser: Parser) -> None:
