@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .additive import AdditiveMetric, FreedMetric, sum_over_ranks
-from .threads import each_on_one_core
+from .threads import each_at_once
 
 
 class DominanceResult(NamedTuple):
@@ -154,6 +154,9 @@ class RankResult(NamedTuple):
 
 #: Rows of the second moment that are computed together: few enough to skip most of the half that mirrors the other.
 _MOMENT_ROWS = 64
+#: On a GPU: memory for eigenvalues of several places at once, and matrices that each of them takes: its own, the
+#: solver's copy and its work space.
+_SOLVER_BYTES, _SOLVER_MATRICES = 1 << 30, 3
 
 
 class EffectiveRank(AdditiveMetric):
@@ -230,7 +233,8 @@ class EffectiveRank(AdditiveMetric):
         """Of every place's second moment, falling, ``[S, d]``; processes share the places among them."""
         own = self._own_moments()
         eigenvalues_SD = self.moment.new_zeros(len(self.moment), self.d_model)
-        for place, values_D in zip(own, each_on_one_core(self._eigenvalues, own.values()), strict=True):
+        at_most = _SOLVER_BYTES // (_SOLVER_MATRICES * self.moment.element_size() * self.d_model**2)
+        for place, values_D in zip(own, each_at_once(self._eigenvalues, own.values(), at_most), strict=True):
             eigenvalues_SD[place] = values_D
         return sum_over_ranks(eigenvalues_SD, self._group) if self._is_synced else eigenvalues_SD
 

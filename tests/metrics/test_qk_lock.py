@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from birthmark.metrics.qk_lock import QKLock
+from birthmark.metrics import qk_lock
+from birthmark.metrics.qk_lock import QKLock, first_directions
 
 
 def pair(n=8, h=2, length=6, k=4, seed=0, dtype=torch.float64):
@@ -101,3 +102,37 @@ def test_a_single_position_has_no_later_queries():
     result = measured([pair(length=1)])
     assert np.isnan(result.positive).all()
     assert np.isfinite(result.cosine).all()
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 6), st.integers(2, 24), st.floats(-12, 12), st.floats(-7, 0), st.integers(0, 99))
+def test_the_first_direction_is_that_of_eigh(n, width, scale, gap, seed):
+    """Of matrices of any size, and with a largest eigenvalue that stands out by little."""
+    rng = np.random.default_rng(seed)
+    axes = np.linalg.qr(rng.normal(size=(n, width, width)))[0]
+    values = rng.uniform(size=(n, width))
+    values[:, 0] = 1 + 10**gap
+    moments = 10**scale * (axes * values[:, None]) @ axes.swapaxes(1, 2)
+    # Only the lower half is read, as by eigh.
+    found = first_directions(torch.from_numpy(moments + np.triu(rng.normal(size=moments.shape), 1))).numpy()
+    expected = np.linalg.eigh(moments)[1][..., -1]
+    np.testing.assert_allclose(np.linalg.norm(found, axis=-1), 1, rtol=1e-14)
+    sides = np.sign((found * expected).sum(-1))
+    np.testing.assert_allclose(sides[:, None] * found, expected, atol=1e-13 * 10**-gap)
+
+
+def test_first_directions_without_one_are_unit_vectors():
+    """All alike, none at all, and a number."""
+    moments = torch.stack([torch.eye(3), torch.zeros(3, 3)])
+    found = first_directions(moments)
+    assert found.norm(dim=-1).allclose(torch.ones(2, dtype=torch.float64))
+    assert found[1].tolist() == [0, 0, 1]
+    assert first_directions(torch.tensor([[[5.0]]])).item() == 1
+
+
+def test_parts_of_the_matrices_give_what_all_of_them_give(monkeypatch):
+    x = torch.randn(7, 9, 5, dtype=torch.float64)
+    moments = x.mT @ x
+    whole = first_directions(moments)
+    monkeypatch.setattr(qk_lock, "_CACHED", 2 * 25)
+    np.testing.assert_allclose(first_directions(moments), whole, atol=1e-13)
