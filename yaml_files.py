@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import deque
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import yaml
+from yaml.composer import Composer
+from yaml.constructor import SafeConstructor
+from yaml.resolver import Resolver
 
 from .errors import UsageError
 from .files import MOST_NESTED, one_line, read_text
@@ -15,8 +19,27 @@ from .files import MOST_NESTED, one_line, read_text
 MOST_BYTES, MOST_VALUES = 1 << 18, 1 << 16
 
 
-class _Loader(yaml.SafeLoader):
-    """Refuses a key that stands twice: the second would silently replace the first."""
+class _Loader(Composer, SafeConstructor, Resolver):
+    """Builds what events say, which were checked. Refuses a key that stands twice: the second would silently replace
+    the first."""
+
+    def __init__(self, events: Iterable[yaml.Event]) -> None:
+        Composer.__init__(self)
+        SafeConstructor.__init__(self)
+        Resolver.__init__(self)
+        self._events = deque(events)
+
+    def check_event(self, *kinds: type[yaml.Event]) -> bool:
+        """Whether there is a next event, of one of ``kinds`` if some are given."""
+        return bool(self._events) and (not kinds or isinstance(self._events[0], kinds))
+
+    def peek_event(self) -> yaml.Event | None:
+        """The next event."""
+        return self._events[0] if self._events else None
+
+    def get_event(self) -> yaml.Event:
+        """The next event, which is taken."""
+        return self._events.popleft()
 
     def construct_mapping(self, node: Any, deep: bool = False) -> dict[Any, Any]:
         seen = set()
@@ -44,9 +67,8 @@ def read_yaml(file: Path) -> Any:
 def parse_yaml(text: str, where: str) -> Any:
     """What a YAML text holds; see :func:`read_yaml`. Errors begin with ``where``."""
     try:
-        _check_events(yaml.parse(text, Loader=yaml.SafeLoader))
-        # _Loader is a SafeLoader.
-        return yaml.load(text, Loader=_Loader)
+        # Scanning takes nearly all of the time.
+        return _Loader(_checked(yaml.parse(text, Loader=yaml.SafeLoader))).get_single_data()
     # A date that the calendar lacks, or a number of too many digits, is a ValueError.
     except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"{where}: not YAML ({one_line(_reason(error))})") from None
@@ -62,8 +84,8 @@ def _line(mark: Any) -> str:
     return f"line {mark.line + 1}"
 
 
-def _check_events(events: Iterable[yaml.Event]) -> None:
-    """Refuse what would be too deep or too large when it is built. Nothing is built here, however deep it is."""
+def _checked(events: Iterable[yaml.Event]) -> Iterator[yaml.Event]:
+    """These events, unless what they say would be too deep or too large. Nothing is built here, however deep it is."""
     sizes: dict[str, int] = {}
     opened: list[tuple[str | None, int]] = []
     total = 0
@@ -85,3 +107,4 @@ def _check_events(events: Iterable[yaml.Event]) -> None:
             raise yaml.YAMLError(f"nested more than {MOST_NESTED} deep ({_line(event.start_mark)})")
         if total > MOST_VALUES:
             raise yaml.YAMLError(f"more than {MOST_VALUES:,} values ({_line(event.start_mark)})")
+        yield event

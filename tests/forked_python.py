@@ -41,6 +41,21 @@ IMPORTED = (
     "birthmark.trainer.run",
     "birthmark.trainer.strategies.lightning_setup",
     "deepspeed",
+    # What a first step, snapshot or restart loads, and all that DeepSpeed does when it is set up (an optimizer of its
+    # own asks for the whole compiler): more time than the step itself.
+    "attrs",
+    "encodings.idna",
+    "rich._emoji_codes",
+    "birthmark.metrics.adapters.prefix_mass",
+    "birthmark.metrics.anatomy",
+    "birthmark.metrics.expert_shares",
+    "birthmark.trainer.strategies.fsdp2",
+    "birthmark.trainer.strategies.zero",
+    "torch._dynamo.testing",
+    "torch._inductor.compile_fx",
+    "torch.distributed.run",
+    "torch.distributed.tensor.experimental",
+    "torch.utils.cpp_extension",
 )
 
 #: Signals that a start passes on; until its program runs they wait.

@@ -1,5 +1,6 @@
 """``launch/slurm.sbatch`` on two nodes, both this machine, with real torchruns; SLURM's commands are stood in for."""
 
+import contextlib
 import os
 import signal
 import stat
@@ -63,17 +64,14 @@ def commands(tmp_path_factory):
     return folder
 
 
-def workers(pid):
-    """The processes of a run below ``pid``, by their rank."""
-    waiting, found = [str(pid)], {}
-    while waiting:
-        child = waiting.pop()
-        try:
-            waiting += Path(f"/proc/{child}/task/{child}/children").read_text().split()
-            variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-            found |= {int(v[5:]): int(child) for v in variables if v.startswith(b"RANK=")}
-        except (FileNotFoundError, ProcessLookupError):
-            continue
+def workers(job):
+    """The processes of a job's run, by their rank: forked ones are nobody's children."""
+    found = {}
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            variables = dict(v.split(b"=", 1) for v in (place / "environ").read_bytes().split(b"\0") if b"=" in v)
+            if variables.get(b"SLURM_JOB_ID") == job.encode() and b"RANK" in variables:
+                found[int(variables[b"RANK"])] = int(place.name)
     return found
 
 
@@ -81,7 +79,7 @@ def steps(run):
     return [r["step"] for r in read_metrics(run.metrics) if "train/loss" in r]
 
 
-def test_a_job_goes_on_after_a_kill_and_slurms_warning_leaves_a_checkpoint(tiny, commands, tmp_path):
+def test_a_job_goes_on_after_a_kill_and_slurms_warning_leaves_a_checkpoint(tiny, commands, python, tmp_path):
     run, file, requeued = RunDir(tmp_path / "run"), tmp_path / "run.yaml", tmp_path / "requeued"
     file.write_text(
         yaml.safe_dump(
@@ -107,7 +105,7 @@ def test_a_job_goes_on_after_a_kill_and_slurms_warning_leaves_a_checkpoint(tiny,
             "SLURM_GPUS_ON_NODE": "1",
             "SLURM_NTASKS": "2",
             "OMP_NUM_THREADS": "1",
-            "PYTHON": sys.executable,
+            "PYTHON": python,
             "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
             "REQUEUED": str(requeued),
         },
@@ -118,17 +116,17 @@ def test_a_job_goes_on_after_a_kill_and_slurms_warning_leaves_a_checkpoint(tiny,
     try:
         while process.poll() is None and not run.checkpoint(50).is_dir():
             time.sleep(0.05)
-        ranks = workers(process.pid)
+        ranks = workers(job["SLURM_JOB_ID"])
         assert sorted(ranks) == [0, 1]
         os.kill(ranks[1], signal.SIGKILL)
         at = max(steps(run))
-        while process.poll() is None and (max(steps(run)) < at + 60 or workers(process.pid) == ranks):
+        while process.poll() is None and (max(steps(run)) < at + 60 or workers(job["SLURM_JOB_ID"]) == ranks):
             time.sleep(0.05)
         os.kill(process.pid, signal.SIGUSR1)
         printed, _ = process.communicate(timeout=120)
     finally:
         process.kill()
-        for pid in workers(process.pid).values():
+        for pid in workers(job["SLURM_JOB_ID"]).values():
             os.kill(pid, signal.SIGKILL)
     assert requeued.read_text().split() == [job["SLURM_JOB_ID"]], printed[-3000:]
     (at_stop,) = [line for line in printed.splitlines() if line.startswith("stopped by SIG")]

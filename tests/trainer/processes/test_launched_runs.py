@@ -1,5 +1,6 @@
 """Two processes under a real torchrun are the single one: same birth, losses, snapshots, and checkpoints for both."""
 
+import contextlib
 import json
 import os
 import shutil
@@ -125,14 +126,14 @@ def packed(config, folder, write_documents):
 
 
 @pytest.fixture(scope="module")
-def output(config, folder, packed, torchrun):
+def output(config, folder, packed, torchrun, python):
     """What torchrun printed of the runs of the script, on both channels."""
     file, script = folder / "tiny.yaml", folder / "script.py"
     asked = asdict(config)
     asked["trainer"]["strategy"] = "ddp"
     file.write_text(yaml.safe_dump(asked))
     script.write_text(SCRIPT)
-    process = torchrun(script, file, folder, *(f"--{name}={value}" for name, value in packed.items()))
+    process = torchrun(script, file, folder, *(f"--{name}={value}" for name, value in packed.items()), python=python)
     try:
         output, errors = process.communicate(timeout=200)
     finally:
@@ -190,25 +191,26 @@ def test_one_goes_on_from_what_two_have_saved(config, one, two, tmp_path):
     assert len(logged(parts, "train/loss")) == 10
 
 
-def children(pid):
-    """Processes that ``pid`` started, by their rank."""
-    pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+def ranks_of(run):
+    """Processes that were started for ``run``, by their rank: forked ones are nobody's children."""
     found = {}
-    for child in pids:
-        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-        found |= {int(v.partition(b"=")[2]): int(child) for v in variables if v.startswith(b"RANK=")}
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if str(run.path).encode() in (place / "cmdline").read_bytes().split(b"\0"):
+                variables = (place / "environ").read_bytes().split(b"\0")
+                found |= {int(v.partition(b"=")[2]): int(place.name) for v in variables if v.startswith(b"RANK=")}
     return found
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="finds the processes under /proc")
-def test_two_go_on_from_what_one_has_saved_and_end_together_when_one_is_killed(one, tmp_path, torchrun):
+def test_two_go_on_from_what_one_has_saved_and_end_together_when_one_is_killed(one, tmp_path, torchrun, python):
     parts = up_to(5, one, tmp_path / "parts")
     flags = ["--trainer.strategy=ddp", "--trainer.max_steps=1000000", "--trainer.checkpoint_every=1000000"]
-    process = torchrun("-m", "birthmark.launch.cli", "pretrain", "--resume", parts.path, *flags)
+    process = torchrun("-m", "birthmark.launch.cli", "pretrain", "--resume", parts.path, *flags, python=python)
     try:
         while process.poll() is None and len(logged(parts, "train/loss")) < 12:
             time.sleep(0.05)
-        ranks = children(process.pid)
+        ranks = ranks_of(parts)
         os.kill(ranks[1], signal.SIGKILL)
         _, errors = process.communicate(timeout=30)
     finally:
