@@ -15,7 +15,7 @@ from ..metrics.between.weight_kinship import LEAST_COSINE
 from ..report.charts.chart_page import Block, Fold, Panels, Prose, Table, render_page
 from ..report.charts.specs import CurvePanel, MatrixPanel, PageRun, Series
 from ..report.csv_files import check_data_folder, data_folder, write_csv_files
-from ..report.text import format_value, one_line, shorten, without_shared_folder
+from ..report.text import format_value, one_line, shorten
 from .audit_suite import Audit
 from .audit_table import sentence
 from .judged import Judged
@@ -43,30 +43,26 @@ def write_audit_page(out: Path, title: str, found: Audit) -> None:
     Raises:
         UsageError: something else stands where the CSV files go.
     """
-    names = dict(
-        zip(map(id, found.judged), without_shared_folder([one.member.name for one in found.judged]), strict=True)
-    )
-    said = [(names[id(one)], one) for one in found.judged]
     blocks: list[Block] = [
         Prose(f"{sentence(found)}."),
         *_curves(found),
         Table(
-            ["checkpoint", "step", "verdict", "evidence", "cosine with first", "from previous"],
-            [[name, *_cells(one)] for name, one in said],
-            texts=(0, 2, 3),
+            ["checkpoint", "step", "cosine with first", "from previous", "verdict", "evidence"],
+            [[one.name, *_cells(one)] for one in found.judged],
+            texts=(0, 4, 5),
         ),
     ]
-    if notes := [f"{name}: {note}." for name, one in said for note in one.notes]:
+    if notes := [f"{one.name}: {note}." for one in found.judged for note in one.notes]:
         blocks.append(
             Fold("What is worth knowing and not wrong", [Prose(note, note=True) for note in notes], open=True)
         )
     if len(found.compared) > 1:
-        blocks.append(Panels([_matrix(found, names)], wide=True))
+        blocks.append(Panels([_matrix(found)], wide=True))
     blocks.append(Prose(_RESTS, note=True))
     folder = data_folder(out)
     check_data_folder(folder)
     page = render_page(title, blocks, runs=_LINES, about="Birthmark audit", data=folder.name)
-    write_csv_files(folder, {"checkpoints.csv": _checkpoints_csv(said), "pairs.csv": _pairs_csv(found)})
+    write_csv_files(folder, {"checkpoints.csv": _checkpoints_csv(found), "pairs.csv": _pairs_csv(found)})
     write_text(out, page)
 
 
@@ -78,13 +74,13 @@ def _cells(one: Judged) -> list[str | Markup]:
     step = "–" if one.member.step is None else str(one.member.step)
     kinds = _kinds(one)
     numbers = [format_value(value, ".3f") for value in (one.cosine_with_first, one.distance_from_previous)]
-    return [step, Markup("<b>{}</b>").format(kinds) if one.findings else kinds, _evidence(one), *numbers]
+    return [step, *numbers, Markup("<b>{}</b>").format(kinds) if one.findings else kinds, _evidence(one)]
 
 
 def _evidence(one: Judged) -> Markup:
     """What was found, in lines that may be broken."""
     lines = Markup("<br>").join(one_line(finding.what) for finding in one.findings)
-    return Markup('<span style="white-space: normal; overflow-wrap: anywhere">{}</span>').format(lines)
+    return Markup('<span class="evidence">{}</span>').format(lines) if lines else lines
 
 
 def _curves(found: Audit) -> list[Panels]:
@@ -96,8 +92,8 @@ def _curves(found: Audit) -> list[Panels]:
     steps = [one.member.step for one in shown]
     alignment, drift = [one.cosine_with_first for one in shown], [one.distance_from_previous for one in shown]
     quantities = [
-        ("alignment", "Cosine with the first", "Falls slowly, without jumps. Orange: with a finding.", alignment),
-        ("drift", "Distance from the one before", "In units of the weights' own size.", drift),
+        ("alignment", "Cosine with the first", "Over steps. Falls slowly, with no jump. Orange: a finding.", alignment),
+        ("drift", "Distance from the one before", "Over steps. In units of the weights' own size.", drift),
     ]
     panels = []
     for name, title, caption, found_values in quantities:
@@ -111,7 +107,7 @@ def _curves(found: Audit) -> list[Panels]:
     return [Panels(panels, wide=True)]
 
 
-def _matrix(found: Audit, names: dict[int, str]) -> MatrixPanel:
+def _matrix(found: Audit) -> MatrixPanel:
     order = sorted(
         range(len(found.compared)),
         key=lambda i: (found.compared[i].member.step is None, found.compared[i].member.step or 0, i),
@@ -119,23 +115,23 @@ def _matrix(found: Audit, names: dict[int, str]) -> MatrixPanel:
     ordered = [found.compared[i] for i in order]
     numbers = [str(place + 1) for place in range(len(ordered))]
     rows = [
-        f"{number}  {shorten(names[id(one)], 40)}{' ✗' if one.findings else ''}"
+        f"{number}  {shorten(one.name, 40)}{' ✗' if one.findings else ''}"
         for number, one in zip(numbers, ordered, strict=True)
     ]
     values = found.cosine_MM[np.ix_(order, order)].copy()
     np.fill_diagonal(values, np.nan)
-    tips = [[f"{names[id(a)]}\n{names[id(b)]}" for b in ordered] for a in ordered]
+    tips = [[f"{a.name}\n{b.name}" for b in ordered] for a in ordered]
     return MatrixPanel(
         "weights", "Cosine of the weights of every two", rows, numbers, values,
         pale=LEAST_COSINE, full=1.0, legend=_COLOURS, csv="pairs.csv", tips=tips,
     )  # fmt: skip
 
 
-def _checkpoints_csv(said: Sequence[tuple[str, Judged]]) -> str:
+def _checkpoints_csv(found: Audit) -> str:
     rows = [
-        [name, *("" if x is None or x != x else x for x in (one.member.step, one.cosine_with_first,
+        [one.name, *("" if x is None or x != x else x for x in (one.member.step, one.cosine_with_first,
          one.distance_from_previous)), _kinds(one), " | ".join(finding.what for finding in one.findings)]
-        for name, one in said
+        for one in found.judged
     ]  # fmt: skip
     return _csv(["checkpoint", "step", "cosine_with_first", "distance_from_previous", "verdict", "evidence"], rows)
 

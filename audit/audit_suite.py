@@ -9,6 +9,7 @@ import numpy as np
 
 from ..errors import RunError, UsageError
 from ..metrics.between.weight_kinship import Kinship, births, kinship
+from ..report.text import without_shared_folder
 from .content_findings import alike, compare_configs, of_one_shape, say_duplicates
 from .curve_findings import Curve
 from .judged import Judged, Same, listed
@@ -46,12 +47,13 @@ def audit(
             about a thousandth of the bytes is read.
         advance: is called with 1 after each.
     """
-    judged = [Judged(member) for member in members]
+    names = without_shared_folder([member.name for member in members])
+    judged = [Judged(member, name) for member, name in zip(members, names, strict=True)]
     for one in judged:
         try:
             one.content = read_content(one.member, scan=scan)
         except (RunError, UsageError, OSError) as error:
-            one.found("damaged", str(error).removeprefix(f"{one.member.name}: "))
+            one.found("damaged", str(error).removeprefix(f"{one.member.name}: ").removeprefix(f"{one.member.name}/"))
         else:
             for what in one.content.sampled.broken:
                 one.found("values", what)

@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..files import strict
-from ..report.text import format_value, without_shared_folder
+from ..report.text import format_value
 from .audit_suite import Audit
 
 
@@ -61,17 +61,16 @@ def print_audit(found: Audit, console: Console) -> None:
     table.add_column("cosine with first", justify="right", no_wrap=True)
     table.add_column("from previous", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
-    names = without_shared_folder([one.member.name for one in found.judged])
-    for name, one in zip(names, found.judged, strict=True):
+    for one in found.judged:
         kinds = ", ".join(dict.fromkeys(finding.kind for finding in one.findings))
         table.add_row(
-            Text(name),
+            Text(one.name),
             "–" if one.member.step is None else str(one.member.step),
             format_value(one.cosine_with_first, ".3f"),
             format_value(one.distance_from_previous, ".3f"),
             Text(kinds or "right", style="red" if kinds else "green"),
         )
     console.print(table)
-    for name, one in zip(names, found.judged, strict=True):
+    for one in found.judged:
         for text in (*(finding.what for finding in one.findings), *(f"note: {note}" for note in one.notes)):
-            console.print(f"{name}: {text}", highlight=False, soft_wrap=True, markup=False)
+            console.print(f"{one.name}: {text}", highlight=False, soft_wrap=True, markup=False)

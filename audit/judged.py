@@ -27,6 +27,8 @@ class Judged:
     """A checkpoint and what was found of it."""
 
     member: Member
+    name: str
+    """Of the member, without the folder that all of a suite share."""
     content: Content | None = None
     """None where it could not be read."""
     findings: list[Finding] = field(default_factory=list)
@@ -40,7 +42,7 @@ class Judged:
     @property
     def label(self) -> str:
         """What sentences call it."""
-        return self.member.name if self.member.step is None else f"step {self.member.step}"
+        return self.name if self.member.step is None else f"step {self.member.step}"
 
     def has(self, kind: Kind) -> bool:
         """Whether something of this kind was found."""

@@ -108,7 +108,8 @@ def with_gains(model: ModelWeights, new_gain: Callable[[str, Tensor], Tensor]) -
 
     Args:
         model: what is changed.
-        new_gain: from the name of a norm and its gain, float64 ``[D]``, to the one that it is to have, without 0.
+        new_gain: from the name of a norm and its gain, float64 ``[D]``, the one that it is to have; 0 only
+            where the gain is 0 too.
 
     Raises:
         UsageError: a gain is 0 beside a bias that is not, which no other gain can say.
@@ -120,7 +121,7 @@ def with_gains(model: ModelWeights, new_gain: Callable[[str, Tensor], Tensor]) -
         if gain is None:
             continue
         wanted_D = new_gain(norm, wide(gain))
-        factor_D = wide(gain) / wanted_D
+        factor_D = torch.where(wanted_D == 0, 1.0, wide(gain) / wanted_D)
         tensors[f"{norm}.gain"] = wanted_D.to(gain.dtype)
         for name in weights:
             tensors[name] = (wide(tensors[name]) * factor_D).to(tensors[name].dtype)

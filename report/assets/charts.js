@@ -27,6 +27,10 @@ const charts = (() => {
     return Math.abs(v) >= 1e4 ? counted(v) : String(+v.toPrecision(4));
   };
 
+  // Axes of whole numbers, and what lies between two ticks of them.
+  const WHOLE = ["step", "layer", "head", "position"];
+  const INCREMENTS = [1, 2, 5, ...Array.from({ length: 14 }, (_, k) => [1, 2, 2.5, 5].map(n => n * 10 ** (k + 1))).flat()];
+
   // ── numbers with named axes ──────────────────────────────────────────────────────────────────────────────────────
   const axisOf = (series, name) => series.axes.find(axis => axis[0] === name);
 
@@ -212,7 +216,7 @@ const charts = (() => {
       axes: [
         { ...axis, grid: { show: false }, size: 26, gap: 3, values: (u, splits) => splits.map(tick),
           ...(xlog ? { splits: () => logSplits(range[0], range[1], unit, joined[0]), filter: (u, s) => s } : { space: 60 }),
-          ...(panel.x === "layer" || panel.x === "head" ? { incrs: [1, 2, 5, 10, 20, 50] } : {}) },
+          ...(WHOLE.includes(panel.x) ? { incrs: INCREMENTS } : {}) },
         { ...axis, grid, size: 46, gap: 4, space: 34, values: (u, splits) => splits.map(tick),
           ...(log ? { splits: (u, _, low, high) => powers(low, high), filter: (u, splits) => splits } : {}) },
       ],

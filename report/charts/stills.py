@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from ..pictures.label_placement import place_labels
 from ..pictures.style import RUN_COLOURS
-from ..text import shorten
+from ..text import format_value, shorten
 from .scales import Scale, cell_colour, fitting_scale, tick_text
 from .specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, RankingPanel, ScatterPanel, rounded
 
@@ -227,7 +227,7 @@ def _cells(
 
 def _matrix(panel: MatrixPanel) -> Markup:
     values = np.asarray(panel.values, dtype=float)
-    cells = [["" if not math.isfinite(v) else format(v, panel.format) for v in row] for row in values]
+    cells = [["" if not math.isfinite(v) else format_value(v, panel.format) for v in row] for row in values]
     looks = [[_growing(v, panel.pale, panel.full) for v in row] for row in values]
     table = _cells(panel.rows, panel.columns, cells, looks, "", "", panel.tips)
     legend = f'<p class="note">{escape(panel.legend)}</p>' if panel.legend else ""

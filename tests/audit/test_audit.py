@@ -211,7 +211,7 @@ def test_truncated_empty_and_missing_files_are_rows_and_the_audit_goes_on(suite,
     found = audited(suite)
     assert found.kinds == {step: ["damaged"] for step in (4, 8, 12, 16)}
     assert f"truncated (it has {len(whole) - 100:,} bytes, and its header says {len(whole):,})" in found.said[4]
-    assert "is empty" in found.said[8]
+    assert found.said[8] == "model.safetensors: is empty"
     assert "model-00001-of-00002.safetensors: missing" in found.said[12]
     assert "truncated" in found.said[16]
 

@@ -143,6 +143,8 @@ def test_a_permutation_permutes_and_flips_flip_the_rows_of_the_table(plain):
     sign = [torch.equal(flipped[:, i], -table[:, i]) for i in range(16)]
     assert sum(sign) == 4
     assert all(torch.equal(flipped[:, i], table[:, i]) for i in range(16) if not sign[i])
+    few = read_change({"kind": "flip_signs", "share": 0.01})(plain, 3).tensors["embed.weight"]
+    assert sum(torch.equal(few[:, i], -table[:, i]) for i in range(16)) == 1
     negated = read_change({"kind": "flip_signs", "share": 1})(plain, 3).tensors["embed.weight"]
     assert torch.equal(negated, -table)
 
@@ -154,6 +156,21 @@ def test_rotations_are_orthogonal_and_keep_the_mean_that_layer_norm_takes():
         assert np.abs(turn - np.eye(16)).max() > 0.3
         stays = np.allclose(turn @ np.ones(16), np.ones(16), atol=1e-12)
         assert stays == (config.norm == "layernorm")
+    # Uniform, they have no side that they prefer; Q of Householder's decomposition has.
+    assert {float(random_rotation(PLAIN, seed)[0, 0].sign()) for seed in range(20)} == {-1, 1}
+
+
+def test_a_gain_of_0_stays_or_is_refused(lively):
+    weights = weights_of(lively(ARCHITECTURES["gpt2"]))
+    tensors = {name: tensor.clone() for name, tensor in weights.tensors.items()}
+    tensors["blocks.1.norm_mlp.gain"][3] = 0
+    weights = weights._replace(tensors=tensors)
+    scaled = read_change({"kind": "scale_channels"})(weights, 1)
+    assert_close(logits_of(scaled), logits_of(weights), "scale_channels")
+    with pytest.raises(UsageError, match=r"blocks\.1\.norm_mlp\.gain has a 0 beside a bias: it cannot be moved"):
+        read_change({"kind": "rotate"})(weights, 1)
+    tensors["blocks.1.norm_mlp.bias"][3] = 0
+    assert_close(logits_of(read_change({"kind": "rotate"})(weights, 1)), logits_of(weights), "rotate")
 
 
 # ── those that do not ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -146,6 +146,22 @@ def test_what_is_not_listed_is_kin_or_a_stranger(certified, verified, revealed, 
     assert (found["verdict"], found["verified"], found["reveal"]["kin"]) == ("listed", False, False)
 
 
+def test_a_certificate_of_another_birth_or_another_order_of_data_does_not_hold(
+    certified, certificate, verified, revealed, tmp_path, capsys
+):
+    other = {"birth": "data_order", "data_order": "birth"}
+    for what in other:
+        known = certificate["commitments"]
+        lie = certificate | {"commitments": known | {what: known[other[what]]}}
+        (tmp_path / "lie.json").write_text(sealed(lie))
+        found = verified(certified.path, *revealed, status=3, certificate=tmp_path / "lie.json")
+        assert (found["verdict"], found["verified"], found["reveal"]["kin"]) == ("listed", False, True)
+        assert [name for name in ("init_seed", "birth", "data_order") if not found["reveal"][name]] == [what]
+        assert main(["verify", str(tmp_path / "lie.json"), str(certified.path), *map(str, revealed)]) == 3
+        said = {"birth": "drawn again, is not the one committed to", "data_order": "data order  is not what was"}
+        assert said[what] in capsys.readouterr().out
+
+
 def test_a_wrong_reveal_opens_nothing(certified, verified, certificate, capsys):
     secret = certified.path / "certificate.secret.json"
     salt = json.loads(secret.read_text())["salt"]
