@@ -23,7 +23,7 @@ from ..metrics.qk_lock import QKLock
 from ..metrics.quantities import METRICS
 from ..metrics.quantity import SCALARS
 from ..metrics.rank_of_places import RankOfPlaces
-from ..metrics.rankings import kendall_tau, rank_biased_overlap, spearman, top_overlap
+from ..metrics.rankings import Ranked, kendall_tau, rank_biased_overlap, spearman, top_overlap
 from ..metrics.sinks import AttentionSinks
 from ..metrics.states import DominanceRatio, EffectiveRank, MassiveActivations
 from ..metrics.variance import EffectiveTokens, PositionalVariance
@@ -39,6 +39,8 @@ mean = SCALARS["mean"]
 SINK_EPSILONS = tuple(i / 10 for i in range(1, 10))
 #: How many massive activations, and how many hidden units of a layer, are listed.
 N_MASSIVE, N_NEURONS = 10, 10
+#: Rows of a second moment that a GPU computes together.
+N_MOMENT_ROWS = 256
 
 
 class _Ours(Observed):
@@ -127,11 +129,11 @@ class ObservedBirth(_Ours):
 
     def result(self) -> tuple[Scalars, Arrays]:
         """See :class:`Observed`."""
-        alignment, p = self.alignment.compute(), self.preference.compute().mean_prob
+        alignment, p = self.alignment.compute(), Ranked(self.preference.compute().mean_prob)
         arrays, scalars = {"mean_direction": alignment.mean_direction}, Scalars()
         birth, strangers = self.birth, self.strangers
         if birth is not None:
-            q = birth.mean_prob
+            q = Ranked(birth.mean_prob)
             by_layer = {name: getattr(alignment, name)[0] for name in ("alignment", "drift", "energy_share")}
             arrays |= by_layer
             scalars |= {name: of_layers[-1] for name, of_layers in by_layer.items()}
@@ -346,7 +348,8 @@ class ObservedStates(_Ours):
         self.dominance = DominanceRatio(n_places, seq_len).to(setting.device)
         self.massive = MassiveActivations(n_places, seq_len, width, N_MASSIVE).to(setting.device)
         self.by_block = RankOfPlaces(n_places, width) if setting.by_block else None
-        self.rank = self.by_block or EffectiveRank(n_places, width).to(setting.device)
+        n_rows = None if setting.device.type == "cpu" else N_MOMENT_ROWS
+        self.rank = self.by_block or EffectiveRank(n_places, width, n_rows).to(setting.device)
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
         """See models/observe.py."""
@@ -421,10 +424,12 @@ OBSERVED: Mapping[str, type[_Ours]] = {
 
 def our_metrics(setting: Setting, observed: Mapping[str, type[_Ours]] = OBSERVED) -> list[Observed]:
     """All of ours, in the order of their declarations; ``observed`` has those that are fed here."""
-    return [
-        observed[key](setting) if key in observed else SelfObserving(_our_source(key, setting), setting)
-        for key in METRICS
-    ]
+    # Sums begin as zeros: on a GPU gigabytes of them are made there, not sent there.
+    with setting.device:
+        return [
+            observed[key](setting) if key in observed else SelfObserving(_our_source(key, setting), setting)
+            for key in METRICS
+        ]
 
 
 def _our_source(key: str, setting: Setting) -> MetricSource:

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from .additive import AdditiveMetric
+from .reductions.sizes import total_size
 
 #: Robust z of a unit's mean |activation| at position 0, among its layer's units, from which on it is an outlier.
 Z_THRESHOLD = 10.0
 #: How many times its mean |activation| at the other positions that of a super neuron at position 0 is, at least.
 RATIO_THRESHOLD = 5.0
-
-_CACHED = 1 << 20
 
 
 class ActivationResult(NamedTuple):
@@ -47,13 +46,9 @@ class SuperNeurons(AdditiveMetric):
 
     def update(self, layer: int, a_BTF: Tensor) -> None:
         """Add a batch of hidden activations ``[B, T, F]`` of one layer (from 0), as they enter the down projection."""
-        n_sequences, n_positions, n_units = a_BTF.shape
-        wide = torch.promote_types(a_BTF.dtype, torch.float32)
-        # Not a total less |a_0|, which would lose a small rest beside a large a_0. Positions at a time: few enough that
-        # what they are copied into stays in cache.
-        at_once = max(_CACHED // max(n_sequences * n_units, 1), 1)
-        parts = [part_BTF.abs().sum(1, dtype=wide) for part_BTF in a_BTF[:, 1:].split(at_once, dim=1)]
-        others_BF = parts[0] if len(parts) == 1 else torch.stack(parts).sum(0)
+        n_sequences, n_positions, _ = a_BTF.shape
+        # Not a total less |a_0|, which would lose a small rest beside a large a_0.
+        others_BF = total_size(a_BTF[:, 1:])
         n_others = n_positions - 1 if n_positions > 1 else torch.nan
         self.first_sum[layer].add_(a_BTF[:, 0].abs().sum(0, dtype=torch.float64))
         self.others_sum[layer].add_(others_BF.sum(0, dtype=torch.float64) / n_others)

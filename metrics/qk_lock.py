@@ -105,12 +105,15 @@ class QKLock(AdditiveMetric):
         """Add a batch of queries and keys ``[B, H, T, d_head]`` as they enter the scores of one layer (from 0)."""
         q_BHTK = q_BHTK.to(torch.promote_types(q_BHTK.dtype, torch.float32))
         first_BHK = k_BHTK[:, :, 0].to(q_BHTK.dtype)
-        n_sequences, _, n_positions, _ = q_BHTK.shape
+        n_sequences, n_heads, n_positions, _ = q_BHTK.shape
+        # A sum over all vectors at once leaves a GPU idle: there each sequence has a product of its own.
+        n_products = 1 if q_BHTK.device.type == "cpu" else max(n_sequences, 1)
+        q_QNK = q_BHTK.unflatten(0, (n_products, -1)).transpose(1, 2).flatten(2, 3).flatten(0, 1)
         unit_HBK = first_BHK.transpose(0, 1).double()
         unit_HBK = unit_HBK / torch.linalg.vector_norm(unit_HBK, dim=-1, keepdim=True).clamp_min_(_TINY)
-        q_HNK = q_BHTK.transpose(0, 1).flatten(1, 2)
         with torch.autocast(q_BHTK.device.type, enabled=False):
-            self.query_moment[layer].add_(torch.bmm(q_HNK.mT, q_HNK))
+            moment_QKK = torch.bmm(q_QNK.mT, q_QNK)
+            self.query_moment[layer].add_(moment_QKK.unflatten(0, (n_products, n_heads)).sum(0, dtype=torch.float64))
             self.key_moment[layer].add_(torch.bmm(unit_HBK.mT, unit_HBK))
         # One vector per sequence is too little for a matrix product.
         dots_BHT = (q_BHTK * first_BHK[:, :, None]).sum(-1)

@@ -83,7 +83,7 @@ class KeySummer:
         if self.total_CBHT is None:
             # C: the kinds, as they are and normalised.
             self.total_CBHT = weights_BHRS.new_zeros(self.n_kinds, *self.shape_BHT)
-            self.square_CBHT = torch.zeros_like(self.total_CBHT)
+            self.norm_CBHT = torch.empty_like(self.total_CBHT)
             self.first_CBH = self.total_CBHT.new_zeros(self.total_CBHT.shape[:-1])
             self.entropy_BH = self.total_CBHT.new_zeros(self.shape_BHT[:2])
             self.on_first_CBHT = None if self.first_BT is None else torch.zeros_like(self.total_CBHT)
@@ -97,7 +97,7 @@ class KeySummer:
         self._add_entropy(part, start, kinds[-1])
         for kind, block in enumerate(kinds):
             # Here, while the block is in cache: from log-sum-exps they would cost a second attention.
-            self.square_CBHT[kind][part][..., start:stop] = torch.linalg.vector_norm(block, dim=-1).square_()
+            torch.linalg.vector_norm(block, dim=-1, out=self.norm_CBHT[kind][part][..., start:stop])
             if self.on_first_CBHT is not None and self.first_BT is not None:
                 key_BHR1 = self.first_BT[part[0], None, start:stop, None].expand(*block.shape[:3], 1)
                 self.on_first_CBHT[kind][part][..., start:stop] = block.gather(-1, key_BHR1)[..., 0]
@@ -134,7 +134,7 @@ class KeySummer:
         n_positions = self.shape_BHT[2]
         n_queries_T = torch.arange(n_positions, 0, -1, device=self.total_CBHT.device)
         mass_CBH = (self.total_CBHT[..., 0] - self.first_CBH) / max(n_positions - 1, 1)
-        found = self.total_CBHT / n_queries_T, mass_CBH, self.square_CBHT
+        found = self.total_CBHT / n_queries_T, mass_CBH, self.norm_CBHT.square()
         importance, mass, squares = (x.expand(2, *x.shape[1:]) for x in found)
         on_first = None if self.on_first_CBHT is None else self.on_first_CBHT.expand_as(importance)
         return KeySums(
@@ -194,6 +194,7 @@ class AttentionSinks(AdditiveMetric):
     importance_sum: Tensor
     sink_count: Tensor
     n_sequences: Tensor
+    epsilons: Tensor
 
     def __init__(
         self,
@@ -209,6 +210,9 @@ class AttentionSinks(AdditiveMetric):
         if seq_len < 2:
             raise ValueError(f"seq_len is {seq_len}: a sink needs at least one query after position 0")
         self.epsilon, self.grid, self.seq_len = epsilon, tuple(grid), seq_len
+        # On the device once, not for every batch.
+        epsilons = torch.tensor((epsilon, *self.grid), dtype=torch.float64)
+        self.register_buffer("epsilons", epsilons[:, None, None, None, None], persistent=False)
         self.n_kinds = 1 if rows_sum_to_one else 2
         self.add_sums(
             mass_sum=(n_layers, self.n_kinds, n_heads),
@@ -221,10 +225,9 @@ class AttentionSinks(AdditiveMetric):
         """Add a batch of sequences of ``seq_len`` tokens: a layer's weights, or :func:`key_sums` of them."""
         sums = weights if isinstance(weights, KeySums) else key_sums(weights, self.seq_len)
         importance_CBHT = sums.importance_2BHT[: self.n_kinds]
-        epsilon_E = importance_CBHT.new_tensor((self.epsilon, *self.grid))
         self.mass_sum[layer].add_(sums.mass_2BH[: self.n_kinds].sum(1, dtype=torch.float64))
         self.importance_sum[layer].add_(importance_CBHT.sum(1, dtype=torch.float64))
-        is_sink_ECBHT = importance_CBHT > epsilon_E[:, None, None, None, None]
+        is_sink_ECBHT = importance_CBHT > self.epsilons.to(importance_CBHT.dtype)
         self.sink_count[:, layer].add_(is_sink_ECBHT.sum(2, dtype=torch.int32))
         self.n_sequences[layer].add_(importance_CBHT.shape[1])
 

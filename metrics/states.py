@@ -152,7 +152,7 @@ class RankResult(NamedTuple):
     """``[S, d]`` falling, of the hidden states over the root of their number: their squares add up to ``E‖h‖²``."""
 
 
-#: Rows of the second moment that are computed together: few enough to skip most of the half that mirrors the other.
+#: Rows of the second moment that are computed together on the CPU.
 _MOMENT_ROWS = 64
 #: On a GPU: memory for eigenvalues of several places at once, and matrices that each of them takes: its own, the
 #: solver's copy and its work space.
@@ -171,14 +171,16 @@ class EffectiveRank(AdditiveMetric):
     Args:
         n_places: places that will be updated.
         d_model: width of the hidden states.
+        n_rows: rows of the second moment that are computed together; by default as few as skip most of the half that
+            mirrors the other. More are fewer and larger products, as a GPU wants them.
     """
 
     moment: Tensor
     n_vectors: Tensor
 
-    def __init__(self, n_places: int, d_model: int) -> None:
+    def __init__(self, n_places: int, d_model: int, n_rows: int | None = None) -> None:
         super().__init__()
-        self.d_model = d_model
+        self.d_model, self.n_rows = d_model, n_rows or _MOMENT_ROWS
         size = sum(rows * (d_model - start) for start, rows, _ in self._blocks())
         self.add_sums(moment=(n_places, size), n_vectors=(n_places,))
         self._group: Any = None
@@ -186,8 +188,8 @@ class EffectiveRank(AdditiveMetric):
     def _blocks(self) -> Iterator[tuple[int, int, int]]:
         """First row, number of rows and place in the state of every block of rows; columns go from the first row on."""
         offset = 0
-        for start in range(0, self.d_model, _MOMENT_ROWS):
-            rows = min(_MOMENT_ROWS, self.d_model - start)
+        for start in range(0, self.d_model, self.n_rows):
+            rows = min(self.n_rows, self.d_model - start)
             yield start, rows, offset
             offset += rows * (self.d_model - start)
 

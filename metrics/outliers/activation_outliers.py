@@ -16,11 +16,14 @@ from torch import Tensor
 
 from ..additive import AdditiveMetric
 from ..quantity import Sizes
+from ..reductions.sizes import largest_size
 
 #: Standard deviations from the mean from which on an activation is an outlier (arXiv 2306.12929, §3).
 OUTLIER_SIGMAS = 6.0
 #: What the published code adds to σ⁴.
 PUBLISHED_EPS = 1e-6
+#: What every sequence gives a number of, as the quantities' names end.
+_PER_SEQUENCE = ("kurtosis", "kurtosis_published", "inf_norm", "outlier_channels")
 #: On the CPU: elements that are looked at together, which stay in cache.
 _CACHED = 1 << 16
 #: Elsewhere: for little memory.
@@ -54,13 +57,13 @@ def sequence_moments(x_BTD: Tensor) -> SequenceMoments:
         for start in range(0, length, n_rows):
             here = some, slice(start, start + n_rows)
             x = x_BTD[here]
-            largest_BT[here] = torch.maximum(x.amax(-1), x.amin(-1).neg_()).to(wide)
+            largest_BT[here] = largest_size(x, -1).to(wide)
             square = (x.to(wide) - mean_B[some, None, None]).square_()
             away_BD[some] = torch.maximum(away_BD[some], square.amax(1))
-            second_BT[here] = square.sum(-1)
-            fourth_BT[here] = torch.linalg.vector_norm(square, dim=-1).square_()
+            torch.sum(square, -1, out=second_BT[here])
+            torch.linalg.vector_norm(square, dim=-1, out=fourth_BT[here])
     variance_B = second_BT.sum(1, dtype=torch.float64) / (length * width - 1)
-    return SequenceMoments(variance_B.sqrt(), fourth_BT.double() / width, largest_BT, away_BD.sqrt_())
+    return SequenceMoments(variance_B.sqrt(), fourth_BT.square_().double() / width, largest_BT, away_BD.sqrt_())
 
 
 class ActivationOutliers(AdditiveMetric):
@@ -73,10 +76,7 @@ class ActivationOutliers(AdditiveMetric):
         sizes: of the model and the probe.
     """
 
-    kurtosis_sum: Tensor
-    published_sum: Tensor
-    largest_sum: Tensor
-    channel_sum: Tensor
+    sequence_sums: Tensor
     n_sequences: Tensor
     position_kurtosis_sum: Tensor
     position_largest_sum: Tensor
@@ -84,13 +84,10 @@ class ActivationOutliers(AdditiveMetric):
     def __init__(self, sizes: Sizes) -> None:
         super().__init__()
         self.n_layers, n_states = sizes.n_layers, sizes.n_layers + 1
-        places = (n_states + 2 * sizes.n_layers,)
+        n_places = n_states + 2 * sizes.n_layers
         self.add_sums(
-            kurtosis_sum=places,
-            published_sum=places,
-            largest_sum=places,
-            channel_sum=places,
-            n_sequences=places,
+            sequence_sums=(len(_PER_SEQUENCE), n_places),
+            n_sequences=(n_places,),
             position_kurtosis_sum=(n_states, sizes.seq_len),
             position_largest_sum=(n_states, sizes.seq_len),
         )
@@ -111,11 +108,15 @@ class ActivationOutliers(AdditiveMetric):
         std_B, fourth_BT, largest_BT, away_BD = sequence_moments(x_BTD)
         fourth_power_B = std_B.square().square()
         kurtosis_BT = (fourth_BT / fourth_power_B[:, None]).masked_fill_(std_B[:, None] == 0, 0.0)
-        self.kurtosis_sum[place].add_(kurtosis_BT.mean(1).sum())
-        self.published_sum[place].add_((fourth_BT.mean(1) / (fourth_power_B + PUBLISHED_EPS)).sum())
-        self.largest_sum[place].add_(largest_BT.amax(1).sum(dtype=torch.float64))
         is_outlier_BD = away_BD > OUTLIER_SIGMAS * std_B[:, None]
-        self.channel_sum[place].add_(is_outlier_BD.double().mean(1).sum())
+        # In the order of _PER_SEQUENCE; added up together, because to a GPU each small sum is a launch.
+        numbers = (
+            kurtosis_BT.mean(1),
+            fourth_BT.mean(1) / (fourth_power_B + PUBLISHED_EPS),
+            largest_BT.amax(1),
+            is_outlier_BD.sum(1, dtype=torch.float64) / is_outlier_BD.shape[1],
+        )
+        self.sequence_sums[:, place].add_(torch.stack(numbers).sum(1))
         self.n_sequences[place].add_(len(x_BTD))
         if place <= self.n_layers:
             self.position_kurtosis_sum[place].add_(kurtosis_BT.sum(0))
@@ -128,12 +129,7 @@ class ActivationOutliers(AdditiveMetric):
         places = {"residual": states}
         places["attention"] = slice(states.stop, states.stop + self.n_layers)
         places["mlp"] = slice(states.stop + self.n_layers, None)
-        for what, sums in (
-            ("kurtosis", self.kurtosis_sum),
-            ("kurtosis_published", self.published_sum),
-            ("inf_norm", self.largest_sum),
-            ("outlier_channels", self.channel_sum),
-        ):
+        for what, sums in zip(_PER_SEQUENCE, self.sequence_sums, strict=True):
             mean_P = (sums / self.n_sequences).cpu().numpy()
             found |= {f"{place}_{what}": mean_P[part] for place, part in places.items()}
         n_S1 = self.n_sequences[states, None]

@@ -23,8 +23,9 @@ EVERYTHING: Part = (slice(None), slice(None))
 
 #: On the CPU: weights of one block, which stay in cache, and heads that are worth more than that they do.
 _CACHED, _HEADS = 1 << 18, 4
-#: Elsewhere: queries and weights of one block, for few launches and little memory.
-_ROWS, _WEIGHTS = 256, 1 << 24
+#: Elsewhere: queries and weights of one block. A GPU has read a block of 256 MiB (float32) before the next one is
+#: launched; smaller ones leave it waiting.
+_ROWS, _WEIGHTS = 256, 1 << 26
 
 
 class WeightReader(Protocol):

@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from birthmark.metrics.rankings import kendall_tau, rank_biased_overlap, ranking, spearman, top_overlap
+from birthmark.metrics.rankings import Ranked, kendall_tau, rank_biased_overlap, ranking, spearman, top_overlap
 
 # Few different values, so that there are ties.
 VECTORS = st.integers(2, 14).flatmap(lambda n: st.tuples(*[st.lists(st.integers(0, 6), min_size=n, max_size=n)] * 2))
@@ -123,3 +123,13 @@ def test_likeness_of_unrelated_rankings_is_that_of_chance():
 
 def test_numbers_that_are_equal_keep_the_order_of_their_ids():
     assert ranking(np.array([0.5, 0.25, 0.5, 0.25])).tolist() == [0, 2, 1, 3]
+
+
+@settings(max_examples=40, deadline=None)
+@given(VECTORS)
+def test_a_preference_that_is_ranked_once_gives_what_scipy_and_its_numbers_give(pair):
+    p, q = arrays(pair)
+    np.testing.assert_array_equal(Ranked(p).mean_ranks + 1, stats.rankdata(-p))
+    for measure in (spearman, kendall_tau, rank_biased_overlap):
+        assert measure(Ranked(p), Ranked(q)) == pytest.approx(measure(p, q), abs=0, nan_ok=True)
+    assert top_overlap(Ranked(p), q, len(p) // 2) == top_overlap(p, q, len(p) // 2)
