@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -55,8 +56,9 @@ def _only_writer(*paths: Path) -> Iterator[None]:
         yield
 
 
-def render(template: str, **values: Any) -> str:
-    """HTML of a template of this room, in our colours."""
+@cache
+def _environment() -> jinja2.Environment:
+    """The templates of this room; each is compiled once, which takes as long as to fill it."""
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__),
         autoescape=True,
@@ -72,7 +74,12 @@ def render(template: str, **values: Any) -> str:
         "explained": explained,
         "shorten": lambda text: shorten(text, 32),
     }
-    return environment.get_template(template).render(theme=THEME, **values)
+    return environment
+
+
+def render(template: str, **values: Any) -> str:
+    """HTML of a template of this room, in our colours."""
+    return _environment().get_template(template).render(theme=THEME, **values)
 
 
 NavigationLink = tuple[str, str, str]

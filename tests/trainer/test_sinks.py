@@ -15,7 +15,10 @@ CONFIGS = Path(birthmark.__file__).parent / "configs"
 
 def final(name, path):
     """Last value of every metric after 375 steps of a shipped config."""
-    config = read_config(CONFIGS / name, {"trainer.max_steps": 375, "trainer.device": "cpu", "log.wandb": "off"})
+    config = read_config(
+        CONFIGS / name,
+        {"trainer.max_steps": 375, "trainer.checkpoint_every": 375, "trainer.device": "cpu", "log.wandb": "off"},
+    )
     run = pretrain(config, RunDir(path), console=Console(quiet=True)).run
     return {key: value for record in read_metrics(run.metrics) for key, value in record.items()}
 
