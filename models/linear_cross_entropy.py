@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .attention import kernels
+from .attention.kernels import runs_on
 
 #: A target that counts nowhere.
 IGNORED = -100
@@ -87,7 +87,7 @@ def linear_cross_entropy(
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_ND.dtype
     counts_N = (targets_N != IGNORED).to(wide(dtype))
     weights_N = counts_N / counts_N.sum()
-    few = _runs_on(x_ND) == "cpu" and x_ND.shape[0] * weight_VD.shape[0] <= PLAIN
+    few = runs_on(x_ND) == "cpu" and x_ND.shape[0] * weight_VD.shape[0] <= PLAIN
     if few if plain is None else plain:
         objective, losses_N, squares_N = _plain(x_ND, weight_VD, targets_N, weights_N, z_loss, cap, dtype)
     else:
@@ -99,11 +99,6 @@ def linear_cross_entropy(
         return TokenLosses(objective, objective.detach(), torch.zeros_like(objective), losses_N)
     z = z_loss * (squares_N * weights_N).sum()
     return TokenLosses(objective, (losses_N * weights_N).sum(), z, losses_N)
-
-
-def _runs_on(tensor: Tensor) -> str:
-    """Type of the device, or of the one that a pass is planned for."""
-    return kernels.chosen_for or tensor.device.type
 
 
 def _plain(
@@ -141,7 +136,7 @@ def _block_rows(n_rows: int, vocab_size: int, device: str) -> int:
 
 def workspace_bytes(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Callable[[int], int]:
     """Number of rows → bytes that the operator takes while it runs, beside what it is given and what it gives."""
-    (vocab_size, width), device = weight.shape, _runs_on(x)
+    (vocab_size, width), device = weight.shape, runs_on(x)
     exact, itemsize, wide_itemsize = dtype == wide(dtype), dtype.itemsize, wide(dtype).itemsize
     casts_x, casts_weight, rounds = x.dtype != dtype, weight.dtype != dtype, weight.dtype != wide(dtype)
 

@@ -70,6 +70,12 @@ class Cluster:
             return self.usable * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / self.per_node
         return self.usable * GPUS[self.gpu].memory
 
+    @property
+    def workspaces(self) -> int:
+        """Bytes that matrix products work with for as long as a process runs: on a GPU the thread of forward passes and
+        that of backward passes have some of their own."""
+        return 0 if self.gpu == "cpu" else 2 * GPUS[self.gpu].workspace
+
     def rate(self, ring: Ring) -> float | None:
         """Bytes per second that a process sends in a collective of these processes; None where that is not known.
 

@@ -215,6 +215,7 @@ class Planner:
             self._curve(trainer),
         )
         held = costs.memory(curve.at(trainer.micro_batch_size), curve, sizes)
+        held[:, PARTS.index("activations")] += cluster.workspaces
         if sizes.accumulate == 1:
             held[curve.during("later forward", "later backward")] = 0
         highest = int(held.sum(axis=1).argmax())

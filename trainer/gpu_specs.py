@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+#: Bytes that torch gives cuBLAS to work with, on GPUs before Hopper (2 of 4096 KiB and 8 of 16) and from it on (aten,
+#: CUDABlas.cpp).
+BEFORE_HOPPER, FROM_HOPPER = 2 * 2**22 + 8 * 2**14, 2**25
+
 
 @dataclass(frozen=True)
 class GPU:
@@ -17,6 +21,8 @@ class GPU:
     """Bytes per second that it sends to its neighbours in one machine, over NVLink or else PCIe."""
     peak: float | str
     """Peak of dense bf16 matrix products in FLOP/s; or the GPU's name in Lightning's table, which has the figure."""
+    workspace: int
+    """Bytes that cuBLAS works with, in each thread that calls it."""
 
     @property
     def bf16(self) -> float:
@@ -32,15 +38,15 @@ class GPU:
 #: GPUs by name; where one's part stands in another's, the longer comes first. Lightning's table lacks B200 and L40S; of
 #: H200 it has the figure with sparsity, of H100 NVL that of two cards, of RTX GPUs that without tensor cores.
 GPUS = {
-    "h100-pcie-80gb": GPU("H100 PCIe", 80e9, 64e9, "h100 pcie"),
-    "h100-nvl-94gb": GPU("H100 NVL", 94e9, 300e9, 835e12),
-    "h100-80gb": GPU("H100", 80e9, 450e9, "h100 sxm"),
-    "h200-141gb": GPU("H200", 141e9, 450e9, 989.4e12),
-    "b200-192gb": GPU("B200", 192e9, 900e9, 2250e12),
-    "a100-40gb": GPU("A100", 40e9, 300e9, "a100"),
-    "a100-80gb": GPU("A100", 80e9, 300e9, "a100"),
-    "l40s-48gb": GPU("L40S", 48e9, 32e9, 362e12),
-    "rtx4090-24gb": GPU("RTX 4090", 24e9, 32e9, 165e12),
+    "h100-pcie-80gb": GPU("H100 PCIe", 80e9, 64e9, "h100 pcie", FROM_HOPPER),
+    "h100-nvl-94gb": GPU("H100 NVL", 94e9, 300e9, 835e12, FROM_HOPPER),
+    "h100-80gb": GPU("H100", 80e9, 450e9, "h100 sxm", FROM_HOPPER),
+    "h200-141gb": GPU("H200", 141e9, 450e9, 989.4e12, FROM_HOPPER),
+    "b200-192gb": GPU("B200", 192e9, 900e9, 2250e12, FROM_HOPPER),
+    "a100-40gb": GPU("A100", 40e9, 300e9, "a100", BEFORE_HOPPER),
+    "a100-80gb": GPU("A100", 80e9, 300e9, "a100", BEFORE_HOPPER),
+    "l40s-48gb": GPU("L40S", 48e9, 32e9, 362e12, BEFORE_HOPPER),
+    "rtx4090-24gb": GPU("RTX 4090", 24e9, 32e9, 165e12, BEFORE_HOPPER),
 }
 
 

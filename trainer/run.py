@@ -77,7 +77,8 @@ def _device(config: RunConfig, process: LaunchedProcess | None) -> torch.device:
         raise UsageError("trainer.device is cuda, but torch sees no GPU: give cpu or auto")
     if wanted == "cpu" or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", process.local_rank) if process is not None else torch.device("cuda")
+    # With its number: a thread that makes it current needs one.
+    return torch.device("cuda", process.local_rank if process is not None else torch.cuda.current_device())
 
 
 def _check_same_everywhere(config: RunConfig, birth: str, data: PreparedData) -> None:

@@ -24,6 +24,7 @@ MOST = 60 * 10**6
 PACKAGES = (
     # to train and to measure
     *("lightning", "lightning-utilities", "torchmetrics", "fsspec", "packaging", "tqdm", "pyyaml", "typing-extensions"),
+    "torchao",
     *("jsonargparse", "docstring-parser", "typeshed-client", "importlib-resources", "filelock", "jinja2", "markupsafe"),
     *("rich", "markdown-it-py", "mdurl", "pygments", "tabulate", "scipy", "safetensors", "tokenizers"),
     # the tests

@@ -6,6 +6,10 @@ log-sum-exp, and they all make Δ from the O that they are handed. So they get `
 is ``Δ − g``: no channel is added, and no operator runs on a wider head than in the forward pass. A row whose dO is 0
 gets one of 1e-15 in its place, which no gradient of that row can be told from.
 
+Keys beside the tokens', known by the log-sum-exp of their scores, cost nothing here. With the tokens' share of the
+output in place of O and the log-sum-exp over all keys in place of the tokens', the operators' backward passes give the
+gradients of the tokens in the whole softmax: they make the weights anew from the log-sum-exp that they are handed.
+
 Legend: B sequences, H query heads, G key/value heads, T positions, K head width.
 """
 
@@ -44,6 +48,8 @@ class Backend:
         grouped: whether it reads keys and values that query heads share from one place; the others get copies for as
             long as they run.
         windows: whether it takes a window.
+        here: whether it is there, and the choice, on the device of these queries.
+        for_output: whether it is called where the output alone is wanted, in place of scaled_dot_product_attention.
         forward: (q, k, v, scale, causal, window) → output, log-sum-exp ``[B, H, T or more]``, and what else its
             backward pass wants.
         backward: (dO, q, k, v, output, log-sum-exp, what else it wants, scale, causal, window) → dq, dk, dv.
@@ -57,10 +63,13 @@ class Backend:
     windows: bool
     forward: Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
+    here: Callable[[Tensor], bool] = lambda q_BHTK: True
+    for_output: bool = False
 
-    def takes(self, q_BHTK: Tensor) -> bool:
+    def takes(self, q_BHTK: Tensor, window: int | None = None) -> bool:
         """Whether it runs on queries of this type and width."""
-        return q_BHTK.dtype in self.dtypes and q_BHTK.shape[-1] <= self.widest
+        fits = q_BHTK.dtype in self.dtypes and q_BHTK.shape[-1] <= self.widest and (self.windows or window is None)
+        return fits and self.here(q_BHTK)
 
 
 # ------------------------------------------------------------------------------------------------------------------
@@ -81,6 +90,49 @@ def _cpu_backward(
     dq, dk, dv = _aten._scaled_dot_product_flash_attention_for_cpu_backward(
         d_out, q, k, v, out, lse, 0.0, causal, scale=scale
     )
+    return dq, dk, dv
+
+
+# ------------------------------------------------------------------------------------------------------------------
+# CUDA: cuDNN's, twice as fast as FlashAttention-2 on the GPUs that it is written for; its log-sum-exp has one more axis
+
+
+@torch.compiler.assume_constant_result
+def _made_for_cudnn(index: int) -> bool:
+    return torch.cuda.get_device_capability(index)[0] in (9, 10)
+
+
+def _cudnn_is_the_choice(q_BHTK: Tensor) -> bool:
+    """As ``scaled_dot_product_attention`` decides: not for a single position, not where runs are to be deterministic,
+    and not where cuDNN is turned off."""
+    if not q_BHTK.is_cuda or not torch.cuda.is_available() or q_BHTK.shape[2] == 1:
+        return False
+    if torch.are_deterministic_algorithms_enabled():
+        return False
+    return torch.backends.cuda.cudnn_sdp_enabled() and _made_for_cudnn(q_BHTK.get_device())
+
+
+def _cudnn_forward(
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: int | None
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    out, lse, _, _, _, _, *random, _ = _aten._scaled_dot_product_cudnn_attention(
+        q, k, v, None, True, 0.0, causal, scale=scale
+    )
+    return out, lse.view(q.shape[:3]), tuple(random)
+
+
+def _cudnn_backward(
+    d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, more: tuple[Tensor, ...], scale: float,
+    causal: bool, window: int | None,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    # torch keeps cuDNN's graphs by the layouts of queries, keys and values: it would run one that was made for another
+    # layout of the gradient.
+    if d_out.stride() != out.stride():
+        d_out = torch.empty_like(out).copy_(d_out)
+    dq, dk, dv = _aten._scaled_dot_product_cudnn_attention_backward(
+        d_out, q, k, v, out, lse.unsqueeze(-1), *more, None, None, None, q.shape[2], k.shape[2], 0.0, causal,
+        scale=scale,
+    )  # fmt: skip
     return dq, dk, dv
 
 
@@ -155,6 +207,10 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
         ),
     ),
     "cuda": (
+        Backend(
+            "cuDNN", (torch.bfloat16,), 128, 8, True, False, _cudnn_forward, _cudnn_backward, _cudnn_is_the_choice,
+            for_output=True,
+        ),
         Backend("flash", (torch.bfloat16,), 256, 8, True, True, _flash_forward, _flash_backward),
         Backend(
             "memory-efficient", (torch.float32, torch.bfloat16), _ANY, 8, False, False,
@@ -164,15 +220,16 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
 }  # fmt: skip
 
 
-def backend_for(device: str, q_BHTK: Tensor) -> Backend:
-    """The operators for these queries on a type of device.
+def backend_for(device: str, q_BHTK: Tensor, window: int | None = None) -> Backend:
+    """The operators for these queries on a type of device, with a window if one of them takes it.
 
     Raises:
         UsageError: it has none.
     """
-    for backend in BACKENDS.get(device, ()):
-        if backend.takes(q_BHTK):
-            return backend
+    for taken in (window, None):
+        for backend in BACKENDS.get(device, ()):
+            if backend.takes(q_BHTK, taken):
+                return backend
     raise UsageError(f"attention in {str(q_BHTK.dtype).removeprefix('torch.')} on {device}: no fused kernel is known")
 
 
@@ -182,40 +239,81 @@ def _with_gradient_of_lse(out: Tensor, d_out: Tensor | None, d_lse: Tensor) -> t
     if d_out is None:
         d_out = torch.zeros_like(out)
     size = torch.linalg.vector_norm(d_out, dim=-1, keepdim=True, dtype=d_lse.dtype)
-    d_out = torch.where((size < _NEXT_TO_NOTHING) & (d_lse != 0), _NEXT_TO_NOTHING, d_out)
-    size = torch.linalg.vector_norm(d_out, dim=-1, keepdim=True, dtype=d_lse.dtype)
+    nothing = (size < _NEXT_TO_NOTHING) & (d_lse != 0)
+    # Left to itself, torch.where gives the result a layout of its own.
+    least = d_out.new_full((), _NEXT_TO_NOTHING)
+    d_out = torch.where(nothing, least, d_out, out=torch.empty_like(d_out))
+    size = torch.where(nothing, _NEXT_TO_NOTHING * out.shape[-1] ** 0.5, size)
     # Divided twice: the square of a small size has few digits, or none.
-    return (out - d_out * torch.where(d_lse == 0, 0, d_lse / size / size)).to(out.dtype), d_out
+    share = torch.where(d_lse == 0, 0, d_lse / size / size)
+    # One pass, in the type of the share, rounded once.
+    return torch.addcmul(out, d_out, share, value=-1, out=torch.empty_like(out)), d_out
 
 
 class FusedAttention(torch.autograd.Function):
-    """Softmax attention on the operators of a :class:`Backend`: output ``[B, H, T, K]``, log-sum-exp ``[B, H, T]``."""
+    """Softmax attention on the operators of a :class:`Backend`.
+
+    Output ``[B, H, T, K]``; log-sum-exp of the scores ``[B, H, T]``; and the same over all keys, with those beside the
+    tokens', of which the log-sum-exp ``[B, H, T]`` is given. Where there are such keys, the output is the tokens' share
+    of the whole softmax's; where not, both log-sum-exps are one.
+    """
 
     @staticmethod
     def forward(
-        ctx: Any, q: Tensor, k: Tensor, v: Tensor, backend: Backend, scale: float, causal: bool, window: int | None
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        others: Tensor | None,
+        backend: Backend,
+        scale: float,
+        causal: bool,
+        window: int | None,
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keep what the operator wants back; keys and values of grouped heads once."""
         ctx.width, ctx.how = q.shape[-1], (scale, causal, window)
-        ctx.backend = backend
+        ctx.backend, ctx.beside = backend, others is not None
         if extra := -ctx.width % backend.multiple:
             q, k, v = (F.pad(x, (0, extra)) for x in (q, k, v))
         out, lse, more = backend.forward(q, k, v, *ctx.how)
-        ctx.save_for_backward(q, k, v, out, lse, *more)
+        lse_BHT, total = lse[..., : q.shape[2]], None
+        if others is not None:
+            total = torch.logaddexp(lse_BHT, others)
+            # In the layout that the operator gave it.
+            out = torch.mul(out, (lse_BHT - total).exp_()[..., None].to(out.dtype), out=torch.empty_like(out))
+            # Padded as the operator's own is.
+            whole = F.pad(total, (0, lse.shape[2] - q.shape[2]), value=torch.inf)
+            ctx.save_for_backward(q, k, v, out, whole, lse_BHT, others, *more)
+        else:
+            ctx.save_for_backward(q, k, v, out, lse, *more)
         ctx.set_materialize_grads(False)
-        return (out[..., : ctx.width] if extra else out), lse[..., : q.shape[2]]
+        return (out[..., : ctx.width] if extra else out), lse_BHT, total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients of queries, keys and values."""
+        """Gradients of queries, keys, values and the log-sum-exp of the other keys."""
         q, k, v, out, lse, *more = ctx.saved_tensors
-        d_out, d_lse = grads
+        d_out, d_lse, d_total = grads
+        d_others = None
         if d_out is not None:
             d_out = F.pad(d_out.to(q.dtype), (0, q.shape[-1] - ctx.width))
+        if ctx.beside:
+            lse_tokens, others, *more = more
+            total = lse[..., : q.shape[2]]
+            if ctx.needs_input_grad[3]:
+                d_whole = torch.zeros_like(total) if d_total is None else d_total
+                if d_out is not None:
+                    d_whole = d_whole - (d_out * out).sum(-1, dtype=total.dtype)
+                d_others = d_whole * (others - total).exp()
+            if d_lse is not None:
+                # The weights in the softmax over tokens are those in the whole one, times a number for each row.
+                d_lse = d_lse * (total - lse_tokens).exp()
+            given = [d for d in (d_lse, d_total) if d is not None]
+            d_lse = sum(given[1:], given[0]) if given else None
         if d_lse is not None:
             out, d_out = _with_gradient_of_lse(out, d_out, d_lse)
         if d_out is None:
-            return (None,) * 7
+            return (None,) * 8
         of_each = ctx.backend.backward(d_out, q, k, v, out, lse, tuple(more), *ctx.how)
         dq, dk, dv = (x[..., : ctx.width] for x in of_each)
-        return dq, dk, dv if ctx.needs_input_grad[2] else None, None, None, None, None
+        return dq, dk, dv if ctx.needs_input_grad[2] else None, d_others, None, None, None, None

@@ -24,19 +24,21 @@ from .grouped_heads import over_heads
 chosen_for: str | None = None
 
 
-def _device(x: Tensor) -> str:
+def runs_on(x: Tensor) -> str:
+    """Type of the device of a tensor, or of the one that a pass is planned for."""
     return chosen_for or x.device.type
 
 
 def _in_blocks(q: Tensor, causal: bool = True) -> bool:
-    return causal and _device(q) == "cpu" and q.dtype == torch.bfloat16
+    return causal and runs_on(q) == "cpu" and q.dtype == torch.bfloat16
 
 
 def _fused(
     q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = True, window: int | None = None
 ) -> tuple[Tensor, Tensor]:
-    backend = backend_for(_device(q), q)
-    return FusedAttention.apply(q, k, v, backend, scale, causal, window)
+    backend = backend_for(runs_on(q), q, window)
+    out, lse, _ = FusedAttention.apply(q, k, v, None, backend, scale, causal, window)
+    return out, lse
 
 
 def attention_with_lse(
@@ -49,6 +51,30 @@ def attention_with_lse(
     if _in_blocks(q_BHTK, causal):
         return causal_blocks(q_BHTK, k_BGSK, v_BGSK, scale, wants_sums=True)[:2]
     return _fused(q_BHTK, k_BGSK, v_BGSK, scale, causal)
+
+
+def attention_beside(
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float, others_BHT: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Causal attention beside keys that are no tokens: the tokens' share of the output ``[B, H, T, K]``, and the
+    log-sum-exps of the scores of tokens and of all keys ``[B, H, T]``. All carry gradients.
+
+    Args:
+        q_BHTK: queries.
+        k_BGTK: keys of the tokens.
+        v_BGTK: their values.
+        scale: of the scores.
+        others_BHT: log-sum-exp of the scores of the other keys, float32 or wider.
+    """
+    if _in_blocks(q_BHTK):
+        out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
+        total = torch.logaddexp(lse, others_BHT)
+        return out * (lse - total).exp()[..., None].to(out.dtype), lse, total
+    backend = backend_for(runs_on(q_BHTK), q_BHTK)
+    found: tuple[Tensor, Tensor, Tensor] = FusedAttention.apply(
+        q_BHTK, k_BGTK, v_BGTK, others_BHT, backend, scale, True, None
+    )
+    return found
 
 
 def attention_with_squares(
@@ -65,7 +91,10 @@ def causal_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: floa
     """The output alone of causal softmax attention, ``[B, H, T, K]``, on the fastest kernel that there is."""
     if _in_blocks(q_BHTK) and keeps_weights(q_BHTK):
         return causal_blocks(q_BHTK, k_BGTK, v_BGTK, scale, wants_sums=False)[0]
-    if not backend_for(_device(q_BHTK), q_BHTK).grouped:
+    backend = backend_for(runs_on(q_BHTK), q_BHTK)
+    if backend.for_output:
+        return _fused(q_BHTK, k_BGTK, v_BGTK, scale)[0]
+    if not backend.grouped:
         k_BGTK, v_BGTK = (over_heads(x, q_BHTK.shape[1]) for x in (k_BGTK, v_BGTK))
     grouped = k_BGTK.shape[1] != q_BHTK.shape[1]
     return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, scale=scale, enable_gqa=grouped)
@@ -122,7 +151,7 @@ def visible_attention(
         return documents.attend(partial(visible_attention, scale=scale, window=window), q_BHTK, k_BGTK, v_BGTK)
     if window is None or window >= q_BHTK.shape[2]:
         out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
-    elif backend_for(_device(q_BHTK), q_BHTK).windows:
+    elif backend_for(runs_on(q_BHTK), q_BHTK, window).windows:
         out, lse = _fused(q_BHTK, k_BGTK, v_BGTK, scale, window=window)
     else:
         out, lse = _windowed(q_BHTK, k_BGTK, v_BGTK, scale, window)

@@ -20,7 +20,7 @@ from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution
 from ..parameter_roles import ParameterRole
 from .grouped_heads import over_heads
-from .kernels import attention_with_squares, causal_attention
+from .kernels import attention_beside, attention_with_squares, causal_attention
 from .scores import Scores
 from .weight_reader import EVERYTHING, WeightReader, new_reader, read_softmax
 
@@ -95,12 +95,17 @@ class FusedSoftmax(WeightedSum):
             o, self._lse_BHT, self._squares_BHT = attention_with_squares(
                 scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale
             )
+        elif self.plain and others_BHT is not None:
+            o, self._lse_BHT, self._total_BHT = attention_beside(
+                scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale, others_BHT
+            )
         else:
             o, self._lse_BHT = scores.softmax(v_BGSK)
         if others_BHT is not None:
-            self._total_BHT = torch.logaddexp(self._lse(), others_BHT)
-            if self.reader is None:
-                o = o * (self._lse() - self._total_BHT).exp()[..., None].to(o.dtype)
+            if self._total_BHT is None:
+                self._total_BHT = torch.logaddexp(self._lse(), others_BHT)
+                if self.reader is None:
+                    o = o * (self._lse() - self._total_BHT).exp()[..., None].to(o.dtype)
             for key in extra:
                 if (values := key.values()) is not None:
                     share_BHT = (key.score_BHT - self._total_BHT).exp().to(o.dtype)

@@ -204,9 +204,10 @@ ARMS = {
 @pytest.mark.parametrize("arm", ARMS)
 def test_every_arm_can_be_planned(llama, arm):
     config = llama({f"model.{name}": value for name, value in ARMS[arm].items()})
-    plan = Planner(config, Cluster(1, "h100-80gb")).plan()
-    states = 16 * Planner(config, Cluster(1, "h100-80gb")).n_params
-    assert states < plan.peak < states + 20e6
+    planner = Planner(config, Cluster(1, "h100-80gb"))
+    # cuBLAS gets 32 MiB in each of two threads on an H100, whatever the model.
+    least = 16 * planner.n_params + 2 * 32 * 2**20
+    assert least < planner.plan().peak < least + 20e6
 
 
 # ---------------------------------------------------------------- what stands in for a GPU

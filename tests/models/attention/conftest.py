@@ -75,6 +75,24 @@ def _windowed_backward(
     return tuple(x.transpose(1, 2) for x in found)
 
 
+def _cudnn(q, k, v, bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, return_debug_mask=False, *, scale=None):
+    assert (bias, compute_log_sumexp, dropout_p, return_debug_mask) == (None, True, 0.0, False)
+    assert q.shape[-1] % 8 == 0
+    out, lse = _forward(q, k, v, scale, is_causal)
+    out = torch.empty_like(q).copy_(out)  # in the layout of the queries
+    return out, lse[..., None], None, None, q.shape[2], k.shape[2], torch.tensor(5), torch.tensor(6), None
+
+
+def _cudnn_backward(
+    d_out, q, k, v, out, lse, seed, offset, bias, cum_q, cum_k, max_q, max_k, dropout_p, is_causal, *, scale=None
+):
+    assert (max_q, max_k, dropout_p, bias, cum_q, cum_k) == (q.shape[2], k.shape[2], 0.0, None, None, None)
+    assert (seed.item(), offset.item(), lse.shape[-1]) == (5, 6, 1)
+    # torch finds the graph that cuDNN runs by the layouts of q, k and v alone.
+    assert d_out.stride() == out.stride()
+    return _backward(d_out, q, k, v, out, lse[..., 0], scale, is_causal)
+
+
 def _efficient(q, k, v, bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, *, scale=None):
     assert q.shape[1] == k.shape[1] == v.shape[1]
     assert q.shape[-1] % 8 == 0
@@ -93,6 +111,8 @@ def _efficient_backward(
 
 
 _OPERATORS = {
+    "_scaled_dot_product_cudnn_attention": _cudnn,
+    "_scaled_dot_product_cudnn_attention_backward": _cudnn_backward,
     "_scaled_dot_product_flash_attention": _flash,
     "_scaled_dot_product_flash_attention_backward": _flash_backward,
     "_flash_attention_forward": _windowed,
@@ -102,11 +122,11 @@ _OPERATORS = {
 }
 
 
-@pytest.fixture(params=["flash", "memory-efficient"])
+@pytest.fixture(params=["cuDNN", "flash", "memory-efficient"])
 def cuda_operators(request, monkeypatch):
     """Kernels are chosen as on CUDA, from one row of the table, which takes float64 too; the operators are formulas."""
     (row,) = (row for row in backends.BACKENDS["cuda"] if row.name == request.param)
-    wide = replace(row, dtypes=(*row.dtypes, torch.float32, torch.float64))
+    wide = replace(row, dtypes=(*row.dtypes, torch.float32, torch.float64), here=lambda q: True)
     monkeypatch.setitem(backends.BACKENDS, "cuda", (wide,))
     monkeypatch.setattr(kernels, "chosen_for", "cuda")
     with torch.library._scoped_library("aten", "IMPL") as library:

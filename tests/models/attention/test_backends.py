@@ -140,6 +140,45 @@ def test_a_row_without_upstream_gradient_still_has_that_of_its_log_sum_exp():
             assert float((got - wanted).abs().max()) <= 2e-6 * float(wanted.abs().max()) + 1e-12
 
 
+def test_keys_beside_the_tokens_share_the_softmax_and_all_its_gradients():
+    """Of the output and of both log-sum-exps, alone and together, against the softmax written out."""
+    generator = torch.Generator().manual_seed(0)
+    draw = {"generator": generator, "dtype": torch.float64}
+    leaves = [torch.randn(2, n, 21, 8, **draw).requires_grad_() for n in (4, 2, 2)]
+    leaves.append((2 * torch.randn(2, 4, 21, **draw)).requires_grad_())
+    q, k, v, others = leaves
+    k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
+    scores = (q @ k.mT * 0.4).masked_fill(torch.ones(21, 21).triu(1) > 0, -torch.inf)
+    total = torch.logsumexp(torch.cat([scores, others[..., None]], dim=-1), -1)
+    wanted = (scores - total[..., None]).exp() @ v, scores.logsumexp(-1), total
+    got = kernels.attention_beside(q, *leaves[1:3], 0.4, others)
+    upstream = [torch.randn(x.shape, **draw) for x in wanted]
+    for chosen in ([0], [1], [2], [0, 1], [0, 2], [0, 1, 2]):
+        both = [
+            torch.autograd.grad(sum((found[i] * upstream[i]).sum() for i in chosen), leaves, retain_graph=True)
+            for found in (got, [x + 0 * (others.sum() + v.sum()) for x in wanted])
+        ]
+        for name, ours, theirs in zip(("q", "k", "v", "others"), *both, strict=True):
+            torch.testing.assert_close(
+                ours, theirs, atol=1e-10, rtol=1e-10, msg=lambda m, at=(chosen, name): f"{at}: {m}"
+            )
+    for ours, theirs in zip(got, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=1e-12, rtol=1e-12)
+
+
+def test_a_gradient_in_another_layout_than_the_output_gives_the_same(cuda_operators):
+    """What stands in for cuDNN's operator refuses it: torch's own would run a graph that was made for another one."""
+    generator = torch.Generator().manual_seed(0)
+    leaves = [torch.randn(2, 4, 9, 8, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3)]
+    upstream = torch.randn(2, 4, 9, 8, generator=generator, dtype=torch.float64)
+    found = []
+    for given in (upstream, upstream.transpose(1, 2).contiguous().transpose(1, 2)):
+        out, lse = kernels.attention_with_lse(*leaves, 0.3)
+        found.append(torch.autograd.grad((out, lse), leaves, (given, torch.ones_like(lse))))
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
+
+
 def test_a_device_without_kernels_is_named():
     with pytest.raises(UsageError, match=r"attention in float64 on cuda: no fused kernel is known"):
         backends.backend_for("cuda", torch.zeros(1, 1, 1, 8, dtype=torch.float64))
