@@ -62,8 +62,8 @@ def _as_json(one: Compared) -> dict[str, Any]:
 
 def print_compared(found: Sequence[Compared], probe: Mapping[str, Any], console: Console) -> None:
     """A row for each pair of models, and for each step."""
-    kind = "passages of text" if probe["kind"] == "text" else "sequences of random tokens"
-    title = f"{probe['n_sequences']} {kind} of {probe['seq_len']}; KL in nats per token, ± standard error"
+    kind = "tokens of text" if probe["kind"] == "text" else "random tokens"
+    title = f"{probe['n_sequences']} sequences of {probe['seq_len']} {kind}; KL in nats per token, ± standard error"
     console.print(title, highlight=False, soft_wrap=True, markup=False)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     steps, lines = any(one.step is not None for one in found), any(one.lines for one in found)

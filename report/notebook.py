@@ -87,14 +87,14 @@ def comparison_html(compared: Compared) -> str:
     cka_AA, kl_AA = pairs.last_cka(), pairs.mean_kl()
     shown = list(combinations(range(len(names)), 2))[:_MOST_PAIRS]
     strip = [
-        (f"{names[a]} – {names[b]}", f"CKA {cka_AA[a, b]:.3f}", f"KL {kl_AA[a, b]:.3g} and {kl_AA[b, a]:.3g} nats")
+        (f"{names[a]} – {names[b]}", f"CKA {cka_AA[a, b]:.3f}", f"KL {kl_AA[a, b]:.3g}, back {kl_AA[b, a]:.3g} nats")
         for a, b in shown
     ]
     pictures = []
     if importlib.util.find_spec("matplotlib") is not None:
         drawing = later(draw_model_matrices, names, cka_AA, kl_AA)
         pictures.append(
-            Picture(drawing, "models", "CKA of the last states, and KL of row and column", "models.csv", [])
+            Picture(drawing, "models", "CKA of the last states; KL(row ‖ column) in nats per token", "models.csv", [])
         )
     return _render("Between models", strip, pictures)
 

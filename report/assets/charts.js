@@ -28,7 +28,7 @@ const charts = (() => {
   };
 
   // Axes of whole numbers, and what lies between two ticks of them.
-  const WHOLE = ["step", "layer", "head", "position"];
+  const WHOLE = ["step", "layer", "head", "position", "place"];
   const INCREMENTS = [1, 2, 5, ...Array.from({ length: 14 }, (_, k) => [1, 2, 2.5, 5].map(n => n * 10 ** (k + 1))).flat()];
 
   // ── numbers with named axes ──────────────────────────────────────────────────────────────────────────────────────

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+from markupsafe import Markup
 
 from ...report.charts.chart_page import Block, Heading, Panels, Prose, Table, render_page
 from ...report.charts.specs import MatrixPanel
 from ...report.pictures.fingerprints import FULL_Z, PALE_Z
-from ..lineage.comparison import describe_probe
+from ..lineage.outcomes import describe_test
 from .file import RobustnessStudy
 from .rates import change_rates
 from .results import ChangedTest
@@ -18,7 +19,7 @@ from .table import EXPLAINED, INDEPENDENCE, TITLES, notes_of, outcome, rows_of
 _COLUMNS = ("own", "birth", "strangers", "other")
 _LEGEND = (
     "Medians of z against the model that it was made from, its own birth, strangers, and the other model that went "
-    "into it. Colour begins at z 3, which one pair of strangers in a thousand passes by chance."
+    "into it. Colour begins at z 3, which one pair of strangers in a thousand passes by chance; below −3 it is orange."
 )
 
 
@@ -27,11 +28,18 @@ def robustness_page(study: RobustnessStudy, results: Sequence[ChangedTest]) -> s
     blocks: list[Block] = [Prose(outcome(results, test)) for test in study.tests]
     blocks.append(Panels([_medians(results, test) for test in study.tests], wide=True))
     for test, comparison in study.tests.items():
-        blocks.append(Heading("", test, f"null {comparison.recipe.null}, {describe_probe(comparison.probe)}"))
-        blocks.append(Table(TITLES, rows_of(results, test), texts=range(len(TITLES))))
+        blocks.append(Heading("", test, describe_test(comparison.probe, comparison.recipe)))
+        blocks.append(Table(TITLES, _rows(results, test), texts=range(len(TITLES))))
         blocks += [Prose(f"{note}.", note=True) for note in notes_of(results, test)]
     blocks += [Prose(EXPLAINED, note=True), Prose(INDEPENDENCE, note=True)]
     return render_page(study.name, blocks, about="Birthmark study of robustness")
+
+
+def _rows(results: Sequence[ChangedTest], test: str) -> list[list[str | Markup]]:
+    """Rates over z: side by side they are wider than a page."""
+    return [
+        [name, *(Markup("<br>").join(cell.split(", ", 1)) for cell in cells)] for name, *cells in rows_of(results, test)
+    ]
 
 
 def _medians(results: Sequence[ChangedTest], test: str) -> MatrixPanel:

@@ -15,9 +15,8 @@ from ...files import atomic_path
 from ...metrics.seedprint import LEVEL
 from ...report.text import format_value, markdown_table
 from ..lineage.calibration import KinRate
-from ..lineage.comparison import describe_probe
-from ..lineage.outcomes import FINGERPRINT_COLUMNS, fingerprint_cells
-from .file import RobustnessStudy
+from ..lineage.outcomes import FINGERPRINT_COLUMNS, describe_test, fingerprint_cells
+from .file import UNCHANGED, RobustnessStudy
 from .rates import ChangeRates, ZRange, change_rates, strangers_of_all
 from .results import ChangedTest
 
@@ -37,7 +36,7 @@ INDEPENDENCE = (
 
 def outcome(results: Sequence[ChangedTest], test: str) -> str:
     """How a test came out over all changes, in a sentence."""
-    rates = change_rates(results, test)
+    rates = [r for r in change_rates(results, test) if r.change != UNCHANGED]
     kept = [r.change for r in rates if r.trained.rate.n_defined and r.trained.rate.n_kin == r.trained.rate.n_defined]
     lost = [r.change for r in rates if r.trained.rate.n_defined and r.change not in kept]
     strangers = strangers_of_all(results, test).rate
@@ -104,7 +103,7 @@ def markdown(study: RobustnessStudy, results: Sequence[ChangedTest]) -> str:
     seeds = sorted({r.seed for r in results})
     lines = [f"# {study.name}", "", f"Births from init_seeds {', '.join(map(str, seeds))}. {EXPLAINED} {INDEPENDENCE}"]
     for test, comparison in study.tests.items():
-        title = f"{test}: null {comparison.recipe.null}, {describe_probe(comparison.probe)}"
+        title = f"{test}: {describe_test(comparison.probe, comparison.recipe)}"
         lines += ["", f"## {title}", "", outcome(results, test), ""]
         lines += [markdown_table(TITLES, rows_of(results, test), n_text=len(TITLES))]
         lines += ["", *(f"- {note}" for note in notes_of(results, test))]

@@ -114,6 +114,11 @@ def test_weights_under_two_steps_are_found_and_the_step_that_they_are_of(suite, 
     assert found.kinds == {8: ["duplicate"], 12: ["duplicate"]}
     assert found.said[8] == "has the weights of step 12, step 24; on the curve they are at step 24"
     assert found.said[24] == "has the weights of step 8, step 12"
+    # A name without a step claims none.
+    shutil.copytree(suite / "step-24", suite / "final")
+    found = audited(suite)
+    assert found.kinds == {8: ["duplicate"], 12: ["duplicate"]}
+    assert found.said[None] == "has the weights of step 8, step 12, step 24"
 
 
 DECAYED = tuple(range(0, 81, 10))
@@ -176,6 +181,15 @@ def test_one_step_elsewhere_breaks_the_curve(suite, audited):
     assert found.said[4] == "breaks the curve: its weights lie between step 16 and step 20"
 
 
+def test_a_curve_that_is_found_from_its_end_is_read_as_the_steps_say(suite, audited):
+    files = [weights_file(suite, step).read_bytes() for step in STEPS]
+    for step, content in zip(STEPS, [*files[1:], files[0]], strict=True):
+        weights_file(suite, step).write_bytes(content)
+    found = audited(suite)
+    assert found.kinds == {24: ["order"]}
+    assert found.said[24] == "breaks the curve: its weights lie before step 0"
+
+
 def test_another_seed_from_some_step_on_is_found(suite, other, audited):
     for step in STEPS[4:]:
         shutil.copy(weights_file(other, step), weights_file(suite, step))
@@ -214,6 +228,43 @@ def test_truncated_empty_and_missing_files_are_rows_and_the_audit_goes_on(suite,
     assert found.said[8] == "model.safetensors: is empty"
     assert "model-00001-of-00002.safetensors: missing" in found.said[12]
     assert "truncated" in found.said[16]
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([(0, 16), (16, 32)], None),
+        ([(0, 16), (20, 36)], "tensors overlap, or leave a gap"),
+        ([(0, 16), (8, 24)], "tensors overlap, or leave a gap"),
+        ([(0, 16), (16, 40)], r"b is F32 \[2, 2\], and has 24 bytes"),
+        ([(0, 16), (16, 24)], r"b is F32 \[2, 2\], and has 8 bytes"),
+    ],
+)
+def test_a_header_whose_tensors_do_not_fill_the_file_is_damaged(tmp_path, spans, message):
+    header = {
+        name: {"dtype": "F32", "shape": [2, 2], "data_offsets": list(span)}
+        for name, span in zip("ab", spans, strict=True)
+    }
+    text = json.dumps(header).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(max(stop for _, stop in spans)))
+    if message is None:
+        assert {name: entry.numel for name, entry in open_safetensors(tmp_path).entries.items()} == {"a": 4, "b": 4}
+    else:
+        with pytest.raises(RunError, match=f"damaged header.*{message}"):
+            open_safetensors(tmp_path)
+
+
+def test_an_index_that_names_a_file_elsewhere_and_another_vocabulary_are_found(suite, audited):
+    index = {"metadata": {}, "weight_map": {"a": "../step-8/model.safetensors"}}
+    (suite / "step-4" / "model.safetensors.index.json").write_text(json.dumps(index))
+    for step in STEPS:
+        tokens = ("b", "a") if step == 16 else ("a", "b")
+        content = {"version": "1.0", "model": {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}}}
+        (suite / f"step-{step}" / "tokenizer.json").write_text(json.dumps(content))
+    found = audited(suite)
+    assert found.kinds == {4: ["damaged"], 16: ["tokenizer"]}
+    assert "names ../step-8/model.safetensors, outside of its folder" in found.said[4]
 
 
 def flip(file, bit, at=1001):
@@ -265,7 +316,7 @@ def test_a_thousandth_of_the_bytes_is_read():
 def test_steps_are_read_from_names():
     names = {"step1000": 1000, "step-00000020": 20, "checkpoint-500": 500, "iter_0002000": 2000, "global_step40": 40}
     assert {name: said_step(name) for name in names} == names
-    assert said_step("pythia-160m") is said_step("main") is said_step("footsteps3") is None
+    assert said_step("pythia-160m") is said_step("main") is said_step("footstep3") is None
 
 
 def test_checkpoints_without_a_step_are_put_where_they_lie(suite, audited, tmp_path):
@@ -278,6 +329,43 @@ def test_checkpoints_without_a_step_are_put_where_they_lie(suite, audited, tmp_p
     found = audited(suite, status=0)
     order = [name.rpartition("/")[2] for name in found.json["order"]]
     assert order in ([*"dbcgaef"], [*"dbcgaef"][::-1])
+
+
+def small(folder, tensors):
+    folder.mkdir()
+    save_file(tensors, folder / "model.safetensors")
+
+
+def test_without_any_step_the_curve_begins_where_tails_are_lightest(tmp_path, audited):
+    """As training makes them heavier."""
+    numbers = torch.Generator().manual_seed(0)
+    drawn, moved = ([torch.randn(32, 64, generator=numbers) for _ in range(5)] for _ in range(2))
+    for place, name in enumerate("dcba"):
+        tensors = zip(drawn, moved, strict=True)
+        small(tmp_path / name, {f"t{i}": x + 0.05 * place * y**3 for i, (x, y) in enumerate(tensors)})
+    found = audited(tmp_path, status=0)
+    assert [name[-1] for name in found.json["order"]] == [*"dcba"]
+
+
+def test_a_detour_from_which_the_next_step_is_back_is_found_alone(tmp_path, audited):
+    """Steps of one length and one direction; at 60 the weights lie three of them aside."""
+    numbers = torch.Generator().manual_seed(0)
+    begin, along, aside = (
+        {f"t{i}": torch.randn(32, 64, generator=numbers) for i in range(5)} for _ in range(3)
+    )  # fmt: skip
+    for place in range(11):
+        off = 3 if place == 6 else 0
+        tensors = {name: x + 0.02 * (place * along[name] + off * aside[name]) for name, x in begin.items()}
+        small(tmp_path / f"step-{10 * place}", tensors)
+    found = audited(tmp_path)
+    assert found.kinds == {60: ["continued"]}
+    assert " times as long as those before it, and step 70 is back on it" in found.said[60]
+
+
+def test_too_few_tensors_for_a_test_make_no_strangers(tmp_path, audited):
+    for step in (1, 2):
+        small(tmp_path / f"step-{step}", {"t": torch.randn(32, 64, generator=torch.Generator().manual_seed(step))})
+    assert len(audited(tmp_path, status=0).json["births"]) == 1
 
 
 class Planted:
@@ -314,6 +402,18 @@ def test_pickled_weights_are_read_and_planted_code_is_not_run(suite, audited, tm
     assert "pytorch_model.bin: " in found.said[16]
     (row,) = (one for one in found.json["checkpoints"] if one["step"] == 4)
     assert row["cosine_with_first"] > 0.9
+
+
+def test_an_archive_that_says_more_than_it_holds_is_not_unpacked(tmp_path):
+    file = tmp_path / "model.pt"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", bytes(100))
+    content = bytearray(file.read_bytes())
+    at = content.index(b"PK\x01\x02") + 24  # its size, in the directory
+    content[at : at + 4] = (1 << 30).to_bytes(4, "little")
+    file.write_bytes(content)
+    with pytest.raises(RunError, match="unpacks to more than it is"):
+        pickled_weights.sample_pickled([file], scan=False)
 
 
 def test_a_pickle_that_takes_too_much_memory_is_a_row(tmp_path, python, monkeypatch):

@@ -36,6 +36,18 @@ def test_strangers_are_called_kin_no_more_often_than_p_says():
     assert np.mean(p) == pytest.approx(0.5, abs=0.05)
 
 
+def test_a_small_cosine_is_no_kinship_however_sure_and_what_all_of_a_run_of_values_share_counts_for_nothing():
+    numbers = np.random.default_rng(0)
+    a, b = ({f"t{i}": numbers.normal(size=(32, 64)) for i in range(40)} for _ in "ab")
+    near = kinship(a, {name: x + 0.06 * a[name] for name, x in b.items()})
+    assert 0.04 < near.cosine < 0.08
+    assert near.p < 1e-6
+    assert near.verdict is False
+    shared = {name: 3 * numbers.normal(size=(32, 1)) for name in a}
+    apart = kinship(*({name: x + shared[name] for name, x in one.items()} for one in (a, b)))
+    assert abs(apart.cosine) < 0.02
+
+
 def test_checkpoints_of_one_training_are_kin_and_too_few_tensors_say_nothing():
     first, *_, last = walk(0, 8)
     assert kinship(first, last).verdict is True
@@ -88,6 +100,14 @@ def test_the_shortest_path_is_the_order_of_training():
         assert is_shorter(path, start, found)
     assert shortest_path(found, order) == order
     assert not is_shorter(order, order[::-1], found)
+    # Of the steps that one of them alone takes: 4.4 or 4.6 against 5.
+    for last, shorter in ((1.4, True), (1.6, False)):
+        d = np.full((4, 4), 1.0)
+        d[0, 1] = d[1, 0] = d[2, 3] = d[3, 2] = 2.5
+        d[1, 2] = d[2, 1] = 9
+        d[0, 2] = d[2, 0] = 3
+        d[1, 3] = d[3, 1] = last
+        assert is_shorter([1, 3, 0, 2], [2, 3, 0, 1], d) == shorter
 
 
 def test_tails_are_heavier_than_a_normals_or_not():

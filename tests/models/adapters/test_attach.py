@@ -155,6 +155,10 @@ def test_gradients_reach_the_adapter_alone_and_a_cache_changes_nothing(kind, tok
 def test_the_start_depends_on_seed_and_name_alone_and_the_base_is_a_plain_birth():
     one, again, other = (adapted("lora", moved=False, seed=seed) for seed in (0, 0, 1))
     assert digest(one) == digest(again) != digest(other)
+    drawn = [
+        p.flatten() * p.shape[1] ** 0.5 for name, p in one.named_parameters() if name.endswith("adapter.down.weight")
+    ]
+    assert torch.cat(drawn).std().item() == pytest.approx(1, abs=0.1)
     plain = dict(born(CONFIG, 0).named_parameters())
     assert all(torch.equal(p.float(), plain[name]) for name, p in one.named_parameters() if not is_adapter(name))
 
@@ -222,6 +226,12 @@ def test_a_field_that_nothing_reads_or_out_of_range_is_one_line(adapter, expecte
     (problem,) = adapter.problems()
     assert expected in problem
     assert "\n" not in problem
+
+
+def test_what_is_left_out_is_what_the_fields_say():
+    lora = AdapterConfig("lora")
+    assert (lora.lora_rank, lora.lora_alpha, lora.lora_maps) == (8, 16.0, ["attn.q", "attn.v"])
+    assert (AdapterConfig("prefix").prefix_length, AdapterConfig("prefix_plus").phi) == (16, "elu")
 
 
 def test_what_does_not_fit_a_model_is_one_line():

@@ -15,7 +15,7 @@ from birthmark.models.changes.change import decoder_of, weights_of
 from birthmark.models.changes.channels import random_rotation
 from birthmark.models.changes.table import CHANGES, FUNCTION_PRESERVING, read_change
 from birthmark.models.changes.vocabulary import first_tokens
-from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, InitConfig, ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained, write_pretrained
 
 transformers.logging.set_verbosity_error()
@@ -149,6 +149,16 @@ def test_a_permutation_permutes_and_flips_flip_the_rows_of_the_table(plain):
     assert torch.equal(negated, -table)
 
 
+def test_units_stand_in_another_order_in_every_block(plain):
+    moved = read_change({"kind": "permute_units"})(plain, 3).tensors
+    orders = []
+    for i in range(3):
+        name = f"blocks.{i}.mlp.up.weight"
+        orders.append([next(u for u in range(24) if torch.equal(row, plain.tensors[name][u])) for row in moved[name]])
+        assert sorted(orders[i]) == list(range(24))
+    assert orders[0] != orders[1] != orders[2]
+
+
 def test_rotations_are_orthogonal_and_keep_the_mean_that_layer_norm_takes():
     for config in (PLAIN, ARCHITECTURES["gpt2"]):
         turn = random_rotation(config, 2).numpy()
@@ -224,6 +234,8 @@ def test_a_merge_lies_on_the_line_between_two_models(plain, lively):
     for name, tensor in merged.tensors.items():
         expected = 0.75 * plain.tensors[name].double() + 0.25 * other.tensors[name].double()
         np.testing.assert_allclose(tensor.numpy(), expected.numpy(), atol=1e-6)
+    drawn_otherwise = weights_of(born(replace(PLAIN, init=InitConfig(kind="normal", std=0.3)), 0))
+    assert read_change({"kind": "merge", "share": 0.25})(plain, other=drawn_otherwise).config == plain.config
     with pytest.raises(UsageError, match="different configs"):
         read_change({"kind": "merge", "share": 0.25})(plain, other=weights_of(born(replace(PLAIN, mlp="gelu"), 0)))
 
@@ -307,6 +319,7 @@ def test_what_a_model_does_not_have_is_one_line(plain):
     own = plain._replace(config=replace(PLAIN, attention=AttentionConfig(gate="mine:Gate")))
     with pytest.raises(UsageError, match=r"model\.attention\.gate mine:Gate reads the residual stream is not known"):
         read_change({"kind": "rotate"})(own)
-    with pytest.raises(UsageError, match="40 tokens of a model that has 31"):
-        first_tokens(plain, 40)
+    for n in (1, 40):
+        with pytest.raises(UsageError, match=f"{n} tokens of a model that has 31"):
+            first_tokens(plain, n)
     assert all(change.needs_other == (name == "merge") for name, change in CHANGES.items())

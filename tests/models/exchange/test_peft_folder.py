@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
@@ -65,6 +66,9 @@ def test_peft_loads_an_adapter_on_the_exported_model_with_our_logits(theirs, tmp
         folder.mkdir()
         save_pretrained(born(config, 0), folder / "base")
         write_peft(model, folder / "adapter", str(folder / "base"))
+        settings = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+        # peft sets it right where it is wrong, and warns.
+        assert settings.get("fan_in_fan_out", False) == name.startswith("gpt2")
         ours, found = model(tokens), theirs(folder / "base", folder / "adapter")(tokens).logits
         torch.testing.assert_close(found, ours, atol=1e-4, rtol=1e-4, msg=lambda text, name=name: f"{name}: {text}")
         assert not torch.allclose(born(config, 0)(tokens), ours, atol=0.05), name

@@ -107,7 +107,10 @@ def test_every_change_is_tested_against_every_base(done):
     assert {row["verdict"] for row in rows_of(rows, change="distill", in_truth="kin")} == {"kin"}
     assert {row["verdict"] for row in rows_of(rows, change="int4", in_truth="kin")} == {"kin"}
     assert all((out / name).stat().st_size for name in ("index.html", "table.md", "figure.png", "figure.svg"))
-    assert "| merge | " in (out / "table.md").read_text()
+    table = (out / "table.md").read_text()
+    assert "| merge | " in table
+    assert f"after {len(CHANGES)} of {len(CHANGES)} changes." in table  # nothing is no change
+    assert "## matched: null matched, weights: " in table
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ import stat
 
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file, save_file
 
 from birthmark.audit.certificates.streamed_content import content_of
@@ -85,6 +86,15 @@ def test_a_later_certificate_commits_to_the_same(certified, certificate, tmp_pat
     assert main(["certify", str(certified.path)]) == 2
     assert "certificate.json: exists already; give --out another name" in capsys.readouterr().err
     assert main(["certify", str(certified.path), "--out", str(tmp_path / "later.json"), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == certificate
+
+
+def test_a_checkpoint_at_birth_is_not_listed(certified, certificate, tmp_path, capsys):
+    """Its digest is the birth's: seeds could be tried against it."""
+    run = RunDir(shutil.copytree(certified.path, tmp_path / "run"))
+    shutil.copytree(run.checkpoint(2), run.checkpoint(0))
+    capsys.readouterr()
+    assert main(["certify", str(run.path), "--out", str(tmp_path / "later.json"), "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == certificate
 
 
@@ -227,10 +237,15 @@ def test_a_bad_statement_is_told_in_a_line(certified, certificate, refused, tmp_
     assert "neither a run" in refused("verify", file, tmp_path, status=2)
 
 
-def test_a_model_of_another_shape_is_told_and_not_read(certified, verified, capsys):
+def test_a_model_of_another_shape_is_told_and_not_read(certified, verified, tmp_path):
     found = verified("demo@0", status=3)
     assert found["verdict"] == "other model"
     assert "another model than the certificate's (embed.weight is [" in found["sentence"]
+    deeper = yaml.safe_load(certified.config.read_text())
+    deeper["model"]["n_layers"] = 3
+    (tmp_path / "deeper.yaml").write_text(yaml.safe_dump(deeper))
+    found = verified(f"{tmp_path / 'deeper.yaml'}@3", status=3)
+    assert "blocks.2.attn.k.weight is in none of the certificate's model" in found["sentence"]
 
 
 def test_a_run_that_no_seed_gives_again_is_not_certified(certified, refused, tmp_path, seal_config):
