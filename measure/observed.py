@@ -16,6 +16,7 @@ from ..errors import RunError
 from ..metrics.alignment import SeedAlignment
 from ..metrics.preference import TokenPreference
 from ..metrics.quantity import Quantity, Sizes
+from ..metrics.rankings import Ranked
 from ..metrics.sinks import KeySums, key_sums
 from ..models.adapters.adapter_config import AdapterConfig
 from ..models.adapters.attach import adapter_of
@@ -39,6 +40,11 @@ class BirthReference:
     """``[L+1, d]`` float64 unit vectors: the seed direction."""
     mean_prob: np.ndarray
     """``[V]`` float64: p̄."""
+
+    @cached_property
+    def preference(self) -> Ranked:
+        """p̄ with its ranks, which all snapshots of a run are compared with."""
+        return Ranked(self.mean_prob)
 
 
 @dataclass(frozen=True)

@@ -133,7 +133,7 @@ class ObservedBirth(_Ours):
         arrays, scalars = {"mean_direction": alignment.mean_direction}, Scalars()
         birth, strangers = self.birth, self.strangers
         if birth is not None:
-            q = Ranked(birth.mean_prob)
+            q = birth.preference
             by_layer = {name: getattr(alignment, name)[0] for name in ("alignment", "drift", "energy_share")}
             arrays |= by_layer
             scalars |= {name: of_layers[-1] for name, of_layers in by_layer.items()}
@@ -146,7 +146,7 @@ class ObservedBirth(_Ours):
             }
         if birth is not None or strangers:
             arrays["alignment_stranger"] = alignment.alignment[len(alignment.alignment) - len(strangers) :]
-            arrays["rank_persistence_stranger"] = np.array([spearman(p, s.mean_prob) for s in strangers])
+            arrays["rank_persistence_stranger"] = np.array([spearman(p, s.preference) for s in strangers])
         if strangers:
             scalars["alignment_stranger"] = np.abs(arrays["alignment_stranger"][:, -1]).max()
             scalars["rank_persistence_stranger"] = np.abs(arrays["rank_persistence_stranger"]).max()
@@ -188,7 +188,7 @@ class ObservedSinks(_Ours):
                 f"sink_mass{suffix}": mass,
                 f"sink_rate{suffix}": rate,
                 f"sink_rate_grid{suffix}": np.ascontiguousarray(grid_ELHT[..., 0]),
-                f"sink_rate_by_key{suffix}": grid_ELHT[:, self.shown].mean((1, 2)),
+                f"sink_rate_by_key{suffix}": grid_ELHT.mean(2)[:, self.shown].mean(1),
                 f"sink_position{suffix}": getattr(sinks, f"position{suffix}"),
                 f"importance{suffix}": getattr(sinks, f"importance{suffix}"),
             }

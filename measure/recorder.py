@@ -20,7 +20,7 @@ from ..data.packing.borders import DocumentBorders
 from ..data.probes import passage_probe, random_probe
 from ..data.tokenizer import TextTokenizer
 from ..errors import RunError, UsageError
-from ..metrics.rankings import places, ranking
+from ..metrics.rankings import ranking
 from ..models.decoder import Decoder
 from ..models.tensor_shards import compute_dtype
 from .anatomy.listed_sinks import secondary_sinks
@@ -46,7 +46,7 @@ def top_tokens(
     p_V, w_V = arrays["mean_prob"], arrays["argmax_share"]
     top = ranking(p_V)[:top_k].tolist()
     texts = [f"[{token}]" for token in top] if token_texts is None else token_texts(top)
-    at_birth = None if birth is None else places(birth.mean_prob) + 1
+    at_birth = None if birth is None else birth.preference.places + 1
     listed = []
     for rank, (token, text) in enumerate(zip(top, texts, strict=True), start=1):
         entry = {"rank": rank, "id": token, "text": text, "p": float(p_V[token]), "argmax_share": float(w_V[token])}

@@ -26,8 +26,8 @@ class RankOfPlaces:
         """Vectors ``[n, d]`` of the place that is being passed, while there are few."""
         self.many: EffectiveRank | None = None
         """Their second moment from then on."""
-        self.eigenvalues_SD = torch.zeros(n_places, d_model, dtype=torch.float64)
-        self.n_vectors_S = torch.zeros(n_places, dtype=torch.float64)
+        self.eigenvalues_SD = torch.zeros(n_places, d_model, dtype=torch.float64, device="cpu")
+        self.n_vectors_S = torch.zeros(n_places, dtype=torch.float64, device="cpu")
 
     def update(self, place: int, h_BTD: Tensor) -> None:
         """Add a batch of hidden states ``[B, T, d]`` seen at one place."""

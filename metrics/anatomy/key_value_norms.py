@@ -11,16 +11,9 @@ from torch import Tensor
 
 from ..additive import AdditiveMetric
 from ..quantity import Sizes
+from ..reductions.sizes import channel_norms
 from .judged_keys import n_judged_keys
 from .shown_attention import ShownAttention
-
-
-def _norms(x_BHTK: Tensor) -> Tensor:
-    """Norms over the last axis, ``[B, H, T]``. A product with ones: a reduction over so few channels takes longer."""
-    square_BTHK = x_BHTK.transpose(1, 2).to(torch.promote_types(x_BHTK.dtype, torch.float32)).square()
-    with torch.autocast(square_BTHK.device.type, enabled=False):
-        square_BTH = square_BTHK @ square_BTHK.new_ones(square_BTHK.shape[-1])
-    return square_BTH.sqrt_().transpose(1, 2)
 
 
 class KeyValueNorms(AdditiveMetric):
@@ -63,7 +56,7 @@ class KeyValueNorms(AdditiveMetric):
             v_BHTK: values.
             importance_BHT: of every key, of weights over their row's sum; the largest is each head's sink.
         """
-        norm_XBHT = torch.stack([_norms(k_BHTK), _norms(v_BHTK)])
+        norm_XBHT = torch.stack([channel_norms(k_BHTK), channel_norms(v_BHTK)])
         n_others = norm_XBHT.shape[-1] - 1
         sink_BH1 = importance_BHT[..., : self.n_judged].argmax(-1, keepdim=True)
         at_sink_XBH = norm_XBHT.gather(-1, sink_BH1.expand(2, *sink_BH1.shape))[..., 0].double()

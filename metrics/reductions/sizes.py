@@ -1,5 +1,5 @@
-"""Largest and total |x| along an axis: on a GPU as norms, which read x once and keep no |x|; on the CPU norms of these
-orders are several times slower than what is written out here."""
+"""Largest and total |x| along an axis, and norms of few channels: on a GPU norms of these orders, which read x once and
+keep no copy of it; on the CPU these are several times slower than what is written out here."""
 
 from __future__ import annotations
 
@@ -15,6 +15,18 @@ def largest_size(x: Tensor, dim: int) -> Tensor:
     if x.device.type != "cpu":
         return torch.linalg.vector_norm(x, torch.inf, dim=dim)
     return torch.maximum(x.amax(dim), x.amin(dim).neg_())
+
+
+def channel_norms(x_BHTK: Tensor) -> Tensor:
+    """Euclidean norms over the last axis, ``[B, H, T]``, float32 or wider."""
+    wide = torch.promote_types(x_BHTK.dtype, torch.float32)
+    if x_BHTK.device.type != "cpu":
+        return torch.linalg.vector_norm(x_BHTK, dim=-1, dtype=wide)
+    square_BTHK = x_BHTK.transpose(1, 2).to(wide).square()
+    # A product with ones: a reduction over so few channels takes longer.
+    with torch.autocast(square_BTHK.device.type, enabled=False):
+        square_BTH = square_BTHK @ square_BTHK.new_ones(square_BTHK.shape[-1])
+    return square_BTH.sqrt_().transpose(1, 2)
 
 
 def total_size(x_BTF: Tensor) -> Tensor:
