@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from os.path import commonprefix
 from string import ascii_uppercase
 from typing import Any
 
@@ -19,6 +18,7 @@ from ...findings.wording import in_ascii
 from ...measure.hidden_states import FingerprintProbe
 from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import Fingerprint
+from ...report.text import without_shared_folder
 from ...trainer.by_name.model_names import AnySource
 from .answers import CANNOT_TELL, terms
 from .calibration import KinRate, NullRates
@@ -54,9 +54,7 @@ def describe_test(probe: FingerprintProbe, recipe: LineageTestConfig) -> str:
 
 def short_names(sources: Sequence[AnySource]) -> list[str]:
     """Their names without the folders that they have in common."""
-    names = [source.name for source in sources]
-    shared = commonprefix(names).rpartition("/")[0]  # noqa: RUF071, ends at a whole folder
-    return [name.removeprefix(f"{shared}/") if shared else name for name in names]
+    return without_shared_folder([source.name for source in sources])
 
 
 def _print_table(console: Console, leading: Sequence[str], rows: Sequence[tuple[Sequence[str], Fingerprint]]) -> None:

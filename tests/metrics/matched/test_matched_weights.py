@@ -124,7 +124,7 @@ def test_units_in_another_order_are_strangers():
     z = [pair_reordered_units(block_cosines(weights(i), weights(i + 1), lambda x: x)).z for i in range(0, 80, 2)]
     assert abs(np.mean(z)) < 3.5 / np.sqrt(40)
     assert 0.7 < np.std(z) < 1.3
-    assert all(compare_weights(weights(i), weights(i + 1)).warnings == () for i in range(0, 10, 2))
+    assert all(compare_weights(weights(i), weights(i + 1)).warnings == () for i in range(0, 80, 2))
 
 
 def test_reordered_units_are_paired_by_one_half_and_compared_by_the_other():
@@ -134,6 +134,17 @@ def test_reordered_units_are_paired_by_one_half_and_compared_by_the_other():
     found = pair_reordered_units(block_cosines(a, b, lambda x: x))
     assert found.statistic == pytest.approx(second[range(4), best].mean(), abs=1e-6)
     assert found.mean == pytest.approx(second.mean(), abs=1e-6)
+
+
+def test_of_three_maps_two_are_read_and_one_is_written():
+    """As in gated MLPs."""
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((4, 3, 12)).astype(np.float32) for _ in "ab")
+    read, written = cosine_matrix(a[:, :2], b[:, :2]), cosine_matrix(a[:, 2:], b[:, 2:])
+    best = max(itertools.permutations(range(4)), key=lambda order: read[range(4), order].sum())
+    blocks = block_cosines(StreamWeights({}, {"b": a}), StreamWeights({}, {"b": b}), lambda x: x)
+    assert pair_reordered_units(blocks).statistic == pytest.approx(written[range(4), best].mean(), abs=1e-6)
+    assert pair_units(blocks).statistic == pytest.approx(cosine_matrix(a, b).trace() / 4, abs=1e-6)
 
 
 def test_strangers_that_share_what_their_channels_and_tokens_are_for_stay_strangers():
@@ -170,6 +181,7 @@ def test_what_cannot_be_tested_says_why():
     with pytest.raises(ValueError, match="different shapes"):
         compare_weights(own, weights(0, rows=70))
     assert "rough below 30" in compare_weights(weights(0, n=8, blocks=1), weights(1, n=8, blocks=1)).warnings[0]
+    assert compare_weights(weights(0, n=30, blocks=1), weights(1, n=30, blocks=1)).warnings == ()
     tied = StreamWeights({"embedding": own.tables["embedding"]}, own.units)
     assert compare_weights(own, tied).verdict == "kin"
 

@@ -210,8 +210,11 @@ def test_rates_are_counted_and_have_the_interval_of_clopper_and_pearson():
         made("merge", 0, 0, 7.0, 1, "merged"),
         made("merge", 0, 1, 4.0, 1, "merged"),
         made("merge", 0, 1, 6.0, 1, "merged", "birth"),
+        made("merge", 0, 2, 0.1, 1, "merged"),
         made("merge", 1, 1, 7.0, 2, "merged"),
         made("merge", 1, 2, 1.0, 2, "merged"),
+        made("merge", 2, 2, 7.0, 0, "merged"),
+        made("merge", 2, 0, None, 0, "merged"),
     ]
     noise, merge = change_rates(results, "dimensions")
     assert (noise.trained.rate.n_kin, noise.trained.rate.n_defined, noise.trained.rate.n_undefined) == (2, 3, 1)
@@ -221,8 +224,8 @@ def test_rates_are_counted_and_have_the_interval_of_clopper_and_pearson():
     assert noise.trained.rate.interval == pytest.approx((low, high))
     assert rate_in_words(noise.trained.rate) == f"2 of 3 ({100 * low:.1f}–{100 * high:.0f} %); 1 undefined"
     assert merge.second.values == (4.0, 1.0)
-    assert (merge.partly.n_kin, merge.partly.n_defined) == (1, 2)
-    assert merge.strangers.values == ()
+    assert (merge.partly.n_kin, merge.partly.n_defined, merge.partly.n_undefined) == (1, 2, 1)
+    assert merge.strangers.values == (0.1,)
 
 
 def a(change):

@@ -1,6 +1,7 @@
 """`birthmark compare`: models by any name beside one another."""
 
 import csv
+import inspect
 import json
 import shutil
 
@@ -8,9 +9,12 @@ import numpy as np
 import pytest
 import yaml
 
+from birthmark.api.comparing import compare
 from birthmark.launch.cli import main
+from birthmark.launch.commands.instrument.compare import add_options
 from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.trainer.by_name.loaded_model import load_named
+from birthmark.trainer.config_parser import Parser
 
 PROBE = ["--n_sequences=6", "--seq_len=8", "--batch_size=4", "--minibatch=6"]
 
@@ -82,6 +86,16 @@ def test_checkpoints_of_one_run_are_compared_with_one_another(run, capsys, tmp_p
     assert "± " in table
     assert (tmp_path / "compare.png").read_bytes()[:4] == b"\x89PNG"
     assert (tmp_path / "compare.csv").read_text().startswith("run,other,layer,other_layer,position,quantity,value\n")
+
+
+def test_the_command_and_python_leave_out_the_same():
+    parser = Parser()
+    add_options(parser)
+    python = {name: given.default for name, given in inspect.signature(compare).parameters.items()}
+    said = vars(parser.get_defaults())
+    shared = python.keys() & said.keys() - {"models"}
+    assert shared >= {"n_sequences", "seq_len", "probe_seed", "batch_size", "minibatch", "barrier"}
+    assert {name: python[name] for name in shared} == {name: said[name] for name in shared}
 
 
 def test_what_cannot_be_compared_is_told_in_a_line(run, capsys, tmp_path):
