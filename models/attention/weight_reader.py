@@ -126,7 +126,9 @@ def _blocks(q_BHTK: Tensor) -> tuple[int, list[Part]]:
     """How many queries to take at a time, of which sequences and heads."""
     n_sequences, n_heads, length, _ = q_BHTK.shape
     on_cpu = q_BHTK.device.type == "cpu"
-    n_rows, most, fewest = (min(max(length // 16, 32), 128), _CACHED, _HEADS) if on_cpu else (_ROWS, _WEIGHTS, 1)
+    n_rows, most, fewest = (
+        (min(max(length // 16, 32), 128), _CACHED, _HEADS) if on_cpu else (min(length, _ROWS), _WEIGHTS, 1)
+    )
     n_together = max(most // (n_rows * length), fewest)
     if n_together >= n_heads:
         step = n_together // n_heads

@@ -195,3 +195,16 @@ def test_autocast_around_it_changes_nothing():
         cast = weights()
     assert torch.equal(plain.reader.weights, cast.reader.weights)
     assert torch.equal(plain.o_BHTK, cast.o_BHTK)
+
+
+@pytest.mark.parametrize("shape", [(16, 12, 1024), (3, 12, 4096), (5, 32, 4096), (2, 64, 16384), (7, 2, 64), (1, 1, 1)])
+def test_blocks_of_a_gpu_are_large_bounded_and_hold_every_head_once(shape):
+    n_rows, parts = reading._blocks(torch.empty(*shape, 8, device="meta"))
+    seen = torch.zeros(shape[:2], dtype=torch.int64)
+    for part in parts:
+        seen[part] += 1
+        assert seen[part].numel() * n_rows * shape[2] <= 1 << 26
+    assert (seen == 1).all()
+    assert n_rows <= shape[2]
+    # A batch of the usual length is read in one part, by four blocks of queries.
+    assert shape != (16, 12, 1024) or (len(parts), n_rows) == (1, 256)
