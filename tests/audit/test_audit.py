@@ -362,6 +362,19 @@ def test_a_detour_from_which_the_next_step_is_back_is_found_alone(tmp_path, audi
     assert " times as long as those before it, and step 70 is back on it" in found.said[60]
 
 
+def test_strangers_are_those_that_are_fewer_and_of_as_many_those_that_come_later(tmp_path, audited):
+    numbers = torch.Generator().manual_seed(0)
+    a, b = ({f"t{i}": torch.randn(32, 64, generator=numbers) for i in range(5)} for _ in "ab")
+    for step, tensors in ((1, a), (9, b)):
+        small(tmp_path / f"step-{step}", tensors)
+    # Whatever is named first.
+    assert audited(tmp_path / "step-9", tmp_path / "step-1").kinds == {9: ["stranger"]}
+    small(tmp_path / "step-8", {name: x + 0.1 for name, x in b.items()})
+    for step in (2, 3):
+        small(tmp_path / f"step-{step}", a)
+    assert [len(birth) for birth in audited(tmp_path).json["births"]] == [3, 2]
+
+
 def test_too_few_tensors_for_a_test_make_no_strangers(tmp_path, audited):
     for step in (1, 2):
         small(tmp_path / f"step-{step}", {"t": torch.randn(32, 64, generator=torch.Generator().manual_seed(step))})

@@ -16,6 +16,7 @@ from birthmark.errors import RunError, UsageError
 from birthmark.launch.cli import main
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.metrics.seedprint import Fingerprint, compare
+from birthmark.study.robustness import results
 from birthmark.study.robustness.bases import Base, text_of
 from birthmark.study.robustness.file import read_robustness_study
 from birthmark.study.robustness.rates import change_rates
@@ -166,7 +167,7 @@ def test_merged_lora_gives_the_same_logits(done):
     assert not first & {tuple(row) for row in place.text.batch(None, 0).tolist()}
 
 
-def test_what_is_done_is_not_done_again(done):
+def test_what_is_done_is_not_done_again(done, monkeypatch):
     file, out, rows = done
     trials = robustness_trials(read_robustness_study(file), out)
     bases = [Base(trial) for trial in trials.bases]
@@ -188,6 +189,10 @@ def test_what_is_done_is_not_done_again(done):
     other = dataclasses.replace(trials.study, changes={"tune": read_treatment({**CHANGES["tune"], "steps": 3})})
     read = compare_changed(other, bases, text_of(bases[0].trial), out, only_read=True)
     assert {r.change for r in read} == {"unchanged"}
+    with monkeypatch.context() as patch:
+        # Bases that were trained anew are others.
+        patch.setattr(results, "weights_digest", lambda model: "another")
+        assert again(only_read=True) == []
     lost.write_text('{"key"')
     with pytest.raises(RunError, match=r"seed-4\.json"):
         again(only_read=True)
