@@ -72,6 +72,7 @@ def run(options: Namespace) -> int:
     from ...models.exchange.peft_folder import write_peft
     from ...models.exchange.pretrained import write_pretrained
     from ...models.exchange.written_layout import OWN_TYPE, layout_of
+    from ...models.parameter_shapes import tensor_shapes
     from ...trainer.by_name.model_names import open_source_with_birth
     from ...trainer.checkpoints.folder_io import CheckpointWeights
 
@@ -106,8 +107,11 @@ def run(options: Namespace) -> int:
     notes: list[str] = []
     if adapter.is_on:
         weights = merged(source.load())
+    elif folder is None:
+        weights = source.load().state_dict()
     else:
-        weights = source.load().state_dict() if folder is None else CheckpointWeights(folder)
+        weights = stored = CheckpointWeights(folder)
+        stored.check(tensor_shapes(source.config))
     dtype = None if options.dtype is None else getattr(torch, options.dtype)
     tokenizer = None if source.tokenizer is None else Path(source.tokenizer)
     with atomic_path(out) as new:

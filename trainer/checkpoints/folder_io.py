@@ -5,7 +5,7 @@ What one run saves any other loads, on whatever number of processes and under wh
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,11 @@ class CheckpointWeights(Mapping[str, torch.Tensor]):
         if name not in self.stored:
             raise RunError(f"{self.folder}: has no {name}; the run's config.yaml is another model's")
         return self.stored[name]
+
+    def check(self, names: Iterable[str]) -> None:
+        """See that all of these are there, as who reads them one by one expects. RunError if one is not."""
+        for name in names:
+            self.required(name)
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
         """Whole tensors by name (`models/by_block/block_weights.py`)."""

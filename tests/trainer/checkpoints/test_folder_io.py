@@ -108,6 +108,9 @@ def test_a_folder_of_format_1_still_loads(old):
     }
     assert same(FolderCheckpointIO().load_checkpoint(old), expected)
     assert torch.equal(CheckpointWeights(old)["a"], torch.arange(6.0).view(2, 3))
+    CheckpointWeights(old).check(["a"])
+    with pytest.raises(RunError, match=r"has no b; the run's config\.yaml is another model's"):
+        CheckpointWeights(old).check(["a", "b"])
     damage(old / "tensors.safetensors", -1)
     for load in (FolderCheckpointIO().load_checkpoint, CheckpointWeights):
         with pytest.raises(RunError, match=r"tensors\.safetensors: damaged .* delete the folder to go on"):
