@@ -209,6 +209,20 @@ def no_page():
 
 
 @pytest.fixture(scope="session")
+def no_snapshot_page():
+    """``no_snapshot_page()``: inside, a run's page is written without that of its newest snapshot, whose sixty pictures
+    take many times longer than a small run."""
+
+    @contextlib.contextmanager
+    def patched():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("birthmark.report.run_page.build_snapshot_page", lambda folder: None)
+            yield
+
+    return patched
+
+
+@pytest.fixture(scope="session")
 def seal_config():
     """``seal_config(file, text)``: write a run's ``config.yaml`` of this text, as another version of us would have."""
 

@@ -6,8 +6,9 @@ environment on, passes on signals, and ends as the forked process does. Commands
 beside this one, and what they start by ``sys.executable`` is forked as well.
 
 Not the same as a Python of its own: libraries are imported at the first start, under the environment of the server; the
-process has the server's limits and is its child; SIGSTOP and SIGKILL stop and kill the program that was started, and
-the forked process is killed a moment later.
+page of a run is written without that of its newest snapshot, unless the environment has ``SNAPSHOT_PAGES`` (its sixty
+pictures take many times longer than a small run); the process has the server's limits and is its child; SIGSTOP and
+SIGKILL stop and kill the program that was started, and the forked process is killed a moment later.
 
 The server ends when its standard input does; whoever starts it keeps the other end.
 """
@@ -133,6 +134,8 @@ def _enter(folder: str, environment: dict[str, str], channels: list[int], execut
     os.environ.clear()
     os.environ.update(environment)
     sys.executable = str(executable)
+    if "SNAPSHOT_PAGES" not in environment:
+        sys.modules["birthmark.report.run_page"].build_snapshot_page = lambda folder: None  # type: ignore[attr-defined]
     import torch
 
     # Read by the library when it is loaded.

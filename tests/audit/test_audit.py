@@ -135,6 +135,7 @@ def decayed(tmp_path_factory):
     return SimpleNamespace(folder=folder, tuned=tuned)
 
 
+@pytest.mark.heavy
 def test_a_falling_learning_rate_is_no_fault_and_a_fine_tuned_end_is(decayed, audited, tmp_path):
     assert audited(decayed.folder, status=0).kinds == {}
     suite = shutil.copytree(decayed.folder, tmp_path / "suite")
@@ -391,6 +392,7 @@ class Planted:
         return (exec, (f"open({str(self.file)!r}, 'w').close()",))
 
 
+@pytest.mark.heavy
 def test_pickled_weights_are_read_and_planted_code_is_not_run(suite, audited, tmp_path, python, monkeypatch):
     monkeypatch.setattr("sys.executable", python)
     for step in (4, 8, 12, 16):
@@ -429,6 +431,7 @@ def test_an_archive_that_says_more_than_it_holds_is_not_unpacked(tmp_path):
         pickled_weights.sample_pickled([file], scan=False)
 
 
+@pytest.mark.heavy
 def test_a_pickle_that_takes_too_much_memory_is_a_row(tmp_path, python, monkeypatch):
     monkeypatch.setattr("sys.executable", python)
     monkeypatch.setattr(pickled_weights, "_CHILD", "import sys; sys.exit(1)")

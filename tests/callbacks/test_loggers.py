@@ -46,13 +46,15 @@ def printed():
 
 
 @pytest.fixture(scope="module")
-def run(tiny, tmp_path_factory, printed):
+def run(tiny, tmp_path_factory, printed, no_snapshot_page):
     """A run that lost its last checkpoint, went on from the one before, then also into W&B, and was stopped."""
     run = RunDir(tmp_path_factory.mktemp("logged") / "run")
-    pretrain(tiny(FIELDS | {"trainer.max_steps": 4}), run, console=Console(quiet=True))
+    with no_snapshot_page():
+        pretrain(tiny(FIELDS | {"trainer.max_steps": 4}), run, console=Console(quiet=True))
     delete_folder(run.checkpoint(4))
     everywhere = {"log.loggers": ["wandb", "tensorboard", "csv"], "trainer.max_steps": 100}
-    outcome = pretrain(tiny(FIELDS | everywhere), run, resume=True, console=Console(file=printed))
+    with no_snapshot_page():
+        outcome = pretrain(tiny(FIELDS | everywhere), run, resume=True, console=Console(file=printed))
     assert (outcome.stopped_by, outcome.step) == ("SIGTERM", 5)
     return run
 

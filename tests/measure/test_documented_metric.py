@@ -31,7 +31,7 @@ def code():
 
 
 @pytest.fixture(scope="module")
-def run(code, tiny, tmp_path_factory):
+def run(code, tiny, tmp_path_factory, no_snapshot_page):
     """A run of two steps with it, logged to W&B offline."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "value_norm.py").write_text(code)
@@ -41,7 +41,7 @@ def run(code, tiny, tmp_path_factory):
         "log.wandb": "offline",
         "trainer.max_steps": 2,
     }
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, no_snapshot_page():
         patch.chdir(folder)
         patch.delitem(sys.modules, "value_norm", raising=False)
         pretrain(tiny(fields), RunDir(folder / "run"))

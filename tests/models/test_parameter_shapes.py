@@ -56,7 +56,7 @@ def _choices(kind):
 
 
 @pytest.mark.heavy
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(configs())
 def test_names_and_shapes_are_those_of_the_model(config):
     with torch.device("meta"):

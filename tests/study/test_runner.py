@@ -29,6 +29,12 @@ def weights(run):
     return (run.checkpoints()[-1] / "tensors.safetensors").read_bytes()
 
 
+@pytest.fixture
+def no_figure(monkeypatch):
+    """The study's figure is looked at where the command has drawn it; drawing takes longer than these runs."""
+    monkeypatch.setattr("birthmark.study.arms.run.draw_study", lambda study, results, out: [])
+
+
 @pytest.fixture(scope="module")
 def ready(tmp_path_factory, study_file, arms, python, no_page):
     """A small study that has been run: its file, its folder, the finished command."""
@@ -118,7 +124,7 @@ def test_the_table_is_what_the_run_folders_say(ready, arms):
         assert f"| {arm} | 2/2 | 6 | {cell} |" in (out / "table.md").read_text()
 
 
-def test_finished_runs_are_left_alone_and_interrupted_ones_go_on_to_the_same_end(ready, python, monkeypatch):
+def test_finished_runs_are_left_alone_and_interrupted_ones_go_on_to_the_same_end(ready, python, no_figure, monkeypatch):
     file, out, _, _ = ready
     finished, interrupted = RunDir(out / "plain" / "seed-0"), RunDir(out / "plain" / "seed-1")
     expected, untouched = (
@@ -144,7 +150,7 @@ def test_a_run_of_another_config_is_an_error_that_names_it(ready, capsys):
     assert f"{out / 'plain' / 'seed-0'}: a run of another config (optim.weight_decay 0.1 there, 0.5 here)" in lines[0]
 
 
-def test_an_interrupt_stops_the_runs_with_a_checkpoint_and_they_can_be_summarised(ready, tmp_path):
+def test_an_interrupt_stops_the_runs_with_a_checkpoint_and_they_can_be_summarised(ready, no_figure, tmp_path):
     *_, command = ready
     out = tmp_path / "out"
     settings = ["--set", "trainer.max_steps=20000", "trainer.checkpoint_every=20000"]
@@ -207,7 +213,7 @@ def test_the_step_of_a_run_is_read_from_the_end_of_its_metrics(tmp_path):
     assert last_logged_step(metrics) == 499
 
 
-def test_the_ends_of_runs_are_compared_as_the_command_compares_them(ready, tmp_path, monkeypatch, capsys):
+def test_the_ends_of_runs_are_compared_as_the_command_compares_them(ready, no_figure, monkeypatch, capsys):
     monkeypatch.setattr("birthmark.report.compared_models.save_png", lambda figure, path: path.touch())
     file, out, _, _ = ready
     asked = file.with_name("compared.yaml")

@@ -35,7 +35,7 @@ def torture(tmp_path_factory, python):
 
     def run(script, *arguments):
         command = [python, str(HERE / script), str(root), *map(str, arguments)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "SNAPSHOT_PAGES": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
         return done.stdout + done.stderr[-3000:], done.returncode
 

@@ -1,5 +1,6 @@
 """Runs that are killed go on as if they had been left alone; and faults that are planted are found."""
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -10,11 +11,15 @@ HERE = Path(__file__).parent
 
 @pytest.fixture
 def printed(python):
-    """``printed(script, *arguments)``: what it prints."""
+    """``printed(script, *arguments, whole=True)``: what it prints; whole runs draw their snapshot's page.
 
-    def run(script, *arguments):
+    That takes most of such a run's time, and most blows would fall into it.
+    """
+
+    def run(script, *arguments, whole=True):
         command = [python, HERE / script, *arguments]
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=3600)
+        environment = {**os.environ, **({"SNAPSHOT_PAGES": "1"} if whole else {})}
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=3600, env=environment)
         assert "Traceback" not in done.stderr, done.stderr
         return done.stdout
 
@@ -22,7 +27,7 @@ def printed(python):
 
 
 def test_killed_runs_go_on_as_if_left_alone(printed):
-    assert "2 trials, 0 failed" in (out := printed("kills.py", "0", "2", "single")), out
+    assert "2 trials, 0 failed" in (out := printed("kills.py", "0", "2", "single", whole=False)), out
 
 
 @pytest.mark.slow  # about half an hour

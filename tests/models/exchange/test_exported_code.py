@@ -77,6 +77,7 @@ def with_the_librarys_methods(exported, ours):
     return model.eval()
 
 
+@pytest.mark.heavy
 @torch.no_grad()
 def test_every_arm_is_the_same_function_whole_in_pieces_and_padded(exported, lively, random_tokens):
     for name, config in ARMS.items():
@@ -197,6 +198,7 @@ def opened(folder, **more):
 
 
 @torch.no_grad()
+@pytest.mark.heavy
 def test_a_folder_opens_without_birthmark_and_is_saved_again(written, tmp_path, random_tokens, without_us):
     folder, ours = written
     with pytest.raises(ImportError):

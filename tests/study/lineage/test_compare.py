@@ -262,7 +262,9 @@ def test_embedding_probes_compare_models_of_other_vocabularies_and_warn(lineage,
 
 @pytest.mark.parametrize("null", ["dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"])
 def test_every_null_can_be_chosen(lineage, place, null):
-    _, out, _ = lineage("fingerprint", place / "run-7", f"{place}/run-7@0", f"--null={null}", "--k=16", "--choice=base")
+    fewer = ["--draws=30"] if null == "inputs" else []
+    names = place / "run-7", f"{place}/run-7@0"
+    _, out, _ = lineage("fingerprint", *names, f"--null={null}", "--k=16", "--choice=base", *fewer)
     assert out["pairs"][0]["null"] == null
     assert out["pairs"][0]["verdict"] == "kin"
     assert out["pairs"][0]["k"] == (32 if null == "dimensions_sampled" else 16)
@@ -356,7 +358,7 @@ def test_calibration_counts_strangers_and_kin_under_every_null(lineage, place, t
     assert found["kin"]["rate"] == 1
     assert found["kin"]["low"] == pytest.approx(0.025 ** (1 / 2))
     assert (tmp_path / "one.png").read_bytes().startswith(b"\x89PNG")
-    _, out, _ = lineage("fingerprint", *arguments, json_too=False)
+    _, out, _ = lineage("fingerprint", *arguments, "--draws=20", json_too=False)
     rows = [line.split()[0] for line in out.splitlines() if line.startswith((" dim", " mat", " ana", " emp", " inp"))]
     assert rows == ["dimensions", "dimensions_sampled", "matched", "analytic", "empirical", "empirical_full", "inputs"]
     _, out, _ = lineage(

@@ -337,7 +337,8 @@ def test_a_run_of_another_config_stands_in_the_way(ready, rows, capsys):
     assert "other/seed-7: a run of another config (optim.lr 0.001 there, 0.5 here)" in capsys.readouterr().err
 
 
-def test_an_unfinished_study_is_summarised(ready, rows, tmp_path, capsys):
+def test_an_unfinished_study_is_summarised(ready, rows, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("birthmark.study.lineage.run.draw_lineage", lambda study, results, out: [])
     summary = ["ablate", str(ready / "study.yaml"), f"--out={tmp_path / 'out'}", "--summary"]
     assert main(summary) == 2
     assert "no run of" in capsys.readouterr().err

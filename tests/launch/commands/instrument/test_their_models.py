@@ -61,6 +61,7 @@ def said(capsys):
     return run
 
 
+@pytest.mark.heavy
 def test_a_snapshot_names_what_is_not_seen(mixtral, said, tmp_path):
     shown = said(0, "snapshot", mixtral / "one", *PROBE, "--out", tmp_path / "found").out
     assert "not seen: the hidden units of blocks 1–2 (a mixture of experts)" in shown
@@ -72,6 +73,7 @@ def test_a_snapshot_names_what_is_not_seen(mixtral, said, tmp_path):
     assert "the hidden units of blocks 1–2 (a mixture of experts)" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.heavy
 def test_a_model_without_an_attention_that_is_seen_has_a_snapshot_and_a_page(said, tmp_path):
     config = transformers.CodeGenConfig(vocab_size=40, n_embd=16, n_layer=1, n_head=4, n_positions=8, rotary_dim=2)
     transformers.CodeGenForCausalLM(config).save_pretrained(tmp_path / "codegen")
