@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from machine import ROOT
-from record import FAILED, OK
+from record import FAILED, NOT_REACHED, OK
 
 from birthmark.launch.cli import main
 from birthmark.models.birth import born, digest
@@ -38,7 +38,12 @@ def _pytest(file: Path, setting: Setting) -> Iterator[dict[str, Any]]:
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "cuda and not slow"]
         command += [f"--junit-xml={report}", str(file)]
         limit_s = max(setting.deadline - time.monotonic(), 10)
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
+        try:
+            done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            note = f"not over after {limit_s:.0f} s"
+            yield {"table": "Tests marked cuda", "status": NOT_REACHED, "note": note}
+            return
         print(done.stdout[-2000:], done.stderr[-2000:], flush=True)
         cases = list(ET.parse(report).iter("testcase")) if report.is_file() else []
     broken = {
