@@ -144,6 +144,9 @@ def test_a_falling_learning_rate_is_no_fault_and_a_fine_tuned_end_is(decayed, au
     assert found.kinds == {90: ["continued"]}
     assert "is kin, and off the curve: the step from step 80 is " in found.said[90]
     assert "times as long as those before it let expect: fine-tuned, trained on other data" in found.said[90]
+    exchange(suite, 20, 30)
+    assert audited(suite).kinds == {20: ["order"], 30: ["order"], 90: ["continued"]}
+    exchange(suite, 20, 30)
     shutil.copytree(decayed.tuned / "step-100", suite / "step-100")
     found = audited(suite)
     assert found.kinds == {90: ["continued"]}
