@@ -58,8 +58,8 @@ class Token(TypedDict):
     rank: Count
     id: Count
     text: str
-    p: Number
-    argmax_share: Number
+    p: float
+    argmax_share: float
     rank_at_birth: NotRequired[Count]
 
 
@@ -72,7 +72,7 @@ class SecondarySink(TypedDict):
     text: str
     blocks: Count
     heads: Count
-    importance: Number
+    importance: float
 
 
 class ProbeFacts(TypedDict):

@@ -96,7 +96,11 @@ def test_a_damaged_snapshot_is_named(tmp_path):
     with pytest.raises(RunError, match=r"arrays\.safetensors: missing"):
         Snapshot.read(tmp_path / "s")
     wrong_model = '{"step": 3, "bias": {}, "model": {"d_model": 16, "n_heads": [1]}}'
-    for text in ("{", "[]", '{"step": 1}', '{"bias": {}}', wrong_model):
+    # What was ranked has a number: null, which stands for NaN, is of scalars alone.
+    unranked = (
+        '{"step": 3, "bias": {}, "top_tokens": [{"rank": 1, "id": 1, "text": "a", "p": 1.0, "argmax_share": null}]}'
+    )
+    for text in ("{", "[]", '{"step": 1}', '{"bias": {}}', wrong_model, unranked):
         summary.write_text(text)
         with pytest.raises(RunError, match=r"summary\.json: damaged"):
             Snapshot.read(tmp_path / "s")
