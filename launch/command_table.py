@@ -10,14 +10,14 @@ from jsonargparse import Namespace
 from .. import __version__
 from ..trainer.config_parser import Parser
 
-#: In the order of ``birthmark --help``. Each is the module of that name in `commands`, or in its folder there.
-COMMANDS = (
+#: In the order of ``birthmark --help``. Each is a module in `commands`, and is named as the module is.
+_MODULES = (
     "demo",
-    "tokenise",
+    "corpus.tokenise",
     "pretrain",
     "adapt",
     "launch",
-    "data",
+    "corpus.data",
     "report",
     "figure",
     "describe",
@@ -26,40 +26,23 @@ COMMANDS = (
     "sample",
     "export",
     "ablate",
-    "fingerprint",
-    "identify",
-    "audit",
-    "certify",
-    "verify",
-    "snapshot",
-    "compare",
-    "intervene",
-    "length",
-    "quantise",
+    "instrument.fingerprint",
+    "instrument.identify",
+    "instrument.audit",
+    "instrument.certify",
+    "instrument.verify",
+    "instrument.snapshot",
+    "instrument.compare",
+    "instrument.intervene",
+    "instrument.length",
+    "instrument.quantise",
     "configs",
     "doctor",
     "completion",
 )
-
-
-_FOLDERS = {
-    **dict.fromkeys(("tokenise", "data"), "corpus."),
-    **dict.fromkeys(
-        (
-            "fingerprint",
-            "identify",
-            "audit",
-            "certify",
-            "verify",
-            "snapshot",
-            "compare",
-            "intervene",
-            "length",
-            "quantise",
-        ),
-        "instrument.",
-    ),
-}
+_PATHS = {module.rpartition(".")[2]: module for module in _MODULES}
+#: The commands' names.
+COMMANDS = tuple(_PATHS)
 
 
 class Command(Protocol):
@@ -86,7 +69,7 @@ class Command(Protocol):
 
 def load_command(name: str) -> Command:
     """Import a command's module."""
-    return cast(Command, import_module(f".commands.{_FOLDERS.get(name, '')}{name}", __package__))
+    return cast(Command, import_module(f".commands.{_PATHS[name]}", __package__))
 
 
 def command_parser(name: str) -> Parser:

@@ -195,31 +195,29 @@ def write_documents():
     return write
 
 
-@pytest.fixture(scope="session")
-def no_page():
-    """``no_page()``: inside, runs end without their page, which takes longer than small runs."""
+def _inside(target, value):
+    """A context manager in which ``target`` is something else."""
 
     @contextlib.contextmanager
     def patched():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("birthmark.trainer.run._write_report", lambda run: None)
+            patch.setattr(target, value)
             yield
 
     return patched
+
+
+@pytest.fixture(scope="session")
+def no_page():
+    """``no_page()``: inside, runs end without their page, which takes longer than small runs."""
+    return _inside("birthmark.trainer.run._write_report", lambda run: None)
 
 
 @pytest.fixture(scope="session")
 def no_snapshot_page():
     """``no_snapshot_page()``: inside, a run's page is written without that of its newest snapshot, whose sixty pictures
     take many times longer than a small run."""
-
-    @contextlib.contextmanager
-    def patched():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("birthmark.report.run_page.build_snapshot_page", lambda folder: None)
-            yield
-
-    return patched
+    return _inside("birthmark.report.run_page.build_snapshot_page", lambda folder: None)
 
 
 @pytest.fixture(scope="session")

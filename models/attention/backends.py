@@ -250,6 +250,11 @@ def _with_gradient_of_lse(out: Tensor, d_out: Tensor | None, d_lse: Tensor) -> t
     return torch.addcmul(out, d_out, share, value=-1, out=torch.empty_like(out)), d_out
 
 
+def _widened(x: Tensor, extra: int, value: float = 0.0) -> Tensor:
+    """With so many more elements along the last axis. F.pad would copy where there are none."""
+    return F.pad(x, (0, extra), value=value) if extra else x
+
+
 class FusedAttention(torch.autograd.Function):
     """Softmax attention on the operators of a :class:`Backend`.
 
@@ -273,8 +278,8 @@ class FusedAttention(torch.autograd.Function):
         """Keep what the operator wants back; keys and values of grouped heads once."""
         ctx.width, ctx.how = q.shape[-1], (scale, causal, window)
         ctx.backend, ctx.beside = backend, others is not None
-        if extra := -ctx.width % backend.multiple:
-            q, k, v = (F.pad(x, (0, extra)) for x in (q, k, v))
+        extra = -ctx.width % backend.multiple
+        q, k, v = (_widened(x, extra) for x in (q, k, v))
         out, lse, more = backend.forward(q, k, v, *ctx.how)
         lse_BHT, total = lse[..., : q.shape[2]], None
         if others is not None:
@@ -282,7 +287,7 @@ class FusedAttention(torch.autograd.Function):
             # In the layout that the operator gave it.
             out = torch.mul(out, (lse_BHT - total).exp_()[..., None].to(out.dtype), out=torch.empty_like(out))
             # Padded as the operator's own is.
-            whole = F.pad(total, (0, lse.shape[2] - q.shape[2]), value=torch.inf)
+            whole = _widened(total, lse.shape[2] - q.shape[2], torch.inf)
             ctx.save_for_backward(q, k, v, out, whole, lse_BHT, others, *more)
         else:
             ctx.save_for_backward(q, k, v, out, lse, *more)
@@ -296,7 +301,7 @@ class FusedAttention(torch.autograd.Function):
         d_out, d_lse, d_total = grads
         d_others = None
         if d_out is not None:
-            d_out = F.pad(d_out.to(q.dtype), (0, q.shape[-1] - ctx.width))
+            d_out = _widened(d_out.to(q.dtype), q.shape[-1] - ctx.width)
         if ctx.beside:
             lse_tokens, others, *more = more
             total = lse[..., : q.shape[2]]

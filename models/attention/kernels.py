@@ -53,6 +53,13 @@ def attention_with_lse(
     return _fused(q_BHTK, k_BGSK, v_BGSK, scale, causal)
 
 
+def set_beside(out_BHTK: Tensor, lse_BHT: Tensor, others_BHT: Tensor) -> tuple[Tensor, Tensor]:
+    """The tokens' share of a softmax's output that has other keys too ``[B, H, T, K]``, and the log-sum-exp over all
+    keys ``[B, H, T]``: from output and log-sum-exp over tokens alone, and the log-sum-exp of the others."""
+    total_BHT = torch.logaddexp(lse_BHT, others_BHT)
+    return out_BHTK * (lse_BHT - total_BHT).exp()[..., None].to(out_BHTK.dtype), total_BHT
+
+
 def attention_beside(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float, others_BHT: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
@@ -68,8 +75,8 @@ def attention_beside(
     """
     if _in_blocks(q_BHTK):
         out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
-        total = torch.logaddexp(lse, others_BHT)
-        return out * (lse - total).exp()[..., None].to(out.dtype), lse, total
+        share, total = set_beside(out, lse, others_BHT)
+        return share, lse, total
     backend = backend_for(runs_on(q_BHTK), q_BHTK)
     found: tuple[Tensor, Tensor, Tensor] = FusedAttention.apply(
         q_BHTK, k_BGTK, v_BGTK, others_BHT, backend, scale, True, None

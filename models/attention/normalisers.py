@@ -20,7 +20,7 @@ from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution
 from ..parameter_roles import ParameterRole
 from .grouped_heads import over_heads
-from .kernels import attention_beside, attention_with_squares, causal_attention
+from .kernels import attention_beside, attention_with_squares, causal_attention, set_beside
 from .scores import Scores
 from .weight_reader import EVERYTHING, WeightReader, new_reader, read_softmax
 
@@ -102,10 +102,10 @@ class FusedSoftmax(WeightedSum):
         else:
             o, self._lse_BHT = scores.softmax(v_BGSK)
         if others_BHT is not None:
-            if self._total_BHT is None:
+            if self.reader is not None:  # which was shown the tokens' share
                 self._total_BHT = torch.logaddexp(self._lse(), others_BHT)
-                if self.reader is None:
-                    o = o * (self._lse() - self._total_BHT).exp()[..., None].to(o.dtype)
+            elif self._total_BHT is None:
+                o, self._total_BHT = set_beside(o, self._lse(), others_BHT)
             for key in extra:
                 if (values := key.values()) is not None:
                     share_BHT = (key.score_BHT - self._total_BHT).exp().to(o.dtype)

@@ -31,12 +31,14 @@ from birthmark.measure.records import RunDir, Snapshot, read_metrics
 from birthmark.metrics.quantities import LOGGED
 from birthmark.models.birth import born, digest
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
+from birthmark.trainer.config import RunConfig, TrainerConfig
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.loop.step_guard import StepGuard
 from birthmark.trainer.lr_schedule import LearningRate
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.optimizers.table import OPTIMIZERS
-from birthmark.trainer.run import _print_start, pretrain
+from birthmark.trainer.processes.launched_process import LaunchedProcess
+from birthmark.trainer.run import _device, _print_start, pretrain
 from birthmark.trainer.run_folder import RunStart
 
 
@@ -755,3 +757,13 @@ def test_a_run_on_a_terminal_says_how_to_watch_it(tiny, tmp_path):
         said[terminal] = console.file.getvalue()
     assert f"watch it: birthmark report '{tmp_path}/a run' --watch\n" in said[True]
     assert "--watch" not in said[False]
+
+
+def test_a_gpu_has_its_number_whoever_launched_the_run(monkeypatch):
+    """A thread that makes it current needs one."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    for kind in ("cuda", "auto"):
+        config = RunConfig(trainer=TrainerConfig(device=kind))
+        assert _device(config, None) == torch.device("cuda", 3)
+        assert _device(config, LaunchedProcess(1, 2, 1, 2)) == torch.device("cuda", 1)

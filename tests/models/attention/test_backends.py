@@ -179,6 +179,29 @@ def test_a_gradient_in_another_layout_than_the_output_gives_the_same(cuda_operat
         torch.testing.assert_close(one, other, atol=1e-12, rtol=1e-12)
 
 
+def test_cudnn_is_chosen_where_torch_would_choose_it(monkeypatch):
+    """On fake tensors of a GPU whose generation is given; a window, a wide head and a single position are not its."""
+    cuda = torch.cuda
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+
+    def chosen(capability, shape=(2, 4, 70, 64), dtype=torch.bfloat16, window=None):
+        monkeypatch.setattr(cuda, "get_device_capability", lambda index: capability)
+        with FakeTensorMode():
+            return backends.backend_for("cuda", torch.empty(shape, dtype=dtype, device="cuda:0"), window).name
+
+    assert [chosen((major, 0)) for major in (8, 9, 10)] == ["flash", "cuDNN", "cuDNN"]
+    assert chosen((9, 0), window=8) == "flash"
+    assert [chosen((9, 0), (2, 4, 70, width)) for width in (128, 136)] == ["cuDNN", "flash"]
+    assert chosen((9, 0), (2, 4, 1, 64)) == "flash"
+    assert chosen((9, 0), dtype=torch.float32) == "memory-efficient"
+    monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)
+    assert chosen((9, 0)) == "flash"
+    monkeypatch.undo()
+    monkeypatch.setattr(cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch, "are_deterministic_algorithms_enabled", lambda: True)
+    assert chosen((9, 0)) == "flash"
+
+
 def test_a_device_without_kernels_is_named():
     with pytest.raises(UsageError, match=r"attention in float64 on cuda: no fused kernel is known"):
         backends.backend_for("cuda", torch.zeros(1, 1, 1, 8, dtype=torch.float64))
