@@ -288,6 +288,12 @@ class ModelConfig:
         }
         return [
             *self.attention.conditional_settings(),
+            Setting(
+                "attention.nope_blocks",
+                self.attention.nope_blocks is not None,
+                self.positions in ("rope", "alibi", "t5"),
+                "model.positions rope, alibi or t5",
+            ),
             Setting("t5_buckets", self.t5_buckets != type(self).t5_buckets, *t5),
             Setting("t5_max_distance", self.t5_max_distance != type(self).t5_max_distance, *t5),
             *self.init.conditional_settings(),

@@ -176,6 +176,8 @@ def _kind(annotation: str) -> str:
     if choices:
         return f"one of {choices[1]}"
     simple = re.fullmatch(r"<class '(\w+)'>", annotation)
+    if annotation.startswith("list["):
+        annotation = "list"
     words = {
         "int": "a whole number",
         "float": "a number",
@@ -219,7 +221,7 @@ def one_line(message: str, options: Sequence[str], command: str) -> str:
             lambda m: f"{m[1]}: {m[3]!r} is not {_kind(m[2])}",
         ),
         (
-            r"Parser key \"([^\"]+)\": Does not validate .* Subtypes: \[(.*)\] Errors: .* Given value: (.*)",
+            r"Parser key \"([^\"]+)\": Does not validate .*? Subtypes: \[(.*?)\] Errors: .* Given value: (.*)",
             lambda m: f"{m[1]}: {m[3]!r} is not {_kinds(m[2])}",
         ),
         (r"Parser key \"([^\"]+)\": (.*)", lambda m: f"{m[1]}: {m[2]}"),

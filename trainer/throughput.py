@@ -21,16 +21,15 @@ def flops_per_token(config: ModelConfig, n_params: int, seq_len: int, *, frozen:
     """Model FLOPs of one trained token, forward and backward: ``6·N + 12·L·H·d_head·T`` (arXiv 2204.02311, appendix B).
 
     ``N`` counts the parameters that take part in matrix products: the embedding table only where it is the head too.
-    With a sliding window T is the window. Of a ``frozen`` model, whose adapter alone is trained, ``6·N`` is ``4·N``: no
-    gradients of its matrices are computed.
+    With a sliding window T is the window, or its mean over the blocks. Of a ``frozen`` model, whose adapter alone is
+    trained, ``6·N`` is ``4·N``: no gradients of its matrices are computed.
     """
     tables = 0 if config.tie_embeddings else config.vocab_size * config.d_model
     if config.positions == "learned":
         tables += config.max_seq_len * config.d_model
-    seen = min(seq_len, config.attention.window or seq_len)
-    return (4.0 if frozen else 6.0) * (
-        n_params - tables
-    ) + 12.0 * config.n_layers * config.n_heads * config.d_head * seen
+    windows = [config.attention.window_of(block) for block in range(config.n_layers)]
+    seen = sum(min(seq_len, window or seq_len) for window in windows)
+    return (4.0 if frozen else 6.0) * (n_params - tables) + 12.0 * config.n_heads * config.d_head * seen
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:

@@ -151,7 +151,8 @@ class Attention(nn.Module):
         attention = config.attention
         self.layer = block + 1
         self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.d_head
-        self.scale, self.window, self.prefix = config.d_head**-0.5, attention.window, attention.prefix
+        self.scale, self.window, self.prefix = config.d_head**-0.5, attention.window_of(block), attention.prefix
+        self.has_positions = attention.has_positions(block)
         self.q = Projection(config, self.n_heads, attention.qk_norm)
         self.k = Projection(config, self.n_kv_heads, attention.qk_norm)
         self.v = Projection(config, self.n_kv_heads, "none")
@@ -171,6 +172,8 @@ class Attention(nn.Module):
         self, x_BTD: Tensor, place: Placement, observer: Observer | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         """``[B, T, D] → [B, T, D]``; the cache, if there is one, holds earlier keys and values and gets these."""
+        if not self.has_positions:
+            place = place.without_positions()
         q, k, v = rotate(self.q(x_BTD), place.rotation), rotate(self.k(x_BTD), place.rotation), self.v(x_BTD)
         if cache is not None:
             k, v = cache.extend(k, v)

@@ -121,9 +121,14 @@ class AttentionConfig:
     sigmoid_bias: Literal["none", "log_length"] = "none"
     """Add −log max_seq_len to the scores of ``sigmoid``, so that a newborn row sums to about 1 (arXiv 2409.04431)."""
 
-    window: int | None = None
+    window: int | list[int | None] | None = None
     """Sliding window (Longformer, arXiv 2004.05150; Mistral, arXiv 2310.06825): a query sees itself and the
-    window − 1 positions before it; by default all before it."""
+    window − 1 positions before it; by default all before it. A list has one entry for each block, null where a query
+    sees all (gpt-oss, arXiv 2508.10925: every other block)."""
+
+    nope_blocks: list[int] | None = None
+    """Blocks (from 0) whose attention is given no positions, ``model.positions`` applying to the others
+    (arXiv 2501.18795; SmolLM3: every fourth block); by default none."""
 
     prefix: int | None = None
     """Prefix language modelling (arXiv 1910.10683): the first ``prefix`` positions see one another; losses count from
@@ -157,6 +162,14 @@ class AttentionConfig:
         """Parts that are a class of the user's own, with its name; none of them has been imported."""
         return {part: name for part, names in OPEN_PARTS.items() if (name := getattr(self, part)) not in names}
 
+    def window_of(self, block: int) -> int | None:
+        """The window of a block (from 0)."""
+        return self.window[block] if isinstance(self.window, list) else self.window
+
+    def has_positions(self, block: int) -> bool:
+        """Whether positions reach the attention of a block (from 0)."""
+        return block not in (self.nope_blocks or [])
+
     @property
     def weighs_scores_alone(self) -> bool:
         """Whether the normaliser weighs each score on its own, in place of a softmax over the row."""
@@ -177,8 +190,7 @@ class AttentionConfig:
                 found.append(
                     f"model.attention.{part} is {shown(name)}: give {names}, or a class of your own as module:Class"
                 )
-        if self.window is not None and self.window < 1:
-            found.append(f"model.attention.window is {self.window}: give at least 1")
+        found += self._window_problems(n_layers)
         if self.prefix is not None and not 1 <= self.prefix <= max_seq_len:
             found.append(
                 f"model.attention.prefix is {self.prefix}: give at least 1 and at most model.max_seq_len {max_seq_len}"
@@ -216,10 +228,27 @@ class AttentionConfig:
                     "model.attention.calibration.correlation learned is never learned with gradient false: "
                     "give correlation estimated, or gradient true"
                 )
-        outside = [block for block in self.aggregation_blocks or [] if not 0 <= block < n_layers]
-        if outside:
-            found.append(f"model.attention.aggregation_blocks has {outside}: blocks go from 0 to {n_layers - 1}")
+        for name in ("aggregation_blocks", "nope_blocks"):
+            if outside := [block for block in getattr(self, name) or [] if not 0 <= block < n_layers]:
+                found.append(f"model.attention.{name} has {outside}: blocks go from 0 to {n_layers - 1}")
+        if self.nope_blocks and len({*self.nope_blocks}) == n_layers:
+            found.append("model.attention.nope_blocks has all blocks: give model.positions none in its place")
         return found
+
+    def _window_problems(self, n_layers: int) -> list[str]:
+        """Windows that no model of so many blocks can have."""
+        by_block = isinstance(self.window, list)
+        listed = self.window if isinstance(self.window, list) else [self.window]
+        if by_block and len(listed) != n_layers:
+            return [
+                f"model.attention.window has {len(listed)} entries: give one for each of the {n_layers} blocks, null "
+                "where a query sees all"
+            ]
+        if small := [window for window in listed if window is not None and window < 1]:
+            return [f"model.attention.window is {small[0]}: give at least 1"]
+        if by_block and all(window is None for window in listed):
+            return ["model.attention.window is null in every block: leave it out"]
+        return []
 
     def conditional_settings(self) -> list[Setting]:
         """Fields that other fields must allow."""

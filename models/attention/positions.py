@@ -35,6 +35,10 @@ class Placement:
     key_S: Tensor | None = None
     """Positions of the keys, those of the queries last, int64; None where they are 0, 1, …"""
 
+    def without_positions(self) -> Placement:
+        """The same keys in sight, and nothing that turns queries and keys or is added to scores."""
+        return Placement(self.first, documents=self.documents, eviction=self.eviction, key_S=self.key_S)
+
 
 class NoPositions(nn.Module):
     """No positional information but the causal mask; also the base of the other kinds."""

@@ -76,4 +76,10 @@ def _in_order(model: ModelWeights, order: Sequence[int]) -> ModelWeights:
     if attention.aggregation_blocks is not None:
         moved = [new for new, old in enumerate(order) if old in attention.aggregation_blocks]
         attention = replace(attention, aggregation_blocks=moved)
+    if attention.nope_blocks is not None:
+        moved = [new for new, old in enumerate(order) if old in attention.nope_blocks]
+        attention = replace(attention, nope_blocks=moved)
+    if isinstance(attention.window, list):
+        windows = [attention.window[old] for old in order]
+        attention = replace(attention, window=windows if any(windows) else None)
     return ModelWeights(replace(config, n_layers=len(order), attention=attention), tensors)

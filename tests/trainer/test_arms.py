@@ -16,19 +16,26 @@ from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.run import pretrain
 
 FIELDS = {field.path: field for field in model_fields()}
-#: Fields that touch no attention and fail apart: their values share runs.
-SHARED = ("model.mlp", "model.init.kind", "model.init.zero")
+#: Fields that fail apart: their values share runs, one of each lane in a run.
+SHARED = (
+    ("model.mlp",),
+    ("model.init.kind",),
+    ("model.init.zero",),
+    ("model.parallel_residual", "model.tie_embeddings", "model.bias", "model.attention.nope_blocks"),
+)
 
 
 def arms():
     """Name → dotted fields: every value of every field with names, every switch, every setting of attention."""
     found = {}
+    shared = [path for lane in SHARED for path in lane]
     for path, field in FIELDS.items():
-        if path not in SHARED and (field.choices or field.hint is bool or path.startswith("model.attention.")):
+        if path not in shared and (field.choices or field.hint is bool or path.startswith("model.attention.")):
             for value in field.others():
                 found[f"{path.removeprefix('model.')}={value}"] = companions({path: value})[0]
-    for values in zip_longest(*(FIELDS[path].others() for path in SHARED)):
-        together = {path: value for path, value in zip(SHARED, values, strict=True) if value is not None}
+    lanes = ([(path, value) for path in lane for value in FIELDS[path].others()] for lane in SHARED)
+    for settings in zip_longest(*lanes):
+        together = dict(setting for setting in settings if setting is not None)
         found[", ".join(f"{path.rpartition('.')[2]}={v}" for path, v in together.items())] = companions(together)[0]
     return found
 

@@ -1,0 +1,86 @@
+"""Blocks whose attention differs: windows in some of them, no positions in others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from birthmark.errors import UsageError
+from birthmark.models.attention.kv_cache import KeyValueCache
+from birthmark.models.birth import born
+from birthmark.models.changes.change import ModelWeights
+from birthmark.models.changes.depth import BlockDropping
+from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.trainer.throughput import flops_per_token
+
+SIZES = {"d_model": 32, "n_layers": 3, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 61, "max_seq_len": 24}
+WINDOWS = [4, None, 6]
+NOPE = [1]
+
+
+def config(positions="rope", **attention):
+    return ModelConfig(**SIZES, positions=positions, attention=AttentionConfig(**attention))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("positions", ["rope", "alibi", "t5"])
+def test_each_block_is_that_of_a_model_which_has_its_kind_alone(positions):
+    mixed = born(config(positions, window=WINDOWS, nope_blocks=NOPE), 0).eval()
+    plain = born(config(positions), 0).eval()
+    assert all(torch.equal(a, b) for a, b in zip(mixed.parameters(), plain.parameters(), strict=True))
+    tokens_BT = torch.randint(61, (2, 20), generator=torch.Generator().manual_seed(0))
+
+    x, place = plain.enter(tokens_BT)
+    for i, window in enumerate(WINDOWS):
+        kind = "none" if i in NOPE else positions
+        of_kind = born(config(kind, window=window), 0).eval()
+        x = of_kind.blocks[i](x, of_kind.enter(tokens_BT)[1] if kind == "none" else place)
+    expected = plain.leave(x)
+    torch.testing.assert_close(mixed(tokens_BT), expected, atol=1e-5, rtol=1e-5)
+    assert (plain(tokens_BT) - expected).abs().max() > 1e-3  # windows and positions do something here
+
+    cache = KeyValueCache(mixed.config, 2, 20)
+    parts = [mixed(part, cache=cache) for part in tokens_BT.split([9, 1, 8, 1, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1), expected, atol=2e-5, rtol=1e-5)
+
+
+def test_operations_count_each_window():
+    some, plain = config(window=WINDOWS), config()
+    per_key = 12.0 * 4 * 8
+    assert flops_per_token(plain, 0, 20) - flops_per_token(some, 0, 20) == per_key * (3 * 20 - (4 + 20 + 6))
+    whole = config(window=4)
+    assert flops_per_token(plain, 0, 20) - flops_per_token(whole, 0, 20) == per_key * 3 * 16
+
+
+def test_blocks_that_are_left_out_take_their_windows_along():
+    mixed = born(config(window=WINDOWS, nope_blocks=NOPE), 0)
+    shorter = BlockDropping([0]).changed(ModelWeights(mixed.config, mixed.state_dict()), 0, None).config.attention
+    assert (shorter.window, shorter.nope_blocks) == ([None, 6], [0])
+    last = BlockDropping([0, 2]).changed(
+        ModelWeights(replace(mixed.config, attention=AttentionConfig(window=WINDOWS)), mixed.state_dict()), 0, None
+    )
+    assert last.config.attention.window is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"window": [4, None]}, "model.attention.window has 2 entries: give one for each of the 3 blocks"),
+        ({"window": [4, 0, None]}, "model.attention.window is 0: give at least 1"),
+        ({"window": [None, None, None]}, "model.attention.window is null in every block: leave it out"),
+        ({"nope_blocks": [3]}, r"model.attention.nope_blocks has \[3\]: blocks go from 0 to 2"),
+        ({"nope_blocks": [2, 0, 1]}, "model.attention.nope_blocks has all blocks: give model.positions none"),
+    ],
+)
+def test_lists_that_fit_no_model_are_one_line(fields, message):
+    with pytest.raises(UsageError, match=message) as raised:
+        config(**fields)
+    assert "; " not in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+def test_positions_that_no_attention_reads_are_left_out_of_none():
+    with pytest.raises(UsageError, match=r"nope_blocks is set, but only model.positions rope, alibi or t5 reads it"):
+        config("learned", nope_blocks=[0])
