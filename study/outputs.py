@@ -18,6 +18,7 @@ def write_outputs(
     draw: Callable[[Path], list[str]],
     page: str,
     console: Console,
+    note: str = "",
 ) -> None:
     """Write ``index.html``, ``table.md``, ``table.csv`` and pictures into ``out``, and print the files' names.
 
@@ -28,8 +29,9 @@ def write_outputs(
         draw: draws pictures into a folder and gives their names; not called where matplotlib is missing.
         page: content of ``index.html``.
         console: where to print.
+        note: a last paragraph for ``table.md``, such as which starts failed.
     """
-    write_text(out / "table.md", table)
+    write_text(out / "table.md", f"{table}\n{note}\n" if note else table)
     write_csv(out / "table.csv")
     write_text(out / "index.html", page)
     files = ["index.html", "table.md", "table.csv"]

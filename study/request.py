@@ -35,6 +35,10 @@ class StudyRequest:
     """Runs at a time."""
     summary: bool = False
     """Run nothing, and summarise what there is."""
+    trial: str | None = None
+    """This trial alone, by its name (``ARM/seed-N``) or its place from 0; None: all."""
+    retries: int = 1
+    """How often a trial that failed is started again."""
 
     def refuse_arms(self, kind: str) -> None:
         """UsageError where arms are chosen, of a study of a kind that has none."""

@@ -19,12 +19,17 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
+from ..errors import RunError
 from ..pace import Pace, duration
 from ..trainer.saved_config import write_config
 from .request import StudyRequest
-from .trials import Trial, check_buildable, check_stored, next_move
+from .taking.claims import Claim, claim, owner_of
+from .taking.tries import WRONG_REQUEST, Failed, add_failure
+from .trials import Trial, check_buildable, check_stored, chosen_trial, each_once, next_move
 
 _POLL_SECONDS = 0.2
+#: How often trials that other processes run are looked at.
+_ELSEWHERE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -39,26 +44,38 @@ class Failure:
 @dataclass
 class _Process:
     trial: Trial
+    claim: Claim
     slot: int
     process: subprocess.Popen[bytes]
     since: float
 
 
-def run_trials(trials: Sequence[Trial], jobs: int, console: Console) -> list[Failure]:
+def run_trials(
+    trials: Sequence[Trial], jobs: int, console: Console, out: Path, *, retries: int = 0, wait: bool = True
+) -> list[Failure]:
     """Bring every trial to its last step, ``jobs`` at a time; finished ones are left as they are.
+
+    Args:
+        trials: what to run.
+        jobs: runs at a time.
+        console: where to print.
+        out: the study's folder, whose other processes take none of these trials meanwhile.
+        retries: how often a trial that failed is started again; what another start cannot mend is not.
+        wait: for trials that other processes run, until they are finished or free.
 
     Returns:
         The trials that failed. A failure stops no other trial.
 
     Raises:
         KeyboardInterrupt: a signal came. Running trials have saved a checkpoint; the same call resumes them.
+        RunError: another process runs one of the trials, and nobody is to wait.
     """
-    return _Runner(trials, jobs, console).run()
+    return _Runner(trials, jobs, console, out, retries, wait=wait).run()
 
 
 def run_as_asked(request: StudyRequest, out: Path, trials: Sequence[Trial], console: Console) -> list[Failure]:
-    """See that no folder holds another run, and bring every trial to its last step, unless a summary is all that is
-    asked for.
+    """See that no folder holds another run, and bring every trial that is asked for to its last step, unless a summary
+    is all that is asked for.
 
     Returns:
         The trials that failed.
@@ -72,19 +89,28 @@ def run_as_asked(request: StudyRequest, out: Path, trials: Sequence[Trial], cons
         return []
     check_buildable(trials)
     request.keep_overrides(out)
-    return run_trials(trials, request.jobs, console)
+    if request.trial is None:
+        return run_trials(trials, request.jobs, console, out, retries=request.retries)
+    return run_trials([chosen_trial(trials, request.trial)], 1, console, out, retries=request.retries, wait=False)
+
+
+def leaves_results(request: StudyRequest, trials: Sequence[Trial]) -> bool:
+    """Whether tables and pictures are left to others: one trial was asked for, and not all are finished."""
+    return request.trial is not None and not all(trial.finished for trial in trials)
 
 
 class _Runner:
-    def __init__(self, trials: Sequence[Trial], jobs: int, console: Console) -> None:
-        by_label: dict[str, Trial] = {}
-        for trial in trials:  # arms of one config share their runs
-            by_label.setdefault(trial.label, trial)
-        self.trials = list(by_label.values())
-        self.jobs, self.console = jobs, console
-        self.moves = {trial.label: next_move(trial) for trial in self.trials}
+    def __init__(
+        self, trials: Sequence[Trial], jobs: int, console: Console, out: Path, retries: int, *, wait: bool
+    ) -> None:
+        self.trials = each_once(trials)
+        self.jobs, self.console, self.out, self.wait = jobs, console, out, wait
+        self.tries_left = {trial.label: 1 + retries for trial in self.trials}
+        #: Trials that other processes run.
+        self.elsewhere: list[Trial] = []
+        self.looked = 0.0
         self.steps = {trial.label: trial.step for trial in self.trials}
-        self.waiting = deque(trial for trial in self.trials if self.moves[trial.label] != "skip")
+        self.waiting = deque(trial for trial in self.trials if next_move(trial) != "skip")
         self.running: list[_Process] = []
         self.failures: list[Failure] = []
         self.signals = 0
@@ -118,15 +144,17 @@ class _Runner:
             finally:
                 for job in self.running:  # only after an error of our own
                     job.process.kill()
+                    job.claim.let_go()
         if self.signals:
             raise KeyboardInterrupt
         return self.failures
 
     def _loop(self) -> None:
         signals_sent = 0
-        while self.running or (self.waiting and not self.signals):
+        while self.running or ((self.waiting or self.elsewhere) and not self.signals):
+            self._look_elsewhere()
             while self.waiting and len(self.running) < self.jobs and not self.signals:
-                self._start(self.waiting.popleft())
+                self._take(self.waiting.popleft())
             if self.signals > signals_sent:
                 signals_sent = self.signals
                 self._print("stopping: runs save a checkpoint, the same command resumes them later")
@@ -138,10 +166,39 @@ class _Runner:
             for job in [job for job in self.running if job.process.poll() is not None]:
                 self.running.remove(job)
                 self._end(job)
+            for job in self.running:
+                job.claim.keep()
 
-    def _start(self, trial: Trial) -> None:
+    def _take(self, trial: Trial) -> None:
+        """Start a trial, if no other process has it, and none has finished it."""
+        found = claim(trial, self.out)
+        if isinstance(found, Claim):
+            if next_move(trial) != "skip":
+                self._start(trial, found)
+                return
+            found.let_go()
+            self.steps[trial.label] = trial.step
+            self._print(f"{trial.label}  finished by another process")
+            return
+        who = f"process {found['pid']} on {found['host']} runs it"
+        if not self.wait:
+            raise RunError(f"{trial.label}: {who}; leave it to that one")
+        self._print(f"{trial.label}  {who}")
+        self.elsewhere.append(trial)
+
+    def _look_elsewhere(self) -> None:
+        """Take back the trials that no other process runs any more."""
+        if not self.elsewhere or time.monotonic() - self.looked < _ELSEWHERE_SECONDS:
+            return
+        self.looked = time.monotonic()
+        free = [trial for trial in self.elsewhere if owner_of(trial) is None]
+        self.elsewhere = [trial for trial in self.elsewhere if trial not in free]
+        self.waiting.extend(free)
+
+    def _start(self, trial: Trial, claim: Claim) -> None:
         command = [sys.executable, "-m", "birthmark.launch.cli", "pretrain"]
-        if self.moves[trial.label] == "resume":
+        self.tries_left[trial.label] -= 1
+        if next_move(trial) == "resume":
             command.append(f"--resume={trial.run.path}")
         else:
             write_config(trial.config, trial.config_file)
@@ -158,7 +215,8 @@ class _Runner:
                 env=os.environ | process_environment(self.jobs, slot),
                 start_new_session=True,
             )
-        self.running.append(_Process(trial, slot, process, time.monotonic()))
+        claim.hand_to(process.pid)
+        self.running.append(_Process(trial, claim, slot, process, time.monotonic()))
 
     def _end(self, job: _Process) -> None:
         trial, status = job.trial, job.process.returncode
@@ -166,9 +224,19 @@ class _Runner:
         if trial.finished and status == 0:
             self._print(f"{trial.label}  {time.monotonic() - job.since:.0f} s")
         elif not self.signals:
-            reason = f"killed by {signal.Signals(-status).name}" if status < 0 else last_line(trial.log)
-            self.failures.append(Failure(trial, reason))
-            self._print(f"{trial.label}  failed: {reason}")
+            self._failed(trial, status)
+        job.claim.let_go()
+
+    def _failed(self, trial: Trial, status: int) -> None:
+        """Keep a failed start, and try again if it may help."""
+        reason = f"killed by {signal.Signals(-status).name}" if status < 0 else last_line(trial.log)
+        add_failure(trial, Failed(status, reason))
+        if self.tries_left[trial.label] and status != WRONG_REQUEST:
+            self._print(f"{trial.label}  failed, and is tried again: {reason}")
+            self.waiting.append(trial)
+            return
+        self.failures.append(Failure(trial, reason))
+        self._print(f"{trial.label}  failed: {reason}")
 
     # ── progress ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -180,7 +248,7 @@ class _Runner:
     def _show(self) -> None:
         if self.bar.disable and not self.pace.is_due():
             return
-        done = len(self.trials) - len(self.waiting) - len(self.running)
+        done = len(self.trials) - len(self.waiting) - len(self.running) - len(self.elsewhere)
         self.steps |= {job.trial.label: last_logged_step(job.trial.run.metrics) for job in self.running}
         current = ", ".join(f"{job.trial.label} {self.steps[job.trial.label]}" for job in self.running)
         taken = sum(self.steps.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,6 +79,31 @@ def make_trial(study: str, arm: str, seed: int, config: RunConfig, folder: Path)
         config, init_seed=seed, name=f"{group}-{seed}", run_dir=str(folder / f"seed-{seed}"), log=log
     )
     return Trial(arm, named)
+
+
+def each_once(trials: Sequence[Trial]) -> list[Trial]:
+    """The trials in their order, without those that share the run of one before (arms of one config do)."""
+    by_label: dict[str, Trial] = {}
+    for trial in trials:
+        by_label.setdefault(trial.label, trial)
+    return list(by_label.values())
+
+
+def chosen_trial(trials: Sequence[Trial], name: str) -> Trial:
+    """The trial of this name, or at this place among those that have a run of their own, from 0.
+
+    Raises:
+        UsageError: there is none.
+    """
+    own = each_once(trials)
+    if name.isdecimal() and int(name) < len(own):
+        return own[int(name)]
+    by_label = {trial.label: trial for trial in own}
+    if name not in by_label:
+        close = difflib.get_close_matches(name, by_label, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"give 0 to {len(own) - 1}, or a name such as {own[0].label}"
+        raise UsageError(f"--trial {name}: no such trial; {hint}")
+    return by_label[name]
 
 
 def check_begins_with_births(base: Path, config: RunConfig, kind: str) -> None:

@@ -28,6 +28,16 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("--arms", type=str | None, metavar="A,B", help="These arms alone; by default all.")
     add_overrides(parser, "Change the base of every arm.")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="Runs at a time; they share the cores.")
+    parser.add_argument(
+        "--retries", type=int, default=1, metavar="N", help="How often a run that failed is started again."
+    )
+    parser.add_argument(
+        "--trial",
+        type=str | None,
+        metavar="NAME",
+        help="This run of the study alone, by its name (ARM/seed-N) or its number from 0; the last to finish "
+        "writes the tables.",
+    )
     parser.add_argument("--summary", action="store_true", help="Run nothing: table and figure of the runs on disk.")
 
 
@@ -39,6 +49,10 @@ def run(options: Namespace) -> int:
 
     if options.jobs < 1:
         raise UsageError(f"--jobs {options.jobs}: give at least 1")
+    if options.retries < 0:
+        raise UsageError(f"--retries {options.retries}: give at least 0")
+    if options.trial is not None and options.summary:
+        raise UsageError(f"--trial {options.trial}: --summary runs nothing; leave one of them out")
     request = StudyRequest(
         file=find_config(options.study, "study"),
         scale=options.scale,
@@ -47,6 +61,8 @@ def run(options: Namespace) -> int:
         overrides=read_overrides(options["set"], SET_BY_STUDY, "the study sets it for every run, leave it out"),
         jobs=options.jobs,
         summary=options.summary,
+        trial=options.trial,
+        retries=options.retries,
     )
     failures = run_study(request)
     for failure in failures:

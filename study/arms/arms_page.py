@@ -14,6 +14,7 @@ from ...findings.wording import in_prose
 from ...report.charts.chart_page import Block, Fold, Heading, Html, Panels, Prose, Table, render_page
 from ...report.charts.specs import CurvePanel, PageRun, Point, ScatterPanel, Series
 from ...report.pictures.style import RUN_COLOURS
+from ..taking.tries import told
 from ..trials import Trial
 from .figure import Family, families
 from .file import ArmStudy
@@ -36,7 +37,7 @@ def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Tr
         Panels(_curves(grouped, first, results)),
         Heading("table", "All figures"),
         Table(titles, rows),
-        Prose(notes(study, results), note=True),
+        *(Prose(note, note=True) for note in (notes(study, results), told(trials)) if note),
         Fold("Runs", [Table(["arm", *(f"seed {seed}" for seed in study.init_seeds)], _links(study, trials, out))]),
     ]
     return render_page(study.name, blocks, runs=[PageRun(result.arm) for result in results], about="Birthmark study")

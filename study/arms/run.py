@@ -9,7 +9,9 @@ from rich.console import Console
 from ...errors import UsageError
 from ..outputs import write_outputs
 from ..request import StudyRequest
-from ..runner import Failure, run_as_asked
+from ..runner import Failure, leaves_results, run_as_asked
+from ..taking.claims import alone
+from ..taking.tries import told
 from .arms_page import arms_page
 from .ends_compared import write_comparison
 from .figure import draw_study
@@ -35,18 +37,22 @@ def run_arms(request: StudyRequest) -> list[Failure]:
     trials = arm_trials(study, out, request.overrides_in(out))
     console = Console()
     failures = run_as_asked(request, out, trials, console)
+    if leaves_results(request, trials):
+        return failures
     results = read_results(study, trials)
     if results:
         print_results(study, results, console)
-        write_outputs(
-            out,
-            markdown(study, results),
-            partial(write_csv, results),
-            partial(draw_study, study, results),
-            arms_page(study, results, trials, out),
-            console,
-        )
-        write_comparison(study, trials, out, console)
+        with alone(out):
+            write_outputs(
+                out,
+                markdown(study, results),
+                partial(write_csv, results),
+                partial(draw_study, study, results),
+                arms_page(study, results, trials, out),
+                console,
+                told(trials),
+            )
+            write_comparison(study, trials, out, console)
     elif request.summary:
         raise UsageError(f"{out}: no run of {study.file} in it yet")
     return failures

@@ -12,6 +12,7 @@ from ...report.terminal import bar
 from ..outputs import write_outputs
 from ..request import StudyRequest
 from ..runner import Failure, run_as_asked, run_trials
+from ..taking.tries import told
 from ..trials import check_stored
 from .figure import draw_lineage
 from .file import read_lineage_study
@@ -37,11 +38,13 @@ def run_lineage(request: StudyRequest) -> list[Failure]:
     trials = lineage_trials(study, out, request.overrides_in(out))
     console = Console()
     failures = run_as_asked(request, out, trials.bases, console)
+    if request.trial is not None:
+        return failures  # one base; what builds on the bases is left to a call for all
     if not request.summary:
         ready = trials.ready()
         for trial in ready:
             check_stored(trial)
-        failures += run_trials(ready, request.jobs, console)
+        failures += run_trials(ready, request.jobs, console, out, retries=request.retries)
     study, models = trials.study, study_models(trials)
     if models:
         with bar("hidden states", len(models) * len(tests_by_probe(study)), quiet=False) as advance:
@@ -54,6 +57,7 @@ def run_lineage(request: StudyRequest) -> list[Failure]:
             partial(draw_lineage, study, results),
             lineage_page(study, results),
             console,
+            told([*trials.bases, *trials.continued]),
         )
     elif request.summary:
         raise UsageError(f"{out}: no run of {study.file} in it yet")

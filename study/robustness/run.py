@@ -11,6 +11,7 @@ from ...report.terminal import bar
 from ..outputs import write_outputs
 from ..request import StudyRequest
 from ..runner import Failure, run_as_asked
+from ..taking.tries import told
 from .bases import Base, text_of
 from .figure import draw_robustness
 from .file import read_robustness_study
@@ -40,6 +41,8 @@ def run_robustness(request: StudyRequest) -> list[Failure]:
     study = trials.study
     console = Console()
     failures = run_as_asked(request, out, trials.bases, console)
+    if request.trial is not None:
+        return failures  # one base; what is done to the bases is left to a call for all
     bases = [Base(trial) for trial in trials.bases if trial.finished]
     if len(bases) >= _FEWEST:
         n_models = len(bases) * (1 + len(study.changes))
@@ -54,6 +57,7 @@ def run_robustness(request: StudyRequest) -> list[Failure]:
                 partial(draw_robustness, study, results),
                 robustness_page(study, results),
                 console,
+                told(trials.bases),
             )
             return failures
     if request.summary:
