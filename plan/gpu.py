@@ -44,7 +44,7 @@ def _attention(
 ) -> Tensor:
     if torch.is_autocast_enabled("cpu"):
         q, k, v = (x.to(torch.get_autocast_dtype("cpu")) for x in (q, k, v))
-    out: Tensor = FusedAttention.apply(q, k, v, None, backend_for("cuda", q), scale, is_causal, None)[0]
+    out: Tensor = FusedAttention.apply(q, k, v, None, None, backend_for("cuda", q), scale, is_causal, None)[0]
     return out
 
 

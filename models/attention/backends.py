@@ -6,11 +6,12 @@ log-sum-exp, and they all make Δ from the O that they are handed. So they get `
 is ``Δ − g``: no channel is added, and no operator runs on a wider head than in the forward pass. A row whose dO is 0
 gets one of 1e-15 in its place, which no gradient of that row can be told from.
 
-Keys beside the tokens', known by the log-sum-exp of their scores, cost nothing here. With the tokens' share of the
-output in place of O and the log-sum-exp over all keys in place of the tokens', the operators' backward passes give the
-gradients of the tokens in the whole softmax: they make the weights anew from the log-sum-exp that they are handed.
+Keys beside the tokens', known by the log-sum-exp of their scores and by what they bring, cost little here. With the
+whole softmax's output in place of O and the log-sum-exp over all keys in place of the tokens', the operators' backward
+passes give the gradients of the tokens in the whole softmax: they make the weights anew from the log-sum-exp that they
+are handed.
 
-Legend: B sequences, H query heads, G key/value heads, T positions, K head width.
+Legend: B sequences, H query heads, G key/value heads, T positions, K head width, V that of values.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ def _summed(d_BHSK: Tensor, n_kv_heads: int) -> Tensor:
     return d_BHSK if d_BHSK.shape[1] == n_kv_heads else d_BHSK.unflatten(1, (n_kv_heads, -1)).sum(2)
 
 
+def _widened(x: Tensor, extra: int, value: float = 0.0) -> Tensor:
+    """With so many more elements along the last axis. F.pad would copy where there are none."""
+    return F.pad(x, (0, extra), value=value) if extra else x
+
+
 @dataclass(frozen=True)
 class Backend:
     """One pair of operators, and what it takes.
@@ -48,6 +54,7 @@ class Backend:
         grouped: whether it reads keys and values that query heads share from one place; the others get copies for as
             long as they run.
         windows: whether it takes a window.
+        narrow_values: whether values may have fewer channels than keys; for the others they are padded.
         here: whether it is there, and the choice, on the device of these queries.
         for_output: whether it is called where the output alone is wanted, in place of scaled_dot_product_attention.
         forward: (q, k, v, scale, causal, window) → output, log-sum-exp ``[B, H, T or more]``, and what else its
@@ -61,6 +68,7 @@ class Backend:
     multiple: int
     grouped: bool
     windows: bool
+    narrow_values: bool
     forward: Callable[..., tuple[Tensor, Tensor, tuple[Tensor, ...]]]
     backward: Callable[..., tuple[Tensor, Tensor, Tensor]]
     here: Callable[[Tensor], bool] = lambda q_BHTK: True
@@ -70,6 +78,13 @@ class Backend:
         """Whether it runs on queries of this type and width."""
         fits = q_BHTK.dtype in self.dtypes and q_BHTK.shape[-1] <= self.widest and (self.windows or window is None)
         return fits and self.here(q_BHTK)
+
+    def padded(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values with as many channels as it wants of each; the added ones are 0."""
+        width, of_values = q_BHTK.shape[-1], v_BGSV.shape[-1]
+        extra = -width % self.multiple
+        more = -of_values % self.multiple if self.narrow_values else width + extra - of_values
+        return _widened(q_BHTK, extra), _widened(k_BGSK, extra), _widened(v_BGSV, more)
 
 
 # ------------------------------------------------------------------------------------------------------------------
@@ -97,9 +112,19 @@ def _cpu_backward(
 # CUDA: cuDNN's, twice as fast as FlashAttention-2 on the GPUs that it is written for; its log-sum-exp has one more axis
 
 
+#: Head widths of cuDNN, and from the version on that was tried, where it still takes .7 of FlashAttention-2's time.
+_CUDNN_WIDTH, _CUDNN_WIDE = 128, (91900, 256)
+
+
 @torch.compiler.assume_constant_result
 def _made_for_cudnn(index: int) -> bool:
     return torch.cuda.get_device_capability(index)[0] in (9, 10)
+
+
+@torch.compiler.assume_constant_result
+def _widest_of_cudnn() -> int:
+    version, widest = _CUDNN_WIDE
+    return widest if (torch.backends.cudnn.version() or 0) >= version else _CUDNN_WIDTH
 
 
 def _cudnn_is_the_choice(q_BHTK: Tensor) -> bool:
@@ -108,6 +133,8 @@ def _cudnn_is_the_choice(q_BHTK: Tensor) -> bool:
     if not q_BHTK.is_cuda or not torch.cuda.is_available() or q_BHTK.shape[2] == 1:
         return False
     if torch.are_deterministic_algorithms_enabled():
+        return False
+    if q_BHTK.shape[-1] > _CUDNN_WIDTH and q_BHTK.shape[-1] > _widest_of_cudnn():
         return False
     return torch.backends.cuda.cudnn_sdp_enabled() and _made_for_cudnn(q_BHTK.get_device())
 
@@ -202,18 +229,18 @@ _ANY = 1 << 30
 BACKENDS: dict[str, tuple[Backend, ...]] = {
     "cpu": (
         Backend(
-            "flash for CPU", (torch.float32, torch.float64, torch.bfloat16), _ANY, 1, True, False,
+            "flash for CPU", (torch.float32, torch.float64, torch.bfloat16), _ANY, 1, True, False, False,
             _cpu_forward, _cpu_backward,
         ),
     ),
     "cuda": (
         Backend(
-            "cuDNN", (torch.bfloat16,), 128, 8, True, False, _cudnn_forward, _cudnn_backward, _cudnn_is_the_choice,
-            for_output=True,
+            "cuDNN", (torch.bfloat16,), _CUDNN_WIDE[1], 8, True, False, True,
+            _cudnn_forward, _cudnn_backward, _cudnn_is_the_choice, for_output=True,
         ),
-        Backend("flash", (torch.bfloat16,), 256, 8, True, True, _flash_forward, _flash_backward),
+        Backend("flash", (torch.bfloat16,), 256, 8, True, True, False, _flash_forward, _flash_backward),
         Backend(
-            "memory-efficient", (torch.float32, torch.bfloat16), _ANY, 8, False, False,
+            "memory-efficient", (torch.float32, torch.bfloat16), _ANY, 8, False, False, False,
             _efficient_forward, _efficient_backward,
         ),
     ),
@@ -250,17 +277,21 @@ def _with_gradient_of_lse(out: Tensor, d_out: Tensor | None, d_lse: Tensor) -> t
     return torch.addcmul(out, d_out, share, value=-1, out=torch.empty_like(out)), d_out
 
 
-def _widened(x: Tensor, extra: int, value: float = 0.0) -> Tensor:
-    """With so many more elements along the last axis. F.pad would copy where there are none."""
-    return F.pad(x, (0, extra), value=value) if extra else x
+def _weighed(d_out_BHTK: Tensor, weight_BHT: Tensor, like: Tensor) -> Tensor:
+    """``weight · d_out`` summed over the axes along which ``like`` is broadcast."""
+    weight_BHT = weight_BHT.to(d_out_BHTK.dtype)
+    if like.shape[0] == 1 and like.shape[2] == 1:
+        return torch.einsum("bht,bhtk->hk", weight_BHT, d_out_BHTK)[None, :, None]
+    return (d_out_BHTK * weight_BHT[..., None]).sum_to_size(like.shape)
 
 
 class FusedAttention(torch.autograd.Function):
     """Softmax attention on the operators of a :class:`Backend`.
 
-    Output ``[B, H, T, K]``; log-sum-exp of the scores ``[B, H, T]``; and the same over all keys, with those beside the
-    tokens', of which the log-sum-exp ``[B, H, T]`` is given. Where there are such keys, the output is the tokens' share
-    of the whole softmax's; where not, both log-sum-exps are one.
+    Output ``[B, H, T, V]``; log-sum-exp of the scores ``[B, H, T]``; and the same over all keys, with those beside the
+    tokens', of which the log-sum-exp ``[B, H, T]`` is given, and the value that they bring between them, broadcastable
+    to the output, if it is not 0. Where there are such keys, the output is the whole softmax's; where not, both
+    log-sum-exps are one.
     """
 
     @staticmethod
@@ -270,46 +301,59 @@ class FusedAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         others: Tensor | None,
+        value_of_others: Tensor | None,
         backend: Backend,
         scale: float,
         causal: bool,
         window: int | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
         """Keep what the operator wants back; keys and values of grouped heads once."""
-        ctx.width, ctx.how = q.shape[-1], (scale, causal, window)
+        ctx.widths, ctx.how = (q.shape[-1], v.shape[-1]), (scale, causal, window)
         ctx.backend, ctx.beside = backend, others is not None
-        extra = -ctx.width % backend.multiple
-        q, k, v = (_widened(x, extra) for x in (q, k, v))
+        ctx.brings = value_of_others is not None
+        q, k, v = backend.padded(q, k, v)
         out, lse, more = backend.forward(q, k, v, *ctx.how)
         lse_BHT, total = lse[..., : q.shape[2]], None
+        beside: tuple[Tensor, ...] = ()
         if others is not None:
             total = torch.logaddexp(lse_BHT, others)
             # In the layout that the operator gave it.
             out = torch.mul(out, (lse_BHT - total).exp_()[..., None].to(out.dtype), out=torch.empty_like(out))
+            beside = (lse_BHT, others)
+            if value_of_others is not None:
+                share = (others - total).exp_()[..., None].to(out.dtype)
+                value_of_others = _widened(value_of_others.to(out.dtype), out.shape[-1] - ctx.widths[1])
+                out = torch.addcmul(out, share, value_of_others, out=out)
+                beside = (*beside, value_of_others)
             # Padded as the operator's own is.
-            whole = _widened(total, lse.shape[2] - q.shape[2], torch.inf)
-            ctx.save_for_backward(q, k, v, out, whole, lse_BHT, others, *more)
-        else:
-            ctx.save_for_backward(q, k, v, out, lse, *more)
+            lse = _widened(total, lse.shape[2] - q.shape[2], torch.inf)
+        ctx.save_for_backward(q, k, v, out, lse, *beside, *more)
         ctx.set_materialize_grads(False)
-        return (out[..., : ctx.width] if extra else out), lse_BHT, total
+        return out[..., : ctx.widths[1]] if out.shape[-1] > ctx.widths[1] else out, lse_BHT, total
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients of queries, keys, values and the log-sum-exp of the other keys."""
+        """Gradients of queries, keys, values, and of the other keys' log-sum-exp and value."""
         q, k, v, out, lse, *more = ctx.saved_tensors
         d_out, d_lse, d_total = grads
-        d_others = None
+        d_others = d_value = None
+        width, width_of_values = ctx.widths
         if d_out is not None:
-            d_out = _widened(d_out.to(q.dtype), q.shape[-1] - ctx.width)
+            d_out = _widened(d_out.to(q.dtype), out.shape[-1] - width_of_values)
         if ctx.beside:
             lse_tokens, others, *more = more
             total = lse[..., : q.shape[2]]
+            share, away = (others - total).exp(), -out
+            if ctx.brings:
+                value, *more = more
+                away = value - out
+                if d_out is not None and ctx.needs_input_grad[4]:
+                    d_value = _weighed(d_out, share, value)[..., :width_of_values]
             if ctx.needs_input_grad[3]:
                 d_whole = torch.zeros_like(total) if d_total is None else d_total
                 if d_out is not None:
-                    d_whole = d_whole - (d_out * out).sum(-1, dtype=total.dtype)
-                d_others = d_whole * (others - total).exp()
+                    d_whole = d_whole + (d_out * away).sum(-1, dtype=total.dtype)
+                d_others = d_whole * share
             if d_lse is not None:
                 # The weights in the softmax over tokens are those in the whole one, times a number for each row.
                 d_lse = d_lse * (total - lse_tokens).exp()
@@ -318,7 +362,8 @@ class FusedAttention(torch.autograd.Function):
         if d_lse is not None:
             out, d_out = _with_gradient_of_lse(out, d_out, d_lse)
         if d_out is None:
-            return (None,) * 8
+            return (None,) * 9
         of_each = ctx.backend.backward(d_out, q, k, v, out, lse, tuple(more), *ctx.how)
-        dq, dk, dv = (x[..., : ctx.width] for x in of_each)
-        return dq, dk, dv if ctx.needs_input_grad[2] else None, d_others, None, None, None, None
+        dq, dk = (x[..., :width] for x in of_each[:2])
+        dv = of_each[2][..., :width_of_values] if ctx.needs_input_grad[2] else None
+        return dq, dk, dv, d_others, d_value, None, None, None, None

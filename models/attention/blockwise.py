@@ -3,8 +3,8 @@
 torch's fused kernel reaches an eighth of the machine's bf16 matrix products there; these take about 0.6 of its time
 (benchmarks/results/attention_cost.md). Operators of their own, so that a compiled graph calls them as they are.
 
-Legend: N sequences and key/value heads, R query heads that share one, T positions, K head width; M queries of a block,
-those of all R heads one after the other, S keys that they see between them.
+Legend: N sequences and key/value heads, R query heads that share one, T positions, K head width, V that of values; M
+queries of a block, those of all R heads one after the other, S keys that they see between them.
 
 With ``Δ = rowsum(dO ∘ O)``, ``g`` the gradient of the log-sum-exp and ``h`` that of the row's sum of squared weights
 ``Σp²``, the score gradient is ``p ∘ (dp − Δ + g + 2h·(p − Σp²))``, and each row of it adds up to ``g``.
@@ -72,7 +72,7 @@ def _forward(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, wants_sums: bool, keep: bool
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     n, n_shared, length, _ = q.shape
-    k_wide, out = k.float(), torch.empty_like(q)
+    k_wide, out = k.float(), q.new_empty(*q.shape[:3], v.shape[-1])
     lse, squares = (q.new_zeros(q.shape[:3], dtype=torch.float32) for _ in range(2))
     kept = q.new_empty(_n_kept(n * n_shared, length) if keep else 0)
     blocks = _kept_blocks(kept, n, length) if keep else None
@@ -96,7 +96,7 @@ def _(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     kept = q.new_empty(_n_kept(q.shape[0] * q.shape[1], q.shape[2]) if keep else 0)
     lse, squares = (q.new_empty(q.shape[:3], dtype=torch.float32) for _ in range(2))
-    return torch.empty_like(q), lse, squares, kept
+    return q.new_empty(*q.shape[:3], v.shape[-1]), lse, squares, kept
 
 
 @torch.library.custom_op("birthmark::causal_blocks_backward", mutates_args=(), device_types="cpu")
@@ -174,11 +174,11 @@ def keeps_weights(q_BHTK: Tensor) -> bool:
 def causal_blocks(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float, wants_sums: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output ``[B, H, T, K]`` in bf16, and if they are wanted, in float32 ``[B, H, T]``, the log-sum-exp of each
+    """Output ``[B, H, T, V]`` in bf16, and if they are wanted, in float32 ``[B, H, T]``, the log-sum-exp of each
     query's scores and the sum of its squared weights."""
     shape = q_BHTK.shape
     k, v = (x.flatten(0, 1) for x in (k_BGTK, v_BGTK))
     q = q_BHTK.reshape(len(k), -1, *shape[2:])
     needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     out, lse, squares, _ = _forward(q, k, v, scale, wants_sums, needs_gradient and keeps_weights(q_BHTK))
-    return out.view(shape), lse.view(shape[:3]), squares.view(shape[:3])
+    return out.view(*shape[:3], -1), lse.view(shape[:3]), squares.view(shape[:3])

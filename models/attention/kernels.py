@@ -23,6 +23,9 @@ from .grouped_heads import over_heads
 #: Type of the device that kernels are chosen for; by default the one that tensors lie on. Set while a pass is planned.
 chosen_for: str | None = None
 
+#: Of values that do not matter, where the kernel takes fewer than of keys.
+_FEW_CHANNELS = 16
+
 
 def runs_on(x: Tensor) -> str:
     """Type of the device of a tensor, or of the one that a pass is planned for."""
@@ -37,7 +40,7 @@ def _fused(
     q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool = True, window: int | None = None
 ) -> tuple[Tensor, Tensor]:
     backend = backend_for(runs_on(q), q, window)
-    out, lse, _ = FusedAttention.apply(q, k, v, None, backend, scale, causal, window)
+    out, lse, _ = FusedAttention.apply(q, k, v, None, None, backend, scale, causal, window)
     return out, lse
 
 
@@ -61,10 +64,15 @@ def set_beside(out_BHTK: Tensor, lse_BHT: Tensor, others_BHT: Tensor) -> tuple[T
 
 
 def attention_beside(
-    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float, others_BHT: Tensor
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    scale: float,
+    others_BHT: Tensor,
+    value_of_others: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Causal attention beside keys that are no tokens: the tokens' share of the output ``[B, H, T, K]``, and the
-    log-sum-exps of the scores of tokens and of all keys ``[B, H, T]``. All carry gradients.
+    """Causal attention over tokens and over keys that are none: the output ``[B, H, T, K]``, and the log-sum-exps of
+    the scores of tokens and of all keys ``[B, H, T]``. All carry gradients.
 
     Args:
         q_BHTK: queries.
@@ -72,14 +80,17 @@ def attention_beside(
         v_BGTK: their values.
         scale: of the scores.
         others_BHT: log-sum-exp of the scores of the other keys, float32 or wider.
+        value_of_others: what those bring between them, broadcastable to the output; None: nothing.
     """
     if _in_blocks(q_BHTK):
         out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
-        share, total = set_beside(out, lse, others_BHT)
-        return share, lse, total
+        out, total = set_beside(out, lse, others_BHT)
+        if value_of_others is not None:
+            out = out + (others_BHT - total).exp()[..., None].to(out.dtype) * value_of_others.to(out.dtype)
+        return out, lse, total
     backend = backend_for(runs_on(q_BHTK), q_BHTK)
     found: tuple[Tensor, Tensor, Tensor] = FusedAttention.apply(
-        q_BHTK, k_BGTK, v_BGTK, others_BHT, backend, scale, True, None
+        q_BHTK, k_BGTK, v_BGTK, others_BHT, value_of_others, backend, scale, True, None
     )
     return found
 
@@ -179,4 +190,7 @@ def visible_lse(
 ) -> Tensor:
     """The log-sum-exp of :func:`visible_attention` alone, ``[B, H, T]``, float32 or wider, differentiable."""
     # The kernels want values; what they are does not matter to the log-sum-exp.
-    return visible_attention(q_BHTK, k_BGTK, k_BGTK.detach(), scale, window, prefix, documents)[1]
+    v_BGTV = k_BGTK.detach()
+    if _in_blocks(q_BHTK) or backend_for(runs_on(q_BHTK), q_BHTK, window).narrow_values:
+        v_BGTV = v_BGTV[..., :_FEW_CHANNELS]
+    return visible_attention(q_BHTK, k_BGTK, v_BGTV, scale, window, prefix, documents)[1]

@@ -96,15 +96,16 @@ class FusedSoftmax(WeightedSum):
                 scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale
             )
         elif self.plain and others_BHT is not None:
-            o, self._lse_BHT, self._total_BHT = attention_beside(
-                scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale, others_BHT
+            self.o_BHTK, self._lse_BHT, self._total_BHT = attention_beside(
+                scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale, others_BHT, _value_of_extra(extra, others_BHT)
             )
+            return
         else:
             o, self._lse_BHT = scores.softmax(v_BGSK)
         if others_BHT is not None:
             if self.reader is not None:  # which was shown the tokens' share
                 self._total_BHT = torch.logaddexp(self._lse(), others_BHT)
-            elif self._total_BHT is None:
+            else:
                 o, self._total_BHT = set_beside(o, self._lse(), others_BHT)
             for key in extra:
                 if (values := key.values()) is not None:
@@ -228,6 +229,20 @@ def _lse_of_extra(extra: list[ExtraKey]) -> Tensor | None:
     """Log-sum-exp of the scores of the extra keys ``[B, H, T]``; None where there are none."""
     scores = [key.score_BHT.to(torch.promote_types(key.score_BHT.dtype, torch.float32)) for key in extra]
     return reduce(torch.logaddexp, scores) if scores else None
+
+
+def _value_of_extra(extra: list[ExtraKey], others_BHT: Tensor) -> Tensor | None:
+    """What the extra keys bring between them, broadcastable to ``[B, H, T, K]``, given the log-sum-exp of their scores;
+    None where none has a value."""
+    if len(extra) == 1:
+        value = extra[0].values()
+        return value if value is None or value.ndim == 4 else value[None]
+    brought = [
+        (key.score_BHT - others_BHT).exp()[..., None].to(values.dtype) * values
+        for key in extra
+        if (values := key.values()) is not None
+    ]
+    return sum(brought[1:], brought[0]) if brought else None
 
 
 def softmax_rows(scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:

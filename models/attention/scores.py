@@ -58,9 +58,8 @@ class Scores:
         if self.place.slopes_H is None:
             return visible_attention(self.q_BHTK, self.k_BGSK, v_BGSK, self.scale, self.window, self.prefix, documents)
         q, k, level = self._sloped()
-        v = F.pad(v_BGSK, (0, _SLOPE_CHANNELS))
-        out, lse = visible_attention(q, k, v, self.scale, self.window, documents=documents)
-        return out[..., : v_BGSK.shape[-1]], lse - level
+        out, lse = visible_attention(q, k, v_BGSK, self.scale, self.window, documents=documents)
+        return out, lse - level
 
     def lse(self, sharpness: float = 1.0) -> Tensor:
         """Fused log-sum-exp of ``sharpness`` times the scores, ``[B, H, T]``, float32 or wider, differentiable."""

@@ -79,7 +79,7 @@ def _cudnn(q, k, v, bias, compute_log_sumexp, dropout_p=0.0, is_causal=False, re
     assert (bias, compute_log_sumexp, dropout_p, return_debug_mask) == (None, True, 0.0, False)
     assert q.shape[-1] % 8 == 0
     out, lse = _forward(q, k, v, scale, is_causal)
-    out = torch.empty_like(q).copy_(out)  # in the layout of the queries
+    out = torch.empty_like(q[..., : v.shape[-1]]).copy_(out)  # in the layout of the queries
     return out, lse[..., None], None, None, q.shape[2], k.shape[2], torch.tensor(5), torch.tensor(6), None
 
 

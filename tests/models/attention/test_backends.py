@@ -140,25 +140,31 @@ def test_a_row_without_upstream_gradient_still_has_that_of_its_log_sum_exp():
             assert float((got - wanted).abs().max()) <= 2e-6 * float(wanted.abs().max()) + 1e-12
 
 
-def test_keys_beside_the_tokens_share_the_softmax_and_all_its_gradients():
+@pytest.mark.parametrize("brought", [None, (1, 4, 1, 8), (2, 4, 21, 8)], ids=["nothing", "one value", "values"])
+def test_keys_beside_the_tokens_share_the_softmax_and_all_its_gradients(brought):
     """Of the output and of both log-sum-exps, alone and together, against the softmax written out."""
     generator = torch.Generator().manual_seed(0)
     draw = {"generator": generator, "dtype": torch.float64}
     leaves = [torch.randn(2, n, 21, 8, **draw).requires_grad_() for n in (4, 2, 2)]
     leaves.append((2 * torch.randn(2, 4, 21, **draw)).requires_grad_())
+    value = torch.randn(brought or (1, 1, 1, 1), **draw).requires_grad_()
     q, k, v, others = leaves
     k, v = (x.repeat_interleave(2, dim=1) for x in (k, v))
     scores = (q @ k.mT * 0.4).masked_fill(torch.ones(21, 21).triu(1) > 0, -torch.inf)
     total = torch.logsumexp(torch.cat([scores, others[..., None]], dim=-1), -1)
-    wanted = (scores - total[..., None]).exp() @ v, scores.logsumexp(-1), total
-    got = kernels.attention_beside(q, *leaves[1:3], 0.4, others)
+    out = (scores - total[..., None]).exp() @ v
+    if brought:
+        out = out + (others - total).exp()[..., None] * value
+    wanted = out, scores.logsumexp(-1), total
+    got = kernels.attention_beside(q, *leaves[1:3], 0.4, others, value if brought else None)
     upstream = [torch.randn(x.shape, **draw) for x in wanted]
+    leaves.append(value)
     for chosen in ([0], [1], [2], [0, 1], [0, 2], [0, 1, 2]):
         both = [
             torch.autograd.grad(sum((found[i] * upstream[i]).sum() for i in chosen), leaves, retain_graph=True)
-            for found in (got, [x + 0 * (others.sum() + v.sum()) for x in wanted])
+            for found in ([x + 0 * value.sum() for x in got], [x + 0 * sum(y.sum() for y in leaves) for x in wanted])
         ]
-        for name, ours, theirs in zip(("q", "k", "v", "others"), *both, strict=True):
+        for name, ours, theirs in zip(("q", "k", "v", "others", "value"), *both, strict=True):
             torch.testing.assert_close(
                 ours, theirs, atol=1e-10, rtol=1e-10, msg=lambda m, at=(chosen, name): f"{at}: {m}"
             )
@@ -191,7 +197,11 @@ def test_cudnn_is_chosen_where_torch_would_choose_it(monkeypatch):
 
     assert [chosen((major, 0)) for major in (8, 9, 10)] == ["flash", "cuDNN", "cuDNN"]
     assert chosen((9, 0), window=8) == "flash"
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91800)
     assert [chosen((9, 0), (2, 4, 70, width)) for width in (128, 136)] == ["cuDNN", "flash"]
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 91900)
+    wide = [chosen((9, 0), (2, 4, 70, width)) for width in (136, 256, 264)]
+    assert wide == ["cuDNN", "cuDNN", "memory-efficient"]
     assert chosen((9, 0), (2, 4, 1, 64)) == "flash"
     assert chosen((9, 0), dtype=torch.float32) == "memory-efficient"
     monkeypatch.setattr(torch.backends.cuda, "cudnn_sdp_enabled", lambda: False)
