@@ -5,20 +5,32 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from ..errors import UsageError
-from .arms.run import run_arms
-from .lineage.run import run_lineage
+from .arms.run import plan_arms, run_arms
+from .lineage.run import plan_lineage, run_lineage
 from .reading import read_fields
 from .request import StudyRequest
-from .robustness.run import run_robustness
+from .robustness.run import plan_robustness, run_robustness
 from .runner import Failure
+from .trials import Planned, check_buildable, check_stored
 
-#: From a request to the runs that failed, by kind. A file without a kind has arms.
-KINDS: dict[str, Callable[[StudyRequest], list[Failure]]] = {
-    "arms": run_arms,
-    "lineage": run_lineage,
-    "robustness": run_robustness,
+
+class Kind(NamedTuple):
+    """What can be done with a study of a kind."""
+
+    run: Callable[[StudyRequest], list[Failure]]
+    """Run it; the runs that failed."""
+    plan: Callable[[StudyRequest], Planned]
+    """Its runs, before any has run."""
+
+
+#: By the name in the file. A file without a kind has arms.
+KINDS: dict[str, Kind] = {
+    "arms": Kind(run_arms, plan_arms),
+    "lineage": Kind(run_lineage, plan_lineage),
+    "robustness": Kind(run_robustness, plan_robustness),
 }
 
 
@@ -34,4 +46,18 @@ def kind_of(file: Path) -> str:
 
 def run_study(request: StudyRequest) -> list[Failure]:
     """Run the study in a file, of whichever kind it is; the runs that failed."""
-    return KINDS[kind_of(request.file)](request)
+    return KINDS[kind_of(request.file)].run(request)
+
+
+def plan_study(request: StudyRequest) -> Planned:
+    """The runs of the study in a file, checked as before a start, with what they are made with written down.
+
+    Raises:
+        UsageError, RunError: a model that cannot be built, or a folder that holds something else.
+    """
+    planned = KINDS[kind_of(request.file)].plan(request)
+    for trial in planned.trials:
+        check_stored(trial)
+    check_buildable(planned.trials)
+    request.keep_overrides(planned.out)
+    return planned

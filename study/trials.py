@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from ..errors import RunError, UsageError
 from ..measure.records import RunDir
@@ -62,6 +62,17 @@ class Trial:
     def finished(self) -> bool:
         """Whether it has been trained to its last step."""
         return self.started and self.step >= self.config.trainer.max_steps
+
+
+class Planned(NamedTuple):
+    """A study before it runs."""
+
+    name: str
+    """Of the study, and of the scale if it has one."""
+    out: Path
+    """Its folder."""
+    trials: list[Trial]
+    """Its runs; of a study whose runs build on one another, those that build on none."""
 
 
 def make_trial(study: str, arm: str, seed: int, config: RunConfig, folder: Path) -> Trial:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
-import re
-import shlex
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -17,10 +15,10 @@ from typing import NoReturn
 from jsonargparse import Namespace
 
 from ...errors import UsageError
-from ...files import atomic_path
 from ...trainer.config import RunConfig
 from ...trainer.config_file import config_of
 from ...trainer.config_parser import Parser
+from ..batch_file import fill_in, write_executable
 from . import pretrain
 
 SUMMARY = "Start one run in several processes, or write the script that does: torchrun, deepspeed or slurm."
@@ -169,19 +167,10 @@ def _write(launcher: _Launcher, given: Mapping[str, str], words: Sequence[str], 
     """The launch file with what was given in it; it depends on no file beside it."""
     if Path(out).exists():
         raise UsageError(f"--write {out}: exists already; give another name, or move it away")
-    # What is in the environment when it is started wins over what was given now.
-    known = {"PYTHON": sys.executable} | _variables(launcher, given)
-    lines = [f'[ -n "${{{name}:-}}" ] || {name}={shlex.quote(value)}' for name, value in known.items()]
-    if words:
-        lines.append(f'set -- {shlex.join(words)} "$@"')
-    text = (_FILES / launcher.file).read_text(encoding="utf-8")
-    text = re.sub(r"^(#.*\n)?(\[.*\|\| )?\. .*/find_python\.sh\"\n", "", text, flags=re.MULTILINE)
-    text = text.replace("set -euo pipefail\n", "set -euo pipefail\n\n" + "\n".join(lines) + "\n", 1)
-    for name, value in given.items():
-        if name in launcher.program_options:
-            text = text.replace("#SBATCH ", f"#SBATCH {launcher.program_options[name]}={value}\n#SBATCH ", 1)
-    with atomic_path(Path(out)) as new:
-        new.write_text(text, encoding="utf-8")
-        new.chmod(0o755)
+    variables = {"PYTHON": sys.executable} | _variables(launcher, given)
+    options = launcher.program_options
+    sbatch = {options[name].removeprefix("--"): value for name, value in given.items() if name in options}
+    text = fill_in((_FILES / launcher.file).read_text(encoding="utf-8"), variables, words, sbatch)
+    write_executable(Path(out), text)
     print(f"{out}: start it with {'sbatch' if launcher.needs == 'sbatch' else 'bash'} {out}")
     return 0

@@ -12,13 +12,26 @@ from ..request import StudyRequest
 from ..runner import Failure, leaves_results, run_as_asked
 from ..taking.claims import alone
 from ..taking.tries import told
+from ..trials import Planned
 from .arms_page import arms_page
 from .ends_compared import write_comparison
 from .figure import draw_study
-from .file import read_arm_study
+from .file import ArmStudy, read_arm_study
 from .results import read_results
 from .table import markdown, print_results, write_csv
 from .trials import arm_trials
+
+
+def _read(request: StudyRequest) -> ArmStudy:
+    study = read_arm_study(request.file).at(request.scale)
+    return study if request.arms is None else study.only(request.arms)
+
+
+def plan_arms(request: StudyRequest) -> Planned:
+    """The runs of the study, seed by seed."""
+    study = _read(request)
+    out = request.folder(study.name)
+    return Planned(study.name, out, arm_trials(study, out, request.overrides_in(out)))
 
 
 def run_arms(request: StudyRequest) -> list[Failure]:
@@ -30,11 +43,7 @@ def run_arms(request: StudyRequest) -> list[Failure]:
     Raises:
         UsageError: the request, the file or an arm is impossible, or a folder holds another run; found before any run.
     """
-    study = read_arm_study(request.file).at(request.scale)
-    if request.arms is not None:
-        study = study.only(request.arms)
-    out = request.folder(study.name)
-    trials = arm_trials(study, out, request.overrides_in(out))
+    study, (_, out, trials) = _read(request), plan_arms(request)
     console = Console()
     failures = run_as_asked(request, out, trials, console)
     if leaves_results(request, trials):

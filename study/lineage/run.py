@@ -13,7 +13,7 @@ from ..outputs import write_outputs
 from ..request import StudyRequest
 from ..runner import Failure, run_as_asked, run_trials
 from ..taking.tries import told
-from ..trials import check_stored
+from ..trials import Planned, check_stored
 from .figure import draw_lineage
 from .file import read_lineage_study
 from .lineage_page import lineage_page
@@ -21,6 +21,14 @@ from .pairs import study_models
 from .results import compare_pairs, tests_by_probe
 from .table import markdown, print_summary, write_csv
 from .trials import lineage_trials
+
+
+def plan_lineage(request: StudyRequest) -> Planned:
+    """The runs that others continue."""
+    request.refuse_arms("lineage")
+    study = read_lineage_study(request.file).at(request.scale)
+    out = request.folder(study.name)
+    return Planned(study.name, out, lineage_trials(study, out, request.overrides_in(out)).bases)
 
 
 def run_lineage(request: StudyRequest) -> list[Failure]:

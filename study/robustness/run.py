@@ -12,6 +12,7 @@ from ..outputs import write_outputs
 from ..request import StudyRequest
 from ..runner import Failure, run_as_asked
 from ..taking.tries import told
+from ..trials import Planned
 from .bases import Base, text_of
 from .figure import draw_robustness
 from .file import read_robustness_study
@@ -22,6 +23,14 @@ from .trials import robustness_trials
 
 #: Fewer have no stranger beside the model that is changed and the one that is merged in.
 _FEWEST = 3
+
+
+def plan_robustness(request: StudyRequest) -> Planned:
+    """The runs that are changed."""
+    request.refuse_arms("robustness")
+    study = read_robustness_study(request.file).at(request.scale)
+    out = request.folder(study.name)
+    return Planned(study.name, out, robustness_trials(study, out, request.overrides_in(out)).bases)
 
 
 def run_robustness(request: StudyRequest) -> list[Failure]:

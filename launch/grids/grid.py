@@ -1,0 +1,36 @@
+"""A study whose runs others start."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...study.trials import Trial, each_once
+
+
+@dataclass(frozen=True)
+class Grid:
+    """What a launcher is given."""
+
+    name: str
+    """The study's."""
+    out: Path
+    """Its folder."""
+    trials: Sequence[Trial]
+    """Its runs, each once: the place of one is its number."""
+    words: Sequence[str]
+    """`birthmark ablate` of this study, without ``birthmark``; with ``--trial`` it makes one run. Its paths hold in any
+    folder."""
+    jobs: int | None
+    """Runs at a time; None: any number."""
+
+    @property
+    def missing(self) -> list[int]:
+        """Numbers of the trials that are not finished."""
+        return [number for number, trial in enumerate(self.trials) if not trial.finished]
+
+
+def make_grid(name: str, out: Path, trials: Sequence[Trial], words: Sequence[str], jobs: int | None) -> Grid:
+    """See `Grid`; trials of one run are one."""
+    return Grid(name, out, each_once(trials), words, jobs)

@@ -1,0 +1,36 @@
+"""The launchers of a study's runs, by the name that ``--launcher`` gives them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .grid import Grid
+from .slurm_array import sbatch_options, submit, write_array
+from .wandb_sweep import write_sweep
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the command line says to a launcher."""
+
+    sbatch: tuple[str, ...] = ()
+    """``--sbatch``."""
+    submit: bool = False
+    """``--submit``."""
+
+
+def _slurm(grid: Grid, asked: Asked) -> list[str]:
+    file = write_array(grid, sbatch_options(asked.sbatch))
+    said = submit(file) if asked.submit else f"submit it with: sbatch {file}"
+    return [f"{file}: {len(grid.missing)} of {len(grid.trials)} runs, a task each", said]
+
+
+def _wandb(grid: Grid, asked: Asked) -> list[str]:
+    file = write_sweep(grid)
+    first = f"{file}: {len(grid.missing)} of {len(grid.trials)} runs"
+    return [first, f"make the sweep with: wandb sweep {file}; then on every machine: wandb agent ID"]
+
+
+#: From a study and what was asked to what is printed. Here, ``local``, nothing is handed over.
+LAUNCHERS: dict[str, Callable[[Grid, Asked], list[str]]] = {"slurm": _slurm, "wandb": _wandb}

@@ -1,0 +1,37 @@
+"""The runs of a study as a sweep of W&B: one file; its agents make the runs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ...files import write_text
+from .grid import Grid
+
+
+def sweep_config(grid: Grid) -> dict[str, Any]:
+    """The sweep, as W&B documents it: a grid over the names of the runs that are not finished.
+
+    An agent puts ``--trial=NAME`` in place of ``${args}``. A limit on runs at a time is the number of agents.
+    """
+    missing = [grid.trials[number] for number in grid.missing]
+    return {
+        "name": grid.name,
+        "project": grid.trials[0].config.log.project,
+        "description": f"The runs of the study {grid.name}, each by its name.",
+        "program": "birthmark",
+        "method": "grid",
+        "metric": {"name": "val/loss", "goal": "minimize"},
+        "parameters": {"trial": {"values": [trial.label for trial in missing]}},
+        "command": [sys.executable, "-m", "birthmark.launch.cli", *grid.words, "${args}"],
+    }
+
+
+def write_sweep(grid: Grid) -> Path:
+    """Write ``sweep.yaml`` into the study's folder."""
+    file = grid.out.absolute() / "sweep.yaml"
+    write_text(file, yaml.safe_dump(sweep_config(grid), sort_keys=False, allow_unicode=True))
+    return file
