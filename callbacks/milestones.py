@@ -46,7 +46,8 @@ class MilestoneCallback(StepCallback):
         """Called with the step before it acts."""
         self.seconds = 0.0
         """That it took at the last step at which it acted."""
-        self._acted_at: int | None = None
+        self.acted_at: int | None = None
+        """The last step at which it acted in this process."""
 
     def act(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Announce it and act."""
@@ -55,8 +56,8 @@ class MilestoneCallback(StepCallback):
         began = time.perf_counter()
         self.on_milestone(trainer, module, step)
         # A checkpoint is asked for twice where it is written first.
-        before = self.seconds if self._acted_at == step else 0.0
-        self.seconds, self._acted_at = before + time.perf_counter() - began, step
+        before = self.seconds if self.acted_at == step else 0.0
+        self.seconds, self.acted_at = before + time.perf_counter() - began, step
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Act; ``step`` optimizer steps have been taken."""

@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from rich.progress import TimeRemainingColumn as Remaining
 
 from ..pace import Pace, duration
+from .evaluation import Evaluation
 from .milestones import MilestoneCallback, is_due
 from .snapshot import BiasSnapshot
 from .training import TrainingLog, Validation
@@ -24,13 +25,21 @@ class RunProgress(MilestoneCallback):
         training: whose rates are shown.
         validation: whose loss is shown.
         snapshot: whose figures are shown, if any is taken.
+        evaluation: whose scores are shown where it acts, if there is one.
     """
 
     def __init__(
-        self, every: int, console: Console, training: TrainingLog, validation: Validation, snapshot: BiasSnapshot | None
+        self,
+        every: int,
+        console: Console,
+        training: TrainingLog,
+        validation: Validation,
+        snapshot: BiasSnapshot | None,
+        evaluation: Evaluation | None = None,
     ) -> None:
         super().__init__(every)
         self.console, self.training, self.validation, self.snapshot = console, training, validation, snapshot
+        self.evaluation = evaluation
         self.bar = Progress(
             TextColumn("[bold]step"),
             MofNCompleteColumn(),
@@ -79,6 +88,8 @@ class RunProgress(MilestoneCallback):
                 f"persistence {bias['rank_persistence']:.3f}",
                 f"sink {text['sink_mass']:.3f} on text" if text else f"sink {bias['sink_mass']:.3f}",
             ]
+        if self.evaluation is not None and self.evaluation.acted_at == step:
+            parts += self.evaluation.figures
         if self.training.last and step:
             parts += [f"{self.training.last['train/tokens_per_s']:,.0f} tokens/s", *self._left(step)]
         if self.pace is not None:

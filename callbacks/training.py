@@ -124,6 +124,12 @@ class TrainingLog(StepCallback):
             found |= {"train/slowest_rank": int(p50.argmax()), "train/slowest_rank_p50_s": float(p50.max())}
         return found
 
+    @property
+    def step_s(self) -> float | None:
+        """Median time of a step since the last line, or where that was just written of those before it; None as long
+        as no step is timed."""
+        return float(np.median(self._laps)) if self._laps else self.last.get("train/step_p50_s")
+
     def _judge(self, watch: Any) -> tuple[Sequence[float], Sequence[float]]:
         """Losses of the global batch and gradient norms since the last look, of which it tells what is unusual."""
         seen = watch.take()
@@ -240,7 +246,7 @@ class MilestoneTimes(MilestoneCallback):
 
     Args:
         every: optimizer steps between milestones.
-        parts: what acts there, by name; those with ``at_birth`` at birth too.
+        parts: what acts there, by name, at some of its steps or at all.
     """
 
     def __init__(self, every: int, parts: Mapping[str, MilestoneCallback]) -> None:
@@ -249,5 +255,5 @@ class MilestoneTimes(MilestoneCallback):
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Log them."""
-        acted = {name: part for name, part in self.parts.items() if step or part.at_birth}
+        acted = {name: part for name, part in self.parts.items() if part.acted_at == step}
         log_metrics(trainer, {f"train/{name}_s": part.seconds for name, part in acted.items()}, step)

@@ -28,7 +28,7 @@ FLOORS = (
     ("metrics",),
     ("models", "data"),
     ("measure",),
-    ("findings",),
+    ("findings", "evaluation"),
     ("report",),
     ("callbacks",),
     ("trainer",),
@@ -123,7 +123,7 @@ FOR_TRANSFORMERS = {"hub_config.py", "hub_model.py"}
 
 @pytest.mark.parametrize("folder", ROOMS)
 def test_optional_libraries_are_loaded_only_where_they_are_used(folder):
-    optional = {"datasets", "wandb", "tensorboard", "transformers", "matplotlib", "deepspeed"}
+    optional = {"datasets", "wandb", "tensorboard", "transformers", "matplotlib", "deepspeed", "lm_eval"}
     for file in sorted((ROOT / folder).rglob("*.py")):
         if file.name in FOR_TRANSFORMERS:
             continue

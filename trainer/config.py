@@ -12,6 +12,7 @@ from ..data.batch_ramp import BatchRamp, BatchSizes
 from ..data.batch_shares import BatchShares
 from ..data.config import DataConfig
 from ..errors import UsageError
+from ..evaluation.config import EvalConfig
 from ..measure.config import SnapshotConfig
 from ..models.adapters.adapter_config import AdapterConfig
 from ..models.config import ModelConfig
@@ -344,6 +345,9 @@ class RunConfig:
     snapshot: SnapshotConfig = field(default_factory=SnapshotConfig)
     """The bias snapshot."""
 
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    """Evaluation while it trains."""
+
     log: LogConfig = field(default_factory=LogConfig)
     """Experiment tracking."""
 
@@ -359,6 +363,7 @@ class RunConfig:
             *self.trainer.problems(),
             *self.snapshot.problems(),
             *self.log.problems(),
+            *self.eval.problems(self.trainer.checkpoint_every, self.model.max_seq_len, self.data.path),
             *self._adapter_problems(),
         ]
         if self.trainer.activation_checkpointing != "none" and (
@@ -382,6 +387,11 @@ class RunConfig:
             if change.step >= self.trainer.max_steps
         ]
         problems += self._packing_problems()
+        if self.eval.is_on and (self.model.attention.prefix or 1) > 1:
+            problems.append(
+                f"model.attention.prefix is {self.model.attention.prefix}, whose positions see the answers that eval "
+                "asks for: leave eval.tasks and eval.texts out"
+            )
         longest = self.model.max_seq_len
         if self.snapshot.enabled and self.snapshot.seq_len > longest:
             problems.append(

@@ -28,6 +28,7 @@ from ..data.building.splitting import told
 from ..data.prepare import PreparedData, prepare
 from ..data.streaming.streamed_batches import StreamSource
 from ..errors import UsageError
+from ..evaluation.evaluator import Evaluator, Material
 from ..measure.ranks import check_clocks, check_same, from_rank_zero, rank, world_size
 from ..measure.records import RunDir, write_metrics_csv
 from ..models.adapters.attach import base_digest
@@ -220,6 +221,19 @@ def _print_start(
         console.print(f"attention: {kernel_sentence(config.model)}", highlight=False, soft_wrap=True)
 
 
+def _evaluator(config: RunConfig, material: Material, data: PreparedData) -> Evaluator | None:
+    if not config.eval.is_on:
+        return None
+    return Evaluator(
+        config.eval,
+        material,
+        tokenizer_path=data.tokenizer_path,
+        validation=data.val,
+        max_seq_len=config.model.max_seq_len,
+        batch_size=config.trainer.micro_batch_size,
+    )
+
+
 def _lightning_trainer(
     config: RunConfig,
     run: RunDir,
@@ -302,6 +316,7 @@ def pretrain(
         # Before the data, which may take hours: a class of the user's own may be none that a model can be built of.
         with torch.device("meta"):
             Decoder(config.model)
+        material = Material.read(config.eval)
         # One process of a node reads all of its shards again; a damaged one ends the others too.
         checked = config.data if process is None or process.local_rank == 0 else replace(config.data, verify="size")
         data = prepare(
@@ -317,6 +332,7 @@ def pretrain(
                 "that has one, the same data.end_token for all sources, or leave it out"
             )
         config = _fitted(config, data)
+        evaluator = _evaluator(config, material, data)
         # Another number of processes may go on with the run: its config.yaml keeps the micro-batch that was asked for.
         running = replace(config, trainer=config.trainer.shared_by(process.world_size if process else 1))
         # Not before the data: a corpus may take hours to prepare, and processes are forked for it.
@@ -352,7 +368,7 @@ def pretrain(
                 progress.on_fault = logger.end_in_fault
                 console.print(f"W&B: {logger.where}", highlight=False, soft_wrap=True, markup=False)
         callbacks, stop = build_callbacks(
-            running, run, data, start.birth["n_params"], reference, device, console, progress
+            running, run, data, start.birth["n_params"], reference, device, console, progress, evaluator
         )
         signals.enter_context(stop.listen())
         trainer = _lightning_trainer(running, run, process, device, start.step, strategy.lightning, callbacks, loggers)

@@ -14,6 +14,7 @@ from lightning.pytorch.loggers import Logger
 from rich.console import Console
 
 from ..callbacks.checkpoint import Checkpoint, CheckpointFirst
+from ..callbacks.evaluation import Evaluation
 from ..callbacks.fingerprint import FingerprintSnapshot
 from ..callbacks.loggers import CsvLogger, JsonLinesLogger, tensorboard_logger
 from ..callbacks.milestones import MilestoneCallback
@@ -24,6 +25,7 @@ from ..callbacks.training import FiniteGuard, MilestoneTimes, TrainingLog, Valid
 from ..callbacks.wandb_run import Identity, wandb_run
 from ..data.prepare import PreparedData
 from ..data.probes import random_probe, text_probe
+from ..evaluation.evaluator import Evaluator
 from ..measure.ranks import from_rank_zero, rank, world_size
 from ..measure.recorder import SnapshotRecorder
 from ..measure.records import RunDir
@@ -57,8 +59,10 @@ def build_callbacks(
     device: torch.device,
     console: Console,
     progress: Progress,
+    evaluator: Evaluator | None = None,
 ) -> tuple[list[L.Callback], StopOnSignal]:
-    """In the order in which they act at a step: stop, clock, trace, check, validate, measure, save, print, clean up.
+    """In the order in which they act at a step: stop, clock, trace, check, validate, measure, evaluate, save, print,
+    clean up.
 
     A stop saves before it validates.
     """
@@ -118,10 +122,20 @@ def build_callbacks(
             init_seed=config.init_seed,
             max_seq_len=seq_len,
         )
+    evaluation = None
+    if evaluator is not None:
+        milestones["evaluation"] = evaluation = Evaluation(
+            config.eval.every or every,
+            evaluator,
+            evaluator.told,
+            config.eval.share,
+            lambda: training.step_s,
+            training.say,
+        )
     milestones["checkpoint"] = checkpoint
     for phase, callback in milestones.items():
         callback.announce = partial(progress.enter, phase)
-    shown = RunProgress(every, console, training, validation, snapshot)
+    shown = RunProgress(every, console, training, validation, snapshot, evaluation)
     last = [MilestoneTimes(every, milestones), shown, CleanUp(every, device)]
     # On the rank that logs: traces of the others say the same, but for who waits.
     traces = run.path / "profile"

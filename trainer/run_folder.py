@@ -32,6 +32,10 @@ _FIXED = (
     "data",
     "optim.name",
     "snapshot",
+    "eval.n_docs",
+    "eval.n_shot",
+    "eval.text_bytes",
+    "eval.stride",
     "trainer.global_batch_size",
     "trainer.batch_ramp",
 )

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from ..quantity import Column, Quantity
+from .of_evaluation import EVALUATION
 from .unlisted import unlisted
 
 _loss = partial(unlisted, unit="nats per token", section="loss")
@@ -151,6 +152,7 @@ LOGGED: Mapping[str, Quantity] = {
                 ("validation", "the validation", ""),
                 ("snapshot", "the bias snapshot", "snapshots are on"),
                 ("fingerprint", "the lineage test", "the lineage test is on"),
+                ("evaluation", "the evaluation", "it is evaluated there"),
                 ("checkpoint", "the checkpoint", ""),
             )
         ),
@@ -183,6 +185,7 @@ LOGGED: Mapping[str, Quantity] = {
             section="lineage",
             when="the lineage test is on, and births of other seeds are measured",
         ),
+        *EVALUATION,
     )
 }
 """What ``metrics.jsonl`` holds beside the scalars of snapshots, by its name there."""

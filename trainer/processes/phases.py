@@ -18,6 +18,7 @@ PHASES = {
     "validation": LONGER,
     "snapshot": LONGER,
     "fingerprint": LONGER,
+    "evaluation": LONGER,
     "checkpoint": LONGER,
     "end": LONGER,
 }

@@ -1,0 +1,111 @@
+"""All that a run is evaluated on, read before it begins and scored as often as it is asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..data.backcopy import BackCopy
+from ..data.tokenizer import TextTokenizer
+from ..errors import UsageError
+from ..measure.ranks import from_rank_zero
+from ..models.decoder import Decoder
+from .backcopy_score import backcopy_scores
+from .bits_per_byte import Text, prepare_text, read_text
+from .config import BACKCOPY, EvalConfig
+
+if TYPE_CHECKING:
+    from .tasks import Tasks
+
+
+@dataclass(frozen=True)
+class Material:
+    """What is evaluated on, before there is a model."""
+
+    texts: Mapping[str, str]
+    tasks: Tasks | None
+
+    @classmethod
+    def read(cls, config: EvalConfig) -> Material:
+        """Texts and tasks, read before anything else is done. Every rank must call.
+
+        Raises:
+            UsageError: there is no such text or task, it needs a network that there is not, or lm-eval is missing.
+        """
+        texts = from_rank_zero(
+            lambda: {name: read_text(file, config.text_bytes) for name, file in config.text_names.items()}
+        )
+        if not config.library_tasks:
+            return cls(texts, None)
+        # Loads datasets: only who asks for tasks waits for it.
+        from .tasks import Tasks, check_library
+
+        check_library()
+        # One process fetches what is not in the cache yet; the others then find it there.
+        tasks: list[Tasks] = []
+        from_rank_zero(lambda: tasks.append(Tasks.load(config)))
+        return cls(texts, tasks[0] if tasks else Tasks.load(config))
+
+
+class Evaluator:
+    """Scores a model on texts and tasks, the same documents every time.
+
+    Args:
+        config: what to evaluate on.
+        material: of the same config.
+        tokenizer_path: of the run; None where its tokens are no text.
+        validation: the run's held-out samples, of which ``backcopy`` takes its own.
+        max_seq_len: tokens that the model reads at once.
+        batch_size: sequences in one pass.
+
+    Raises:
+        UsageError: texts or tasks, but no tokenizer that they can be read with.
+    """
+
+    def __init__(
+        self,
+        config: EvalConfig,
+        material: Material,
+        *,
+        tokenizer_path: Path | None,
+        validation: object,
+        max_seq_len: int,
+        batch_size: int,
+    ) -> None:
+        self.config, self.max_seq_len, self.batch_size = config, max_seq_len, batch_size
+        self._backcopy = validation if isinstance(validation, BackCopy) and BACKCOPY in config.tasks else None
+        self._tasks, self._texts = material.tasks, dict[str, Text]()
+        self.tokenizer: TextTokenizer | None = None
+        if material.texts or material.tasks:
+            if tokenizer_path is None:
+                raise UsageError(
+                    "eval: the run's tokens have no tokenizer, with which tasks and texts would be read; give "
+                    "data.tokenizer, or leave eval.tasks and eval.texts out"
+                )
+            self.tokenizer = TextTokenizer.load(tokenizer_path)
+            prepare = partial(prepare_text, tokenizer=self.tokenizer, length=max_seq_len, stride=config.stride)
+            self._texts = {name: prepare(text) for name, text in material.texts.items()}
+
+    @property
+    def told(self) -> str:
+        """What it evaluates on, in a few words."""
+        parts = [f"{name} ({text.n_bytes:,} bytes)" for name, text in self._texts.items()]
+        parts += [f"{BACKCOPY} ({self.config.n_docs:,} samples)"] if self._backcopy else []
+        parts += [] if self._tasks is None else self._tasks.told
+        return ", ".join(parts)
+
+    def __call__(self, model: Decoder) -> dict[str, float]:
+        """``eval/NAME/SCORE`` of everything. Every rank must call; all return the same."""
+        found: dict[str, float] = {}
+        for name, text in self._texts.items():
+            found[f"eval/{name}/bits_per_byte"] = text.bits_per_byte(model, self.batch_size)
+        if self._backcopy is not None:
+            scores = backcopy_scores(model, self._backcopy, self.config.n_docs, self.batch_size)
+            found |= {f"eval/{BACKCOPY}/{name}": value for name, value in scores.items()}
+        if self._tasks is not None:
+            assert self.tokenizer is not None
+            found |= self._tasks.scores(model, self.tokenizer, self.max_seq_len, self.batch_size)
+        return found

@@ -1,0 +1,78 @@
+"""Our decoder as lm-eval sees a model: the same tokens and windows as its own ``hf`` makes of the exported model.
+
+So scores in a run are those of lm-eval on what ``birthmark export`` writes of the same weights, to the document.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer
+
+from ..data.tokenizer import TextTokenizer
+from ..models.decoder import Decoder
+from .bits_per_byte import first_token
+from .windows import Window, score
+
+if TYPE_CHECKING:
+    from lm_eval.api.model import LM
+
+
+def language_model(model: Decoder, tokenizer: TextTokenizer, max_seq_len: int, batch_size: int) -> LM:
+    """The decoder for lm-eval's ``evaluate``. In a process group all ranks share the work, and each has all results.
+
+    Args:
+        model: the decoder.
+        tokenizer: of its text. As in an exported folder, its JSON decides what stands around a text.
+        max_seq_len: tokens that the model reads at once; what is longer loses its beginning.
+        batch_size: sequences in one pass.
+    """
+    from lm_eval import utils
+    from lm_eval.api.model import TemplateLM
+
+    # As it is, unlike TextTokenizer's: names of special tokens in a text are those tokens for lm-eval.
+    text_tokenizer = Tokenizer.from_str(tokenizer.content.decode("utf-8"))
+    text_tokenizer.no_padding()
+    text_tokenizer.no_truncation()
+    first = first_token(tokenizer)
+    first_text = text_tokenizer.decode([first], skip_special_tokens=False)
+
+    class DecoderInPlace(TemplateLM):
+        """Scores by :func:`score`; writes nothing."""
+
+        @property
+        def eot_token_id(self) -> int:
+            return first
+
+        def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
+            if add_special_tokens is None:
+                add_special_tokens = not string.startswith(first_text)
+            ids: list[int] = text_tokenizer.encode(string, add_special_tokens=add_special_tokens).ids
+            return ids
+
+        def _loglikelihood_tokens(
+            self, requests: list[tuple[tuple[str, str], list[int], list[int]]], **kwargs: Any
+        ) -> list[tuple[float, bool]]:
+            windows = []
+            for _, context, continuation in requests:
+                read = [*context, *continuation][-(max_seq_len + 1) :]
+                windows.append(Window(read[:-1], continuation[-(len(read) - 1) :]))
+            found = score(model, windows, batch_size, likeliest=True)
+            return [(float(one.log_probs.sum()), bool(one.is_likeliest.all())) for one in found]
+
+        def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+            windows, owners = [], []
+            for i, request in enumerate(requests):
+                tokens = self.tok_encode(request.args[0])
+                for inputs, targets in utils.get_rolling_token_windows(tokens, first, max_seq_len, 1):
+                    windows.append(Window(inputs, targets))
+                    owners.append(i)
+            totals = [0.0] * len(requests)
+            for i, one in zip(owners, score(model, windows, batch_size), strict=True):
+                totals[i] += float(one.log_probs.sum())
+            return totals
+
+        def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
+            raise NotImplementedError("tasks that let a model write are refused before a run begins")
+
+    return DecoderInPlace()

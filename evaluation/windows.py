@@ -1,0 +1,108 @@
+"""Log-likelihoods of tokens after their contexts: the one place where evaluation calls the model.
+
+Legend: B windows of a batch, T their tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..measure.measurement import evaluation_mode
+from ..measure.observed import device_of
+from ..measure.ranks import rank, sum_over_ranks, world_size
+from ..models.decoder import Decoder
+from ..models.linear_cross_entropy import IGNORED
+
+#: Logits that are held at once, where they are looked at: half a gigabyte in float32.
+_MOST_LOGITS = 1 << 27
+
+
+class Window(NamedTuple):
+    """Tokens to read, and those to predict: of the last ``len(targets)`` read, the token that follows each."""
+
+    inputs: Sequence[int]
+    targets: Sequence[int]
+
+
+class TokenScores(NamedTuple):
+    """Of the targets of one window, ``[S]`` each, on the CPU."""
+
+    log_probs: Tensor
+    """Log-probability in nats, float64."""
+    is_likeliest: Tensor
+    """Whether the model finds no token likelier, bool; all False where nobody asked."""
+
+
+def score(model: Decoder, windows: Sequence[Window], batch_size: int, *, likeliest: bool = False) -> list[TokenScores]:
+    """Scores of every window's targets, in their order.
+
+    The pass is in the precision of the weights, without autocast, and leaves no trace. In a process group every rank
+    calls with the same windows, passes every n-th batch, and returns all: as many passes on each, since weights may be
+    sharded over them.
+
+    Args:
+        model: the decoder, in any state.
+        windows: no longer than the model reads.
+        batch_size: windows in one pass, at most.
+        likeliest: whether to look which token is the likeliest, for which logits are held.
+    """
+    if not windows:
+        return []
+    device, n_ranks = device_of(model), world_size()
+    starts = [0]
+    for window in windows:
+        starts.append(starts[-1] + len(window.targets))
+    found_N2 = torch.zeros(starts[-1], 2, dtype=torch.float64)
+    batches = _batches(windows, batch_size, model.config.vocab_size if likeliest else 0)
+    # What fills up is passed and not counted.
+    missing = -len(batches) % n_ranks
+    dealt = [(batch, i < len(batches)) for i, batch in enumerate([*batches, *batches[:1] * missing])]
+    with evaluation_mode(model):
+        for batch, counts in dealt[rank() :: n_ranks]:
+            scores = _pass(model, [windows[i] for i in batch], device, likeliest)
+            if counts:
+                for i, scores_S2 in zip(batch, scores, strict=True):
+                    found_N2[starts[i] : starts[i + 1]] = scores_S2
+    # Each is of one rank, and 0 on the others: the sum is what that rank found.
+    found_N2 = sum_over_ranks(found_N2)
+    return [
+        TokenScores(part_S2[:, 0], part_S2[:, 1] > 0) for part_S2 in found_N2.split([len(w.targets) for w in windows])
+    ]
+
+
+def _batches(windows: Sequence[Window], batch_size: int, logits_of_token: int) -> list[list[int]]:
+    """Numbers of the windows of each batch, the longest first: those of one batch are of about one length."""
+    order = sorted(range(len(windows)), key=lambda i: -len(windows[i].inputs))
+    found: list[list[int]] = []
+    while order:
+        most = batch_size
+        if logits_of_token:
+            most = min(most, max(1, _MOST_LOGITS // (len(windows[order[0]].inputs) * logits_of_token)))
+        found.append(order[:most])
+        order = order[most:]
+    return found
+
+
+def _pass(model: Decoder, windows: Sequence[Window], device: torch.device, likeliest: bool) -> list[Tensor]:
+    """``[S, 2]`` of each window. Shorter ones are filled up behind, which no token before sees."""
+    length = max(len(window.inputs) for window in windows)
+    tokens_BT = torch.zeros(len(windows), length, dtype=torch.int64)
+    targets_BT = torch.full((len(windows), length), IGNORED)
+    for i, (inputs, targets) in enumerate(windows):
+        tokens_BT[i, : len(inputs)] = torch.as_tensor(inputs)
+        targets_BT[i, len(inputs) - len(targets) : len(inputs)] = torch.as_tensor(targets)
+    # The module's call, not its forward: strategies gather weights in its hooks.
+    if likeliest:
+        logits_BTV = model(tokens_BT.to(device)).float()
+        known_BT1 = targets_BT.to(device).clamp_min(0)[..., None]
+        log_probs_BT = (logits_BTV.gather(-1, known_BT1) - logits_BTV.logsumexp(-1, keepdim=True))[..., 0]
+        is_likeliest_BT = logits_BTV.argmax(-1) == known_BT1[..., 0]
+    else:
+        log_probs_BT = -model(tokens_BT.to(device), targets_BS=targets_BT.to(device)).per_token
+        is_likeliest_BT = torch.zeros_like(log_probs_BT)
+    found_BT2 = torch.stack([log_probs_BT.double(), is_likeliest_BT.double()], -1).cpu()
+    return [found_BT2[i, len(inputs) - len(targets) : len(inputs)] for i, (inputs, targets) in enumerate(windows)]
