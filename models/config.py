@@ -213,6 +213,15 @@ class ModelConfig:
         return self.mlp in GATED
 
     @property
+    def gate_sizes(self) -> tuple[int, int]:
+        """Heads of what a gate multiplies, and numbers for each; behind the output projection one, of all channels."""
+        attention = self.attention
+        if attention.gate_at == "projection":
+            return 1, self.d_model
+        n_heads = self.kv_heads if attention.gate_at in ("key", "value") else self.n_heads
+        return n_heads, self.d_head if attention.gate == "channel" else 1
+
+    @property
     def ff(self) -> int:
         """Hidden width of the MLP, resolved."""
         if self.d_ff is not None:

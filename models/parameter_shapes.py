@@ -6,6 +6,7 @@ A test holds it to the models.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import TypeAlias
 
@@ -105,5 +106,5 @@ def _attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:
         if attention.aggregation == "calibrated" and attention.calibration.correlation == "learned":
             yield "aggregate.rho.logit", (config.n_heads,)
     if attention.gate != "none":
-        per_head = d_head if attention.gate == "channel" else 1
-        yield from _linear("gate.map", config.d_model, config.n_heads * per_head, config.bias)
+        n_in = config.kv_heads * d_head if attention.gate_input == "value" else config.d_model
+        yield from _linear("gate.map", n_in, math.prod(config.gate_sizes), config.bias)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ..config import InitConfig, ModelConfig
 from ..init import INITIALISERS, Distribution, Linear, Role
@@ -32,22 +34,33 @@ class PlainOutput(nn.Module):
         return o_BHTK
 
 
-class OutputGate(PlainOutput):
-    """Head outputs times a sigmoid of a linear map of the input: one number per head, or one per channel."""
+#: Activations of a gate by name.
+OPENINGS: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "silu": F.silu}
+
+
+class LinearGate(PlainOutput):
+    """Head outputs, or what else ``gate_at`` names, times an activation of a linear map of the input, or of the values:
+    one number per head, or one per channel (arXiv 2505.06708, arXiv 2510.09017)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.n_heads = config.n_heads
-        per_head = config.d_head if config.attention.gate == "channel" else 1
-        self.map = Linear(config.d_model, config.n_heads * per_head, bias=config.bias)
+        attention = config.attention
+        n_heads, width = config.gate_sizes
+        self.n_heads = None if attention.gate_at == "projection" else n_heads
+        n_in = config.kv_heads * config.d_head if attention.gate_input == "value" else config.d_model
+        self.map = Linear(n_in, n_heads * width, bias=config.bias)
+        self.opening = OPENINGS[attention.gate_activation]
 
-    def forward(self, o_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
-        """``o · σ(W x)``."""
-        return o_BHTK * self.map(x_BTD).sigmoid().unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
+    def forward(self, y: Tensor, x_BTD: Tensor) -> Tensor:
+        """``y · σ(W x)``, y ``[B, heads, T, d_head]``, or ``[B, T, D]`` behind the output projection."""
+        opening_BTC = self.opening(self.map(x_BTD))
+        if self.n_heads is None:
+            return y * opening_BTC
+        return y * opening_BTC.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
 
 
 #: Output gates by name.
-GATES: dict[str, type[PlainOutput]] = {"none": PlainOutput, "head": OutputGate, "channel": OutputGate}
+GATES: dict[str, type[PlainOutput]] = {"none": PlainOutput, "head": LinearGate, "channel": LinearGate}
 
 
 class KeysAndValue(NamedTuple):
@@ -161,6 +174,7 @@ class Attention(nn.Module):
         self.bias = KV_BIASES[attention.kv_bias](config)
         self.aggregate = build_aggregation(config, block)
         self.gate = build_part("gate", attention.gate, GATES, PlainOutput, config)
+        self.gate_at, self.gates_by_value = attention.gate_at, attention.gate_input == "value"
         #: What an adapter brings (models/adapters): keys beside the tokens', given their scores; and what is added to
         #: heads' outputs after everything else, given the queries.
         self.adapter_keys: nn.Module | None = None
@@ -174,7 +188,10 @@ class Attention(nn.Module):
         """``[B, T, D] → [B, T, D]``; the cache, if there is one, holds earlier keys and values and gets these."""
         if not self.has_positions:
             place = place.without_positions()
-        q, k, v = rotate(self.q(x_BTD), place.rotation), rotate(self.k(x_BTD), place.rotation), self.v(x_BTD)
+        q, k, v = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
+        read_BTC = v.transpose(1, 2).flatten(2) if self.gates_by_value else x_BTD
+        q, k, v = self._gated("query", q, read_BTC), self._gated("key", k, read_BTC), self._gated("value", v, read_BTC)
+        q, k = rotate(q, place.rotation), rotate(k, place.rotation)
         if cache is not None:
             k, v = cache.extend(k, v)
         # The kernels read what heads share from one place; who looks at keys and values wants them for each head.
@@ -188,9 +205,14 @@ class Attention(nn.Module):
         weighted = self.normaliser(scores, v, extra, observer is not None, self.aggregate.needs_squares)
         if added_HK is not None:
             weighted.o_BHTK = weighted.o_BHTK + added_HK[:, None].to(weighted.o_BHTK.dtype)
-        out_BHTK = self.gate(self.aggregate(weighted, v), x_BTD)
+        out_BHTK = self._gated("output", self.aggregate(weighted, v), read_BTC)
         if self.adapter_output is not None:
             out_BHTK = out_BHTK + self.adapter_output(q)
         if observer is not None:
             observer.attention(self.layer, Attended(q, k, v, weighted.o_BHTK, out_BHTK, weighted))
-        return self.o(out_BHTK.transpose(1, 2).flatten(2))
+        return self._gated("projection", self.o(out_BHTK.transpose(1, 2).flatten(2)), read_BTC)
+
+    def _gated(self, where: str, y: Tensor, read_BTC: Tensor) -> Tensor:
+        """``y`` through the gate, if this is where it stands."""
+        gated: Tensor = self.gate(y, read_BTC) if where == self.gate_at else y
+        return gated

@@ -13,7 +13,9 @@ SimilarityName = Literal["sigmoid", "relu", "elu", "identity"]
 SIMILARITIES: tuple[str, ...] = get_args(SimilarityName)
 
 AggregationName = Literal["plain", "headnorm", "calibrated"]
-NormaliserName = Literal["softmax", "softmax_off_by_one", "softmax_sink", SimilarityName]
+#: Normalisers whose rows are explicit, and weigh all scores of a row together.
+EXPLICIT_ROWS = ("softmax_clipped", "softpick")
+NormaliserName = Literal["softmax", "softmax_off_by_one", "softmax_sink", "softmax_clipped", "softpick", SimilarityName]
 GateName = Literal["none", "head", "channel"]
 #: Parts that may be a class of the user's own, ``module:Class``, with the names of those that are here.
 OPEN_PARTS: dict[str, tuple[str, ...]] = {
@@ -111,8 +113,10 @@ class AttentionConfig:
     normaliser: NormaliserName | str = "softmax"
     """How scores become weights. ``softmax`` (arXiv 1706.03762); ``softmax_off_by_one``, exp(s)/(1 + Σ exp(s)) (Miller
     2023, Attention Is Off By One); ``softmax_sink``, the same with a learned logit per head in place of 0, exp(b) for 1
-    (gpt-oss, arXiv 2508.10925); or a similarity of its own for each score: its ``sigmoid`` (arXiv 2409.04431), its
-    ``relu``, its ``elu`` + 1, or the score itself, ``identity`` [AS]. Also a class of your own, as module:Class."""
+    (gpt-oss, arXiv 2508.10925); ``softmax_clipped``, stretched beyond 0 and 1 and clipped to them (arXiv 2306.12929);
+    ``softpick``, relu(exp(s) − 1) / Σ abs(exp(s) − 1) (arXiv 2504.20966); or a similarity of its own for each score:
+    its ``sigmoid`` (arXiv 2409.04431), its ``relu``, its ``elu`` + 1, or the score itself, ``identity`` [AS]. Also a
+    class of your own, as module:Class."""
 
     normalise_rows: bool = False
     """Divide the similarities ``sigmoid``, ``relu`` and ``elu`` by their sum over the row; ``identity``, whose sum has
@@ -120,6 +124,13 @@ class AttentionConfig:
 
     sigmoid_bias: Literal["none", "log_length"] = "none"
     """Add −log max_seq_len to the scores of ``sigmoid``, so that a newborn row sums to about 1 (arXiv 2409.04431)."""
+
+    clip_alpha: float = 12.0
+    """How far below 0 ``softmax_clipped`` stretches, times max_seq_len: γ = −clip_alpha/max_seq_len; 12 is that of
+    OPT-125M (arXiv 2306.12929)."""
+
+    clip_zeta: float | None = None
+    """ζ, how far above 0 ``softmax_clipped`` stretches, at least 1 (arXiv 2306.12929); by default 1."""
 
     window: int | list[int | None] | None = None
     """Sliding window (Longformer, arXiv 2004.05150; Mistral, arXiv 2310.06825): a query sees itself and the
@@ -149,6 +160,17 @@ class AttentionConfig:
     gate: GateName | str = "none"
     """Multiply head outputs, after ``aggregation``, with a sigmoid of a linear map of the block's input
     (arXiv 2505.06708): one number per ``head``, or one per ``channel``. Also a class of your own, as module:Class."""
+
+    gate_at: Literal["output", "value", "key", "query", "projection"] = "output"
+    """What the gate multiplies (arXiv 2505.06708): head outputs (``output``); each token's ``value``, ``key`` or
+    ``query``, as they leave their maps and norms and before they turn; or what the output ``projection`` gives."""
+
+    gate_input: Literal["input", "value"] = "input"
+    """What the gate's map reads: the block's ``input`` (arXiv 2505.06708); or the token's own ``value`` of all heads
+    (value-state gated attention, arXiv 2510.09017: with gate head and gate_at value)."""
+
+    gate_activation: Literal["sigmoid", "silu"] = "sigmoid"
+    """What makes an opening of what the gate's map gives (arXiv 2505.06708)."""
 
     qk_norm: Literal["none", "head", "width"] = "none"
     """RMSNorm of queries and keys before they turn: ``head``, over each head's channels with one gain shared by the
@@ -191,6 +213,15 @@ class AttentionConfig:
                     f"model.attention.{part} is {shown(name)}: give {names}, or a class of your own as module:Class"
                 )
         found += self._window_problems(n_layers)
+        if not 0 < self.clip_alpha < float("inf"):
+            found.append(f"model.attention.clip_alpha is {self.clip_alpha}: give a number above 0")
+        if self.clip_zeta is not None and not 1 <= self.clip_zeta <= 10:
+            found.append(f"model.attention.clip_zeta is {self.clip_zeta}: give a number from 1 to 10")
+        if self.gate_at == "projection" and self.gate == "head":
+            found.append(
+                "model.attention.gate head with model.attention.gate_at projection: what the output projection gives "
+                "has no heads, give gate channel"
+            )
         if self.prefix is not None and not 1 <= self.prefix <= max_seq_len:
             found.append(
                 f"model.attention.prefix is {self.prefix}: give at least 1 and at most model.max_seq_len {max_seq_len}"
@@ -212,6 +243,11 @@ class AttentionConfig:
                 "without normalise_rows: a key of value 0 takes no weight from the others, give key_value"
             )
         if self.aggregation == "calibrated":
+            if self.normaliser == "softmax_clipped" and (self.clip_zeta or 1.0) > 1:
+                found.append(
+                    "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, and those of "
+                    f"model.attention.clip_zeta {self.clip_zeta} may not: give 1, or take aggregation headnorm"
+                )
             if is_own(self.normaliser):
                 found.append(
                     "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, which is not "
@@ -277,6 +313,24 @@ class AttentionConfig:
                 self.sigmoid_bias != "none",
                 self.normaliser == "sigmoid",
                 "model.attention.normaliser sigmoid",
+            ),
+            *(
+                Setting(
+                    f"attention.{name}",
+                    getattr(self, name) != getattr(type(self), name),
+                    self.normaliser == "softmax_clipped",
+                    "model.attention.normaliser softmax_clipped",
+                )
+                for name in ("clip_alpha", "clip_zeta")
+            ),
+            *(
+                Setting(
+                    f"attention.{name}",
+                    getattr(self, name) != getattr(type(self), name),
+                    self.gate in ("channel", "head"),
+                    "model.attention.gate channel or head",
+                )
+                for name in ("gate_at", "gate_input", "gate_activation")
             ),
             Setting(
                 "attention.kv_bias_shared",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ..config import ModelConfig
+from .config import EXPLICIT_ROWS
 
 #: Names of what an attention runs, in the order in which they are said, each with its words.
 KERNELS = {
@@ -27,7 +28,7 @@ def _own_because(config: ModelConfig) -> str | None:
 def explicit_because(config: ModelConfig) -> str | None:
     """The field that keeps attention from the fused kernels, with its value; None where they are used."""
     attention = config.attention
-    if attention.weighs_scores_alone:
+    if attention.weighs_scores_alone or attention.normaliser in EXPLICIT_ROWS:
         return f"model.attention.normaliser {attention.normaliser}"
     if config.positions == "t5":
         return "model.positions t5"

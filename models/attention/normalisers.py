@@ -21,6 +21,7 @@ from ..init import Constant, Distribution
 from ..parameter_roles import ParameterRole
 from .grouped_heads import over_heads
 from .kernels import attention_beside, attention_with_squares, causal_attention, set_beside
+from .row_weights import clipped_rows, softmax_rows, softpick_rows
 from .scores import Scores
 from .weight_reader import EVERYTHING, WeightReader, new_reader, read_softmax
 
@@ -245,14 +246,6 @@ def _value_of_extra(extra: list[ExtraKey], others_BHT: Tensor) -> Tensor | None:
     return sum(brought[1:], brought[0]) if brought else None
 
 
-def softmax_rows(scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Softmax over seen and extra keys."""
-    scores = torch.cat([scores.masked_fill(~seen, -torch.inf), *extra], dim=-1)
-    n_keys = scores.shape[-1] - len(extra)
-    weights = scores.softmax(-1)
-    return weights[..., :n_keys], [weights[..., [n_keys + i]] for i in range(len(extra))]
-
-
 class Softmax(nn.Module):
     """``exp(s) / Σ exp(s)``; also the base of the other normalisers."""
 
@@ -306,6 +299,35 @@ class LearnedSink(Softmax):
     def extra_keys(self, scores: Scores) -> list[ExtraKey]:
         """One key of score b and value 0."""
         return [ExtraKey(self.logit[:, None].expand(scores.q_BHTK.shape[:3]))]
+
+
+class Softpick(Softmax):
+    """``relu(exp(s) − 1) / (Σ |exp(s) − 1| + ε)`` (arXiv 2504.20966): a key of a score below 0 gets no weight, and what
+    it takes from the others makes a row sum to less than 1. Explicit."""
+
+    def rows(self, scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Weights of rows of scores: see ``row_weights.py``."""
+        return softpick_rows(scores, seen, extra)
+
+    def forward(
+        self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
+    ) -> WeightedSum:
+        """See :class:`Softmax`."""
+        return Explicit(scores, v_BGSK, extra, self.rows, needs_weights)
+
+
+class ClippedSoftmax(Softpick):
+    """``clip((ζ − γ) · softmax(s) + γ, 0, 1)`` with ``γ = −α / max_seq_len`` (arXiv 2306.12929): weights can be exactly
+    0, and 1. Explicit."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        attention = config.attention
+        self.zeta, self.gamma = attention.clip_zeta or 1.0, -attention.clip_alpha / config.max_seq_len
+
+    def rows(self, scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """See ``row_weights.py``."""
+        return clipped_rows(scores, seen, extra, self.zeta, self.gamma)
 
 
 class Similarity(Softmax):
@@ -377,6 +399,8 @@ NORMALISERS: dict[str, type[Softmax]] = {
     "softmax": Softmax,
     "softmax_off_by_one": OffByOne,
     "softmax_sink": LearnedSink,
+    "softmax_clipped": ClippedSoftmax,
+    "softpick": Softpick,
     "sigmoid": SigmoidSimilarity,
     "relu": ReluSimilarity,
     "elu": EluSimilarity,

@@ -45,12 +45,16 @@ def check_channels(config: ModelConfig, what: str) -> None:
     if config.positions == "sinusoidal":
         raise UsageError(f"{what}: model.positions sinusoidal adds fixed waves to fixed channels; they cannot be moved")
     check_known_gate(config, what)
+    if config.attention.gate_at == "projection":
+        raise UsageError(f"{what}: model.attention.gate_at projection multiplies channels of the residual stream")
 
 
 def check_known_gate(config: ModelConfig, what: str) -> None:
     """UsageError where a part of the user's own reads the residual stream."""
     if gate := config.attention.own_parts.get("gate"):
         raise UsageError(f"{what}: how model.attention.gate {gate} reads the residual stream is not known")
+    if config.attention.gate_input == "value":
+        raise UsageError(f"{what}: the gate of model.attention.gate_input value does not read the residual stream")
 
 
 def _stream_axis(name: str, positions: str) -> int | None:

@@ -22,6 +22,8 @@ SHARED = (
     ("model.init.kind",),
     ("model.init.zero",),
     ("model.parallel_residual", "model.tie_embeddings", "model.bias", "model.attention.nope_blocks"),
+    ("model.attention.gate_at", "model.attention.gate_input", "model.attention.gate_activation"),
+    ("model.attention.clip_alpha", "model.attention.clip_zeta"),
 )
 
 

@@ -1,5 +1,5 @@
 """Every arm of every study under every strategy, in one launch: losses, gradients and snapshots of a loop by hand in a
-single process."""
+single process. Arms that hold the same tensors are the same to a strategy: by default one of them runs."""
 
 import importlib.util
 import json
@@ -117,7 +117,7 @@ if where.rank == 0:
 
 
 @pytest.fixture(scope="module")
-def arms(tmp_path_factory):
+def every_arm(tmp_path_factory):
     """Every arm of every study by name; those that come to the same config once."""
     folder, found = tmp_path_factory.mktemp("trials"), {}
     for file in sorted(STUDIES.glob("*.yaml")):
@@ -139,14 +139,20 @@ def batches():
 
 
 @pytest.fixture(scope="module")
-def measured(arms):
-    """The first arm of those that hold the same tensors: what a snapshot finds sharded is the same in all of them."""
+def arms(every_arm):
+    """The first arm of those that hold the same tensors."""
     first = {}
-    for arm, config in arms.items():
+    for arm, config in every_arm.items():
         model = empty_decoder(config.model)
         tensors = [*model.named_parameters(), *model.named_buffers()]
         first.setdefault(tuple((name, tuple(tensor.shape)) for name, tensor in tensors), arm)
-    return {*first.values()}
+    return {arm: every_arm[arm] for arm in first.values()}
+
+
+@pytest.fixture(scope="module")
+def measured(arms):
+    """What a snapshot finds sharded is the same in all arms that hold the same tensors."""
+    return {*arms}
 
 
 def by_hand(config, tokens_SBT, measures):
@@ -175,12 +181,12 @@ def runnable(fields):
     return HAS_DEEPSPEED or not STRATEGIES[fields["strategy"]].engine
 
 
-@pytest.fixture(scope="module")
-def trained(arms, batches, measured, forked, tmp_path_factory):
+def spread(configs_of_arms, batches, measured, forked, folder):
     """(steps, snapshot) by way and arm."""
-    folder = tmp_path_factory.mktemp("arms")
     configs = {
-        way: {arm: replace(config, trainer=replace(config.trainer, **fields)) for arm, config in arms.items()}
+        way: {
+            arm: replace(config, trainer=replace(config.trainer, **fields)) for arm, config in configs_of_arms.items()
+        }
         for way, fields in WAYS.items()
         if runnable(fields)
     }
@@ -191,14 +197,13 @@ def trained(arms, batches, measured, forked, tmp_path_factory):
     return json.loads((folder / "results.json").read_text())
 
 
-@pytest.mark.parametrize(
-    "way",
-    [
-        pytest.param(way, marks=pytest.mark.skipif(not runnable(fields), reason="DeepSpeed is not installed"))
-        for way, fields in WAYS.items()
-    ],
-)
-def test_every_arm_trains_as_a_single_process_does(way, trained, expected, measured):
+@pytest.fixture(scope="module")
+def trained(arms, batches, measured, forked, tmp_path_factory):
+    return spread(arms, batches, measured, forked, tmp_path_factory.mktemp("arms"))
+
+
+def agree(trained, expected, measured, way):
+    """Steps and snapshots of one way to spread runs, and those by hand."""
     assert trained[way].keys() == expected.keys()
     for arm, (steps, snapshot) in trained[way].items():
         theirs, scalars = expected[arm]
@@ -208,3 +213,24 @@ def test_every_arm_trains_as_a_single_process_does(way, trained, expected, measu
             assert snapshot == pytest.approx(scalars, rel=1e-4, abs=1e-5), arm
         else:
             assert not snapshot
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        pytest.param(way, marks=pytest.mark.skipif(not runnable(fields), reason="DeepSpeed is not installed"))
+        for way, fields in WAYS.items()
+    ],
+)
+def test_every_arm_trains_as_a_single_process_does(way, trained, expected, measured):
+    agree(trained, expected, measured, way)
+
+
+@pytest.mark.slow
+def test_arms_that_hold_the_same_tensors_do_too(every_arm, arms, batches, forked, tmp_path):
+    others = {arm: config for arm, config in every_arm.items() if arm not in arms}
+    assert others
+    expected = {arm: by_hand(config, batches, False) for arm, config in others.items()}
+    trained = spread(others, batches, set(), forked, tmp_path)
+    for way in trained:
+        agree(trained, expected, set(), way)

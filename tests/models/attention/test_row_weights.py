@@ -1,0 +1,91 @@
+"""Explicit rows that are relatives of softmax, against their formulas a row at a time in float64."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from birthmark.models.attention.kv_cache import KeyValueCache
+from birthmark.models.attention.normalisers import NORMALISERS
+from birthmark.models.attention.row_weights import clipped_rows, softpick_rows
+from birthmark.models.birth import born
+from birthmark.models.config import AttentionConfig, ModelConfig
+
+SIZES = {"d_model": 16, "n_layers": 2, "n_heads": 2, "vocab_size": 61, "max_seq_len": 24}
+ARMS = {
+    "softpick": AttentionConfig(normaliser="softpick"),
+    "softpick, key and value, window": AttentionConfig(normaliser="softpick", kv_bias="key_value", window=6),
+    "clipped": AttentionConfig(normaliser="softmax_clipped", clip_alpha=0.7),
+    "clipped above too, calibrated": AttentionConfig("headnorm", normaliser="softmax_clipped", clip_zeta=1.03),
+}
+
+
+def slow_softpick(s):
+    excess = torch.tensor([torch.exp(x) - 1 for x in s])
+    return excess.clamp_min(0) / (excess.abs().sum() + 1e-8)
+
+
+def slow_clipped(s):
+    p = torch.exp(s) / torch.exp(s).sum()
+    return torch.stack([min(max(1.02 * x + 0.03 * x - 0.03, torch.zeros(())), torch.ones(())) for x in p])
+
+
+@pytest.mark.parametrize(
+    ("rows", "slow"),
+    [(softpick_rows, slow_softpick), (lambda *given: clipped_rows(*given, zeta=1.02, gamma=-0.03), slow_clipped)],
+    ids=["softpick", "clipped"],
+)
+def test_rows_are_those_of_the_formula(rows, slow):
+    generator = torch.Generator().manual_seed(0)
+    scores = 3 * torch.randn(1, 2, 5, 6, generator=generator, dtype=torch.float64)
+    extra = [torch.randn(1, 2, 5, 1, generator=generator, dtype=torch.float64)]
+    seen = torch.rand(5, 6, generator=generator) < 0.6
+    seen[:, 0] = True
+    weights, shares = rows(scores, seen, extra)
+    assert not weights[..., ~seen].any()
+    for h in range(2):
+        for t in range(5):
+            of_row = slow(torch.cat([scores[0, h, t, seen[t]], extra[0][0, h, t]]))
+            torch.testing.assert_close(torch.cat([weights[0, h, t, seen[t]], shares[0][0, h, t]]), of_row)
+    assert (weights.sum(-1) <= 1).all()
+
+    def of_scores(scores, extra):
+        return rows(scores, seen, [extra])[0]
+
+    assert torch.autograd.gradcheck(of_scores, (scores.requires_grad_(), extra[0].requires_grad_()))
+
+
+def test_scores_of_any_size_give_numbers():
+    seen = torch.ones(1, 3, dtype=torch.bool)
+    for scores, expected in (
+        ([200.0, 100.0, -200.0], [1.0, 0.0, 0.0]),  # exp(200) is no float32
+        ([-200.0, -300.0, -100.0], [0.0, 0.0, 0.0]),
+        ([0.0, 0.0, 0.0], [0.0, 0.0, 0.0]),
+        ([100.0, 100.0, -1.0], [0.5, 0.5, 0.0]),
+    ):
+        row = torch.tensor([[[scores]]], requires_grad=True)
+        weights = softpick_rows(row, seen, [])[0]
+        torch.testing.assert_close(weights, torch.tensor([[[expected]]]))
+        weights.square().sum().backward()
+        assert row.grad.isfinite().all()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ARMS)
+def test_an_arm_is_born_as_plain_and_writes_as_it_reads(name):
+    config = ModelConfig(**SIZES, attention=ARMS[name])
+    model, plain = born(config, 0).eval(), born(ModelConfig(**SIZES), 0).state_dict()
+    ours = model.state_dict()
+    assert all(torch.equal(ours[key], tensor) for key, tensor in plain.items())
+    assert (ours.keys() == plain.keys()) == (name in ("softpick", "clipped"))
+    tokens_BT = torch.randint(61, (2, 20), generator=torch.Generator().manual_seed(0))
+    cache = KeyValueCache(config, 2, 20)
+    parts = [model(part, cache=cache) for part in tokens_BT.split([9, 1, 8, 1, 1], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, 1), model(tokens_BT), atol=2e-5, rtol=1e-5)
+
+
+def test_the_published_stretch_is_the_default():
+    """OPT-125M: α 12 at length 512."""
+    config = ModelConfig(max_seq_len=512, attention=AttentionConfig(normaliser="softmax_clipped"))
+    clipped = NORMALISERS["softmax_clipped"](config)
+    assert (clipped.zeta, clipped.gamma) == (1.0, -12 / 512)
