@@ -10,6 +10,7 @@ from ..files import find_folder
 from ..measure.records import RunDir, Snapshot
 from .html_page import navigation, render, write_page
 from .key_figures import of_snapshot
+from .pictures.style import our_style
 from .sections.chain import sections_in_snapshot
 from .sections.snapshot_view import SnapshotView
 from .text import finite_or_nan, format_value, printable, step_in_words
@@ -39,7 +40,8 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
         "report": "../../report.html" if inside else "",
         "scalars": [(key, format_value(finite_or_nan(value), ".6g")) for key, value in snapshot.scalars().items()],
     }
-    write_page(out, sections, lambda data: render("snapshot.html.j2", sections=sections, data=data, **values))
+    with our_style():  # set once, not for each picture
+        write_page(out, sections, lambda data: render("snapshot.html.j2", sections=sections, data=data, **values))
     return out
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from birthmark.report.pictures.axes import turned_names
 from birthmark.report.pictures.saving import save_png
 from birthmark.report.pictures.style import INK, MUTED, PAPER, new_figure, our_style, pale_to_full
 
@@ -101,7 +102,7 @@ def draw(found: Mapping[str, Summary], file: Path) -> None:
             text = "–" if np.isnan(share) else f"{100 * share:.0f}"
             colour = MUTED if np.isnan(share) else PAPER if share > 0.6 else INK
             axes.text(g, m, text, ha="center", va="center", color=colour, fontsize=7)
-        axes.set_xticks(range(len(groups)), labels=groups, rotation=40, ha="right")
+        turned_names(axes, groups, 40)
         axes.set_yticks(range(len(found)), labels=[name.strip("`") for name in found])
         axes.tick_params(length=0)
         for side in axes.spines.values():

@@ -51,10 +51,22 @@ def step_axis(axes: Axes, last: float, linear_until: float | None) -> None:
     decades = 10.0 ** np.arange(np.ceil(np.log10(linear_until) - 1e-9), np.floor(np.log10(last) + 1e-9) + 1)
     if len(decades) < 3:
         decades = np.unique(np.concatenate([decades, decades * 3, [linear_until]]))
-    axes.set_xticks([0.0, *decades[decades <= last * 1.001]])
-    axes.xaxis.set_minor_locator(no_ticks())
+    fix_ticks(axes.xaxis, [0.0, *decades[decades <= last * 1.001].tolist()])
     axes.xaxis.set_major_formatter(count_formatter())
     axes.set_xlim(-0.12 * linear_until, last * 1.12)
+
+
+def fix_ticks(axis: Any, ticks: Sequence[float], labels: Sequence[str] | None = None) -> None:
+    """Ticks at such places and nowhere else; their numbers are ``labels``, or what the axis' formatter makes of them.
+
+    Unlike ``set_ticks`` it makes none of them yet, and leaves the limits as they are.
+    """
+    from matplotlib.ticker import FixedFormatter, FixedLocator
+
+    axis.set_major_locator(FixedLocator(list(ticks)))
+    axis.set_minor_locator(no_ticks())
+    if labels is not None:
+        axis.set_major_formatter(FixedFormatter(list(labels)))
 
 
 def no_ticks() -> Any:
@@ -83,8 +95,8 @@ def position_axis(axes: Axes, length: int, label: str = "position") -> None:
     axes.set_xscale("symlog", linthresh=1, linscale=0.35)
     parts = (1,) if length > 3000 else (1, 3)
     ticks = [0, *(part * 10**i for i in range(7) for part in parts if part * 10**i < length)]
-    axes.set_xticks(ticks, labels=[count_formatter()(tick) for tick in ticks])
-    axes.xaxis.set_minor_locator(no_ticks())
+    write = count_formatter()
+    fix_ticks(axes.xaxis, ticks, [write(tick) for tick in ticks])
     axes.set_xlim(-0.15, length)
     axes.set_xlabel(label)
 
@@ -92,6 +104,14 @@ def position_axis(axes: Axes, length: int, label: str = "position") -> None:
 def whole_ticks(axis: Any) -> None:
     """Ticks at whole numbers only."""
     axis.get_major_locator().set_params(integer=True)
+
+
+def turned_names(axes: Axes, names: Sequence[str], angle: float) -> None:
+    """Names below a map's columns, which rise to them at ``angle`` degrees."""
+    from .engine.measured_layout import layout_of
+
+    axes.set_xticks(range(len(names)), labels=names, rotation=angle, ha="right", parse_math=False)
+    layout_of(axes.figure).turn_names(axes, angle)
 
 
 def log_ticks(axis: Any, low: float, high: float) -> None:
@@ -104,8 +124,7 @@ def log_ticks(axis: Any, low: float, high: float) -> None:
         ticks = [tick for tick in ticks if low * 0.999 <= tick <= high * 1.001]
         if len(ticks) >= 3:
             break
-    axis.set_ticks(ticks, labels=[power_of_ten(tick) or f"{tick:g}" for tick in ticks])
-    axis.set_minor_locator(no_ticks())
+    fix_ticks(axis, ticks, [power_of_ten(tick) or f"{tick:g}" for tick in ticks])
 
 
 def log_heights(axes: Axes, values: Sequence[np.ndarray], least: float | None = None) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..text import format_value, shorten
-from .axes import whole_ticks
+from .axes import turned_names, whole_ticks
+from .colour_bar import add_colour_bar
 from .panels import MAX_PANELS
 from .style import (
     INK,
@@ -47,18 +48,16 @@ def draw_model_matrices(names: Sequence[str], cka_AA: np.ndarray, kl_AA: np.ndar
     off = ~np.eye(n, dtype=bool)
     # A diagonal of ones and zeros is known beforehand, and would take the colours of the rest.
     largest = float(np.nanmax(kl_AA[off], initial=0.0)) or 1.0
-    _matrix(figure, left, np.where(off, cka_AA, np.nan), (0.0, 1.0), "CKA of the last states")
-    _matrix(figure, right, np.where(off, kl_AA, np.nan), (0.0, largest), "KL(row ‖ column), nats")
+    _matrix(left, np.where(off, cka_AA, np.nan), (0.0, 1.0), "CKA of the last states")
+    _matrix(right, np.where(off, kl_AA, np.nan), (0.0, largest), "KL(row ‖ column), nats")
     for axes, rows in ((left, labels), (right, [""] * n)):
-        axes.set_xticks(range(n), labels=labels, rotation=60, ha="right", parse_math=False)
+        turned_names(axes, labels, 60)
         axes.set_yticks(range(n), labels=rows, parse_math=False)
         axes.tick_params(length=0)
     return figure
 
 
-def _matrix(
-    figure: Figure, axes: Axes, values: np.ndarray, ends: tuple[float, float], title: str, *, bar: bool = True
-) -> Any:
+def _matrix(axes: Axes, values: np.ndarray, ends: tuple[float, float], title: str, *, bar: bool = True) -> Any:
     """A map with numbers in it where there is room; what is no number stays empty."""
     axes.grid(visible=False)
     image = axes.imshow(np.ma.masked_invalid(values), cmap=pale_to_full(), vmin=ends[0], vmax=ends[1])
@@ -71,7 +70,8 @@ def _matrix(
     if title:
         axes.set_title(title, parse_math=False)
     if bar:
-        figure.colorbar(image, ax=axes, shrink=0.7).outline.set_visible(False)
+        ticks = np.linspace(*ends, 5).tolist()
+        add_colour_bar([axes], image.get_cmap(), ticks, limits=ends, share=0.7)
     return image
 
 
@@ -90,15 +90,14 @@ def draw_layer_matrices(pairs: Sequence[tuple[str, str, np.ndarray]]) -> Figure:
     for axes in grid.flat[len(shown) :]:
         axes.set_visible(False)
     for axes, (a, b, cka_PQ) in zip(grid.flat, shown, strict=False):
-        image = _matrix(figure, axes, cka_PQ, (0.0, 1.0), "", bar=False)
+        image = _matrix(axes, cka_PQ, (0.0, 1.0), "", bar=False)
         axes.invert_yaxis()
         axes.set_xlabel(f"layer of {shorten(b, 20)}", parse_math=False)
         axes.set_ylabel(f"layer of {shorten(a, 20)}", parse_math=False)
         whole_ticks(axes.xaxis)
         whole_ticks(axes.yaxis)
-    bar = figure.colorbar(image, ax=grid, shrink=0.6)
-    bar.outline.set_visible(False)
-    bar.set_label("CKA (layer 0: embeddings)")
+    ticks = [0, 0.2, 0.4, 0.6, 0.8, 1]
+    add_colour_bar(grid.ravel(), image.get_cmap(), ticks, label="CKA (layer 0: embeddings)", share=0.6)
     return figure
 
 

@@ -118,7 +118,7 @@ def draw_curves(
             entries[control.label] = legend_line(**REFERENCE)
     if from_zero:
         low, high = axes.get_ylim() if any(np.any(curve.values) for curve in shown) else (0.0, 1.0)
-        axes.set_ylim(min(low, -0.03 * high), high)
+        axes.set_ylim(min(low, -0.03 * high), 1.03 * high)
     axes.set_ylabel(ylabel)
     if all(float(value).is_integer() for curve in shown for value in curve.values):
         whole_ticks(axes.yaxis)

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ..text import shorten
+from .axes import turned_names
+from .colour_bar import add_colour_bar
 from .style import INK, PAPER, in_our_style, new_figure, pale_to_full
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ def draw_matrix(names: Sequence[str], z_MM: np.ndarray, verdicts_MM: np.ndarray,
     axes.grid(visible=False)
     shares_MM = np.log(np.clip(z_MM, PALE_Z, FULL_Z) / PALE_Z) / np.log(FULL_Z / PALE_Z)
     shown = np.ma.masked_array(shares_MM, np.isnan(z_MM) | np.eye(n, dtype=bool))
-    image = axes.imshow(shown, cmap=pale_to_full(), vmin=0, vmax=1)
+    axes.imshow(shown, cmap=pale_to_full(), vmin=0, vmax=1)
     for row, column in np.ndindex(n, n):
         if row == column or not verdicts_MM[row, column]:
             continue
@@ -62,13 +64,12 @@ def draw_matrix(names: Sequence[str], z_MM: np.ndarray, verdicts_MM: np.ndarray,
         ink = PAPER if np.isfinite(z) and shares_MM[row, column] > 0.6 else INK
         weight = "bold" if kin else "normal"
         axes.text(column, row, text, ha="center", va="center", color=ink, fontsize=6, fontweight=weight)
-    for axis, turn in ((axes.xaxis, 60), (axes.yaxis, 0)):
-        axis.set_ticks(range(n), labels=labels, rotation=turn, parse_math=False, ha="right")
-        axis.set_tick_params(length=0)
+    turned_names(axes, labels, 60)
+    axes.set_yticks(range(n), labels=labels, parse_math=False)
+    axes.tick_params(length=0)
     ticks = np.log(np.array([PALE_Z, 10, 30, FULL_Z]) / PALE_Z) / np.log(FULL_Z / PALE_Z)
-    bar = figure.colorbar(image, ax=axes, shrink=0.7, ticks=ticks)
-    bar.ax.set_yticklabels([f"≤ {PALE_Z:g}", "10", "30", f"≥ {FULL_Z:g}"])
-    bar.outline.set_visible(False)
-    bar.set_label("z (bold: kin; –: undefined)" if n <= _MOST_NUMBERED else "z (●: kin; –: undefined)")
+    what = "z (bold: kin; –: undefined)" if n <= _MOST_NUMBERED else "z (●: kin; –: undefined)"
+    numbers = [f"≤ {PALE_Z:g}", "10", "30", f"≥ {FULL_Z:g}"]
+    add_colour_bar([axes], pale_to_full(), ticks.tolist(), labels=numbers, label=what, share=0.7)
     axes.set_title(title, parse_math=False)
     return figure

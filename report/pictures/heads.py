@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .axes import log_axis
+from .colour_bar import add_colour_bar
 from .panels import (
     Heights,
     Panel,
@@ -107,24 +108,9 @@ def draw_head_maps(
             axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
             axis.set_tick_params(length=0)
     grid[0][0].set_ylabel("block")
-    _colour_bar(figure, grid[0], label, limits)
-    return figure
-
-
-def _colour_bar(figure: Figure, panels: Sequence[Axes], label: str, limits: tuple[float, float]) -> None:
-    """One image instead of matplotlib's 256 rectangles."""
-    low, high = limits
     ticks = [low, (low + high) / 2, high]
-    bar = figure.colorbar(panels[0].images[0], ax=list(panels), aspect=18, pad=0.03, label=label, ticks=ticks)
-    if limits != (0, 1):
-        bar.set_ticks(ticks, labels=[f"{tick:.3g}" for tick in ticks])
-    for part in (bar.outline, bar.solids):
-        if part is not None:
-            part.set_visible(False)
-    ramp = np.linspace(0, 1, 128)[:, None]
-    bar.ax.imshow(ramp, cmap="cividis", aspect="auto", extent=(0, 1, low, high), origin="lower", interpolation="none")
-    bar.ax.grid(False)
-    bar.ax.tick_params(length=0)
+    add_colour_bar(grid[0], "cividis", ticks, limits=limits, label=label)
+    return figure
 
 
 @in_our_style

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .axes import block_axis, log_heights
+from .axes import block_axis, log_heights, log_ticks
 from .panels import PREDICTION, label_outer_panels, small_multiples
 from .style import MUTED, REFERENCE, add_legend, in_our_style, legend_line, new_figure, run_colour
 
@@ -67,8 +67,7 @@ def draw_units(panels: Sequence[Units], *, run: int, ratio: float) -> Figure:
     bottom, top = axes.get_ylim()
     axes.set_xscale("log")
     axes.set_xlim(bottom, top)
-    axes.xaxis.set_ticks(axes.get_yticks(), labels=[label.get_text() for label in axes.get_yticklabels()])
-    axes.xaxis.set_minor_locator(axes.yaxis.get_minor_locator().__class__())
+    log_ticks(axes.xaxis, bottom, top)
     label_outer_panels(grid, "elsewhere", "at position 0")
     marks = [("unit", legend_line(**plain)), ("super neuron", legend_line(**strong))]
     guides = [("equal", legend_line(**REFERENCE)), (f"{ratio:g} times", legend_line(**PREDICTION))]

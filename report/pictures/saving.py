@@ -6,11 +6,8 @@ a dark form.
 
 from __future__ import annotations
 
-import re
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
 
 from ...files import atomic_path
 from .style import BASE_SIZE, THEME, TICK_SIZE, our_style
@@ -18,7 +15,8 @@ from .style import BASE_SIZE, THEME, TICK_SIZE, our_style
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-_VARIABLE = {light: f"var({name},{light})" for name, (light, _) in THEME.items()}
+
+_VARIABLES = {light: f"var({name},{light})" for name, (light, _) in THEME.items()}
 
 
 def to_svg(figure: Figure, prefix: str, description: str = "") -> str:
@@ -27,75 +25,10 @@ def to_svg(figure: Figure, prefix: str, description: str = "") -> str:
     Every id starts with ``prefix``; colours of the palette and the fonts become CSS variables (`THEME`, ``--sans``,
     ``--mono``); text stays text. ``description`` is what a screen reader says.
     """
-    buffer = BytesIO()
     with our_style():
-        # Saving with a layout engine would draw everything twice.
-        if (engine := figure.get_layout_engine()) is not None:
-            engine.execute(figure)
-            figure.set_layout_engine(None)
-        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
-    root = ElementTree.fromstring(buffer.getvalue())
-    for parent in list(root.iter()):
-        for child in list(parent):
-            # `<style>` would reach the whole page; its one rule stands in the page's own sheet.
-            if child.tag.rpartition("}")[2] in ("metadata", "style"):
-                parent.remove(child)
-    for element in root.iter():
-        element.tag = element.tag.rpartition("}")[2]
-        attributes = {name.rpartition("}")[2]: value for name, value in element.attrib.items()}
-        if attributes.get("transform", "").startswith("rotate(-0 "):
-            del attributes["transform"]
-        element.attrib.clear()
-        element.attrib.update({name: _portable(name, value, prefix) for name, value in attributes.items()})
-    box = root.attrib["viewBox"]
-    root.attrib.clear()
-    root.attrib.update({"viewBox": box, "role": "img", "aria-label": description})
-    _lean(root, set(re.findall(r"#([^\s\")]+)", buffer.getvalue().decode())), prefix)
-    return ElementTree.tostring(root, encoding="unicode")
+        from .engine.svg import svg_element
 
-
-def _lean(element: ElementTree.Element, wanted: set[str], prefix: str) -> None:
-    """Leave out ids that nothing refers to, groups that say nothing, and space: a third of what matplotlib writes."""
-    if element.get("id", "").removeprefix(f"{prefix}-") not in wanted:
-        element.attrib.pop("id", None)
-    if element.tag != "text":
-        element.text = None
-    children = []
-    for child in element:
-        _lean(child, wanted, prefix)
-        child.tail = None
-        empty = child.tag in ("g", "defs") and not len(child)
-        children += [] if empty else list(child) if child.tag == "g" and not child.attrib else [child]
-    element[:] = children
-    looks = {child.get("style") for child in element}
-    if (
-        element.tag == "g"
-        and "style" not in element.attrib
-        and len(element) > 1
-        and len(looks) == 1
-        and looks != {None}
-    ):
-        element.set("style", element[0].attrib["style"])  # of a cloud of markers, said once
-        for child in element:
-            del child.attrib["style"]
-
-
-def _portable(name: str, value: str, prefix: str) -> str:
-    """An attribute of matplotlib's SVG as it can stand beside other pictures in a page."""
-    if name == "id":
-        return f"{prefix}-{value}"
-    if name == "href" and value.startswith("#"):
-        return f"#{prefix}-{value[1:]}"
-    if name == "clip-path":
-        return value.replace("url(#", f"url(#{prefix}-")
-    if name == "style":
-        value = re.sub(r"#[0-9a-f]{6}", lambda match: _VARIABLE.get(match[0], match[0]), value)
-        value = value.replace("'DejaVu Sans Mono'", "var(--mono)").replace("'DejaVu Sans'", "var(--sans)")
-        return value.replace(": ", ":").replace("; ", ";")
-    if name in ("d", "x", "y", "transform"):  # a hundredth of a point is finer than any screen
-        value = re.sub(r"-?\d+\.\d+", lambda match: f"{float(match[0]):.2f}".rstrip("0").rstrip("."), value)
-        return " ".join(value.split())
-    return value
+        return svg_element(figure, prefix, description, _VARIABLES)
 
 
 def save_png(figure: Figure, path: Path, dpi: int = 200) -> None:

@@ -11,10 +11,7 @@ from contextlib import contextmanager
 from functools import wraps
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from ...errors import UsageError
-from ..text import shorten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -93,6 +90,9 @@ def our_style() -> Iterator[None]:
         if error.name != "matplotlib":
             raise
         raise UsageError("reports need matplotlib: pip install 'birthmark[plots]'") from None
+    if matplotlib.rcParams["svg.hashsalt"] == _STYLE["svg.hashsalt"]:
+        yield  # it is set already: setting it takes a millisecond
+        return
     with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
         # Layout asks a font that lacks some tokens' letters; the page's fonts have them.
         warnings.filterwarnings("ignore", message="Glyph .* missing from")
@@ -114,8 +114,11 @@ def new_figure(width: float, height: float, rows: int = 1, columns: int = 1, **s
     """A figure of a size in points, and its axes as ``Figure.subplots`` gives them."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(width / 72, height / 72), layout="constrained")
-    return figure, figure.subplots(rows, columns, **share)
+    from .engine.light_axes import LightAxes
+    from .engine.measured_layout import MeasuredLayout
+
+    figure = Figure(figsize=(width / 72, height / 72), dpi=72, layout=MeasuredLayout())
+    return figure, figure.subplots(rows, columns, subplot_kw={"axes_class": LightAxes}, **share)
 
 
 def run_colour(run: int) -> str:
@@ -128,25 +131,16 @@ def run_marker(run: int) -> str:
     return "osD^v"[run // len(RUN_COLOURS) % 5]
 
 
-def add_legend(figure: Figure, entries: Sequence[tuple[str, Any]], characters: int = 81) -> None:
-    """A legend above the axes in as many columns as fit; the figure grows by its height, the axes keep theirs."""
-    if not entries:
-        return
-    for columns in range(len(entries), 0, -1):
-        # matplotlib fills columns, people read rows.
-        order = [i for column in range(columns) for i in range(column, len(entries), columns)]
-        labels = [shorten(entries[i][0], 44) for i in order]
-        rows = -(-len(labels) // columns)
-        if sum(max(map(len, column)) + 7 for column in np.array_split(labels, columns)) <= characters:
-            break
-    width, height = figure.get_size_inches()
-    figure.set_size_inches(width, height + rows * 12.5 / 72)
-    # Placeholders first: matplotlib leaves out labels that start with "_" and reads "$" as mathematics.
-    handles = [entries[i][1] for i in order]
-    legend = figure.legend(handles, [str(i) for i in range(len(labels))], loc="outside upper left", ncols=columns)
-    for text, label in zip(legend.get_texts(), labels, strict=True):
-        text.set_parse_math(False)
-        text.set_text(label)
+def add_legend(figure: Figure, entries: Sequence[tuple[str, Any]]) -> None:
+    """A legend above the axes in as many columns as fit; the figure grows by its height, the axes keep theirs.
+
+    Args:
+        figure: of `new_figure`.
+        entries: words, and what they are of: a line, or an area.
+    """
+    from .engine.measured_layout import layout_of
+
+    layout_of(figure).add_entries(figure, entries)
 
 
 def legend_line(**look: Any) -> Any:

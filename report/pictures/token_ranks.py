@@ -9,13 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..text import shorten
-from .axes import count_formatter, log_axis, no_ticks, step_axis
+from .axes import count_formatter, fix_ticks, log_axis, step_axis
+from .engine.letters import text_width
 from .label_placement import spread_apart
 from .style import INK, MUTED, REFERENCE, add_legend, in_our_style, legend_line, new_figure, run_colour
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+_NAME_SIZE, _NAME_FONT = 7.5, "DejaVu Sans Mono"
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,8 @@ def draw_rank_paths(
 
     Every token's text stands at both ends, with its rank where that is below ``top``.
     """
+    from .engine.measured_layout import layout_of
+
     height = 340
     figure, axes = new_figure(360, height)
     axes.set_yscale("symlog", linthresh=top, linscale=top / 4.5)
@@ -46,13 +52,14 @@ def draw_rank_paths(
     step_axis(axes, max(steps), linear_until)
     axes.set_xlim(min(steps), max(steps))
     axes.set_ylim(max(lowest, top + 1) * 1.15, 0.6)
-    for end in (0, -1):
+    for end, side in ((0, "left"), (-1, "right")):
+        widest = max((text_width(_words(path, end, top), _NAME_SIZE, _NAME_FONT) for path in paths), default=0.0)
+        layout_of(figure).keep_free(axes, **{side: widest + 13})
         _name_ends(axes, paths, end, run, top, gap=9.2 / (height - 65))
     decades = 10.0 ** np.arange(np.floor(np.log10(top)) + 1, np.ceil(np.log10(max(lowest, top + 1))) + 1)
     # The tokens' names stand where ticks would.
-    axes.set_yticks([top, *decades[decades <= lowest]], labels=[])
-    axes.yaxis.set_tick_params(length=0)
-    axes.yaxis.set_minor_locator(no_ticks())
+    fix_ticks(axes.yaxis, [top, *decades[decades <= lowest].tolist()])
+    axes.tick_params(axis="y", length=0, labelleft=False)
     axes.set_title("rank in p̄")
     axes.axhspan(0.6, top + 0.5, color=MUTED, alpha=0.1, linewidth=0, zorder=0)
     colours = {"among birth's favourites": run_colour(run), "favourites now only": MUTED}
@@ -64,24 +71,29 @@ def _path_look(path: TokenPath, run: int) -> dict[str, Any]:
     return {"color": run_colour(run)} if path.favourite_at_birth else {"color": MUTED, "linewidth": 0.9}
 
 
+def _words(path: TokenPath, end: int, top: int) -> str:
+    """A token's text as it stands at one end, with its rank on the far side where that is below ``top``."""
+    rank = path.ranks[end]
+    words = [f"‹{shorten(path.text, 10)}›", f"{rank:,.0f}" if rank > top else ""]
+    return " ".join(word for word in (words if end else words[::-1]) if word)
+
+
 def _name_ends(axes: Axes, paths: Sequence[TokenPath], end: int, run: int, top: int, gap: float) -> None:
     """Texts of all tokens beside their paths, moved apart where they would lie on one another."""
     from matplotlib.patches import ConnectionPatch
     from matplotlib.transforms import ScaledTranslation
 
     x, side, away = (0.0, "right", -1) if end == 0 else (1.0, "left", 1)
-    aside = axes.transAxes + ScaledTranslation(11 * away / 72, 0, axes.figure.dpi_scale_trans)
+    aside, beside = (
+        axes.transAxes + ScaledTranslation(points * away / 72, 0, axes.figure.dpi_scale_trans) for points in (11, 13)
+    )
     scale = axes.yaxis.get_transform().transform
     low, high = scale(np.array(axes.get_ylim(), dtype=float))
     at = (scale(np.array([path.ranks[end] for path in paths], dtype=float)) - low) / (high - low)
     for path, point, place in zip(paths, at, spread_apart(at, gap, 0.0, 1.0), strict=True):
-        rank = path.ranks[end]
-        words = [f"‹{shorten(path.text, 10)}›", f"{rank:,.0f}" if rank > top else ""]
-        text = " ".join(word for word in words[::away] if word)
-        axes.annotate(
-            text, (x, place), (13 * away, 0), xycoords="axes fraction", ha=side, va="center", fontsize=7.5,
-            textcoords="offset points", family="DejaVu Sans Mono", parse_math=False, annotation_clip=False,
-            color=INK if rank <= top else MUTED,
+        axes.text(
+            x, place, _words(path, end, top), transform=beside, ha=side, va="center", fontsize=_NAME_SIZE,
+            family=_NAME_FONT, parse_math=False, color=INK if path.ranks[end] <= top else MUTED,
         )  # fmt: skip
         axes.add_artist(
             ConnectionPatch((x, point), (x, place), axes.transAxes, aside, color=MUTED, linewidth=0.4, clip_on=False)

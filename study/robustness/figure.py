@@ -64,7 +64,7 @@ def z_by_change(study: RobustnessStudy, results: Sequence[ChangedTest]) -> Figur
     grid[0][0].set_ylim(len(changes) - 0.4, -0.6)
     shown = {_look(r) for r in results}
     entries = [(words, legend_line(**{**_DOT, **look})) for name, (words, look) in _LOOKS.items() if name in shown]
-    add_legend(figure, [*reversed(entries), ("p = .01", legend_line(**REFERENCE))], characters=60 * len(study.tests))
+    add_legend(figure, [*reversed(entries), ("p = .01", legend_line(**REFERENCE))])
     return figure
 
 

@@ -1,5 +1,6 @@
 """The page of a run: whole, closed to the outside, true to the files, the same every time."""
 
+import ast
 import base64
 import builtins
 import csv
@@ -481,6 +482,10 @@ def test_pictures_leave_the_settings_of_others_alone(tmp_path):
 def test_importing_reports_needs_no_matplotlib():
     code = "import sys, birthmark.report.run_page; sys.exit('matplotlib' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    for file in (Path(birthmark.report.__file__).parent / "pictures").glob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+            assert not module.startswith("engine.") or module == "engine.letters", file
 
 
 def test_ranks_and_printable_by_hand():
