@@ -14,6 +14,7 @@ from .reading import read_fields
 from .request import StudyRequest
 from .robustness.run import plan_robustness, run_robustness
 from .runner import Failure
+from .seeds.run import plan_seeds, run_seeds
 from .trials import Planned, check_buildable, check_stored
 
 
@@ -31,6 +32,7 @@ KINDS: dict[str, Kind] = {
     "arms": Kind(run_arms, plan_arms),
     "lineage": Kind(run_lineage, plan_lineage),
     "robustness": Kind(run_robustness, plan_robustness),
+    "seeds": Kind(run_seeds, plan_seeds),
 }
 
 

@@ -17,6 +17,8 @@ from birthmark.study.lineage.file import read_lineage_study
 from birthmark.study.lineage.trials import lineage_trials
 from birthmark.study.robustness.file import read_robustness_study
 from birthmark.study.robustness.trials import robustness_trials
+from birthmark.study.seeds.file import read_seeds_study
+from birthmark.study.seeds.trials import seeds_trials
 from birthmark.study.trials import check_buildable
 from birthmark.trainer.config_file import read_config
 
@@ -163,10 +165,17 @@ def runs_of_a_robustness(study, out):
     return trials.bases
 
 
+def runs_of_seeds(study, out):
+    trials = seeds_trials(study, out)
+    assert len(trials) == len(study.init_seeds) * len(study.data_seeds)
+    return trials
+
+
 READ = {
     "arms": (read_arm_study, runs_of_arms),
     "lineage": (read_lineage_study, runs_of_a_lineage),
     "robustness": (read_robustness_study, runs_of_a_robustness),
+    "seeds": (read_seeds_study, runs_of_seeds),
 }
 
 

@@ -25,7 +25,7 @@ def add_options(parser: Parser) -> None:
         "study",
         type=str,
         metavar="STUDY",
-        help="YAML file of a study: of arms, lineage or robustness (docs/studies.md); or one of `birthmark configs`.",
+        help="YAML file of a study (docs/studies.md), or the name of one of `birthmark configs`.",
     )
     parser.add_argument("--scale", type=str | None, metavar="NAME", help="One of the file's scales: another base.")
     parser.add_argument("--out", type=str | None, metavar="DIR", help="By default studies/NAME or studies/NAME-SCALE.")
