@@ -12,8 +12,8 @@ from ...report.rows import join_rows
 from ...report.text import finite_or_nan
 from ..trials import Trial
 from .file import SeedsStudy
+from .seed_shares import Shares, variance_shares
 from .trials import data_arm
-from .variance import Shares, variance_shares
 
 FIGURES = {
     "val_loss": ("final loss", ("val_loss",)),

@@ -16,7 +16,7 @@ from ...files import atomic_path
 from ...report.text import MISSING, format_value, markdown_table
 from .file import SeedsStudy
 from .results import SeedsResult
-from .variance import Share
+from .seed_shares import Share
 
 #: Of the F tests, below which an effect is said to be seen.
 _LEVEL = 0.05

@@ -15,9 +15,9 @@ from birthmark.measure.records import append_metrics
 from birthmark.study.seeds.figure import seeds_figure
 from birthmark.study.seeds.file import read_seeds_study
 from birthmark.study.seeds.results import read_seeds_results
+from birthmark.study.seeds.seed_shares import mean_squares, variance_shares
 from birthmark.study.seeds.table import outcome, rows_of
 from birthmark.study.seeds.trials import seeds_trials
-from birthmark.study.seeds.variance import mean_squares, variance_shares
 
 
 @pytest.fixture
