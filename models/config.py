@@ -278,6 +278,11 @@ class ModelConfig:
                 f"model.t5_buckets is {self.t5_buckets}: give at least 2, and fewer than twice "
                 f"model.t5_max_distance {self.t5_max_distance}"
             )
+        if self.attention.normaliser == "differential" and (self.n_heads % 2 or self.kv_heads != self.n_heads):
+            found.append(
+                f"model.attention.normaliser differential pairs heads, and model.n_heads is {self.n_heads} with "
+                f"{self.kv_heads} of keys and values: give an even number, and no model.n_kv_heads"
+            )
         if self.n_heads % self.kv_heads:
             found.append(
                 f"model.n_heads {self.n_heads} is not divisible by model.n_kv_heads {self.kv_heads}: "

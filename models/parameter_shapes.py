@@ -91,18 +91,23 @@ def _attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:
     qkv_bias = config.bias if attention.qkv_bias is None else attention.qkv_bias
     for name, n_heads in (("q", config.n_heads), ("k", config.kv_heads), ("v", config.kv_heads)):
         yield from _linear(name, config.d_model, n_heads * d_head, qkv_bias)
-        if name != "v" and attention.qk_norm != "none":
-            yield f"{name}.norm.gain", (n_heads * d_head if attention.qk_norm == "width" else d_head,)
+        norm = attention.v_norm if name == "v" else attention.qk_norm
+        if norm != "none":
+            yield f"{name}.norm.gain", (n_heads * d_head if norm == "width" else d_head,)
     yield from _linear("o", config.n_heads * d_head, config.d_model, config.bias)
     if attention.normaliser == "softmax_sink":
         yield "normaliser.logit", (config.n_heads,)
+    if attention.normaliser == "differential":
+        yield from ((f"normaliser.{name}", (d_head,)) for name in ("q1", "k1", "q2", "k2"))
     rows = 1 if attention.kv_bias_shared else config.kv_heads
     for name in ("key", "value"):
         if name in attention.kv_bias:
-            yield f"bias.{name}", (rows, d_head)
+            yield f"bias.{name}", ((attention.kv_bias_tokens or 1) * rows, d_head)
     if attention.aggregation_blocks is None or block in attention.aggregation_blocks:
         if attention.aggregation == "headnorm":
             yield "aggregate.gain", (d_head,)
+        if attention.aggregation == "differential_norm":
+            yield "aggregate.gain", (2 * d_head,)
         if attention.aggregation == "calibrated" and attention.calibration.correlation == "learned":
             yield "aggregate.rho.logit", (config.n_heads,)
     if attention.gate != "none":

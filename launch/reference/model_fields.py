@@ -167,7 +167,7 @@ def _kernel_legend() -> Iterator[str]:
 def _rows(field: Field) -> Iterator[str]:
     needed = companions({field.path: field.others()[0]})[0]
     values = list(field.choices) if field.named else field.others()[:1]
-    kernels = [kernel_name(build(needed | {field.path: value})) for value in values]
+    kernels = [kernel_name(build(companions(needed | {field.path: value})[0])) for value in values]
     without = kernel_name(build({path: value for path, value in needed.items() if path != field.path}))
     apart = not field.path.startswith("model.attention.") and set(kernels) == {without}
     meaning = re.sub(r"\s*" + _SOURCE, "", field.text).replace("``", "`")

@@ -108,6 +108,8 @@ class AdapterConfig:
 
     def misfits(self, model: ModelConfig) -> list[str]:
         """Why it cannot be attached to this model, one line each, with the mend."""
+        if self.kind == "prefix" and model.attention.normaliser == "differential":
+            return ["adapter.kind prefix brings keys, and model.attention.normaliser differential takes none"]
         if self.kind != "lora":
             return []
         if "mlp.gate" in self.lora_maps and not model.gated:

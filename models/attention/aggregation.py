@@ -12,6 +12,7 @@ from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution
 from ..parameter_roles import ParameterRole
 from .correlation import CORRELATIONS
+from .differential import initial_lambda
 from .kernels import runs_on
 from .normalisers import WeightedSum
 from .own_parts import build_part
@@ -28,6 +29,9 @@ class PlainAggregation(nn.Module):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
+
+    def in_block(self, block: int) -> None:
+        """Told which block (from 0) it stands in, before it is born."""
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
         """Head outputs ``[B, H, T, d_head]``, given how they came about and the values that went in."""
@@ -55,6 +59,34 @@ class HeadNorm(PlainAggregation):
         size_BHT1 = torch.linalg.vector_norm(o, dim=-1, keepdim=True, dtype=torch.promote_types(o.dtype, torch.float32))
         scale_BHT1 = (size_BHT1.square() / o.shape[-1] + self.eps).rsqrt()
         return o * scale_BHT1.to(o.dtype) * self.gain.to(o.dtype)
+
+    def distributions(self, init: InitConfig) -> dict[str, Distribution]:
+        """The gain starts at 1."""
+        return {"gain": Constant(1.0)}
+
+
+class DifferentialNorm(PlainAggregation):
+    """RMSNorm over both heads of each pair, times one gain ``[2·d_head]`` shared by the pairs, times ``1 − λ_init``
+    (arXiv 2410.05258)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.eps, self.kept = config.norm_eps, 1 - initial_lambda(0)
+        self.gain = nn.Parameter(torch.ones(2 * config.d_head))
+        self.parameter_roles = {"gain": ParameterRole.GAIN}
+
+    def in_block(self, block: int) -> None:
+        """See :class:`PlainAggregation`."""
+        self.kept = 1 - initial_lambda(block)
+
+    def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
+        """Every pair at every position leaves with RMS 1 − λ_init (before the gain)."""
+        o = weighted.o_BHTK
+        size_BHT = torch.linalg.vector_norm(o, dim=-1, dtype=torch.promote_types(o.dtype, torch.float32))
+        square_BHT = size_BHT.square().unflatten(1, (-1, 2)).mean(2).repeat_interleave(2, dim=1) / o.shape[-1]
+        scale_BHT = (square_BHT + self.eps).rsqrt() * self.kept
+        gain_HK = self.gain.view(2, -1).repeat(o.shape[1] // 2, 1)
+        return o * scale_BHT[..., None].to(o.dtype) * gain_HK[:, None].to(o.dtype)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """The gain starts at 1."""
@@ -105,6 +137,7 @@ class ExactCalibration(AnalyticCalibration):
 AGGREGATIONS: dict[str, type[PlainAggregation]] = {
     "plain": PlainAggregation,
     "headnorm": HeadNorm,
+    "differential_norm": DifferentialNorm,
     "calibrated-analytic": AnalyticCalibration,
     "calibrated-exact": ExactCalibration,
 }
@@ -117,4 +150,6 @@ def build_aggregation(config: ModelConfig, block: int) -> PlainAggregation:
         attention = replace(attention, aggregation="plain")
     kind = attention.aggregation
     name = f"{kind}-{attention.calibration.n_eff}" if kind == "calibrated" else kind
-    return build_part("aggregation", name, AGGREGATIONS, PlainAggregation, config)
+    part = build_part("aggregation", name, AGGREGATIONS, PlainAggregation, config)
+    part.in_block(block)
+    return part

@@ -15,12 +15,38 @@ from ..norms import RMSNorm, cast_once
 from ..observe import Attended, Observer
 from ..parameter_roles import ParameterRole
 from .aggregation import build_aggregation
+from .differential import DifferentialSoftmax
 from .grouped_heads import over_heads
 from .kv_cache import LayerCache
-from .normalisers import NORMALISERS, ExtraKey, Softmax
+from .normalisers import (
+    ClippedSoftmax,
+    EluSimilarity,
+    ExtraKey,
+    IdentitySimilarity,
+    LearnedSink,
+    OffByOne,
+    ReluSimilarity,
+    SigmoidSimilarity,
+    Softmax,
+    Softpick,
+)
 from .own_parts import build_part
 from .positions import Placement, rotate
 from .scores import Scores
+
+#: Normalisers by name.
+NORMALISERS: dict[str, type[Softmax]] = {
+    "softmax": Softmax,
+    "softmax_off_by_one": OffByOne,
+    "softmax_sink": LearnedSink,
+    "softmax_clipped": ClippedSoftmax,
+    "softpick": Softpick,
+    "differential": DifferentialSoftmax,
+    "sigmoid": SigmoidSimilarity,
+    "relu": ReluSimilarity,
+    "elu": EluSimilarity,
+    "identity": IdentitySimilarity,
+}
 
 
 class PlainOutput(nn.Module):
@@ -86,15 +112,16 @@ class NoKeyValueBias(nn.Module):
 class KeyValueBias(NoKeyValueBias):
     """Learned biases [AS]: a key that every query sees, without position; its value; or a vector added to outputs.
 
-    One per key/value head, or one for all heads of the block. Drawn like a row of the key and value maps.
+    One per key/value head, or one for all heads of the block; or several keys, ``kv_bias_tokens``, one after the other.
+    Drawn like rows of the key and value maps.
     """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         kind, self.d_model = config.attention.kv_bias, config.d_model
         rows = 1 if config.attention.kv_bias_shared else config.kv_heads
-        self.repeats = config.n_heads // rows
-        shape = (rows, config.d_head)
+        self.repeats, self.n_tokens = config.n_heads // rows, config.attention.kv_bias_tokens or 1
+        shape = (self.n_tokens * rows, config.d_head)
         self.key = nn.Parameter(torch.zeros(shape)) if kind in ("key", "key_value") else None
         self.value = nn.Parameter(torch.zeros(shape)) if kind in ("value", "key_value") else None
         self.parameter_roles = {"key": ParameterRole.BIAS, "value": ParameterRole.BIAS}
@@ -105,15 +132,19 @@ class KeyValueBias(NoKeyValueBias):
         return {"key": drawn, "value": drawn}
 
     def forward(self, scores: Scores) -> KeysAndValue:
-        """The learned key, with its value if it has one; or the value alone."""
-        value_HK = None if self.value is None else self.value.repeat_interleave(self.repeats, dim=0)
+        """The learned keys, with their values if they have some; or the value alone."""
+        values = None if self.value is None else self._of_heads(self.value)
         if self.key is None:
-            return KeysAndValue([], value_HK)
-        q_BHTK, key_HK = scores.q_BHTK, self.key.repeat_interleave(self.repeats, dim=0)
+            return KeysAndValue([], None if values is None else values[0])
+        q_BHTK, keys = scores.q_BHTK, self._of_heads(self.key)
         wide = torch.promote_types(q_BHTK.dtype, torch.float32)
         with torch.autocast(q_BHTK.device.type, enabled=False):
-            score_BHT = torch.einsum("bhtk,hk->bht", q_BHTK.to(wide), key_HK.to(wide)) * scores.scale
-        return KeysAndValue([ExtraKey(score_BHT, value_HK)])
+            found = [torch.einsum("bhtk,hk->bht", q_BHTK.to(wide), key.to(wide)) * scores.scale for key in keys]
+        return KeysAndValue([ExtraKey(s, None if values is None else values[i]) for i, s in enumerate(found)])
+
+    def _of_heads(self, rows: Tensor) -> tuple[Tensor, ...]:
+        """``[H, K]`` of each learned token."""
+        return rows.repeat_interleave(self.repeats, dim=0).unflatten(0, (self.n_tokens, -1)).unbind()
 
 
 #: Learned biases by name.
@@ -168,9 +199,10 @@ class Attention(nn.Module):
         self.has_positions = attention.has_positions(block)
         self.q = Projection(config, self.n_heads, attention.qk_norm)
         self.k = Projection(config, self.n_kv_heads, attention.qk_norm)
-        self.v = Projection(config, self.n_kv_heads, "none")
+        self.v = Projection(config, self.n_kv_heads, attention.v_norm)
         self.o = Linear(self.n_heads * self.d_head, config.d_model, config.bias, residual_writers=2 * config.n_layers)
         self.normaliser = build_part("normaliser", attention.normaliser, NORMALISERS, Softmax, config)
+        self.normaliser.in_block(block)
         self.bias = KV_BIASES[attention.kv_bias](config)
         self.aggregate = build_aggregation(config, block)
         self.gate = build_part("gate", attention.gate, GATES, PlainOutput, config)

@@ -12,10 +12,12 @@ from ..own_code import is_own
 SimilarityName = Literal["sigmoid", "relu", "elu", "identity"]
 SIMILARITIES: tuple[str, ...] = get_args(SimilarityName)
 
-AggregationName = Literal["plain", "headnorm", "calibrated"]
+AggregationName = Literal["plain", "headnorm", "differential_norm", "calibrated"]
 #: Normalisers whose rows are explicit, and weigh all scores of a row together.
 EXPLICIT_ROWS = ("softmax_clipped", "softpick")
-NormaliserName = Literal["softmax", "softmax_off_by_one", "softmax_sink", "softmax_clipped", "softpick", SimilarityName]
+NormaliserName = Literal[
+    "softmax", "softmax_off_by_one", "softmax_sink", "softmax_clipped", "softpick", "differential", SimilarityName
+]
 GateName = Literal["none", "head", "channel"]
 #: Parts that may be a class of the user's own, ``module:Class``, with the names of those that are here.
 OPEN_PARTS: dict[str, tuple[str, ...]] = {
@@ -102,7 +104,8 @@ class AttentionConfig:
 
     aggregation: AggregationName | str = "plain"
     """What happens to each head's Σ a·v before the output projection: nothing (``plain``); ``headnorm``, head-wise
-    RMSNorm [SO]; or ``calibrated``, variance calibration [BB]. Also a class of your own, as module:Class."""
+    RMSNorm [SO]; ``differential_norm``, the norm of differential attention (arXiv 2410.05258); or ``calibrated``,
+    variance calibration [BB]. Also a class of your own, as module:Class."""
 
     aggregation_blocks: list[int] | None = None
     """Blocks (from 0) that ``aggregation`` applies to, the others staying plain; by default all."""
@@ -114,9 +117,10 @@ class AttentionConfig:
     """How scores become weights. ``softmax`` (arXiv 1706.03762); ``softmax_off_by_one``, exp(s)/(1 + Σ exp(s)) (Miller
     2023, Attention Is Off By One); ``softmax_sink``, the same with a learned logit per head in place of 0, exp(b) for 1
     (gpt-oss, arXiv 2508.10925); ``softmax_clipped``, stretched beyond 0 and 1 and clipped to them (arXiv 2306.12929);
-    ``softpick``, relu(exp(s) − 1) / Σ abs(exp(s) − 1) (arXiv 2504.20966); or a similarity of its own for each score:
-    its ``sigmoid`` (arXiv 2409.04431), its ``relu``, its ``elu`` + 1, or the score itself, ``identity`` [AS]. Also a
-    class of your own, as module:Class."""
+    ``softpick``, relu(exp(s) − 1) / Σ abs(exp(s) − 1) (arXiv 2504.20966); ``differential``, one softmax minus λ times
+    another, of neighbouring heads (arXiv 2410.05258, as published with aggregation differential_norm); or a similarity
+    of its own for each score: its ``sigmoid`` (arXiv 2409.04431), its ``relu``, its ``elu`` + 1, or the score itself,
+    ``identity`` [AS]. Also a class of your own, as module:Class."""
 
     normalise_rows: bool = False
     """Divide the similarities ``sigmoid``, ``relu`` and ``elu`` by their sum over the row; ``identity``, whose sum has
@@ -157,6 +161,10 @@ class AttentionConfig:
     kv_bias_shared: bool = False
     """One bias for all heads of a block in place of one for each key/value head."""
 
+    kv_bias_tokens: int | None = None
+    """Learned keys of ``key`` and ``key_value``, each with a score of its own: sinks that are no tokens, in every
+    block; by default one."""
+
     gate: GateName | str = "none"
     """Multiply head outputs, after ``aggregation``, with a sigmoid of a linear map of the block's input
     (arXiv 2505.06708): one number per ``head``, or one per ``channel``. Also a class of your own, as module:Class."""
@@ -175,6 +183,9 @@ class AttentionConfig:
     qk_norm: Literal["none", "head", "width"] = "none"
     """RMSNorm of queries and keys before they turn: ``head``, over each head's channels with one gain shared by the
     heads (Qwen3, arXiv 2505.09388); ``width``, over all heads' channels together (OLMo-2, arXiv 2501.00656)."""
+
+    v_norm: Literal["none", "head", "width"] = "none"
+    """RMSNorm of values, as ``qk_norm`` norms queries and keys: ``head`` or ``width``."""
 
     qkv_bias: bool | None = None
     """Biases of the query, key and value maps, Qwen2's only ones (arXiv 2407.10671); by default model.bias."""
@@ -242,7 +253,19 @@ class AttentionConfig:
                 f"model.attention.kv_bias key changes nothing under model.attention.normaliser {self.normaliser} "
                 "without normalise_rows: a key of value 0 takes no weight from the others, give key_value"
             )
+        if self.kv_bias_tokens is not None and not 1 <= self.kv_bias_tokens <= 1 << 10:
+            found.append(f"model.attention.kv_bias_tokens is {self.kv_bias_tokens}: give 1 to 1024")
+        if self.normaliser == "differential" and self.kv_bias in ("key", "key_value"):
+            found.append(
+                f"model.attention.kv_bias {self.kv_bias} with model.attention.normaliser differential: what a learned "
+                "key would be to the difference of two softmaxes is not defined, leave it out"
+            )
         if self.aggregation == "calibrated":
+            if self.normaliser == "differential":
+                found.append(
+                    "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, and those of "
+                    "model.attention.normaliser differential have either sign: take aggregation differential_norm"
+                )
             if self.normaliser == "softmax_clipped" and (self.clip_zeta or 1.0) > 1:
                 found.append(
                     "model.attention.aggregation calibrated needs rows of weights that sum to 1 at most, and those of "
@@ -293,7 +316,19 @@ class AttentionConfig:
                 "attention.aggregation_blocks",
                 self.aggregation_blocks is not None,
                 self.aggregation != "plain",
-                "model.attention.aggregation headnorm or calibrated",
+                "model.attention.aggregation headnorm, differential_norm or calibrated",
+            ),
+            Setting(
+                "attention.aggregation",
+                self.aggregation == "differential_norm",
+                self.normaliser == "differential",
+                "model.attention.normaliser differential",
+            ),
+            Setting(
+                "attention.kv_bias_tokens",
+                self.kv_bias_tokens is not None,
+                self.kv_bias in ("key_value", "key"),
+                "model.attention.kv_bias key_value or key",
             ),
             Setting(
                 "attention.calibration",

@@ -11,6 +11,7 @@ KERNELS = {
     "fused": "fused scaled_dot_product_attention (bf16 on CPU: blocks of matrix products, their weights kept for the "
     "backward pass up to 32 MiB)",
     "window": ", two such attentions per window (bf16 on CUDA: one)",
+    "difference": ", two such attentions, one taken from the other",
     "prefix": ", one more such attention for the prefix",
     "distances": ", distance penalties as 8 more channels",
     "documents": ", documents of about one length together (a compiled step: explicit weights)",
@@ -46,13 +47,15 @@ def kernels_of(config: ModelConfig) -> list[str]:
     attention = config.attention
     added = {
         "window": attention.window is not None,
+        "difference": attention.normaliser == "differential",
         "prefix": attention.prefix is not None,
         "distances": config.positions == "alibi",
         "documents": attention.documents,
         "n_eff": attention.aggregation == "calibrated" and attention.calibration.n_eff == "exact",
     }
-    extra_keys = attention.normaliser != "softmax" or attention.kv_bias in ("key", "key_value")
-    added["log-sum-exp"] = extra_keys or any(added.values())
+    extra_keys = attention.normaliser not in ("softmax", "differential") or attention.kv_bias in ("key", "key_value")
+    needs_sums = any(is_added for name, is_added in added.items() if name != "difference")
+    added["log-sum-exp"] = extra_keys or needs_sums
     return ["fused", *(name for name, is_added in added.items() if is_added)]
 
 

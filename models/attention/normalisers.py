@@ -80,13 +80,13 @@ class FusedSoftmax(WeightedSum):
         self.scores, self.extra = scores, extra
         whole = scores.window is None and scores.prefix is None and scores.place.documents is None
         self.plain = whole and scores.place.slopes_H is None
+        self._lse_BHT: Tensor | None = None
+        self._total_BHT: Tensor | None = None
+        self._squares_BHT: Tensor | None = None
         if self.plain and not extra and not needs_weights and not needs_squares:
             self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale)
             return
         others_BHT = _lse_of_extra(extra)
-        self._lse_BHT: Tensor | None = None
-        self._total_BHT: Tensor | None = None
-        self._squares_BHT: Tensor | None = None
         self.reader = new_reader(scores, rows_sum_to_one=not extra) if needs_weights else None
         if self.reader is not None:
             v_BHSK = over_heads(v_BGSK, scores.q_BHTK.shape[1])
@@ -252,6 +252,9 @@ class Softmax(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
+    def in_block(self, block: int) -> None:
+        """Told which block (from 0) it stands in, before it is born."""
+
     def extra_keys(self, scores: Scores) -> list[ExtraKey]:
         """Keys beside the tokens' that the normaliser itself brings."""
         return []
@@ -392,17 +395,3 @@ class EluSimilarity(Similarity):
     def phi(self, scores: Tensor) -> Tensor:
         """See :class:`Similarity`."""
         return F.elu(scores) + 1
-
-
-#: Normalisers by name.
-NORMALISERS: dict[str, type[Softmax]] = {
-    "softmax": Softmax,
-    "softmax_off_by_one": OffByOne,
-    "softmax_sink": LearnedSink,
-    "softmax_clipped": ClippedSoftmax,
-    "softpick": Softpick,
-    "sigmoid": SigmoidSimilarity,
-    "relu": ReluSimilarity,
-    "elu": EluSimilarity,
-    "identity": IdentitySimilarity,
-}

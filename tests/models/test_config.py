@@ -9,10 +9,10 @@ import pytest
 
 from birthmark.errors import UsageError
 from birthmark.models.attention.aggregation import AGGREGATIONS
-from birthmark.models.attention.attention import GATES, KV_BIASES
+from birthmark.models.attention.attention import GATES, KV_BIASES, NORMALISERS
 from birthmark.models.attention.config import SIMILARITIES
 from birthmark.models.attention.correlation import CORRELATIONS
-from birthmark.models.attention.normalisers import NORMALISERS, Similarity
+from birthmark.models.attention.normalisers import Similarity
 from birthmark.models.attention.positions import POSITIONS
 from birthmark.models.config import GATED, AttentionConfig, CalibrationConfig, InitConfig, ModelConfig
 from birthmark.models.init import INITIALISERS

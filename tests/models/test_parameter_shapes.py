@@ -32,6 +32,14 @@ def configs(draw):
     of_attention, of_model = (
         draw(st.fixed_dictionaries({}, optional=_choices(kind))) for kind in (AttentionConfig, ModelConfig)
     )
+    # What is read under few configs would be refused under most of those that are drawn.
+    if of_attention.get("gate", "none") == "none":
+        of_attention = {name: value for name, value in of_attention.items() if not name.startswith("gate")}
+    if of_attention.get("aggregation") == "differential_norm":
+        of_attention["normaliser"] = "differential"
+    if of_attention.get("normaliser") == "differential":
+        sizes["n_kv_heads"] = None
+        of_attention.pop("normalise_rows", None), of_attention.pop("kv_bias", None)
     try:
         attention = AttentionConfig(**of_attention, calibration=calibration, aggregation_blocks=blocks)
         return ModelConfig(**sizes, **of_model, attention=attention)

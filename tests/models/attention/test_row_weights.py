@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from birthmark.models.attention.attention import NORMALISERS
 from birthmark.models.attention.kv_cache import KeyValueCache
-from birthmark.models.attention.normalisers import NORMALISERS
 from birthmark.models.attention.row_weights import clipped_rows, softpick_rows
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig

@@ -42,6 +42,12 @@ MORE = {
     "alibi and a prefix": {"positions": "alibi", "attention.prefix": 4},
     "alibi and a window": {"positions": "alibi", "attention.window": 5, "n_kv_heads": 1},
     "documents": {"attention.documents": True},
+    "differential": {
+        "attention.normaliser": "differential",
+        "attention.aggregation": "differential_norm",
+        "positions": "alibi",
+    },
+    "learned keys": {"attention.kv_bias": "key_value", "attention.kv_bias_tokens": 3, "attention.v_norm": "head"},
     "blocks apart": {"attention.window": [4, None], "attention.nope_blocks": [1]},
     "a gate of silu": {"attention.gate": "channel", "attention.gate_activation": "silu", "attention.gate_at": "key"},
     "in some blocks": {"attention.aggregation": "headnorm", "attention.aggregation_blocks": [1]},

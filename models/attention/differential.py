@@ -1,0 +1,105 @@
+"""Differential attention (arXiv 2410.05258): what one softmax gives, minus λ times what another gives.
+
+Neighbouring heads 2i and 2i + 1 are a pair: their queries and keys make the two softmaxes, and the values of both are
+summed by the difference. Every map has the shape that it has in plain attention of as many heads.
+
+Legend: B sequences, H heads, T queries, S keys, K head width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from ..config import InitConfig, ModelConfig
+from ..init import Distribution, Normal
+from ..parameter_roles import ParameterRole
+from .normalisers import ExtraKey, Softmax, WeightedSum
+from .scores import Scores
+from .weight_reader import EVERYTHING, new_reader
+
+#: Queries whose rows are summed at a time.
+_ROWS_AT_ONCE = 256
+#: Standard deviation at birth of the vectors that λ is learned through.
+_VECTOR_STD = 0.1
+
+
+def initial_lambda(block: int) -> float:
+    """λ_init of a block (from 0): ``0.8 − 0.6·exp(−0.3·block)``."""
+    return 0.8 - 0.6 * math.exp(-0.3 * block)
+
+
+class Difference(WeightedSum):
+    """Weights ``a₁ − λ·a₂``, of either sign, from two softmaxes that run on the fused kernels."""
+
+    def __init__(
+        self, scores: Scores, first: WeightedSum, second: WeightedSum, share: Tensor, needs_weights: bool
+    ) -> None:
+        self.scores, self.first, self.second, self.share = scores, first, second, share
+        self.o_BHTK = first.o_BHTK - share.to(first.o_BHTK.dtype) * second.o_BHTK
+        self.reader = new_reader(scores, rows_sum_to_one=False) if needs_weights else None
+        if self.reader is not None:
+            for start, stop in self._blocks():
+                for part in (first, second):
+                    block, seen = part.scores.block(start, stop)
+                    self.reader.read_scores(EVERYTHING, block.masked_fill(~seen, -torch.inf))
+                self.reader.read(EVERYTHING, start, self.rows(start, stop))
+
+    def _blocks(self) -> list[tuple[int, int]]:
+        """First query and one past the last of each block."""
+        n_queries = self.o_BHTK.shape[2]
+        return [(start, min(start + _ROWS_AT_ONCE, n_queries)) for start in range(0, n_queries, _ROWS_AT_ONCE)]
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """See :class:`WeightedSum`."""
+        return self.first.rows(start, stop) - self.share * self.second.rows(start, stop)
+
+    def _over_rows(self, of: Callable[[Tensor], Tensor]) -> Tensor:
+        """``of`` rows, summed over their keys, a block of queries at a time."""
+        return torch.cat([of(self.rows(*block)).sum(-1) for block in self._blocks()], dim=2)
+
+    def row_sum(self) -> Tensor | None:
+        """See :class:`WeightedSum`."""
+        return self._over_rows(torch.abs)
+
+    def sum_squares(self) -> Tensor:
+        """See :class:`WeightedSum`."""
+        return self._over_rows(torch.square)
+
+
+class DifferentialSoftmax(Softmax):
+    """``softmax(s₁) − λ·softmax(s₂)`` with ``λ = exp(q₁·k₁) − exp(q₂·k₂) + λ_init``, its four vectors ``[d_head]``
+    learned, one λ for all heads of a block."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(torch.zeros(config.d_head)) for _ in range(4))
+        self.parameter_roles = dict.fromkeys(("q1", "k1", "q2", "k2"), ParameterRole.GAIN)
+        self.lambda_init = initial_lambda(0)
+
+    def in_block(self, block: int) -> None:
+        """See :class:`Softmax`."""
+        self.lambda_init = initial_lambda(block)
+
+    def distributions(self, init: InitConfig) -> dict[str, Distribution]:
+        """Normal, whatever the kind of the other parameters."""
+        return dict.fromkeys(("q1", "k1", "q2", "k2"), Normal(_VECTOR_STD))
+
+    def share(self) -> Tensor:
+        """λ."""
+        first, second = (self.q1 * self.k1).sum().exp(), (self.q2 * self.k2).sum().exp()
+        return first - second + self.lambda_init
+
+    def forward(
+        self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
+    ) -> WeightedSum:
+        """See :class:`Softmax`. No key but the tokens' goes with it: configs that would bring one are refused."""
+        assert not extra
+        first, second = (
+            super(DifferentialSoftmax, self).forward(scores.of_pairs(which), v_BGSK, [], False, False)
+            for which in (0, 1)
+        )
+        return Difference(scores, first, second, self.share(), needs_weights)
