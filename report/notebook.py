@@ -25,12 +25,12 @@ from .pictures.style import GRID, INK, MUTED
 from .run_history import read_runs
 from .sections.direction import DIRECTION
 from .sections.link import Link
-from .sections.loss import LOSS
 from .sections.persistence import PERSISTENCE
 from .sections.preference import PREFERENCE
 from .sections.section import Picture, Section
 from .sections.sink import SINK
 from .sections.snapshot_view import SnapshotView
+from .sections.training.loss import LOSS
 from .sections.training_view import TrainingView
 from .sections.value_aggregation import AGGREGATION
 from .snapshot_table import shown_columns

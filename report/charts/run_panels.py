@@ -13,6 +13,7 @@ from ..probe_arrays import GROUPS, PROBES, arrays_of
 from ..run_history import RunHistory
 from ..sections.preference import ranks
 from ..sections.snapshot_view import shown_positions
+from ..sections.training.task_curves import evaluated, in_words
 from ..sections.training_view import control_label, thin
 from ..sections.value_aggregation import positive_ratio
 from ..text import finite_or_nan, format_value, one_line, shorten
@@ -112,6 +113,7 @@ def panels_of_runs(runs: Sequence[RunHistory]) -> dict[str, list[ChartPanel]]:
             _by_source(runs),
             _logged(runs, "loss-trigger-live", "val/loss_trigger", "loss-trigger.csv"),
         ],
+        "evaluation": [_evaluation(runs, *scores) for scores in (("acc", "copy_accuracy"), ("bits_per_byte",))],
         "direction": [_curves(runs, _DIRECTION)],
         "preference": [_ranking(runs), _curves(runs, _RATIO)],
         "persistence": [_curves(runs, _PERSISTENCE)],
@@ -247,6 +249,23 @@ def _by_source(runs: Sequence[RunHistory]) -> CurvePanel | None:
     ]
     unit, title = LOGGED["val/loss"].unit, "Validation loss by source"
     return CurvePanel("loss-by-source", title, found, unit=unit, x_log=_x_is_wide(runs)) if found else None
+
+
+def _evaluation(runs: Sequence[RunHistory], *scores: str) -> CurvePanel | None:
+    """One kind of score of all texts or tasks that have it."""
+    names = [(name, score) for name, found in evaluated(runs).items() for score in scores if score in found]
+    found = [
+        series
+        for run in runs
+        for i, (name, score) in enumerate(names)
+        if (series := _log_series(run, f"eval/{name}/{score}", name, LOOKS[i % len(LOOKS)])) is not None
+    ]
+    levels = {level for run in runs for name, _ in names for level in run.series(f"eval/{name}/chance")[1]}
+    last = max((max(run.metrics, default=0) for run in runs), default=0)
+    if len(levels) == 1:
+        found.append(Series(np.array([*levels, *levels]), {"step": [0, last]}, None, "chance", "control"))
+    what = in_words(scores[0]).capitalize()
+    return CurvePanel(f"evaluation-{scores[0]}", what, found, x_log=_x_is_wide(runs)) if names else None
 
 
 def _logged(runs: Sequence[RunHistory], id_: str, key: str, csv: str) -> CurvePanel | None:

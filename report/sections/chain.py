@@ -18,7 +18,6 @@ from .dominance import DOMINANCE
 from .lineage import LINEAGE
 from .link import Link
 from .lock import LOCK
-from .loss import LOSS
 from .neurons import NEURONS
 from .outliers import OUTLIERS
 from .persistence import PERSISTENCE
@@ -26,7 +25,9 @@ from .preference import PREFERENCE
 from .section import Section
 from .sink import SINK
 from .snapshot_view import SnapshotView
-from .speed import SPEED
+from .training.loss import LOSS
+from .training.speed import SPEED
+from .training.task_curves import TASK_CURVES
 from .training_view import TrainingView
 from .value_aggregation import AGGREGATION
 
@@ -42,6 +43,7 @@ GRADIENT = Link(
 
 LINKS: tuple[Link, ...] = (
     LOSS,
+    TASK_CURVES,
     AGGREGATION,
     NEURONS,
     DOMINANCE,

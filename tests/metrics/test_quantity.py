@@ -50,7 +50,7 @@ def test_declarations_stand_on_each_other():
     names = [q.name for group in METRICS.values() for q in group]
     assert len(names) == len(set(names))
     for q in [*MEASURED.values(), *LOGGED.values()]:
-        assert q.section in {*SECTIONS, "loss", "speed", ""}
+        assert q.section in {*SECTIONS, "loss", "speed", "evaluation", ""}
         assert q.definition.endswith(".")
         assert not q.of or MEASURED[q.of].has_array
         if isinstance(q.control, str) and q.control not in LEVELS:

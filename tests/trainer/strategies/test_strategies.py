@@ -105,6 +105,9 @@ def config(tiny):
         "trainer.val_sequences": 7,
         "snapshot.n_sequences": 11,
         "snapshot.gradients": True,
+        "eval.tasks": ["backcopy"],
+        "eval.n_docs": 5,
+        "eval.share": 1.0,
     }
     return tiny(overrides)
 
@@ -184,6 +187,9 @@ def assert_alike(run, single):
         assert ours.keys() == theirs.keys()
         assert len(ours) in (3, STEPS)
         assert ours == pytest.approx(theirs, rel=1e-5)
+    scores = [logged(r, "eval/backcopy/excess_loss") for r in (run, single)]
+    assert len(scores[0]) >= 2
+    assert scores[0] == pytest.approx(scores[1], rel=1e-4)
     births = [Snapshot.read(r.snapshot(0)) for r in (run, single)]
     assert births[0].bias == pytest.approx(births[1].bias, rel=1e-5, abs=1e-6)
     arrays = ("mean_prob", "stranger_mean_prob", "mean_direction", "stranger_direction", "sink_rate", "n_eff")

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from ..pictures.style import DASHED, FAINT, SOLID
-from .link import Link
-from .section import Section
-from .training_view import TrainingView
+from ...pictures.style import DASHED, FAINT, SOLID
+from ..link import Link
+from ..section import Section
+from ..training_view import TrainingView
 
 _STEPS = {
     "train/step_p50_s": ("median", SOLID),

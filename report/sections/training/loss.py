@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..pictures.curves import Control
-from ..pictures.style import FAINT, SOLID
-from ..text import finite_or_nan
-from .link import Link
-from .section import Section
-from .training_view import TrainingView
+from ...pictures.curves import Control
+from ...pictures.style import FAINT, SOLID
+from ...text import finite_or_nan
+from ..link import Link
+from ..section import Section
+from ..training_view import TrainingView
 
 
 def _over_training(view: TrainingView, section: Section) -> None:
