@@ -81,7 +81,7 @@ def sections_of(text):
 
 
 def test_the_table_of_links_is_that_of_the_declared_sections():
-    assert [link.id for link in LINKS] == ["loss", *SECTIONS, "speed"]
+    assert [link.id for link in LINKS] == ["loss", "evaluation", *SECTIONS, "speed"]
 
 
 def test_links_draw_quantities_that_are_declared_in_their_section():
