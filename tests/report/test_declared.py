@@ -99,8 +99,11 @@ def test_both_pages_take_their_sections_from_the_table(pages):
     of_run, of_snapshot = pages
     order = [link.id for link in LINKS]
     for text, missing in (
-        (of_run, {"lineage", "outliers", "gradient"}),
-        (of_snapshot, {"loss", "neurons", "outliers", "gradient", "direction", "persistence", "lineage", "speed"}),
+        (of_run, {"evaluation", "lineage", "outliers", "gradient"}),
+        (
+            of_snapshot,
+            {"loss", "evaluation", "neurons", "outliers", "gradient", "direction", "persistence", "lineage", "speed"},
+        ),
     ):
         ours = [section for section in sections_of(text) if section in order]
         assert ours == [section for section in order if section in {*order} - missing]
