@@ -11,6 +11,7 @@ from typing import Literal, get_args
 
 from ..files import user_path
 from ..schema import SEEDS, outside
+from .altering.token_places import read_places
 from .mixing.config import WeightChange, schedule_problems
 
 TEXT_SUFFIXES = (".txt", ".md", ".py")
@@ -186,6 +187,14 @@ class DataConfig:
     order, padded at the end; ``best_fit``, whole ones where they leave the least room (best-fit decreasing,
     arXiv 2404.10830). The last two split documents that are longer than a sequence, and losses ignore their padding."""
 
+    tokens_at: list[str] = field(default_factory=list)
+    """For studies: tokens put at places of every sequence, in training and validation, ``[0=17, 1=random]``. Positions
+    count from 0; ``random`` is drawn anew for each sequence, uniform over the vocabulary (arXiv 2410.10781, section
+    5)."""
+
+    train_samples: int | None = None
+    """For studies of the amount of data: train on the first so many sequences alone, again and again in one order."""
+
     verify: Literal["checksum", "size"] = "checksum"
     """How shards are verified when reused: SHA-256 of every byte, or file sizes only (for corpora of terabytes)."""
 
@@ -246,6 +255,7 @@ class DataConfig:
         if not self.cache_dir:
             found.append("data.cache_dir: empty; name a folder that can be written to")
         found += self._decontamination_problems()
+        found += self._alteration_problems()
         if self.max_bad_rows < 0:
             found.append(f"data.max_bad_rows: {self.max_bad_rows} is below 0; 0 allows none")
         if not 0 < self.timeout_s <= 86_400:
@@ -264,6 +274,21 @@ class DataConfig:
             )
         if self.verify not in ("checksum", "size"):
             found.append(f"data.verify: {self.verify!r} is neither 'checksum' nor 'size'")
+        return found
+
+    def _alteration_problems(self) -> list[str]:
+        found = []
+        try:
+            read_places(self.tokens_at)
+        except ValueError as error:
+            found.append(f"data.tokens_at: {error}")
+        if self.train_samples is not None and self.train_samples < 1:
+            found.append(f"data.train_samples: {self.train_samples} is below 1; leave it out for all")
+        for name, given in (("tokens_at", self.tokens_at), ("train_samples", self.train_samples is not None)):
+            if given and (self.sources or self.stream):
+                found.append(f"data.{name}: is not read beside data.sources or data.stream; leave one of them out")
+            if given and self.pads:
+                found.append(f"data.{name}: is not read with data.packing {self.packing}; leave one of them out")
         return found
 
     def _decontamination_problems(self) -> list[str]:

@@ -6,13 +6,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
 from ..errors import UsageError
 from ..files import user_path
 from . import backcopy
+from .altering.altered_samples import AlteredSamples
+from .altering.token_places import read_places
 from .batch_ramp import BatchSizes
 from .batches import BatchSource, FixedWindows, TokenWindows
 from .building.tokenised import Tokenised, naming, tokenise
@@ -109,7 +111,7 @@ def prepare(
     if config.schedule and batch_sizes is None:
         raise ValueError("data.schedule changes weights at steps, whose batch_sizes are missing")
     if config.path == "backcopy":
-        return _prepare_backcopy(config, vocab_size, seq_len)
+        return _altered(config, _prepare_backcopy(config, vocab_size, seq_len))
     if config.stream:
         return _prepare_streams(config, vocab_size, seq_len, batch_sizes)
     text = tokenise(config, vocab_size)
@@ -128,7 +130,19 @@ def prepare(
     order = _order(config, {name: windows.n_tokens for name, windows in train.items()}, batch_sizes)
     samples = Mixture(train, order) if config.sources else train[""]
     prepared = _prepared(config, vocab_size, samples, val, facts, order, text, layouts)
-    return replace(prepared, n_targets=samples.n_targets) if config.pads else prepared
+    return replace(prepared, n_targets=samples.n_targets) if config.pads else _altered(config, prepared)
+
+
+def _altered(config: DataConfig, data: PreparedData) -> PreparedData:
+    """Samples as ``data.tokens_at`` and ``data.train_samples`` have them."""
+    if not config.tokens_at and config.train_samples is None:
+        return data
+    places, seed = read_places(config.tokens_at), config.data_seed
+    train = AlteredSamples(cast(BatchSource, data.train), places, "train", seed, config.train_samples)
+    facts = {"tokens_at": config.tokens_at, "train_samples": config.train_samples}
+    return replace(
+        data, train=train, val=AlteredSamples(data.val, places, "val", seed), record={**data.record, **facts}
+    )
 
 
 def _order(config: DataConfig, sizes: Mapping[str, int], batch_sizes: BatchSizes | None) -> SourceOrder:

@@ -128,6 +128,7 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
             found = [read.snapshots[at].arrays.get(array) for read in reads if at in read.snapshots]
             for layer, values in enumerate(zip(*(v for v in found if v is not None), strict=True), start=1):
                 figures[f"{array}_{moment}.{layer}"] = spread([float(value) for value in values])
+    figures |= _sink_keys([read.snapshots[step] for read in reads if step in read.snapshots])
     measured = [at for at in steps if all(math.isfinite(_sink(read.rows[at])) for read in reads)]
     return ArmResult(
         arm=arm,
@@ -138,6 +139,22 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
         steps=measured,
         sinks=np.array([[_sink(read.rows[at]) for at in measured] for read in reads]),
     )
+
+
+def _sink_keys(ends: Sequence[Snapshot]) -> dict[str, Spread]:
+    """The key of largest importance, mean over layers and heads, and that importance: a sink may be elsewhere.
+
+    Of the first half of the keys: few queries read the last ones.
+    """
+    found = []
+    for end in ends:
+        importance_LHT = end.arrays.get("text.importance", end.arrays.get("importance"))
+        if importance_LHT is not None:
+            mean_T = importance_LHT.mean((0, 1))[: max(1, importance_LHT.shape[-1] // 2)]
+            found.append((float(mean_T.argmax()), float(mean_T.max())))
+    return {
+        name: spread([pair[place] for pair in found]) for place, name in enumerate(("sink_key", "sink_key_importance"))
+    }
 
 
 def _sink(row: Mapping[str, Any]) -> float:

@@ -14,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ...files import atomic_path
+from ...measure.config import SnapshotConfig
 from ...report.text import MISSING, format_value, markdown_table
 from .file import ArmStudy
 from .results import ArmResult, Spread, spread
@@ -23,6 +24,8 @@ _COLUMNS = {
     "sink_mass_normalised": "sink mass, rows normalised",
     "sink_mass_largest_head": "largest head",
     "document_sink_mass": "document sink mass",
+    "sink_key": "sink at key",
+    "sink_key_importance": "its importance",
     "sink_mass_random": "sink mass, random tokens",
     "sink_mass_random_normalised": "random tokens, rows normalised",
     "trigger_loss": "trigger loss",
@@ -35,13 +38,24 @@ _NARROW = ("sink_mass", "sink_mass_normalised", "trigger_loss", "val_loss", "end
 
 
 def _shown(results: Sequence[ArmResult]) -> list[str]:
-    """Columns of the table; those of documents, and of rows that do not sum to 1, only where an arm has them."""
-    return [key for key in _COLUMNS if key not in _OPTIONAL or any(r.figures[key].n for r in results)]
+    """Columns of the table; those of documents, of rows that do not sum to 1, and of sinks at other keys than the
+    first, only where an arm has them."""
+    shown = [key for key in _COLUMNS if key not in _OPTIONAL or any(r.figures[key].n for r in results)]
+    if not any(_sink_is_elsewhere(r) for r in results):
+        shown = [key for key in shown if key not in ("sink_key", "sink_key_importance")]
+    return shown
+
+
+def _sink_is_elsewhere(result: ArmResult) -> bool:
+    """Whether a key other than the first is above the sink rate's threshold in a seed."""
+    none = spread([])
+    key, importance = (result.figures.get(name, none) for name in ("sink_key", "sink_key_importance"))
+    return key.n > 0 and key.max > 0 and importance.max > SnapshotConfig.sink_epsilon
 
 
 def _cell(result: ArmResult, column: str, *, ranges: bool) -> str:
     if column not in ("birth", "end"):
-        return _format_spread(result.figures[column], ".3f", ranges=ranges)
+        return _format_spread(result.figures[column], ".3g" if column == "sink_key" else ".3f", ranges=ranges)
     layers = result.layers(column)
     if len(layers) == 1:
         return _format_spread(layers[0], ".3g", ranges=ranges)

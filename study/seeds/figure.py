@@ -49,8 +49,10 @@ def _dot(place: int) -> dict[str, Any]:
 
 def _values(axes: Axes, study: SeedsStudy, result: SeedsResult) -> None:
     places = np.arange(len(study.init_seeds))
-    for number in range(len(study.data_seeds)):
-        axes.plot(places, result.values_NM[:, number], **_dot(number))
+    n = len(study.data_seeds)
+    for number in range(n):
+        # Beside one another: equal values would hide each other.
+        axes.plot(places + 0.5 * (number - (n - 1) / 2) / n, result.values_NM[:, number], **_dot(number))
     axes.set_xticks(places, labels=[str(seed) for seed in study.init_seeds])
     axes.set_xlim(-0.5, len(places) - 0.5)
     axes.set_title(result.words, loc="left")

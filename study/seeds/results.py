@@ -19,9 +19,9 @@ FIGURES = {
     "val_loss": ("final loss", ("val_loss",)),
     "trigger_loss": ("trigger loss", ("val_loss_trigger",)),
     "sink_mass": ("sink mass", ("text_sink_mass", "sink_mass")),
-    "alignment": ("alignment with birth", ("alignment",)),
-    "overlap_10": ("preference: overlap of the top 10 with birth's", ("overlap_10",)),
-    "rank_persistence": ("preference: rank correlation with birth's", ("rank_persistence",)),
+    "alignment": ("alignment", ("alignment",)),
+    "overlap_10": ("top-10 overlap", ("overlap_10",)),
+    "rank_persistence": ("preference ρ", ("rank_persistence",)),
 }
 """Figure → its words, and the scalars of a row (report/rows.py) at the end of a run, of which the first that is there
 counts."""

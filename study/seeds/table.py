@@ -72,7 +72,7 @@ def outcome(results: Sequence[SeedsResult]) -> list[str]:
             continue
         init, data, _, *ps = result.shares
         effects = zip(("init", "data"), (init, data), ps, strict=True)
-        found = [f"{seed} {100 * share.value:.0f} %" for seed, share, p in effects if p < _LEVEL]
+        found = [f"{seed} {_percent(share)} %" for seed, share, p in effects if p < _LEVEL]
         words = " and ".join(found) if found else "no effect of either seed is seen"
         said.append(f"{result.words.capitalize()}: {words}.")
     return said

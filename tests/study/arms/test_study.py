@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -221,6 +222,27 @@ def test_what_is_missing_is_a_dash_and_never_zero(write, tmp_path):
     row = next(csv.DictReader((tmp_path / "table.csv").open()))
     assert (row["sink_mass_mean"], row["sink_mass_n"], row["trigger_loss_mean"]) == ("", "0", "")
     study_figure(study, results)
+
+
+def test_a_sink_at_another_key_has_columns_and_one_at_the_first_has_none(write, tmp_path):
+    study, trials = planned(write, tmp_path)
+    for trial in trials:
+        write_run(trial)
+    results = read_results(study, trials)
+    assert "sink at key" not in markdown(study, results)
+    for trial in trials[:2]:  # both arms, one seed
+        end = Snapshot.read(trial.run.snapshot(6))
+        importance = np.full((2, 2, 12), 0.1)
+        # Two heads of four; the last keys have few queries, and do not count.
+        importance[0, :, 4], importance[..., 11] = 0.9, 1.0
+        end.arrays["text.importance"] = importance
+        shutil.rmtree(trial.run.snapshot(6))
+        end.write(trial.run.snapshot(6))
+    result = read_results(study, trials)[0]
+    assert result.figures["sink_key"] == spread([4])
+    assert result.figures["sink_key_importance"].mean == pytest.approx(0.5)
+    titles, cells = (line.split("|") for line in markdown(study, [result]).splitlines()[:3:2])
+    assert dict(zip(map(str.strip, titles), map(str.strip, cells), strict=True))["sink at key"] == "4"
 
 
 def test_variance_has_a_figure_per_block_at_birth_and_at_the_end(write, tmp_path):

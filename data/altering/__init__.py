@@ -1,0 +1,1 @@
+"""Samples changed on purpose, for studies of what the data do."""
