@@ -131,6 +131,10 @@ class ModelConfig:
     """Attention and MLP read the same residual stream, and their outputs are added together (GPT-NeoX,
     arXiv 2204.06745)."""
 
+    norm_gate: int | None = None
+    """Rank of a gate behind every norm of the residual stream: what the norm gives, y, times σ(W_up · silu(W_down · y))
+    (GatedNorm, arXiv 2601.22966); by default none."""
+
     norm_eps: float = 1e-5
     """Added to the mean square (rmsnorm, head-wise RMSNorm) or variance (layernorm)."""
 
@@ -253,6 +257,7 @@ class ModelConfig:
             "vocab_size": (2, 1 << 26),
             "t5_max_distance": (1, 1 << 27),
             "t5_buckets": (2, 1 << 16),
+            "norm_gate": (1, 1 << 16),
         }
         return outside("model", self, bounds)
 
@@ -314,6 +319,7 @@ class ModelConfig:
             *(Setting(f"init.zero {part}", part in self.init.zero, *exists) for part, exists in parts.items()),
             Setting("rope_base", self.rope_base != type(self).rope_base, *rope),
             Setting("rope_fraction", self.rope_fraction != 1, *rope),
+            Setting("norm_gate", self.norm_gate is not None, self.norm != "none", "model.norm rmsnorm or layernorm"),
             Setting(
                 "norm_placement",
                 self.norm_placement != "pre",

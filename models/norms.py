@@ -9,22 +9,37 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .config import InitConfig, ModelConfig
-from .init import Constant, Distribution
+from .init import Constant, Distribution, Linear
 from .parameter_roles import ParameterRole
 
 
-class RMSNorm(nn.Module):
-    """``x / rms(x) · gain`` over the last axis (arXiv 1910.07467)."""
+class NormGate(nn.Module):
+    """``y · σ(W_up · silu(W_down · y))``, y what a norm gives (GatedNorm, arXiv 2601.22966)."""
 
-    def __init__(self, d: int, eps: float) -> None:
+    def __init__(self, d: int, rank: int) -> None:
+        super().__init__()
+        self.down = Linear(d, rank, bias=False)
+        self.up = Linear(rank, d, bias=False)
+
+    def forward(self, y: Tensor) -> Tensor:
+        """``[…, d] → […, d]``."""
+        return y * self.up(F.silu(self.down(cast_once(y)))).sigmoid()
+
+
+class RMSNorm(nn.Module):
+    """``x / rms(x) · gain`` over the last axis (arXiv 1910.07467), and a gate of that rank behind it, if given."""
+
+    def __init__(self, d: int, eps: float, gate_rank: int | None = None) -> None:
         super().__init__()
         self.eps = eps
         self.gain = nn.Parameter(torch.ones(d))
         self.parameter_roles = {"gain": ParameterRole.GAIN}
+        self.gate = None if gate_rank is None else NormGate(d, gate_rank)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[…, d] → […, d]``."""
-        return F.rms_norm(x, self.gain.shape, self.gain.to(x.dtype), self.eps)
+        y = F.rms_norm(x, self.gain.shape, self.gain.to(x.dtype), self.eps)
+        return y if self.gate is None else self.gate(y)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """Gains start at 1."""
@@ -32,19 +47,21 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """``(x − mean(x)) / std(x) · gain + bias`` over the last axis (arXiv 1607.06450)."""
+    """``(x − mean(x)) / std(x) · gain + bias`` over the last axis (arXiv 1607.06450), and a gate as `RMSNorm` has."""
 
-    def __init__(self, d: int, eps: float, bias: bool) -> None:
+    def __init__(self, d: int, eps: float, bias: bool, gate_rank: int | None = None) -> None:
         super().__init__()
         self.eps = eps
         self.gain = nn.Parameter(torch.ones(d))
         self.bias = nn.Parameter(torch.zeros(d)) if bias else None
         self.parameter_roles = {"gain": ParameterRole.GAIN, "bias": ParameterRole.BIAS}
+        self.gate = None if gate_rank is None else NormGate(d, gate_rank)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[…, d] → […, d]``."""
         bias = None if self.bias is None else self.bias.to(x.dtype)
-        return F.layer_norm(x, self.gain.shape, self.gain.to(x.dtype), bias, self.eps)
+        y = F.layer_norm(x, self.gain.shape, self.gain.to(x.dtype), bias, self.eps)
+        return y if self.gate is None else self.gate(y)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """Gains start at 1, biases at 0."""
@@ -65,8 +82,8 @@ def cast_once(x: Tensor) -> Tensor:
 #: Norms by name.
 NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "none": lambda config: nn.Identity(),
-    "rmsnorm": lambda config: RMSNorm(config.d_model, config.norm_eps),
-    "layernorm": lambda config: LayerNorm(config.d_model, config.norm_eps, config.bias),
+    "rmsnorm": lambda config: RMSNorm(config.d_model, config.norm_eps, config.norm_gate),
+    "layernorm": lambda config: LayerNorm(config.d_model, config.norm_eps, config.bias, config.norm_gate),
 }
 
 

@@ -47,6 +47,9 @@ def _norm(config: ModelConfig, name: str) -> Iterator[NamedShape]:
         yield f"{name}.gain", (config.d_model,)
     if config.norm == "layernorm" and config.bias:
         yield f"{name}.bias", (config.d_model,)
+    if config.norm != "none" and config.norm_gate is not None:
+        yield f"{name}.gate.down.weight", (config.norm_gate, config.d_model)
+        yield f"{name}.gate.up.weight", (config.d_model, config.norm_gate)
 
 
 def _linear(name: str, n_in: int, n_out: int, bias: bool) -> Iterator[NamedShape]:

@@ -139,7 +139,8 @@ class KeyValueBias(NoKeyValueBias):
         q_BHTK, keys = scores.q_BHTK, self._of_heads(self.key)
         wide = torch.promote_types(q_BHTK.dtype, torch.float32)
         with torch.autocast(q_BHTK.device.type, enabled=False):
-            found = [torch.einsum("bhtk,hk->bht", q_BHTK.to(wide), key.to(wide)) * scores.scale for key in keys]
+            keys_HKN = torch.stack(keys, dim=-1).to(wide)
+            found = (q_BHTK.to(wide) @ keys_HKN * scores.scale).unbind(-1)
         return KeysAndValue([ExtraKey(s, None if values is None else values[i]) for i, s in enumerate(found)])
 
     def _of_heads(self, rows: Tensor) -> tuple[Tensor, ...]:

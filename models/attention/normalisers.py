@@ -238,6 +238,11 @@ def _value_of_extra(extra: list[ExtraKey], others_BHT: Tensor) -> Tensor | None:
     if len(extra) == 1:
         value = extra[0].values()
         return value if value is None or value.ndim == 4 else value[None]
+    if all(key.value is not None and key.value.ndim == 2 for key in extra):
+        # One product in place of a sum over keys, each as large as the output.
+        shares_BHTN = torch.stack([key.score_BHT - others_BHT for key in extra], dim=-1).exp()
+        values_HNK = torch.stack([key.value for key in extra if key.value is not None], dim=1)
+        return shares_BHTN.to(values_HNK.dtype) @ values_HNK
     brought = [
         (key.score_BHT - others_BHT).exp()[..., None].to(values.dtype) * values
         for key in extra

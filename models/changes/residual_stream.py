@@ -53,6 +53,8 @@ def check_known_gate(config: ModelConfig, what: str) -> None:
     """UsageError where a part of the user's own reads the residual stream."""
     if gate := config.attention.own_parts.get("gate"):
         raise UsageError(f"{what}: how model.attention.gate {gate} reads the residual stream is not known")
+    if config.norm_gate is not None:
+        raise UsageError(f"{what}: model.norm_gate {config.norm_gate} reads what norms give, behind their gains")
     if config.attention.gate_input == "value":
         raise UsageError(f"{what}: the gate of model.attention.gate_input value does not read the residual stream")
 

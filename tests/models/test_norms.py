@@ -1,4 +1,4 @@
-"""Inputs of products are cast once, however many products read them."""
+"""Inputs of products are cast once, however many products read them; and gated norms."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from birthmark.errors import UsageError
 from birthmark.models import decoder
 from birthmark.models.attention import attention
+from birthmark.models.birth import born
+from birthmark.models.changes.residual_stream import check_channels, check_known_gate
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.norms import cast_once
 from birthmark.plan.gpu import as_on
@@ -72,3 +75,30 @@ def test_queries_and_keys_have_the_type_of_values_on_cuda(qk_norm, monkeypatch):
         model = decoder.Decoder(config)
         model(torch.zeros(2, 24, dtype=torch.int64)).sum().backward()
     assert seen == [torch.bfloat16] * 6
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+def test_a_gated_norm_is_its_formula_and_born_as_the_plain_one(norm):
+    config = ModelConfig(**SHAPE, norm=norm, norm_gate=3, norm_placement="both")
+    model, plain = born(config, 0), born(ModelConfig(**SHAPE, norm=norm, norm_placement="both"), 0)
+    ours, theirs = model.state_dict(), plain.state_dict()
+    assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+    names = {name.partition(".gate.")[0] for name in ours if name not in theirs}
+    assert names == {name.removesuffix(".gain") for name in theirs if name.endswith(".gain")}
+    gated, without = model.blocks[1].norm_mlp.double(), plain.blocks[1].norm_mlp.double()
+    x = torch.randn(5, SHAPE["d_model"], dtype=torch.float64)
+    y = without(x)
+    inner = y @ gated.gate.down.weight.T
+    opening = 1 / (1 + torch.exp(-(inner / (1 + torch.exp(-inner))) @ gated.gate.up.weight.T))
+    torch.testing.assert_close(gated(x), y * opening)
+
+
+def test_a_gate_of_no_norm_and_of_no_rank_is_refused():
+    with pytest.raises(UsageError, match=r"norm_gate is set, but only model.norm rmsnorm or layernorm reads it"):
+        ModelConfig(norm="none", norm_gate=2)
+    with pytest.raises(UsageError, match="norm_gate is 0: give at least 1"):
+        ModelConfig(norm_gate=0)
+    for check in (check_channels, check_known_gate):
+        with pytest.raises(UsageError, match=r"rotate: model.norm_gate 2 reads what norms give"):
+            check(ModelConfig(norm_gate=2), "rotate")

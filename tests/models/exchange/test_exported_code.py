@@ -35,7 +35,7 @@ MORE = {
     "grouped heads": {"n_kv_heads": 2, "attention.normaliser": "softmax_sink"},
     "post-norm": {"norm_placement": "post", "attention.qk_norm": "width"},
     "both norms": {"norm_placement": "both", "logit_softcap": 5.0},
-    "layer norm": {"norm": "layernorm", "bias": True, "mlp": "relu2"},
+    "layer norm": {"norm": "layernorm", "bias": True, "mlp": "relu2", "norm_gate": 3},
     "no norm": {"norm": "none", "positions": "sinusoidal"},
     "parallel": {"parallel_residual": True, "rope_fraction": 0.5, "mlp": "geglu"},
     "tied": {"tie_embeddings": True, "mlp": "swiglu", "head_dim": 6},
