@@ -4,7 +4,8 @@ Logits are the largest tensor of a training step. Here a chunk of rows at a time
 losses and, where gradients are wanted, at once into the gradients of hidden states and table: the loss is a weighted
 mean whose weights are known beforehand, so all that the backward pass adds is one factor. There are three matrix
 products, as in the plain formula, and no logit is computed twice (Liger, arXiv 2410.10989). An operator of its own, so
-that a compiled graph calls it as it is.
+that a compiled graph calls it as it is. On a GPU one kernel turns a chunk's logits into losses and gradients
+(``loss_kernel.py``), and the table's gradient is summed in float32 inside its product.
 
 torch's ``F.linear_cross_entropy`` (from 2.13 on) does the same for a plain cross-entropy; it knows neither z-loss nor
 soft-capping, and earlier versions do not have it. Tests hold this one to it.
@@ -15,6 +16,7 @@ Legend: N rows (positions of all sequences), D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import torch
@@ -137,19 +139,54 @@ def _block_rows(n_rows: int, vocab_size: int, device: str) -> int:
 def workspace_bytes(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Callable[[int], int]:
     """Number of rows → bytes that the operator takes while it runs, beside what it is given and what it gives."""
     (vocab_size, width), device = weight.shape, runs_on(x)
+    one_kernel = device == "cuda"
     exact, itemsize, wide_itemsize = dtype == wide(dtype), dtype.itemsize, wide(dtype).itemsize
     casts_x, casts_weight, rounds = x.dtype != dtype, weight.dtype != dtype, weight.dtype != wide(dtype)
 
     def of(n_rows: int) -> int:
         rows = chunk_rows(n_rows, vocab_size, itemsize)
         blocks = min(rows, _block_rows(n_rows, vocab_size, device)) * vocab_size * wide_itemsize * (1 if exact else 2)
+        blocks = 0 if one_kernel else blocks
         casts = itemsize * width * (n_rows * casts_x + vocab_size * casts_weight)
         # A table that is gathered in bf16 has its gradient summed in float32 all the same.
         sums = wide_itemsize * vocab_size * width * rounds
-        part = 0 if exact else itemsize * min(_TABLE_PART, vocab_size * width)
+        part = 0 if exact or one_kernel else itemsize * min(_TABLE_PART, vocab_size * width)
         return rows * vocab_size * itemsize + blocks + casts + sums + part
 
     return of
+
+
+class _OneKernel:
+    """Turns logits into losses, and where they are wanted into gradients, in one kernel."""
+
+    def __init__(self, logits_CV: Tensor, z_loss: float, cap: float) -> None:
+        self.n, self.z_loss, self.cap = len(logits_CV), z_loss, cap
+
+    @staticmethod
+    def takes(x: Tensor, dtype: torch.dtype) -> bool:
+        """Whether logits of this type, on the device of these hidden states, are its."""
+        if not x.is_cuda or find_spec("triton") is None:
+            return False
+        from .loss_kernel import DTYPES
+
+        return dtype in DTYPES
+
+    def __call__(
+        self,
+        logits_RV: Tensor,
+        targets_R: Tensor,
+        weights_R: Tensor,
+        losses_R: Tensor,
+        squares_R: Tensor,
+        wants_gradients: bool,
+    ) -> None:
+        """As :meth:`_Rows.__call__`."""
+        from .loss_kernel import losses_of_rows
+
+        losses_of_rows(
+            logits_RV, targets_R, weights_R, losses_R, squares_R,
+            ignored=IGNORED, z_loss=self.z_loss, cap=self.cap, wants_gradients=wants_gradients,
+        )  # fmt: skip
 
 
 class _Rows:
@@ -205,6 +242,12 @@ def _add_products(table_VD: Tensor, d_logits_CV: Tensor, x_CD: Tensor, first: bo
         # What beta 0 multiplies is not read.
         table_VD.addmm_(d_logits_CV.T, x_CD, beta=0.0 if first else 1.0)
         return
+    if table_VD.is_cuda:
+        # Products of bf16 numbers, summed in float32 from the first to the last.
+        torch.ops.aten.addmm.dtype_out(
+            table_VD, d_logits_CV.T, x_CD, table_VD.dtype, beta=0.0 if first else 1.0, out=table_VD
+        )
+        return
     step = max(1, _TABLE_PART // x_CD.shape[1])
     for start in range(0, len(table_VD), step):
         part = table_VD[start : start + step]
@@ -233,7 +276,8 @@ def _chunked(
         d_weight = x_ND.new_empty((vocab_size, width) if wants_weight else 0, dtype=wide(dtype))
         size = chunk_rows(n, vocab_size, x_ND.itemsize)
         buffer_CV = x_ND.new_empty(min(size, n), vocab_size)
-        rows = _Rows(buffer_CV, n, z_loss, cap)
+        one_kernel = _OneKernel.takes(x, dtype)
+        rows = _OneKernel(buffer_CV, z_loss, cap) if one_kernel else _Rows(buffer_CV, n, z_loss, cap)
         for start in range(0, n, size):
             chunk = slice(start, min(start + size, n))
             logits_CV = torch.mm(x_ND[chunk], weight_VD.T, out=buffer_CV[: chunk.stop - start])

@@ -207,3 +207,23 @@ def test_chunks_hold_a_byte_per_logit_at_most(n, vocab_size, itemsize):
     held = loss.chunk_rows(n, vocab_size, itemsize)
     assert 1 <= held <= min(n, 2048)
     assert held * vocab_size * itemsize <= max(n * vocab_size, 1 << 26)
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+@pytest.mark.parametrize(("z_loss", "cap"), [(0.0, None), (1e-2, 4.0)])
+def test_on_a_gpu_losses_and_gradients_are_those_of_the_formula(monkeypatch, dtype, tolerance, z_loss, cap):
+    """Through the kernel, in several chunks; in bf16 the table's gradient is summed in float32 over them."""
+    monkeypatch.setattr(loss, "_LEAST_BYTES", 1)
+    x, weight, targets = rows(dtype)
+    x.detach().mul_(0.3)
+    assert loss.chunk_rows(N, V, dtype.itemsize) < N
+    assert loss._OneKernel.takes(x.cuda(), dtype)
+    exact, losses, gradients = by_hand(x, weight, targets, z_loss, cap)
+    ours = [tensor.detach().cuda().requires_grad_() for tensor in (x, weight)]
+    found = linear_cross_entropy(*ours, targets.cuda(), z_loss=z_loss, cap=cap)
+    (3 * found.objective).backward()
+    assert float(found.objective.detach()) == pytest.approx(float(exact), rel=tolerance)
+    torch.testing.assert_close(found.per_token.cpu().double(), losses, rtol=tolerance, atol=5 * tolerance)
+    for tensor, gradient in zip(ours, gradients, strict=True):
+        assert relative(tensor.grad.cpu(), gradient) < tolerance
