@@ -522,6 +522,12 @@ _USUAL: dict[str, tuple[str, ...]] = {
     "intervene": ("run", "--kind", "mask", "--layer", "1", "--position", "0", *_PROBE),
     "quantise": ("run", "--bits", "w4a4", "--json", *_PROBE),
     "compare": ("run", "run@0", "--json", *_PROBE),
+    "length": ("run", "--to", "12", "--n_sequences", "2", "--batch_size", "2"),
+    "adapt": (
+        *("run", "--adapter.kind", "lora", "--run_dir", "second", "--data.path", "corpus", "--data.cache_dir", "cache"),
+        *("--trainer.max_steps", "1", "--trainer.micro_batch_size", "2", "--trainer.global_batch_size", "2"),
+        *("--trainer.device", "cpu", "--log.wandb", "off", "--snapshot.n_sequences", "8", "--snapshot.seq_len", "8"),
+    ),
     "audit": ("run",),
     "certify": ("run", "--out", "stated.json"),
     "verify": ("stated.json", "run"),

@@ -11,7 +11,7 @@ from pkgutil import walk_packages
 from typing import Any
 
 import yaml
-from sandbox import run_forked
+from sandbox import be_cheap_to_fork, run_forked
 
 #: Fields of the run. Paths are relative to the folder that everything stands in, which is copied for each case.
 CONFIG = {
@@ -64,6 +64,11 @@ def load_everything() -> None:
         import_module(name)
     # Kept from its first use on, and slow to build.
     sys.modules["birthmark.trainer.config_file"]._run_parser()
+    environment = sys.modules["birthmark.report.html_page"]._environment()
+    for template in environment.list_templates():
+        environment.get_template(template)
+    sys.modules["birthmark.report.pictures.engine.letters"].text_width("0", 8)
+    be_cheap_to_fork()
 
 
 def command(arguments: Sequence[str]) -> Callable[[], int]:
