@@ -46,7 +46,7 @@ WAYS = {name: {"strategy": name} for name, facts in STRATEGIES.items() if facts.
 # A run of two processes for each config: losses and gradient norms of its steps and, where weights are sharded and the
 # arm is one of those to measure, the scalars of a snapshot.
 SCRIPT = """
-import gc, json, logging, pickle, sys, warnings
+import gc, json, logging, pickle, sys, time, warnings
 from pathlib import Path
 
 import lightning as L
@@ -111,6 +111,9 @@ for way, of_arms in configs.items():
     # Each way in a group of its own, as runs that follow one another in one Python process have them.
     with join_process_group(where, device):
         results[way] = {arm: train(config, arm in measured) for arm, config in of_arms.items()}
+        # A snapshot keeps rank 0 longer. The other must not find the store of a group that rank 0 has yet to close.
+        torch.distributed.barrier()
+    time.sleep(where.rank)
 if where.rank == 0:
     Path(out).write_text(json.dumps(results))
 """
