@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import logging
 import math
 import random
 from collections.abc import Iterator, Mapping
@@ -199,6 +200,9 @@ def _apart() -> Iterator[None]:
     """What lm-eval does goes unseen by training: it seeds generators as it does by default and they are put back; its
     bars and notes are not printed."""
     states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    # Some libraries' handlers hold the stream that was there when they were imported.
+    disabled = logging.root.manager.disable
+    logging.disable(logging.ERROR)
     random.seed(_SEED)
     np.random.seed(_OTHER_SEED)
     torch.default_generator.manual_seed(_OTHER_SEED)
@@ -206,6 +210,7 @@ def _apart() -> Iterator[None]:
         with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
             yield
     finally:
+        logging.disable(disabled)
         random.setstate(states[0])
         np.random.set_state(states[1])
         torch.set_rng_state(states[2])
