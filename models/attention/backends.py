@@ -267,14 +267,13 @@ def _with_gradient_of_lse(out: Tensor, d_out: Tensor | None, d_lse: Tensor) -> t
         d_out = torch.zeros_like(out)
     size = torch.linalg.vector_norm(d_out, dim=-1, keepdim=True, dtype=d_lse.dtype)
     nothing = (size < _NEXT_TO_NOTHING) & (d_lse != 0)
-    # Left to itself, torch.where gives the result a layout of its own.
-    least = d_out.new_full((), _NEXT_TO_NOTHING)
-    d_out = torch.where(nothing, least, d_out, out=torch.empty_like(d_out))
+    # The first operand decides the result's layout. (With ``out=`` a graph breaks here when it is compiled.)
+    d_out = torch.lerp(d_out, d_out.new_full((), _NEXT_TO_NOTHING), nothing.to(d_out.dtype))
     size = torch.where(nothing, _NEXT_TO_NOTHING * out.shape[-1] ** 0.5, size)
     # Divided twice: the square of a small size has few digits, or none.
     share = torch.where(d_lse == 0, 0, d_lse / size / size)
-    # One pass, in the type of the share, rounded once.
-    return torch.addcmul(out, d_out, share, value=-1, out=torch.empty_like(out)), d_out
+    # In the type of the share, rounded once.
+    return out.clone().addcmul_(d_out, share, value=-1), d_out
 
 
 def _weighed(d_out_BHTK: Tensor, weight_BHT: Tensor, like: Tensor) -> Tensor:
@@ -317,13 +316,13 @@ class FusedAttention(torch.autograd.Function):
         beside: tuple[Tensor, ...] = ()
         if others is not None:
             total = torch.logaddexp(lse_BHT, others)
-            # In the layout that the operator gave it.
-            out = torch.mul(out, (lse_BHT - total).exp_()[..., None].to(out.dtype), out=torch.empty_like(out))
+            # In the layout that the operator gave it, as the first operand has it.
+            out = out * (lse_BHT - total).exp_()[..., None].to(out.dtype)
             beside = (lse_BHT, others)
             if value_of_others is not None:
                 share = (others - total).exp_()[..., None].to(out.dtype)
                 value_of_others = _widened(value_of_others.to(out.dtype), out.shape[-1] - ctx.widths[1])
-                out = torch.addcmul(out, share, value_of_others, out=out)
+                out.addcmul_(share, value_of_others)
                 beside = (*beside, value_of_others)
             # Padded as the operator's own is.
             lse = _widened(total, lse.shape[2] - q.shape[2], torch.inf)

@@ -239,3 +239,18 @@ def test_on_a_gpu_every_arm_equals_the_cpu_in_float64(name, width, dtype, tolera
         results.append([out, *torch.autograd.grad(loss, [inputs, *one.parameters()])])
     for got, wanted in zip(*results, strict=True):
         assert float((got.cpu().double() - wanted).norm() / wanted.norm()) < tolerance
+
+
+@pytest.mark.cuda
+def test_a_compiled_graph_has_no_break_on_a_gpu():
+    """Forward and backward, with a gradient of the log-sum-exp and with other keys."""
+
+    def attend(q, k, v, others):
+        out, lse, total = kernels.attention_beside(2 * q.transpose(1, 2), k, v, 0.3, others, v[:1, :, :1])
+        return out + lse[..., None] + total[..., None] + kernels.causal_attention(q.transpose(1, 2), k, v, 0.3)
+
+    q = torch.randn(2, 64, 4, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True)
+    k, v = (torch.randn(2, 4, 64, 64, dtype=torch.bfloat16, device="cuda", requires_grad=True) for _ in range(2))
+    others = torch.randn(2, 4, 64, device="cuda", requires_grad=True)
+    found = torch._dynamo.explain(attend)(q, k, v, others)
+    assert (found.graph_count, [reason.reason for reason in found.break_reasons]) == (1, [])
