@@ -242,7 +242,7 @@ def _add_products(table_VD: Tensor, d_logits_CV: Tensor, x_CD: Tensor, first: bo
         # What beta 0 multiplies is not read.
         table_VD.addmm_(d_logits_CV.T, x_CD, beta=0.0 if first else 1.0)
         return
-    if table_VD.is_cuda:
+    if table_VD.is_cuda and hasattr(torch.ops.aten.addmm, "dtype_out"):  # not in torch's earliest versions
         # Products of bf16 numbers, summed in float32 from the first to the last.
         torch.ops.aten.addmm.dtype_out(
             table_VD, d_logits_CV.T, x_CD, table_VD.dtype, beta=0.0 if first else 1.0, out=table_VD
