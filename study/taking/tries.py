@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypedDict
 
 from ...errors import RunError
+from ...files import parse_json, read_text, write_text
+from ...schema import SchemaError, checked
 from ..trials import Trial
 
 #: Exit status of a wrong request, which another try would not mend.
@@ -24,6 +25,13 @@ class Failed(NamedTuple):
     """The last line of its output."""
 
 
+class _Line(TypedDict):
+    """A line of the file."""
+
+    status: int
+    reason: str
+
+
 def tries_file(trial: Trial) -> Path:
     """Where a trial's failed starts stand: a line of JSON for each, beside its folder."""
     return trial.run.path.with_suffix(".failed.jsonl")
@@ -31,11 +39,8 @@ def tries_file(trial: Trial) -> Path:
 
 def add_failure(trial: Trial, failed: Failed) -> None:
     """Keep a failed start; the caller has claimed the trial."""
-    line = json.dumps(failed._asdict(), ensure_ascii=False) + "\n"
-    with tries_file(trial).open("a", encoding="utf-8") as file:
-        file.write(line)
-        file.flush()
-        os.fsync(file.fileno())
+    failures = [*failures_of(trial), failed]
+    write_text(tries_file(trial), "".join(json.dumps(one._asdict()) + "\n" for one in failures))
 
 
 def failures_of(trial: Trial) -> list[Failed]:
@@ -45,14 +50,13 @@ def failures_of(trial: Trial) -> list[Failed]:
         RunError: the file is damaged; it names file and line.
     """
     file, found = tries_file(trial), []
-    if not file.is_file():
+    if not file.exists():
         return []
-    for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(read_text(file).rstrip("\n").split("\n"), start=1):
         try:
-            content = json.loads(line)
-            found.append(Failed(int(content["status"]), str(content["reason"])))
-        except (ValueError, KeyError, TypeError):
-            raise RunError(f"{file}: line {number} is damaged; delete the line") from None
+            found.append(Failed(**checked(parse_json(line), _Line)))
+        except (SchemaError, ValueError) as error:
+            raise RunError(f"{file}: line {number} is damaged ({error}); delete the line") from None
     return found
 
 

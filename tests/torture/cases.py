@@ -486,15 +486,15 @@ def table(rng: random.Random, example: Path) -> Case:
 
 def study_results(rng: random.Random, example: Path) -> Case:
     """A study that was run, of whose runs one file was damaged."""
-    names = ("config.yaml", "birth.json", "metrics.jsonl", "summary.json", "arrays.safetensors")
+    names = ("config.yaml", "birth.json", "metrics.jsonl", "summary.json", "arrays.safetensors", "*.failed.jsonl")
     name, state = rng.choice(names), rng.random()
-    file = rng.choice(sorted(example.glob(f"results/*/*/**/{name}"))).relative_to(example)
+    file = rng.choice(sorted(example.glob(f"results/*/**/{name}"))).relative_to(example)
 
     def prepare(folder: Path) -> Must:
         return damage_file(folder / file, random.Random(state), [])[1]
 
     arguments = ("ablate", "study.yaml", "--summary", "--out", "results")
-    words = (name, file.parent.name, *(f"{group}/seed-" for group in STUDY["arms"]))
+    words = (file.name, file.parent.name, *(f"{group}/seed-" for group in STUDY["arms"]))
     parts = ("study.yaml", "tiny.yaml", "corpus", "results")
     return Case(f"{file}, damaged by {state}", parts, prepare, arguments, words)
 

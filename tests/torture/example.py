@@ -131,4 +131,8 @@ def make_example(folder: Path) -> None:
     ):
         outcome = run_forked(command(arguments), folder, wall=300, memory=4 << 30)
         assert outcome.status == 0, outcome
+    # One run of the study failed at its first start.
+    (folder / "results" / next(iter(STUDY["arms"])) / f"seed-{STUDY['init_seeds'][0]}.failed.jsonl").write_text(
+        '{"status": -9, "reason": "killed"}\n{"status": 1, "reason": "the disk is full"}\n'
+    )
     (folder / "run" / "certificate.secret.json").unlink()  # a run is damaged as its training left it

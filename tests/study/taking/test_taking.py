@@ -128,12 +128,13 @@ def test_a_trial_is_chosen_by_name_or_place(trials):
 def test_failed_starts_are_told_in_the_order_of_the_trials(trials):
     assert told(trials) == ""
     tries_file(trials[0]).parent.mkdir(parents=True)
-    for reason in ("no space left", "killed by SIGKILL"):
+    for reason in ("no space left", "killed\u2028by SIGKILL"):
         add_failure(trials[0], Failed(1, reason))
-    assert told(trials) == "Failed starts: plain/seed-0 2 times, not finished (last: killed by SIGKILL)."
-    tries_file(trials[0]).write_text('{"status": 1}\n')
-    with pytest.raises(RunError, match="line 1 is damaged"):
-        failures_of(trials[0])
+    assert told(trials) == "Failed starts: plain/seed-0 2 times, not finished (last: killed\u2028by SIGKILL)."
+    for damaged in (b'{"status": 1}\n', b'{"status": 1e999, "reason": ""}\n', b"\xff\n", b"[" * 9999 + b"\n"):
+        tries_file(trials[0]).write_bytes(damaged)
+        with pytest.raises(RunError, match=r"failed\.jsonl.*(line 1 is damaged|UTF-8)"):
+            failures_of(trials[0])
 
 
 def test_a_run_that_failed_is_tried_again_and_the_last_trial_writes_the_table(
