@@ -16,7 +16,7 @@ def test_the_wheel_holds_every_package_template_and_config_and_nothing_else(whee
     expected = {file for room in rooms for file in room.rglob("*") if file.suffix in (".py", ".yaml", ".j2")}
     ground = ("__init__.py", "errors.py", "files.py", "pace.py", "schema.py", "yaml_files.py", "py.typed")
     expected |= {ROOT / name for name in ground}
-    expected |= {*(ROOT / "launch").glob("*.sh"), ROOT / "launch/slurm.sbatch", ROOT / "launch/hostfile"}
+    expected |= {*(ROOT / "launch").glob("*.s[hb]*"), ROOT / "launch/hostfile"}
     expected |= set((ROOT / "report/assets").iterdir())
     assert names == {f"birthmark/{file.relative_to(ROOT)}" for file in expected}
     assert not {name.split("/")[1] for name in names} & {"tests", "benchmarks", "docs", "build"}
