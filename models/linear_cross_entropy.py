@@ -183,10 +183,12 @@ class _OneKernel:
         """As :meth:`_Rows.__call__`."""
         from .loss_kernel import losses_of_rows
 
-        losses_of_rows(
-            logits_RV, targets_R, weights_R, losses_R, squares_R,
-            ignored=IGNORED, z_loss=self.z_loss, cap=self.cap, wants_gradients=wants_gradients,
-        )  # fmt: skip
+        # Triton launches on the current device, which need not be that of the tensors.
+        with torch.cuda.device_of(logits_RV):
+            losses_of_rows(
+                logits_RV, targets_R, weights_R, losses_R, squares_R,
+                ignored=IGNORED, z_loss=self.z_loss, cap=self.cap, wants_gradients=wants_gradients,
+            )  # fmt: skip
 
 
 class _Rows:
