@@ -16,6 +16,7 @@ Legend: N rows (positions of all sequences), D width, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from typing import Any, NamedTuple
 
@@ -145,8 +146,8 @@ def workspace_bytes(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Callable[[
 
     def of(n_rows: int) -> int:
         rows = chunk_rows(n_rows, vocab_size, itemsize)
-        blocks = min(rows, _block_rows(n_rows, vocab_size, device)) * vocab_size * wide_itemsize * (1 if exact else 2)
-        blocks = 0 if one_kernel else blocks
+        block = 0 if one_kernel else min(rows, _block_rows(n_rows, vocab_size, device))
+        blocks = block * vocab_size * wide_itemsize * (1 if exact else 2)
         casts = itemsize * width * (n_rows * casts_x + vocab_size * casts_weight)
         # A table that is gathered in bf16 has its gradient summed in float32 all the same.
         sums = wide_itemsize * vocab_size * width * rounds
@@ -156,39 +157,14 @@ def workspace_bytes(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Callable[[
     return of
 
 
-class _OneKernel:
-    """Turns logits into losses, and where they are wanted into gradients, in one kernel."""
+def _one_kernel(x: Tensor, dtype: torch.dtype) -> Callable[..., None] | None:
+    """What does a chunk's work in one kernel (``loss_kernel.py``), on the device of ``x`` and for logits of this type;
+    None where nothing does."""
+    if not x.is_cuda or find_spec("triton") is None:
+        return None
+    from .loss_kernel import DTYPES, losses_of_rows
 
-    def __init__(self, logits_CV: Tensor, z_loss: float, cap: float) -> None:
-        self.n, self.z_loss, self.cap = len(logits_CV), z_loss, cap
-
-    @staticmethod
-    def takes(x: Tensor, dtype: torch.dtype) -> bool:
-        """Whether logits of this type, on the device of these hidden states, are its."""
-        if not x.is_cuda or find_spec("triton") is None:
-            return False
-        from .loss_kernel import DTYPES
-
-        return dtype in DTYPES
-
-    def __call__(
-        self,
-        logits_RV: Tensor,
-        targets_R: Tensor,
-        weights_R: Tensor,
-        losses_R: Tensor,
-        squares_R: Tensor,
-        wants_gradients: bool,
-    ) -> None:
-        """As :meth:`_Rows.__call__`."""
-        from .loss_kernel import losses_of_rows
-
-        # Triton launches on the current device, which need not be that of the tensors.
-        with torch.cuda.device_of(logits_RV):
-            losses_of_rows(
-                logits_RV, targets_R, weights_R, losses_R, squares_R,
-                ignored=IGNORED, z_loss=self.z_loss, cap=self.cap, wants_gradients=wants_gradients,
-            )  # fmt: skip
+    return losses_of_rows if dtype in DTYPES else None
 
 
 class _Rows:
@@ -209,6 +185,21 @@ class _Rows:
 
     def __call__(
         self,
+        logits_CV: Tensor,
+        targets_C: Tensor,
+        weights_C: Tensor,
+        losses_C: Tensor,
+        squares_C: Tensor,
+        wants_gradients: bool,
+    ) -> None:
+        """Fill in losses and squared log-sum-exps; ``logits`` become the gradient of the objective by them."""
+        for start in range(0, len(logits_CV), self.n):
+            block = slice(start, start + self.n)
+            given = targets_C[block], weights_C[block], losses_C[block], squares_C[block]
+            self._block(logits_CV[block], *given, wants_gradients)
+
+    def _block(
+        self,
         logits_RV: Tensor,
         targets_R: Tensor,
         weights_R: Tensor,
@@ -216,7 +207,6 @@ class _Rows:
         squares_R: Tensor,
         wants_gradients: bool,
     ) -> None:
-        """Fill in losses and squared log-sum-exps; ``logits`` become the gradient of the objective by them."""
         n = len(logits_RV)
         z_RV = logits_RV if self.copies is None else self.copies[:n].copy_(logits_RV)
         if self.cap:
@@ -278,15 +268,16 @@ def _chunked(
         d_weight = x_ND.new_empty((vocab_size, width) if wants_weight else 0, dtype=wide(dtype))
         size = chunk_rows(n, vocab_size, x_ND.itemsize)
         buffer_CV = x_ND.new_empty(min(size, n), vocab_size)
-        one_kernel = _OneKernel.takes(x, dtype)
-        rows = _OneKernel(buffer_CV, z_loss, cap) if one_kernel else _Rows(buffer_CV, n, z_loss, cap)
+        kernel = _one_kernel(x, dtype)
+        if kernel is None:
+            work: Callable[..., None] = _Rows(buffer_CV, n, z_loss, cap)
+        else:
+            work = partial(kernel, ignored=IGNORED, z_loss=z_loss, cap=cap)
         for start in range(0, n, size):
             chunk = slice(start, min(start + size, n))
             logits_CV = torch.mm(x_ND[chunk], weight_VD.T, out=buffer_CV[: chunk.stop - start])
-            for first in range(start, chunk.stop, rows.n):
-                block = slice(first, min(first + rows.n, chunk.stop))
-                given = targets[block], row_weights[block], losses_N[block], squares_N[block]
-                rows(logits_CV[first - start : block.stop - start], *given, wants_x or wants_weight)
+            given = targets[chunk], row_weights[chunk], losses_N[chunk], squares_N[chunk]
+            work(logits_CV, *given, wants_x or wants_weight)
             if wants_x:
                 torch.mm(logits_CV, weight_VD, out=dx_ND[chunk])
             if wants_weight:

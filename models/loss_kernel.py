@@ -86,11 +86,11 @@ def losses_of_rows(
     weights_R: Tensor,
     losses_R: Tensor,
     squares_R: Tensor,
+    wants_gradients: bool,
     *,
     ignored: int,
     z_loss: float,
     cap: float,
-    wants_gradients: bool,
 ) -> None:
     """Fill in losses and squared log-sum-exps; if gradients are wanted, ``logits`` become those of the objective.
 
@@ -100,14 +100,16 @@ def losses_of_rows(
         weights_R: of the rows in the objective, float32; 0 where ignored.
         losses_R: −log p(target), float32, in nats.
         squares_R: of the log-sum-exps, float32.
+        wants_gradients: whether logits are replaced.
         ignored: a target that counts nowhere.
         z_loss: coefficient of the squares in the objective.
         cap: of soft-capping; 0 for none.
-        wants_gradients: whether logits are replaced.
     """
     n, vocab_size = logits_RV.shape
     block = min(_BLOCK, triton.next_power_of_2(vocab_size))
-    _losses[(n,)](
-        logits_RV, targets_R, weights_R, losses_R, squares_R, logits_RV.stride(0), vocab_size, z_loss, cap,
-        IGNORED=ignored, HAS_CAP=cap != 0, WANTS_GRADIENTS=wants_gradients, BLOCK=block, num_warps=_WARPS,
-    )  # fmt: skip
+    # Triton launches on the current device, which need not be that of the tensors.
+    with torch.cuda.device_of(logits_RV):
+        _losses[(n,)](
+            logits_RV, targets_R, weights_R, losses_R, squares_R, logits_RV.stride(0), vocab_size, z_loss, cap,
+            IGNORED=ignored, HAS_CAP=cap != 0, WANTS_GRADIENTS=wants_gradients, BLOCK=block, num_warps=_WARPS,
+        )  # fmt: skip

@@ -17,12 +17,10 @@ from torch import Tensor, nn
 from ..config import InitConfig, ModelConfig
 from ..init import Distribution, Normal
 from ..parameter_roles import ParameterRole
-from .normalisers import ExtraKey, Softmax, WeightedSum
+from .normalisers import ExtraKey, Softmax, WeightedSum, query_blocks
 from .scores import Scores
 from .weight_reader import EVERYTHING, new_reader
 
-#: Queries whose rows are summed at a time.
-_ROWS_AT_ONCE = 256
 #: Standard deviation at birth of the vectors that λ is learned through.
 _VECTOR_STD = 0.1
 
@@ -42,16 +40,11 @@ class Difference(WeightedSum):
         self.o_BHTK = first.o_BHTK - share.to(first.o_BHTK.dtype) * second.o_BHTK
         self.reader = new_reader(scores, rows_sum_to_one=False) if needs_weights else None
         if self.reader is not None:
-            for start, stop in self._blocks():
+            for start, stop in query_blocks(self.o_BHTK.shape[2]):
                 for part in (first, second):
                     block, seen = part.scores.block(start, stop)
                     self.reader.read_scores(EVERYTHING, block.masked_fill(~seen, -torch.inf))
                 self.reader.read(EVERYTHING, start, self.rows(start, stop))
-
-    def _blocks(self) -> list[tuple[int, int]]:
-        """First query and one past the last of each block."""
-        n_queries = self.o_BHTK.shape[2]
-        return [(start, min(start + _ROWS_AT_ONCE, n_queries)) for start in range(0, n_queries, _ROWS_AT_ONCE)]
 
     def rows(self, start: int, stop: int) -> Tensor:
         """See :class:`WeightedSum`."""
@@ -59,7 +52,7 @@ class Difference(WeightedSum):
 
     def _over_rows(self, of: Callable[[Tensor], Tensor]) -> Tensor:
         """``of`` rows, summed over their keys, a block of queries at a time."""
-        return torch.cat([of(self.rows(*block)).sum(-1) for block in self._blocks()], dim=2)
+        return torch.cat([of(self.rows(*block)).sum(-1) for block in query_blocks(self.o_BHTK.shape[2])], dim=2)
 
     def row_sum(self) -> Tensor | None:
         """See :class:`WeightedSum`."""

@@ -29,6 +29,11 @@ _QUERY_BLOCK = 256
 _SMALLEST_SUM = 1e-6
 
 
+def query_blocks(n_queries: int) -> list[tuple[int, int]]:
+    """First and one past the last query of each block whose explicit rows are held at once."""
+    return [(start, min(start + _QUERY_BLOCK, n_queries)) for start in range(0, n_queries, _QUERY_BLOCK)]
+
+
 class ExtraKey(NamedTuple):
     """A key that every query sees and that is no token's."""
 
@@ -175,9 +180,9 @@ class Explicit(WeightedSum):
         """``of`` (first query, one past the last) of every block, joined along the queries."""
         n_queries = self.scores.q_BHTK.shape[2]
         again = n_queries > _QUERY_BLOCK and torch.is_grad_enabled()
-        blocks = [(start, min(start + _QUERY_BLOCK, n_queries)) for start in range(0, n_queries, _QUERY_BLOCK)]
         return torch.cat(
-            [checkpoint(of, *block, use_reentrant=False) if again else of(*block) for block in blocks], dim=2
+            [checkpoint(of, *block, use_reentrant=False) if again else of(*block) for block in query_blocks(n_queries)],
+            dim=2,
         )
 
     def _weights(self, start: int, stop: int, reader: WeightReader | None = None) -> tuple[Tensor, list[Tensor]]:

@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from birthmark.errors import UsageError
-from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.kv_cache import KeyValueCache
-from birthmark.models.attention.positions import Placement
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 
@@ -52,20 +50,9 @@ def slow(p, x, kind):
     return torch.cat(heads, -1) @ p["o.weight"].T
 
 
-def test_learned_keys_stand_beside_those_of_tokens():
+def test_learned_keys_stand_beside_those_of_tokens(holds_to):
     for kind in ARMS:
-        module = Attention(ModelConfig(**SIZES, attention=kind), block=0).double()
-        generator = torch.Generator().manual_seed(0)
-        for parameter in module.parameters():
-            parameter.data = 0.4 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-        p = dict(module.named_parameters())
-        x = torch.randn(B, T, D, generator=generator, dtype=torch.float64).requires_grad_()
-        upstream = torch.randn(B, T, D, generator=generator, dtype=torch.float64)
-        out, expected = module(x, Placement()), slow(p, x, kind)
-        torch.testing.assert_close(out, expected, msg=lambda m, k=kind: f"{k}: {m}")
-        got, wanted = (torch.autograd.grad((y * upstream).sum(), [x, *p.values()]) for y in (out, expected))
-        for g, w in zip(got, wanted, strict=True):
-            torch.testing.assert_close(g, w, atol=1e-10, rtol=1e-7, msg=lambda m, k=kind: f"{k}: {m}")
+        holds_to(SIZES, kind, slow, B, T)
 
 
 @torch.no_grad()
