@@ -601,6 +601,8 @@ def _log_records(content):
         if left < 7 or kind == 0:
             position += left
             continue
+        if position + 7 + length > len(content):  # still being written
+            return
         parts += content[position + 7 : position + 7 + length]
         position += 7 + length
         if kind in (1, 4):  # full or last
