@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from copy import copy
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Literal, Union, get_args, get_origin
 
 from jsonargparse import Namespace
 
@@ -16,7 +18,15 @@ from ..models.dotted import dotted, nested
 from ..schema import shown
 from .by_name.shipped_configs import find_config
 from .config import RunConfig
-from .config_parser import Parser, add_run_fields, check_groups, field_types, listed_config, unknown_fields
+from .config_parser import (
+    Parser,
+    add_run_fields,
+    check_groups,
+    field_kinds,
+    field_types,
+    listed_config,
+    unknown_fields,
+)
 from .saved_config import read_config_yaml
 
 
@@ -53,8 +63,8 @@ def build_model(fields: Mapping[str, Any]) -> ModelConfig:
     Raises:
         UsageError: an unknown field, an impossible value; the message names the field.
     """
-    parsed = _run_parser().parse_object(nested(_dotted_fields({"model": dict(fields)})), defaults=False)
-    found = _instance(ModelConfig, parsed.as_dict().get("model", {}), "model.")
+    parsed = parse_fields(_dotted_fields({"model": dict(fields)}))
+    found = _instance(ModelConfig, parsed.get("model", {}), "model.")
     assert isinstance(found, ModelConfig)
     return found
 
@@ -70,8 +80,44 @@ def _dotted_fields(tree: Any, where: str = "") -> dict[str, Any]:
 
 
 def _build(fields: Mapping[str, Any]) -> RunConfig:
-    # Defaults are left to the dataclasses: the parser would take six times as long to check them.
-    return config_of(_run_parser().parse_object(nested(fields), defaults=False))
+    # Defaults are left to the dataclasses: the parser would take six times as long to check them. What has its field's
+    # type needs no parser either, which takes ten times as long as all else: most of a file that a run wrote.
+    kinds = field_kinds(RunConfig)
+    ready = {name: copy(value) for name, value in fields.items() if name in kinds and is_ready(value, kinds[name])}
+    parsed = parse_fields({name: value for name, value in fields.items() if name not in ready})
+    return config_of(Namespace(_merged(nested(ready), parsed)))
+
+
+def parse_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of a run by dotted names as the command line's parser takes them, nested: ``"3"`` is a number where the
+    field is one. UsageError names the field."""
+    return dict(_run_parser().parse_object(nested(fields), defaults=False).as_dict()) if fields else {}
+
+
+def is_ready(value: Any, kind: Any) -> bool:
+    """Whether the parser would leave ``value`` as it is in a field of type ``kind``; where that is not plain, no."""
+    options = get_args(kind)
+    if kind in (bool, int, float, str):
+        return type(value) is kind
+    if get_origin(kind) is Literal:
+        return any(type(value) is type(option) and value == option for option in options)
+    if get_origin(kind) is list:
+        return type(value) is list and all(is_ready(one, options[0]) for one in value)
+    # In a union a text may be meant as another of its types.
+    texts = isinstance(value, (str, list))
+    return get_origin(kind) in (Union, UnionType) and any(
+        value is None if option is type(None) else is_ready(value, option)
+        for option in options
+        if not texts or get_origin(option) is Literal
+    )
+
+
+def _merged(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Two trees of fields that have no leaf in common."""
+    for name, value in second.items():
+        below = first.get(name)
+        first[name] = _merged(below, value) if isinstance(below, dict) else value
+    return first
 
 
 def _build_or_blame(fields: Mapping[str, Any], file: Path) -> None:

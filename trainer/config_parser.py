@@ -88,6 +88,19 @@ def field_types(config: type) -> Mapping[str, Any]:
     return get_type_hints(config)
 
 
+@cache
+def field_kinds(config: type, prefix: str = "") -> Mapping[str, Any]:
+    """Types of the leaves of a tree of configs by dotted name."""
+    found: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        group = field.default_factory
+        if isinstance(group, type) and dataclasses.is_dataclass(group):
+            found |= field_kinds(group, f"{prefix}{field.name}.")
+        else:
+            found[prefix + field.name] = field_types(config)[field.name]
+    return found
+
+
 def listed_config(kind: Any) -> type | None:
     """The config that a field of this type lists, if it does."""
     listed = get_args(kind)[0] if get_origin(kind) is list else None
@@ -109,16 +122,10 @@ def _check_listed(where: str, content: Any, config: type, group: str) -> None:
 
 
 @cache
-def _listed_fields(config: type = RunConfig, prefix: str = "") -> Mapping[str, type]:
+def _listed_fields() -> Mapping[str, type]:
     """Fields that list configs, by dotted name, and which."""
-    found: dict[str, type] = {}
-    for field in dataclasses.fields(config):
-        kind = field.default_factory
-        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
-            found |= _listed_fields(kind, f"{prefix}{field.name}.")
-        elif (listed := listed_config(field_types(config)[field.name])) is not None:
-            found[prefix + field.name] = listed
-    return found
+    listed = ((name, listed_config(kind)) for name, kind in field_kinds(RunConfig).items())
+    return {name: config for name, config in listed if config is not None}
 
 
 def _values_of(option: str, words: Sequence[str]) -> list[str]:

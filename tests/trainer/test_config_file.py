@@ -8,8 +8,10 @@ import pytest
 import yaml
 
 from birthmark.errors import UsageError
+from birthmark.models.dotted import dotted
 from birthmark.trainer.config import RunConfig
-from birthmark.trainer.config_file import _run_parser, build_config, read_config
+from birthmark.trainer.config_file import _run_parser, build_config, is_ready, parse_fields, read_config
+from birthmark.trainer.config_parser import field_kinds
 
 
 @pytest.fixture
@@ -143,3 +145,19 @@ def test_a_file_is_read_in_less_time_than_a_parser_is_built(tmp_path, tiny):
     reading = min(seconds(lambda file=file: read_config(file)) for file in files)
     assert reading < min(seconds(_run_parser.__wrapped__) for _ in range(3))
     assert [read_config(file).init_seed for file in files] == list(range(10))
+
+
+#: Of every kind that a field may have, and texts that YAML takes for something else.
+VALUES = [None, True, False, 0, 3, -1, 1.5, float("inf"), "", "3", "null", "true", "1e3", "~", "rope", "[1]", "head"]
+VALUES += [[], [0], [1, 2], [1.5], [None], [None, 3], ["a"], ["3"], ["null"], [True], [[1]], {}, {"name": 1}, ["text"]]
+
+
+def test_what_is_taken_without_the_parser_is_what_the_parser_makes_of_it():
+    """Every field, every value that it takes as it is: jsonargparse alone gives the same, of the same type."""
+    kinds, taken = field_kinds(RunConfig), set()
+    words = {word for kind in kinds.values() for word in re.findall(r"'(\w+)'", str(kind))}
+    for value in [*VALUES, *words]:
+        ready = {name: value for name, kind in kinds.items() if is_ready(value, kind)}
+        assert repr(dotted(parse_fields(ready))) == repr(ready)
+        taken |= ready.keys()
+    assert kinds.keys() - taken == {"data.path"}  # a path or a list of them: the parser decides
