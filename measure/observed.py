@@ -64,11 +64,10 @@ class AttentionView(Attended):
 
 def sizes_of(config: ModelConfig | ForeignConfig, seq_len: int) -> Sizes:
     """Sizes of a model and of a probe's sequences."""
-    shape = config.n_layers, config.n_heads, config.d_model, config.d_head, config.ff, config.vocab_size
-    if not isinstance(config, ForeignConfig):
-        return Sizes(*shape, seq_len)
-    value = None if config.d_value == config.d_head else config.d_value
-    return Sizes(*shape, seq_len, value, config.n_experts)
+    d_key = config.d_head if isinstance(config, ForeignConfig) else config.d_key
+    shape = config.n_layers, config.n_heads, config.d_model, d_key, config.ff, config.vocab_size
+    value = None if config.d_value == d_key else config.d_value
+    return Sizes(*shape, seq_len, value, config.n_experts if isinstance(config, ForeignConfig) else 0)
 
 
 @dataclass(frozen=True)

@@ -128,9 +128,13 @@ LEVELS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
 def _head_width(summary: Mapping[str, Any]) -> float:
     """Channels of a head; NaN where the snapshot does not say."""
     model = summary.get("model") or {}
+    latent = (model.get("attention") or {}).get("latent") or {}
     width = model.get("d_head") or model.get("head_dim")
     if width is None and model.get("d_model") and model.get("n_heads"):
         width = model["d_model"] // model["n_heads"]
+    if width and latent.get("kv_rank"):
+        turning, still = latent.get("rope_width"), latent.get("nope_width")
+        width = (width // 2 if turning is None else turning) + (width if still is None else still)
     return float(width) if width else float("nan")
 
 

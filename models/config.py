@@ -8,8 +8,9 @@ from typing import Literal
 from ..errors import UsageError
 from ..schema import outside
 from .attention.config import AttentionConfig, CalibrationConfig, Setting
+from .attention.latent.latent_config import LatentConfig
 
-__all__ = ["AttentionConfig", "CalibrationConfig", "InitConfig", "ModelConfig"]
+__all__ = ["AttentionConfig", "CalibrationConfig", "InitConfig", "LatentConfig", "ModelConfig"]
 
 #: Gated MLPs, and the activation of their gate.
 GATED = {
@@ -203,13 +204,41 @@ class ModelConfig:
 
     @property
     def d_head(self) -> int:
-        """Width of one head."""
+        """Width of one head; of latent attention what its widths default to."""
         return self.head_dim if self.head_dim is not None else self.d_model // self.n_heads
 
     @property
     def d_rope(self) -> int:
         """Channels of a head that turn."""
+        latent = self.attention.latent
+        if latent.is_on:
+            return self.d_head // 2 if latent.rope_width is None else latent.rope_width
         return int(self.d_head * self.rope_fraction)
+
+    @property
+    def d_key(self) -> int:
+        """Width of a head's queries and keys."""
+        return self.d_rope + self._d_nope if self.attention.latent.is_on else self.d_head
+
+    @property
+    def d_value(self) -> int:
+        """Width of a head's values and output."""
+        width = self.attention.latent.value_width
+        return self._d_nope if width is None else width
+
+    @property
+    def _d_nope(self) -> int:
+        """Channels of a head of latent attention that do not turn."""
+        width = self.attention.latent.nope_width
+        return self.d_head if width is None else width
+
+    @property
+    def cached(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Heads and width of the two tensors that a token leaves to later ones: keys and values; of latent attention
+        the vector that both come from, and the key that all heads share."""
+        if self.attention.latent.kv_rank is not None:
+            return (1, self.attention.latent.kv_rank), (1, self.d_rope)
+        return (self.kv_heads, self.d_key), (self.kv_heads, self.d_value)
 
     @property
     def gated(self) -> bool:
@@ -223,7 +252,8 @@ class ModelConfig:
         if attention.gate_at == "projection":
             return 1, self.d_model
         n_heads = self.kv_heads if attention.gate_at in ("key", "value") else self.n_heads
-        return n_heads, self.d_head if attention.gate == "channel" else 1
+        width = self.d_key if attention.gate_at in ("key", "query") else self.d_value
+        return n_heads, width if attention.gate == "channel" else 1
 
     @property
     def ff(self) -> int:
@@ -271,13 +301,15 @@ class ModelConfig:
             )
         elif not 0 < self.rope_fraction <= 1:
             found.append(f"model.rope_fraction is {self.rope_fraction}: give a number above 0 and at most 1")
-        elif self.positions == "rope" and (self.d_rope < 2 or self.d_rope % 2):
+        elif self.positions == "rope" and not self.attention.latent.is_on and (self.d_rope < 2 or self.d_rope % 2):
             found.append(
                 f"model.rope_fraction of model.d_model/model.n_heads is {self.d_rope}: rotary positions need an "
                 "even number of channels, change one of these or model.positions"
             )
         if self.positions == "sinusoidal" and self.d_model % 2:
             found.append(f"model.d_model {self.d_model} is odd: model.positions sinusoidal needs pairs of channels")
+        if self.attention.latent.is_on:
+            found += self._latent_problems()
         if self.positions == "t5" and not 2 <= self.t5_buckets < 2 * self.t5_max_distance:
             found.append(
                 f"model.t5_buckets is {self.t5_buckets}: give at least 2, and fewer than twice "
@@ -295,12 +327,35 @@ class ModelConfig:
             )
         return found
 
+    def _latent_problems(self) -> list[str]:
+        """Widths of latent attention that do not fit together."""
+        found = []
+        if self.d_rope < 2 or self.d_rope % 2:
+            found.append(
+                f"model.attention.latent.rope_width is {self.d_rope}: rotary positions need an even number of channels"
+            )
+        if self.d_value > self.d_key:
+            found.append(
+                f"model.attention.latent.value_width is {self.d_value}, and keys have {self.d_key} channels: give at "
+                "most as many"
+            )
+        if self.kv_heads != self.n_heads:
+            found.append(
+                f"model.n_kv_heads {self.n_kv_heads} with model.attention.latent: every head has keys and values of "
+                "its own, leave it out"
+            )
+        return found
+
     def conditional_settings(self) -> list[Setting]:
         """Fields of the whole tree that other fields must allow."""
+        plain = (not self.attention.latent.is_on, "model.attention.latent.kv_rank null")
         t5 = (self.positions == "t5", "model.positions t5")
         rope = (self.positions == "rope", "model.positions rope")
         parts = {
             "positions.table": (self.positions in ("learned", "t5"), "model.positions learned or t5"),
+            "attn.q": (self.attention.latent.q_rank is None, "model.attention.latent.q_rank null"),
+            "attn.k": plain,
+            "attn.v": plain,
             "attn.gate.map": (self.attention.gate != "none", "model.attention.gate head or channel"),
             "mlp.gate": (self.gated, "a gated model.mlp"),
             "head": (not self.tie_embeddings, "model.tie_embeddings false"),
@@ -313,12 +368,14 @@ class ModelConfig:
                 self.positions in ("rope", "alibi", "t5"),
                 "model.positions rope, alibi or t5",
             ),
+            Setting("attention.latent.kv_rank", self.attention.latent.is_on, *rope),
             Setting("t5_buckets", self.t5_buckets != type(self).t5_buckets, *t5),
             Setting("t5_max_distance", self.t5_max_distance != type(self).t5_max_distance, *t5),
             *self.init.conditional_settings(),
             *(Setting(f"init.zero {part}", part in self.init.zero, *exists) for part, exists in parts.items()),
             Setting("rope_base", self.rope_base != type(self).rope_base, *rope),
             Setting("rope_fraction", self.rope_fraction != 1, *rope),
+            Setting("rope_fraction", self.rope_fraction != 1, *plain),
             Setting("norm_gate", self.norm_gate is not None, self.norm != "none", "model.norm rmsnorm or layernorm"),
             Setting(
                 "norm_placement",

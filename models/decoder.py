@@ -9,9 +9,9 @@ from typing import overload
 
 from torch import Tensor, nn
 
-from .attention.attention import Attention
 from .attention.document_mask import Documents
 from .attention.kv_cache import KeyValueCache, LayerCache
+from .attention.latent.latent_attention import attention_of
 from .attention.positions import POSITIONS, Placement
 from .config import ModelConfig
 from .head import Head, read_out
@@ -30,7 +30,7 @@ class Block(nn.Module):
         self.layer = block + 1
         self.parallel = config.parallel_residual
         self.norm_attn, self.norm_attn_out = sublayer_norms(config)
-        self.attn = Attention(config, block)
+        self.attn = attention_of(config)(config, block)
         self.norm_mlp, self.norm_mlp_out = sublayer_norms(config)
         self.mlp = MLP(config, block)
 

@@ -79,17 +79,14 @@ def _built_attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:
     """The same with parts of the user's own, whose parameters only their classes know: this loads torch."""
     import torch
 
-    from .attention.attention import Attention
+    from .attention.latent.latent_attention import attention_of
 
     with torch.device("meta"):
-        for name, parameter in Attention(config, block).named_parameters():
+        for name, parameter in attention_of(config)(config, block).named_parameters():
             yield name, tuple(parameter.shape)
 
 
-def _attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:
-    if config.attention.own_parts:
-        yield from _built_attention(config, block)
-        return
+def _maps(config: ModelConfig) -> Iterator[NamedShape]:
     attention, d_head = config.attention, config.d_head
     qkv_bias = config.bias if attention.qkv_bias is None else attention.qkv_bias
     for name, n_heads in (("q", config.n_heads), ("k", config.kv_heads), ("v", config.kv_heads)):
@@ -97,22 +94,45 @@ def _attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:
         norm = attention.v_norm if name == "v" else attention.qk_norm
         if norm != "none":
             yield f"{name}.norm.gain", (n_heads * d_head if norm == "width" else d_head,)
-    yield from _linear("o", config.n_heads * d_head, config.d_model, config.bias)
+
+
+def _latent_maps(config: ModelConfig) -> Iterator[NamedShape]:
+    attention, latent, d, n_heads = config.attention, config.attention.latent, config.d_model, config.n_heads
+    bias = config.bias if attention.qkv_bias is None else attention.qkv_bias
+    assert latent.kv_rank is not None
+    if latent.q_rank is None:
+        yield from _linear("q", d, n_heads * config.d_key, bias)
+    else:
+        yield from _linear("q_down", d, latent.q_rank, bias)
+        yield "q_norm.gain", (latent.q_rank,)
+        yield from _linear("q_up", latent.q_rank, n_heads * config.d_key, bias)
+    yield from _linear("kv_down", d, latent.kv_rank + config.d_rope, bias)
+    yield "kv_norm.gain", (latent.kv_rank,)
+    yield from _linear("kv_up", latent.kv_rank, n_heads * (config.d_key - config.d_rope + config.d_value), bias)
+
+
+def _attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:
+    if config.attention.own_parts:
+        yield from _built_attention(config, block)
+        return
+    attention, d_key, d_value = config.attention, config.d_key, config.d_value
+    yield from _latent_maps(config) if attention.latent.is_on else _maps(config)
+    yield from _linear("o", config.n_heads * d_value, config.d_model, config.bias)
     if attention.normaliser == "softmax_sink":
         yield "normaliser.logit", (config.n_heads,)
     if attention.normaliser == "differential":
-        yield from ((f"normaliser.{name}", (d_head,)) for name in ("q1", "k1", "q2", "k2"))
+        yield from ((f"normaliser.{name}", (d_key,)) for name in ("q1", "k1", "q2", "k2"))
     rows = 1 if attention.kv_bias_shared else config.kv_heads
     for name in ("key", "value"):
         if name in attention.kv_bias:
-            yield f"bias.{name}", ((attention.kv_bias_tokens or 1) * rows, d_head)
+            yield f"bias.{name}", ((attention.kv_bias_tokens or 1) * rows, d_key if name == "key" else d_value)
     if attention.aggregation_blocks is None or block in attention.aggregation_blocks:
         if attention.aggregation == "headnorm":
-            yield "aggregate.gain", (d_head,)
+            yield "aggregate.gain", (d_value,)
         if attention.aggregation == "differential_norm":
-            yield "aggregate.gain", (2 * d_head,)
+            yield "aggregate.gain", (2 * d_value,)
         if attention.aggregation == "calibrated" and attention.calibration.correlation == "learned":
             yield "aggregate.rho.logit", (config.n_heads,)
     if attention.gate != "none":
-        n_in = config.kv_heads * d_head if attention.gate_input == "value" else config.d_model
+        n_in = config.kv_heads * d_value if attention.gate_input == "value" else config.d_model
         yield from _linear("gate.map", n_in, math.prod(config.gate_sizes), config.bias)

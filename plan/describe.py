@@ -39,7 +39,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         "parameters": dict(parts),
         "flops_per_token": flops_per_token(config, n_params, config.max_seq_len),
         "memory": {part: size * n_params for part, size in BYTES.items()},
-        "kv_cache": 2 * config.n_layers * config.kv_heads * config.d_head * 2,
+        "kv_cache": 2 * config.n_layers * sum(n_heads * width for n_heads, width in config.cached),
         "kernel": kernel_sentence(config),
     }
 

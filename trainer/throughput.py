@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
 
 def flops_per_token(config: ModelConfig, n_params: int, seq_len: int, *, frozen: bool = False) -> float:
-    """Model FLOPs of one trained token, forward and backward: ``6·N + 12·L·H·d_head·T`` (arXiv 2204.02311, appendix B).
+    """Model FLOPs of one trained token, forward and backward: ``6·N + 12·L·H·d_head·T`` (arXiv 2204.02311, appendix B;
+    of latent attention with the mean width of keys and values).
 
     ``N`` counts the parameters that take part in matrix products: the embedding table only where it is the head too.
     With a sliding window T is the window, or its mean over the blocks. Of a ``frozen`` model, whose adapter alone is
@@ -29,7 +30,9 @@ def flops_per_token(config: ModelConfig, n_params: int, seq_len: int, *, frozen:
         tables += config.max_seq_len * config.d_model
     windows = [config.attention.window_of(block) for block in range(config.n_layers)]
     seen = sum(min(seq_len, window or seq_len) for window in windows)
-    return (4.0 if frozen else 6.0) * (n_params - tables) + 12.0 * config.n_heads * config.d_head * seen
+    return (4.0 if frozen else 6.0) * (n_params - tables) + 6.0 * config.n_heads * (
+        config.d_key + config.d_value
+    ) * seen
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:

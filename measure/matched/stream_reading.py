@@ -94,7 +94,8 @@ def _block_units(config: ModelConfig, weights: BlockWeights, known: set[str], bl
     (before_v, behind_o, before_mlp, behind_mlp), (v, o, up, gate, down) = norms, maps
     mlp = [read.fold(read.found[name], before_mlp) for name in (up, gate) if name in read.found]
     mlp.append(read.fold(read.found[down].T, behind_mlp))
-    values = _value_units(read.fold(read.found[v], before_v), config.kv_heads)
+    # Latent attention's values come from another vector than the residual stream's.
+    values = _value_units(read.fold(read.found[v], before_v), config.kv_heads) if v in read.found else []
     values += _value_units(read.fold(read.found[o].T, behind_o), config.n_heads)
     return {f"{at}mlp": _units(mlp), f"{at}attn": _units(values)}
 

@@ -110,15 +110,22 @@ class AdapterConfig:
         """Why it cannot be attached to this model, one line each, with the mend."""
         if self.kind == "prefix" and model.attention.normaliser == "differential":
             return ["adapter.kind prefix brings keys, and model.attention.normaliser differential takes none"]
+        if model.attention.latent.is_on and self.kind in ("prefix", "prefix_plus"):
+            return [
+                f"adapter.kind {self.kind} reads and brings heads of one width, and those of latent attention have two"
+            ]
         if self.kind != "lora":
             return []
+        missing = [name for name in self.lora_maps if name in ("attn.q", "attn.k", "attn.v")]
+        if model.attention.latent.is_on and missing:
+            return [f"adapter.maps names {missing[0]}, which latent attention maps in two steps: leave it out"]
         if "mlp.gate" in self.lora_maps and not model.gated:
             return [f"adapter.maps names mlp.gate, but model.mlp {model.mlp} has none: leave it out"]
         widths: dict[str, tuple[int, int]] = {
             "attn.q": (model.d_model, model.n_heads * model.d_head),
             "attn.k": (model.d_model, model.kv_heads * model.d_head),
             "attn.v": (model.d_model, model.kv_heads * model.d_head),
-            "attn.o": (model.n_heads * model.d_head, model.d_model),
+            "attn.o": (model.n_heads * model.d_value, model.d_model),
             **dict.fromkeys(("mlp.gate", "mlp.up", "mlp.down"), (model.d_model, model.ff)),
         }
         least, narrowest = min((min(widths[name]), name) for name in self.lora_maps)

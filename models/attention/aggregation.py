@@ -44,7 +44,7 @@ class HeadNorm(PlainAggregation):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.eps = config.norm_eps
-        self.gain = nn.Parameter(torch.ones(config.d_head))
+        self.gain = nn.Parameter(torch.ones(config.d_value))
         self.parameter_roles = {"gain": ParameterRole.GAIN}
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
@@ -72,7 +72,7 @@ class DifferentialNorm(PlainAggregation):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
         self.eps, self.kept = config.norm_eps, 1 - initial_lambda(0)
-        self.gain = nn.Parameter(torch.ones(2 * config.d_head))
+        self.gain = nn.Parameter(torch.ones(2 * config.d_value))
         self.parameter_roles = {"gain": ParameterRole.GAIN}
 
     def in_block(self, block: int) -> None:

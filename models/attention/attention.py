@@ -73,7 +73,7 @@ class LinearGate(PlainOutput):
         attention = config.attention
         n_heads, width = config.gate_sizes
         self.n_heads = None if attention.gate_at == "projection" else n_heads
-        n_in = config.kv_heads * config.d_head if attention.gate_input == "value" else config.d_model
+        n_in = config.kv_heads * config.d_value if attention.gate_input == "value" else config.d_model
         self.map = Linear(n_in, n_heads * width, bias=config.bias)
         self.opening = OPENINGS[attention.gate_activation]
 
@@ -121,9 +121,9 @@ class KeyValueBias(NoKeyValueBias):
         kind, self.d_model = config.attention.kv_bias, config.d_model
         rows = 1 if config.attention.kv_bias_shared else config.kv_heads
         self.repeats, self.n_tokens = config.n_heads // rows, config.attention.kv_bias_tokens or 1
-        shape = (self.n_tokens * rows, config.d_head)
-        self.key = nn.Parameter(torch.zeros(shape)) if kind in ("key", "key_value") else None
-        self.value = nn.Parameter(torch.zeros(shape)) if kind in ("value", "key_value") else None
+        n_rows = self.n_tokens * rows
+        self.key = nn.Parameter(torch.zeros(n_rows, config.d_key)) if kind in ("key", "key_value") else None
+        self.value = nn.Parameter(torch.zeros(n_rows, config.d_value)) if kind in ("value", "key_value") else None
         self.parameter_roles = {"key": ParameterRole.BIAS, "value": ParameterRole.BIAS}
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
@@ -195,13 +195,12 @@ class Attention(nn.Module):
         super().__init__()
         attention = config.attention
         self.layer = block + 1
-        self.n_heads, self.n_kv_heads, self.d_head = config.n_heads, config.kv_heads, config.d_head
-        self.scale, self.window, self.prefix = config.d_head**-0.5, attention.window_of(block), attention.prefix
+        self.n_heads = config.n_heads
+        self.scale, self.window, self.prefix = config.d_key**-0.5, attention.window_of(block), attention.prefix
         self.has_positions = attention.has_positions(block)
-        self.q = Projection(config, self.n_heads, attention.qk_norm)
-        self.k = Projection(config, self.n_kv_heads, attention.qk_norm)
-        self.v = Projection(config, self.n_kv_heads, attention.v_norm)
-        self.o = Linear(self.n_heads * self.d_head, config.d_model, config.bias, residual_writers=2 * config.n_layers)
+        self.add_maps(config)
+        n_out = config.n_heads * config.d_value
+        self.o = Linear(n_out, config.d_model, config.bias, residual_writers=2 * config.n_layers)
         self.normaliser = build_part("normaliser", attention.normaliser, NORMALISERS, Softmax, config)
         self.normaliser.in_block(block)
         self.bias = KV_BIASES[attention.kv_bias](config)
@@ -215,18 +214,32 @@ class Attention(nn.Module):
         # A class of the user's own is given a key and a value for every query head.
         self.repeats_keys = bool(attention.own_parts)
 
+    def add_maps(self, config: ModelConfig) -> None:
+        """The maps of queries, keys and values."""
+        self.q: Linear = Projection(config, config.n_heads, config.attention.qk_norm)
+        self.k = Projection(config, config.kv_heads, config.attention.qk_norm)
+        self.v = Projection(config, config.kv_heads, config.attention.v_norm)
+
+    def mapped(
+        self, x_BTD: Tensor, place: Placement, cache: LayerCache | None
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries ``[B, H, T, K]``; keys and values as the scores have them, those of earlier positions first; and what
+        a gate reads ``[B, T, C]``."""
+        q, k, v = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
+        read_BTC = v.transpose(1, 2).flatten(2) if self.gates_by_value else x_BTD
+        q, k, v = self.gated("query", q, read_BTC), self.gated("key", k, read_BTC), self.gated("value", v, read_BTC)
+        q, k = rotate(q, place.rotation), rotate(k, place.rotation)
+        if cache is not None:
+            k, v = cache.extend(k, v)
+        return q, k, v, read_BTC
+
     def forward(
         self, x_BTD: Tensor, place: Placement, observer: Observer | None = None, cache: LayerCache | None = None
     ) -> Tensor:
         """``[B, T, D] → [B, T, D]``; the cache, if there is one, holds earlier keys and values and gets these."""
         if not self.has_positions:
             place = place.without_positions()
-        q, k, v = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
-        read_BTC = v.transpose(1, 2).flatten(2) if self.gates_by_value else x_BTD
-        q, k, v = self._gated("query", q, read_BTC), self._gated("key", k, read_BTC), self._gated("value", v, read_BTC)
-        q, k = rotate(q, place.rotation), rotate(k, place.rotation)
-        if cache is not None:
-            k, v = cache.extend(k, v)
+        q, k, v, read_BTC = self.mapped(x_BTD, place, cache)
         # The kernels read what heads share from one place; who looks at keys and values wants them for each head.
         if self.repeats_keys or observer is not None:
             k, v = (over_heads(x, self.n_heads) for x in (k, v))
@@ -238,14 +251,14 @@ class Attention(nn.Module):
         weighted = self.normaliser(scores, v, extra, observer is not None, self.aggregate.needs_squares)
         if added_HK is not None:
             weighted.o_BHTK = weighted.o_BHTK + added_HK[:, None].to(weighted.o_BHTK.dtype)
-        out_BHTK = self._gated("output", self.aggregate(weighted, v), read_BTC)
+        out_BHTK = self.gated("output", self.aggregate(weighted, v), read_BTC)
         if self.adapter_output is not None:
             out_BHTK = out_BHTK + self.adapter_output(q)
         if observer is not None:
             observer.attention(self.layer, Attended(q, k, v, weighted.o_BHTK, out_BHTK, weighted))
-        return self._gated("projection", self.o(out_BHTK.transpose(1, 2).flatten(2)), read_BTC)
+        return self.gated("projection", self.o(out_BHTK.transpose(1, 2).flatten(2)), read_BTC)
 
-    def _gated(self, where: str, y: Tensor, read_BTC: Tensor) -> Tensor:
+    def gated(self, where: str, y: Tensor, read_BTC: Tensor) -> Tensor:
         """``y`` through the gate, if this is where it stands."""
         gated: Tensor = self.gate(y, read_BTC) if where == self.gate_at else y
         return gated

@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple, get_args
 
 from ...schema import outside, shown
 from ..own_code import is_own
+from .latent.latent_config import LATENT_WIDTHS, LatentConfig
 
 #: Normalisers that weigh each score on its own.
 SimilarityName = Literal["sigmoid", "relu", "elu", "identity"]
@@ -190,6 +191,9 @@ class AttentionConfig:
     qkv_bias: bool | None = None
     """Biases of the query, key and value maps, Qwen2's only ones (arXiv 2407.10671); by default model.bias."""
 
+    latent: LatentConfig = field(default_factory=LatentConfig)
+    """Latent attention's own settings."""
+
     @property
     def own_parts(self) -> dict[str, str]:
         """Parts that are a class of the user's own, with its name; none of them has been imported."""
@@ -216,7 +220,13 @@ class AttentionConfig:
 
     def problems(self, n_layers: int, max_seq_len: int) -> list[str]:
         """Values out of range in a model of this size, and parts that contradict each other; one line each."""
-        found = self.calibration.problems()
+        found = (
+            self.calibration.problems()
+            + self.latent.problems()
+            + self.latent.excludes(
+                qk_norm=self.qk_norm, v_norm=self.v_norm, gate_at=self.gate_at, gate_input=self.gate_input
+            )
+        )
         for part, name in self.own_parts.items():
             if not is_own(name):
                 names = ", ".join(OPEN_PARTS[part])
@@ -337,6 +347,15 @@ class AttentionConfig:
                 "model.attention.aggregation calibrated",
             ),
             *self.calibration.conditional_settings(),
+            *(
+                Setting(
+                    f"attention.latent.{name}",
+                    getattr(self.latent, name) is not None,
+                    self.latent.is_on,
+                    "model.attention.latent.kv_rank 1 or more",
+                )
+                for name in LATENT_WIDTHS
+            ),
             Setting(
                 "attention.normalise_rows",
                 self.normalise_rows,

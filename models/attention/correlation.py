@@ -77,7 +77,7 @@ class EstimatedCorrelation(Uncorrelated):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.register_buffer("mean_HK", torch.zeros(config.n_heads, config.d_head))
+        self.register_buffer("mean_HK", torch.zeros(config.n_heads, config.d_value))
         self.register_buffer("square_H", torch.zeros(config.n_heads))
         self.register_buffer("square_of_mean_H", torch.zeros(config.n_heads))
         self.register_buffer("n_batches", torch.zeros(()))

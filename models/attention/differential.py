@@ -69,7 +69,7 @@ class DifferentialSoftmax(Softmax):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(torch.zeros(config.d_head)) for _ in range(4))
+        self.q1, self.k1, self.q2, self.k2 = (nn.Parameter(torch.zeros(config.d_key)) for _ in range(4))
         self.parameter_roles = dict.fromkeys(("q1", "k1", "q2", "k2"), ParameterRole.GAIN)
         self.lambda_init = initial_lambda(0)
 

@@ -114,8 +114,12 @@ def causal_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: floa
         return _fused(q_BHTK, k_BGTK, v_BGTK, scale)[0]
     if not backend.grouped:
         k_BGTK, v_BGTK = (over_heads(x, q_BHTK.shape[1]) for x in (k_BGTK, v_BGTK))
-    grouped = k_BGTK.shape[1] != q_BHTK.shape[1]
-    return F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, scale=scale, enable_gqa=grouped)
+    grouped, width = k_BGTK.shape[1] != q_BHTK.shape[1], v_BGTK.shape[-1]
+    if width < q_BHTK.shape[-1]:
+        # Only as wide as queries do values run on a fused kernel.
+        v_BGTK = F.pad(v_BGTK, (0, q_BHTK.shape[-1] - width))
+    out = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, scale=scale, enable_gqa=grouped)
+    return out[..., :width] if width < out.shape[-1] else out
 
 
 def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,8 @@ from .positions import Placement
 
 
 class LayerCache:
-    """One block's keys (already rotated) and values ``[B, G, S, K]``, in buffers of their final length."""
+    """One block's keys (already rotated) and values ``[B, G, S, K]``, in buffers of their final length; of
+    latent attention what both come from, and the key that all heads share."""
 
     def __init__(self, k_BGSK: Tensor, v_BGSK: Tensor) -> None:
         self._k, self._v, self.length = k_BGSK, v_BGSK, 0
@@ -56,9 +57,10 @@ class KeyValueCache:
         device: torch.device | str = "cpu",
         eviction: Eviction | None = None,
     ) -> None:
-        shape = (n_sequences, config.kv_heads, n_positions, config.d_head)
+        shapes = [(n_sequences, n_heads, n_positions, width) for n_heads, width in config.cached]
         self.layers = [
-            LayerCache(*(torch.empty(shape, dtype=dtype, device=device) for _ in "kv")) for _ in range(config.n_layers)
+            LayerCache(*(torch.empty(shape, dtype=dtype, device=device) for shape in shapes))
+            for _ in range(config.n_layers)
         ]
         self.eviction = eviction
         self._key_S = torch.zeros(0, dtype=torch.int64, device=device)

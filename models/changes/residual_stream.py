@@ -17,7 +17,10 @@ from ...errors import UsageError
 from ..config import ModelConfig
 from .change import ModelWeights, wide
 
-_READERS = {"norm_attn": ("attn.q", "attn.k", "attn.v", "attn.gate.map"), "norm_mlp": ("mlp.gate", "mlp.up")}
+_READERS = {
+    "norm_attn": ("attn.q", "attn.k", "attn.v", "attn.q_down", "attn.kv_down", "attn.gate.map"),
+    "norm_mlp": ("mlp.gate", "mlp.up"),
+}
 """Norm of a block → the maps that read what it gives."""
 _WRITERS = ("attn.o", "mlp.down")
 _BLOCK = re.compile(r"blocks\.\d+\.")

@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from birthmark.errors import UsageError
-from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, CalibrationConfig, LatentConfig, ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.models.parameter_shapes import parameter_shapes
 
@@ -40,8 +40,13 @@ def configs(draw):
     if of_attention.get("normaliser") == "differential":
         sizes["n_kv_heads"] = None
         of_attention.pop("normalise_rows", None), of_attention.pop("kv_bias", None)
+    latent = draw(st.sampled_from([LatentConfig(), LatentConfig(6), LatentConfig(6, 5, 2, 3, 4)]))
+    if latent.is_on:
+        sizes |= {"n_kv_heads": None}
+        of_model["positions"] = "rope"
+        of_attention = {name: value for name, value in of_attention.items() if name not in ("qk_norm", "v_norm")}
     try:
-        attention = AttentionConfig(**of_attention, calibration=calibration, aggregation_blocks=blocks)
+        attention = AttentionConfig(**of_attention, latent=latent, calibration=calibration, aggregation_blocks=blocks)
         return ModelConfig(**sizes, **of_model, attention=attention)
     except UsageError:
         assume(False)

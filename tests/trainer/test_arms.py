@@ -11,6 +11,7 @@ from rich.console import Console
 
 from birthmark.launch.reference.model_fields import build, companions, model_fields
 from birthmark.measure.records import RunDir, read_metrics
+from birthmark.models.attention.latent.latent_config import LATENT_WIDTHS
 from birthmark.report.run_page import build_report, summarise
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.run import pretrain
@@ -19,7 +20,8 @@ FIELDS = {field.path: field for field in model_fields()}
 #: Fields that fail apart: their values share runs, one of each lane in a run.
 SHARED = (
     ("model.mlp",),
-    ("model.init.kind",),
+    # Latent attention's come last, beside parts that it does not exclude.
+    ("model.init.kind", *(f"model.attention.latent.{x}" for x in ("kv_rank", *LATENT_WIDTHS))),
     ("model.init.zero",),
     ("model.parallel_residual", "model.tie_embeddings", "model.bias", "model.attention.nope_blocks"),
     ("model.attention.gate_at", "model.attention.gate_input", "model.attention.gate_activation"),

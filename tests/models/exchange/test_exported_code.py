@@ -48,6 +48,12 @@ MORE = {
         "positions": "alibi",
     },
     "learned keys": {"attention.kv_bias": "key_value", "attention.kv_bias_tokens": 3, "attention.v_norm": "head"},
+    "latent": {"attention.latent.kv_rank": 6, "attention.latent.q_rank": 5, "attention.gate": "channel"},
+    "narrow values": {
+        "attention.latent.kv_rank": 6,
+        "attention.latent.value_width": 3,
+        "attention.normaliser": "softmax_sink",
+    },
     "blocks apart": {"attention.window": [4, None], "attention.nope_blocks": [1]},
     "a gate of silu": {"attention.gate": "channel", "attention.gate_activation": "silu", "attention.gate_at": "key"},
     "in some blocks": {"attention.aggregation": "headnorm", "attention.aggregation_blocks": [1]},
