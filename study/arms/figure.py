@@ -210,7 +210,11 @@ def _label_points(axes: Axes, shown: Sequence[ArmResult], loss: str, looks: dict
     """The arms' names beside their points, with a thin line where a name had to go further away."""
     figure = axes.get_figure(root=True)
     assert figure is not None
-    figure.draw_without_rendering()  # the layout decides where the points are
+    # The layout decides where the points are. It takes longer than to draw the figure, so it stays as it is now.
+    layout = figure.get_layout_engine()
+    assert layout is not None
+    layout.execute(figure)
+    figure.set_layout_engine("none")
     scale = figure.dpi / 72
     points = axes.transData.transform([(r.sink.mean, r.figures[loss].mean) for r in shown])
     texts = [

@@ -8,6 +8,7 @@ import random
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,9 +45,8 @@ def make_case(seed: int, number: int, example: Path) -> Case:
 
 # ── configs ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-_NOT_MODEL = ("pretrain", "plan")
 
-
+@cache
 def _all_fields() -> dict[str, Any]:
     """Every field of a run by dotted name, with its default."""
     from dataclasses import asdict
@@ -97,15 +97,15 @@ def _yaml(tree: Any) -> str:
 
 
 def _of_config(rng: random.Random, file: str) -> tuple[str, ...]:
-    return rng.choice(
-        [
-            ("describe", file),
-            ("describe", file, "--json"),
-            ("birth", file, "--json"),
-            ("plan", file, "--n_gpus", "1", "--alone", "--gpu", rng.choice(["cpu", "h100-80gb"])),
-            ("snapshot", f"{file}@{rng.choice([0, 7])}", "--json", "--n_sequences", "4", "--seq_len", "8"),
-        ]
-    )
+    commands = [
+        ("describe", file),
+        ("describe", file, "--json"),
+        ("birth", file, "--json"),
+        ("plan", file, "--n_gpus", "1", "--alone", "--gpu", rng.choice(["cpu", "h100-80gb"])),
+        ("snapshot", f"{file}@{rng.choice([0, 7])}", "--json", "--n_sequences", "4", "--seq_len", "8"),
+    ]
+    # All read it alike; then the last two compute, which takes several times as long.
+    return rng.choices(commands, [3, 3, 3, 1, 2])[0]
 
 
 _BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
@@ -452,7 +452,7 @@ def study(rng: random.Random, example: Path) -> Case:
 
 
 def tokens(rng: random.Random, example: Path) -> Case:
-    """A cache of tokens, a corpus or a tokenizer that was damaged, and a run that begins with it."""
+    """A cache of tokens, a corpus or a tokenizer that was damaged, and what reads it."""
     files = [*example.glob("cache/**/*.*"), *example.glob("corpus/*")]
     file = rng.choice([f.relative_to(example) for f in sorted(files) if f.is_file() and f.suffix != ".lock"])
     way, state = rng.choice(["file", "file", "line"]), rng.random()
@@ -465,23 +465,30 @@ def tokens(rng: random.Random, example: Path) -> Case:
         must = damage_file(folder / file, random.Random(state), [])[1]
         return "any" if file.parts[0] == "corpus" else must
 
-    arguments = ("pretrain", "--config", "tiny.yaml", "--run_dir", "second", "--trainer.max_steps", "1")
+    arguments = _of_data(rng)
     words = (file.name, file.parent.name, "data.path", "data.tokenizer", "vocab_size", "corpus")
     about = f"{file}, damaged by {state}" if way == "file" else "a corpus of one line without a space"
     return Case(about, ("tiny.yaml", "corpus", "cache"), prepare, arguments, words)
 
 
+def _of_data(rng: random.Random, path: str = "corpus") -> tuple[str, ...]:
+    """What reads a corpus to its end: mostly a look at a batch, which takes a twentieth of the time of a run."""
+    if rng.random() < 0.25:
+        run = ("pretrain", "--config", "tiny.yaml", "--run_dir", "second", "--trainer.max_steps", "1")
+        return (*run, f"--data.path={path}")
+    return ("data", "tiny.yaml", "--set", f"data.path={path}", "--step", "1", "--json")
+
+
 def table(rng: random.Random, example: Path) -> Case:
-    """A corpus of rows that was damaged, and a run that begins with it."""
+    """A corpus of rows that was damaged, and what reads it."""
     file, way = rng.choice(TABLES), rng.choice([*damage.BYTES, *damage.PLACE])
 
     def prepare(folder: Path) -> Must:
         way(folder / file, rng)
         return "any"
 
-    arguments = ("pretrain", "--config", "tiny.yaml", "--run_dir", "second", "--trainer.max_steps", "1")
     words = (file, "data.path", "data.text_field", "data.tokenizer", "vocab_size")
-    return Case(f"{way.__name__} {file}", ("tiny.yaml", file), prepare, (*arguments, f"--data.path={file}"), words)
+    return Case(f"{way.__name__} {file}", ("tiny.yaml", file), prepare, _of_data(rng, file), words)
 
 
 def study_results(rng: random.Random, example: Path) -> Case:
@@ -540,7 +547,9 @@ def command_line(rng: random.Random, example: Path) -> Case:
     """A command with one option or one word that is strange."""
     from birthmark.launch.command_table import COMMANDS, command_parser
 
-    name = rng.choice([name for name in COMMANDS if name != "demo"])  # a minute of training
+    # A demo is a minute of training; a short run, or a plan, takes as long as ten other commands.
+    weights = {name: 0.25 if name in ("pretrain", "adapt", "plan") else 1.0 for name in COMMANDS if name != "demo"}
+    name = rng.choices(list(weights), list(weights.values()))[0]
     usual = list(_USUAL.get(name, ()))
     options = sorted({o for action in command_parser(name)._actions for o in action.option_strings if o[:2] == "--"})
     word = rng.choice(_WORDS)

@@ -68,6 +68,8 @@ def load_everything() -> None:
         import_module(name)
     # Kept from its first use on, and slow to build.
     sys.modules["birthmark.trainer.config_file"]._run_parser()
+    for name in sys.modules["birthmark.launch.command_table"].COMMANDS:
+        sys.modules["birthmark.launch.command_table"].command_parser(name)
     environment = sys.modules["birthmark.report.html_page"]._environment()
     for template in environment.list_templates():
         environment.get_template(template)

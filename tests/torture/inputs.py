@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
 
 from cases import Case, make_case
 from example import command, load_everything, make_example
-from sandbox import WALL_SECONDS, Outcome, faults, run_forked
+from sandbox import WALL_SECONDS, Outcome, Watch, faults, run_forked
 
 #: What differs between two calls that do the same.
 _TIMES = re.compile(r'("seconds": |"time": |took |in )[0-9.e+-]+|\d+ tokens/s')
@@ -31,6 +32,8 @@ class Torture:
     """Called in the process of each case before its command: where faults are planted."""
     outcomes: dict[tuple[str, ...], Outcome] = field(default_factory=dict)
     """What commands say of the undamaged example."""
+    parts: dict[str, list[tuple[str, bytes | None, int]]] = field(default_factory=dict)
+    """Of the example, what was copied before: each file's or folder's name, content and time in ns."""
 
     def __post_init__(self) -> None:
         load_everything()
@@ -40,13 +43,23 @@ class Torture:
             make_example(self.example)
             self.watched.mkdir()
             shutil.copyfile(self.example / "theirs" / "model.safetensors", self.watched / "canary.safetensors")
+        self.watch = Watch((self.example, self.watched))
 
     def _copy(self, parts: tuple[str, ...]) -> None:
+        """Make the case's folder anew, with these parts of the example. They are read once, and written for each."""
         shutil.rmtree(self.case, ignore_errors=True)
         self.case.mkdir()
         for part in parts:
-            source = self.example / part
-            (shutil.copytree if source.is_dir() else shutil.copyfile)(source, self.case / part)
+            if part not in self.parts:
+                self.parts[part] = list(_contents(self.example / part, part))
+            for name, content, modified_ns in self.parts[part]:
+                place = f"{self.case}/{name}"
+                if content is None:
+                    Path(place).mkdir()
+                else:
+                    with Path(place).open("wb", buffering=0) as file:
+                        file.write(content)
+                    os.utime(place, ns=(modified_ns, modified_ns))
 
     def _run(self, arguments: tuple[str, ...], planted: bool) -> Outcome:
         do = command(arguments)
@@ -56,7 +69,7 @@ class Torture:
                 self.before()
             return do()
 
-        return run_forked(with_fault, self.case, (self.example, self.watched), self.wall)
+        return run_forked(with_fault, self.case, self.watch, self.wall)
 
     def _undamaged(self, case: Case) -> Outcome:
         key = (*case.arguments, *case.parts)
@@ -78,6 +91,13 @@ class Torture:
         if found and outcome.errors.strip():
             found.append(f"said: {' '.join(outcome.errors.split())[:300]}")
         return found
+
+
+def _contents(place: Path, name: str) -> Iterator[tuple[str, bytes | None, int]]:
+    """A file, or a folder with all below it: names from ``name`` on, contents (None of a folder), times in ns."""
+    yield name, None if place.is_dir() else place.read_bytes(), place.stat().st_mtime_ns
+    for below in sorted(place.iterdir()) if place.is_dir() else ():
+        yield from _contents(below, f"{name}/{below.name}")
 
 
 def _said(outcome: Outcome) -> str:

@@ -126,3 +126,4 @@ if __name__ == "__main__":
         print(plant.__name__, sound, torture.faults_of(case), sep="\t", flush=True)
         (torture.watched / "left").unlink(missing_ok=True)
         (torture.watched / "pickle").unlink(missing_ok=True)
+        torture.watch.changes()

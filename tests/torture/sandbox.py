@@ -8,6 +8,7 @@ import gc
 import os
 import re
 import resource
+import select
 import signal
 import sys
 import tempfile
@@ -41,15 +42,30 @@ class Outcome:
     """Paths outside its folder that it made, changed or removed."""
 
 
-def _listing(roots: Iterable[Path]) -> dict[str, tuple[int, int, int]]:
-    """Inode, size and time of change of everything below some folders."""
-    found = {}
-    for root in roots:
-        for folder, folders, files in os.walk(root):
-            for name in (*folders, *files):
-                at = os.lstat(path := f"{folder}/{name}")
-                found[path] = (at.st_ino, at.st_size, at.st_mtime_ns)
-    return found
+class Watch:
+    """What stands below some folders, and what became of it since it was asked last."""
+
+    def __init__(self, roots: Iterable[Path]) -> None:
+        self.roots = [str(root) for root in roots]
+        self.listing = self._list()
+
+    def _list(self) -> dict[str, tuple[int, int, int]]:
+        """Inode, size and time of change of everything below the folders."""
+        found, folders = {}, list(self.roots)
+        while folders:
+            with os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    at = entry.stat(follow_symlinks=False)
+                    found[entry.path] = (at.st_ino, at.st_size, at.st_mtime_ns)
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(entry.path)
+        return found
+
+    def changes(self) -> list[str]:
+        """Paths that were made, changed or removed since the last call."""
+        before, self.listing = self.listing, self._list()
+        paths = {*before, *self.listing}
+        return sorted(path for path in paths if before.get(path) != self.listing.get(path))
 
 
 def _resident() -> int:
@@ -82,18 +98,18 @@ def be_cheap_to_fork() -> None:
 
 
 def run_forked(
-    do: Callable[[], int], folder: Path, watched: Sequence[Path] = (), wall: float = WALL_SECONDS, memory: int = MEMORY
+    do: Callable[[], int], folder: Path, watch: Watch | None = None, wall: float = WALL_SECONDS, memory: int = MEMORY
 ) -> Outcome:
     """``do()`` in a forked process whose working folder and home is ``folder``; its result is the exit status.
 
     Args:
         do: the command.
         folder: where it may write.
-        watched: folders in which nothing may change.
+        watch: folders in which nothing may change.
         wall: seconds after which it is killed.
         memory: bytes of address space that it may take more than this process has.
     """
-    before, base, start = _listing(watched), _resident(), time.monotonic()
+    base, start = _resident(), time.monotonic()
     sys.stdout.flush()
     sys.stderr.flush()
     with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
@@ -104,16 +120,11 @@ def run_forked(
                 status = _in_child(do, folder, memory, output.fileno(), errors.fileno())
             finally:
                 os._exit(status)
-        ended, waited = "exit", None
-        while waited is None:
-            pid, code, usage = os.wait4(child, os.WNOHANG)
-            if pid:
-                waited = code
-            elif time.monotonic() - start > wall and ended == "exit":
-                ended = "time"
-                os.killpg(child, signal.SIGKILL)
-            else:
-                time.sleep(0.003)
+        ended = "exit"
+        if not _has_ended(child, wall):
+            ended = "time"
+            os.killpg(child, signal.SIGKILL)
+        _, waited, usage = os.wait4(child, 0)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(child, signal.SIGKILL)  # what it left behind
         texts = []
@@ -123,16 +134,25 @@ def run_forked(
     status = os.waitstatus_to_exitcode(waited)
     if status < 0 and ended == "exit":
         ended = signal.Signals(-status).name
-    after = _listing(watched)
-    touched = sorted(path for path in {*before, *after} if before.get(path) != after.get(path))
     return Outcome(
         None if status < 0 else status,
         ended,
         *texts,
         seconds=time.monotonic() - start,
         memory=max(0, usage.ru_maxrss * 1024 - base),
-        touched=touched,
+        touched=watch.changes() if watch else [],
     )
+
+
+def _has_ended(child: int, wall: float) -> bool:
+    """Wait at most ``wall`` seconds for a process, which stays to be waited for."""
+    handle = os.pidfd_open(child)
+    try:
+        poll = select.poll()
+        poll.register(handle, select.POLLIN)
+        return bool(poll.poll(1000 * wall))
+    finally:
+        os.close(handle)
 
 
 def _in_child(do: Callable[[], int], folder: Path, memory: int, output: int, errors: int) -> int:
