@@ -119,9 +119,10 @@ class ModelConfig:
     max_seq_len: int = 256
     """Training length in tokens, and the most positions a learned table holds."""
 
-    norm: Literal["rmsnorm", "layernorm", "none"] = "rmsnorm"
+    norm: Literal["rmsnorm", "layernorm", "dyt", "none"] = "rmsnorm"
     """Normalisation around attention and the MLP (see norm_placement) and before the output head: ``rmsnorm``
-    (arXiv 1910.07467); ``layernorm`` (arXiv 1607.06450); or none."""
+    (arXiv 1910.07467); ``layernorm`` (arXiv 1607.06450); ``dyt``, a tanh of each channel in their place, γ·tanh(αx)
+    (arXiv 2503.10622); or none."""
 
     norm_placement: Literal["pre", "post", "both"] = "pre"
     """What is normalised: ``pre``, the input of attention and of the MLP (arXiv 2002.04745), as in GPT-2 and LLaMA;
@@ -135,6 +136,10 @@ class ModelConfig:
     norm_gate: int | None = None
     """Rank of a gate behind every norm of the residual stream: what the norm gives, y, times σ(W_up · silu(W_down · y))
     (GatedNorm, arXiv 2601.22966); by default none."""
+
+    norm_scale: bool = False
+    """Let every RMSNorm of the residual stream norm λ·x in place of x, λ a learned number of each channel that starts
+    at 1 (PreAffine, arXiv 2601.22966): a channel can set the size of the others without being large itself."""
 
     norm_eps: float = 1e-5
     """Added to the mean square (rmsnorm, head-wise RMSNorm) or variance (layernorm)."""
@@ -351,6 +356,7 @@ class ModelConfig:
         plain = (not self.attention.latent.is_on, "model.attention.latent.kv_rank null")
         t5 = (self.positions == "t5", "model.positions t5")
         rope = (self.positions == "rope", "model.positions rope")
+        norms = "model.norm rmsnorm, layernorm or dyt"
         parts = {
             "positions.table": (self.positions in ("learned", "t5"), "model.positions learned or t5"),
             "attn.q": (self.attention.latent.q_rank is None, "model.attention.latent.q_rank null"),
@@ -376,11 +382,12 @@ class ModelConfig:
             Setting("rope_base", self.rope_base != type(self).rope_base, *rope),
             Setting("rope_fraction", self.rope_fraction != 1, *rope),
             Setting("rope_fraction", self.rope_fraction != 1, *plain),
-            Setting("norm_gate", self.norm_gate is not None, self.norm != "none", "model.norm rmsnorm or layernorm"),
+            Setting("norm_gate", self.norm_gate is not None, self.norm != "none", norms),
+            Setting("norm_scale", self.norm_scale, self.norm == "rmsnorm", "model.norm rmsnorm"),
             Setting(
                 "norm_placement",
                 self.norm_placement != "pre",
                 self.norm != "none",
-                "model.norm rmsnorm or layernorm",
+                norms,
             ),
         ]

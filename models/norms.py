@@ -27,23 +27,54 @@ class NormGate(nn.Module):
 
 
 class RMSNorm(nn.Module):
-    """``x / rms(x) · gain`` over the last axis (arXiv 1910.07467), and a gate of that rank behind it, if given."""
+    """``x / rms(x) · gain`` over the last axis (arXiv 1910.07467), and a gate of that rank behind it, if given; of
+    ``scale · x`` in place of x, if ``scaled`` (PreAffine, arXiv 2601.22966)."""
 
-    def __init__(self, d: int, eps: float, gate_rank: int | None = None) -> None:
+    def __init__(self, d: int, eps: float, gate_rank: int | None = None, scaled: bool = False) -> None:
         super().__init__()
         self.eps = eps
         self.gain = nn.Parameter(torch.ones(d))
-        self.parameter_roles = {"gain": ParameterRole.GAIN}
+        self.scale = nn.Parameter(torch.ones(d)) if scaled else None
+        self.parameter_roles = {"gain": ParameterRole.GAIN, "scale": ParameterRole.GAIN}
         self.gate = None if gate_rank is None else NormGate(d, gate_rank)
 
     def forward(self, x: Tensor) -> Tensor:
         """``[…, d] → […, d]``."""
+        if self.scale is not None:
+            x = x * self.scale.to(x.dtype)
         y = F.rms_norm(x, self.gain.shape, self.gain.to(x.dtype), self.eps)
         return y if self.gate is None else self.gate(y)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """Gains start at 1."""
-        return {"gain": Constant(1.0)}
+        """Gains and scales start at 1."""
+        return {"gain": Constant(1.0), "scale": Constant(1.0)}
+
+
+class DynamicTanh(nn.Module):
+    """``tanh(alpha · x) · gain + bias`` in place of a norm (arXiv 2503.10622), and a gate as `RMSNorm` has."""
+
+    def __init__(self, d: int, bias: bool, gate_rank: int | None = None) -> None:
+        super().__init__()
+        self.alpha = nn.Parameter(torch.ones(1))
+        self.gain = nn.Parameter(torch.ones(d))
+        self.bias = nn.Parameter(torch.zeros(d)) if bias else None
+        self.parameter_roles = {
+            "alpha": ParameterRole.GAIN,
+            "gain": ParameterRole.GAIN,
+            "bias": ParameterRole.BIAS,
+        }
+        self.gate = None if gate_rank is None else NormGate(d, gate_rank)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """``[…, d] → […, d]``."""
+        y = (x * self.alpha.to(x.dtype)).tanh() * self.gain.to(x.dtype)
+        if self.bias is not None:
+            y = y + self.bias.to(x.dtype)
+        return y if self.gate is None else self.gate(y)
+
+    def distributions(self, init: InitConfig) -> dict[str, Distribution]:
+        """Alpha starts at .5, gains at 1, biases at 0."""
+        return {"alpha": Constant(0.5), "gain": Constant(1.0), "bias": Constant(0.0)}
 
 
 class LayerNorm(nn.Module):
@@ -82,8 +113,9 @@ def cast_once(x: Tensor) -> Tensor:
 #: Norms by name.
 NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
     "none": lambda config: nn.Identity(),
-    "rmsnorm": lambda config: RMSNorm(config.d_model, config.norm_eps, config.norm_gate),
+    "rmsnorm": lambda config: RMSNorm(config.d_model, config.norm_eps, config.norm_gate, config.norm_scale),
     "layernorm": lambda config: LayerNorm(config.d_model, config.norm_eps, config.bias, config.norm_gate),
+    "dyt": lambda config: DynamicTanh(config.d_model, config.bias, config.norm_gate),
 }
 
 

@@ -43,9 +43,13 @@ def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _norm(config: ModelConfig, name: str) -> Iterator[NamedShape]:
+    if config.norm == "dyt":
+        yield f"{name}.alpha", (1,)
     if config.norm != "none":
         yield f"{name}.gain", (config.d_model,)
-    if config.norm == "layernorm" and config.bias:
+    if config.norm_scale:
+        yield f"{name}.scale", (config.d_model,)
+    if config.norm in ("layernorm", "dyt") and config.bias:
         yield f"{name}.bias", (config.d_model,)
     if config.norm != "none" and config.norm_gate is not None:
         yield f"{name}.gate.down.weight", (config.norm_gate, config.d_model)

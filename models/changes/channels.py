@@ -107,6 +107,8 @@ class Rotation(Change):
     def check(self, config: ModelConfig) -> None:
         """See :class:`Change`."""
         check_channels(config, "rotate")
+        if config.norm == "dyt":
+            raise UsageError("rotate: model.norm dyt bends each channel by itself, and no rotation passes that")
         if config.norm != "none" and config.norm_placement != "pre":
             raise UsageError(
                 f"rotate: model.norm_placement {config.norm_placement} puts gains between a norm and the residual "

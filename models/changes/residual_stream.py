@@ -58,6 +58,8 @@ def check_known_gate(config: ModelConfig, what: str) -> None:
         raise UsageError(f"{what}: how model.attention.gate {gate} reads the residual stream is not known")
     if config.norm_gate is not None:
         raise UsageError(f"{what}: model.norm_gate {config.norm_gate} reads what norms give, behind their gains")
+    if config.norm_scale:
+        raise UsageError(f"{what}: model.norm_scale multiplies channels of the residual stream before their norm")
     if config.attention.gate_input == "value":
         raise UsageError(f"{what}: the gate of model.attention.gate_input value does not read the residual stream")
 

@@ -11,6 +11,7 @@ from birthmark.errors import UsageError
 from birthmark.models import decoder
 from birthmark.models.attention import attention
 from birthmark.models.birth import born
+from birthmark.models.changes.channels import Rotation
 from birthmark.models.changes.residual_stream import check_channels, check_known_gate
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.norms import cast_once
@@ -78,7 +79,7 @@ def test_queries_and_keys_have_the_type_of_values_on_cuda(qk_norm, monkeypatch):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm"])
+@pytest.mark.parametrize("norm", ["rmsnorm", "layernorm", "dyt"])
 def test_a_gated_norm_is_its_formula_and_born_as_the_plain_one(norm):
     config = ModelConfig(**SHAPE, norm=norm, norm_gate=3, norm_placement="both")
     model, plain = born(config, 0), born(ModelConfig(**SHAPE, norm=norm, norm_placement="both"), 0)
@@ -94,8 +95,41 @@ def test_a_gated_norm_is_its_formula_and_born_as_the_plain_one(norm):
     torch.testing.assert_close(gated(x), y * opening)
 
 
+@torch.no_grad()
+def test_a_scale_stands_before_the_norm_and_a_tanh_in_its_place():
+    shape = SHAPE | {"norm_placement": "both"}
+    plain = born(ModelConfig(**shape), 0)
+    scaled, bent = (
+        born(ModelConfig(**shape, **more), 0) for more in ({"norm_scale": True}, {"norm": "dyt", "bias": True})
+    )
+    tokens = torch.randint(61, (2, 9), generator=torch.Generator().manual_seed(0))
+    assert torch.equal(scaled(tokens), plain(tokens))
+    for model, found in ((scaled, {"scale"}), (bent, {"alpha", "bias"})):
+        ours, theirs = model.state_dict(), plain.state_dict()
+        assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+        assert {name.rpartition(".")[2] for name in ours if name not in theirs} == found
+    x = torch.randn(5, SHAPE["d_model"], dtype=torch.float64)
+    norm, tanh = scaled.blocks[1].norm_mlp_out.double(), bent.norm.double()
+    gain, scale, bias = (torch.rand(SHAPE["d_model"], dtype=torch.float64) + 0.5 for _ in range(3))
+    norm.gain.copy_(gain), norm.scale.copy_(scale), tanh.gain.copy_(gain), tanh.bias.copy_(bias)
+    root = ((x * scale).square().mean(-1, keepdim=True) + 1e-5).sqrt()
+    torch.testing.assert_close(norm(x), x * scale / root * gain)
+    assert bent.blocks[0].norm_attn.alpha.item() == tanh.alpha.item() == 0.5
+    torch.testing.assert_close(tanh(x), (torch.exp(x) - 1) / (torch.exp(x) + 1) * gain + bias)  # tanh(x/2)
+
+
+def test_changes_that_a_scale_and_a_tanh_do_not_let_pass_are_refused():
+    with pytest.raises(UsageError, match=r"norm_scale is set, but only model.norm rmsnorm reads it"):
+        ModelConfig(norm="dyt", norm_scale=True)
+    with pytest.raises(UsageError, match=r"rotate: model.norm dyt bends each channel by itself"):
+        Rotation().check(ModelConfig(norm="dyt"))
+    for check in (check_channels, check_known_gate):
+        with pytest.raises(UsageError, match=r"rotate: model.norm_scale multiplies channels"):
+            check(ModelConfig(norm_scale=True), "rotate")
+
+
 def test_a_gate_of_no_norm_and_of_no_rank_is_refused():
-    with pytest.raises(UsageError, match=r"norm_gate is set, but only model.norm rmsnorm or layernorm reads it"):
+    with pytest.raises(UsageError, match=r"norm_gate is set, but only model.norm rmsnorm, layernorm or dyt reads it"):
         ModelConfig(norm="none", norm_gate=2)
     with pytest.raises(UsageError, match="norm_gate is 0: give at least 1"):
         ModelConfig(norm_gate=0)

@@ -36,6 +36,8 @@ MORE = {
     "post-norm": {"norm_placement": "post", "attention.qk_norm": "width"},
     "both norms": {"norm_placement": "both", "logit_softcap": 5.0},
     "layer norm": {"norm": "layernorm", "bias": True, "mlp": "relu2", "norm_gate": 3},
+    "tanh for a norm": {"norm": "dyt", "bias": True, "norm_gate": 3},
+    "scales before norms": {"norm_scale": True},
     "no norm": {"norm": "none", "positions": "sinusoidal"},
     "parallel": {"parallel_residual": True, "rope_fraction": 0.5, "mlp": "geglu"},
     "tied": {"tie_embeddings": True, "mlp": "swiglu", "head_dim": 6},
