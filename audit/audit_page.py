@@ -52,7 +52,10 @@ def write_audit_page(out: Path, title: str, found: Audit) -> None:
             texts=(0, 4, 5),
         ),
     ]
-    if notes := [f"{one.name}: {note}." for one in found.judged for note in one.notes]:
+    notes = [f"{one.name}: {note}." for one in found.judged for note in one.notes]
+    if found.direction is not None and found.direction.towards == "unknown":
+        notes.insert(0, f"Direction unknown: {found.direction.why}.")
+    if notes:
         blocks.append(
             Fold("What is worth knowing and not wrong", [Prose(note, note=True) for note in notes], open=True)
         )
@@ -66,15 +69,10 @@ def write_audit_page(out: Path, title: str, found: Audit) -> None:
     write_text(out, page)
 
 
-def _kinds(one: Judged) -> str:
-    return ", ".join(dict.fromkeys(finding.kind for finding in one.findings)) or "right"
-
-
 def _cells(one: Judged) -> list[str | Markup]:
     step = "–" if one.member.step is None else str(one.member.step)
-    kinds = _kinds(one)
     numbers = [format_value(value, ".3f") for value in (one.cosine_with_first, one.distance_from_previous)]
-    return [step, *numbers, Markup("<b>{}</b>").format(kinds) if one.findings else kinds, _evidence(one)]
+    return [step, *numbers, Markup("<b>{}</b>").format(one.verdict) if one.findings else one.verdict, _evidence(one)]
 
 
 def _evidence(one: Judged) -> Markup:
@@ -130,7 +128,7 @@ def _matrix(found: Audit) -> MatrixPanel:
 def _checkpoints_csv(found: Audit) -> str:
     rows = [
         [one.name, *("" if x is None or x != x else x for x in (one.member.step, one.cosine_with_first,
-         one.distance_from_previous)), _kinds(one), " | ".join(finding.what for finding in one.findings)]
+         one.distance_from_previous)), one.verdict, " | ".join(finding.what for finding in one.findings)]
         for one in found.judged
     ]  # fmt: skip
     return _csv(["checkpoint", "step", "cosine_with_first", "distance_from_previous", "verdict", "evidence"], rows)

@@ -12,6 +12,7 @@ from ..metrics.between.weight_kinship import Kinship, births, kinship
 from ..report.text import without_shared_folder
 from .content_findings import alike, compare_configs, of_one_shape, say_duplicates
 from .curve_findings import Curve
+from .direction import Direction
 from .judged import Judged, Same, listed
 from .suite import Member, read_content
 
@@ -25,6 +26,8 @@ class Audit:
     """Which checkpoints share a birth, the largest group first."""
     order: list[Judged]
     """Of the largest birth, as training passed through them; of those with the same weights one."""
+    direction: Direction | None
+    """Whether training passed so through the largest birth, or the other way; None for one checkpoint."""
     compared: list[Judged]
     """All whose weights could be compared, those with the same weights side by side."""
     cosine_MM: np.ndarray
@@ -67,15 +70,15 @@ def audit(
             if len(same.members) > 1:
                 say_duplicates(same, fits=False, scan=scan)
     order: list[Same] = []
+    direction = None
     if groups:
         curve = Curve(groups[0])
         curve.settle_duplicates(scan=scan)
-        order = curve.judge()
+        order, direction = curve.judge(), curve.direction
     of_same = [i for i, same in enumerate(distinct) for _ in same.members]
     cosine_MM = np.array([[tests_MM[a][b].cosine for b in of_same] for a in of_same]).reshape(2 * [len(of_same)])
-    return Audit(
-        judged, [_all(group) for group in groups], [same.members[0] for same in order], _all(distinct), cosine_MM
-    )
+    by_birth, on_curve = [_all(group) for group in groups], [same.members[0] for same in order]
+    return Audit(judged, by_birth, on_curve, direction, _all(distinct), cosine_MM)
 
 
 def _all(group: Sequence[Same]) -> list[Judged]:

@@ -18,7 +18,9 @@ def sentence(found: Audit) -> str:
     """The answer in a sentence."""
     n, wrong = len(found.judged), sum(bool(one.findings) for one in found.judged)
     if not wrong:
-        return f"{n} checkpoints of one birth: nothing is wrong with them"
+        known = found.direction is None or found.direction.towards != "unknown"
+        but = "" if known else ", but whether they stand in the order of training or in the reverse cannot be told"
+        return f"{n} checkpoints of one birth: nothing is wrong with them{but}"
     return (
         f"{wrong} of {n} checkpoints {'is' if wrong == 1 else 'are'} not what {'it says' if wrong == 1 else 'they say'}"
     )
@@ -30,7 +32,7 @@ def as_json(found: Audit) -> dict[str, Any]:
         {
             "name": one.member.name,
             "step": one.member.step,
-            "verdict": "wrong" if one.findings else "right",
+            "verdict": "wrong" if one.findings else one.verdict,
             "findings": [{"kind": finding.kind, "what": finding.what} for finding in one.findings],
             "notes": one.notes,
             "digest": None if one.content is None else one.content.sampled.digest,
@@ -47,6 +49,7 @@ def as_json(found: Audit) -> dict[str, Any]:
             "checkpoints": members,
             "births": [[one.member.name for one in group] for group in found.births],
             "order": [one.member.name for one in found.order],
+            "direction": None if found.direction is None else found.direction._asdict(),
         }
     )
     return answer
@@ -62,15 +65,16 @@ def print_audit(found: Audit, console: Console) -> None:
     table.add_column("from previous", justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for one in found.judged:
-        kinds = ", ".join(dict.fromkeys(finding.kind for finding in one.findings))
         table.add_row(
             Text(one.name),
             "–" if one.member.step is None else str(one.member.step),
             format_value(one.cosine_with_first, ".3f"),
             format_value(one.distance_from_previous, ".3f"),
-            Text(kinds or "right", style="red" if kinds else "green"),
+            Text(one.verdict, style="red" if one.findings else "yellow" if one.may_be_reversed else "green"),
         )
     console.print(table)
+    if found.direction is not None and found.direction.towards == "unknown":
+        console.print(f"note: direction unknown: {found.direction.why}", highlight=False, soft_wrap=True, markup=False)
     for one in found.judged:
         for text in (*(finding.what for finding in one.findings), *(f"note: {note}" for note in one.notes)):
             console.print(f"{one.name}: {text}", highlight=False, soft_wrap=True, markup=False)

@@ -11,6 +11,11 @@ from .suite import Member, weights_of
 from .weight_samples import exact_difference
 from .weights import describe_json
 
+#: Fields of a config that are named with both values; of the others the names.
+_MOST_FIELDS = 4
+#: Width of the residual stream, as models of ours and of ``transformers`` name it.
+_WIDTHS = ("d_model", "hidden_size", "n_embd")
+
 
 def _most_common(values: Sequence[Hashable]) -> Any:
     """The value of most checkpoints; of equally many that of the first."""
@@ -37,17 +42,31 @@ def of_one_shape(judged: Sequence[Judged]) -> list[Judged]:
 def compare_configs(judged: Sequence[Judged]) -> None:
     """Say which configs and tokenizers are not those of most."""
     configs = [(one, one.content.config) for one in judged if one.content and one.content.config is not None]
-    for name in sorted({name for _, config in configs for name in config}):
-        said = [describe_json(config.get(name)) for _, config in configs]
-        usual = _most_common(said)
-        for (one, _), own in zip(configs, said, strict=True):
-            if own != usual:
-                one.found("config", f"its config has {name} {own}, and that of most others {usual}")
-    tokenizers = [(one, one.content.tokenizer) for one in judged if one.content and one.content.tokenizer is not None]
-    usual = _most_common([digest for _, digest in tokenizers])
-    for one, digest in tokenizers:
-        if digest != usual:
-            one.found("tokenizer", "its tokenizer has another vocabulary than that of most others")
+    names = {name for _, config in configs for name in config}
+    usual = {name: _most_common([describe_json(config.get(name)) for _, config in configs]) for name in names}
+    for one, config in configs:
+        own = {name: describe_json(config.get(name)) for name in sorted(names, key=_by_weight)}
+        other = [name for name in own if own[name] != usual[name]]
+        for name in other[:_MOST_FIELDS]:
+            one.found("config", f"its config has {name} {own[name]}, and that of most others {usual[name]}")
+        if more := other[_MOST_FIELDS:]:
+            fields = f"{len(more)} more field{'s' if len(more) > 1 else ''}"
+            one.found("config", f"its config differs from most others in {fields}: {', '.join(more)}")
+    _compare_tokenizers([(one, one.content.tokenizer) for one in judged if one.content])
+
+
+def _by_weight(field: str) -> tuple[bool, bool, str]:
+    """What makes a model another one comes first."""
+    return field != "model_type", field not in _WIDTHS, field
+
+
+def _compare_tokenizers(tokenizers: Sequence[tuple[Judged, dict[str, str]]]) -> None:
+    names = dict.fromkeys(name for _, parts in tokenizers for name in parts)
+    usual = {name: _most_common([parts[name] for _, parts in tokenizers if name in parts]) for name in names}
+    for one, parts in tokenizers:
+        if other := [name for name in parts if parts[name] != usual[name]]:
+            more = f" and {len(other) - 3} more parts" if len(other) > 3 else ""
+            one.found("tokenizer", f"its tokenizer has another {', '.join(other[:3])}{more} than that of most others")
 
 
 def alike(judged: Sequence[Judged]) -> list[Same]:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..metrics.between.weight_kinship import distances, is_shorter, kinship, overshoot, shortest_path, tailedness
 from .content_findings import say_duplicates
+from .direction import Direction, find_direction
 from .judged import Kind, Same
 
 #: A step so many times as long as those before it let expect is none of the same training. Clean suites, over
@@ -27,6 +28,9 @@ class Curve:
     def __init__(self, members: Sequence[Same]) -> None:
         self.members = list(members)
         self.distance_MM = distances([same.values for same in members])
+        self.direction: Direction | None = None
+        """Of the order of the labels, or of the shortest path without labels; None for one checkpoint, and before
+        `judge`."""
 
     def by_step(self) -> list[int]:
         """Those whose names say a step, by it."""
@@ -58,6 +62,7 @@ class Curve:
                 path = _as_labelled(path, order)
                 self._say_misplaced(order, path)
                 order = path
+        order = self._directed(order)
         self._say_jumps([i for i in order if not any(one.has("order") for one in self.members[i].members)])
         order = self._with_unlabelled(order) if order else self._by_weights_alone()
         for before, i in zip([None, *order], order, strict=False):
@@ -66,6 +71,31 @@ class Curve:
                 one.cosine_with_first = cosine
                 one.distance_from_previous = np.nan if before is None else float(self.distance_MM[before, i])
         return [self.members[i] for i in order]
+
+    def _directed(self, order: list[int]) -> list[int]:
+        """The order of the labels, turned round where training passed through it the other way; says so."""
+        if len(order) < 2:
+            return order
+        first, last = (self.members[order[end]] for end in (0, -1))
+        self.direction = found = self._direction(order)
+        if found.towards == "reversed":
+            for said, own in zip(order, order[::-1], strict=True):
+                if said != own:
+                    where = f"lies on the curve where {self.members[said].label} should"
+                    self._say(own, f"{where}: the suite runs backwards from {first.label} to {last.label}, {found.why}")
+            return order[::-1]
+        self._say_unknown(order)
+        return order
+
+    def _say_unknown(self, order: Sequence[int]) -> None:
+        for one in [one for i in order for one in self.members[i].members]:
+            one.may_be_reversed = self.direction is not None and self.direction.towards == "unknown"
+
+    def _direction(self, order: Sequence[int]) -> Direction:
+        first, last = (self.members[order[end]] for end in (0, -1))
+        if first.is_drawn:
+            return Direction("as labelled", "its birth was drawn again")
+        return find_direction(first.spreads, last.spreads)
 
     def _say_misplaced(self, order: Sequence[int], path: Sequence[int]) -> None:
         """Name two that were exchanged, or those outside the longest part of the path whose steps rise."""
@@ -121,9 +151,13 @@ class Curve:
 
     def _by_weights_alone(self) -> list[int]:
         path = shortest_path(self.distance_MM, range(len(self.members)))
-        # Weights grow heavier tails as they are trained.
-        if path and tailedness(self.members[path[0]].values) > tailedness(self.members[path[-1]].values):
-            path.reverse()
+        if len(path) > 1:
+            self.direction = self._direction(path)
+            # Weights that are trained for long have heavier tails, which is no evidence.
+            tails = [tailedness(self.members[path[end]].values) for end in (0, -1)]
+            if self.direction.towards == "reversed" or (self.direction.towards == "unknown" and tails[0] > tails[1]):
+                path.reverse()
+            self._say_unknown(path)
         for number, i in enumerate(path, 1):
             for one in self.members[i].members:
                 one.notes.append(f"names no step: by its weights number {number} of {len(path)}")

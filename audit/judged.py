@@ -38,11 +38,19 @@ class Judged:
     """With the first checkpoint of its birth: mean over tensors."""
     distance_from_previous: float = np.nan
     """From the checkpoint before it on the curve."""
+    may_be_reversed: bool = False
+    """Whether it fits a curve of which nothing tells the earlier end."""
 
     @property
     def label(self) -> str:
         """What sentences call it."""
         return self.name if self.member.step is None else f"step {self.member.step}"
+
+    @property
+    def verdict(self) -> str:
+        """In a word or two: the kinds of what is wrong, ``right``, or ``direction unknown``."""
+        kinds = ", ".join(dict.fromkeys(finding.kind for finding in self.findings))
+        return kinds or ("direction unknown" if self.may_be_reversed else "right")
 
     def has(self, kind: Kind) -> bool:
         """Whether something of this kind was found."""
@@ -62,6 +70,17 @@ class Same:
     """Of them."""
     step: int | None
     """That they are of; where several claim one, the one that fits the curve, or the least."""
+
+    @property
+    def spreads(self) -> dict[str, float]:
+        """Of their vectors (`Sampled.spreads`)."""
+        content = self.members[0].content
+        return {} if content is None else content.sampled.spreads
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether one of them is a birth that was drawn again, so that nobody can have exchanged it."""
+        return any(one.member.drawn_from is not None for one in self.members)
 
     @property
     def claims(self) -> list[int]:

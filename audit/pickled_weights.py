@@ -47,6 +47,7 @@ def sample_pickled(files: list[Path], *, scan: bool) -> Sampled:
         merged.entries.update(one.entries)
         merged.digests.update(one.digests)
         merged.values.update(one.values)
+        merged.spreads.update(one.spreads)
         merged.broken.extend(one.broken)
     return merged
 
@@ -84,7 +85,9 @@ def _sample_file(file: Path, scan: bool) -> Sampled:
         with np.load(out.with_suffix(".npz"), allow_pickle=False) as held:
             values = {facts["values"][key]: held[key] for key in held.files}
     entries = {name: Entry(dtype, tuple(shape)) for name, (dtype, shape) in facts["entries"].items()}
-    return Sampled(entries, facts["digests"], values, file.stat().st_size, facts["n_bytes"], facts["broken"])
+    return Sampled(
+        entries, facts["digests"], values, file.stat().st_size, facts["n_bytes"], facts["spreads"], facts["broken"]
+    )
 
 
 def child(file: str, out: str, scan: str) -> None:
@@ -104,6 +107,7 @@ def child(file: str, out: str, scan: str) -> None:
         "digests": found.digests,
         "values": keys,
         "n_bytes": found.n_bytes,
+        "spreads": found.spreads,
         "broken": found.broken,
     }
     Path(out).with_suffix(".json").write_text(json.dumps(facts))

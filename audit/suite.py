@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError, UsageError
-from ..files import content_digest, read_json, user_path
+from ..files import read_json, user_path
 from ..measure.records import RunDir, is_step
 from ..models.exchange.hub import downloaded, is_path
-from ..trainer.by_name.model_names import vocabulary
 from ..trainer.checkpoints.stored_tensors import CheckpointFolder
 from ..trainer.config_file import read_config
 from ..trainer.initial_model import initialize_model
 from .pickled_weights import SUFFIXES, sample_pickled
+from .tokenizer_parts import tokenizer_parts
 from .weight_samples import Sampled, sample
 from .weights import NAMES, Entry, FileWeights, HeldWeights, Part, Weights, open_safetensors, read_header
 
@@ -50,8 +50,8 @@ class Content:
     sampled: Sampled
     config: dict[str, Any] | None
     """Fields that say what the model is; None where there are none."""
-    tokenizer: str | None
-    """Digest of what decides which id means what; None where there is none."""
+    tokenizer: dict[str, str]
+    """Parts of its tokenizer by name (`tokenizer_parts`); empty where there is none."""
 
 
 def find_members(names: Sequence[str]) -> list[Member]:
@@ -126,14 +126,17 @@ def read_content(member: Member, *, scan: bool) -> Content:
         UsageError: it cannot be found.
     """
     if member.drawn_from is not None:
-        return Content(sample(_draw(member.drawn_from), scan=scan), _config_of_run(member.drawn_from), None)
+        return Content(
+            sample(_draw(member.drawn_from), scan=scan),
+            _config_of_run(member.drawn_from),
+            _tokenizer_of_run(member.drawn_from),
+        )
     with member.folder() as folder:
         pickled = _pickled(folder)
         if scan and (folder / "state.json").is_file():
             CheckpointFolder(folder).verify()
         sampled = sample_pickled(pickled, scan=scan) if pickled else sample(_open(folder), scan=scan)
-        tokenizer = folder / "tokenizer.json"
-        return Content(sampled, _config(folder), content_digest(vocabulary(tokenizer)) if tokenizer.is_file() else None)
+        return Content(sampled, _config(folder), _tokenizer(folder))
 
 
 def _pickled(folder: Path) -> list[Path]:
@@ -173,8 +176,23 @@ def _config(folder: Path) -> dict[str, Any] | None:
     if (folder / "config.json").is_file():
         content = read_json(folder / "config.json", dict[str, Any])
         return {name: value for name, value in content.items() if name not in _NO_MODEL}
+    run = _run_of(folder)
+    return None if run is None else _config_of_run(run)
+
+
+def _tokenizer(folder: Path) -> dict[str, str]:
+    run = _run_of(folder)
+    return tokenizer_parts(folder) if run is None else _tokenizer_of_run(run)
+
+
+def _tokenizer_of_run(run: RunDir) -> dict[str, str]:
+    return {} if (file := run.own_tokenizer()) is None else tokenizer_parts(file.parent)
+
+
+def _run_of(folder: Path) -> RunDir | None:
+    """The run whose checkpoint a folder is; a folder that was taken out of its run is of none."""
     run = RunDir(folder.resolve().parent.parent)
-    return _config_of_run(run) if is_step(folder) and RunDir.is_run(run.path) else None
+    return run if is_step(folder) and RunDir.is_run(run.path) else None
 
 
 def _config_of_run(run: RunDir) -> dict[str, Any]:

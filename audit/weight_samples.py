@@ -34,6 +34,9 @@ class Sampled:
     bytes_read: int
     n_bytes: int
     """Of all tensors."""
+    spreads: dict[str, float] = field(default_factory=dict)
+    """Standard deviation of the values of floating tensors of one axis: of gains and biases. 0 exactly where all are
+    alike."""
     broken: list[str] = field(default_factory=list)
     """Values that are NaN, inf or huge, in words."""
 
@@ -81,7 +84,7 @@ def sample(weights: Weights, *, scan: bool) -> Sampled:
     Raises:
         RunError: a file cannot be read.
     """
-    digests, values, broken, n_read = {}, {}, [], 0
+    digests, values, spreads, broken, n_read = {}, {}, {}, [], 0
     for name in sorted(weights.entries):
         entry = weights.entries[name]
         sha = hashlib.sha256(str(entry).encode())
@@ -95,10 +98,12 @@ def sample(weights: Weights, *, scan: bool) -> Sampled:
         sound, median = _sound(parts)
         if len(entry.shape) > 1:
             values[name] = sound
+        elif sound.size > 1:
+            spreads[name] = float(sound.std(dtype=np.float64)) if np.ptp(sound) > 0 else 0.0
         if scan:
             broken += _broken(name, weights, entry, median)
     n_bytes = sum(entry.nbytes for entry in weights.entries.values())
-    return Sampled(dict(weights.entries), digests, values, n_read, n_bytes, broken)
+    return Sampled(dict(weights.entries), digests, values, n_read, n_bytes, spreads, broken)
 
 
 def chunks(weights: Weights, name: str) -> Iterator[tuple[int, Tensor]]:

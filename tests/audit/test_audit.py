@@ -490,3 +490,94 @@ def test_revisions_of_the_hub_are_members_of_a_suite():
     assert [(member.name, member.step) for member in found] == [
         ("EleutherAI/pythia-14m@step0", 0), ("EleutherAI/pythia-14m@step1000", 1000), ("EleutherAI/pythia-14m", None),
     ]  # fmt: skip
+
+
+def exactly_reversed(suite, steps):
+    files = [weights_file(suite, step).read_bytes() for step in steps]
+    for step, content in zip(steps, files[::-1], strict=True):
+        weights_file(suite, step).write_bytes(content)
+
+
+def test_a_suite_in_exactly_reversed_order_is_found_by_its_birth(suite, audited):
+    """Its path is as short as the right one; but the vectors of a birth are constant."""
+    exactly_reversed(suite, STEPS)
+    found = audited(suite)
+    assert found.kinds == {step: ["order"] for step in STEPS if step != 12}
+    assert found.said[0].startswith(
+        "lies on the curve where step 24 should: the suite runs backwards from step 0 to step 24, "
+    )
+    assert "5 of 5 vectors of gains and biases are constant at the last checkpoint" in found.said[0]
+    assert [name.rpartition("-")[2] for name in found.json["order"]] == [str(step) for step in STEPS[::-1]]
+    assert found.json["direction"]["towards"] == "reversed"
+    found = audited(suite / "step-0", suite / "step-24")
+    assert found.kinds == {0: ["order"], 24: ["order"]}
+
+
+def test_where_no_end_is_a_birth_the_direction_is_told_by_growth_or_not_at_all(suite, audited, capsys, tmp_path):
+    for step in (0, 8):
+        shutil.rmtree(suite / f"step-{step}")
+    assert audited(suite, status=0).json["direction"]["towards"] == "as labelled"
+    exactly_reversed(suite, (4, 12, 16, 20, 24))
+    found = audited(suite, status=0)
+    assert {one["verdict"] for one in found.json["checkpoints"]} == {"direction unknown"}
+    assert found.json["sentence"].endswith(
+        "nothing is wrong with them, but whether they stand in the order of training or in the reverse cannot be told"
+    )
+    assert main(["audit", str(suite), "--out", str(tmp_path / "a.html")]) == 0
+    assert "note: direction unknown: at neither end are gains and biases constant" in capsys.readouterr().out
+    assert "Direction unknown: at neither end" in (tmp_path / "a.html").read_text()
+
+
+def test_names_without_steps_are_put_in_order_from_the_birth_on(clean, audited, tmp_path):
+    for letter, step in zip("dcba", (0, 4, 8, 12), strict=True):
+        shutil.copytree(clean / f"step-{step}", tmp_path / letter)
+    found = audited(tmp_path, status=0)
+    assert [name[-1] for name in found.json["order"]] == [*"dcba"]
+    assert found.json["direction"]["towards"] in ("as labelled", "reversed")
+
+
+def test_other_architectures_and_widths_are_rows_and_the_audit_goes_on(suite, audited):
+    other = [ModelConfig(**{**vars(CONFIG), **fields}) for fields in (
+        {"norm": "layernorm", "mlp": "gelu", "positions": "learned", "bias": True}, {"d_model": 48})]  # fmt: skip
+    for step, config in zip((8, 16), other, strict=True):
+        shutil.rmtree(suite / f"step-{step}")
+        save_pretrained(born(config, 0), suite / f"step-{step}")
+    exchange(suite, 4, 12)
+    found = audited(suite)
+    assert set(found.kinds) == {4, 8, 12, 16}
+    for step in (4, 12):
+        assert found.kinds[step] == ["order"]
+    assert set(found.kinds[8]) == set(found.kinds[16]) == {"tensors", "config"}
+    usual = json.loads((suite / "step-0" / "config.json").read_text())["model_type"]
+    assert found.said[8].startswith(f'its config has model_type "gpt2", and that of most others "{usual}" | ')
+    assert found.said[16].startswith("its config has hidden_size 48, and that of most others 32 | ")
+    assert all(len(kinds) <= 6 for kinds in found.kinds.values())
+
+
+def test_another_tokenizer_is_found_by_the_part_that_differs(suite, audited):
+    """Vocabulary, merges, or what is done to text before; not what a version of the library writes out."""
+    content = {
+        "version": "1.0", "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "ba": 3}, "merges": ["a b", "b a"]},
+    }  # fmt: skip
+    model = content["model"]
+    changed = {
+        4: content | {"pre_tokenizer": content["pre_tokenizer"] | {"use_regex": True}},  # written out
+        8: content | {"model": model | {"merges": [["a", "b"], ["b", "a"]]}},  # as newer versions write it
+        12: content | {"normalizer": {"type": "NFC"}},
+        16: content | {"model": model | {"merges": ["b a", "a b"]}},
+        20: content | {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}},
+        24: content | {"model": model | {"vocab": {"a": 1, "b": 0, "ab": 2, "ba": 3}}},
+    }
+    for step in STEPS:
+        (suite / f"step-{step}" / "tokenizer.json").write_text(json.dumps(changed.get(step, content)))
+    found = audited(suite)
+    assert found.kinds == {step: ["tokenizer"] for step in (12, 16, 20, 24)}
+    parts = {12: "normalizer", 16: "merges", 20: "pre_tokenizer.add_prefix_space", 24: "vocabulary"}
+    for step, part in parts.items():
+        assert found.said[step] == f"its tokenizer has another {part} than that of most others"
+    for step in STEPS:
+        (suite / f"step-{step}" / "tokenizer.json").unlink()
+        (suite / f"step-{step}" / "tokenizer.model").write_bytes(b"b" if step == 8 else b"a")
+    assert audited(suite).kinds == {8: ["tokenizer"]}

@@ -1,0 +1,85 @@
+"""Clean suites have no finding: runs of every optimizer, resumed runs, runs of every strategy, and runs handed on."""
+
+import importlib.util
+import json
+from dataclasses import asdict, replace
+
+import pytest
+import yaml
+
+from birthmark.launch.cli import main
+from birthmark.measure.records import RunDir
+from birthmark.trainer.optimizers.table import OPTIMIZERS
+from birthmark.trainer.run import pretrain
+from birthmark.trainer.strategies.table import STRATEGIES
+
+STEPS, EVERY = 90, 10
+#: Rates at which a small model learns the task: of most optimizers AdamW's.
+RATES = {"sgd": 0.01, "lion": 1e-3, "muon": 0.01}
+HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
+NAMES = [name for name in OPTIMIZERS if name != "soap" or importlib.util.find_spec("pytorch_optimizer") is not None]
+
+
+@pytest.fixture(scope="module")
+def config(tiny):
+    return tiny(
+        {
+            "model.d_model": 32,
+            "optim.lr": 3e-3,
+            "optim.warmup_steps": 10,
+            "trainer.max_steps": STEPS,
+            "trainer.checkpoint_every": EVERY,
+            "trainer.keep_last": 100,
+            "trainer.global_batch_size": 8,
+            "trainer.log_every": 10,
+            "snapshot.enabled": False,
+        }
+    )
+
+
+@pytest.fixture
+def findings(capsys):
+    def audited(run):
+        capsys.readouterr()
+        status = main(["audit", str(run), "--json"])
+        found = json.loads(capsys.readouterr().out)
+        assert len(found["checkpoints"]) == STEPS // EVERY + 1
+        assert (status == 0) == (not any(one["findings"] for one in found["checkpoints"]))
+        assert found["direction"]["towards"] == "as labelled"
+        cosine = found["checkpoints"][-1]["cosine_with_first"]
+        print(run.name, status, cosine)
+        return {one["step"]: one["findings"] for one in found["checkpoints"] if one["findings"]}
+
+    return audited
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+@pytest.mark.parametrize("name", NAMES)
+def test_no_optimizer_makes_a_finding(config, findings, tmp_path, no_page, name, schedule):
+    optim = replace(config.optim, name=name, lr=RATES.get(name, config.optim.lr), schedule=schedule)
+    with no_page():
+        pretrain(replace(config, optim=optim), RunDir(tmp_path / name), resume=False)
+    assert findings(tmp_path / name) == {}
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_no_finding(config, findings, tmp_path, no_page):
+    with no_page():
+        for stop in (30, 50, STEPS):
+            leg = replace(config, trainer=replace(config.trainer, max_steps=stop))
+            pretrain(leg, RunDir(tmp_path / "run"), resume=stop > 30)
+    assert findings(tmp_path / "run") == {}
+
+
+@pytest.mark.slow
+def test_no_strategy_makes_a_finding(config, findings, tmp_path, launch_runs):
+    strategies = [name for name, its in STRATEGIES.items() if its.launched and (HAS_DEEPSPEED or not its.engine)]
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml.safe_dump(asdict(config)))
+    runs = [(tmp_path / name, False, [f"--trainer.strategy={name}"]) for name in strategies]
+    handed = [(tmp_path / "handed", i > 0, [f"--trainer.strategy={name}", f"--trainer.max_steps={stop}"])
+              for i, (name, stop) in enumerate(zip(strategies[:3], (30, 60, STEPS), strict=True))]  # fmt: skip
+    launch_runs(file, [*runs, *handed])
+    for name in [*strategies, "handed"]:
+        assert findings(tmp_path / name) == {}, name
