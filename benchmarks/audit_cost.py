@@ -2,8 +2,8 @@
 
     python benchmarks/audit_cost.py [--model pythia-160m] [--checkpoints 50] [--folder /tmp/suite] [--dtype bfloat16]
 
-The suite is a birth and what a random walk makes of it: the audit reads weights and runs no model, so that how they came
-to be costs nothing. Checkpoint k is ``W + drift·Σ sd(W)·noise``, a new draw of noise for each step, written as one
+The suite is a birth and what a random walk makes of it: the audit reads weights and runs no model, so that how they
+came to be costs nothing. Checkpoint k is ``W + drift·Σ sd(W)·noise``, a new draw of noise for each step, written as one
 safetensors file beside the config of ``transformers``. The audit is the command, in a process of its own, with and
 without ``--quick``. The suite is deleted at the end unless ``--keep`` is given; 50 checkpoints of 162M parameters in
 bfloat16 take 16 GB.
