@@ -12,9 +12,9 @@ from ..metrics.between.weight_kinship import Kinship, births, kinship
 from ..report.text import without_shared_folder
 from .content_findings import alike, compare_configs, of_one_shape, say_duplicates
 from .curve_findings import Curve
-from .direction import Direction
 from .judged import Judged, Same, listed
 from .suite import Member, read_content
+from .suite_direction import Direction
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ import numpy as np
 
 from ..metrics.between.weight_kinship import distances, is_shorter, kinship, overshoot, shortest_path, tailedness
 from .content_findings import say_duplicates
-from .direction import Direction, find_direction
 from .judged import Kind, Same
+from .suite_direction import Direction, find_direction
 
 #: A step so many times as long as those before it let expect is none of the same training. Clean suites, over
 #: optimizers, schedules and spacings, came to 1.1 at most where their steps had settled (docs/log.md).
