@@ -103,6 +103,9 @@ class TrainingLog(StepCallback):
             self.last[f"train/tokens/{name}"] = n_tokens
         if module.optim.z_loss:
             self.last["train/z_loss"] = float(sum_over_ranks(module.z_loss)) / world_size()
+        if module.routing is not None:
+            for name, cost in module.routing._asdict().items():
+                self.last[f"train/{name}"] = float(sum_over_ranks(cost)) / world_size()
         if self.peak_flops is not None:
             self.last["train/mfu"] = self.last["train/flops_per_s"] / self.peak_flops
         log_metrics(trainer, self.last, step)

@@ -67,7 +67,8 @@ def sizes_of(config: ModelConfig | ForeignConfig, seq_len: int) -> Sizes:
     d_key = config.d_head if isinstance(config, ForeignConfig) else config.d_key
     shape = config.n_layers, config.n_heads, config.d_model, d_key, config.ff, config.vocab_size
     value = None if config.d_value == d_key else config.d_value
-    return Sizes(*shape, seq_len, value, config.n_experts if isinstance(config, ForeignConfig) else 0)
+    n_experts = config.n_experts if isinstance(config, ForeignConfig) else config.experts.n_experts or 0
+    return Sizes(*shape, seq_len, value, n_experts)
 
 
 @dataclass(frozen=True)
@@ -94,14 +95,21 @@ class Setting:
         """Places that the model does not show. Of a foreign model the first call reads one sequence."""
         if isinstance(self.model, ForeignModel):
             return self.model.unseen(self.seq_len)
-        return ()
+        return (Unseen("neurons", self._routed, "a mixture of experts"),) if self._routed else ()
+
+    @cached_property
+    def _routed(self) -> tuple[int, ...]:
+        """The blocks, from 1, that have experts."""
+        if isinstance(self.model, ForeignModel):
+            return self.model.routed
+        experts = self.model.config.experts
+        return tuple(i + 1 for i in range(self.model.config.n_layers) if experts.in_block(i))
 
     def missing(self, metric: Observed) -> frozenset[int]:
         """The blocks, from 1, that do not show what a metric reads."""
         found = {layer for u in self.unseen if _reads(metric, u.place) for layer in u.layers}
         if metric.hook("routing") is not None:
-            routed = self.model.routed if isinstance(self.model, ForeignModel) else ()
-            found |= set(range(1, self.sizes.n_layers + 1)).difference(routed)
+            found |= set(range(1, self.sizes.n_layers + 1)).difference(self._routed)
         return frozenset(found)
 
     @cached_property

@@ -28,6 +28,7 @@ from ..metrics.sinks import AttentionSinks
 from ..metrics.states import DominanceRatio, EffectiveRank, MassiveActivations
 from ..metrics.variance import EffectiveTokens, PositionalVariance
 from ..models.decoder import Block, Decoder
+from ..models.mlp import MLP
 from ..models.observe import Site
 from ..models.tensor_shards import full_tensor
 from .foreign import ForeignModel
@@ -279,6 +280,8 @@ def _mlp_weights(model: Decoder | ForeignModel, layer: int) -> tuple[Tensor, Ten
         return model.mlp_weights(layer)
     block = model.blocks[layer - 1]
     assert isinstance(block, Block)
+    if not isinstance(block.mlp, MLP):
+        return None
     gate = block.mlp.gate
     # A block at a time is whole.
     gate_FD = None if gate is None else full_tensor(gate.weight)

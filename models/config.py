@@ -9,8 +9,9 @@ from ..errors import UsageError
 from ..schema import outside
 from .attention.config import AttentionConfig, CalibrationConfig, Setting
 from .attention.latent.latent_config import LatentConfig
+from .experts.experts_config import ExpertsConfig
 
-__all__ = ["AttentionConfig", "CalibrationConfig", "InitConfig", "LatentConfig", "ModelConfig"]
+__all__ = ["AttentionConfig", "CalibrationConfig", "ExpertsConfig", "InitConfig", "LatentConfig", "ModelConfig"]
 
 #: Gated MLPs, and the activation of their gate.
 GATED = {
@@ -195,6 +196,9 @@ class ModelConfig:
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     """Parts of attention."""
 
+    experts: ExpertsConfig = field(default_factory=ExpertsConfig)
+    """A mixture of experts in place of the MLP."""
+
     init: InitConfig = field(default_factory=InitConfig)
     """Distribution of the weights at birth."""
 
@@ -277,6 +281,7 @@ class ModelConfig:
         if self.logit_softcap is not None and not 0 < self.logit_softcap < float("inf"):
             found.append(f"model.logit_softcap is {self.logit_softcap}: give a positive number, or nothing")
         found += self.init.problems() + self.attention.problems(self.n_layers, self.max_seq_len)
+        found += self.experts.problems(self.n_layers)
         return found + [problem for setting in self.conditional_settings() if (problem := setting.problem)]
 
     def _size_problems(self) -> list[str]:
@@ -368,6 +373,7 @@ class ModelConfig:
         }
         return [
             *self.attention.conditional_settings(),
+            *self.experts.conditional_settings(),
             Setting(
                 "attention.nope_blocks",
                 self.attention.nope_blocks is not None,

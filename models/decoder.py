@@ -14,6 +14,8 @@ from .attention.kv_cache import KeyValueCache, LayerCache
 from .attention.latent.latent_attention import attention_of
 from .attention.positions import POSITIONS, Placement
 from .config import ModelConfig
+from .experts.mixture import Mixture
+from .experts.routing_losses import RoutingCost, RoutingLosses
 from .head import Head, read_out
 from .init import Embedding
 from .linear_cross_entropy import TokenLosses
@@ -32,17 +34,22 @@ class Block(nn.Module):
         self.norm_attn, self.norm_attn_out = sublayer_norms(config)
         self.attn = attention_of(config)(config, block)
         self.norm_mlp, self.norm_mlp_out = sublayer_norms(config)
-        self.mlp = MLP(config, block)
+        self.mlp = Mixture(config, block) if config.experts.in_block(block) else MLP(config, block)
 
     def forward(
-        self, x_BTD: Tensor, place: Placement, observer: Observer | None = None, cache: LayerCache | None = None
+        self,
+        x_BTD: Tensor,
+        place: Placement,
+        observer: Observer | None = None,
+        cache: LayerCache | None = None,
+        losses: RoutingLosses | None = None,
     ) -> Tensor:
-        """``[B, T, D] → [B, T, D]``."""
+        """``[B, T, D] → [B, T, D]``; what a router costs in training is added to ``losses``."""
         attention_BTD = self.attn(cast_once(self.norm_attn(x_BTD)), place, observer, cache)
         show_sublayer(observer, "attention", self.layer, attention_BTD)
         attended_BTD = x_BTD + self.norm_attn_out(attention_BTD)
         show_residual(observer, "attention", self.layer, attended_BTD)
-        mlp_BTD = self.mlp(cast_once(self.norm_mlp(x_BTD if self.parallel else attended_BTD)), observer)
+        mlp_BTD = self.mlp(cast_once(self.norm_mlp(x_BTD if self.parallel else attended_BTD)), observer, losses)
         show_sublayer(observer, "mlp", self.layer, mlp_BTD)
         x_BTD = attended_BTD + self.norm_mlp_out(mlp_BTD)
         show_residual(observer, "mlp", self.layer, x_BTD)
@@ -116,11 +123,13 @@ class Decoder(nn.Module):
         x_BTD, place = self.enter(tokens_BT, observer, first, documents)
         if cache is not None:
             place = cache.placed(place, tokens_BT.shape[1])
+        routed = RoutingLosses() if self.training and targets_BS is not None and self.config.experts.is_on else None
         for i, block in enumerate(self.blocks):
-            x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i])
+            x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i], routed)
         if targets_BS is not None:
             x_BTD = x_BTD[:, -targets_BS.shape[1] :]
-        return self.leave(x_BTD[:, -1] if last_only else x_BTD, targets_BS, z_loss)
+        left = self.leave(x_BTD[:, -1] if last_only else x_BTD, targets_BS, z_loss)
+        return left if routed is None else self._with_routing(left, routed)
 
     def enter(
         self, tokens_BT: Tensor, observer: Observer | None = None, first: int = 0, documents: Documents | None = None
@@ -138,3 +147,11 @@ class Decoder(nn.Module):
             return read_out(x, self.embed.weight, targets_BS, z_loss, self.config.logit_softcap)
         losses_or_logits: Tensor | TokenLosses = self.head(x, targets_BS, z_loss)
         return losses_or_logits
+
+    def _with_routing(self, losses: Tensor | TokenLosses, routed: RoutingLosses) -> TokenLosses:
+        """The losses with what the routers cost in the objective."""
+        assert isinstance(losses, TokenLosses)
+        cost, experts = routed.mean(), self.config.experts
+        added = experts.load_balance * cost.load_balance + (experts.router_z_loss or 0.0) * cost.router_z
+        seen = RoutingCost(*(part.detach() for part in cost))
+        return TokenLosses(losses.objective + added, *losses[1:4], routing=seen)

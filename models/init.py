@@ -232,7 +232,8 @@ def birth_plan(model: nn.Module, init: InitConfig) -> dict[str, Distribution]:
             continue
         if not isinstance(module, StatesBirth):
             raise TypeError(f"{type(module).__name__} owns parameters {own} but does not state their distributions")
-        part = re.sub(r"^blocks\.\d+\.", "", prefix)
+        # Experts are parts of the MLP as a dense one's maps are.
+        part = re.sub(r"^mlp\.(experts\.\d+|shared)\.", "mlp.", re.sub(r"^blocks\.\d+\.", "", prefix))
         # The output head is a linear map by form, but a table of vectors by role.
         stated = module.distributions(_for_tables(init) if part == "head" else init)
         if missing := [name for name in own if name not in stated]:

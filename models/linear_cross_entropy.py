@@ -25,6 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .attention.kernels import runs_on
+from .experts.routing_losses import RoutingCost
 
 #: A target that counts nowhere.
 IGNORED = -100
@@ -46,13 +47,16 @@ class TokenLosses(NamedTuple):
     """Losses of next-token predictions, in nats, float32 or wider. Only ``objective`` carries gradients."""
 
     objective: Tensor
-    """Scalar that training minimises: ``cross_entropy + z_loss``."""
+    """Scalar that training minimises: ``cross_entropy + z_loss``, and what routers cost."""
     cross_entropy: Tensor
     """Scalar: mean of −log p(target) over the targets that count."""
     z_loss: Tensor
     """Scalar: the coefficient times the mean of the squared log-sum-exp of the logits (PaLM, arXiv 2204.02311)."""
     per_token: Tensor
     """−log p(target) of every target, in the targets' shape; 0 where it is ignored."""
+    routing: RoutingCost | None = None
+    """What the routers of a model with experts cost in a training pass; their part of the objective has its
+    coefficients."""
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .config import GATED, ModelConfig
+from .experts.routing_losses import RoutingLosses
 from .init import Linear
 from .observe import Observer
 
@@ -25,18 +26,20 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class MLP(nn.Module):
-    """``down(act(up(x)))``, or ``down(act(gate(x)) · up(x))`` when gated."""
+    """``down(act(up(x)))``, or ``down(act(gate(x)) · up(x))`` when gated; of hidden width ``d_ff``, by default the
+    config's."""
 
-    def __init__(self, config: ModelConfig, block: int = 0) -> None:
+    def __init__(self, config: ModelConfig, block: int = 0, d_ff: int | None = None) -> None:
         super().__init__()
+        ff = config.ff if d_ff is None else d_ff
         self.layer = block + 1
         self.activation = ACTIVATIONS[GATED.get(config.mlp, config.mlp)]
-        self.gate = Linear(config.d_model, config.ff, bias=config.bias) if config.gated else None
-        self.up = Linear(config.d_model, config.ff, bias=config.bias)
-        self.down = Linear(config.ff, config.d_model, bias=config.bias, residual_writers=2 * config.n_layers)
+        self.gate = Linear(config.d_model, ff, bias=config.bias) if config.gated else None
+        self.up = Linear(config.d_model, ff, bias=config.bias)
+        self.down = Linear(ff, config.d_model, bias=config.bias, residual_writers=2 * config.n_layers)
 
-    def forward(self, x_BTD: Tensor, observer: Observer | None = None) -> Tensor:
-        """``[B, T, d] → [B, T, d]``."""
+    def forward(self, x_BTD: Tensor, observer: Observer | None = None, losses: RoutingLosses | None = None) -> Tensor:
+        """``[B, T, d] → [B, T, d]``. It has no router: it adds nothing to ``losses``."""
         if self.gate is None:
             a_BTF = self.activation(self.up(x_BTD))
         else:

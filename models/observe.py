@@ -11,9 +11,10 @@
 | ``neurons(l, a)`` | hidden activations of the MLP of block l, as they enter its down projection | a ``[B, T, d_ff]`` |
 | ``routing(l, e)`` | ids of the experts that tokens are sent to, where block l has any | e ``[B, T, k]`` |
 
-Only an observer that has a method ``routing`` is shown that.
+Only an observer that has a method ``routing`` is shown that. The hidden units of experts are not shown: which tokens a
+unit sees is another thing for each of them.
 
-A model of ``transformers`` may have blocks in which a place is not seen, or not there: an :class:`Unseen` says so.
+A model may have blocks in which a place is not seen, or not there: an :class:`Unseen` says so.
 """
 
 from __future__ import annotations
@@ -116,3 +117,17 @@ def show_sublayer(observer: Observer | None, site: Sublayer, layer: int, x_BTD: 
     # Asking a protocol costs as much as a small product: not where nobody looks.
     if observer is not None and isinstance(observer, SublayerObserver):
         observer.sublayer(site, layer, x_BTD)
+
+
+@runtime_checkable
+class RoutingObserver(Protocol):
+    """An observer that receives the choices of routers too."""
+
+    def routing(self, layer: int, chosen_BTK: Tensor) -> None:
+        """Ids of the experts that each token of one block is sent to."""
+
+
+def show_routing(observer: Observer | None, layer: int, chosen_BTK: Tensor) -> None:
+    """Show a router's choices to an observer that reads them."""
+    if observer is not None and isinstance(observer, RoutingObserver):
+        observer.routing(layer, chosen_BTK)

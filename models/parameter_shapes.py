@@ -74,9 +74,35 @@ def _block(config: ModelConfig, block: int) -> Iterator[NamedShape]:
     for name, shape in _attention(config, block):
         yield f"attn.{name}", shape
     yield from _sublayer_norms(config, "norm_mlp")
-    for name in ("gate", "up") if config.gated else ("up",):
-        yield from _linear(f"mlp.{name}", config.d_model, config.ff, config.bias)
-    yield from _linear("mlp.down", config.ff, config.d_model, config.bias)
+    if config.experts.in_block(block):
+        yield from _mixture(config)
+    else:
+        yield from _mlp(config, "mlp", config.ff)
+
+
+def _mlp(config: ModelConfig, name: str, ff: int) -> Iterator[NamedShape]:
+    for part in ("gate", "up") if config.gated else ("up",):
+        yield from _linear(f"{name}.{part}", config.d_model, ff, config.bias)
+    yield from _linear(f"{name}.down", ff, config.d_model, config.bias)
+
+
+def _mixture(config: ModelConfig) -> Iterator[NamedShape]:
+    experts = config.experts
+    yield from _linear("mlp.router", config.d_model, experts.n_experts or 0, bias=False)
+    for expert in range(experts.n_experts or 0):
+        yield from _mlp(config, f"mlp.experts.{expert}", experts.d_ff or config.ff)
+    if experts.d_shared is not None:
+        yield from _mlp(config, "mlp.shared", experts.d_shared)
+
+
+def n_idle(config: ModelConfig) -> int:
+    """Parameters that one token does not pass: those of the experts that its routers do not choose."""
+    experts = config.experts
+    if experts.n_experts is None:
+        return 0
+    n_blocks = config.n_layers - (experts.n_dense or 0)
+    one = sum(math.prod(shape) for _, shape in _mlp(config, "", experts.d_ff or config.ff))
+    return n_blocks * (experts.n_experts - experts.top_k) * one
 
 
 def _built_attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:

@@ -12,6 +12,7 @@ import torch
 from ..errors import UsageError
 from ..models.birth import empty_decoder
 from ..models.parameter_roles import ParameterRole, parameter_roles
+from ..models.parameter_shapes import n_idle
 from ..trainer.activation_checkpointing import CHECKPOINTING
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.numerics import fast_in_bf16
@@ -136,6 +137,11 @@ class Planner:
         """Parameters of the model."""
         return int(describe(self.config.model)["n_params"])
 
+    @property
+    def n_active(self) -> int:
+        """Parameters that a token passes."""
+        return self.n_params - n_idle(self.config.model)
+
     @cached_property
     def state_elements(self) -> int:
         """Elements of the optimizer's state."""
@@ -163,8 +169,10 @@ class Planner:
             return own * tokens, 0.0
         forward = own / 3 - 2.0 * model.vocab_size * model.d_model
         if model.norm == "none" or model.norm_placement == "pre":
-            # Torch stops where nothing more is needed: nothing reads the output of a block's last map.
-            forward -= 2.0 * model.n_layers * model.ff * model.d_model
+            # Torch stops where nothing more is needed: nothing reads the output of a block's last map. Experts' outputs
+            # are read, for the gradient of their weights.
+            n_dense = sum(not model.experts.in_block(block) for block in range(model.n_layers))
+            forward -= 2.0 * n_dense * model.ff * model.d_model
         return own * tokens, forward * tokens
 
     def _rehearsal_key(self, trainer: TrainerConfig) -> tuple[Any, ...]:

@@ -13,11 +13,12 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from ..models.attention.kv_cache import LayerCache
 from ..models.attention.positions import Placement
 from ..models.decoder import Block, Decoder
+from ..models.experts.routing_losses import RoutingLosses
 from ..models.observe import Observer
 from .config import TrainerConfig
 
-#: What training runs of a block: (block, ``[B, T, D]``, positions) → ``[B, T, D]``.
-TrainPass = Callable[[Block, Tensor, Placement], Tensor]
+#: What training runs of a block: (block, ``[B, T, D]``, positions) → ``[B, T, D]``, and what its router costs.
+TrainPass = Callable[[Block, Tensor, Placement], tuple[Tensor, list[Tensor]]]
 
 #: Operators whose results ``selective`` keeps, by name: matrix products with weights, and fused attention. All else is
 #: cheap to compute again, or as large as an attention matrix.
@@ -54,6 +55,12 @@ CHECKPOINTING: dict[str, Callable[[TrainPass], TrainPass]] = {
 }
 
 
+def _block_pass(block: Block, x_BTD: Tensor, place: Placement) -> tuple[Tensor, list[Tensor]]:
+    # A collector of its own: what is computed again in the backward pass is not counted again.
+    losses = RoutingLosses()
+    return Block.forward(block, x_BTD, place, losses=losses), losses.by_block
+
+
 def _wrapped(
     block: Block,
     train_pass: TrainPass,
@@ -61,18 +68,22 @@ def _wrapped(
     place: Placement,
     observer: Observer | None = None,
     cache: LayerCache | None = None,
+    losses: RoutingLosses | None = None,
 ) -> Tensor:
     """In training the wrapped pass; with an observer or a cache, and in evaluation, the block's own."""
     if block.training and observer is None and cache is None:
-        return train_pass(block, x_BTD, place)
-    return Block.forward(block, x_BTD, place, observer, cache)
+        x_BTD, by_block = train_pass(block, x_BTD, place)
+        if losses is not None:
+            losses.by_block += by_block
+        return x_BTD
+    return Block.forward(block, x_BTD, place, observer, cache, losses)
 
 
 def set_train_passes(model: Decoder, config: TrainerConfig) -> None:
     """Checkpoint and compile what training runs of each block; what measurement runs of it stays as it is."""
     if config.activation_checkpointing == "none" and config.compile != "blocks":
         return
-    train_pass = CHECKPOINTING[config.activation_checkpointing](Block.forward)
+    train_pass = CHECKPOINTING[config.activation_checkpointing](_block_pass)
     if config.compile == "blocks":
         # One function for all blocks, so that they share one graph.
         train_pass = torch.compile(train_pass)

@@ -18,6 +18,7 @@ from ..errors import RunError
 from ..measure.ranks import max_over_ranks
 from ..models.adapters.attach import is_adapter
 from ..models.decoder import Decoder
+from ..models.experts.routing_losses import RoutingCost
 from ..models.linear_cross_entropy import TokenLosses
 from ..models.tensor_shards import full_tensor, shard_of
 from .activation_checkpointing import set_train_passes
@@ -119,8 +120,9 @@ class PretrainModule(L.LightningModule):
         """Of the losses of a step's micro-batches."""
         self.precision, self.engine_clips = trainer.precision, STRATEGIES[trainer.strategy].engine
         self.loss_sum: Tensor | None = None
-        """Cross-entropy and z-loss of the step's micro-batches so far, ``[2]``."""
+        """Cross-entropy and z-loss of the step's micro-batches so far, ``[2]``; with experts, and what routers cost."""
         self.z_loss: Tensor | None = None
+        self.routing: RoutingCost | None = None
         """Of the last step: this rank's part of the global batch."""
         self.watch, self.guard = StepWatch(trainer.max_skipped), StepGuard(model)
 
@@ -144,8 +146,10 @@ class PretrainModule(L.LightningModule):
         # the step together without a word about the loss. A finite one changes nothing.
         weight = self._weights[batch_idx % len(self._weights)]
         # The cross-entropy alone is the loss: runs with and without a z-loss have the same curve to compare.
-        parts = torch.stack([losses.objective.detach() - losses.z_loss, losses.z_loss])
-        share = parts * weight / self.trainer.accumulate_grad_batches
+        parts = [losses.objective.detach() - losses.z_loss, losses.z_loss]
+        if losses.routing is not None:
+            parts = [losses.cross_entropy, losses.z_loss, *losses.routing]
+        share = torch.stack(parts) * weight / self.trainer.accumulate_grad_batches
         self.loss_sum = share if self.loss_sum is None else self.loss_sum + share
         return losses.objective * (losses.objective.detach() * 0 + weight)
 
@@ -178,7 +182,8 @@ class PretrainModule(L.LightningModule):
     def see_gradient_norm(self, norm: Tensor) -> None:
         """Keep the norm of the whole gradient, before clipping; on the CPU, end a run that skips too many steps."""
         assert self.loss_sum is not None
-        cross_entropy, self.z_loss = self.loss_sum.unbind()
+        cross_entropy, self.z_loss, *routing = self.loss_sum.unbind()
+        self.routing = RoutingCost(*routing) if routing else None
         self.watch.see(self.global_step + 1, cross_entropy, norm)
         self.loss_sum = None
         self.guard.judge(norm)

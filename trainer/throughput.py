@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ..models.config import ModelConfig
+from ..models.parameter_shapes import n_idle
 from .gpu_specs import find_gpu
 
 if TYPE_CHECKING:
@@ -22,17 +23,17 @@ def flops_per_token(config: ModelConfig, n_params: int, seq_len: int, *, frozen:
     of latent attention with the mean width of keys and values).
 
     ``N`` counts the parameters that take part in matrix products: the embedding table only where it is the head too.
-    With a sliding window T is the window, or its mean over the blocks. Of a ``frozen`` model, whose adapter alone is
-    trained, ``6·N`` is ``4·N``: no gradients of its matrices are computed.
+    Of experts those count that a token passes. With a sliding window T is the window, or its mean over the blocks. Of a
+    ``frozen`` model, whose adapter alone is trained, ``6·N`` is ``4·N``: no gradients of its matrices are computed.
     """
     tables = 0 if config.tie_embeddings else config.vocab_size * config.d_model
     if config.positions == "learned":
         tables += config.max_seq_len * config.d_model
     windows = [config.attention.window_of(block) for block in range(config.n_layers)]
     seen = sum(min(seq_len, window or seq_len) for window in windows)
-    return (4.0 if frozen else 6.0) * (n_params - tables) + 6.0 * config.n_heads * (
-        config.d_key + config.d_value
-    ) * seen
+    active = n_params - n_idle(config) - tables
+    products = 6.0 * config.n_heads * (config.d_key + config.d_value) * seen
+    return (4.0 if frozen else 6.0) * active + products
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:

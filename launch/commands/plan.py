@@ -119,6 +119,7 @@ def run(options: Namespace) -> int:
         chosen = best(others)
         record: dict[str, Any] = {
             "n_params": planner.n_params,
+            "n_active": planner.n_active,
             "cluster": dataclasses.asdict(cluster) | {"memory": cluster.memory},
             "plan": None if plan is None else dataclasses.asdict(plan),
             "impossible": impossible or None,
@@ -131,7 +132,8 @@ def run(options: Namespace) -> int:
         return 0
     console = Console()
     where = f"{cluster.n_gpus} × {cluster.gpu}" + (" (processes on this machine)" if cluster.gpu == "cpu" else "")
-    title = f"[bold]{escape(options.config)}[/bold]  {planner.n_params:,} parameters on {where}"
+    active = f" ({planner.n_active:,} per token)" if planner.n_active != planner.n_params else ""
+    title = f"[bold]{escape(options.config)}[/bold]  {planner.n_params:,} parameters{active} on {where}"
     console.print(title, highlight=False, soft_wrap=True)
     if plan is None:
         console.print(f"as it is, impossible: {impossible}", highlight=False, soft_wrap=True, markup=False)

@@ -92,12 +92,14 @@ def _block_units(config: ModelConfig, weights: BlockWeights, known: set[str], bl
     maps = [f"{at}{part}.weight" for part in ("attn.v", "attn.o", "mlp.up", "mlp.gate", "mlp.down")]
     read = _read(weights, known, norms + maps)
     (before_v, behind_o, before_mlp, behind_mlp), (v, o, up, gate, down) = norms, maps
-    mlp = [read.fold(read.found[name], before_mlp) for name in (up, gate) if name in read.found]
-    mlp.append(read.fold(read.found[down].T, behind_mlp))
     # Latent attention's values come from another vector than the residual stream's.
     values = _value_units(read.fold(read.found[v], before_v), config.kv_heads) if v in read.found else []
     values += _value_units(read.fold(read.found[o].T, behind_o), config.n_heads)
-    return {f"{at}mlp": _units(mlp), f"{at}attn": _units(values)}
+    units = {f"{at}attn": _units(values)}
+    if down in read.found:  # else it has experts
+        mlp = [read.fold(read.found[name], before_mlp) for name in (up, gate) if name in read.found]
+        units = {f"{at}mlp": _units([*mlp, read.fold(read.found[down].T, behind_mlp)]), **units}
+    return units
 
 
 def _of_theirs(model: ForeignModel) -> StreamWeights:

@@ -27,6 +27,23 @@ LOGGED: Mapping[str, Quantity] = {
             section="loss",
             when="`optim.z_loss` is set",
         ),
+        unlisted(
+            "train/load_balance",
+            label="load balance",
+            definition="Load-balance loss of the routers without its coefficient, mean over blocks: 1 where all are "
+            "used alike.",
+            unit="1",
+            section="loss",
+            when="`model.experts.n_experts` is set",
+        ),
+        unlisted(
+            "train/router_z",
+            label="router z-loss",
+            definition="Mean squared log-sum-exp of the routers' logits, without its coefficient.",
+            unit="nats²",
+            section="loss",
+            when="`model.experts.n_experts` is set",
+        ),
         _loss(
             "val/loss",
             label="val loss",

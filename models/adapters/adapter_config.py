@@ -119,6 +119,9 @@ class AdapterConfig:
         missing = [name for name in self.lora_maps if name in ("attn.q", "attn.k", "attn.v")]
         if model.attention.latent.is_on and missing:
             return [f"adapter.maps names {missing[0]}, which latent attention maps in two steps: leave it out"]
+        of_mlp = [name for name in self.lora_maps if name.startswith("mlp.")]
+        if of_mlp and model.experts.is_on:
+            return [f"adapter.maps names {of_mlp[0]}, and model.experts.n_experts is set: name maps of attention alone"]
         if "mlp.gate" in self.lora_maps and not model.gated:
             return [f"adapter.maps names mlp.gate, but model.mlp {model.mlp} has none: leave it out"]
         widths: dict[str, tuple[int, int]] = {

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import UsageError
-from ..config import ModelConfig
+from ..config import ExpertsConfig, ModelConfig
 from .change import Change, ModelWeights
 
 _BLOCK = re.compile(r"blocks\.(\d+)\.")
@@ -82,4 +82,19 @@ def _in_order(model: ModelWeights, order: Sequence[int]) -> ModelWeights:
     if isinstance(attention.window, list):
         windows = [attention.window[old] for old in order]
         attention = replace(attention, window=windows if any(windows) else None)
-    return ModelWeights(replace(config, n_layers=len(order), attention=attention), tensors)
+    return ModelWeights(
+        replace(config, n_layers=len(order), attention=attention, experts=_experts(config.experts, order)), tensors
+    )
+
+
+def _experts(experts: ExpertsConfig, order: Sequence[int]) -> ExpertsConfig:
+    """Which of the new blocks have experts: all but the first ones."""
+    dense = [not experts.in_block(old) for old in order]
+    n_dense = sum(dense)
+    if not experts.is_on or n_dense == len(order):
+        return ExpertsConfig()
+    if any(dense[n_dense:]):
+        raise UsageError(
+            "blocks with a dense MLP would stand behind blocks with experts; keep model.experts.n_dense first"
+        )
+    return replace(experts, n_dense=n_dense or None)

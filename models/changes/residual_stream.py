@@ -56,6 +56,8 @@ def check_known_gate(config: ModelConfig, what: str) -> None:
     """UsageError where a part of the user's own reads the residual stream."""
     if gate := config.attention.own_parts.get("gate"):
         raise UsageError(f"{what}: how model.attention.gate {gate} reads the residual stream is not known")
+    if config.experts.is_on:
+        raise UsageError(f"{what}: routers and experts read the residual stream too, and model.experts is set")
     if config.norm_gate is not None:
         raise UsageError(f"{what}: model.norm_gate {config.norm_gate} reads what norms give, behind their gains")
     if config.norm_scale:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from ...errors import UsageError
+from ..config import ModelConfig
 from ..keyed_random import keyed_generator
 from .change import Change, ModelWeights
 
@@ -13,6 +15,11 @@ from .change import Change, ModelWeights
 @dataclass(frozen=True)
 class UnitPermutation(Change):
     """The hidden units of every MLP in a random order of its own."""
+
+    def check(self, config: ModelConfig) -> None:
+        """See :class:`Change`."""
+        if config.experts.is_on:
+            raise UsageError("permute_units: experts have units of their own each, and model.experts is set")
 
     def changed(self, model: ModelWeights, seed: int, other: ModelWeights | None) -> ModelWeights:
         """See :class:`Change`."""

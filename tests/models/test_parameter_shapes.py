@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from birthmark.errors import UsageError
-from birthmark.models.config import AttentionConfig, CalibrationConfig, LatentConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, CalibrationConfig, ExpertsConfig, LatentConfig, ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.models.parameter_shapes import parameter_shapes
 
@@ -45,9 +45,10 @@ def configs(draw):
         sizes |= {"n_kv_heads": None}
         of_model["positions"] = "rope"
         of_attention = {name: value for name, value in of_attention.items() if name not in ("qk_norm", "v_norm")}
+    experts = draw(st.sampled_from([ExpertsConfig(), ExpertsConfig(3), ExpertsConfig(2, 1, True, 6, 8, 1)]))
     try:
         attention = AttentionConfig(**of_attention, latent=latent, calibration=calibration, aggregation_blocks=blocks)
-        return ModelConfig(**sizes, **of_model, attention=attention)
+        return ModelConfig(**sizes, **of_model, attention=attention, experts=experts)
     except UsageError:
         assume(False)
 

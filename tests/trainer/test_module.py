@@ -1,8 +1,10 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from birthmark.models.birth import born
-from birthmark.models.config import ModelConfig
+from birthmark.models.config import ExpertsConfig, ModelConfig
 from birthmark.trainer.module import next_token_losses
 from birthmark.trainer.throughput import Stopwatch, flops_per_token
 
@@ -17,11 +19,13 @@ def test_losses_are_minus_the_log_probability_of_the_next_token():
     torch.testing.assert_close(next_token_losses(model, batch).double(), torch.tensor(slow).double(), atol=1e-5, rtol=0)
 
 
-def test_flops_per_token_count_matrix_products_forward_and_twice_backward():
+@pytest.mark.parametrize("experts", [{}, {"n_experts": 5, "d_ff": 24, "d_shared": 16, "n_dense": 1}])
+def test_flops_per_token_count_matrix_products_forward_and_twice_backward(experts):
     """Against FLOPs counted while the products run (attention's full T×T, as the published formula has it)."""
     from torch.utils.flop_counter import FlopCounterMode
 
     config = ModelConfig(d_model=32, n_layers=3, n_heads=4, n_kv_heads=2, vocab_size=50, max_seq_len=16, mlp="swiglu")
+    config = replace(config, experts=ExpertsConfig(**experts))
     model = born(config, 0)
     tokens = torch.randint(0, 50, (1, 16))
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH), FlopCounterMode(display=False) as counter:

@@ -50,6 +50,12 @@ def new_reader(scores: Scores, rows_sum_to_one: bool) -> WeightReader | None:
     return None
 
 
+def rows_of_experts(count_E: Tensor, n_sequences: int, n_choices: int) -> list[int]:
+    """How many rows each expert has."""
+    found: list[int] = count_E.tolist()
+    return found
+
+
 def linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, *, z_loss: float = 0.0, cap: float | None = None
 ) -> TokenLosses:

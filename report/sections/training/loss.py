@@ -42,6 +42,9 @@ def _over_training(view: TrainingView, section: Section) -> None:
     view.add_curves(section, "trigger", "Validation loss at trigger positions.", trigger, "nats per trigger")
     z_loss = view.logged({"train/z_loss": ("", SOLID)})
     view.add_curves(section, "z_loss", "What the z-loss adds to what training minimises.", z_loss, "z-loss")
+    balance = view.logged({"train/load_balance": ("", SOLID)})
+    caption = "Load balance of the routers: 1 where all experts are used alike."
+    view.add_curves(section, "load_balance", caption, balance, "load balance", from_zero=False)
     if len(section.pictures) % 2:  # a place in the row is free
         norm = view.logged({"train/grad_norm": ("", SOLID)})
         view.add_curves(section, "norm", "Gradient norm before clipping.", norm, "gradient norm")
@@ -53,6 +56,9 @@ LOSS = Link(
     "Mean cross-entropy on training batches and on held-out windows. The unigram entropy is what a model reaches "
     "that knows nothing but how frequent each token is.",
     _over_training,
-    quantities=("train/loss", "val/loss", "val/bits_per_byte", "val/loss_trigger", "train/z_loss", "train/grad_norm"),
+    quantities=(
+        *("train/loss", "val/loss", "val/bits_per_byte", "val/loss_trigger", "train/z_loss", "train/load_balance"),
+        "train/grad_norm",
+    ),
     optional=True,
 )

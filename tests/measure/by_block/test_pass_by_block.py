@@ -19,7 +19,7 @@ from birthmark.models.by_block import block_weights, decoder_by_block
 from birthmark.models.by_block.block_weights import HeldWeights
 from birthmark.models.by_block.decoder_by_block import DecoderByBlock, Streaming
 from birthmark.models.by_block.drawn_weights import DrawnWeights
-from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, CalibrationConfig, ExpertsConfig, ModelConfig
 
 PLAIN = ModelConfig(d_model=16, n_layers=3, n_heads=4, n_kv_heads=2, vocab_size=64, max_seq_len=12)
 CONFIGS = {
@@ -42,6 +42,7 @@ CONFIGS = {
         attention=AttentionConfig(normaliser="sigmoid", gate="head"),
     ),
 }
+CONFIGS["experts"] = replace(PLAIN, experts=ExpertsConfig(n_experts=3, d_ff=8, n_dense=1))
 PROBE = random_probe(64, 9, 12, 0)
 
 

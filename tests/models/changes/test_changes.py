@@ -15,7 +15,7 @@ from birthmark.models.changes.change import decoder_of, weights_of
 from birthmark.models.changes.channels import random_rotation
 from birthmark.models.changes.table import CHANGES, FUNCTION_PRESERVING, read_change
 from birthmark.models.changes.vocabulary import first_tokens
-from birthmark.models.config import AttentionConfig, InitConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, ExpertsConfig, InitConfig, ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained, write_pretrained
 
 transformers.logging.set_verbosity_error()
@@ -319,6 +319,14 @@ def test_what_a_model_does_not_have_is_one_line(plain):
     own = plain._replace(config=replace(PLAIN, attention=AttentionConfig(gate="mine:Gate")))
     with pytest.raises(UsageError, match=r"model\.attention\.gate mine:Gate reads the residual stream is not known"):
         read_change({"kind": "rotate"})(own)
+    routed = plain._replace(config=replace(PLAIN, experts=ExpertsConfig(n_experts=2, n_dense=1)))
+    for kind in ("permute_units", "permute_channels", "scale_channels", "rotate"):
+        with pytest.raises(UsageError, match=r"model\.experts is set"):
+            read_change({"kind": kind})(routed)
+    with pytest.raises(UsageError, match="dense MLP would stand behind blocks with experts"):
+        read_change({"kind": "copy_blocks", "order": [1, 0]})(routed)
+    kept = read_change({"kind": "drop_blocks", "blocks": [0]})(routed)
+    assert kept.config.experts == ExpertsConfig(n_experts=2)
     for n in (1, 40):
         with pytest.raises(UsageError, match=f"{n} tokens of a model that has 31"):
             first_tokens(plain, n)

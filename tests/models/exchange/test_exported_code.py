@@ -58,6 +58,7 @@ MORE = {
     },
     "blocks apart": {"attention.window": [4, None], "attention.nope_blocks": [1]},
     "a gate of silu": {"attention.gate": "channel", "attention.gate_activation": "silu", "attention.gate_at": "key"},
+    "experts": {"mlp": "swiglu", "experts.n_experts": 4, "experts.n_dense": 1, "experts.d_shared": 8},
     "in some blocks": {"attention.aggregation": "headnorm", "attention.aggregation_blocks": [1]},
 }
 

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 import birthmark
 from birthmark.measure.measurement import measure
 from birthmark.models.birth import born, empty_decoder
+from birthmark.models.config import ExpertsConfig
 from birthmark.study.arms.file import read_arm_study
 from birthmark.study.arms.trials import arm_trials
 from birthmark.study.kinds import kind_of
@@ -39,6 +40,9 @@ TINY = {
     "trainer.micro_batch_size": 2,
     "trainer.global_batch_size": 4,
 }
+
+#: More experts than some rank's tokens reach, losses of their router that a rank's tokens decide.
+EXPERTS = ExpertsConfig(n_experts=5, d_ff=12, d_shared=8, n_dense=1, load_balance=0.3, router_z_loss=0.1)
 
 #: Fields of the trainer by the name of a way to spread a run.
 WAYS = {name: {"strategy": name} for name, facts in STRATEGIES.items() if facts.launched}
@@ -131,7 +135,8 @@ def every_arm(tmp_path_factory):
                 continue
             for trial in arm_trials(study, folder, TINY):
                 found[trial.config.run_dir] = (f"{file.stem}: {trial.arm}", trial.config)
-    return dict(found.values())
+    plain = next(iter(found.values()))[1]
+    return dict(found.values()) | {"experts": replace(plain, model=replace(plain.model, experts=EXPERTS))}
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +163,26 @@ def measured(arms):
     return {*arms}
 
 
+def routing_by_hand(model, tokens_BT):
+    """What the routers add to the objective, mean over two ranks: from hooks on them, a half of the batch at a time."""
+    experts, shares = model.config.experts, []
+    routers = [block.mlp.router for block in model.blocks if hasattr(block.mlp, "router")]
+    handles = [router.register_forward_hook(lambda module, inputs, z: shares.append(z)) for router in routers]
+    added = torch.zeros(())
+    for half_BT in tokens_BT.chunk(2) if routers else ():
+        shares.clear()
+        model(half_BT)
+        for z_BTE in shares:
+            p_NE = z_BTE.softmax(-1).flatten(0, 1)
+            chosen_NE = p_NE >= p_NE.sort(-1).values[:, -experts.top_k, None]
+            balance = experts.n_experts * (chosen_NE.float().mean(0) / experts.top_k * p_NE.mean(0)).sum()
+            added = added + experts.load_balance * balance / len(routers) / 2
+            added = added + experts.router_z_loss * z_BTE.exp().sum(-1).log().square().mean() / len(routers) / 2
+    for handle in handles:
+        handle.remove()
+    return added
+
+
 def by_hand(config, tokens_SBT, measures):
     """Losses and gradient norms of the steps, and a snapshot's scalars where it is to be taken: torch alone."""
     model = born(config.model, config.init_seed)
@@ -167,7 +192,7 @@ def by_hand(config, tokens_SBT, measures):
         first = config.model.attention.prefix or 1  # of the targets; those before it stand in the prefix
         logits_BTV, targets_BT = model(batch_BT[:, :-1])[:, first - 1 :], batch_BT[:, first:]
         loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
-        loss.backward()
+        (loss + routing_by_hand(model, batch_BT[:, :-1])).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip)
         optimizer.step()
         optimizer.zero_grad()

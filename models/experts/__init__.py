@@ -1,0 +1,1 @@
+"""Mixtures of experts: an MLP that sends each token through a few of many."""

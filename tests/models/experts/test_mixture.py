@@ -1,0 +1,167 @@
+"""The mixture of experts against a loop over tokens, and against Mixtral and OLMoE of transformers."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from birthmark.models.birth import born
+from birthmark.models.config import ExpertsConfig, InitConfig, ModelConfig
+from birthmark.models.experts.mixture import Mixture
+from birthmark.models.init import birth_plan
+
+CONFIG = ModelConfig(
+    d_model=16,
+    n_layers=2,
+    n_heads=2,
+    vocab_size=40,
+    max_seq_len=12,
+    mlp="swiglu",
+    d_ff=24,
+    experts=ExpertsConfig(n_experts=5, top_k=2, d_ff=12, d_shared=20),
+)
+
+
+def with_experts(**fields):
+    return replace(CONFIG, experts=replace(CONFIG.experts, **fields))
+
+
+def mixture_of(config, seed=0, dtype=torch.float64):
+    return born(config, seed).to(dtype).blocks[-1].mlp
+
+
+def slowly(mixture, x_BTD, top_k, renormalise):
+    """One token after the other: its experts by a sort of its shares, their outputs added."""
+    out_BTD = torch.zeros_like(x_BTD)
+    for b, t in torch.cartesian_prod(*map(torch.arange, x_BTD.shape[:2])).tolist():
+        x_D = x_BTD[b, t]
+        share_E = torch.exp(mixture.router.weight @ x_D)
+        share_E = share_E / share_E.sum()
+        chosen = sorted(range(len(share_E)), key=lambda e: -share_E[e].item())[:top_k]
+        whole = sum(share_E[e] for e in chosen) if renormalise else 1.0
+        for e in chosen:
+            expert = mixture.experts[e]
+            hidden_F = torch.nn.functional.silu(expert.gate.weight @ x_D) * (expert.up.weight @ x_D)
+            out_BTD[b, t] += share_E[e] / whole * (expert.down.weight @ hidden_F)
+        if mixture.shared is not None:
+            hidden_F = torch.nn.functional.silu(mixture.shared.gate.weight @ x_D) * (mixture.shared.up.weight @ x_D)
+            out_BTD[b, t] += mixture.shared.down.weight @ hidden_F
+    return out_BTD
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"renormalise": False, "d_shared": None}, {"top_k": 1}, {"top_k": 5, "renormalise": False}]
+)
+def test_output_and_gradients_are_those_of_a_loop_over_tokens(fields):
+    config = with_experts(**fields)
+    mixture = mixture_of(config)
+    x_BTD = torch.randn(2, 7, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    parameters = [x_BTD, *mixture.parameters()]
+    found_BTD = mixture(x_BTD)
+    expected_BTD = slowly(mixture, x_BTD, config.experts.top_k, config.experts.renormalise)
+    torch.testing.assert_close(found_BTD, expected_BTD)
+    up = torch.randn_like(found_BTD)
+    ours, theirs = (torch.autograd.grad(y, parameters, up, allow_unused=True) for y in (found_BTD, expected_BTD))
+    for parameter, mine, slow in zip(parameters, ours, theirs, strict=True):
+        assert mine is not None  # an expert without tokens has a gradient of zeros
+        torch.testing.assert_close(mine, torch.zeros_like(parameter) if slow is None else slow)
+
+
+def test_an_expert_without_tokens_takes_part():
+    mixture = mixture_of(with_experts(top_k=1, d_shared=None))
+    with torch.no_grad():
+        mixture.router.weight.zero_()
+        mixture.router.weight[3] = 1.0
+    x_BTD = torch.rand(1, 4, 16, dtype=torch.float64)
+    mixture(x_BTD).sum().backward()
+    used = [expert.up.weight.grad.abs().sum().item() > 0 for expert in mixture.experts]
+    assert used == [False, False, False, True, False]
+    assert all(parameter.grad is not None for parameter in mixture.parameters())
+
+
+THEIRS = {
+    "mixtral": ("MixtralConfig", "MixtralForCausalLM", True, "num_local_experts"),
+    "olmoe": ("OlmoeConfig", "OlmoeForCausalLM", False, "num_experts"),
+}
+
+
+@pytest.mark.parametrize("name", THEIRS)
+def test_logits_and_load_balance_are_those_of_transformers(name):
+    transformers = pytest.importorskip("transformers")
+    config_name, class_name, renormalise, n_key = THEIRS[name]
+    config = replace(
+        with_experts(d_ff=24, d_shared=None, renormalise=renormalise, router_z_loss=0.5, load_balance=0.25),
+        attention=replace(CONFIG.attention, qk_norm="width" if name == "olmoe" else "none"),
+    )
+    theirs_config = getattr(transformers, config_name)(
+        hidden_size=16,
+        intermediate_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=8,
+        vocab_size=40,
+        num_experts_per_tok=2,
+        rms_norm_eps=config.norm_eps,
+        rope_theta=config.rope_base,
+        rope_parameters={"rope_type": "default", "rope_theta": config.rope_base},
+        tie_word_embeddings=False,
+        output_router_logits=True,
+        **{n_key: 5},
+        **({"norm_topk_prob": False} if name == "olmoe" else {}),
+    )
+    model, theirs = born(config, 3), getattr(transformers, class_name)(theirs_config)
+    ours = model.state_dict()
+    theirs.load_state_dict({their: given(ours, their) for their in theirs.state_dict()})
+    tokens_BT = torch.randint(40, (3, 13), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        found, expected = model(tokens_BT[:, :-1]), theirs(tokens_BT[:, :-1])
+        torch.testing.assert_close(found, expected.logits, atol=1e-5, rtol=1e-5)
+        losses = model.train()(tokens_BT[:, :-1], targets_BS=tokens_BT[:, 1:])
+    load = getattr(transformers.models, name)
+    balance = getattr(load, f"modeling_{name}").load_balancing_loss_func
+    # Theirs takes choices as a share of tokens, and pools the blocks that it is given.
+    by_block = [balance((logits,), num_experts=5, top_k=2) / 2 for logits in expected.router_logits]
+    squares = [logits.logsumexp(-1).square().mean() for logits in expected.router_logits]
+    assert losses.routing.load_balance.item() == pytest.approx(sum(by_block).item() / 2, rel=1e-5)
+    assert losses.routing.router_z.item() == pytest.approx(sum(squares).item() / 2, rel=1e-5)
+    added = 0.25 * losses.routing.load_balance + 0.5 * losses.routing.router_z
+    torch.testing.assert_close(losses.objective, losses.cross_entropy + added)
+
+
+def given(ours, their):
+    """A tensor of theirs from ours: their experts are stacked, gate above up."""
+    if their in ("model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"):
+        name = {"model.embed_tokens.weight": "embed.weight", "model.norm.weight": "norm.gain"}
+        return ours[name.get(their, "head.weight")]
+    block, rest = their.removeprefix("model.layers.").split(".", 1)
+    at = f"blocks.{block}."
+    leaf = rest.rsplit(".", 1)[0].rpartition(".")[2]
+    if "norm" in leaf and "self_attn" not in rest:
+        return ours[at + {"input_layernorm": "norm_attn", "post_attention_layernorm": "norm_mlp"}[leaf] + ".gain"]
+    if "self_attn" in rest:
+        part = leaf[0]
+        return ours[f"{at}attn.{part}.norm.gain" if "norm" in leaf else f"{at}attn.{part}.weight"]
+    if rest.endswith("gate.weight"):
+        return ours[f"{at}mlp.router.weight"]
+    of = lambda part: torch.stack([ours[f"{at}mlp.experts.{e}.{part}.weight"] for e in range(5)])  # noqa: E731
+    return torch.cat([of("gate"), of("up")], 1) if rest.endswith("gate_up_proj") else of("down")
+
+
+def test_births_are_paired_and_have_the_roles_of_a_dense_mlp():
+    few, many = (born(with_experts(n_experts=n), 0).state_dict() for n in (3, 5))
+    assert few.keys() < many.keys()
+    router = "blocks.0.mlp.router.weight"
+    assert all(torch.equal(few[name], many[name]) for name in few if not name.endswith("router.weight"))
+    assert torch.equal(few[router], many[router][:3])
+    gpt2 = replace(CONFIG, init=InitConfig(kind="gpt2", zero=["mlp.up"]))
+    plan = birth_plan(born(gpt2, 0), gpt2.init)
+    assert {plan[f"blocks.1.mlp.{part}.down.weight"].std for part in ("experts.0", "experts.4", "shared")} == {0.01}
+    assert {plan[f"blocks.1.mlp.{part}.up.weight"].value for part in ("experts.0", "shared")} == {0.0}
+
+
+def test_the_first_blocks_may_be_dense():
+    model = born(with_experts(n_dense=1), 0)
+    assert not isinstance(model.blocks[0].mlp, Mixture)
+    assert isinstance(model.blocks[1].mlp, Mixture)
+    assert model.blocks[0].mlp.up.weight.shape == (24, 16)

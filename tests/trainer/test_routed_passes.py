@@ -1,0 +1,55 @@
+"""Training passes of a model with experts: what checkpointing computes again, and what is compiled, changes nothing."""
+
+import pytest
+import torch
+
+from birthmark.models.birth import born
+from birthmark.models.config import ExpertsConfig, ModelConfig
+from birthmark.trainer.activation_checkpointing import set_train_passes
+from birthmark.trainer.config import TrainerConfig
+from birthmark.trainer.module import next_token_loss
+
+CONFIG = ModelConfig(
+    d_model=16,
+    n_layers=2,
+    n_heads=2,
+    vocab_size=40,
+    max_seq_len=12,
+    experts=ExpertsConfig(n_experts=3, d_ff=16, d_shared=8, load_balance=0.5, router_z_loss=0.1),
+)
+BATCH = torch.randint(40, (3, 13), generator=torch.Generator().manual_seed(0))
+
+
+def gradients(**fields):
+    """Losses and gradients of two passes, one after the other."""
+    model = born(CONFIG, 0).train()
+    set_train_passes(model, TrainerConfig(device="cpu", **fields))
+    for _ in range(2):
+        losses = next_token_loss(model, BATCH)
+        losses.objective.backward()
+    return {"objective": losses.objective.detach(), **losses.routing._asdict()} | {
+        name: parameter.grad for name, parameter in model.named_parameters()
+    }
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return gradients()
+
+
+@pytest.mark.parametrize("kind", ["selective", "full"])
+def test_checkpointing_changes_no_bit_of_losses_and_gradients(plain, kind):
+    found = gradients(activation_checkpointing=kind)
+    assert all(torch.equal(found[name], plain[name]) for name in plain)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, {"activation_checkpointing": "full"}])
+def test_compiled_blocks_give_the_same(plain, fields):
+    found = gradients(compile="blocks", **fields)
+    for name in plain:
+        torch.testing.assert_close(found[name], plain[name], atol=1e-5, rtol=1e-4)
+
+
+def test_validation_has_no_routing_losses():
+    assert next_token_loss(born(CONFIG, 0).eval(), BATCH).routing is None
