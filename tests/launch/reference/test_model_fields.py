@@ -18,7 +18,14 @@ from birthmark.models.attention.attention import NORMALISERS
 from birthmark.models.attention.differential import Difference
 from birthmark.models.attention.normalisers import Explicit, FusedSoftmax
 from birthmark.models.birth import born
-from birthmark.models.config import AttentionConfig, CalibrationConfig, InitConfig, LatentConfig, ModelConfig
+from birthmark.models.config import (
+    AttentionConfig,
+    CalibrationConfig,
+    ExpertsConfig,
+    InitConfig,
+    LatentConfig,
+    ModelConfig,
+)
 
 FILE = Path(birthmark.__file__).parent / "docs" / "model-fields.md"
 GROUPS = {
@@ -26,6 +33,7 @@ GROUPS = {
     "model.attention": AttentionConfig,
     "model.attention.calibration": CalibrationConfig,
     "model.attention.latent": LatentConfig,
+    "model.experts": ExpertsConfig,
     "model.init": InitConfig,
 }
 
