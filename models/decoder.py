@@ -14,7 +14,7 @@ from .attention.kv_cache import KeyValueCache, LayerCache
 from .attention.latent.latent_attention import attention_of
 from .attention.positions import POSITIONS, Placement
 from .config import ModelConfig
-from .experts.mixture import Mixture
+from .experts.routed_mlp import Mixture
 from .experts.routing_losses import RoutingCost, RoutingLosses
 from .head import Head, read_out
 from .init import Embedding

@@ -7,7 +7,7 @@ import torch
 
 from birthmark.models.birth import born
 from birthmark.models.config import ExpertsConfig, InitConfig, ModelConfig
-from birthmark.models.experts.mixture import Mixture
+from birthmark.models.experts.routed_mlp import Mixture
 from birthmark.models.init import birth_plan
 
 CONFIG = ModelConfig(
