@@ -277,6 +277,7 @@ _THEIRS = {
     "qwen2 tied": ("Qwen2", _GROUPED | {"tie_word_embeddings": True}),
     "qwen3": ("Qwen3", _GROUPED | _rope(1e6) | {"head_dim": 16}),
     "qwen3 tied, gelu": ("Qwen3", _GROUPED | {"tie_word_embeddings": True, "head_dim": 8, "hidden_act": "gelu"}),
+    "mistral": ("Mistral", _GROUPED | _rope(500.0) | {"sliding_window": 5}),
     "olmo2": ("Olmo2", _GROUPED | _rope(500.0)),
     "olmo2 tied, ungrouped": ("Olmo2", _ROTARY | {"tie_word_embeddings": True}),
     "arcee": ("Arcee", _GROUPED | _rope(500.0) | {"hidden_act": "gelu"}),

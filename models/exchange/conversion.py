@@ -18,7 +18,7 @@ from ..dotted import dotted
 from .families import ACTIVATIONS, FAMILIES, Family
 
 _BY_TYPE = {family.model_type: family for family in FAMILIES}
-_HINTS = get_type_hints(ModelConfig)
+_HINTS = get_type_hints(ModelConfig) | {f"attention.{k}": v for k, v in get_type_hints(AttentionConfig).items()}
 
 
 def family_of_json(content: Mapping[str, Any], where: str) -> Family:
@@ -58,7 +58,8 @@ def config_to_json(config: ModelConfig, family: Family) -> dict[str, Any]:
     ours = _resolved(config)
     activations = [name for name, mlp in _mlps(family).items() if mlp == config.mlp]
     content: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
-    content |= {key: ours[name] for key, name in family.keys.items()}
+    # Theirs have one value for all blocks, and no family is exact where ours is a list.
+    content |= {key: None if isinstance(ours[name], list) else ours[name] for key, name in family.keys.items()}
     content |= {family.activation: (activations or [family.silent[family.activation]])[0]}
     content |= {key: value for key, value in family.required.items() if isinstance(value, bool)}
     content |= {old: content[key] for old, key in family.renamed.items()}
@@ -101,8 +102,8 @@ def family_of(config: ModelConfig) -> Family:
     return _BY_TYPE[closest]
 
 
-#: Fields that null leaves to others, here and in ``transformers``.
-_DERIVED = ("n_kv_heads", "head_dim", "d_ff")
+#: Fields that null leaves to others, or to none, here and in ``transformers``.
+_NULLABLE = ("n_kv_heads", "head_dim", "d_ff", "attention.window")
 
 
 def _architecture(config: ModelConfig) -> dict[str, Any]:
@@ -139,7 +140,7 @@ def _fields(content: Mapping[str, Any], family: Family, where: str) -> dict[str,
     for key, name in family.keys.items():
         if key not in given and key not in family.silent:
             raise UsageError(f"{where}: {key} is missing: give it")
-        silent = None if _is_null(content, key) and name in _DERIVED else family.silent.get(key)
+        silent = None if _is_null(content, key) and name in _NULLABLE else family.silent.get(key)
         if _is_null(content, key) and silent is not None:
             raise UsageError(f"{where}: {key} is null: give its value, or leave it out for {silent!r}")
         value = _typed(given[key], name, f"{where}: {key}") if key in given else silent

@@ -170,6 +170,17 @@ FAMILIES = (
         not_parameters=_INV_FREQ,
     ),
     Family(
+        "mistral",
+        "MistralForCausalLM",
+        keys=_GROUPED | {"sliding_window": "attention.window"},
+        fixed={},
+        silent=_SILENT | {"num_key_value_heads": 8, "sliding_window": 4096},
+        modules=_PRE_NORM,
+        base="model.",
+        required=_ROTARY,
+        not_parameters=_INV_FREQ,
+    ),
+    Family(
         "qwen2",
         "Qwen2ForCausalLM",
         keys=_GROUPED,

@@ -48,6 +48,7 @@ _OURS = {
         **_SMALL, norm="layernorm", positions="learned", mlp="gelu_tanh", bias=True, tie_embeddings=True, norm_eps=1e-4
     ),
     "llama": ModelConfig(**_SMALL, n_kv_heads=2, mlp="swiglu", rope_base=500.0),
+    "mistral": ModelConfig(**_SMALL, n_kv_heads=2, mlp="swiglu", attention=AttentionConfig(window=5)),
     "qwen2": ModelConfig(**_SMALL, n_kv_heads=1, mlp="swiglu", attention=AttentionConfig(qkv_bias=True)),
     "qwen3": ModelConfig(
         **_SMALL,

@@ -204,7 +204,7 @@ REFUSED_ARMS = [
     ("qwen3", attention(qk_norm="head", gate="head"), "model.attention.gate head has", "qwen3"),
     ("llama", {"positions": "alibi", "rope_base": 10000.0}, "model.positions alibi has", "llama"),
     ("llama", attention(normaliser="softmax_sink"), "model.attention.normaliser softmax_sink has", "llama"),
-    ("llama", attention(window=8), "model.attention.window 8 has", "llama"),
+    ("llama", attention(window=[8, None]), "model.attention.window [8, None] has", "llama"),
     ("llama", attention(prefix=4), "model.attention.prefix 4 has", "llama"),
     ("llama", attention(kv_bias="key"), "model.attention.kv_bias key has", "llama"),
     (
