@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..errors import RunError, UsageError
-from ..metrics.between.weight_kinship import Kinship, births, kinship
+from ..metrics.between.weight_kinship import Kinship, births, kinships
 from ..report.text import without_shared_folder
 from .content_findings import alike, compare_configs, of_one_shape, say_duplicates
 from .curve_findings import Curve
@@ -63,7 +63,7 @@ def audit(
         advance(1)
     compare_configs(judged)
     distinct = alike(of_one_shape(judged))
-    tests_MM = _tests(distinct)
+    tests_MM = kinships([same.values for same in distinct])
     groups = _births(distinct, tests_MM)
     for group in groups[1:]:
         for same in group:
@@ -83,16 +83,6 @@ def audit(
 
 def _all(group: Sequence[Same]) -> list[Judged]:
     return [one for same in group for one in same.members]
-
-
-def _tests(found: Sequence[Same]) -> list[list[Kinship]]:
-    """Every checkpoint with every other; with itself it is kin."""
-    n = len(found)
-    tests = [[Kinship(1.0, 0.0)] * n for _ in range(n)]
-    for a in range(n):
-        for b in range(a + 1, n):
-            tests[a][b] = tests[b][a] = kinship(found[a].values, found[b].values)
-    return tests
 
 
 def _births(found: Sequence[Same], tests_MM: Sequence[Sequence[Kinship]]) -> list[list[Same]]:

@@ -4,20 +4,21 @@ reading them; and, where all may be read, the values that no training leaves."""
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from ..files import content_digest
-from .weights import Entry, Weights
+from .weights import DTYPES, Entry, Weights
 
 #: Neighbouring values that are read together; of a tensor one in so many of them, at least and at most so many.
 RUN_LENGTH, ONE_IN, FEWEST_RUNS, MOST_RUNS = 64, 1000, 16, 1024
-#: Values that are looked at together where all are.
-_CHUNK = 1 << 22
+#: Values that are looked at together where all are: small enough for the memory to be used again.
+_CHUNK = 1 << 20
 #: A value of so many times the tensor's median is none that training makes.
 HUGE = 1e5
 
@@ -113,7 +114,38 @@ def chunks(weights: Weights, name: str) -> Iterator[tuple[int, Tensor]]:
         yield start, weights.read(name, start, min(start + _CHUNK, numel))
 
 
+class _Bits(NamedTuple):
+    """How a floating type is read as whole numbers: without the sign, the larger number is the larger value."""
+
+    type: torch.dtype
+    without_sign: int
+    inf: int
+    """From here on infinity, and above it what is not a number."""
+
+
+_BITS: Mapping[torch.dtype, _Bits] = {
+    torch.bfloat16: _Bits(torch.int16, 0x7FFF, 0x7F80),
+    torch.float16: _Bits(torch.int16, 0x7FFF, 0x7C00),
+    torch.float32: _Bits(torch.int32, 0x7FFF_FFFF, 0x7F80_0000),
+}
+
+
+def _may_be_broken(name: str, weights: Weights, median: float) -> bool:
+    """Whether a tensor holds a value that is not finite or huge; of rare types it is not looked at here."""
+    dtype = DTYPES[weights.entries[name].dtype]
+    if (bits := _BITS.get(dtype)) is None:
+        return True
+    largest = 0
+    for _, part in chunks(weights, name):
+        whole = part.view(bits.type).numpy()
+        largest = max(largest, int(np.bitwise_and(whole, whole.dtype.type(bits.without_sign)).max()))
+    value = float(torch.tensor(largest, dtype=bits.type).view(dtype))
+    return largest >= bits.inf or value > HUGE * (median or 1.0)
+
+
 def _broken(name: str, weights: Weights, entry: Entry, median: float) -> list[str]:
+    if not _may_be_broken(name, weights, median):
+        return []
     n_not_finite, largest, at = 0, 0.0, 0
     for start, part in chunks(weights, name):
         sizes = part.float().abs()

@@ -100,14 +100,16 @@ class FileWeights(Weights):
             RunError: the file has become shorter since its header was read.
         """
         dtype = DTYPES[self.entries[name].dtype]
-        found = bytearray()
+        found, n_read = bytearray((stop - start) * dtype.itemsize), 0
         for part in self.parts[name]:
             low, high = max(start, part.first), min(stop, part.first + part.n)
             if low < high:
-                with part.file.open("rb") as file:
+                there = memoryview(found)[(low - start) * dtype.itemsize : (high - start) * dtype.itemsize]
+                with part.file.open("rb", buffering=0) as file:
                     file.seek(part.offset + (low - part.first) * dtype.itemsize)
-                    found += file.read((high - low) * dtype.itemsize)
-        if len(found) != (stop - start) * dtype.itemsize:
+                    while there and (n := file.readinto(there)):
+                        there, n_read = there[n:], n_read + n
+        if n_read != len(found):
             raise RunError(f"{part.file}: ends before {name} does")
         return torch.frombuffer(found, dtype=dtype) if found else torch.empty(0, dtype=dtype)
 

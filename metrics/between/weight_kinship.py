@@ -52,21 +52,45 @@ def kinship(a: Values, b: Values) -> Kinship:
         a: tensor → sampled values ``[runs, length]``.
         b: the same places; tensors that only one has, or of another shape, are left out.
     """
+    return kinships([a, b])[0][1]
+
+
+def kinships(values: Sequence[Values]) -> list[list[Kinship]]:
+    """Test every checkpoint with every other, ``[M][M]``, each as `kinship` does; with itself it is kin."""
     from scipy import stats
 
-    cosines = []
-    for name in sorted(a.keys() & b.keys()):
-        if a[name].shape != b[name].shape:
-            continue
-        x, y = (v[name].astype(np.float64) for v in (a, b))
-        x, y = x - x.mean(1, keepdims=True), y - y.mean(1, keepdims=True)
-        if (norm := float(np.linalg.norm(x) * np.linalg.norm(y))) > 0 and np.isfinite(norm):
-            cosines.append(float((x * y).sum()) / norm)
-    if len(cosines) < FEWEST_TENSORS:
-        return Kinship(float(np.mean(cosines)) if cosines else np.nan, np.nan)
-    spread = max(float(np.std(cosines, ddof=1)), 1e-12) / len(cosines) ** 0.5
-    mean = float(np.mean(cosines))
-    return Kinship(mean, float(stats.t.sf(mean / spread, len(cosines) - 1)), float(np.median(cosines)))
+    cosines_MMT = np.stack([_cosines(x_MN) for x_MN in _by_tensor(values)], -1) if values else np.empty((0, 0, 0))
+    tests = [[Kinship(1.0, 0.0)] * len(values) for _ in values]
+    for a in range(len(values)):
+        for b in range(a + 1, len(values)):
+            cosines = cosines_MMT[a, b][~np.isnan(cosines_MMT[a, b])]
+            n = len(cosines)
+            if n < FEWEST_TENSORS:
+                tests[a][b] = Kinship(float(np.mean(cosines)) if n else np.nan, np.nan)
+            else:
+                spread, mean = max(float(np.std(cosines, ddof=1)), 1e-12) / n**0.5, float(np.mean(cosines))
+                p = float(stats.t.sf(mean / spread, n - 1))
+                tests[a][b] = Kinship(mean, p, float(np.median(cosines)))
+            tests[b][a] = tests[a][b]
+    return tests
+
+
+def _by_tensor(values: Sequence[Values]) -> Iterator[np.ndarray]:
+    """The checkpoints' values of one tensor after the other, float64 ``[M, runs, length]``; of a checkpoint that lacks
+    it, or has it in another shape than the first that has it, NaN."""
+    for name in sorted({name for held in values for name in held}):
+        shape = next(held[name].shape for held in values if name in held)
+        there = [held[name] if name in held and held[name].shape == shape else None for held in values]
+        yield np.stack([np.full(shape, np.nan) if x is None else x.astype(np.float64) for x in there])
+
+
+def _cosines(x_MRL: np.ndarray) -> np.ndarray:
+    """Cosine of every two ``[M, M]``, each run centred; NaN where one is constant or missing."""
+    x_MN = (x_MRL - x_MRL.mean(2, keepdims=True)).reshape(len(x_MRL), -1)
+    products_MM, norms_M = x_MN @ x_MN.T, np.linalg.norm(x_MN, axis=1)
+    norms_MM = np.outer(norms_M, norms_M)
+    known_MM = (norms_MM > 0) & np.isfinite(norms_MM)
+    return np.divide(products_MM, norms_MM, out=np.full_like(products_MM, np.nan), where=known_MM)
 
 
 def births(kin_MM: np.ndarray) -> list[list[int]]:
@@ -88,16 +112,20 @@ def births(kin_MM: np.ndarray) -> list[list[int]]:
 
 def distances(values: Sequence[Values]) -> np.ndarray:
     """Distance between every two checkpoints ``[M, M]``: root mean over tensors of ``‖a − b‖² / (‖a‖·‖b‖)``."""
+    shares = []
+    for x_MRL in _by_tensor(values):
+        x_MN = x_MRL.reshape(len(x_MRL), -1)
+        norms_M = np.linalg.norm(x_MN, axis=1)
+        # As differences and not from products: neighbours may differ in their last digits.
+        squares_MM = np.stack([((x_MN - x_N) ** 2).sum(1) for x_N in x_MN])
+        scales_MM = np.outer(norms_M, norms_M)
+        shares.append(np.divide(squares_MM, scales_MM, out=np.full_like(scales_MM, np.nan), where=scales_MM > 0))
     n = len(values)
-    found_MM = np.zeros((n, n))
-    for i in range(n):
-        for j in range(i + 1, n):
-            shares = []
-            for name in values[i].keys() & values[j].keys():
-                x, y = (values[k][name].astype(np.float64) for k in (i, j))
-                if x.shape == y.shape and (scale := np.linalg.norm(x) * np.linalg.norm(y)) > 0:
-                    shares.append(float(np.linalg.norm(x - y) ** 2 / scale))
-            found_MM[i, j] = found_MM[j, i] = np.mean(shares) ** 0.5 if shares else np.nan
+    known_MMT = np.stack(shares, -1) if shares else np.empty((n, n, 0))
+    is_known_MMT = ~np.isnan(known_MMT)
+    sums_MM, counts_MM = np.where(is_known_MMT, known_MMT, 0.0).sum(-1), is_known_MMT.sum(-1)
+    found_MM = np.sqrt(np.divide(sums_MM, counts_MM, out=np.full((n, n), np.nan), where=counts_MM > 0))
+    np.fill_diagonal(found_MM, 0.0)
     return found_MM
 
 

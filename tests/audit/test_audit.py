@@ -581,3 +581,18 @@ def test_another_tokenizer_is_found_by_the_part_that_differs(suite, audited):
         (suite / f"step-{step}" / "tokenizer.json").unlink()
         (suite / f"step-{step}" / "tokenizer.model").write_bytes(b"b" if step == 8 else b"a")
     assert audited(suite).kinds == {8: ["tokenizer"]}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+def test_values_that_no_training_leaves_are_found_in_every_type(dtype):
+    whole = (0.02 * torch.randn(300, 64, generator=torch.Generator().manual_seed(0))).to(dtype)
+    found = {}
+    for value in (0.1, -4096.0, float("-inf"), float("nan")):
+        weights = HeldWeights({"w": whole.clone(), "zeros": torch.zeros(3, dtype=dtype)})
+        weights.tensors["w"][7 * 64 + 5] = value
+        found[value] = sample(weights, scan=True).broken
+    assert found.pop(0.1) == []
+    assert [len(broken) for broken in found.values()] == [1, 1, 1]
+    huge, *unbounded = (broken[0] for broken in found.values())
+    assert huge.startswith("w[7, 5] is 4.1e+03 in size, where the median is 0.01")
+    assert unbounded == ["w has 1 NaN or inf"] * 2
