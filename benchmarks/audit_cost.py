@@ -50,7 +50,8 @@ def write_suite(folder: Path, model: str, n: int, dtype: torch.dtype) -> int:
     save_pretrained(open_source(f"models/{model}@0").load(), first, dtype=dtype, max_shard_bytes=1 << 40)
     tensors = {name: tensor.float() for name, tensor in load_file(first / _FILE).items()}
     numbers = torch.Generator().manual_seed(0)
-    steps = {name: DRIFT * float(tensor.std()) for name, tensor in tensors.items() if tensor.ndim > 1}
+    # Gains and biases are constant at birth.
+    steps = {name: DRIFT * (float(tensor.std()) or 0.2) for name, tensor in tensors.items()}
     for k in range(1, n):
         for name, size in steps.items():
             tensors[name] += size * torch.randn(tensors[name].shape, generator=numbers)
