@@ -9,9 +9,18 @@ from ..errors import UsageError
 from ..schema import outside
 from .attention.config import AttentionConfig, CalibrationConfig, Setting
 from .attention.latent.latent_config import LatentConfig
+from .dropout.dropout_config import DropoutConfig
 from .experts.experts_config import ExpertsConfig
 
-__all__ = ["AttentionConfig", "CalibrationConfig", "ExpertsConfig", "InitConfig", "LatentConfig", "ModelConfig"]
+__all__ = [
+    "AttentionConfig",
+    "CalibrationConfig",
+    "DropoutConfig",
+    "ExpertsConfig",
+    "InitConfig",
+    "LatentConfig",
+    "ModelConfig",
+]
 
 #: Gated MLPs, and the activation of their gate.
 GATED = {
@@ -199,6 +208,9 @@ class ModelConfig:
     experts: ExpertsConfig = field(default_factory=ExpertsConfig)
     """A mixture of experts in place of the MLP."""
 
+    dropout: DropoutConfig = field(default_factory=DropoutConfig)
+    """Dropout in training passes."""
+
     init: InitConfig = field(default_factory=InitConfig)
     """Distribution of the weights at birth."""
 
@@ -281,7 +293,12 @@ class ModelConfig:
         if self.logit_softcap is not None and not 0 < self.logit_softcap < float("inf"):
             found.append(f"model.logit_softcap is {self.logit_softcap}: give a positive number, or nothing")
         found += self.init.problems() + self.attention.problems(self.n_layers, self.max_seq_len)
-        found += self.experts.problems(self.n_layers)
+        found += self.experts.problems(self.n_layers) + self.dropout.problems()
+        if self.dropout.attention and (own := self.attention.own_parts.get("normaliser")):
+            found.append(
+                f"model.dropout.attention with model.attention.normaliser {own}: whether a class of your own drops "
+                "weights is not known, leave it out"
+            )
         return found + [problem for setting in self.conditional_settings() if (problem := setting.problem)]
 
     def _size_problems(self) -> list[str]:

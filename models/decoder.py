@@ -5,6 +5,7 @@ Parameter names are a file format (definitions §1): renaming one changes every 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import overload
 
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from .attention.kv_cache import KeyValueCache, LayerCache
 from .attention.latent.latent_attention import attention_of
 from .attention.positions import POSITIONS, Placement
 from .config import ModelConfig
+from .dropout.masks import Dropout
 from .experts.routed_mlp import Mixture
 from .experts.routing_losses import RoutingCost, RoutingLosses
 from .head import Head, read_out
@@ -22,6 +24,10 @@ from .linear_cross_entropy import TokenLosses
 from .mlp import MLP
 from .norms import NORMS, cast_once, sublayer_norms
 from .observe import Observer, show_residual, show_sublayer
+
+
+def _dropped(x_BTD: Tensor, place: str, dropout: Dropout | None) -> Tensor:
+    return x_BTD if dropout is None else dropout.of_stream(x_BTD, place)
 
 
 class Block(nn.Module):
@@ -45,13 +51,15 @@ class Block(nn.Module):
         losses: RoutingLosses | None = None,
     ) -> Tensor:
         """``[B, T, D] → [B, T, D]``; what a router costs in training is added to ``losses``."""
+        dropout = None if place.dropout is None else place.dropout.in_block(self.layer)
+        place = replace(place, dropout=dropout)
         attention_BTD = self.attn(cast_once(self.norm_attn(x_BTD)), place, observer, cache)
         show_sublayer(observer, "attention", self.layer, attention_BTD)
-        attended_BTD = x_BTD + self.norm_attn_out(attention_BTD)
+        attended_BTD = x_BTD + _dropped(self.norm_attn_out(attention_BTD), "attention", dropout)
         show_residual(observer, "attention", self.layer, attended_BTD)
         mlp_BTD = self.mlp(cast_once(self.norm_mlp(x_BTD if self.parallel else attended_BTD)), observer, losses)
         show_sublayer(observer, "mlp", self.layer, mlp_BTD)
-        x_BTD = attended_BTD + self.norm_mlp_out(mlp_BTD)
+        x_BTD = attended_BTD + _dropped(self.norm_mlp_out(mlp_BTD), "mlp", dropout)
         show_residual(observer, "mlp", self.layer, x_BTD)
         return x_BTD
 
@@ -86,6 +94,7 @@ class Decoder(nn.Module):
         *,
         targets_BS: Tensor,
         z_loss: float = ...,
+        dropout: Dropout | None = ...,
         cache: KeyValueCache | None = ...,
         documents_BT: Tensor | None = ...,
     ) -> TokenLosses: ...
@@ -96,6 +105,7 @@ class Decoder(nn.Module):
         *,
         targets_BS: Tensor | None = None,
         z_loss: float = 0.0,
+        dropout: Dropout | None = None,
         last_only: bool = False,
         observer: Observer | None = None,
         cache: KeyValueCache | None = None,
@@ -107,6 +117,7 @@ class Decoder(nn.Module):
             tokens_BT: int64 token ids ``[B, T]``, T at most ``max_seq_len`` where positions are learned.
             targets_BS: int64 ids of the tokens that follow the last S positions, −100 where one counts nowhere.
             z_loss: coefficient of the squared log-sum-exp in the losses.
+            dropout: masks of a training pass.
             last_only: compute logits at the last position only.
             observer: is shown the places named in ``models/observe.py`` as the pass runs.
             cache: holds the positions before these tokens, and these from now on.
@@ -121,6 +132,8 @@ class Decoder(nn.Module):
         if documents is not None and (cache is not None or not self.config.attention.documents):
             raise ValueError("documents_BT is for a model with attention.documents, and goes with no cache")
         x_BTD, place = self.enter(tokens_BT, observer, first, documents)
+        if dropout is not None:
+            x_BTD, place = dropout.of_stream(x_BTD, "embedding"), replace(place, dropout=dropout)
         if cache is not None:
             place = cache.placed(place, tokens_BT.shape[1])
         routed = RoutingLosses() if self.training and targets_BS is not None and self.config.experts.is_on else None

@@ -16,6 +16,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from ..errors import UsageError
 from ..models.birth import Sharder, empty_decoder
 from ..models.decoder import Decoder
+from ..models.dropout.masks import Dropout
 from ..models.tensor_shards import full_tensor
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.module import PretrainModule, next_token_loss
@@ -86,8 +87,10 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int, whole: 
     for nth in ("first", "later"):
         ledger.begin(f"{nth} forward")
         batch_BT = torch.zeros(micro_batch_size, module.model.config.max_seq_len + 1, dtype=torch.long)
+        rates = module.model.config.dropout
+        dropout = Dropout(rates, torch.zeros(micro_batch_size, dtype=torch.int32)) if rates.is_on else None
         with module.forward_context():
-            loss = next_token_loss(module.model, batch_BT, module.optim.z_loss).objective
+            loss = next_token_loss(module.model, batch_BT, module.optim.z_loss, dropout=dropout).objective
         if nth == "first":
             # Lightning frees the gradients of the previous step here.
             optimizer.zero_grad()

@@ -18,6 +18,7 @@ from ..errors import RunError
 from ..measure.ranks import max_over_ranks
 from ..models.adapters.attach import is_adapter
 from ..models.decoder import Decoder
+from ..models.dropout.masks import Dropout, keys_of_samples
 from ..models.experts.routing_losses import RoutingCost
 from ..models.linear_cross_entropy import TokenLosses
 from ..models.tensor_shards import full_tensor, shard_of
@@ -40,7 +41,11 @@ _LOWER = "lower optim.lr, raise optim.warmup_steps or set optim.grad_clip; the c
 
 
 def next_token_loss(
-    model: Decoder, batch_BT: Tensor, z_loss: float = 0.0, borders: DocumentBorders | None = None
+    model: Decoder,
+    batch_BT: Tensor,
+    z_loss: float = 0.0,
+    borders: DocumentBorders | None = None,
+    dropout: Dropout | None = None,
 ) -> TokenLosses:
     """Losses of every next token of ``[B, T+1]`` ids, in nats; ``per_token`` is ``[B, T − skipped]``.
 
@@ -55,6 +60,7 @@ def next_token_loss(
         inputs_BT,
         targets_BS=batch_BT[:, 1 + skipped :],
         z_loss=z_loss,
+        dropout=dropout,
         documents_BT=documents_of(model, batch_BT[:, :-1], borders),
     )
     return losses
@@ -88,7 +94,9 @@ class PretrainModule(L.LightningModule):
         progress: told where the training is.
         n_targets: tokens to predict in training samples of these numbers; None where all have as many.
         borders: how ids say where documents begin.
-        base: of a model with an adapter, the digest of all else: checkpoints hold the adapter alone, and name it.
+        base: of a model with an adapter, the digest of all else: checkpoints hold the adapter alone, and name it. It is
+            trained without dropout.
+        data_seed: decides what dropout drops of each sample.
     """
 
     def __init__(
@@ -100,9 +108,10 @@ class PretrainModule(L.LightningModule):
         n_targets: Callable[[np.ndarray], np.ndarray] | None = None,
         borders: DocumentBorders | None = None,
         base: str | None = None,
+        data_seed: int = 0,
     ) -> None:
         super().__init__()
-        self._base = base
+        self._base, self._data_seed = base, data_seed
         self._n_targets, self._borders = n_targets, borders
         self.progress, self._first_step = progress or Progress(), 0
         self.model = model
@@ -118,6 +127,8 @@ class PretrainModule(L.LightningModule):
         set_train_passes(model, trainer)
         self._weights: tuple[float, ...] = (1.0,)
         """Of the losses of a step's micro-batches."""
+        self._parts: list[range] = []
+        """Places of their samples in the global batch."""
         self.precision, self.engine_clips = trainer.precision, STRATEGIES[trainer.strategy].engine
         self.loss_sum: Tensor | None = None
         """Cross-entropy and z-loss of the step's micro-batches so far, ``[2]``; with experts, and what routers cost."""
@@ -141,7 +152,9 @@ class PretrainModule(L.LightningModule):
         if self.loss_sum is None:
             self.guard.begin()
         with self.forward_context():
-            losses = self._loss(self.model, batch_BT, self.optim.z_loss, self._borders)
+            losses = self._loss(
+                self.model, batch_BT, self.optim.z_loss, self._borders, self._dropout(batch_BT, batch_idx)
+            )
         # A loss that is not finite makes the gradient so, and with it the norm, which all ranks have alike: they skip
         # the step together without a word about the loss. A finite one changes nothing.
         weight = self._weights[batch_idx % len(self._weights)]
@@ -152,6 +165,16 @@ class PretrainModule(L.LightningModule):
         share = torch.stack(parts) * weight / self.trainer.accumulate_grad_batches
         self.loss_sum = share if self.loss_sum is None else self.loss_sum + share
         return losses.objective * (losses.objective.detach() * 0 + weight)
+
+    def _dropout(self, batch_BT: Tensor, batch_idx: int) -> Dropout | None:
+        """Masks of a micro-batch's samples: the same ones whichever process and micro-batch a sample is in."""
+        rates = self.model.config.dropout
+        if not rates.is_on or self._base is not None:
+            return None
+        part = self._parts[batch_idx % len(self._parts)]
+        first = self.batch_sizes.before(self.global_step) + part.start
+        keys_B = keys_of_samples(self._data_seed, range(first, first + len(batch_BT)))
+        return Dropout(rates, torch.from_numpy(keys_B).to(batch_BT.device))
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of optimizer step ``step``, counted from 1."""
@@ -256,6 +279,7 @@ class PretrainModule(L.LightningModule):
             if self._n_targets is None
             else shares.weights_by(self._n_targets(np.arange(first, first + size)), rank)
         )
+        self._parts = shares.parts(rank)
         self.trainer.accumulate_grad_batches = shares.accumulation
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:

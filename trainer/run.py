@@ -372,7 +372,9 @@ def pretrain(
         )
         signals.enter_context(stop.listen())
         trainer = _lightning_trainer(running, run, process, device, start.step, strategy.lightning, callbacks, loggers)
-        module = PretrainModule(model, config.optim, running.trainer, progress, data.n_targets, data.borders, base)
+        module = PretrainModule(
+            model, config.optim, running.trainer, progress, data.n_targets, data.borders, base, config.data.data_seed
+        )
         steps = TrainingData(
             running, data, lambda batches: held.enter_context(ReadAhead(batches, device, progress)), held.callback
         )

@@ -31,6 +31,8 @@ def explicit_because(config: ModelConfig) -> str | None:
     attention = config.attention
     if attention.weighs_scores_alone or attention.normaliser in EXPLICIT_ROWS:
         return f"model.attention.normaliser {attention.normaliser}"
+    if config.dropout.attention:
+        return f"model.dropout.attention {config.dropout.attention}, in training"
     if config.positions == "t5":
         return "model.positions t5"
     if config.positions == "alibi" and attention.prefix is not None:

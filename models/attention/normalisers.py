@@ -166,6 +166,8 @@ class Explicit(WeightedSum):
 
         def weighted_sum(start: int, stop: int) -> Tensor:
             weights, shares = self._weights(start, stop, self.reader)
+            if scores.place.dropout is not None:
+                weights = scores.place.dropout.of_weights(weights, start, scores.q_BHTK.shape[2])
             o = weights.to(v_BHSK.dtype) @ v_BHSK[:, :, : weights.shape[-1]]
             for key, share in zip(extra, shares, strict=True):
                 if (values := key.values(start, stop)) is not None:

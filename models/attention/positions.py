@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
 from ..config import ModelConfig
+from ..dropout.masks import Dropout
 from ..init import Embedding
 from ..parameter_roles import ParameterRole
 from .document_mask import Documents
@@ -17,7 +18,7 @@ from .eviction import Eviction
 
 @dataclass(frozen=True)
 class Placement:
-    """What the attentions of a forward pass need to know about positions; the same for all blocks."""
+    """What a forward pass tells its blocks: what attention needs to know about positions, and what is dropped."""
 
     first: int = 0
     """Position of the first query; those before it lie in the cache."""
@@ -32,12 +33,14 @@ class Placement:
     """Where a query sees its own document alone, and positions are those in it; None where a sequence is one."""
     eviction: Eviction | None = None
     """Which keys are missing for these queries; None where all are there."""
+    dropout: Dropout | None = None
+    """Masks of a training pass; None where nothing is dropped."""
     key_S: Tensor | None = None
     """Positions of the keys, those of the queries last, int64; None where they are 0, 1, …"""
 
     def without_positions(self) -> Placement:
         """The same keys in sight, and nothing that turns queries and keys or is added to scores."""
-        return Placement(self.first, documents=self.documents, eviction=self.eviction, key_S=self.key_S)
+        return replace(self, rotation=None, slopes_H=None, bias_HS=None)
 
 
 class NoPositions(nn.Module):

@@ -51,11 +51,16 @@ class Scores:
         return replace(self, q_BHTK=both(self.q_BHTK, 1), k_BGSK=both(self.k_BGSK, 1), place=place)
 
     @property
+    def drops_weights(self) -> bool:
+        """Whether weights are dropped: fused kernels have masks of their own, which no other device has."""
+        return self.place.dropout is not None and self.place.dropout.rates.attention > 0
+
+    @property
     def fusable(self) -> bool:
         """Whether a softmax of these scores runs on the fused kernels."""
         at_start, symmetric = self.place.first == 0, self.prefix is not None and self.place.slopes_H is not None
         documents = self.place.documents
-        if self.place.eviction is not None:
+        if self.place.eviction is not None or self.drops_weights:
             return False
         return at_start and self.place.bias_HS is None and not symmetric and (documents is None or documents.known)
 

@@ -107,8 +107,9 @@ _NULLABLE = ("n_kv_heads", "head_dim", "d_ff", "attention.window")
 
 
 def _architecture(config: ModelConfig) -> dict[str, Any]:
-    """All fields but ``init`` by dotted name."""
-    return {name: value for name, value in dotted(asdict(config)).items() if not name.startswith("init.")}
+    """All fields by dotted name but those of ``init`` and ``dropout``, which no pass of a trained model reads."""
+    given = dotted(asdict(config)).items()
+    return {name: value for name, value in given if not name.startswith(("init.", "dropout."))}
 
 
 def _resolved(config: ModelConfig) -> dict[str, Any]:

@@ -197,6 +197,7 @@ ARMS = {
     "exact": {"attention.aggregation": "calibrated", "attention.calibration.n_eff": "exact"},
     "head norm, gate": {"attention.aggregation": "headnorm", "attention.gate": "channel"},
     "GPT-2": {"norm": "layernorm", "bias": True, "positions": "learned", "tie_embeddings": True, "mlp": "gelu"},
+    "dropout": {"dropout.embedding": 0.1, "dropout.residual": 0.1, "dropout.attention": 0.1},
     "experts": {"experts.n_experts": 8, "experts.n_dense": 1, "experts.d_shared": 32},
 }
 

@@ -1,10 +1,11 @@
-"""Training passes of a model with experts: what checkpointing computes again, and what is compiled, changes nothing."""
+"""Training passes with experts and dropout: computing again and compiling change nothing."""
 
 import pytest
 import torch
 
 from birthmark.models.birth import born
-from birthmark.models.config import ExpertsConfig, ModelConfig
+from birthmark.models.config import DropoutConfig, ExpertsConfig, ModelConfig
+from birthmark.models.dropout.masks import Dropout, keys_of_samples
 from birthmark.trainer.activation_checkpointing import set_train_passes
 from birthmark.trainer.config import TrainerConfig
 from birthmark.trainer.module import next_token_loss
@@ -16,16 +17,18 @@ CONFIG = ModelConfig(
     vocab_size=40,
     max_seq_len=12,
     experts=ExpertsConfig(n_experts=3, d_ff=16, d_shared=8, load_balance=0.5, router_z_loss=0.1),
+    dropout=DropoutConfig(embedding=0.1, residual=0.2, attention=0.3),
 )
 BATCH = torch.randint(40, (3, 13), generator=torch.Generator().manual_seed(0))
 
 
 def gradients(**fields):
-    """Losses and gradients of two passes, one after the other."""
+    """Losses and gradients of two passes, one after the other, with dropout."""
     model = born(CONFIG, 0).train()
     set_train_passes(model, TrainerConfig(device="cpu", **fields))
-    for _ in range(2):
-        losses = next_token_loss(model, BATCH)
+    for step in range(2):
+        masks = Dropout(CONFIG.dropout, torch.from_numpy(keys_of_samples(step, range(3))))
+        losses = next_token_loss(model, BATCH, dropout=masks)
         losses.objective.backward()
     return {"objective": losses.objective.detach(), **losses.routing._asdict()} | {
         name: parameter.grad for name, parameter in model.named_parameters()

@@ -21,6 +21,7 @@ from birthmark.models.birth import born
 from birthmark.models.config import (
     AttentionConfig,
     CalibrationConfig,
+    DropoutConfig,
     ExpertsConfig,
     InitConfig,
     LatentConfig,
@@ -34,6 +35,7 @@ GROUPS = {
     "model.attention.calibration": CalibrationConfig,
     "model.attention.latent": LatentConfig,
     "model.experts": ExpertsConfig,
+    "model.dropout": DropoutConfig,
     "model.init": InitConfig,
 }
 

@@ -280,8 +280,8 @@ def test_a_folder_comes_back_as_the_model_that_it_was(tmp_path):
     [
         ({"positions": "polar"}, "positions is 'polar', not one of rope"),
         ({"n_heads": "4"}, "n_heads is '4', not a whole number"),
-        ({"birthmark_fields": ["d_model", "dropout"], "dropout": 0.1}, "dropout: there is no such field"),
-        ({"birthmark_fields": ["d_model", "dropout"]}, "dropout is missing: give it"),
+        ({"birthmark_fields": ["d_model", "droppath"], "droppath": 0.1}, "droppath: there is no such field"),
+        ({"birthmark_fields": ["d_model", "droppath"]}, "droppath is missing: give it"),
         ({"birthmark_fields": None}, "birthmark_fields is None, not a list"),
         ({"attention": {"gate": 3}}, "attention.gate is 3, not"),
         ({"attention": {"sponge": 3}}, "attention.sponge: there is no such field"),

@@ -14,7 +14,8 @@ from torch.nn import functional as F
 import birthmark
 from birthmark.measure.measurement import measure
 from birthmark.models.birth import born, empty_decoder
-from birthmark.models.config import ExpertsConfig
+from birthmark.models.config import DropoutConfig, ExpertsConfig
+from birthmark.models.dropout.masks import Dropout, keys_of_samples
 from birthmark.study.arms.file import read_arm_study
 from birthmark.study.arms.trials import arm_trials
 from birthmark.study.kinds import kind_of
@@ -43,6 +44,7 @@ TINY = {
 
 #: More experts than some rank's tokens reach, losses of their router that a rank's tokens decide.
 EXPERTS = ExpertsConfig(n_experts=5, d_ff=12, d_shared=8, n_dense=1, load_balance=0.3, router_z_loss=0.1)
+DROPOUT = DropoutConfig(embedding=0.1, residual=0.2, attention=0.3)
 
 #: Arms of the study of blocks that all strategies train: maps in two steps, and vectors whose product is a factor.
 ALSO = ("sinks_blocks: latent_queries", "sinks_blocks: differential")
@@ -139,7 +141,9 @@ def every_arm(tmp_path_factory):
             for trial in arm_trials(study, folder, TINY):
                 found[trial.config.run_dir] = (f"{file.stem}: {trial.arm}", trial.config)
     plain = next(iter(found.values()))[1]
-    return dict(found.values()) | {"experts": replace(plain, model=replace(plain.model, experts=EXPERTS))}
+    return dict(found.values()) | {
+        "experts": replace(plain, model=replace(plain.model, experts=EXPERTS, dropout=DROPOUT))
+    }
 
 
 @pytest.fixture(scope="module")
@@ -169,15 +173,15 @@ def measured(arms):
     return {*arms}
 
 
-def routing_by_hand(model, tokens_BT):
+def routing_by_hand(model, tokens_BT, keys_B):
     """What the routers add to the objective, mean over two ranks: from hooks on them, a half of the batch at a time."""
     experts, shares = model.config.experts, []
     routers = [block.mlp.router for block in model.blocks if hasattr(block.mlp, "router")]
     handles = [router.register_forward_hook(lambda module, inputs, z: shares.append(z)) for router in routers]
     added = torch.zeros(())
-    for half_BT in tokens_BT.chunk(2) if routers else ():
+    for half_BT, half_B in zip(tokens_BT.chunk(2), keys_B.chunk(2), strict=True) if routers else ():
         shares.clear()
-        model(half_BT)
+        model(half_BT, dropout=Dropout(model.config.dropout, half_B))
         for z_BTE in shares:
             p_NE = z_BTE.softmax(-1).flatten(0, 1)
             chosen_NE = p_NE >= p_NE.sort(-1).values[:, -experts.top_k, None]
@@ -194,11 +198,16 @@ def by_hand(config, tokens_SBT, measures):
     model = born(config.model, config.init_seed)
     optimizer = config.optim.optimizer.build(parameter_groups(model, config.optim.optimizer), config.optim.lr)
     steps = []
-    for batch_BT in tokens_SBT:
+    for step, batch_BT in enumerate(tokens_SBT):
+        n = len(batch_BT)
+        keys_B = torch.from_numpy(keys_of_samples(0, range(step * n, step * n + n)))
         first = config.model.attention.prefix or 1  # of the targets; those before it stand in the prefix
-        logits_BTV, targets_BT = model(batch_BT[:, :-1])[:, first - 1 :], batch_BT[:, first:]
-        loss = F.cross_entropy(logits_BTV.flatten(0, 1), targets_BT.flatten())
-        (loss + routing_by_hand(model, batch_BT[:, :-1])).backward()
+        logits_BTV, targets_BT = (
+            model(batch_BT[:, :-1], dropout=Dropout(config.model.dropout, keys_B)),
+            batch_BT[:, first:],
+        )
+        loss = F.cross_entropy(logits_BTV[:, first - 1 :].flatten(0, 1), targets_BT.flatten())
+        (loss + routing_by_hand(model, batch_BT[:, :-1], keys_B)).backward()
         norm = torch.nn.utils.clip_grad_norm_(model.parameters(), config.optim.grad_clip)
         optimizer.step()
         optimizer.zero_grad()

@@ -1,0 +1,1 @@
+"""Dropout: its config, and masks that are a function of who asks."""

@@ -1,0 +1,83 @@
+"""Dropout whose masks are a function of who is asked: sample, place, position and channel. No random state is kept.
+
+So a mask is the same when a block is computed again, when a run goes on from a checkpoint, and however a batch is
+shared among processes and micro-batches; and no generator of torch's is read or moved.
+
+Legend: B sequences, R rows of one sequence (positions, or queries of heads), N elements of a row.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .dropout_config import DropoutConfig
+
+#: Multipliers of MurmurHash3's last step, as signed 32-bit numbers; places of one model by name.
+_MURMUR_A, _MURMUR_B = -2048144789, -1028477387
+_DROPPED_AT = {"embedding": 1, "attention": 2, "mlp": 3, "weights": 4}
+_DRAWS = 1 << 31
+
+
+def _murmur(x: Tensor) -> Tensor:
+    """MurmurHash3's last step on int32: every bit of the result depends on every bit of ``x``."""
+    # A shift of a negative number fills in ones: they are masked.
+    x = (x ^ ((x >> 16) & 0xFFFF)) * _MURMUR_A
+    x = (x ^ ((x >> 13) & 0x7FFFF)) * _MURMUR_B
+    return x ^ ((x >> 16) & 0xFFFF)
+
+
+@dataclass(frozen=True)
+class Dropout:
+    """The masks of one training pass."""
+
+    rates: DropoutConfig
+    key_B: Tensor
+    """What each sequence's masks come from, int32."""
+    layer: int = 0
+    """The block, from 1; 0 before all of them."""
+
+    def in_block(self, layer: int) -> Dropout:
+        """The masks of a block."""
+        return replace(self, layer=layer)
+
+    def of_stream(self, x_BTD: Tensor, place: str) -> Tensor:
+        """``x`` with channels dropped, the others divided by 1 minus their rate; place is ``embedding``, ``attention``
+        or ``mlp``."""
+        rate = self.rates.embedding if place == "embedding" else self.rates.residual
+        if not rate:
+            return x_BTD
+        row_R = torch.arange(x_BTD.shape[1], dtype=torch.int32, device=x_BTD.device)
+        return x_BTD * self._factor(rate, place, row_R, x_BTD)
+
+    def of_weights(self, weights_BHRS: Tensor, start: int, n_queries: int) -> Tensor:
+        """The same of weights of attention: those of the queries from ``start`` on, of ``n_queries``."""
+        if not self.rates.attention:
+            return weights_BHRS
+        head_H, query_R = (
+            torch.arange(first, first + n, dtype=torch.int32, device=weights_BHRS.device)
+            for first, n in ((0, weights_BHRS.shape[1]), (start, weights_BHRS.shape[2]))
+        )
+        flat = weights_BHRS.flatten(1, 2)
+        row_R = (head_H[:, None] * n_queries + query_R).flatten()
+        return (flat * self._factor(self.rates.attention, "weights", row_R, flat)).view_as(weights_BHRS)
+
+    @torch.no_grad()
+    def _factor(self, rate: float, place: str, row_R: Tensor, x_BRN: Tensor) -> Tensor:
+        """0 where an element is dropped, else ``1 / (1 − rate)``, like ``x``."""
+        numbers_N = _murmur(torch.arange(x_BRN.shape[2], dtype=torch.int32, device=x_BRN.device))
+        site_B = _murmur(self.key_B + (8 * self.layer + _DROPPED_AT[place]))
+        row_BR = _murmur(site_B[:, None] + row_R)
+        drawn_BRN = _murmur(row_BR[..., None] + numbers_N) & (_DRAWS - 1)
+        return (drawn_BRN >= int(rate * _DRAWS)).to(x_BRN.dtype) / (1 - rate)
+
+
+def keys_of_samples(seed: int, numbers: Iterable[int]) -> np.ndarray:
+    """What the masks of training samples come from, int32, by the samples' numbers in the order of training."""
+    words = (hashlib.sha256(f"birthmark/dropout/1\0{seed}\0{number}".encode()).digest()[:4] for number in numbers)
+    return np.frombuffer(b"".join(words), dtype="<i4").astype(np.int32)
