@@ -59,6 +59,9 @@ class JoinedTokens:
     Subclasses map the arrays, and pickle as what names them, so that workers map the files themselves.
     """
 
+    limit: int | None = None
+    """What tokens must be below, if it is known."""
+
     def _map(self) -> None:
         """Call `_join`."""
         raise NotImplementedError
@@ -79,6 +82,10 @@ class JoinedTokens:
     def __len__(self) -> int:
         return int(self._ends_P[-1]) if len(self._ends_P) else 0
 
+    def may_hold_too_large(self, out: np.ndarray) -> bool:
+        """Whether what was read holds a token that is not below `limit`; a negative one is a large one."""
+        return self.limit is not None and bool(out.size) and int(out.view(np.uint64).max()) >= self.limit
+
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
         """``length`` tokens from each of ``starts``, across parts where need be; int64 ``[n, length]``."""
         out = np.empty((len(starts), length), dtype=np.int64)
@@ -92,6 +99,36 @@ class JoinedTokens:
                 row[done : done + n] = self._arrays[self._array_P[part]][place : place + n]
                 done, part = done + n, part + 1
         return out
+
+
+class TokensOfSources(JoinedTokens):
+    """All tokens of several sources, one after another. `read` lets all pass: ask `may_hold_too_large`.
+
+    Attributes:
+        first_S: int64 ``[sources]``, where each source begins.
+    """
+
+    def __init__(self, sources: Sequence[JoinedTokens]) -> None:
+        self.sources = list(sources)
+        self._map()
+
+    def _map(self) -> None:
+        sources = self.sources
+        n_arrays = np.cumsum([0, *(len(source._arrays) for source in sources)])
+        parts = zip(sources, n_arrays.tolist(), strict=False)
+        lengths = [np.diff(source._ends_P, prepend=0) for source in sources]
+        firsts = [s._shift_P + s._ends_P - length for s, length in zip(sources, lengths, strict=True)]
+        self._join(
+            [array for source in sources for array in source._arrays],
+            np.concatenate([source._array_P + before for source, before in parts]),
+            np.concatenate(firsts),
+            np.concatenate(lengths),
+        )
+        self.first_S = np.cumsum([0, *(len(source) for source in sources)])[:-1]
+        self.limit = min((source.limit for source in sources if source.limit is not None), default=None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"sources": self.sources}
 
 
 class ShardedTokens(JoinedTokens):

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ..batches import FixedWindows
+from ..batches import FixedWindows, JoinedTokens, PlainCut, TokensOfSources
 from .order import SourceOrder
 
-_NEAR = 1024
+#: Samples whose places are found together: finding eight costs as much as finding a thousand.
+_NEAR = 4096
 
 
 class _Sources:
@@ -21,6 +22,10 @@ class _Sources:
         self.seq_len = self._windows[0].seq_len
         self.vocab_size = max(source.vocab_size for source in self._windows)
         self._near: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        # A call for each of eight sources costs .4 of the time of one for all.
+        plain = [source.tokens for source in self._windows if type(source.cut) is PlainCut]
+        tokens = [part for part in plain if isinstance(part, JoinedTokens)]
+        self._together = TokensOfSources(tokens) if len(tokens) == len(self._windows) else None
 
     @property
     def n_tokens(self) -> int:
@@ -33,24 +38,25 @@ class _Sources:
 
     def batch(self, first_sample: int, n: int) -> np.ndarray:
         """See `BatchSource.batch`."""
-        out_NT = np.empty((n, self.seq_len + 1), dtype=np.int64)
+        blocks = []
         for number in range(first_sample // _NEAR, -(-(first_sample + n) // _NEAR)):
-            begin = max(first_sample, number * _NEAR)
-            end = min(first_sample + n, (number + 1) * _NEAR)
-            source_N, window_N = (array[begin - number * _NEAR : end - number * _NEAR] for array in self._block(number))
-            by_source_N = source_N.argsort(kind="stable")
-            rows_N, windows_N = by_source_N + (begin - first_sample), window_N[by_source_N]
-            first = 0
-            for index, count in enumerate(np.bincount(source_N).tolist()):
-                if count:
-                    rows = rows_N[first : first + count]
-                    out_NT[rows] = self._windows[index].cut.read(windows_N[first : first + count])
-                    first += count
+            begin = max(first_sample - number * _NEAR, 0)
+            blocks.append([array[begin : first_sample + n - number * _NEAR] for array in self._block(number)])
+        source_N, window_N = (np.concatenate(part) if len(part) > 1 else part[0] for part in zip(*blocks, strict=True))
+        if self._together is not None:
+            starts_N = window_N * self.seq_len + self._together.first_S[source_N]
+            out_NT = self._together.read(starts_N, self.seq_len + 1)
+            if not self._together.may_hold_too_large(out_NT):
+                return out_NT
+        out_NT = np.empty((n, self.seq_len + 1), dtype=np.int64)
+        for index in np.unique(source_N).tolist():
+            here_N = source_N == index
+            out_NT[here_N] = self._windows[index].cut.read(window_N[here_N])
         return out_NT
 
     def _block(self, number: int) -> tuple[np.ndarray, np.ndarray]:
         """Source and window of each of the samples ``number * _NEAR`` to ``(number + 1) * _NEAR``."""
-        # To find eight places costs as much as to find a thousand: those that follow are kept.
+        # Those that follow are kept.
         if number not in self._near:
             if len(self._near) > 1:
                 self._near.clear()

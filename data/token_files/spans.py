@@ -24,14 +24,14 @@ class SpanTokens(JoinedTokens):
     def __init__(self, files: Sequence[TokenFile], spans: np.ndarray, vocab_size: int) -> None:
         self.files = list(files)
         self.spans = spans[spans[:, 2] > 0]
-        self.vocab_size = vocab_size
+        self.limit = vocab_size
         self._map()
 
     def _map(self) -> None:
         self._join([file.tokens() for file in self.files], *self.spans.T)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"files": self.files, "spans": self.spans, "vocab_size": self.vocab_size}
+        return {"files": self.files, "spans": self.spans, "limit": self.limit}
 
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
         """``length`` tokens from each of ``starts``, across spans where need be; int64 ``[n, length]``.
@@ -40,16 +40,16 @@ class SpanTokens(JoinedTokens):
             RunError: a token that the vocabulary does not have; names the file.
         """
         out = super().read(starts, length)
-        # A negative number is a large one without its sign.
-        if out.size and out.view(np.uint64).max() >= self.vocab_size:
+        if self.may_hold_too_large(out):
             self._refuse(starts, out)
         return out
 
     def _refuse(self, starts: np.ndarray, out: np.ndarray) -> None:
-        row, column = np.unravel_index(int((out.view(np.uint64) >= self.vocab_size).argmax()), out.shape)
+        assert self.limit is not None
+        row, column = np.unravel_index(int((out.view(np.uint64) >= self.limit).argmax()), out.shape)
         span = int(np.searchsorted(self._ends_P, starts[row] + column, side="right"))
         file = self.files[int(self.spans[span, 0])]
-        raise token_too_large(file, int(out[row, column]), self.vocab_size)
+        raise token_too_large(file, int(out[row, column]), self.limit)
 
 
 def token_too_large(file: TokenFile, token: int, vocab_size: int) -> RunError:

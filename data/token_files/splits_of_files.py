@@ -18,7 +18,7 @@ from .layout import TokenFile
 
 #: Tokens that a pass over a file holds at once.
 BLOCK = 1 << 24
-_DOCUMENTS = 1 << 20
+_DOCUMENTS = 1 << 16
 
 
 @dataclass(frozen=True)

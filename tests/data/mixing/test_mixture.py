@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from birthmark.data.mixing.config import WeightChange
 from birthmark.data.mixing.mixture import InTurn, Mixture
 from birthmark.data.mixing.order import SourceOrder
 from birthmark.data.prepare import prepare
-from birthmark.errors import UsageError
+from birthmark.data.token_files.layout import TokenFile
+from birthmark.data.token_files.spans import SpanTokens
+from birthmark.errors import RunError, UsageError
 
 SEQ_LEN = 4
 
@@ -68,6 +71,28 @@ def test_a_sample_is_what_its_source_gives(sources: dict[str, TokenWindows]) -> 
         assert all(epoch == epochs[0] for epoch in epochs)
         assert read[name][:n] != read[name][n : 2 * n] or len(read[name]) < 2 * n
     assert mixture.epochs(400)["poems"] == len(read["poems"]) / 7
+
+
+def test_a_token_too_large_is_told_of_its_source_and_not_of_others(
+    sources: dict[str, TokenWindows], tmp_path: Path
+) -> None:
+    """Shards hold any token; a file of others is read for a vocabulary, also by a worker that maps it anew."""
+    file = tmp_path / "theirs.bin"
+    np.arange(5 * SEQ_LEN + 1).astype("<u2").tofile(file)
+    whole = np.array([[0, 0, 5 * SEQ_LEN + 1]])
+
+    def mixture(vocab_size: int) -> Mixture:
+        tokens = SpanTokens([TokenFile("theirs", file, "<u2", 5 * SEQ_LEN + 1)], whole, vocab_size)
+        mixed = sources | {"theirs": TokenWindows(tokens, SEQ_LEN, vocab_size, data_seed=3)}
+        return pickle.loads(pickle.dumps(Mixture(mixed, SourceOrder(list(mixed), dict.fromkeys(mixed, 1)))))
+
+    allowed = mixture(5 * SEQ_LEN + 1)
+    batch = allowed.batch(0, 80)  # all four, some of their windows twice
+    assert batch.max() > allowed.sources["theirs"].vocab_size
+    for row, source, number in zip(batch, *allowed.places(np.arange(80)), strict=True):
+        assert row.tolist() == list(allowed.sources.values())[source].samples(np.array([number]))[0].tolist()
+    with pytest.raises(RunError, match=r"theirs\.bin: holds token 20, the vocabulary has 20"):
+        mixture(5 * SEQ_LEN).batch(0, 80)
 
 
 def test_processes_that_come_and_go_read_one_order(sources: dict[str, TokenWindows]) -> None:
