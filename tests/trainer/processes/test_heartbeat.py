@@ -10,6 +10,7 @@ import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -251,7 +252,7 @@ def test_who_holds_a_run_up(posts, silent_s, expected):
 
 def test_a_pause_of_the_whole_process_does_not_count(monkeypatch):
     now = iter([100.0, 101.0, 2000.0, 2001.5])
-    monkeypatch.setattr("birthmark.trainer.processes.heartbeat.time.monotonic", lambda: next(now))
+    monkeypatch.setattr("birthmark.trainer.processes.heartbeat.time", SimpleNamespace(monotonic=lambda: next(now)))
     clock = RunningClock(2.0)
     assert [clock.tick() for _ in range(3)] == [1.0, 2.0, 1.5]
     assert clock.seconds == 4.5
