@@ -58,4 +58,5 @@ def rotation(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> ToChan
 
     u_DD, _, v_DD = np.linalg.svd(np.sum([scaled(b[t]).T @ scaled(a[t]) for t in a], axis=0))
     q_DD = (u_DD @ v_DD).astype(np.float32)
-    return lambda vectors: vectors @ q_DD
+    # As one product: numpy takes a stack of short ones apart, and reads all of the map for each.
+    return lambda vectors: (vectors.reshape(-1, len(q_DD)) @ q_DD).reshape(vectors.shape)
