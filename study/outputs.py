@@ -1,42 +1,81 @@
-"""The files that a study writes beside its runs."""
+"""How a study ends: what its results become, printed and written beside its runs."""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from ..errors import UsageError
 from ..files import write_text
+from .request import StudyRequest
+from .taking.claims import alone
+from .taking.tries import told
+from .trials import Trial
 
 
-def write_outputs(
-    out: Path,
-    table: str,
-    write_csv: Callable[[Path], object],
-    draw: Callable[[Path], list[str]],
-    page: str,
-    console: Console,
-    note: str = "",
+def _nothing(console: Console) -> None:
+    """Writes no more files."""
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the results of a study become. Nothing is made before it is called for."""
+
+    show: Callable[[Console], object]
+    """Prints them."""
+    table: Callable[[], str]
+    """Content of ``table.md``."""
+    write_csv: Callable[[Path], object]
+    """Writes the table for programs to a path."""
+    draw: Callable[[Path], list[str]]
+    """Draws pictures into a folder and gives their names; not called where matplotlib is missing."""
+    page: Callable[[], str]
+    """Content of ``index.html``."""
+    write_more: Callable[[Console], object] = _nothing
+    """Writes files that a kind of study has beside these, and prints their names."""
+
+
+def end_study(
+    request: StudyRequest, out: Path, trials: Sequence[Trial], console: Console, outputs: Outputs | None, missing: str
 ) -> None:
-    """Write ``index.html``, ``table.md``, ``table.csv`` and pictures into ``out``, and print the files' names.
+    """Print the results of a study, and write ``index.html``, ``table.md``, ``table.csv`` and pictures.
+
+    One process at a time writes: those that run trials of the same study end at the same moment.
 
     Args:
+        request: what was asked for.
         out: the study's folder.
-        table: content of ``table.md``.
-        write_csv: writes the table for programs to a path.
-        draw: draws pictures into a folder and gives their names; not called where matplotlib is missing.
-        page: content of ``index.html``.
+        trials: whose failed starts the table tells of.
         console: where to print.
-        note: a last paragraph for ``table.md``, such as which starts failed.
+        outputs: of the results; None where there are none.
+        missing: what there is none of then.
+
+    Raises:
+        UsageError: a summary was asked for, and there is nothing to sum up.
     """
-    write_text(out / "table.md", f"{table}\n{note}\n" if note else table)
-    write_csv(out / "table.csv")
-    write_text(out / "index.html", page)
+    if outputs is None:
+        if request.summary:
+            raise UsageError(f"{out}: no {missing} of {request.file} in it yet")
+        return
+    outputs.show(console)
+    with alone(out):
+        _write(out, outputs, console, told(trials))
+        outputs.write_more(console)
+
+
+def _write(out: Path, outputs: Outputs, console: Console, failed: str) -> None:
+    """The files; ``failed`` is a last paragraph for ``table.md``."""
+    table = outputs.table()
+    write_text(out / "table.md", f"{table}\n{failed}\n" if failed else table)
+    outputs.write_csv(out / "table.csv")
+    write_text(out / "index.html", outputs.page())
     files = ["index.html", "table.md", "table.csv"]
     if importlib.util.find_spec("matplotlib"):
-        files += draw(out)
+        files += outputs.draw(out)
     else:
         files.append("(no pictures: pip install 'birthmark[plots]')")
     console.print(f"{out}: {' '.join(files)}", highlight=False, soft_wrap=True, markup=False)

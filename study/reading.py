@@ -22,6 +22,11 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.+-]*")
 SET_BY_STUDY = ("init_seed", "run_dir", "name")
 
 
+def where(prefixes: Mapping[str, str], field: str) -> str:
+    """Where a field stands in the file; ``prefixes`` say so of those that are not at its top."""
+    return prefixes.get(field, "") + field
+
+
 def read_fields(file: Path) -> dict[str, Any]:
     """The fields of a study file of any kind; UsageError names the file."""
     content = read_yaml(file)

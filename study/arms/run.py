@@ -6,12 +6,9 @@ from functools import partial
 
 from rich.console import Console
 
-from ...errors import UsageError
-from ..outputs import write_outputs
+from ..outputs import Outputs, end_study
 from ..request import StudyRequest
 from ..runner import Failure, leaves_results, run_as_asked
-from ..taking.claims import alone
-from ..taking.tries import told
 from ..trials import Planned
 from .arms_page import arms_page
 from .ends_compared import write_comparison
@@ -49,19 +46,13 @@ def run_arms(request: StudyRequest) -> list[Failure]:
     if leaves_results(request, trials):
         return failures
     results = read_results(study, trials)
-    if results:
-        print_results(study, results, console)
-        with alone(out):
-            write_outputs(
-                out,
-                markdown(study, results),
-                partial(write_csv, results),
-                partial(draw_study, study, results),
-                arms_page(study, results, trials, out),
-                console,
-                told(trials),
-            )
-            write_comparison(study, trials, out, console)
-    elif request.summary:
-        raise UsageError(f"{out}: no run of {study.file} in it yet")
+    outputs = Outputs(
+        show=partial(print_results, study, results),
+        table=partial(markdown, study, results),
+        write_csv=partial(write_csv, results),
+        draw=partial(draw_study, study, results),
+        page=partial(arms_page, study, results, trials, out),
+        write_more=partial(write_comparison, study, trials, out),
+    )
+    end_study(request, out, trials, console, outputs if results else None, "run")
     return failures

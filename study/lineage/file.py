@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ..reading import Reader
+from ..reading import Reader, where
 from ..scaled_study import ScaledStudy, read_scaled_study
 from .comparison import Comparison
 from .comparison_fields import read_tests
@@ -42,27 +42,26 @@ def read_lineage_study(file: Path) -> LineageStudy:
 def _at_one_scale(reader: Reader, name: str, content: Mapping[str, Any], prefixes: Mapping[str, str]) -> LineageStudy:
     """The study at one scale; ``prefixes`` say where fields stand that are not at the top of the file."""
 
-    def where(field: str) -> str:
-        return prefixes.get(field, "") + field
-
     if "base" not in content:
         raise UsageError(f"{reader.file}: base is missing")
-    seeds = reader.seeds(content.get("init_seeds", [0, 1]), where("init_seeds"))
+    seeds = reader.seeds(content.get("init_seeds", [0, 1]), where(prefixes, "init_seeds"))
     if len(seeds) < 2:
-        raise reader.wrong(where("init_seeds"), list(seeds), "give at least two: strangers are the control")
-    continuations = reader.changes(content.get("continue", {}), where("continue"))
+        raise reader.wrong(where(prefixes, "init_seeds"), list(seeds), "give at least two: strangers are the control")
+    continuations = reader.changes(content.get("continue", {}), where(prefixes, "continue"))
     for continuation, fields in continuations.items():
         if continuation == BASE:
-            raise reader.wrong(f"a name in {where('continue')}", BASE, "the runs that it continues have this name")
+            raise reader.wrong(
+                f"a name in {where(prefixes, 'continue')}", BASE, "the runs that it continues have this name"
+            )
         if "init_from" in fields:
-            field = f"{where('continue')}.{continuation}.init_from"
+            field = f"{where(prefixes, 'continue')}.{continuation}.init_from"
             raise reader.wrong(field, fields["init_from"], "the study sets it, leave it out")
     return LineageStudy(
         file=reader.file,
         name=name,
-        base=reader.path(content["base"], where("base")),
+        base=reader.path(content["base"], where(prefixes, "base")),
         init_seeds=seeds,
-        steps=_steps(reader, content.get("steps", []), where("steps")),
+        steps=_steps(reader, content.get("steps", []), where(prefixes, "steps")),
         continuations=continuations,
         tests=read_tests(reader, content, prefixes, _DEFAULT_TESTS),
     )

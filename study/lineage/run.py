@@ -7,12 +7,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from ...errors import UsageError
 from ...report.terminal import bar
-from ..outputs import write_outputs
+from ..outputs import Outputs, end_study
 from ..request import StudyRequest
 from ..runner import Failure, run_as_asked, run_trials
-from ..taking.tries import told
 from ..trials import Planned, check_stored
 from .figure import draw_lineage
 from .file import read_lineage_study
@@ -54,19 +52,16 @@ def run_lineage(request: StudyRequest) -> list[Failure]:
             check_stored(trial)
         failures += run_trials(ready, request.jobs, console, out, retries=request.retries)
     study, models = trials.study, study_models(trials)
+    outputs = None
     if models:
         with bar("hidden states", len(models) * len(tests_by_probe(study)), quiet=False) as advance:
             results = compare_pairs(study, models, Path(trials.bases[0].config.data.cache_dir), advance)
-        print_summary(study, results, console)
-        write_outputs(
-            out,
-            markdown(study, results),
-            partial(write_csv, study, results),
-            partial(draw_lineage, study, results),
-            lineage_page(study, results),
-            console,
-            told([*trials.bases, *trials.continued]),
+        outputs = Outputs(
+            show=partial(print_summary, study, results),
+            table=partial(markdown, study, results),
+            write_csv=partial(write_csv, study, results),
+            draw=partial(draw_lineage, study, results),
+            page=partial(lineage_page, study, results),
         )
-    elif request.summary:
-        raise UsageError(f"{out}: no run of {study.file} in it yet")
+    end_study(request, out, [*trials.bases, *trials.continued], console, outputs, "run")
     return failures

@@ -10,7 +10,7 @@ from typing import Any
 from ...errors import UsageError
 from ..lineage.comparison import Comparison
 from ..lineage.comparison_fields import read_tests
-from ..reading import Reader
+from ..reading import Reader, where
 from ..scaled_study import ScaledStudy, read_scaled_study
 from .treatments import Treatment, read_treatment
 
@@ -41,35 +41,32 @@ def _at_one_scale(
 ) -> RobustnessStudy:
     """The study at one scale; ``prefixes`` say where fields stand that are not at the top of the file."""
 
-    def where(field: str) -> str:
-        return prefixes.get(field, "") + field
-
     for needed in ("base", "changes"):
         if needed not in content:
             raise UsageError(f"{reader.file}: {needed} is missing")
-    seeds = reader.seeds(content.get("init_seeds", [0, 1, 2]), where("init_seeds"))
+    seeds = reader.seeds(content.get("init_seeds", [0, 1, 2]), where(prefixes, "init_seeds"))
     if len(seeds) < 3:
         mend = "give at least three: one that is changed, one that is merged in, and a stranger of both"
-        raise reader.wrong(where("init_seeds"), list(seeds), mend)
+        raise reader.wrong(where(prefixes, "init_seeds"), list(seeds), mend)
     return RobustnessStudy(
         file=reader.file,
         name=name,
-        base=reader.path(content["base"], where("base")),
+        base=reader.path(content["base"], where(prefixes, "base")),
         init_seeds=seeds,
-        changes=_changes(reader, content["changes"], where("changes")),
+        changes=_changes(reader, content["changes"], where(prefixes, "changes")),
         tests=read_tests(reader, content, prefixes, {"dimensions": {}}),
     )
 
 
-def _changes(reader: Reader, value: Any, where: str) -> dict[str, Treatment]:
+def _changes(reader: Reader, value: Any, at: str) -> dict[str, Treatment]:
     found = {}
-    for name, fields in reader.named(value, where).items():
+    for name, fields in reader.named(value, at).items():
         if name == UNCHANGED:
-            raise reader.wrong(f"a name in {where}", name, "the row of the trained models themselves has this name")
+            raise reader.wrong(f"a name in {at}", name, "the row of the trained models themselves has this name")
         try:
-            found[name] = read_treatment(reader.group(fields, f"{where}.{name}"))
+            found[name] = read_treatment(reader.group(fields, f"{at}.{name}"))
         except UsageError as error:
             if str(error).startswith(str(reader.file)):
                 raise
-            raise UsageError(f"{reader.file}: {where}.{name}: {error}") from None
+            raise UsageError(f"{reader.file}: {at}.{name}: {error}") from None
     return found

@@ -6,12 +6,10 @@ from functools import partial
 
 from rich.console import Console
 
-from ...errors import UsageError
 from ...report.terminal import bar
-from ..outputs import write_outputs
+from ..outputs import Outputs, end_study
 from ..request import StudyRequest
 from ..runner import Failure, run_as_asked
-from ..taking.tries import told
 from ..trials import Planned
 from .bases import Base, text_of
 from .figure import draw_robustness
@@ -52,23 +50,19 @@ def run_robustness(request: StudyRequest) -> list[Failure]:
     failures = run_as_asked(request, out, trials.bases, console)
     if request.trial is not None:
         return failures  # one base; what is done to the bases is left to a call for all
+    outputs = None
     bases = [Base(trial) for trial in trials.bases if trial.finished]
     if len(bases) >= _FEWEST:
         n_models = len(bases) * (1 + len(study.changes))
         with bar("changed models", n_models, quiet=False) as advance:
             results = compare_changed(study, bases, text_of(bases[0].trial), out, advance, only_read=request.summary)
         if results:
-            print_tables(study, results, console)
-            write_outputs(
-                out,
-                markdown(study, results),
-                partial(write_csv, results),
-                partial(draw_robustness, study, results),
-                robustness_page(study, results),
-                console,
-                told(trials.bases),
+            outputs = Outputs(
+                show=partial(print_tables, study, results),
+                table=partial(markdown, study, results),
+                write_csv=partial(write_csv, results),
+                draw=partial(draw_robustness, study, results),
+                page=partial(robustness_page, study, results),
             )
-            return failures
-    if request.summary:
-        raise UsageError(f"{out}: no changed model of {study.file} in it yet")
+    end_study(request, out, trials.bases, console, outputs, "changed model")
     return failures

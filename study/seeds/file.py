@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ..reading import Reader
+from ..reading import Reader, where
 from ..scaled_study import ScaledStudy, read_scaled_study
 
 _FIELDS = ("base", "init_seeds", "data_seeds")
@@ -30,17 +30,14 @@ def read_seeds_study(file: Path) -> SeedsStudy:
 def _at_one_scale(reader: Reader, name: str, content: Mapping[str, Any], prefixes: Mapping[str, str]) -> SeedsStudy:
     """The study at one scale; ``prefixes`` say where fields stand that are not at the top of the file."""
 
-    def where(field: str) -> str:
-        return prefixes.get(field, "") + field
-
     if "base" not in content:
         raise UsageError(f"{reader.file}: base is missing")
     return SeedsStudy(
         file=reader.file,
         name=name,
-        base=reader.path(content["base"], where("base")),
-        init_seeds=_seeds(reader, content.get("init_seeds", 3), where("init_seeds")),
-        data_seeds=_seeds(reader, content.get("data_seeds", 3), where("data_seeds")),
+        base=reader.path(content["base"], where(prefixes, "base")),
+        init_seeds=_seeds(reader, content.get("init_seeds", 3), where(prefixes, "init_seeds")),
+        data_seeds=_seeds(reader, content.get("data_seeds", 3), where(prefixes, "data_seeds")),
     )
 
 

@@ -6,12 +6,9 @@ from functools import partial
 
 from rich.console import Console
 
-from ...errors import UsageError
-from ..outputs import write_outputs
+from ..outputs import Outputs, end_study
 from ..request import StudyRequest
 from ..runner import Failure, leaves_results, run_as_asked
-from ..taking.claims import alone
-from ..taking.tries import told
 from ..trials import Planned
 from .figure import draw_seeds
 from .file import SeedsStudy, read_seeds_study
@@ -49,18 +46,12 @@ def run_seeds(request: StudyRequest) -> list[Failure]:
     if leaves_results(request, trials):
         return failures
     results = read_seeds_results(study, trials)
-    if results:
-        print_results(results, console)
-        with alone(out):
-            write_outputs(
-                out,
-                markdown(study, results),
-                partial(write_csv, study, results),
-                partial(draw_seeds, study, results),
-                seeds_page(study, results, trials),
-                console,
-                told(trials),
-            )
-    elif request.summary:
-        raise UsageError(f"{out}: no finished run of {study.file} in it yet")
+    outputs = Outputs(
+        show=partial(print_results, results),
+        table=partial(markdown, study, results),
+        write_csv=partial(write_csv, study, results),
+        draw=partial(draw_seeds, study, results),
+        page=partial(seeds_page, study, results, trials),
+    )
+    end_study(request, out, trials, console, outputs if results else None, "finished run")
     return failures
