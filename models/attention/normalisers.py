@@ -219,13 +219,18 @@ class Explicit(WeightedSum):
 
 
 class OneQuery(Explicit):
-    """The softmax of one query over all keys, in one fused call; what is asked for afterwards is explicit."""
+    """The softmax of one query over the keys that it sees, in one fused call; what is asked for later is explicit."""
 
     def __init__(self, scores: Scores, v_BGSK: Tensor) -> None:
         self.scores, self.extra, self.weigh, self.reader = scores, [], softmax_rows, None
         grouped = v_BGSK.shape[1] != scores.q_BHTK.shape[1]
         self.o_BHTK = F.scaled_dot_product_attention(
-            scores.q_BHTK, scores.k_BGSK, v_BGSK, scale=scores.scale, enable_gqa=grouped
+            scores.q_BHTK,
+            scores.k_BGSK,
+            v_BGSK,
+            attn_mask=scores.seen_by_one_query(),
+            scale=scores.scale,
+            enable_gqa=grouped,
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ class Placement:
     """Masks of a training pass; None where nothing is dropped."""
     key_S: Tensor | None = None
     """Positions of the keys, those of the queries last, int64; None where they are 0, 1, …"""
+    seen_by_one: dict[tuple[int | None, int | None], Tensor] = field(default_factory=dict, init=False, compare=False)
+    """Of a single query, which keys it sees, by window and prefix: what one block finds serves all others."""
 
     def without_positions(self) -> Placement:
         """The same keys in sight, and nothing that turns queries and keys or is added to scores."""
@@ -168,11 +170,15 @@ def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
         return x_BHTK
     cos, sin = rotation
     half, wide = cos.shape[-1], torch.promote_types(x_BHTK.dtype, cos.dtype)
-    # Split, whose backward pass is one concatenation; that of a slice fills a tensor with zeros.
-    a, b, still = x_BHTK.split([half, half, x_BHTK.shape[-1] - 2 * half], dim=-1)
+    rest = x_BHTK.shape[-1] - 2 * half
+    # Split, whose backward pass is one concatenation; that of a slice fills a tensor with zeros. With one query, calls
+    # are what all this costs: none is made for nothing.
+    a, b, *still = x_BHTK.split([half, half, rest] if rest else half, dim=-1)
+    if x_BHTK.dtype == wide:
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, *still], dim=-1)
     a, b = a.to(wide), b.to(wide)
     turned = (a * cos - b * sin, b * cos + a * sin)
-    return torch.cat([*(x.to(x_BHTK.dtype) for x in turned), still], dim=-1)
+    return torch.cat([*(x.to(x_BHTK.dtype) for x in turned), *still], dim=-1)
 
 
 #: Kinds of positional information by name.

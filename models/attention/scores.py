@@ -66,11 +66,19 @@ class Scores:
 
     @property
     def of_one_query(self) -> bool:
-        """Whether they are the plain scores of one query that sees all keys: the next token of a text."""
+        """Whether they are those of one query, with nothing added to them: the next token of a text."""
+        adds = self.place.slopes_H is not None or self.place.bias_HS is not None
+        return self.q_BHTK.shape[2] == 1 and not adds
+
+    def seen_by_one_query(self) -> Tensor | None:
+        """Which keys the one query sees, broadcastable to ``[B, H, 1, S]``; None where it sees all."""
         place, n_keys = self.place, self.k_BGSK.shape[2]
-        adds = place.slopes_H is not None or place.bias_HS is not None
-        hides = place.documents is not None or place.eviction is not None or (self.window or n_keys) < n_keys
-        return self.q_BHTK.shape[2] == 1 and not adds and not hides
+        if place.documents is None and place.eviction is None and (self.window or n_keys) >= n_keys:
+            return None
+        which = (self.window, self.prefix)
+        if which not in place.seen_by_one:
+            place.seen_by_one[which] = self._seen(*self._positions(0, 1, n_keys), 0, 1)
+        return place.seen_by_one[which]
 
     def softmax(self, v_BGSK: Tensor) -> tuple[Tensor, Tensor]:
         """Fused: value aggregation ``[B, H, T, K]`` and log-sum-exp of the scores ``[B, H, T]``, differentiable."""
@@ -143,8 +151,23 @@ class Scores:
                 level_NT1 = -minus_BHT[:, :, start:stop].to(wide).reshape(-1, stop - start, 1)
                 scores = torch.baddbmm(level_NT1, q_NTK, k_NSK.transpose(1, 2), alpha=self.scale)
         scores = scores.view(n_sequences, n_heads, stop - start, n_keys)
-        query = torch.arange(self.place.first + start, self.place.first + stop, device=scores.device)[:, None]
-        key = torch.arange(n_keys, device=scores.device) if self.place.key_S is None else self.place.key_S[:n_keys]
+        query, key = self._positions(start, stop, n_keys)
+        seen = self._seen(query, key, start, stop)
+        distance = (query - key).abs()
+        if self.place.slopes_H is not None:
+            scores = scores - self.place.slopes_H.to(wide)[:, None, None] * distance
+        if self.place.bias_HS is not None:
+            scores = scores + self.place.bias_HS[:, distance]
+        return scores, seen
+
+    def _positions(self, start: int, stop: int, n_keys: int) -> tuple[Tensor, Tensor]:
+        """Positions of the queries ``start … stop − 1``, ``[queries, 1]``, and of the first keys."""
+        device, key_S = self.q_BHTK.device, self.place.key_S
+        query = torch.arange(self.place.first + start, self.place.first + stop, device=device)[:, None]
+        return query, torch.arange(n_keys, device=device) if key_S is None else key_S[:n_keys]
+
+    def _seen(self, query: Tensor, key: Tensor, start: int, stop: int) -> Tensor:
+        """Which of these keys, by their positions, the queries ``start … stop − 1`` see."""
         seen = key <= query
         if self.window is not None:
             seen &= key > query - self.window
@@ -155,13 +178,8 @@ class Scores:
         if (documents := self.place.documents) is not None:
             number_BS, before = documents.number_BT, documents.number_BT.shape[1] - self.q_BHTK.shape[2]
             of_queries = number_BS[:, None, before + start : before + stop, None]
-            seen = seen & (of_queries == number_BS[:, None, None, :n_keys])
-        distance = (query - key).abs()
-        if self.place.slopes_H is not None:
-            scores = scores - self.place.slopes_H.to(wide)[:, None, None] * distance
-        if self.place.bias_HS is not None:
-            scores = scores + self.place.bias_HS[:, distance]
-        return scores, seen
+            seen = seen & (of_queries == number_BS[:, None, None, : len(key)])
+        return seen
 
 
 #: The fused kernels like head widths in eights.
