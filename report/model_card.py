@@ -11,7 +11,7 @@ from ..measure.records import RunDir, Snapshot, metrics_by_step, step_of
 from ..metrics.quantities import LOGGED
 from ..models.config import ModelConfig
 from ..models.dotted import dotted
-from ..models.parameter_shapes import parameter_shapes
+from ..models.parameter_shapes import n_idle, parameter_shapes
 from .key_figures import of_snapshot
 from .text import format_value, markdown_table, one_line
 
@@ -84,6 +84,7 @@ def model_card(
         certificate: the run's (docs/certificates.md), with its own digest as ``sha256``.
     """
     n_params = sum(math.prod(shape) for _, shape in parameter_shapes(config))
+    active = f" ({n_params - idle:,} of them for each token)" if (idle := n_idle(config)) else ""
     more = f', gguf_file="{gguf_file}"' if gguf_file else ", trust_remote_code=True" if code else ""
     of_tokenizer = more if gguf_file else ""
     load = _LOAD.format(
@@ -97,7 +98,7 @@ def model_card(
     parts = [
         "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- birthmark\n---",
         f"# {one_line(name)}",
-        f"A decoder-only transformer of {n_params:,} parameters, {trained}, written by `birthmark export`.",
+        f"A decoder-only transformer of {n_params:,} parameters{active}, {trained}, written by `birthmark export`.",
         "## Loading",
         load + ("\n" + _CODE.format(files=" and ".join(f"`{file}`" for file in code)) if code else ""),
         "## Architecture",

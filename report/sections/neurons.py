@@ -43,13 +43,19 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
 def _draw_units(arrays: Arrays) -> Drawing | None:
     """Hidden units at the first position against the others."""
     first, others = arrays["activation_first"], arrays["activation_others"]
-    every = np.concatenate([first.ravel(), others.ravel()])
+    # Blocks that show none, such as those with experts, have no number at all.
+    seen = np.array([not np.isnan(of_layer).all() for of_layer in first])
+    every = np.concatenate([first[seen].ravel(), others[seen].ravel()])
     if not np.isfinite(every).all() or not (every > 0).any():
         return None
     is_super = np.zeros(first.shape, dtype=bool)
-    np.put_along_axis(is_super, arrays["neuron_index"], arrays["neuron_is_super"], axis=1)
+    of_seen = is_super[seen]
+    np.put_along_axis(of_seen, arrays["neuron_index"][seen].astype(int), arrays["neuron_is_super"][seen] > 0, axis=1)
+    is_super[seen] = of_seen
     silent = max(float(every[every > 0].min()), 1e-4 * float(every.max()))
-    titles = block_titles(len(first))
+    titles = [(layer, title) for layer, title in block_titles(len(first)) if seen[layer]]
+    if not titles:
+        return None
     panels, numbers = [], []
     for layer, block in titles:
         n_super = int(arrays["super_neurons"][layer])
@@ -81,11 +87,14 @@ def _list_units(view: SnapshotView, section: Section, prefix: str) -> None:
         return
     index, z, is_super = arrays["neuron_index"], arrays["neuron_z"], arrays["neuron_is_super"]
     order = np.argsort(-np.nan_to_num(z, nan=-np.inf).ravel(), kind="stable")[:LISTED]
+    order = order[~np.isnan(index.ravel()[order].astype(float))]
     shown = [column for column in _UNIT_COLUMNS if not np.isnan(arrays[column[0]].astype(float)).all()]
     rows, units = [], []
     for layer, place in zip(*np.unravel_index(order, z.shape), strict=True):
         values = [format_value(float(arrays[name][layer, place]), spec) for name, _, spec in shown]
-        rows.append([str(layer + 1), str(index[layer, place]), *values, "yes" if is_super[layer, place] else "no"])
+        rows.append(
+            [str(layer + 1), str(int(index[layer, place])), *values, "yes" if is_super[layer, place] > 0 else "no"]
+        )
         units.append((int(layer) + 1, int(index[layer, place])))
     axis = {"layer": [layer for layer, _ in units], "unit": [unit for _, unit in units]}
     numbers = [LabelledArray(name, arrays[name].ravel()[order], [axis], view.at(prefix)) for name, _, _ in shown]

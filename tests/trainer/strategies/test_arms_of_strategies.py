@@ -43,7 +43,7 @@ TINY = {
 }
 
 #: More experts than some rank's tokens reach, losses of their router that a rank's tokens decide.
-EXPERTS = ExpertsConfig(n_experts=5, d_ff=12, d_shared=8, n_dense=1, load_balance=0.3, router_z_loss=0.1)
+EXPERTS = ExpertsConfig(12, 1, renormalise=False, d_ff=12, d_shared=8, n_dense=1, load_balance=0.3, router_z_loss=0.1)
 DROPOUT = DropoutConfig(embedding=0.1, residual=0.2, attention=0.3)
 
 #: Arms of the study of blocks that all strategies train: maps in two steps, and vectors whose product is a factor.
@@ -177,6 +177,7 @@ def routing_by_hand(model, tokens_BT, keys_B):
     """What the routers add to the objective, mean over two ranks: from hooks on them, a half of the batch at a time."""
     experts, shares = model.config.experts, []
     routers = [block.mlp.router for block in model.blocks if hasattr(block.mlp, "router")]
+    all_reached = []
     handles = [router.register_forward_hook(lambda module, inputs, z: shares.append(z)) for router in routers]
     added = torch.zeros(())
     for half_BT, half_B in zip(tokens_BT.chunk(2), keys_B.chunk(2), strict=True) if routers else ():
@@ -185,11 +186,13 @@ def routing_by_hand(model, tokens_BT, keys_B):
         for z_BTE in shares:
             p_NE = z_BTE.softmax(-1).flatten(0, 1)
             chosen_NE = p_NE >= p_NE.sort(-1).values[:, -experts.top_k, None]
+            all_reached.append(chosen_NE.any(0).all().item())
             balance = experts.n_experts * (chosen_NE.float().mean(0) / experts.top_k * p_NE.mean(0)).sum()
             added = added + experts.load_balance * balance / len(routers) / 2
             added = added + experts.router_z_loss * z_BTE.exp().sum(-1).log().square().mean() / len(routers) / 2
     for handle in handles:
         handle.remove()
+    assert not routers or not all(all_reached)
     return added
 
 

@@ -1,0 +1,29 @@
+"""The snapshot page of a model in which some blocks have experts: their hidden units are not seen."""
+
+import re
+
+import pytest
+
+from birthmark.data.probes import random_probe
+from birthmark.measure.measurement import measure
+from birthmark.measure.records import Snapshot
+from birthmark.models.birth import born
+from birthmark.models.config import ExpertsConfig, ModelConfig
+from birthmark.report.sections.neurons import NEURONS
+from birthmark.report.sections.snapshot_view import SnapshotView
+
+
+@pytest.mark.parametrize("n_dense", [1, None])
+def test_units_of_dense_blocks_are_drawn_and_listed_alone(n_dense):
+    experts = ExpertsConfig(n_experts=3, d_ff=8, n_dense=n_dense)
+    config = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=40, max_seq_len=6, experts=experts)
+    found = measure(born(config, 0), random_probe(40, 8, 6, 0))
+    view = SnapshotView("here", Snapshot({"step": 0, "bias": found.scalars, "unseen": [*found.unseen]}, found.arrays))
+    section = NEURONS.section_in_snapshot(view, [])
+    if n_dense is None:
+        assert section is None
+        return
+    units = [listing for listing in section.listings if listing.title == "Units of largest z"]
+    assert {row[0] for row in units[0].rows} == {"1"}
+    assert all(re.fullmatch(r"\d+", row[1]) for row in units[0].rows)
+    assert any(picture.file.startswith("neurons-units") for picture in section.pictures)
