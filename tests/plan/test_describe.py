@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ import transformers
 import birthmark
 from birthmark.launch.cli import main
 from birthmark.models.birth import born
-from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, ExpertsConfig, ModelConfig
 from birthmark.plan.describe import describe
 from birthmark.trainer.config_file import read_config
 
@@ -135,3 +136,12 @@ def test_7b_is_described_in_seconds_for_people_and_programs(capsys):
     assert json.loads(capsys.readouterr().out)["n_params"] == PUBLISHED["llama2-7b"]
     assert main(["describe", str(MODELS / "llama2-7b.yaml")]) == 0
     assert "6,738,415,616" in capsys.readouterr().out
+
+
+def test_parameters_per_token_leave_out_the_experts_that_it_does_not_pass():
+    config = ModelConfig(d_model=16, n_layers=3, n_heads=2, experts=ExpertsConfig(6, 2, d_ff=10, d_shared=4, n_dense=1))
+    found, dense = describe(config), describe(replace(config, experts=ExpertsConfig()))
+    assert found["n_params"] - found["n_active"] == 2 * (6 - 2) * 2 * 16 * 10
+    assert dense["n_params"] == dense["n_active"]
+    model = born(config, 0)
+    assert found["n_params"] == sum(parameter.numel() for parameter in model.parameters())
