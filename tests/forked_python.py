@@ -111,6 +111,12 @@ def _import_once() -> None:
     for name in IMPORTED:
         if importlib.util.find_spec(name.partition(".")[0]):
             importlib.import_module(name)
+    # Kept from their first use on, and slow to build: parsers of a run's fields, and a page's templates.
+    importlib.import_module("birthmark.launch.command_table").command_parser("pretrain")
+    importlib.import_module("birthmark.trainer.config_file")._run_parser()
+    templates = importlib.import_module("birthmark.report.html_page")._environment()
+    for name in templates.list_templates():
+        templates.get_template(name)
     # What is there stays: children that collect garbage need not look through all libraries.
     gc.collect()
     gc.freeze()
