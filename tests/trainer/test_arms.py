@@ -26,7 +26,7 @@ SHARED = (
     ("model.parallel_residual", "model.tie_embeddings", "model.bias", "model.attention.nope_blocks"),
     ("model.attention.gate_at", "model.attention.gate_input", "model.attention.gate_activation"),
     ("model.attention.clip_alpha", "model.attention.clip_zeta", "model.attention.kv_bias_tokens"),
-    ("model.attention.v_norm", "model.norm_gate", "model.norm_scale"),
+    ("model.attention.v_norm", "model.norm_gate", "model.norm_scale", "model.experts.renormalise"),
 )
 
 

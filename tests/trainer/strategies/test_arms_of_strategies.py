@@ -142,7 +142,7 @@ def every_arm(tmp_path_factory):
                 found[trial.config.run_dir] = (f"{file.stem}: {trial.arm}", trial.config)
     plain = next(iter(found.values()))[1]
     return dict(found.values()) | {
-        "experts": replace(plain, model=replace(plain.model, experts=EXPERTS, dropout=DROPOUT))
+        "experts and dropout": replace(plain, model=replace(plain.model, experts=EXPERTS, dropout=DROPOUT))
     }
 
 
