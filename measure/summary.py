@@ -10,6 +10,7 @@ import numpy as np
 from ..errors import RunError
 from ..metrics.quantities import MEASURED, METRICS
 from ..metrics.quantity import Quantity, Sizes
+from .foreign import ForeignModel
 from .observed import Arrays, Observed, Scalars, SelfObserving, Setting, blanked
 
 
@@ -46,8 +47,8 @@ def summarise(metrics: Sequence[Observed], setting: Setting) -> Measurement:
         _check(metric, own_scalars, own_arrays, setting.sizes)
         by_name = {quantity.name: quantity for quantity in metric.quantities}
         own_arrays = {name: blanked(array, by_name[name], missing) for name, array in own_arrays.items()}
-        if unseen:
-            # A scalar that rests on no block is none.
+        if missing or (unseen and isinstance(setting.model, ForeignModel)):
+            # A scalar that rests on no block is none. Of a foreign model it may be so for what is not shown apart.
             own_scalars = {name: value for name, value in own_scalars.items() if not np.isnan(value)}
         declared = [quantity.name for quantity in metric.quantities]
         scalars |= {name: own_scalars[name] for name in declared if name in own_scalars}
