@@ -51,8 +51,10 @@ class Block(nn.Module):
         losses: RoutingLosses | None = None,
     ) -> Tensor:
         """``[B, T, D] → [B, T, D]``; what a router costs in training is added to ``losses``."""
-        dropout = None if place.dropout is None else place.dropout.in_block(self.layer)
-        place = replace(place, dropout=dropout)
+        dropout = place.dropout
+        if dropout is not None:
+            dropout = dropout.in_block(self.layer)
+            place = replace(place, dropout=dropout)
         attention_BTD = self.attn(cast_once(self.norm_attn(x_BTD)), place, observer, cache)
         show_sublayer(observer, "attention", self.layer, attention_BTD)
         attended_BTD = x_BTD + _dropped(self.norm_attn_out(attention_BTD), "attention", dropout)

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from birthmark.models.attention.kv_cache import KeyValueCache
+from birthmark.models.attention.scores import Scores
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 
@@ -48,3 +49,18 @@ def test_more_than_it_was_made_for_is_refused():
     cache = KeyValueCache(config, 1, 4)
     with torch.no_grad(), pytest.raises(ValueError, match="holds 4"):
         born(config, 0)(torch.zeros(1, 5, dtype=torch.long), cache=cache)
+
+
+def test_what_one_block_finds_of_the_keys_in_sight_serves_all(monkeypatch):
+    config = ModelConfig(
+        d_model=16, n_layers=3, n_heads=2, vocab_size=40, max_seq_len=12, attention=AttentionConfig(window=4)
+    )
+    model, found = born(config, 0).eval(), []
+    whole = Scores._seen
+    monkeypatch.setattr(Scores, "_seen", lambda self, *places: found.append(places) or whole(self, *places))
+    cache = KeyValueCache(config, 1, 9)
+    with torch.no_grad():
+        model(torch.arange(8)[None], cache=cache)
+        found.clear()
+        model(torch.tensor([[9]]), cache=cache)
+    assert len(found) == 1
