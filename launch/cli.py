@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -56,6 +57,13 @@ def _run(arguments: Sequence[str]) -> int:
     return command.run(command_parser(name).parse_args(rest))
 
 
+def _ignore_stops() -> None:
+    """What was to be done is done, and Python takes a moment to end: launchers that ask for that, maybe again, hear the
+    status of what was done. SLURM sends SIGUSR1, which Windows lacks."""
+    for number in (signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)):
+        signal.signal(number, signal.SIG_IGN)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (it failed), 2 (wrong usage), 130 (interrupted)."""
     arguments = normal_dashes(sys.argv[1:] if argv is None else argv)
@@ -67,7 +75,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             from .commands.completion import complete
 
             complete()
-        return _run(arguments)
+        status = _run(arguments)
+        if argv is None:
+            _ignore_stops()
+        return status
     except (UsageError, RunError) as error:
         if debug:
             raise

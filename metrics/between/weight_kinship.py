@@ -59,7 +59,9 @@ def kinships(values: Sequence[Values]) -> list[list[Kinship]]:
     """Test every checkpoint with every other, ``[M][M]``, each as `kinship` does; with itself it is kin."""
     from scipy import stats
 
-    cosines_MMT = np.stack([_cosines(x_MN) for x_MN in _by_tensor(values)], -1) if values else np.empty((0, 0, 0))
+    n_models = len(values)
+    # A model may have no tensor at all.
+    cosines_MMT = np.array([_cosines(x_MN) for x_MN in _by_tensor(values)]).reshape(-1, n_models, n_models).T
     tests = [[Kinship(1.0, 0.0)] * len(values) for _ in values]
     for a in range(len(values)):
         for b in range(a + 1, len(values)):

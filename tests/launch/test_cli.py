@@ -261,3 +261,13 @@ def test_a_closed_pipe_is_no_error(tiny_file, tmp_path, python, no_page):
     command = f"{python} -m birthmark.launch.cli report {run} --json | head -c 1"
     done = subprocess.run(["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True)
     assert done.stderr == ""
+
+
+def test_a_launchers_last_signal_does_not_change_how_a_command_ended(python):
+    """It comes while Python ends, after all is written and printed."""
+    script = (
+        "import os, signal, sys; from birthmark.launch.cli import main; sys.argv = ['birthmark', 'completion', 'bash'];"
+        "status = main(); os.kill(os.getpid(), signal.SIGTERM); os.kill(os.getpid(), signal.SIGUSR1); sys.exit(status)"
+    )
+    done = subprocess.run([python, "-c", script], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -53,6 +53,8 @@ def config_of(fields, base=CONFIG):
     attention = AttentionConfig(aggregation=calibrated or "plain")
     attention = reduce(lambda a, item: _set(a, item[0].removeprefix("attention."), item[1]), parts.items(), attention)
     rest = {k: v for k, v in fields.items() if not k.startswith("attention.")}
+    if attention.latent.is_on or attention.normaliser == "differential":  # they share no keys among heads
+        rest["n_kv_heads"] = None
     return replace(base, attention=attention, **rest)
 
 
