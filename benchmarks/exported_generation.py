@@ -63,7 +63,12 @@ def opened(case: Case, folder: Path) -> dict[str, Any]:
     parameters, found = dict(born(config, 0).named_parameters()), {}
     for name, own in (("native", False), ("ours", True)):
         write_pretrained(config, parameters, folder / name, layout=layout_of(config, own_code=own))
-        found[name] = AutoModelForCausalLM.from_pretrained(folder / name, trust_remote_code=own).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder / name, trust_remote_code=own).eval()
+        # Weights lie in the mapped file, where the length of its header decides how they are aligned: up to a fifth of
+        # a product's time, by chance.
+        for parameter in model.parameters():
+            parameter.data = parameter.data.clone()
+        found[name] = model
     return found
 
 

@@ -27,6 +27,7 @@ SHARED = (
     ("model.attention.gate_at", "model.attention.gate_input", "model.attention.gate_activation"),
     ("model.attention.clip_alpha", "model.attention.clip_zeta", "model.attention.kv_bias_tokens"),
     ("model.attention.v_norm", "model.norm_gate", "model.norm_scale", "model.experts.renormalise"),
+    ("model.attention.kv_bias", "model.attention.qkv_bias"),
 )
 
 
