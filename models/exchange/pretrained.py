@@ -27,12 +27,10 @@ from ..decoder import Decoder
 from ..tensor_shards import shard_of
 from .conversion import TensorMapping
 from .hub import pretrained_folder
-from .weight_files import INDEX, ONE_FILE, SHARD_BYTES, shard_file_names, write_index
+from .weight_files import FLOATS, INDEX, ONE_FILE, SHARD_BYTES, aligning_metadata, shard_file_names, write_index
 from .written_layout import Layout, expected_of, native_layout
 
-#: Dtypes of a ``config.json`` → what they are called in the files.
-_CODES = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
-_FLOATS = tuple(_CODES.values())
+_FLOATS = tuple(FLOATS.values())
 #: Rows of two tables that are compared at a time.
 _ROWS = 4096
 
@@ -123,7 +121,7 @@ class Pretrained:
             with tensor_file(file, "pt") as tensors:
                 kind = tensors.get_slice(stored).get_dtype()
             # Gains and biases are often kept in float32 beside matrices of half the precision.
-            if self.declared is not None and len(mapping.shape) > 1 and kind != _CODES.get(self.declared, kind):
+            if self.declared is not None and len(mapping.shape) > 1 and kind != FLOATS.get(self.declared, kind):
                 raise RunError(f"{file}: {stored} is {kind}, config.json says {self.declared}")
         if self._tied_head is not None:
             file, stored = self._tied_head
@@ -300,7 +298,7 @@ def write_pretrained(
     total = size = 0
 
     def flush() -> None:
-        save_file(held, folder / f"{len(shards)}.part", metadata={"format": "pt"})
+        save_file(held, folder / f"{len(shards)}.part", metadata=aligning_metadata(held))
         shards.append(list(held))
         held.clear()
 

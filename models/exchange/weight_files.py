@@ -6,10 +6,18 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
+from torch import Tensor
+
 ONE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 #: Largest shard by default, in bytes: what `transformers` and the hubs expect.
 SHARD_BYTES = 5 * 10**9
+
+#: Bytes: a line of a processor's cache, and what torch's own memory is aligned to.
+ALIGNMENT = 64
+#: Dtypes of a ``config.json`` → what they are called in the files.
+FLOATS = {"float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_CODES = FLOATS | {"int64": "I64", "int32": "I32", "bool": "BOOL"}
 
 
 def split_into_shards(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
@@ -28,6 +36,24 @@ def split_into_shards(sizes: Mapping[str, int], max_bytes: int) -> list[list[str
 def shard_file_names(n: int) -> list[str]:
     """Names of ``n`` files: ``model.safetensors``, or ``model-00001-of-0000N.safetensors`` …"""
     return [ONE_FILE] if n == 1 else [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]
+
+
+def aligning_metadata(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+    """What to write beside these tensors so that the first begins at a whole multiple of `ALIGNMENT` bytes.
+
+    Who opens the file maps the tensors where they lie: products of rows that begin elsewhere take a fifth longer. The
+    header comes before them: 8 bytes, and JSON of a length that filling decides.
+    """
+    header: dict[str, object] = {"__metadata__": {"format": "pt", "padding": ""}}
+    start = 0
+    # Wide types come first in the file, then names in their order.
+    for name, tensor in sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])):
+        end = start + tensor.numel() * tensor.element_size()
+        dtype = str(tensor.dtype).removeprefix("torch.")
+        header[name] = {"dtype": _CODES[dtype], "shape": list(tensor.shape), "data_offsets": [start, end]}
+        start = end
+    taken = 8 + len(json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode())
+    return {"format": "pt", "padding": " " * (-taken % ALIGNMENT)}
 
 
 def write_index(folder: Path, file_of: Mapping[str, str], total_bytes: int) -> None:
