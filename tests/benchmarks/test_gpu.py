@@ -223,6 +223,7 @@ sys.exit(1)
 """
 
 
+@pytest.mark.heavy
 def test_a_process_that_crashes_or_hangs_is_followed_by_another(gpu, tmp_path, monkeypatch):
     processes, starts = gpu("gpu_run.processes"), tmp_path / "starts"
     monkeypatch.setattr(processes, "GRACE", 1.0)

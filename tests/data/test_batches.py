@@ -66,6 +66,7 @@ def test_order_belongs_to_seed_and_epoch(make_tokens: Make) -> None:
     assert order(0, 0) != sorted(order(0, 0))
 
 
+@pytest.mark.heavy
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=8), st.integers(0, 200))
 def test_a_batch_does_not_depend_on_how_it_was_asked_for(lengths: list[int], first: int) -> None:
     # Epochs of 12 windows: the parts straddle them.

@@ -146,6 +146,7 @@ def test_processes_of_a_node_read_a_table_once_and_not_again_before_it_changes(t
     assert reads(1) == 2
 
 
+@pytest.mark.heavy
 def test_the_survey_is_that_of_one_row_after_the_other(
     tmp_path: Path, open_table: Callable[..., Corpus], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -716,6 +716,7 @@ def test_a_stop_saves_before_it_measures(tiny, tmp_path, monkeypatch):
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
+@pytest.mark.heavy
 def test_only_a_second_ctrl_c_after_a_pause_means_at_once():
     stop, before = StopOnSignal(), signal.getsignal(signal.SIGINT)
     with stop.listen():

@@ -171,6 +171,7 @@ def test_every_value_is_possible_with_what_its_refusal_asks_for():
             assert problems == [] or value == ["mlp.gate"], (field.path, value, needed)
 
 
+@pytest.mark.heavy
 def test_refusals_are_refused_with_this_message():
     found = refusals()
     assert len(found) > 20

@@ -241,6 +241,7 @@ def test_on_a_gpu_every_arm_equals_the_cpu_in_float64(name, width, dtype, tolera
         assert float((got.cpu().double() - wanted).norm() / wanted.norm()) < tolerance
 
 
+@pytest.mark.heavy
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.cuda)])
 def test_a_compiled_graph_has_no_break(device):
     """Forward and backward, with gradients of log-sum-exps, other keys, and heads in the layout of their projection;
