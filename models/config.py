@@ -254,6 +254,11 @@ class ModelConfig:
         return self.d_head if width is None else width
 
     @property
+    def qkv_bias(self) -> bool:
+        """Whether the maps of queries, keys and values have biases."""
+        return self.bias if self.attention.qkv_bias is None else self.attention.qkv_bias
+
+    @property
     def cached(self) -> tuple[tuple[int, int], tuple[int, int]]:
         """Heads and width of the two tensors that a token leaves to later ones: keys and values; of latent attention
         the vector that both come from, and the key that all heads share."""

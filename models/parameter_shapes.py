@@ -118,17 +118,15 @@ def _built_attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:
 
 def _maps(config: ModelConfig) -> Iterator[NamedShape]:
     attention, d_head = config.attention, config.d_head
-    qkv_bias = config.bias if attention.qkv_bias is None else attention.qkv_bias
     for name, n_heads in (("q", config.n_heads), ("k", config.kv_heads), ("v", config.kv_heads)):
-        yield from _linear(name, config.d_model, n_heads * d_head, qkv_bias)
+        yield from _linear(name, config.d_model, n_heads * d_head, config.qkv_bias)
         norm = attention.v_norm if name == "v" else attention.qk_norm
         if norm != "none":
             yield f"{name}.norm.gain", (n_heads * d_head if norm == "width" else d_head,)
 
 
 def _latent_maps(config: ModelConfig) -> Iterator[NamedShape]:
-    attention, latent, d, n_heads = config.attention, config.attention.latent, config.d_model, config.n_heads
-    bias = config.bias if attention.qkv_bias is None else attention.qkv_bias
+    latent, d, n_heads, bias = config.attention.latent, config.d_model, config.n_heads, config.qkv_bias
     assert latent.kv_rank is not None
     if latent.q_rank is None:
         yield from _linear("q", d, n_heads * config.d_key, bias)

@@ -12,7 +12,6 @@ import torch
 from ..errors import UsageError
 from ..models.birth import empty_decoder
 from ..models.parameter_roles import ParameterRole, parameter_roles
-from ..models.parameter_shapes import n_idle
 from ..trainer.activation_checkpointing import CHECKPOINTING
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.numerics import fast_in_bf16
@@ -137,10 +136,10 @@ class Planner:
         """Parameters of the model."""
         return int(describe(self.config.model)["n_params"])
 
-    @property
+    @cached_property
     def n_active(self) -> int:
         """Parameters that a token passes."""
-        return self.n_params - n_idle(self.config.model)
+        return int(describe(self.config.model)["n_active"])
 
     @cached_property
     def state_elements(self) -> int:

@@ -85,7 +85,7 @@ def _build(fields: Mapping[str, Any]) -> RunConfig:
     kinds = field_kinds(RunConfig)
     ready = {name: copy(value) for name, value in fields.items() if name in kinds and is_ready(value, kinds[name])}
     parsed = parse_fields({name: value for name, value in fields.items() if name not in ready})
-    return config_of(Namespace(_merged(nested(ready), parsed)))
+    return _run_of(nested(ready | dotted(parsed)))
 
 
 def parse_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,14 +112,6 @@ def is_ready(value: Any, kind: Any) -> bool:
     )
 
 
-def _merged(first: dict[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """Two trees of fields that have no leaf in common."""
-    for name, value in second.items():
-        below = first.get(name)
-        first[name] = _merged(below, value) if isinstance(below, dict) else value
-    return first
-
-
 def _build_or_blame(fields: Mapping[str, Any], file: Path) -> None:
     try:
         _build(fields)
@@ -144,7 +136,11 @@ def config_of(parsed: Namespace) -> RunConfig:
     Raises:
         UsageError: the fields contradict each other.
     """
-    found = _instance(RunConfig, parsed.as_dict())
+    return _run_of(parsed.as_dict())
+
+
+def _run_of(values: Mapping[str, Any]) -> RunConfig:
+    found = _instance(RunConfig, values)
     assert isinstance(found, RunConfig)
     return found
 

@@ -149,14 +149,10 @@ def add_run_fields(parser: ArgumentParser) -> None:
 
 
 @cache
-def _fields(config: type, prefix: str = "") -> tuple[str, ...]:
-    """Dotted names of all fields of a tree of dataclasses, and of its groups."""
-    names: list[str] = []
-    for name, value in ((f.name, f.default_factory) for f in dataclasses.fields(config)):
-        names.append(prefix + name)
-        if isinstance(value, type) and dataclasses.is_dataclass(value):
-            names += _fields(value, f"{prefix}{name}.")
-    return tuple(names)
+def _fields(config: type) -> tuple[str, ...]:
+    """Dotted names of all fields of a tree of configs, and of its groups, each before what is in it."""
+    parts = [name.split(".") for name in field_kinds(config)]
+    return tuple(dict.fromkeys(".".join(name[: i + 1]) for name in parts for i in range(len(name))))
 
 
 def unknown_fields(names: Iterable[str]) -> list[str]:

@@ -167,8 +167,7 @@ class Projection(Linear):
     """
 
     def __init__(self, config: ModelConfig, n_heads: int, norm: str) -> None:
-        bias = config.bias if config.attention.qkv_bias is None else config.attention.qkv_bias
-        super().__init__(config.d_model, n_heads * config.d_head, bias=bias)
+        super().__init__(config.d_model, n_heads * config.d_head, bias=config.qkv_bias)
         self.d_head, self.over_width = config.d_head, norm == "width"
         width = self.out_features if self.over_width else config.d_head
         self.norm = RMSNorm(width, config.norm_eps) if norm != "none" else None

@@ -171,11 +171,8 @@ def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
     cos, sin = rotation
     half, wide = cos.shape[-1], torch.promote_types(x_BHTK.dtype, cos.dtype)
     rest = x_BHTK.shape[-1] - 2 * half
-    # Split, whose backward pass is one concatenation; that of a slice fills a tensor with zeros. With one query, calls
-    # are what all this costs: none is made for nothing.
+    # Split, whose backward pass is one concatenation; that of a slice fills a tensor with zeros.
     a, b, *still = x_BHTK.split([half, half, rest] if rest else half, dim=-1)
-    if x_BHTK.dtype == wide:
-        return torch.cat([a * cos - b * sin, b * cos + a * sin, *still], dim=-1)
     a, b = a.to(wide), b.to(wide)
     turned = (a * cos - b * sin, b * cos + a * sin)
     return torch.cat([*(x.to(x_BHTK.dtype) for x in turned), *still], dim=-1)

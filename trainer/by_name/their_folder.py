@@ -20,10 +20,11 @@ from ...files import check_file, one_line, read_json, tensor_file
 from ...measure.foreign import ForeignConfig, ForeignModel
 from ...models.exchange.hub import pretrained_folder
 from ...models.exchange.pretrained import weight_files
+from ...models.exchange.weight_files import FLOATS
 from ...schema import Bounds
 
 #: Floating dtypes of safetensors, as ``config.json`` calls them.
-_FLOATS = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+_FLOATS = {code: name for name, code in FLOATS.items()}
 
 
 class TheirConfig(TypedDict):

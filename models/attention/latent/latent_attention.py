@@ -30,8 +30,7 @@ class LatentAttention(Attention):
 
     def add_maps(self, config: ModelConfig) -> None:
         """See :class:`Attention`."""
-        attention, latent, d = config.attention, config.attention.latent, config.d_model
-        bias = config.bias if attention.qkv_bias is None else attention.qkv_bias
+        latent, d, bias = config.attention.latent, config.d_model, config.qkv_bias
         assert latent.kv_rank is not None
         self.has_query_rank = latent.q_rank is not None
         self.widths = (latent.kv_rank, config.d_rope)

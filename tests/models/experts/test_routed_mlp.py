@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
 
 from birthmark.models.birth import born
 from birthmark.models.config import ExpertsConfig, InitConfig, ModelConfig
@@ -87,7 +88,6 @@ THEIRS = {
 
 @pytest.mark.parametrize("name", THEIRS)
 def test_logits_and_load_balance_are_those_of_transformers(name):
-    transformers = pytest.importorskip("transformers")
     config_name, class_name, renormalise, n_key = THEIRS[name]
     config = replace(
         with_experts(d_ff=24, d_shared=None, renormalise=renormalise, router_z_loss=0.5, load_balance=0.25),
