@@ -67,6 +67,10 @@ class PreparedData:
     borders: DocumentBorders | None = None
     """How ids say where documents begin; None where nothing does."""
 
+    layouts: Mapping[str, Layout] = field(default_factory=dict)
+    """How the sequences of each of ``data.sources`` are cut, of one corpus under the name ``""``; empty where they are
+    synthetic."""
+
     n_targets: Callable[[np.ndarray], np.ndarray] | None = None
     """Tokens to predict in training samples of these numbers; None where all have as many."""
 
@@ -218,6 +222,7 @@ def _prepared(
         "token_texts": _ids_as_texts if tokenizer is None else tokenizer.token_texts,
         "tokenizer_path": text.tokenizer_path,
         "borders": common_borders(layouts.values()),
+        "layouts": layouts,
     }
     if not config.sources:
         record = {"path": config.path, **facts[""], **of_all}

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any
 
 import numpy as np
+import torch
 
 from ..batch_ramp import BatchSizes
 from ..batches import MicroBatches
 from ..packing.borders import PADDING
+from ..packing.cuts import Layout
 from ..prepare import PreparedData
 from ..streaming.streamed_batches import StreamedBatches, StreamSource
 from ..tokenizer import TextTokenizer
 from .mixture import Mixture
 
-#: Between two documents of a sample.
-BORDER = "‖"
+#: Behind the end of a document of a sample, and in place of a BOS.
+BORDER, BOS = "‖", "⊢"
+#: No token: what stands behind a sample's last.
+_BEHIND = 1 << 62
 
 
 def source_facts(data: PreparedData, n_samples: int) -> list[dict[str, Any]]:
@@ -71,9 +75,10 @@ def described(data: PreparedData, first: int, samples_BT: np.ndarray) -> list[di
     """Samples ``first`` and on of a run in words. JSON-able.
 
     Each has its global index, its source with its number and epoch there, the places of tokens after which a document
-    ends, and its text, in which `BORDER` stands for those; padding is left out.
+    ends, and its text, in which `BORDER` stands for the tokens that end documents and `BOS` for those that open
+    sequences or documents; padding is left out. Documents are those that the model would tell apart.
     """
-    text_of, end = _decoder(data)
+    text_of = _decoder(data)
     index_B = np.arange(first, first + len(samples_BT))
     names, source_B, number_B = [""], np.zeros_like(index_B), index_B
     if data.mixture is not None:
@@ -84,29 +89,47 @@ def described(data: PreparedData, first: int, samples_BT: np.ndarray) -> list[di
     for index, source, number, ids in zip(*columns, strict=True):
         train = data.train.sources[names[source]] if isinstance(data.train, Mixture) else data.train
         ids = [token for token in ids if token != PADDING]
-        borders = [place for place, token in enumerate(ids) if token == end]
+        layout = data.layouts.get(names[source])
+        borders = _document_ends(ids, layout)
         found.append(
             {
                 "sample": index,
-                "source": names[source],
+                "source": names[source] or data.record["path"],
                 "number": number,
                 "epoch": None if train.n_samples is None else number // train.n_samples,
                 "borders": borders,
-                "text": _marked(ids, borders, text_of),
+                "text": _marked(ids, borders, layout, text_of),
             }
         )
     return found
 
 
-def _decoder(data: PreparedData) -> tuple[Callable[[Sequence[int]], str], int | None]:
-    """What makes text of tokens, and the token that ends a document."""
+def _decoder(data: PreparedData) -> Callable[[Sequence[int]], str]:
+    """What makes text of tokens."""
     if data.tokenizer_path is None:
-        return (lambda ids: "".join(data.token_texts(ids))), None
-    tokenizer = TextTokenizer.load(data.tokenizer_path)
-    return tokenizer.decode, tokenizer.end_of_text
+        return lambda ids: "".join(data.token_texts(ids))
+    return TextTokenizer.load(data.tokenizer_path).decode
 
 
-def _marked(ids: Sequence[int], borders: Sequence[int], text_of: Callable[[Sequence[int]], str]) -> str:
-    starts, ends = [0, *(border + 1 for border in borders)], [*borders, len(ids)]
-    pieces = (ids[start:end] for start, end in zip(starts, ends, strict=True))
-    return BORDER.join(text_of([token for token in piece if token != PADDING]) for piece in pieces)
+def _document_ends(ids: Sequence[int], layout: Layout | None) -> list[int]:
+    """The last place of each document that ends in a sample."""
+    if layout is None or layout.borders is None:
+        return []
+    documents_T = layout.borders.documents(torch.tensor([[*ids, _BEHIND]]))[0].tolist()
+    return [place for place, (here, behind) in enumerate(pairwise(documents_T)) if here != behind]
+
+
+def _marked(
+    ids: Sequence[int], borders: Sequence[int], layout: Layout | None, text_of: Callable[[Sequence[int]], str]
+) -> str:
+    """Text with `BORDER` behind each document, and `BOS`."""
+    bos = None if layout is None or layout.bos == "none" else layout.bos_token
+    pieces = []
+    for start, stop in pairwise([0, *(border + 1 for border in borders), len(ids)]):
+        piece, opening = list(ids[start:stop]), ""
+        if piece and piece[0] == bos and (start == 0 or (layout is not None and layout.bos == "document")):
+            piece, opening = piece[1:], BOS
+        if layout is not None and stop - 1 in borders and piece and piece[-1] == layout.end_token:
+            piece.pop()
+        pieces.append(opening + text_of(piece))
+    return BORDER.join(pieces)

@@ -18,8 +18,8 @@ SUMMARY = "Show what a run reads: its sources, how often each, samples in words,
 
 #: Samples that are shown where no step is asked for.
 _N_SAMPLES = 10
-#: Characters of a sample that a person reads; --json has all of them.
-_CHARS = 240
+#: Characters of a sample that a person reads, and of each document at least; --json has all of them.
+_CHARS, _DOCUMENT_CHARS = 240, 40
 
 
 def add_options(parser: Parser) -> None:
@@ -38,7 +38,7 @@ def run(options: Namespace) -> int:
     Raises:
         UsageError: a config, or a step, that is impossible.
     """
-    from ....data.mixing.shown import described, first_samples, source_facts, step_batch
+    from ....data.mixing.shown import BORDER, BOS, described, first_samples, source_facts, step_batch
     from ....data.prepare import prepare
     from ....report.terminal import print_json
     from ....trainer.initial_model import resolve_init_from
@@ -72,7 +72,9 @@ def run(options: Namespace) -> int:
     console = Console()
     _print_sources(sources, changes, console)
     what = f"the first {len(samples)} samples" if step is None else f"the {len(samples)} samples of step {step:,}"
-    console.print(f"\n[bold]{what}[/bold], of {data.train.seq_len:,} tokens and the next; ‖ ends a document")
+    console.print(
+        f"\n[bold]{what}[/bold], of {data.train.seq_len:,} tokens and the next; {BORDER} ends a document, {BOS} is BOS"
+    )
     for sample in samples:
         _print_sample(sample, console)
     return 0
@@ -104,15 +106,19 @@ def _print_sources(sources: list[dict[str, Any]], changes: list[dict[str, Any]],
 
 
 def _print_sample(sample: dict[str, Any], console: Console) -> None:
-    place = f"sample {sample['sample']:,}"
-    if sample["source"]:
-        place += f"  {sample['source']} {sample['number']:,}"
+    from ....data.mixing.shown import BORDER
+
+    place = f"sample {sample['sample']:,}  {sample['source']} {sample['number']:,}"
     if sample["epoch"] is not None:
         place += f"  epoch {sample['epoch'] + 1:,}"
     if borders := sample["borders"]:
-        place += f"  documents end at {', '.join(map(str, borders[:6]))}{' …' if len(borders) > 6 else ''}"
+        place += f"  documents end at {', '.join(map(str, borders))}"
     console.print(f"\n{place}", style="bold", highlight=False, soft_wrap=True, markup=False)
-    text = sample["text"]
-    shown = text if len(text) <= _CHARS else f"{text[:_CHARS]}…"
+    # The text on both sides of every border is seen.
+    pieces = sample["text"].split(BORDER)
+    size = max(_CHARS // len(pieces), _DOCUMENT_CHARS)
+    shown = BORDER.join(
+        piece if len(piece) <= size else f"{piece[: size // 2]} … {piece[-size // 2 :]}" for piece in pieces
+    )
     # What a terminal would obey is no text.
     console.print("".join(c if c.isprintable() or c in "\n\t" else "�" for c in shown), highlight=False, markup=False)

@@ -77,6 +77,35 @@ def test_a_mixture_in_figures_and_words(mixed, capsys):
     assert "backcopy" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("bos", ["none", "sequence", "document"])
+@pytest.mark.parametrize("packing", ["concat", "documents", "best_fit"])
+def test_every_border_of_a_document_is_shown(mixed, tmp_path, capsys, packing, bos):
+    texts = {f"{'abcd'[: i % 5]}{i}" for i in range(60)}
+    for i, text in enumerate(sorted(texts)):
+        (tmp_path / "prose" / f"{i}.txt").write_text(text)
+    changes = [f"data.packing={packing}", f"data.bos={bos}", "data.sources=[]", "data.schedule=[]"]
+    arguments = [mixed[1], "--set", *changes, f"data.path={tmp_path / 'prose'}"]
+    samples = shown(capsys, *arguments)["samples"]
+    assert all(sample["source"] == str(tmp_path / "prose") for sample in samples)
+    whole = 0
+    for sample in samples:
+        *closed, behind = sample["text"].split("‖")
+        assert all(sample["tokens"][border] == 0 for border in sample["borders"])
+        assert len(closed) == len(sample["borders"])
+        if bos == "sequence":
+            assert sample["text"][0] == "⊢"
+        if sample["tokens"][:2] == [0, 0]:
+            continue  # the end of a document that is not in the sample reads as BOS
+        for text in closed[1:]:
+            assert text.count("⊢") == (bos == "document")
+            assert text.lstrip("⊢") in texts
+            whole += 1
+        assert any(text.startswith(behind.lstrip("⊢")) for text in texts)
+    assert whole > 3
+    assert main(["data", *arguments]) == 0
+    assert samples[0]["text"] in capsys.readouterr().out
+
+
 def test_a_page_for_people(mixed, capsys):
     _, file = mixed
     assert main(["data", file, "--step", "3"]) == 0
