@@ -33,7 +33,8 @@ class MLP(nn.Module):
         super().__init__()
         ff = config.ff if d_ff is None else d_ff
         self.layer = block + 1
-        self.activation = ACTIVATIONS[GATED.get(config.mlp, config.mlp)]
+        self.activation_name = GATED.get(config.mlp, config.mlp)
+        self.activation = ACTIVATIONS[self.activation_name]
         self.gate = Linear(config.d_model, ff, bias=config.bias) if config.gated else None
         self.up = Linear(config.d_model, ff, bias=config.bias)
         self.down = Linear(ff, config.d_model, bias=config.bias, residual_writers=2 * config.n_layers)

@@ -31,6 +31,7 @@ _KEPT = (
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
     "birthmark::causal_blocks",
+    "birthmark::experts",
 )
 
 

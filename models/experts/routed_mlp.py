@@ -1,7 +1,8 @@
 """The mixture of experts: a router, the experts that it sends tokens to, and one that all may pass.
 
-Tokens are sorted by expert, so that each expert is one product over its rows. Every expert runs in every pass, if need
-be on no rows at all: so ranks gather the same weights in the same order, and every parameter has a gradient.
+Plain experts are one operator (``fused_experts.py``). Where their maps do more, or a strategy gathers weights module by
+module, tokens are sorted by expert, so that each expert is called once, for all of its rows. It is called if need be on
+no rows at all: so ranks gather the same weights in the same order, and every parameter has a gradient.
 
 Legend: B sequences, T positions, D width, N tokens, E experts, K experts of a token, M = N·K rows, one for each choice.
 """
@@ -19,6 +20,7 @@ from ..init import Linear
 from ..linear_cross_entropy import wide
 from ..mlp import MLP
 from ..observe import Observer, show_routing
+from .fused_experts import fused_experts
 from .routing_losses import RoutingLosses
 
 
@@ -86,7 +88,8 @@ class Mixture(nn.Module):
         count_E = flat_M.new_zeros(len(self.experts)).scatter_add_(0, flat_M, torch.ones_like(flat_M))
         if losses is not None:
             losses.add(logits_BTE, share_BTE, count_E)
-        y_BTD = self._mixed(x_BTD, weight_BTK, flat_M, count_E)
+        y_ND = fused_experts(self.experts, x_BTD.flatten(0, 1), weight_BTK.flatten(0, 1), chosen_BTK.flatten(0, 1))
+        y_BTD = self._mixed(x_BTD, weight_BTK, flat_M, count_E) if y_ND is None else y_ND.view_as(x_BTD)
         return y_BTD if self.shared is None else y_BTD + self.shared(x_BTD)
 
     # How many rows an expert has is known when the choices are: no graph can be compiled over that.

@@ -56,3 +56,16 @@ def test_compiled_blocks_give_the_same(plain, fields):
 
 def test_validation_has_no_routing_losses():
     assert next_token_loss(born(CONFIG, 0).eval(), BATCH).routing is None
+
+
+def test_a_step_is_one_graph_whatever_routers_choose():
+    plain, traced = born(CONFIG, 0).train(), born(CONFIG, 0).train()
+    compiled = torch.compile(next_token_loss, backend="aot_eager", fullgraph=True)
+    for seed in range(2):
+        batch_BT = torch.randint(40, (3, 13), generator=torch.Generator().manual_seed(seed))
+        for loss, model in ((next_token_loss, plain), (compiled, traced)):
+            model.zero_grad()
+            masks = Dropout(CONFIG.dropout, torch.from_numpy(keys_of_samples(seed, range(3))))
+            loss(model, batch_BT, dropout=masks).objective.backward()
+        for mine, theirs in zip(traced.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, theirs.grad, atol=1e-6, rtol=1e-5)

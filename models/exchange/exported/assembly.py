@@ -34,6 +34,7 @@ _REPLACED: dict[Name, Name] = {
         ("models.attention.normalisers", "FusedSoftmax"),
         ("models.attention.own_parts", "build_part"),
         ("models.attention.weight_reader", "new_reader"),
+        ("models.experts.fused_experts", "fused_experts"),
         ("models.experts.routed_mlp", "rows_of_experts"),
         ("models.linear_cross_entropy", "linear_cross_entropy"),
     )

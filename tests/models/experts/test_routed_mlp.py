@@ -1,5 +1,6 @@
 """The mixture of experts against a loop over tokens, and against Mixtral and OLMoE of transformers."""
 
+import copy
 from dataclasses import replace
 
 import pytest
@@ -7,9 +8,11 @@ import torch
 import transformers
 
 from birthmark.models.birth import born
-from birthmark.models.config import ExpertsConfig, InitConfig, ModelConfig
+from birthmark.models.config import GATED, ExpertsConfig, InitConfig, ModelConfig
+from birthmark.models.experts.fused_experts import fused_experts
 from birthmark.models.experts.routed_mlp import Mixture
 from birthmark.models.init import birth_plan
+from birthmark.models.mlp import ACTIVATIONS
 
 CONFIG = ModelConfig(
     d_model=16,
@@ -165,3 +168,58 @@ def test_the_first_blocks_may_be_dense():
     assert not isinstance(model.blocks[0].mlp, Mixture)
     assert isinstance(model.blocks[1].mlp, Mixture)
     assert model.blocks[0].mlp.up.weight.shape == (24, 16)
+
+
+def with_modules(mixture):
+    """The same, with each expert called as the module that it is, since a hook wants to see its call."""
+    mixture = copy.deepcopy(mixture)
+    mixture.experts[0].register_forward_hook(lambda *_: None)
+    return mixture
+
+
+@pytest.mark.parametrize("mlp", [*ACTIVATIONS, *GATED])
+@pytest.mark.parametrize("bias", [False, True])
+def test_one_operator_is_the_modules_one_by_one(mlp, bias):
+    """Gradients too: of activations that are written out there, and derived by torch here."""
+    fused = mixture_of(replace(with_experts(), mlp=mlp, bias=bias))
+    modules = with_modules(fused)
+    generator = torch.Generator().manual_seed(2)
+    for parameter in fused.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 4
+    modules.load_state_dict(fused.state_dict())
+    x_BTD = torch.randn(2, 9, 16, dtype=torch.float64, generator=generator, requires_grad=True)
+    up_BTD = torch.randn(2, 9, 16, dtype=torch.float64, generator=generator)
+    found, expected = (
+        [y_BTD := one(x_BTD), *torch.autograd.grad(y_BTD, [x_BTD, *one.parameters()], up_BTD)]
+        for one in (fused, modules)
+    )
+    assert fused_experts(modules.experts, x_BTD.flatten(0, 1), torch.ones(18, 1), torch.zeros(18, 1).long()) is None
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_one_operator_keeps_the_dtypes_of_the_modules():
+    fused = mixture_of(with_experts()).float()
+    modules, x_BTD = with_modules(fused), torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(3))
+    with torch.autocast("cpu", torch.bfloat16):
+        found, expected = fused(x_BTD), modules(x_BTD)
+    assert found.dtype == expected.dtype == torch.bfloat16
+    torch.testing.assert_close(found, expected, atol=0.02, rtol=0.02)
+    for one, y_BTD in ((fused, found), (modules, expected)):
+        y_BTD.float().square().sum().backward()
+        assert {parameter.grad.dtype for parameter in one.parameters()} == {torch.float32}
+    for mine, theirs in zip(fused.parameters(), modules.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, atol=0.02 * theirs.grad.abs().max().item(), rtol=0.02)
+
+
+def test_frozen_experts_pass_gradients_on():
+    mixture = mixture_of(with_experts())
+    mixture.experts.requires_grad_(False)
+    x_BTD = torch.randn(1, 5, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(4), requires_grad=True)
+    found = torch.autograd.grad(mixture(x_BTD).square().sum(), [x_BTD, mixture.router.weight])
+    slow = slowly(mixture, x_BTD, 2, True)
+    for mine, theirs in zip(
+        found, torch.autograd.grad(slow.square().sum(), [x_BTD, mixture.router.weight]), strict=True
+    ):
+        torch.testing.assert_close(mine, theirs)
+    assert all(parameter.grad is None for parameter in mixture.experts.parameters())

@@ -1,0 +1,257 @@
+"""The experts of a mixture as one operator, forwards and backwards: for the plain maps that training runs.
+
+One expert after the other is computed on the rows that it is sent, while they lie in the processor's caches: rows are
+gathered when they are needed, backwards once more, and added where they belong. Of M rows only what the activations got
+is kept, so that no copy of ``[M, D]`` is written. A compiler sees one operator, whatever the router chose.
+
+Legend: N tokens, D width, E experts, K experts of a token, M = N·K rows, one for each choice; R rows of one expert, F
+its hidden width.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..linear_cross_entropy import wide
+from ..mlp import ACTIVATIONS, MLP
+
+_aten = torch.ops.aten
+
+#: Gradient of an activation's input, given that of its output and the input.
+DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda d, x: d * (x > 0),
+    "gelu": lambda d, x: _aten.gelu_backward(d, x),
+    "silu": lambda d, x: _aten.silu_backward(d, x),
+    "tanh": lambda d, x: _aten.tanh_backward(d, x.tanh()),
+    "identity": lambda d, x: d,
+    "relu2": lambda d, x: 2 * d * F.relu(x),
+    "gelu_tanh": lambda d, x: _aten.gelu_backward(d, x, approximate="tanh"),
+}
+
+
+def fused_experts(experts: nn.ModuleList, x_ND: Tensor, weight_NK: Tensor, chosen_NK: Tensor) -> Tensor | None:
+    """``Σ_k weight_k · expert_k(x)`` for each token, ``[N, D]``, in the dtype that the maps multiply in.
+
+    None where a map is to do more than its product, or another one: it has an adapter or hooks, or multiplies in fp8.
+    """
+    mlps = [cast(MLP, expert) for expert in experts]
+    if not all(_is_plain(mlp) for mlp in mlps):
+        return None
+    device, dtype = x_ND.device.type, x_ND.dtype
+    if torch.is_autocast_enabled(device) and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
+    gates = [mlp.gate for mlp in mlps if mlp.gate is not None]
+    maps = [*gates, *(mlp.up for mlp in mlps), *(mlp.down for mlp in mlps)]
+    y_ND, *_ = _forward(
+        x_ND.to(dtype),
+        weight_NK.to(dtype),
+        chosen_NK,
+        [one.weight for one in maps],
+        [one.bias for one in maps if one.bias is not None],
+        len(mlps),
+        mlps[0].activation_name,
+        torch.is_grad_enabled(),
+    )
+    return cast(Tensor, y_ND)
+
+
+def _is_plain(mlp: MLP) -> bool:
+    """Whether an expert is nothing but its maps' weights, biases and activation."""
+    maps = [module for module in (mlp.gate, mlp.up, mlp.down) if module is not None]
+    return not any(_has_hooks(module) for module in (mlp, *maps)) and all(
+        one.adapter is None and "product" not in vars(one) for one in maps
+    )
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+class _Maps(NamedTuple):
+    """Weights, or biases, of one expert."""
+
+    gate: Tensor | None
+    up: Tensor
+    down: Tensor
+
+
+def _of_experts(tensors: Sequence[Tensor], n_experts: int, dtype: torch.dtype) -> Iterator[_Maps | None]:
+    """Of tensors map by map those of each expert, in the dtype of the products; None where there are none."""
+    for e in range(n_experts):
+        own = [tensor.to(dtype) for tensor in tensors[e::n_experts]]
+        yield None if not own else _Maps(None if len(own) == 2 else own[0], *own[-2:])
+
+
+def _rows(count_E: Tensor) -> Iterator[slice]:
+    """Rows of each expert, of those in the experts' order."""
+    start = 0
+    for count in count_E.tolist():
+        yield slice(start, start + count)
+        start += count
+
+
+def _product(x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_RO: Tensor) -> Tensor:
+    if bias_O is None:
+        return torch.mm(x_RI, weight_OI.T, out=out_RO)
+    return torch.addmm(bias_O, x_RI, weight_OI.T, out=out_RO)
+
+
+def _kept(x_ND: Tensor, weight_NK: Tensor, weights: Sequence[Tensor], n_experts: int, keep: bool) -> list[Tensor]:
+    """Room for what gates' and maps' products are, ``[M, F]``; nothing where there are no gates, or nothing is kept."""
+    is_kept = (keep and len(weights) == 3 * n_experts, keep)
+    return [x_ND.new_empty(weight_NK.numel() if one else 0, weights[-1].shape[1]) for one in is_kept]
+
+
+@torch.library.custom_op("birthmark::experts", mutates_args=())
+def _forward(
+    x_ND: torch.Tensor,
+    weight_NK: torch.Tensor,
+    chosen_NK: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    n_experts: int,
+    activation: str,
+    keep: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    act, dtype = ACTIVATIONS[activation], x_ND.dtype
+    gates_MF, ups_MF = _kept(x_ND, weight_NK, weights, n_experts, keep)
+    order_M = chosen_NK.flatten().argsort(stable=True)
+    count_E = torch.bincount(chosen_NK.flatten(), minlength=n_experts)
+    token_M, weight_M1 = order_M // weight_NK.shape[1], weight_NK.flatten()[order_M][:, None]
+    out_ND = torch.zeros_like(x_ND, dtype=wide(dtype))
+    of_experts = zip(
+        _rows(count_E), _of_experts(weights, n_experts, dtype), _of_experts(biases, n_experts, dtype), strict=True
+    )
+    for rows, weight, bias in of_experts:
+        assert weight is not None
+        token_R, weight_R1 = token_M[rows], weight_M1[rows]
+        x_RD = x_ND.index_select(0, token_R)
+        room_RF = ups_MF[rows] if keep else ups_MF.new_empty(len(token_R), ups_MF.shape[1])
+        a_RF = _product(x_RD, weight.up, bias and bias.up, room_RF)
+        if weight.gate is None:
+            a_RF = act(a_RF)
+        else:
+            room_RF = gates_MF[rows] if keep else torch.empty_like(a_RF)
+            a_RF = act(_product(x_RD, weight.gate, bias and bias.gate, room_RF)) * a_RF
+        y_RD = torch.mm(a_RF * weight_R1, weight.down.T)
+        if bias is not None:
+            y_RD += weight_R1 * bias.down
+        out_ND.index_add_(0, token_R, y_RD.to(out_ND.dtype))
+    return out_ND.to(dtype), gates_MF, ups_MF, order_M, count_E
+
+
+@_forward.register_fake
+def _(
+    x_ND: torch.Tensor,
+    weight_NK: torch.Tensor,
+    chosen_NK: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    n_experts: int,
+    activation: str,
+    keep: bool,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    gates_MF, ups_MF = _kept(x_ND, weight_NK, weights, n_experts, keep)
+    order_M, count_E = chosen_NK.new_empty(weight_NK.numel()), chosen_NK.new_empty(n_experts)
+    return torch.empty_like(x_ND), gates_MF, ups_MF, order_M, count_E
+
+
+@torch.library.custom_op("birthmark::experts_backward", mutates_args=())
+def _backward(
+    d_ND: torch.Tensor,
+    x_ND: torch.Tensor,
+    weight_NK: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    gates_MF: torch.Tensor,
+    ups_MF: torch.Tensor,
+    order_M: torch.Tensor,
+    count_E: torch.Tensor,
+    n_experts: int,
+    activation: str,
+    trains: bool,
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    act, derivative, dtype = ACTIVATIONS[activation], DERIVATIVES[activation], x_ND.dtype
+    token_M, weight_M1 = order_M // weight_NK.shape[1], weight_NK.flatten()[order_M][:, None]
+    dx_ND, d_weight_M = torch.zeros_like(x_ND, dtype=wide(dtype)), torch.empty_like(weight_NK).flatten()
+    d_maps: list[list[Tensor]] = []
+    of_experts = zip(
+        _rows(count_E), _of_experts(weights, n_experts, dtype), _of_experts(biases, n_experts, dtype), strict=True
+    )
+    for rows, weight, bias in of_experts:
+        assert weight is not None
+        token_R, weight_R1, up_RF = token_M[rows], weight_M1[rows], ups_MF[rows]
+        d_RD, x_RD = d_ND.index_select(0, token_R), x_ND.index_select(0, token_R)
+        acted_RF = act(up_RF if weight.gate is None else gates_MF[rows])
+        a_RF = acted_RF if weight.gate is None else acted_RF * up_RF
+        da_RF = torch.mm(d_RD, weight.down)
+        d_weight_R = (da_RF * a_RF).sum(-1)
+        if bias is not None:
+            d_weight_R += d_RD @ bias.down
+        d_weight_M[order_M[rows]] = d_weight_R
+        da_RF *= weight_R1
+        if weight.gate is None:
+            d_products = [derivative(da_RF, up_RF)]
+            dx_RD = torch.mm(d_products[0], weight.up)
+        else:
+            d_products = [derivative(da_RF * up_RF, gates_MF[rows]), da_RF * acted_RF]
+            dx_RD = torch.mm(d_products[0], weight.gate).addmm_(d_products[1], weight.up)
+        dx_ND.index_add_(0, token_R, dx_RD.to(dx_ND.dtype))
+        if trains:
+            d_maps.append([*(d_RF.T @ x_RD for d_RF in d_products), d_RD.T @ (a_RF * weight_R1)])
+            if bias is not None:
+                d_maps[-1] += [*(d_RF.sum(0) for d_RF in d_products), (d_RD * weight_R1).sum(0)]
+    # Map by map, as they came.
+    in_order = [d for of_map in zip(*d_maps, strict=True) for d in of_map]
+    d_all = [d.to(one.dtype) for d, one in zip(in_order, (*weights, *biases) if trains else (), strict=True)]
+    d_weight_NK = d_weight_M.view_as(weight_NK)
+    return dx_ND.to(dtype), d_weight_NK, d_all[: len(weights)], d_all[len(weights) :]
+
+
+@_backward.register_fake
+def _(
+    d_ND: torch.Tensor,
+    x_ND: torch.Tensor,
+    weight_NK: torch.Tensor,
+    weights: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor],
+    gates_MF: torch.Tensor,
+    ups_MF: torch.Tensor,
+    order_M: torch.Tensor,
+    count_E: torch.Tensor,
+    n_experts: int,
+    activation: str,
+    trains: bool,
+) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    d_weights, d_biases = ([torch.empty_like(one) for one in given if trains] for given in (weights, biases))
+    return torch.empty_like(x_ND), torch.empty_like(weight_NK), d_weights, d_biases
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    x_ND, weight_NK, _, weights, biases, ctx.n_experts, ctx.activation, _ = inputs
+    ctx.n_weights = len(weights)
+    ctx.trains = any(one.requires_grad for one in (*weights, *biases))
+    ctx.save_for_backward(x_ND, weight_NK, *output[1:], *weights, *biases)
+    ctx.mark_non_differentiable(*output[1:])
+
+
+def _gradients(ctx: Any, d_ND: Tensor, *_: Tensor) -> tuple[Any, ...]:
+    x_ND, weight_NK, gates_MF, ups_MF, order_M, count_E, *maps = ctx.saved_tensors
+    weights, biases = maps[: ctx.n_weights], maps[ctx.n_weights :]
+    kept = (gates_MF, ups_MF, order_M, count_E)
+    # The gradient of a sum is one number seen from everywhere.
+    dx_ND, d_weight_NK, *d_maps = _backward(
+        d_ND.contiguous(), x_ND, weight_NK, weights, biases, *kept, ctx.n_experts, ctx.activation, ctx.trains
+    )
+    d_weights, d_biases = d_maps if ctx.trains else ([None] * len(weights), [None] * len(biases))
+    return dx_ND, d_weight_NK, None, d_weights, d_biases, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
