@@ -85,6 +85,8 @@ class Evaluator:
                     "eval: the run's tokens have no tokenizer, with which tasks and texts would be read; give "
                     "data.tokenizer, or leave eval.tasks and eval.texts out"
                 )
+            if material.tasks is not None:
+                material.tasks.check_lengths(max_seq_len)
             self.tokenizer = TextTokenizer.load(tokenizer_path)
             prepare = partial(prepare_text, tokenizer=self.tokenizer, length=max_seq_len, stride=config.stride)
             self._texts = {name: prepare(text) for name, text in material.texts.items()}

@@ -5,6 +5,8 @@ So scores in a run are those of lm-eval on what ``birthmark export`` writes of t
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer
@@ -13,9 +15,43 @@ from ..data.tokenizer import TextTokenizer
 from ..models.decoder import Decoder
 from .bits_per_byte import first_token
 from .windows import Window, score
+from .writing import Prompt, write
 
 if TYPE_CHECKING:
     from lm_eval.api.model import LM
+
+#: What lm-eval's ``hf`` writes where a task does not say how much.
+_N_NEW = 256
+
+
+@dataclass(frozen=True)
+class Writing:
+    """How a task lets a model write: the likeliest tokens, until there are enough or a text stands among them."""
+
+    n_new: int
+    until: tuple[str, ...]
+
+    @classmethod
+    def of(cls, settings: Mapping[str, Any]) -> Writing:
+        """A task's ``generation_kwargs``, as lm-eval reads them.
+
+        Raises:
+            ValueError: what is not done here.
+        """
+        from lm_eval.models.utils import normalize_gen_kwargs
+
+        read: dict[str, Any] = dict(normalize_gen_kwargs(dict(settings), _N_NEW))
+        until = read.pop("until", None) or []
+        n_new = int(read.pop("max_gen_toks"))
+        if read.pop("do_sample", False) or read.pop("temperature", 0):
+            raise ValueError("it draws what it writes, which is not the same twice")
+        if read:
+            raise ValueError(f"generation_kwargs has {', '.join(read)}")
+        return cls(n_new, tuple([until] if isinstance(until, str) else until))
+
+    def before_stop(self, text: str) -> str:
+        """What stands before the first of the texts that end it."""
+        return min((text.partition(stop)[0] for stop in self.until if stop), key=len, default=text)
 
 
 def language_model(model: Decoder, tokenizer: TextTokenizer, max_seq_len: int, batch_size: int) -> LM:
@@ -38,7 +74,7 @@ def language_model(model: Decoder, tokenizer: TextTokenizer, max_seq_len: int, b
     first_text = text_tokenizer.decode([first], skip_special_tokens=False)
 
     class DecoderInPlace(TemplateLM):
-        """Scores by :func:`score`; writes nothing."""
+        """Scores by :func:`score` and writes by :func:`write`."""
 
         @property
         def eot_token_id(self) -> int:
@@ -73,6 +109,20 @@ def language_model(model: Decoder, tokenizer: TextTokenizer, max_seq_len: int, b
             return totals
 
         def generate_until(self, requests: list[Any], disable_tqdm: bool = False) -> list[str]:
-            raise NotImplementedError("tasks that let a model write are refused before a run begins")
+            settings = [Writing.of(request.args[1]) for request in requests]
+            prompts = []
+            for request, setting in zip(requests, settings, strict=True):
+                tokens = self.tok_encode(request.args[0]) or [first]
+                prompts.append(Prompt(tokens[-(max_seq_len - setting.n_new) :], setting.n_new))
+
+            def is_over(i: int, written: Sequence[int]) -> bool:
+                text = text_tokenizer.decode(written)
+                return written[-1] == first or settings[i].before_stop(text) != text
+
+            found = write(model, prompts, batch_size, is_over)
+            return [
+                setting.before_stop(text_tokenizer.decode(tokens))
+                for tokens, setting in zip(found, settings, strict=True)
+            ]
 
     return DecoderInPlace()

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 #: The seeds that lm-eval sets by default: of Python's generator, of numpy's and torch's, and of the few-shot examples.
 _SEED, _OTHER_SEED = 0, 1234
-#: What a task may ask a model for; it may let it write, which takes far longer, or look at pictures.
-_SCORED = ("loglikelihood", "multiple_choice", "loglikelihood_rolling")
+#: What a task asks for that lets a model write.
+_WRITTEN = "generate_until"
 _YAML = (".yaml", ".yml")
 
 
@@ -50,7 +50,8 @@ class Tasks:
         """Find the tasks of a config and read their documents, from the hub's cache or the hub if need be.
 
         Raises:
-            UsageError: there is no such task; its documents cannot be had; it lets a model write; or two have one name.
+            UsageError: there is no such task; its documents cannot be had; it asks for what is not done here; or two
+                have one name.
         """
         with _apart():
             from lm_eval.tasks import TaskManager
@@ -79,6 +80,20 @@ class Tasks:
             f"{name} ({sum(min(self.n_docs, len(task.eval_docs)) for task in found['tasks'].values()):,} documents)"
             for name, found in zip(self._shown(), self.loaded.values(), strict=True)
         ]
+
+    def check_lengths(self, max_seq_len: int) -> None:
+        """UsageError if a task wants more written than the model reads."""
+        from .harness import Writing
+
+        for found in self.loaded.values():
+            for name, task in found["tasks"].items():
+                if task.get_config("output_type") == _WRITTEN:
+                    n_new = Writing.of(task.get_config("generation_kwargs") or {}).n_new
+                    if n_new >= max_seq_len:
+                        raise UsageError(
+                            f"eval.tasks: {name} lets a model write {n_new} tokens, and model.max_seq_len is "
+                            f"{max_seq_len}: give its generation_kwargs a smaller max_gen_toks"
+                        )
 
     def _shown(self) -> list[str]:
         return [Path(name).stem if _is_file(name) else name for name in self.loaded]
@@ -151,15 +166,18 @@ def _load(manager: Any, name: str) -> Mapping[str, Any]:
 
 def _check(asked: str, name: str, task: Any, n_shot: int | None) -> None:
     """Refuse what a run cannot score, and say how many examples stand before a question, as lm-eval does."""
-    kind = task.get_config("output_type")
     where = f"eval.tasks has {asked!r}" + (f", and in it {name}" if name != asked and not _is_file(asked) else "")
-    if kind not in _SCORED:
-        raise UsageError(
-            f"{where}: it asks for {kind}, which takes long; evaluate the exported model, and give a task "
-            f"of {', '.join(_SCORED)} here"
-        )
+    if getattr(task, "MULTIMODAL", False):
+        raise UsageError(f"{where}: it has pictures or sound, and a model here reads text; leave it out")
     if getattr(task, "UNSAFE_CODE", False):
         raise UsageError(f"{where}: it runs code that a model wrote; evaluate the exported model")
+    if task.get_config("output_type") == _WRITTEN:
+        from .harness import Writing
+
+        try:
+            Writing.of(task.get_config("generation_kwargs") or {})
+        except ValueError as error:
+            raise UsageError(f"{where}: {error}; evaluate the exported model") from None
     default = task.get_config("num_fewshot")
     # A task that says 0 means it.
     if n_shot is not None and default != 0:

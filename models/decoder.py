@@ -137,7 +137,7 @@ class Decoder(nn.Module):
         if dropout is not None:
             x_BTD, place = dropout.of_stream(x_BTD, "embedding"), replace(place, dropout=dropout)
         if cache is not None:
-            place = cache.placed(place, tokens_BT.shape[1])
+            place = cache.placed(place, tokens_BT)
         routed = RoutingLosses() if self.training and targets_BS is not None and self.config.experts.is_on else None
         for i, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i], routed)

@@ -53,7 +53,7 @@ def generate(
             f"{config.max_seq_len}; ask for at most {max(config.max_seq_len - tokens_BT.shape[1] + 1, 0)} tokens"
         )
     weight = model.embed.weight
-    cache = KeyValueCache(config, len(tokens_BT), n_positions, weight.dtype, weight.device)
+    cache = KeyValueCache(config, n_positions)
     generator = torch.Generator(weight.device).manual_seed(seed)
     for _ in range(n_tokens):
         tokens_B = choose(model(tokens_BT, last_only=True, cache=cache), temperature, top_k, generator)

@@ -131,7 +131,7 @@ def loss_by_position(
     Raises:
         ValueError: more positions than a learned table holds.
     """
-    device, dtype = model.embed.weight.device, model.embed.weight.dtype
+    device = model.embed.weight.device
     length = tokens_NT.shape[1] - 1
     # The positions of a prefix-LM's prefix see one another, so that they pass together.
     together = max(part, model.config.attention.prefix or 1)
@@ -141,7 +141,7 @@ def loss_by_position(
     with evaluation_mode(model):
         for tokens_BT in torch.from_numpy(np.ascontiguousarray(tokens_NT)).split(batch_size):
             tokens_BT = tokens_BT.to(device)
-            cache = KeyValueCache(model.config, len(tokens_BT), length, dtype, device, eviction)
+            cache = KeyValueCache(model.config, length, eviction)
             losses = []
             for tokens_BC, targets_BC in zip(
                 tokens_BT[:, :-1].split(sizes, 1), tokens_BT[:, 1:].split(sizes, 1), strict=True

@@ -58,6 +58,10 @@ def _metrics(*names, **how):
     return {"metric_list": [{"metric": name, "aggregation": how.get(name, "mean")} for name in names]}
 
 
+def _written(**settings):
+    return {**_metrics("exact_match"), "generation_kwargs": {"max_gen_toks": 9, **settings}}
+
+
 @pytest.fixture(scope="module", autouse=True)
 def own_cache(tmp_path_factory):
     """Where datasets keeps what it has read."""
@@ -80,13 +84,17 @@ def files(tmp_path_factory):
         _task("choose", data, **choice, **_metrics("acc", "acc_norm")),
         _task("read", data, **rolling, **_metrics("bits_per_byte", bits_per_byte="bits_per_byte")),
         _task("last", data, output_type="loglikelihood", doc_to_target="{{last}}", **_metrics("acc")),
-        _task("write", data, output_type="generate_until", doc_to_target="{{last}}", **_metrics("exact_match")),
+        _task("write", data, output_type="generate_until", doc_to_target="{{last}}", **_written(until=["ڃ", "J"])),
+        _task("draw", data, output_type="generate_until", doc_to_target="{{last}}", **_written(temperature=0.7)),
+        _task("beams", data, output_type="generate_until", doc_to_target="{{last}}", **_written(num_beams=2)),
+        _task("see", data, output_type="generate_until", doc_to_target="{{last}}", doc_to_image="q", **_written()),
         _task("gone", folder / "none.jsonl", **choice, **_metrics("acc")),
         {**_task("far", data, **choice, **_metrics("acc")), "dataset_path": "nobody/nothing", "dataset_kwargs": {}},
         {**_task("choose", data, **choice, **_metrics("acc")), "doc_to_text": "again {{q}}"},
     ]
     found = {}
-    for name, task in zip(["choose", "read", "last", "write", "gone", "far", "again"], tasks, strict=True):
+    names = ["choose", "read", "last", "write", "draw", "beams", "see", "gone", "far", "again"]
+    for name, task in zip(names, tasks, strict=True):
         found[name] = str(folder / f"{name}.yaml")
         (folder / f"{name}.yaml").write_text(yaml.safe_dump(task))
     (folder / "broken.yaml").write_text("task: [")
@@ -107,10 +115,10 @@ def test_scores_are_those_of_lm_eval_on_the_exported_model(files, model, word_to
     from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
     monkeypatch.setattr(evaluator, "add_env_info", lambda results: None)  # asks every tool for its version
-    asked = [files[name] for name in ("choose", "read", "last")]
+    asked = [files[name] for name in ("choose", "read", "last", "write")]
     states = random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()
     tasks = Tasks.load(EvalConfig(tasks=asked, n_docs=7, n_shot=2))
-    assert tasks.told == ["choose (7 documents)", "read (7 documents)", "last (7 documents)"]
+    assert tasks.told == [f"{name} (7 documents)" for name in ("choose", "read", "last", "write")]
     ours = tasks.results(model, word_tokenizer, 20, 4)
     scores = tasks.scores(model, word_tokenizer, 20, 3)
     assert random.getstate() == states[0]
@@ -129,20 +137,28 @@ def test_scores_are_those_of_lm_eval_on_the_exported_model(files, model, word_to
     theirs = evaluator.simple_evaluate(
         exported, tasks=asked, num_fewshot=2, limit=7, task_manager=TaskManager(include_defaults=False)
     )
-    for name in ("choose", "read", "last"):
+    written = []
+    for name in ("choose", "read", "last", "write"):
         assert len(ours["samples"][name]) == 7
         for mine, other in zip(ours["samples"][name], theirs["samples"][name], strict=True):
             assert mine["arguments"] == other["arguments"]
+            if name == "write":
+                assert mine["resps"] == other["resps"]
+                written.append(len(mine["resps"][0][0].encode()))
+                continue
             found, expected = np.array(mine["resps"], dtype=float), np.array(other["resps"], dtype=float)
             np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
         for key, value in theirs["results"][name].items():
             if key in ("alias", "name", "sample_len") or value == "N/A":
                 continue
             assert scores[f"eval/{name}/{key.removesuffix(',none')}"] == pytest.approx(value, rel=1e-4)
+    # Some texts end at a stop, and others at the most tokens.
+    assert min(written) < 6 < max(written)
     assert scores["eval/choose/chance"] == pytest.approx(1 / 3)
     assert scores.keys() == {
         "eval/choose/acc", "eval/choose/acc_norm", "eval/choose/acc_stderr", "eval/choose/acc_norm_stderr",
         "eval/choose/chance", "eval/read/bits_per_byte", "eval/last/acc", "eval/last/acc_stderr",
+        "eval/write/exact_match", "eval/write/exact_match_stderr",
     }  # fmt: skip
     # The same examples and documents every time.
     again = tasks.results(model, word_tokenizer, 20, 4)
@@ -152,7 +168,9 @@ def test_scores_are_those_of_lm_eval_on_the_exported_model(files, model, word_to
 @pytest.mark.parametrize(
     ("name", "line"),
     [
-        ("write", "it asks for generate_until, which takes long"),
+        ("draw", "it draws what it writes, which is not the same twice"),
+        ("see", "it has pictures or sound"),
+        ("beams", "generation_kwargs has num_beams"),
         ("gone", "its documents are missing"),
         ("far", "its documents are on the Hugging Face hub, not in the cache here, and it cannot be reached"),
         ("broken", "lm-eval cannot read it"),
@@ -164,6 +182,13 @@ def test_tasks_that_cannot_be_scored_are_refused_in_a_line(files, name, line):
     with pytest.raises(UsageError, match=line) as error:
         Tasks.load(EvalConfig(tasks=[files.get(name, name)]))
     assert "\n" not in str(error.value)
+
+
+def test_more_text_than_the_model_reads_is_refused(files):
+    tasks = Tasks.load(EvalConfig(tasks=[files["write"]]))
+    tasks.check_lengths(10)
+    with pytest.raises(UsageError, match=r"write lets a model write 9 tokens, and model.max_seq_len is 9: give its"):
+        tasks.check_lengths(9)
 
 
 def test_two_of_one_name_are_refused(files):

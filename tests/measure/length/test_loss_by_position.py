@@ -92,7 +92,7 @@ def test_every_arm_has_the_same_losses_however_much_passes_at_once(name, enliven
 
 def test_what_nobody_sees_again_is_not_kept():
     config = ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=61)
-    model, cache = born(config, 0).eval(), KeyValueCache(config, N, T, eviction=Eviction(10, 1, 6, 4))
+    model, cache = born(config, 0).eval(), KeyValueCache(config, T, Eviction(10, 1, 6, 4))
     held = []
     with torch.no_grad():
         for token in torch.from_numpy(TOKENS[:, :20]).split(1, dim=1):

@@ -146,7 +146,7 @@ def test_gradients_reach_the_adapter_alone_and_a_cache_changes_nothing(kind, tok
     assert {name for name, p in model.named_parameters() if p.grad is not None and p.grad.any()} == {
         name for name, _ in model.named_parameters() if is_adapter(name)
     }
-    cache = KeyValueCache(model.config, 3, 9, torch.float64)
+    cache = KeyValueCache(model.config, 9)
     with torch.no_grad():
         parts = [model(part, cache=cache) for part in tokens.split([4, 3, 1, 1], 1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole.detach(), atol=1e-10, rtol=1e-10)

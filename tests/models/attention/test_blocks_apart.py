@@ -41,7 +41,7 @@ def test_each_block_is_that_of_a_model_which_has_its_kind_alone(positions):
     torch.testing.assert_close(mixed(tokens_BT), expected, atol=1e-5, rtol=1e-5)
     assert (plain(tokens_BT) - expected).abs().max() > 1e-3  # windows and positions do something here
 
-    cache = KeyValueCache(mixed.config, 2, 20)
+    cache = KeyValueCache(mixed.config, 20)
     parts = [mixed(part, cache=cache) for part in tokens_BT.split([9, 1, 8, 1, 1], dim=1)]
     torch.testing.assert_close(torch.cat(parts, 1), expected, atol=2e-5, rtol=1e-5)
 

@@ -103,7 +103,7 @@ def test_heads_of_a_pair_share_their_weights_whatever_is_added_to_scores(positio
     rows = seer.attended.weights.rows(0, 20)
     assert torch.equal(rows[:, 0::2], rows[:, 1::2])
     torch.testing.assert_close(rows @ seer.attended.v_BHTK, seer.attended.o_BHTK, atol=1e-5, rtol=1e-4)
-    cache = KeyValueCache(model.config, 2, 20)
+    cache = KeyValueCache(model.config, 20)
     parts = [model(part, cache=cache) for part in tokens_BT.split([9, 1, 8, 1, 1], dim=1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=2e-5, rtol=1e-4)
 

@@ -69,7 +69,7 @@ def test_a_gated_model_is_born_as_plain_and_writes_as_it_reads():
         ours = model.state_dict()
         assert all(torch.equal(ours[key], tensor) for key, tensor in plain.items())
         assert {key for key in ours if key not in plain} == {f"blocks.{i}.attn.gate.map.weight" for i in range(2)}
-        cache = KeyValueCache(config, 2, 20)
+        cache = KeyValueCache(config, 20)
         parts = [model(part, cache=cache) for part in tokens_BT.split([9, 1, 8, 1, 1], dim=1)]
         found.append(model(tokens_BT))
         torch.testing.assert_close(torch.cat(parts, 1), found[-1], atol=2e-5, rtol=1e-5, msg=f"{kind}")

@@ -37,7 +37,7 @@ def test_steps_through_the_cache_give_the_logits_of_the_whole(arm, positions):
     with torch.no_grad():
         whole = model(tokens)
         # The prompt at once, then one token, several, one, one.
-        cache, parts = KeyValueCache(config, 3, 20), []
+        cache, parts = KeyValueCache(config, 20), []
         for part in tokens.split([9, 1, 8, 1, 1], dim=1):
             assert cache.length == sum(part.shape[1] for part in parts)
             parts.append(model(part, cache=cache))
@@ -46,7 +46,7 @@ def test_steps_through_the_cache_give_the_logits_of_the_whole(arm, positions):
 
 def test_more_than_it_was_made_for_is_refused():
     config = ModelConfig(d_model=32, n_layers=1, vocab_size=61)
-    cache = KeyValueCache(config, 1, 4)
+    cache = KeyValueCache(config, 4)
     with torch.no_grad(), pytest.raises(ValueError, match="holds 4"):
         born(config, 0)(torch.zeros(1, 5, dtype=torch.long), cache=cache)
 
@@ -58,7 +58,7 @@ def test_what_one_block_finds_of_the_keys_in_sight_serves_all(monkeypatch):
     model, found = born(config, 0).eval(), []
     whole = Scores._seen
     monkeypatch.setattr(Scores, "_seen", lambda self, *places: found.append(places) or whole(self, *places))
-    cache = KeyValueCache(config, 1, 9)
+    cache = KeyValueCache(config, 9)
     with torch.no_grad():
         model(torch.arange(8)[None], cache=cache)
         found.clear()

@@ -80,9 +80,9 @@ TOKENS_BT = torch.randint(61, (3, 20), generator=torch.Generator().manual_seed(0
 def test_it_is_deepseeks_whole_and_in_pieces(ours):
     expected = theirs_of(ours)(TOKENS_BT).logits
     torch.testing.assert_close(ours(TOKENS_BT), expected, atol=1e-5, rtol=1e-5)
-    cache = KeyValueCache(ours.config, 3, 20)
-    assert [tuple(x.shape) for x in (cache.layers[0]._k, cache.layers[0]._v)] == [(3, 1, 20, R), (3, 1, 20, P)]
+    cache = KeyValueCache(ours.config, 20)
     parts = [ours(part, cache=cache) for part in TOKENS_BT.split([9, 1, 8, 1, 1], dim=1)]
+    assert [tuple(x.shape) for x in cache.layers[0]._held] == [(3, 1, 20, R), (3, 1, 20, P)]
     torch.testing.assert_close(torch.cat(parts, 1), expected, atol=1e-5, rtol=1e-5)
 
 

@@ -69,7 +69,7 @@ def test_births_are_paired_and_writing_is_reading():
         assert ours["blocks.1.attn.bias.key"].shape == (N * rows, K)
         # The first of them is the only one of a model that has one.
         assert torch.equal(ours["blocks.1.attn.bias.key"][:rows], one["blocks.1.attn.bias.key"][:rows])
-        cache = KeyValueCache(config, 2, 20)
+        cache = KeyValueCache(config, 20)
         parts = [model(part, cache=cache) for part in tokens_BT.split([9, 1, 8, 1, 1], dim=1)]
         torch.testing.assert_close(torch.cat(parts, 1), model(tokens_BT), atol=2e-5, rtol=1e-5, msg=f"{kind}")
 

@@ -79,7 +79,7 @@ def test_an_arm_is_born_as_plain_and_writes_as_it_reads(name):
     assert all(torch.equal(ours[key], tensor) for key, tensor in plain.items())
     assert (ours.keys() == plain.keys()) == (name in ("softpick", "clipped"))
     tokens_BT = torch.randint(61, (2, 20), generator=torch.Generator().manual_seed(0))
-    cache = KeyValueCache(config, 2, 20)
+    cache = KeyValueCache(config, 20)
     parts = [model(part, cache=cache) for part in tokens_BT.split([9, 1, 8, 1, 1], dim=1)]
     torch.testing.assert_close(torch.cat(parts, 1), model(tokens_BT), atol=2e-5, rtol=1e-5)
 

@@ -1,0 +1,105 @@
+"""The likeliest text after prompts of any length, a token at a time, by all ranks together.
+
+Legend: B prompts of a batch, T tokens of a prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..measure.measurement import evaluation_mode
+from ..measure.observed import device_of
+from ..measure.ranks import max_over_ranks, rank, sum_over_ranks, world_size
+from ..models.attention.kv_cache import KeyValueCache
+from ..models.decoder import Decoder
+
+
+class Prompt(NamedTuple):
+    """Tokens to go on from, at least one, and how many to write at most; together no more than the model reads."""
+
+    tokens: Sequence[int]
+    n_new: int
+
+
+#: Whether what was written after a prompt, by its number, is all that is wanted.
+IsOver = Callable[[int, Sequence[int]], bool]
+
+
+def write(model: Decoder, prompts: Sequence[Prompt], batch_size: int, is_over: IsOver) -> list[list[int]]:
+    """The likeliest next token, again and again, until all that is wanted is written: the new tokens of each prompt.
+
+    The passes are in the precision of the weights, without autocast, and leave no trace. In a process group every rank
+    calls with the same prompts, writes every n-th batch, and returns all: as many passes on each, since weights may be
+    sharded over them.
+
+    Args:
+        model: the decoder, in any state.
+        prompts: to go on from.
+        batch_size: prompts in one pass, at most.
+        is_over: asked after each token; a prompt ends at its ``n_new`` in any case.
+    """
+    if not prompts:
+        return []
+    # The longest first: those of one batch are of about one length.
+    order = sorted(range(len(prompts)), key=lambda i: -len(prompts[i].tokens))
+    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    longest = max(prompt.n_new for prompt in prompts)
+    # Tokens plus 1 where this rank wrote them, else 0: their sum over ranks is what was written.
+    found_NS = torch.zeros(len(prompts), longest, dtype=torch.float64)
+    with evaluation_mode(model):
+        for first in range(0, len(batches), world_size()):
+            mine = batches[first + rank()] if first + rank() < len(batches) else []
+            batch = _Batch(model, mine, prompts, is_over)
+            while max_over_ranks(int(not batch.is_over)):
+                batch.step()
+            for i, written in zip(mine, batch.written, strict=True):
+                found_NS[i, : len(written)] = torch.tensor(written, dtype=torch.float64) + 1
+    return [[int(token) - 1 for token in row_S if token] for row_S in sum_over_ranks(found_NS)]
+
+
+class _Batch:
+    """Prompts of several lengths, in step: the first pass reads as much as the shortest has. From then on every pass
+    adds one token, which is the next of its prompt where that is longer, and else the likeliest. So nothing is filled
+    up."""
+
+    def __init__(self, model: Decoder, numbers: Sequence[int], prompts: Sequence[Prompt], is_over: IsOver) -> None:
+        self.model, self.numbers, self.asked = model, numbers, is_over
+        self.prompts = [prompts[i] for i in numbers]
+        self.written: list[list[int]] = [[] for _ in numbers]
+        self.open = {row for row, prompt in enumerate(self.prompts) if prompt.n_new}
+        self.device = device_of(model)
+        if not self.open:
+            return
+        self.length = min(len(prompt.tokens) for prompt in self.prompts)
+        self.next_BT = self._on_device([prompt.tokens[: self.length] for prompt in self.prompts])
+        longest = max(len(prompt.tokens) + prompt.n_new for prompt in self.prompts)
+        self.cache = KeyValueCache(model.config, longest)
+
+    def _on_device(self, tokens: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(tokens, dtype=torch.int64).to(self.device)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to write."""
+        return not self.open
+
+    def step(self) -> None:
+        """One pass. What has nothing left to write passes one token for the others' sake, and forgets it."""
+        if self.is_over:
+            self.model(torch.zeros(1, 1, dtype=torch.int64, device=self.device), last_only=True)
+            return
+        # The module's call, not its forward: strategies gather weights in its hooks.
+        likeliest = self.model(self.next_BT, last_only=True, cache=self.cache).argmax(-1).tolist()
+        for row, prompt in enumerate(self.prompts):
+            if self.length < len(prompt.tokens):
+                likeliest[row] = prompt.tokens[self.length]
+            elif row in self.open:
+                self.written[row].append(likeliest[row])
+                if len(self.written[row]) == prompt.n_new or self.asked(self.numbers[row], self.written[row]):
+                    self.open.remove(row)
+        self.length += 1
+        self.next_BT = self._on_device([[token] for token in likeliest])
