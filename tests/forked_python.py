@@ -27,6 +27,7 @@ import socket
 import sys
 import types
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 
 #: Imported once. Nothing may compute in the server: a process with threads must not fork.
@@ -107,16 +108,21 @@ def _run(arguments: list[str]) -> None:
         runpy.run_path(kind, run_name="__main__")
 
 
+def build_what_is_kept(commands: Iterable[str]) -> None:
+    """Build what is slow to build and kept from its first use on: parsers of a run and of commands, templates."""
+    importlib.import_module("birthmark.trainer.config_file")._run_parser()
+    for name in commands:
+        importlib.import_module("birthmark.launch.command_table").command_parser(name)
+    templates = importlib.import_module("birthmark.report.html_page")._environment()
+    for name in templates.list_templates():
+        templates.get_template(name)
+
+
 def _import_once() -> None:
     for name in IMPORTED:
         if importlib.util.find_spec(name.partition(".")[0]):
             importlib.import_module(name)
-    # Kept from their first use on, and slow to build: parsers of a run's fields, and a page's templates.
-    importlib.import_module("birthmark.launch.command_table").command_parser("pretrain")
-    importlib.import_module("birthmark.trainer.config_file")._run_parser()
-    templates = importlib.import_module("birthmark.report.html_page")._environment()
-    for name in templates.list_templates():
-        templates.get_template(name)
+    build_what_is_kept(["pretrain"])
     # What is there stays: children that collect garbage need not look through all libraries.
     gc.collect()
     gc.freeze()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +16,10 @@ from pkgutil import walk_packages
 from typing import Any
 
 import yaml
-from sandbox import be_cheap_to_fork, run_forked
+from sandbox import in_memory, run_forked
+
+sys.path.append(str(Path(__file__).parents[1]))
+from forked_python import build_what_is_kept
 
 #: Fields of the run. Paths are relative to the folder that everything stands in, which is copied for each case.
 CONFIG = {
@@ -43,11 +50,27 @@ STUDY: dict[str, Any] = {
 }
 #: The corpus as rows, in every format.
 TABLES = ("rows.parquet", "rows.arrow", "rows.jsonl", "rows.csv")
+#: What the process that cases are forked from does once. Its run and config have names of their own: what is kept by
+#: a path cannot be taken for a case's.
+_REHEARSAL = (
+    ("describe", "other.yaml", "--json"),
+    ("birth", "other.yaml", "--json"),
+    ("plan", "other.yaml", "--n_gpus", "1", "--alone", "--gpu", "cpu"),
+    ("data", "other.yaml", "--step", "1", "--json"),
+    ("snapshot", "other", "--json", "--n_sequences", "4", "--seq_len", "8"),
+    ("snapshot", "theirs", "--json", "--n_sequences", "4", "--seq_len", "8"),
+    ("report", "other", "--json"),
+    ("sample", "other", "--prompt", "the"),
+    ("export", "other", "new"),
+    ("fingerprint", "other", "other@0", "--json", "--n_inputs", "20"),
+    ("identify", "other", "--seeds", "2..4", "--json", "--n_inputs", "20"),
+    ("ablate", "study.yaml", "--summary", "--out", "results"),
+)
 _TEXT = "the seed of a model leaves its mark on every head and every head shows it to the one who looks"
 
 
 def load_everything() -> None:
-    """Import what commands import, once, before any process is forked; no thread is started and nothing computed."""
+    """Import what commands import, once, before any process is forked; no thread is started."""
     os.environ |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
     os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "DS_ACCELERATOR": "cpu", "COLUMNS": "200"}
     os.environ |= {"MPLBACKEND": "agg", "WANDB_MODE": "disabled", "CUDA_VISIBLE_DEVICES": "", "NO_COLOR": "1"}
@@ -66,15 +89,7 @@ def load_everything() -> None:
     )  # the last is for a GPU, with Triton
     for name in (*others, *(name for name in ours if not left_out.match(name))):
         import_module(name)
-    # Kept from its first use on, and slow to build.
-    sys.modules["birthmark.trainer.config_file"]._run_parser()
-    for name in sys.modules["birthmark.launch.command_table"].COMMANDS:
-        sys.modules["birthmark.launch.command_table"].command_parser(name)
-    environment = sys.modules["birthmark.report.html_page"]._environment()
-    for template in environment.list_templates():
-        environment.get_template(template)
-    sys.modules["birthmark.report.pictures.engine.letters"].text_width("0", 8)
-    be_cheap_to_fork()
+    build_what_is_kept(sys.modules["birthmark.launch.command_table"].COMMANDS)
 
 
 def command(arguments: Sequence[str]) -> Callable[[], int]:
@@ -89,6 +104,34 @@ def command(arguments: Sequence[str]) -> Callable[[], int]:
         return main(list(arguments))
 
     return do
+
+
+def _n_threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def rehearse(example: Path) -> None:
+    """Run commands on a copy of the example in this process: forked ones find what code keeps from its first use on.
+
+    That is a quarter of what they would compute: types of fields, expressions, kernels, fonts.
+    """
+    n_threads, environment, here = _n_threads(), dict(os.environ), Path.cwd()
+    with tempfile.TemporaryDirectory(dir=in_memory()) as root:
+        folder = Path(root, "rehearsal")
+        shutil.copytree(example, folder)
+        for name in ("run", "tiny.yaml"):
+            (folder / name).rename(folder / name.replace("run", "other").replace("tiny", "other"))
+        (folder / "study.yaml").write_text(yaml.safe_dump(STUDY | {"base": "other.yaml"}, sort_keys=False))
+        os.chdir(folder)
+        try:
+            for arguments in _REHEARSAL:
+                with contextlib.redirect_stdout(io.StringIO()):
+                    assert command(arguments)() == 0, arguments
+        finally:
+            os.chdir(here)
+    os.environ.clear()
+    os.environ.update(environment)
+    assert _n_threads() == n_threads, "a process with threads must not fork"
 
 
 def _write_tables(folder: Path, texts: Sequence[str]) -> int:
@@ -117,7 +160,7 @@ def _study_runs() -> list[list[str]]:
 
 
 def make_example(folder: Path) -> None:
-    """Fill an empty folder; takes some seconds. Nothing is computed in this process."""
+    """Fill an empty folder; takes some seconds."""
     corpus = folder / "corpus"
     corpus.mkdir(parents=True)
     for i in range(6):

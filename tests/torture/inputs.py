@@ -15,8 +15,8 @@ from itertools import count, takewhile
 from pathlib import Path
 
 from cases import Case, make_case
-from example import command, load_everything, make_example
-from sandbox import WALL_SECONDS, Outcome, Watch, faults, run_forked
+from example import command, load_everything, make_example, rehearse
+from sandbox import WALL_SECONDS, Outcome, Watch, be_cheap_to_fork, faults, in_memory, run_forked
 
 #: What differs between two calls that do the same.
 _TIMES = re.compile(r'("seconds": |"time": |took |in )[0-9.e+-]+|\d+ tokens/s')
@@ -43,6 +43,8 @@ class Torture:
             make_example(self.example)
             self.watched.mkdir()
             shutil.copyfile(self.example / "theirs" / "model.safetensors", self.watched / "canary.safetensors")
+        rehearse(self.example)
+        be_cheap_to_fork()
         self.watch = Watch((self.example, self.watched))
 
     def _copy(self, parts: tuple[str, ...]) -> None:
@@ -112,7 +114,7 @@ def show(seed: int, number: int, case: Case, found: list[str]) -> str:
 def main(minutes: float, seed: int) -> int:
     """Torture for so long; prints failures and returns their number."""
     end = time.monotonic() + 60 * minutes
-    with tempfile.TemporaryDirectory() as root:
+    with tempfile.TemporaryDirectory(dir=in_memory()) as root:
         return run_cases(Path(root), seed, takewhile(lambda number: time.monotonic() < end, count()))
 
 

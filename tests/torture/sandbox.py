@@ -9,9 +9,9 @@ import os
 import re
 import resource
 import select
+import shutil
 import signal
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -76,6 +76,16 @@ def _virtual() -> int:
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
+def in_memory(needed: int = 4 << 30) -> str | None:
+    """Where temporary folders are best made: in memory, if the machine gives that so many bytes; else anywhere.
+
+    Files of a case live for a moment. On a disk they take a quarter of all processor time.
+    """
+    place = Path("/dev/shm")
+    free = shutil.disk_usage(place).free if place.is_dir() and os.access(place, os.W_OK) else 0
+    return str(place) if free >= needed else None
+
+
 def be_cheap_to_fork() -> None:
     """Make the processes that are forked from this one cheap, once it has loaded what they need.
 
@@ -112,7 +122,8 @@ def run_forked(
     base, start = _resident(), time.monotonic()
     sys.stdout.flush()
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as output, tempfile.TemporaryFile() as errors:
+    files = [os.fdopen(os.memfd_create(name), "w+b") for name in ("output", "errors")]
+    with files[0] as output, files[1] as errors:
         child = os.fork()
         if child == 0:
             status = 70
