@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from itertools import count, takewhile
 from pathlib import Path
 
-from cases import Case, make_case
+from case import Case
+from cases import make_case
 from example import command, load_everything, make_example, rehearse
 from sandbox import WALL_SECONDS, Outcome, Watch, be_cheap_to_fork, faults, in_memory, run_forked
 

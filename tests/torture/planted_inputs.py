@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import damage
-from cases import Case, Must
+from case import Case, Must
 from inputs import Torture
 
 _REPORT = ("report", "measured", "--json")
