@@ -12,13 +12,16 @@ from torch import Tensor
 
 from ...errors import UsageError
 from ...files import one_line
-from ..config import GATED, MAX_STD, AttentionConfig, InitConfig, ModelConfig
+from ..config import GATED, MAX_STD, AttentionConfig, ExpertsConfig, InitConfig, ModelConfig
 from ..decoder import Decoder
 from ..dotted import dotted
 from .families import ACTIVATIONS, FAMILIES, Family
 
 _BY_TYPE = {family.model_type: family for family in FAMILIES}
-_HINTS = get_type_hints(ModelConfig) | {f"attention.{k}": v for k, v in get_type_hints(AttentionConfig).items()}
+_PARTS: dict[str, Any] = {"attention": AttentionConfig, "experts": ExpertsConfig}
+_HINTS = get_type_hints(ModelConfig) | {
+    f"{part}.{name}": hint for part, kind in _PARTS.items() for name, hint in get_type_hints(kind).items()
+}
 
 
 def family_of_json(content: Mapping[str, Any], where: str) -> Family:
@@ -34,19 +37,24 @@ def family_of_json(content: Mapping[str, Any], where: str) -> Family:
 def config_from_json(content: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
     """The model that a ``config.json`` of ``transformers`` describes.
 
-    Dropout, which only training reads, is left out; ``init`` is ``normal`` with std ``initializer_range``.
+    What only training reads, dropout and the losses of routers, is left out; ``init`` is ``normal`` with std
+    ``initializer_range``.
 
     Raises:
         UsageError: no family of ours, or a key whose value ModelConfig cannot express; begins with ``where``.
     """
     given = _fields(content, family_of_json(content, where), where)
-    attention = {name.removeprefix("attention."): value for name, value in given.items() if "." in name}
+    parts: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
+    for name, value in given.items():
+        part, _, inner = name.partition(".")
+        if inner:
+            parts[part][inner] = value
     std = content.get("initializer_range")
     std = float(std) if isinstance(std, (int, float)) and 0 < std <= MAX_STD else InitConfig.std
     try:
         return ModelConfig(
             **{name: value for name, value in given.items() if "." not in name},
-            attention=AttentionConfig(**attention),
+            **{part: kind(**parts[part]) for part, kind in _PARTS.items()},
             init=InitConfig(kind="normal", std=std),
         )
     except UsageError as error:
@@ -59,10 +67,11 @@ def config_to_json(config: ModelConfig, family: Family) -> dict[str, Any]:
     activations = [name for name, mlp in _mlps(family).items() if mlp == config.mlp]
     content: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
     # Theirs have one value for all blocks, and no family is exact where ours is a list.
-    content |= {key: None if isinstance(ours[name], list) else ours[name] for key, name in family.keys.items()}
+    values = {key: None if isinstance(ours[name], list) else ours[name] for key, name in family.keys.items()}
+    content |= {key: value for key, value in values.items() if value is not None or family.keys[key] in _NULLABLE}
     content |= {family.activation: (activations or [family.silent[family.activation]])[0]}
     content |= {key: value for key, value in family.required.items() if isinstance(value, bool)}
-    content |= {old: content[key] for old, key in family.renamed.items()}
+    content |= {old: content[key] for old, key in family.renamed.items() if key in content}
     if "rope_theta" in family.keys:
         rope = {key: content[key] for key in ("rope_theta", "partial_rotary_factor") if key in content}
         content["rope_parameters"] = {"rope_type": "default", **rope}
@@ -79,6 +88,7 @@ def obstacles(config: ModelConfig, family: Family) -> dict[str, tuple[Any, Any]]
         "head_dim": theirs["d_model"] // theirs["n_heads"],
         "d_ff": 4 * theirs["d_model"],
         "attention.qkv_bias": theirs["bias"],
+        "experts.d_ff": theirs["d_ff"] if theirs["experts.n_experts"] else None,
     }
     theirs |= {name: value for name, value in derived.items() if theirs[name] is None}
     if config.d_model % config.n_heads and not family.any_head_dim:
@@ -107,17 +117,30 @@ _NULLABLE = ("n_kv_heads", "head_dim", "d_ff", "attention.window")
 
 
 def _architecture(config: ModelConfig) -> dict[str, Any]:
-    """All fields by dotted name but those of ``init`` and ``dropout``, which no pass of a trained model reads."""
+    """All fields by dotted name but those that no pass of a trained model reads: ``init``, ``dropout`` and the losses
+    of routers."""
     given = dotted(asdict(config)).items()
-    return {name: value for name, value in given if not name.startswith(("init.", "dropout."))}
+    unread = ("init.", "dropout.", "experts.load_balance", "experts.router_z_loss")
+    return {name: value for name, value in given if not name.startswith(unread)}
 
 
 def _resolved(config: ModelConfig) -> dict[str, Any]:
-    """The same with nothing left to a default that another field decides."""
-    bias = config.attention.qkv_bias
+    """The same with nothing left to a default that another field decides. Where every block has experts, no other width
+    than theirs is read."""
+    bias, ff, experts = config.attention.qkv_bias, config.ff, config.experts
+    if experts.is_on:
+        width = experts.d_ff or ff
+        experts, ff = replace(experts, d_ff=width), ff if experts.n_dense else width
     attention = replace(config.attention, qkv_bias=config.bias if bias is None else bias)
     return _architecture(
-        replace(config, n_kv_heads=config.kv_heads, head_dim=config.d_head, d_ff=config.ff, attention=attention)
+        replace(
+            config,
+            n_kv_heads=config.kv_heads,
+            head_dim=config.d_head,
+            d_ff=ff,
+            attention=attention,
+            experts=experts,
+        )
     )
 
 
@@ -219,10 +242,11 @@ def tensor_mappings(config: ModelConfig, family: Family) -> list[TensorMapping]:
     theirs: dict[str, list[tuple[int, str]]] = {}
     for name in parameters:
         module, _, leaf = name.rpartition(".")
-        head, *rest = module.split(".", 2)
-        # Blocks are the one part of a name that counts.
-        general, block = (f"blocks.*.{rest[1]}", rest[0]) if head == "blocks" else (module, "")
-        full = f"{family.modules[general].replace('*', block)}.{'weight' if leaf == 'gain' else leaf}"
+        # Blocks and experts are counted.
+        general = ".".join("*" if part.isdigit() else part for part in module.split("."))
+        full = f"{family.modules[general]}.{'weight' if leaf == 'gain' else leaf}"
+        for part in filter(str.isdigit, module.split(".")):
+            full = full.replace("*", part, 1)
         theirs.setdefault(full, []).append((order.index(general), name))
     found = []
     for full, named in theirs.items():

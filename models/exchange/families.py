@@ -29,7 +29,8 @@ class Family:
     """What ``transformers`` takes for a key that ``config.json`` leaves out; None: what ModelConfig derives."""
 
     modules: dict[str, str]
-    """Our module → theirs, ``*`` the block; several of ours in one of theirs lie side by side, in this order."""
+    """Our module → theirs, the first ``*`` the block, a second the expert; several of ours in one of theirs lie side by
+    side, in this order."""
 
     base: str
     """Prefix that checkpoints of the family without a language-model head leave out."""
@@ -45,7 +46,7 @@ class Family:
     list, every entry must have it."""
 
     renamed: dict[str, str] = field(default_factory=dict)
-    """Older name of a key → its name here; both are written."""
+    """Another name of a key → its name here; both are written."""
 
     any_head_dim: bool = False
     """Whether d_model may be no multiple of n_heads."""
@@ -116,6 +117,21 @@ _PRE_NORM = _BLOCKS | {
     "blocks.*.norm_mlp": "model.layers.*.post_attention_layernorm",
 }
 _INV_FREQ = ("rotary_emb.inv_freq",)
+_CHOICE = {"num_experts_per_tok": "experts.top_k"}
+_EXPERTS = {"num_experts": "experts.n_experts", "norm_topk_prob": "experts.renormalise", **_CHOICE}
+
+
+def _with_experts(modules: dict[str, str], mlp: str, router: str, gate: str, up: str, down: str) -> dict[str, str]:
+    """``modules`` with experts for the dense MLP, by the names that they have in ``mlp`` there."""
+    theirs = {"gate": gate, "up": up, "down": down}
+    return {
+        **{ours: name for ours, name in modules.items() if not ours.startswith("blocks.*.mlp.")},
+        "blocks.*.mlp.router": f"model.layers.*.{mlp}.{router}",
+        **{f"blocks.*.mlp.experts.*.{ours}": f"model.layers.*.{mlp}.experts.*.{name}" for ours, name in theirs.items()},
+    }
+
+
+_PROJECTIONS = ("mlp", "gate", "gate_proj", "up_proj", "down_proj")
 
 #: In the order in which a family is looked for.
 FAMILIES = (
@@ -269,6 +285,47 @@ FAMILIES = (
         base="model.",
         gated=False,
         required=_ROTARY,
+        not_parameters=_INV_FREQ,
+    ),
+    Family(
+        "mixtral",
+        "MixtralForCausalLM",
+        keys=_GROUPED | _CHOICE | {"num_local_experts": "experts.n_experts", "sliding_window": "attention.window"},
+        fixed={},
+        silent=_SILENT
+        | {"rope_theta": 1e6, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "sliding_window": None}
+        | {"num_local_experts": 8, "num_experts_per_tok": 2},
+        modules=_with_experts(_PRE_NORM, "block_sparse_moe", "gate", "w1", "w3", "w2"),
+        base="model.",
+        required=_ROTARY,
+        not_parameters=_INV_FREQ,
+    ),
+    Family(
+        "olmoe",
+        "OlmoeForCausalLM",
+        keys={key: name for key, name in _GROUPED.items() if key != "head_dim"} | _EXPERTS,
+        fixed={"attention.qk_norm": "width"},
+        silent=_SILENT | {"rms_norm_eps": 1e-5, "num_experts": 64, "num_experts_per_tok": 8, "norm_topk_prob": False},
+        modules=_with_experts(_PRE_NORM | _QK_NORM, *_PROJECTIONS),
+        base="model.",
+        required=_ROTARY | {"attention_bias": False, "clip_qkv": None},
+        not_parameters=_INV_FREQ,
+    ),
+    Family(
+        "qwen3_moe",
+        "Qwen3MoeForCausalLM",
+        keys={key: name for key, name in _GROUPED.items() if key != "intermediate_size"}
+        | _EXPERTS
+        | {"moe_intermediate_size": "d_ff"},
+        fixed={"attention.qk_norm": "head"},
+        silent=_SILENT
+        | {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": False}
+        | {"moe_intermediate_size": 768},
+        modules=_with_experts(_PRE_NORM | _QK_NORM, *_PROJECTIONS),
+        base="model.",
+        required=_FULL | {"attention_bias": False, "decoder_sparse_step": 1, "mlp_only_layers": []},
+        renamed={"num_local_experts": "num_experts"},
+        any_head_dim=True,
         not_parameters=_INV_FREQ,
     ),
 )

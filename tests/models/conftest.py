@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from birthmark.models.birth import born
-from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, ExpertsConfig, ModelConfig
 from birthmark.models.decoder import Decoder
 
 
@@ -59,6 +59,28 @@ _OURS = {
         attention=AttentionConfig(qk_norm="head"),
     ),
     "olmo2": ModelConfig(**_SMALL, mlp="swiglu", norm_placement="post", attention=AttentionConfig(qk_norm="width")),
+    "mixtral": ModelConfig(
+        **_SMALL,
+        n_kv_heads=2,
+        mlp="swiglu",
+        rope_base=500.0,
+        attention=AttentionConfig(window=5),
+        experts=ExpertsConfig(n_experts=5, d_ff=20, load_balance=0.5),
+    ),
+    "olmoe": ModelConfig(
+        **_SMALL,
+        mlp="swiglu",
+        attention=AttentionConfig(qk_norm="width"),
+        experts=ExpertsConfig(n_experts=5, top_k=3, renormalise=False),
+    ),
+    "qwen3_moe": ModelConfig(
+        **_SMALL,
+        n_kv_heads=2,
+        mlp="swiglu",
+        head_dim=12,
+        attention=AttentionConfig(qk_norm="head"),
+        experts=ExpertsConfig(n_experts=5, d_ff=20),
+    ),
     "gpt_neox": ModelConfig(**_SMALL, norm="layernorm", bias=True, parallel_residual=True, rope_fraction=0.25),
     "arcee": ModelConfig(**_SMALL, n_kv_heads=2, mlp="gelu", rope_base=500.0),
 }

@@ -20,6 +20,7 @@ from birthmark.models.exchange.pretrained import (
     save_pretrained,
     write_pretrained,
 )
+from birthmark.models.exchange.written_layout import layout_of
 from birthmark.trainer.by_name.shipped_configs import find_config
 
 transformers.logging.set_verbosity_error()
@@ -136,7 +137,22 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(our_name, their_con
     assert one == other
 
 
+@pytest.mark.parametrize("fields", [{"d_shared": 8}, {"n_dense": 1}, {"renormalise": False}])
+def test_experts_that_no_family_has_leave_with_their_own_code(our_config, fields):
+    mixtral = our_config("mixtral")
+    config = dataclasses.replace(mixtral, experts=dataclasses.replace(mixtral.experts, **fields))
+    with pytest.raises(UsageError, match=rf"model.experts.{next(iter(fields))} .* ha(s|ve) no counterpart .*mixtral"):
+        family_of(config)
+    assert layout_of(config).model_type == "birthmark"
+    assert layout_of(mixtral).model_type == "mixtral"
+
+
 REFUSED_KEYS = [
+    ("qwen3_moe", {"mlp_only_layers": [0]}, r"mlp_only_layers \[0\]"),
+    ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step 2"),
+    ("olmoe", {"clip_qkv": 8.0}, "clip_qkv 8.0"),
+    ("mixtral", {"num_local_experts": None}, "num_local_experts is null"),
+    ("mixtral", {"num_experts_per_tok": 9}, "model.experts.top_k is 9"),
     ("llama", {"rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0}}, "rope_type 'llama3'"),
     ("llama", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_type 'linear'"),
     ("llama", {"rope_parameters": {"full_attention": {"rope_type": "default"}}}, "full_attention"),
