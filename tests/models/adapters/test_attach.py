@@ -13,7 +13,8 @@ from birthmark.models.adapters.adapter_config import AdapterConfig
 from birthmark.models.adapters.attach import attach, initialize_adapter, is_adapter
 from birthmark.models.attention.kv_cache import KeyValueCache
 from birthmark.models.birth import born, digest
-from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, CalibrationConfig, DropoutConfig, ExpertsConfig, ModelConfig
+from birthmark.trainer.module import next_token_loss
 
 CONFIG = ModelConfig(
     d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, d_ff=24, mlp="swiglu", vocab_size=32, max_seq_len=9
@@ -240,3 +241,43 @@ def test_what_does_not_fit_a_model_is_one_line():
     assert "adapter.rank is 8, and attn.v has a side of 8: give less than 8" in problem
     (problem,) = LORA.misfits(replace(CONFIG, mlp="gelu"))
     assert "adapter.maps names mlp.gate, but model.mlp gelu has none" in problem
+
+
+WITH_EXPERTS = replace(
+    CONFIG, experts=ExpertsConfig(n_experts=4, d_shared=8, n_dense=1), dropout=DropoutConfig(residual=0.1)
+)
+
+
+@pytest.mark.parametrize(
+    "adapter",
+    [AdapterConfig("lora", rank=3), AdapterConfig("prefix", length=3), AdapterConfig("prefix_plus")],
+    ids=lambda a: a.kind,
+)
+def test_a_model_with_experts_is_adapted_beside_them(adapter):
+    """Its routers and experts stay frozen, and pass gradients on to adapters below them."""
+    tokens_BT = torch.randint(32, (3, 9), generator=torch.Generator().manual_seed(3))
+    assert adapter.misfits(WITH_EXPERTS) == []
+    model = born(WITH_EXPERTS, 0).double()
+    with torch.no_grad():
+        before = model.eval()(tokens_BT)
+    attach(model, adapter)
+    initialize_adapter(model, WITH_EXPERTS.init, 0)
+    with torch.no_grad():
+        assert torch.equal(model(tokens_BT), before) == (adapter.kind != "prefix")
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if is_adapter(name):
+                parameter += 0.1
+    losses = next_token_loss(model.train(), tokens_BT)
+    losses.objective.backward()
+    for name, parameter in model.named_parameters():
+        assert (parameter.grad is not None and parameter.grad.abs().max() > 0) == is_adapter(name), name
+    # The gradient's size too, by the slope of the loss.
+    parameter, step = next(p for name, p in model.named_parameters() if is_adapter(name)), 1e-6
+    at = tuple([0] * parameter.ndim)
+    with torch.no_grad():
+        parameter[at] += step
+        above = next_token_loss(model, tokens_BT).objective
+        parameter[at] -= 2 * step
+        slope = (above - next_token_loss(model, tokens_BT).objective) / (2 * step)
+    assert slope.item() == pytest.approx(parameter.grad[at].item(), rel=1e-3)
