@@ -148,7 +148,7 @@ def test_experts_that_no_family_has_leave_with_their_own_code(our_config, fields
 
 
 REFUSED_KEYS = [
-    ("qwen3_moe", {"mlp_only_layers": [0]}, r"mlp_only_layers \[0\]"),
+    ("qwen3_moe", {"mlp_only_layers": [0]}, "mlp_only_layers [0]"),
     ("qwen3_moe", {"decoder_sparse_step": 2}, "decoder_sparse_step 2"),
     ("olmoe", {"clip_qkv": 8.0}, "clip_qkv 8.0"),
     ("mixtral", {"num_local_experts": None}, "num_local_experts is null"),
