@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from ..data.packing.borders import DocumentBorders
 from ..errors import UsageError
 from ..models.birth import Sharder, empty_decoder
 from ..models.decoder import Decoder
@@ -89,8 +90,10 @@ def _step(module: PretrainModule, ledger: Ledger, micro_batch_size: int, whole: 
         batch_BT = torch.zeros(micro_batch_size, module.model.config.max_seq_len + 1, dtype=torch.long)
         rates = module.model.config.dropout
         dropout = Dropout(rates, torch.zeros(micro_batch_size, dtype=torch.int32)) if rates.is_on else None
+        # Which tokens end documents counts for nothing: tensors hold none.
+        borders = DocumentBorders(0) if module.model.config.attention.documents else None
         with module.forward_context():
-            loss = next_token_loss(module.model, batch_BT, module.optim.z_loss, dropout=dropout).objective
+            loss = next_token_loss(module.model, batch_BT, module.optim.z_loss, borders, dropout).objective
         if nth == "first":
             # Lightning frees the gradients of the previous step here.
             optimizer.zero_grad()
