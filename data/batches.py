@@ -21,8 +21,8 @@ from .batch_ramp import BatchSizes
 from .batch_shares import BatchShares
 from .permutation import permuted
 
-#: Samples whose windows are computed together.
-_NEAR = 1024
+#: Samples whose windows are computed together: a permutation's calls cost as much as thousands of its numbers.
+_NEAR = 1 << 14
 
 
 class BatchSource(Protocol):
@@ -89,14 +89,20 @@ class JoinedTokens:
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
         """``length`` tokens from each of ``starts``, across parts where need be; int64 ``[n, length]``."""
         out = np.empty((len(starts), length), dtype=np.int64)
-        parts = np.searchsorted(self._ends_P, starts, side="right").tolist()
-        for row, start, part in zip(out, starts.tolist(), parts, strict=True):
+        part_N = np.searchsorted(self._ends_P, starts, side="right")
+        # Nearly all lie in one part: what is asked of these is found for all at once.
+        whole_N = self._ends_P[part_N] - starts >= length
+        columns = (starts, part_N, self._array_P[part_N], starts + self._shift_P[part_N], whole_N)
+        for row, start, part, array, place, whole in zip(out, *(x.tolist() for x in columns), strict=True):
+            if whole:
+                row[:] = self._arrays[array][place : place + length]
+                continue
             done = 0
             while done < length:
                 begin = start + done
                 n = min(length - done, int(self._ends_P[part]) - begin)
-                place = begin + int(self._shift_P[part])
-                row[done : done + n] = self._arrays[self._array_P[part]][place : place + n]
+                at = begin + int(self._shift_P[part])
+                row[done : done + n] = self._arrays[self._array_P[part]][at : at + n]
                 done, part = done + n, part + 1
         return out
 
@@ -261,7 +267,7 @@ class TokenWindows(FixedWindows):
         """Window number of each global sample index; int64 ``[n]``."""
         if not len(samples) or int(samples.max() - samples.min()) > _NEAR:
             return self._permuted(samples)
-        # A permutation of eight numbers costs as much as one of a thousand: those that follow are kept.
+        # Those that follow are kept.
         out = np.empty_like(samples)
         for number in range(int(samples.min()) // _NEAR, int(samples.max()) // _NEAR + 1):
             if number not in self._near:

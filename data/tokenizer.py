@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,9 @@ _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>"
 _MIN_VOCAB_SIZE = 257  # 256 bytes and the end of text
 _MIN_FREQUENCY = 2  # a pair seen once says nothing about the language
 TRAINING_BYTES = 1 << 26
+TRAINING_WORDS = 1 << 19
+"""Different words that a tokenizer is trained on: each takes 700 bytes. Text with spaces has fewer."""
+_WORD = re.compile(r"[^\W\d_]+|\d+|(?:[^\w\s]|_)+")
 MOST_BYTES = 1 << 28
 """Of a tokenizer's JSON file."""
 
@@ -177,6 +181,16 @@ def evenly(texts: Iterable[str], total_bytes: int, limit: int = TRAINING_BYTES) 
             taken += size
             yield text
         seen += size
+
+
+def of_few_words(texts: Iterable[str], most: int = TRAINING_WORDS) -> Iterator[str]:
+    """Texts until they hold more than ``most`` different words, as keys and hashes soon do."""
+    words: set[str] = set()
+    for text in texts:
+        words.update(_WORD.findall(text))
+        yield text
+        if len(words) > most:
+            return
 
 
 def _byte_of_character() -> dict[str, int]:

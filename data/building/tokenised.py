@@ -18,7 +18,7 @@ from ..encode import stream_chunks
 from ..ingest.remote import localised
 from ..shards import Shards, build_shards
 from ..token_files.source import OwnShards, SplitTokens, TokenSource, open_token_source
-from ..tokenizer import TRAINING_BYTES, TextTokenizer, evenly, train_bpe
+from ..tokenizer import TRAINING_BYTES, TRAINING_WORDS, TextTokenizer, evenly, of_few_words, train_bpe
 from .splitting import divide
 
 _TOKENIZER_FORMAT = 1
@@ -158,6 +158,7 @@ def _prepare_tokenizer(
         val_fraction=config.val_fraction,
         vocab_size=vocab_size,
         training_bytes=TRAINING_BYTES,
+        training_words=TRAINING_WORDS,
         **({"splits": given} if any(given) else {}),
     )
     folder = cache_dir / f"tokenizer-{key[:16]}"
@@ -168,7 +169,7 @@ def _prepare_tokenizer(
         train_texts = (document for document in documents if document.split == "train")
         n_bytes = sum(corpus.n_bytes for corpus in corpora.values())
         chunks = (chunk for text in train_texts for chunk in stream_chunks(text.blocks(), shorten=True))
-        (scratch / "tokenizer.json").write_bytes(train_bpe(evenly(chunks, n_bytes), vocab_size).content)
+        (scratch / "tokenizer.json").write_bytes(train_bpe(of_few_words(evenly(chunks, n_bytes)), vocab_size).content)
         return {"files": facts_of_files(scratch)}
 
     build_once(folder, build)

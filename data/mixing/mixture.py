@@ -10,7 +10,7 @@ from ..batches import FixedWindows, JoinedTokens, PlainCut, TokensOfSources
 from .order import SourceOrder
 
 #: Samples whose places are found together: finding eight costs as much as finding a thousand.
-_NEAR = 4096
+_NEAR = 1 << 14
 
 
 class _Sources:

@@ -58,18 +58,27 @@ def _spread(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
     """
     length, given = sum(counts), [i for i, count in enumerate(counts) if count]
     steps = max(2 * len(given) - 2, 1)
-    coming = [(-(-length // (steps * counts[i])), i) for i in given]
-    heapq.heapify(coming)
-    ready: list[tuple[int, int]] = []
-    source_K, number_K, taken = np.empty(length, np.int32), np.empty(length, np.int64), [0] * len(counts)
-    for k in range(length):
-        while coming and coming[0][0] <= k + 1:
-            i = heapq.heappop(coming)[1]
-            heapq.heappush(ready, (((taken[i] + 1) * steps - 1) * length // (steps * counts[i]), i))
-        i = heapq.heappop(ready)[1]
-        source_K[k], number_K[k] = i, taken[i]
-        taken[i] += 1
-        heapq.heappush(coming, (-(-(taken[i] * steps + 1) * length // (steps * counts[i])), i))
+    source_J = np.repeat(given, [counts[i] for i in given])
+    nth_J = np.concatenate([np.arange(counts[i], dtype=np.int64) for i in given])
+    step_J = steps * np.array(counts, dtype=np.int64)[source_J]
+    # Every sample of a source has the place from which on it may come, and the one by which it must.
+    from_J = -(-(nth_J * steps + 1) * length // step_J)
+    by_J = ((nth_J + 1) * steps - 1) * length // step_J
+    order_J = np.argsort(from_J, kind="stable")
+    # A number for each instead of a pair, which the heap compares faster.
+    n_sources = len(counts)
+    waiting, n_ready = (by_J * n_sources + source_J)[order_J].tolist(), 0
+    n_ready_K = np.searchsorted(from_J[order_J], np.arange(1, length + 1), side="right").tolist()
+    ready: list[int] = []
+    chosen = []
+    for until in n_ready_K:
+        while n_ready < until:
+            heapq.heappush(ready, waiting[n_ready])
+            n_ready += 1
+        chosen.append(heapq.heappop(ready))
+    source_K, number_K = (np.array(chosen, dtype=np.int64) % n_sources).astype(np.int32), np.empty(length, np.int64)
+    for i in given:
+        number_K[source_K == i] = np.arange(counts[i])
     return source_K, number_K
 
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import pickle
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from birthmark.data.encode import Document, encode_documents, text_chunks
-from birthmark.data.tokenizer import END_OF_TEXT, TextTokenizer, evenly, train_bpe
+from birthmark.data.tokenizer import END_OF_TEXT, TextTokenizer, evenly, of_few_words, train_bpe
 from birthmark.errors import UsageError
 
 _WORDS = """the quick brown fox λ = σ 数据 🎈 def return self.value Wörterbuch interpretability initialisation
@@ -181,6 +182,27 @@ def test_training_subset_is_even_and_deterministic() -> None:
     assert some == list(evenly(texts, 4000, limit=1000))
     assert len(some) == pytest.approx(250, abs=1)
     assert np.diff([int(text) for text in some]).max() <= 5
+
+
+def test_a_tokenizer_is_trained_on_a_bounded_number_of_words() -> None:
+    texts = ["aa bb1", "bb aa-", "c d e", "f"]
+    assert list(of_few_words(texts, 4)) == texts[:3]
+    assert list(of_few_words(texts, 8)) == texts
+
+
+def test_a_long_document_is_encoded_a_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, encode = [], TextTokenizer.encode
+
+    def looked_at(tokenizer: TextTokenizer, texts: Sequence[str]) -> list[np.ndarray]:
+        sizes.append(sum(map(len, texts)))
+        return encode(tokenizer, texts)
+
+    monkeypatch.setattr(TextTokenizer, "encode", looked_at)
+    text = "\n".join(f"line {i}" for i in range(100_000))
+    (found,) = encode_documents([Document("train", text)], BPE, batch_chars=1 << 18)
+    assert max(sizes) <= 1 << 19
+    assert len(sizes) >= 3
+    assert found.ids.tolist() == [*Tokenizer.from_str(BPE.content.decode()).encode(text).ids, 0]
 
 
 def test_wordpiece_trained_elsewhere(tmp_path: Path) -> None:

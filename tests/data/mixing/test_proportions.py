@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from birthmark.data.mixing.proportions import Proportions
+from birthmark.data.mixing.proportions import Proportions, _spread
 
 # Neighbours of very different sizes are what a tree of halves does worst with.
 WEIGHTS = st.lists(st.sampled_from([0.0, 1e-7, 0.01, 0.5, 1.0]) | st.floats(1e-3, 1e3), min_size=1, max_size=8)
@@ -52,3 +52,18 @@ def test_samples_in_any_order_are_those_in_order() -> None:
     found = proportions.places(shuffled)
     assert np.array_equal(found[0], source_N[shuffled])
     assert np.array_equal(found[1], number_N[shuffled])
+
+
+@pytest.mark.parametrize("counts", [(5,), (0, 3, 4), (1, 1, 30), (7, 5, 5, 2), (4, 4, 4, 4, 4), (2, 0, 11, 3, 1, 1)])
+def test_the_order_within_a_block_is_the_rules(counts: tuple[int, ...]) -> None:
+    total, given = sum(counts), [i for i, count in enumerate(counts) if count]
+    margin, taken = Fraction(1, max(2 * len(given) - 2, 1)), [0] * len(counts)
+    for k, source, number in zip(range(total), *(x.tolist() for x in _spread(counts)), strict=True):
+        behind = [
+            i for i in given if Fraction((k + 1) * counts[i], total) - taken[i] >= margin and taken[i] < counts[i]
+        ]
+        # The last place at which each must have come.
+        last = {i: (taken[i] + 1 - margin) * total // counts[i] for i in behind}
+        assert source == min(behind, key=lambda i: (last[i], i))
+        assert number == taken[source]
+        taken[source] += 1
