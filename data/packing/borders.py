@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from torch import Tensor
+import torch
+from torch import Tensor
 
 PADDING = -100
 """Stands in samples where there is no token; as a target it counts nowhere."""
@@ -20,7 +19,7 @@ class DocumentBorders:
     """The end-of-text token."""
     start: int | None = None
     """BOS where it stands before every document. Where the end-of-text token itself is BOS, the two take turns: behind
-    text it ends a document, behind an end or at a sequence's first position it begins one."""
+    text it ends a document, before text it begins one."""
     behind_bos: bool = False
     """Whether a BOS that belongs to no document begins every sequence; it is of the first document there."""
 
@@ -46,4 +45,10 @@ class DocumentBorders:
         place_BT = ends_BT.new_ones(ends_BT.shape).cumsum(1)
         # Where the run of such tokens began: behind the last other token.
         before_BT = (place_BT * ~ends_BT).cummax(1).values
-        return ends_BT & ((place_BT - before_BT + (before_BT == 0)) % 2 == 0)
+        # A run that a sequence begins with may have begun before it, but its last is known where text follows.
+        leading_BT = before_BT == 0
+        n_leading_B1 = leading_BT.sum(1, keepdim=True)
+        follows_B1 = tokens_BT.gather(1, n_leading_B1.clamp(max=tokens_BT.shape[1] - 1))
+        last_B1 = torch.where((follows_B1 >= 0) & (follows_B1 != self.end), n_leading_B1, 1)
+        in_run_BT = place_BT - torch.where(leading_BT, last_B1, before_BT)
+        return ends_BT & (in_run_BT % 2 == 0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from birthmark.data.batches import FixedWindows, ShardedTokens, TokenWindows
@@ -185,8 +185,19 @@ def test_borders_follow_the_ids() -> None:
     # One token for both: the first of a pair ends, the second begins.
     assert numbers(DocumentBorders(END, start=END), END, 5, END, END, 7, END) == [0, 0, 0, 1, 1, 1]
     assert numbers(DocumentBorders(END, start=END), 5, END, 7, END, END, END, END, 8) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert numbers(DocumentBorders(END, start=END), END, END, 7, END) == [0, 1, 1, 1]
     assert numbers(DocumentBorders(END, behind_bos=True), END, 5, END, 7) == [0, 0, 0, 1]
     assert PADDING == IGNORED
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=9), st.integers(0, 20), st.integers(2, 20), st.booleans())
+def test_documents_of_a_piece_are_those_of_the_whole(lengths: list[int], first: int, n: int, same: bool) -> None:
+    start = END if same else BOS
+    text = [(d, token) for d, length in enumerate(lengths) for token in (start, *[5] * length, END)][first : first + n]
+    # Of a piece that holds no text nobody can say which token begins and which ends.
+    assume(any(token == 5 for _, token in text))
+    found = DocumentBorders(END, start=start).documents(torch.tensor([[token for _, token in text]]))[0]
+    assert found.tolist() == [document - text[0][0] for document, _ in text]
 
 
 def test_a_tokenizer_without_an_end_packs_nothing() -> None:
