@@ -11,7 +11,7 @@ from ..batches import Tokens
 from ..cache import build_once, facts_of_files, fingerprint
 from .bins import best_fit, in_order
 
-_FORMAT = 1
+_FORMAT = 2
 _SCANNED = 1 << 22
 #: How pieces are put together, by ``data.packing``.
 PACKINGS = {"documents": in_order, "best_fit": best_fit}
@@ -122,6 +122,13 @@ def packed(
     return StoredArrays(folder)
 
 
+def _as_they_come(bin_P: np.ndarray) -> np.ndarray:
+    """The bins numbered in the order in which their first pieces stand in the corpus: validation reads the first ones,
+    and a packing that begins with the longest pieces would give it those alone."""
+    _, first_N, of_P = np.unique(bin_P, return_index=True, return_inverse=True)
+    return np.argsort(np.argsort(first_N))[of_P]
+
+
 def _packed(
     starts_D: np.ndarray, tokens: Tokens, packing: str, bos: str, seq_len: int, end: int
 ) -> dict[str, np.ndarray]:
@@ -132,7 +139,7 @@ def _packed(
     if len(size_P) and tokens.read(np.array([len(tokens) - 1]), 1)[0, 0] != end:
         # Nothing would say where the corpus' last document ends: it has its sequence to itself.
         size_P[-1] = capacity
-    bin_P = PACKINGS[packing](size_P, capacity)
+    bin_P = _as_they_come(PACKINGS[packing](size_P, capacity))
     order_P = np.argsort(bin_P, kind="stable")
     n_bins = int(bin_P.max(initial=-1)) + 1
     first = np.searchsorted(bin_P[order_P], np.arange(n_bins + 1))

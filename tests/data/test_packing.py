@@ -166,6 +166,10 @@ def test_a_packing_is_found_once_and_best_fit_pads_least(tmp_path: Path) -> None
     for packing in ("documents", "best_fit"):
         cut = Layout(packing, "none", END, BOS).cut(tokens, "x", seq_len=16, of={}, cache_dir=tmp_path / "cache")
         padding[packing] = cut.padding
+        # Validation reads from the first on: it is of all kinds of documents.
+        windows = FixedWindows(tokens, 16, 200, cut=cut)
+        firsts = [next(t for t in row if t >= 10) for row in windows.batch(0, windows.n_samples).tolist()]
+        assert firsts == sorted(firsts)
     assert padding["best_fit"] <= padding["documents"]
     folders = sorted((tmp_path / "cache").glob("packing-*"))
     times = [folder.stat().st_mtime_ns for folder in folders if folder.is_dir()]
