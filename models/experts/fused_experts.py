@@ -11,11 +11,13 @@ its hidden width.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from math import prod
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.flop_counter import register_flop_formula
 
 from ..linear_cross_entropy import wide
 from ..mlp import ACTIVATIONS, MLP
@@ -255,3 +257,27 @@ def _gradients(ctx: Any, d_ND: Tensor, *_: Tensor) -> tuple[Any, ...]:
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
+
+
+def _flops(chosen: Sequence[int], weights: Sequence[Sequence[int]], n_experts: int) -> int:
+    """Of the products of all rows with the maps of one expert; of the shapes of tensors."""
+    return 2 * prod(chosen) * sum(map(prod, weights)) // n_experts
+
+
+@register_flop_formula(torch.ops.birthmark.experts)
+def _forward_flops(
+    x: Sequence[int], weight: Sequence[int], chosen: Sequence[int], weights: Sequence[Sequence[int]],
+    biases: Sequence[Sequence[int]], n_experts: int, *_: Any, **__: Any,
+) -> int:  # fmt: skip
+    """For torch's counter, which does not look into an operator."""
+    return _flops(chosen, weights, n_experts)
+
+
+@register_flop_formula(torch.ops.birthmark.experts_backward)
+def _backward_flops(
+    d: Sequence[int], x: Sequence[int], weight: Sequence[int], weights: Sequence[Sequence[int]],
+    biases: Sequence[Sequence[int]], gates: Sequence[int], ups: Sequence[int], order: Sequence[int],
+    count: Sequence[int], n_experts: int, activation: str, trains: bool, *_: Any, **__: Any,
+) -> int:  # fmt: skip
+    """Products for inputs, and where maps train for them too."""
+    return (1 + trains) * _flops(order, weights, n_experts)
