@@ -40,7 +40,7 @@ _SMALL = ModelConfig(d_model=256, n_layers=6, n_heads=4, vocab_size=32000, max_s
 _TWINS = {"small": replace(_SMALL, init=replace(_SMALL.init, kind="normal", std=0.02))}
 _TWINS_OF = ("llama-160m", "tinyllama-1.1b")
 #: Parameters at which the picture has ticks.
-_TICKS = [n * 10**6 for n in (20, 50, 100, 200, 500, 1000, 2000, 5000, 10000)]
+_TICKS = [n * 10**6 for n in (20, 100, 500, 2000, 10000)]
 
 
 class Shape(NamedTuple):
