@@ -19,6 +19,7 @@ import torch
 from ..errors import UsageError
 from ..files import one_line, user_path
 from .config import EvalConfig
+from .harness import Writing, language_model
 
 if TYPE_CHECKING:
     from ..data.tokenizer import TextTokenizer
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 #: The seeds that lm-eval sets by default: of Python's generator, of numpy's and torch's, and of the few-shot examples.
 _SEED, _OTHER_SEED = 0, 1234
-#: What a task asks for that lets a model write.
-_WRITTEN = "generate_until"
 _YAML = (".yaml", ".yml")
 
 
@@ -83,17 +82,17 @@ class Tasks:
 
     def check_lengths(self, max_seq_len: int) -> None:
         """UsageError if a task wants more written than the model reads."""
-        from .harness import Writing
+        for name, task in self._by_name().items():
+            writing = _writing(task)
+            if writing is not None and writing.n_new >= max_seq_len:
+                raise UsageError(
+                    f"eval.tasks: {name} lets a model write {writing.n_new} tokens, and model.max_seq_len is "
+                    f"{max_seq_len}: give its generation_kwargs a smaller max_gen_toks"
+                )
 
-        for found in self.loaded.values():
-            for name, task in found["tasks"].items():
-                if task.get_config("output_type") == _WRITTEN:
-                    n_new = Writing.of(task.get_config("generation_kwargs") or {}).n_new
-                    if n_new >= max_seq_len:
-                        raise UsageError(
-                            f"eval.tasks: {name} lets a model write {n_new} tokens, and model.max_seq_len is "
-                            f"{max_seq_len}: give its generation_kwargs a smaller max_gen_toks"
-                        )
+    def _by_name(self) -> dict[str, Any]:
+        """All tasks, those of groups too; no two have one name."""
+        return {name: task for found in self.loaded.values() for name, task in found["tasks"].items()}
 
     def _shown(self) -> list[str]:
         return [Path(name).stem if _is_file(name) else name for name in self.loaded]
@@ -106,9 +105,7 @@ class Tasks:
         with _apart():
             from lm_eval.evaluator import evaluate
 
-            from .harness import language_model
-
-            tasks = {name: task for found in self.loaded.values() for name, task in found["tasks"].items()}
+            tasks = self._by_name()
             groups = {name: group for found in self.loaded.values() for name, group in found["groups"].items()}
             for task in tasks.values():
                 # The same examples every time.
@@ -171,19 +168,23 @@ def _check(asked: str, name: str, task: Any, n_shot: int | None) -> None:
         raise UsageError(f"{where}: it has pictures or sound, and a model here reads text; leave it out")
     if getattr(task, "UNSAFE_CODE", False):
         raise UsageError(f"{where}: it runs code that a model wrote; evaluate the exported model")
-    if task.get_config("output_type") == _WRITTEN:
-        from .harness import Writing
-
-        try:
-            Writing.of(task.get_config("generation_kwargs") or {})
-        except ValueError as error:
-            raise UsageError(f"{where}: {error}; evaluate the exported model") from None
+    try:
+        _writing(task)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}; evaluate the exported model") from None
     default = task.get_config("num_fewshot")
     # A task that says 0 means it.
     if n_shot is not None and default != 0:
         task.set_config(key="num_fewshot", value=n_shot)
     elif default is None:
         task.set_config(key="num_fewshot", value=0)
+
+
+def _writing(task: Any) -> Writing | None:
+    """How a task lets a model write, if it does; ValueError where that is not done here."""
+    if task.get_config("output_type") != "generate_until":
+        return None
+    return Writing.of(task.get_config("generation_kwargs") or {})
 
 
 def _numbers(results: Mapping[str, Any]) -> dict[str, float]:

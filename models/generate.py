@@ -52,9 +52,8 @@ def generate(
             f"{tokens_BT.shape[1]} tokens of prompt and {n_tokens} more: this model's learned positions end at "
             f"{config.max_seq_len}; ask for at most {max(config.max_seq_len - tokens_BT.shape[1] + 1, 0)} tokens"
         )
-    weight = model.embed.weight
     cache = KeyValueCache(config, n_positions)
-    generator = torch.Generator(weight.device).manual_seed(seed)
+    generator = torch.Generator(model.embed.weight.device).manual_seed(seed)
     for _ in range(n_tokens):
         tokens_B = choose(model(tokens_BT, last_only=True, cache=cache), temperature, top_k, generator)
         yield tokens_B

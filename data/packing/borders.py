@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PADDING = -100
 """Stands in samples where there is no token; as a target it counts nowhere."""
@@ -49,6 +50,6 @@ class DocumentBorders:
         leading_BT = before_BT == 0
         n_leading_B1 = leading_BT.sum(1, keepdim=True)
         follows_B1 = tokens_BT.gather(1, n_leading_B1.clamp(max=tokens_BT.shape[1] - 1))
-        last_B1 = torch.where((follows_B1 >= 0) & (follows_B1 != self.end), n_leading_B1, 1)
-        in_run_BT = place_BT - torch.where(leading_BT, last_B1, before_BT)
+        last_B1 = n_leading_B1.where((follows_B1 >= 0) & (follows_B1 != self.end), 1)
+        in_run_BT = place_BT - last_B1.where(leading_BT, before_BT)
         return ends_BT & (in_run_BT % 2 == 0)

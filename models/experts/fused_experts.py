@@ -36,8 +36,11 @@ DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 }
 
 
-def fused_experts(experts: nn.ModuleList, x_ND: Tensor, weight_NK: Tensor, chosen_NK: Tensor) -> Tensor | None:
-    """``Σ_k weight_k · expert_k(x)`` for each token, ``[N, D]``, in the dtype that the maps multiply in.
+def fused_experts(
+    experts: nn.ModuleList, x_ND: Tensor, weight_NK: Tensor, chosen_NK: Tensor, count_E: Tensor
+) -> Tensor | None:
+    """``Σ_k weight_k · expert_k(x)`` for each token, ``[N, D]``, in the dtype that the maps multiply in; ``count_E`` is
+    how often each expert is chosen.
 
     None where a map is to do more than its product, or another one: it has an adapter or hooks, or multiplies in fp8.
     """
@@ -53,9 +56,9 @@ def fused_experts(experts: nn.ModuleList, x_ND: Tensor, weight_NK: Tensor, chose
         x_ND.to(dtype),
         weight_NK.to(dtype),
         chosen_NK,
+        count_E,
         [one.weight for one in maps],
         [one.bias for one in maps if one.bias is not None],
-        len(mlps),
         mlps[0].activation_name,
         torch.is_grad_enabled(),
     )
@@ -116,16 +119,15 @@ def _forward(
     x_ND: torch.Tensor,
     weight_NK: torch.Tensor,
     chosen_NK: torch.Tensor,
+    count_E: torch.Tensor,
     weights: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor],
-    n_experts: int,
     activation: str,
     keep: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    act, dtype = ACTIVATIONS[activation], x_ND.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    act, dtype, n_experts = ACTIVATIONS[activation], x_ND.dtype, len(count_E)
     gates_MF, ups_MF = _kept(x_ND, weight_NK, weights, n_experts, keep)
     order_M = chosen_NK.flatten().argsort(stable=True)
-    count_E = torch.bincount(chosen_NK.flatten(), minlength=n_experts)
     token_M, weight_M1 = order_M // weight_NK.shape[1], weight_NK.flatten()[order_M][:, None]
     out_ND = torch.zeros_like(x_ND, dtype=wide(dtype))
     of_experts = zip(
@@ -146,23 +148,16 @@ def _forward(
         if bias is not None:
             y_RD += weight_R1 * bias.down
         out_ND.index_add_(0, token_R, y_RD.to(out_ND.dtype))
-    return out_ND.to(dtype), gates_MF, ups_MF, order_M, count_E
+    return out_ND.to(dtype), gates_MF, ups_MF, order_M
 
 
 @_forward.register_fake
 def _(
-    x_ND: torch.Tensor,
-    weight_NK: torch.Tensor,
-    chosen_NK: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor],
-    n_experts: int,
-    activation: str,
-    keep: bool,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    gates_MF, ups_MF = _kept(x_ND, weight_NK, weights, n_experts, keep)
-    order_M, count_E = chosen_NK.new_empty(weight_NK.numel()), chosen_NK.new_empty(n_experts)
-    return torch.empty_like(x_ND), gates_MF, ups_MF, order_M, count_E
+    x_ND: Tensor, weight_NK: Tensor, chosen_NK: Tensor, count_E: Tensor, weights: Sequence[Tensor],
+    biases: Sequence[Tensor], activation: str, keep: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    kept = _kept(x_ND, weight_NK, weights, len(count_E), keep)
+    return torch.empty_like(x_ND), *kept, chosen_NK.new_empty(weight_NK.numel())
 
 
 @torch.library.custom_op("birthmark::experts_backward", mutates_args=())
@@ -176,11 +171,10 @@ def _backward(
     ups_MF: torch.Tensor,
     order_M: torch.Tensor,
     count_E: torch.Tensor,
-    n_experts: int,
     activation: str,
     trains: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
-    act, derivative, dtype = ACTIVATIONS[activation], DERIVATIVES[activation], x_ND.dtype
+    act, derivative, dtype, n_experts = ACTIVATIONS[activation], DERIVATIVES[activation], x_ND.dtype, len(count_E)
     token_M, weight_M1 = order_M // weight_NK.shape[1], weight_NK.flatten()[order_M][:, None]
     dx_ND, d_weight_M = torch.zeros_like(x_ND, dtype=wide(dtype)), torch.empty_like(weight_NK).flatten()
     d_maps: list[list[Tensor]] = []
@@ -219,28 +213,18 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    d_ND: torch.Tensor,
-    x_ND: torch.Tensor,
-    weight_NK: torch.Tensor,
-    weights: Sequence[torch.Tensor],
-    biases: Sequence[torch.Tensor],
-    gates_MF: torch.Tensor,
-    ups_MF: torch.Tensor,
-    order_M: torch.Tensor,
-    count_E: torch.Tensor,
-    n_experts: int,
-    activation: str,
-    trains: bool,
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    d_ND: Tensor, x_ND: Tensor, weight_NK: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor],
+    gates_MF: Tensor, ups_MF: Tensor, order_M: Tensor, count_E: Tensor, activation: str, trains: bool,
+) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:  # fmt: skip
     d_weights, d_biases = ([torch.empty_like(one) for one in given if trains] for given in (weights, biases))
     return torch.empty_like(x_ND), torch.empty_like(weight_NK), d_weights, d_biases
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    x_ND, weight_NK, _, weights, biases, ctx.n_experts, ctx.activation, _ = inputs
+    x_ND, weight_NK, _, count_E, weights, biases, ctx.activation, _ = inputs
     ctx.n_weights = len(weights)
     ctx.trains = any(one.requires_grad for one in (*weights, *biases))
-    ctx.save_for_backward(x_ND, weight_NK, *output[1:], *weights, *biases)
+    ctx.save_for_backward(x_ND, weight_NK, *output[1:], count_E, *weights, *biases)
     ctx.mark_non_differentiable(*output[1:])
 
 
@@ -250,34 +234,34 @@ def _gradients(ctx: Any, d_ND: Tensor, *_: Tensor) -> tuple[Any, ...]:
     kept = (gates_MF, ups_MF, order_M, count_E)
     # The gradient of a sum is one number seen from everywhere.
     dx_ND, d_weight_NK, *d_maps = _backward(
-        d_ND.contiguous(), x_ND, weight_NK, weights, biases, *kept, ctx.n_experts, ctx.activation, ctx.trains
+        d_ND.contiguous(), x_ND, weight_NK, weights, biases, *kept, ctx.activation, ctx.trains
     )
     d_weights, d_biases = d_maps if ctx.trains else ([None] * len(weights), [None] * len(biases))
-    return dx_ND, d_weight_NK, None, d_weights, d_biases, None, None, None
+    return dx_ND, d_weight_NK, None, None, d_weights, d_biases, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_save)
 
 
-def _flops(chosen: Sequence[int], weights: Sequence[Sequence[int]], n_experts: int) -> int:
+def _flops(rows: Sequence[int], count: Sequence[int], weights: Sequence[Sequence[int]]) -> int:
     """Of the products of all rows with the maps of one expert; of the shapes of tensors."""
-    return 2 * prod(chosen) * sum(map(prod, weights)) // n_experts
+    return 2 * prod(rows) * sum(map(prod, weights)) // count[0]
 
 
 @register_flop_formula(torch.ops.birthmark.experts)
 def _forward_flops(
-    x: Sequence[int], weight: Sequence[int], chosen: Sequence[int], weights: Sequence[Sequence[int]],
-    biases: Sequence[Sequence[int]], n_experts: int, *_: Any, **__: Any,
+    x: Sequence[int], weight: Sequence[int], chosen: Sequence[int], count: Sequence[int],
+    weights: Sequence[Sequence[int]], *_: Any, **__: Any,
 ) -> int:  # fmt: skip
     """For torch's counter, which does not look into an operator."""
-    return _flops(chosen, weights, n_experts)
+    return _flops(chosen, count, weights)
 
 
 @register_flop_formula(torch.ops.birthmark.experts_backward)
 def _backward_flops(
     d: Sequence[int], x: Sequence[int], weight: Sequence[int], weights: Sequence[Sequence[int]],
     biases: Sequence[Sequence[int]], gates: Sequence[int], ups: Sequence[int], order: Sequence[int],
-    count: Sequence[int], n_experts: int, activation: str, trains: bool, *_: Any, **__: Any,
+    count: Sequence[int], activation: str, trains: bool, *_: Any, **__: Any,
 ) -> int:  # fmt: skip
     """Products for inputs, and where maps train for them too."""
-    return (1 + trains) * _flops(order, weights, n_experts)
+    return (1 + trains) * _flops(order, count, weights)

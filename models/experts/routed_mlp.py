@@ -88,7 +88,8 @@ class Mixture(nn.Module):
         count_E = flat_M.new_zeros(len(self.experts)).scatter_add_(0, flat_M, torch.ones_like(flat_M))
         if losses is not None:
             losses.add(logits_BTE, share_BTE, count_E)
-        y_ND = fused_experts(self.experts, x_BTD.flatten(0, 1), weight_BTK.flatten(0, 1), chosen_BTK.flatten(0, 1))
+        x_ND, weight_NK, chosen_NK = (x.flatten(0, 1) for x in (x_BTD, weight_BTK, chosen_BTK))
+        y_ND = fused_experts(self.experts, x_ND, weight_NK, chosen_NK, count_E)
         y_BTD = self._mixed(x_BTD, weight_BTK, flat_M, count_E) if y_ND is None else y_ND.view_as(x_BTD)
         return y_BTD if self.shared is None else y_BTD + self.shared(x_BTD)
 

@@ -6,7 +6,7 @@ from importlib import import_module
 import pytest
 import torch
 
-from birthmark.data.backcopy import BackCopy
+from birthmark.data.backcopy import BackCopy, trigger_mask
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.trainer.module import next_token_losses
@@ -36,6 +36,8 @@ def test_even_attention_replaces_itself(rows_of, model):
     assert (row.even_idle, row.even_trigger) == pytest.approx((0, 0), abs=1e-6)
     assert row.size == pytest.approx(row.even_size, rel=1e-5)
     assert row.silent_idle != pytest.approx(0, abs=1e-4)
+    seen_BT = torch.arange(1, 13).expand(8, -1)[:, 1:]
+    assert row.mass == pytest.approx(float((1 / seen_BT[~trigger_mask(samples[:, 1:-1])]).mean()), rel=1e-5)
 
 
 @torch.no_grad()

@@ -50,7 +50,9 @@ def new_reader(scores: Scores, rows_sum_to_one: bool) -> WeightReader | None:
     return None
 
 
-def fused_experts(experts: nn.ModuleList, x_ND: Tensor, weight_NK: Tensor, chosen_NK: Tensor) -> Tensor | None:
+def fused_experts(
+    experts: nn.ModuleList, x_ND: Tensor, weight_NK: Tensor, chosen_NK: Tensor, count_E: Tensor
+) -> Tensor | None:
     """Each expert is a module here, called for its rows."""
     return None
 

@@ -14,6 +14,7 @@ from birthmark.models.adapters.attach import attach, initialize_adapter, is_adap
 from birthmark.models.attention.kv_cache import KeyValueCache
 from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, DropoutConfig, ExpertsConfig, ModelConfig
+from birthmark.models.dropout.masks import Dropout, keys_of_samples
 from birthmark.trainer.module import next_token_loss
 
 CONFIG = ModelConfig(
@@ -268,7 +269,8 @@ def test_a_model_with_experts_is_adapted_beside_them(adapter):
         for name, parameter in model.named_parameters():
             if is_adapter(name):
                 parameter += 0.1
-    losses = next_token_loss(model.train(), tokens_BT)
+    masks = Dropout(WITH_EXPERTS.dropout, torch.from_numpy(keys_of_samples(0, range(3))))
+    losses = next_token_loss(model.train(), tokens_BT, dropout=masks)
     losses.objective.backward()
     for name, parameter in model.named_parameters():
         assert (parameter.grad is not None and parameter.grad.abs().max() > 0) == is_adapter(name), name
@@ -277,7 +279,7 @@ def test_a_model_with_experts_is_adapted_beside_them(adapter):
     at = tuple([0] * parameter.ndim)
     with torch.no_grad():
         parameter[at] += step
-        above = next_token_loss(model, tokens_BT).objective
+        above = next_token_loss(model, tokens_BT, dropout=masks).objective
         parameter[at] -= 2 * step
-        slope = (above - next_token_loss(model, tokens_BT).objective) / (2 * step)
+        slope = (above - next_token_loss(model, tokens_BT, dropout=masks).objective) / (2 * step)
     assert slope.item() == pytest.approx(parameter.grad[at].item(), rel=1e-3)

@@ -44,6 +44,14 @@ def test_steps_through_the_cache_give_the_logits_of_the_whole(arm, positions):
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=2e-5, rtol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
+def test_what_comes_first_decides_the_type(dtype):
+    cache = KeyValueCache(ModelConfig(d_model=32, n_layers=1, vocab_size=61), 4).layers[0]
+    k, v = torch.ones(2, 3, 1, 5, dtype=dtype), torch.ones(2, 3, 1, 6, dtype=dtype)
+    cache.extend(k, v)
+    assert [(x.dtype, tuple(x.shape)) for x in cache.extend(2 * k, v)] == [(dtype, (2, 3, 2, 5)), (dtype, (2, 3, 2, 6))]
+
+
 def test_more_than_it_was_made_for_is_refused():
     config = ModelConfig(d_model=32, n_layers=1, vocab_size=61)
     cache = KeyValueCache(config, 4)

@@ -193,7 +193,9 @@ def test_one_operator_is_the_modules_one_by_one(mlp, bias):
         [y_BTD := one(x_BTD), *torch.autograd.grad(y_BTD, [x_BTD, *one.parameters()], up_BTD)]
         for one in (fused, modules)
     )
-    assert fused_experts(modules.experts, x_BTD.flatten(0, 1), torch.ones(18, 1), torch.zeros(18, 1).long()) is None
+    chosen_NK = torch.zeros(18, 1, dtype=torch.int64)
+    count_E = torch.bincount(chosen_NK[:, 0], minlength=len(modules.experts))
+    assert fused_experts(modules.experts, x_BTD.flatten(0, 1), torch.ones(18, 1), chosen_NK, count_E) is None
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
 
