@@ -14,7 +14,7 @@ from ..errors import RunError
 from ..files import delete_folder
 from ..schema import Count, Sha256
 from .batches import ShardedTokens
-from .building.pieces import PieceFacts, SplitFacts, SplitOfPiece, ids_file, tokenise_pieces
+from .building.pieces import PieceFacts, SplitFacts, SplitOfPiece, ids_file, piece_bytes, tokenise_pieces
 from .building.staging import staged
 from .cache import META, Meta, build_once, fingerprint
 from .corpora import Corpus
@@ -105,7 +105,7 @@ def build_shards(
     given = {"splits": corpus.splits_hash} if corpus.splits_hash else {}
     key = fingerprint(**identity, **given, val_fraction=val_fraction, shard_tokens=shard_tokens)
     folder = cache_dir / f"shards-{key[:16]}"
-    pieces = cache_dir / f"pieces-{key[:16]}"
+    pieces = cache_dir / f"pieces-{fingerprint(shards=key, piece_bytes=piece_bytes(corpus.n_bytes))[:16]}"
     is_new = False
 
     def build(scratch: Path) -> dict[str, Any]:

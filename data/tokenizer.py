@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,6 @@ END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<｜end▁of▁sentence｜>")
 _MIN_VOCAB_SIZE = 257  # 256 bytes and the end of text
 _MIN_FREQUENCY = 2  # a pair seen once says nothing about the language
-TRAINING_BYTES = 1 << 26
-TRAINING_WORDS = 1 << 19
-"""Different words that a tokenizer is trained on: each takes 700 bytes. Text with spaces has fewer."""
-_WORD = re.compile(r"[^\W\d_]+|\d+|(?:[^\w\s]|_)+")
 MOST_BYTES = 1 << 28
 """Of a tokenizer's JSON file."""
 
@@ -169,28 +164,6 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
     )
     tokenizer.train_from_iterator(texts, trainer)
     return TextTokenizer(tokenizer.to_str(pretty=True).encode("utf-8"))
-
-
-def evenly(texts: Iterable[str], total_bytes: int, limit: int = TRAINING_BYTES) -> Iterator[str]:
-    """About ``limit`` bytes of texts, evenly over all ``total_bytes`` of them; all of them if they fit."""
-    share = min(1.0, limit / max(1, total_bytes))
-    seen = taken = 0
-    for text in texts:
-        size = len(text.encode("utf-8"))
-        if share == 1.0 or taken <= seen * share:
-            taken += size
-            yield text
-        seen += size
-
-
-def of_few_words(texts: Iterable[str], most: int = TRAINING_WORDS) -> Iterator[str]:
-    """Texts until they hold more than ``most`` different words, as keys and hashes soon do."""
-    words: set[str] = set()
-    for text in texts:
-        words.update(_WORD.findall(text))
-        yield text
-        if len(words) > most:
-            return
 
 
 def _byte_of_character() -> dict[str, int]:

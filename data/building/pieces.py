@@ -1,6 +1,6 @@
 """A corpus as token ids, piece by piece: what was finished before a kill is not done again.
 
-A piece is documents of about 16 MiB of text. Each has a file of ids for each split and, written last, its facts with
+A piece is documents of about 4 MiB of text. Each has a file of ids for each split and, written last, its facts with
 their checksums. Where a corpus is divided changes none of its ids.
 """
 
@@ -16,8 +16,6 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypedDict
 
 import numpy as np
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from ...errors import RunError
 from ...files import file_sha256, make_folder, read_json, write_json
@@ -29,7 +27,8 @@ from ..survey.documents import Piece, SurveyedCorpus
 from ..tokenizer import TextTokenizer
 from .workers import in_processes, n_cores
 
-_PIECE_BYTES = 1 << 24
+#: Processes wait for the last piece of all: by half a piece each, while a piece more costs milliseconds.
+_PIECE_BYTES = 1 << 22
 #: Pieces of one corpus; a very large one has larger pieces.
 _MOST_PIECES = 1 << 12
 
@@ -70,6 +69,11 @@ def ids_file(folder: Path, number: int, split: str) -> Path:
     return folder / f"{number:06d}-{split}.bin"
 
 
+def piece_bytes(n_bytes: int) -> int:
+    """Of the text of a piece, of a corpus of ``n_bytes``."""
+    return max(_PIECE_BYTES, n_bytes // _MOST_PIECES)
+
+
 def tokenise_pieces(
     corpus: SurveyedCorpus, tokenizer: TextTokenizer, folder: Path, dtype: str, n_workers: int
 ) -> list[PieceFacts]:
@@ -78,7 +82,7 @@ def tokenise_pieces(
     Args:
         corpus: the documents.
         tokenizer: makes ids of them.
-        folder: of this corpus, its splits and this tokenizer alone.
+        folder: of this corpus, its splits, this tokenizer and this `piece_bytes` alone.
         dtype: of the ids in the files.
         n_workers: processes; 0 takes one per core. One process, or one piece, uses all cores by itself.
 
@@ -88,8 +92,7 @@ def tokenise_pieces(
     make_folder(folder)
     path = folder / "tokenizer.json"
     path.write_bytes(tokenizer.content)
-    size = max(_PIECE_BYTES, corpus.n_bytes // _MOST_PIECES)
-    pieces = list(corpus.pieces(size))
+    pieces = list(corpus.pieces(piece_bytes(corpus.n_bytes)))
     found = {number: facts for number in range(len(pieces)) if (facts := _finished(folder, number)) is not None}
     jobs = [
         _Job(piece, number, folder, path, dtype, tokenizer.vocab_size)
@@ -182,6 +185,10 @@ class _IdsWriter:
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
     """A bar with MB/s on a terminal, a line now and then elsewhere; yields what moves it on by bytes."""
+    # The processes that tokenise show nothing: they would load this for a quarter of their start.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
     columns = (
         TextColumn("tokenising"),
         BarColumn(),

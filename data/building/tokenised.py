@@ -18,10 +18,11 @@ from ..encode import stream_chunks
 from ..ingest.remote import localised
 from ..shards import Shards, build_shards
 from ..token_files.source import OwnShards, SplitTokens, TokenSource, open_token_source
-from ..tokenizer import TRAINING_BYTES, TRAINING_WORDS, TextTokenizer, evenly, of_few_words, train_bpe
+from ..tokenizer import TextTokenizer
 from .splitting import divide
+from .training_text import TRAINING_BYTES, TRAINING_CHARS, TRAINING_WORD_BYTES, train_on_sample
 
-_TOKENIZER_FORMAT = 1
+_TOKENIZER_FORMAT = 2
 
 
 #: What a run reads: text, which becomes shards, or tokens that exist.
@@ -158,7 +159,7 @@ def _prepare_tokenizer(
         val_fraction=config.val_fraction,
         vocab_size=vocab_size,
         training_bytes=TRAINING_BYTES,
-        training_words=TRAINING_WORDS,
+        training_word_bytes=TRAINING_WORD_BYTES,
         **({"splits": given} if any(given) else {}),
     )
     folder = cache_dir / f"tokenizer-{key[:16]}"
@@ -168,8 +169,9 @@ def _prepare_tokenizer(
         documents = chain.from_iterable(corpus.documents() for corpus in corpora.values())
         train_texts = (document for document in documents if document.split == "train")
         n_bytes = sum(corpus.n_bytes for corpus in corpora.values())
-        chunks = (chunk for text in train_texts for chunk in stream_chunks(text.blocks(), shorten=True))
-        (scratch / "tokenizer.json").write_bytes(train_bpe(of_few_words(evenly(chunks, n_bytes)), vocab_size).content)
+        chunks = (chunk for text in train_texts for chunk in stream_chunks(text.blocks(), TRAINING_CHARS, shorten=True))
+        trained = train_on_sample(chunks, n_bytes, vocab_size, scratch)
+        (scratch / "tokenizer.json").write_bytes(trained.content)
         return {"files": facts_of_files(scratch)}
 
     build_once(folder, build)

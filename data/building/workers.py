@@ -33,20 +33,21 @@ def n_cores() -> int:
 
 
 def in_processes(
-    function: Callable[[Job], Result], jobs: Sequence[Job], n_workers: int
+    function: Callable[[Job], Result], jobs: Sequence[Job], n_workers: int, *, apart: bool = False
 ) -> Iterator[tuple[int, Result]]:
     """Number and result of every job, as they are done.
 
     Args:
         function: of a module.
         jobs: what it is called with; they and the results are pickled.
-        n_workers: processes; below 2, or with one job, this one does the work.
+        n_workers: processes; below 2, or with one job, this one does the work,
+        apart: but if a job's memory is to end with it, one other.
 
     Raises:
         UsageError, RunError: what the function raised; or a process ended.
     """
-    n_workers = min(n_workers, len(jobs))
-    if n_workers < 2:
+    n_workers = min(max(n_workers, 1), len(jobs))
+    if n_workers < 2 and not apart:
         yield from ((number, function(job)) for number, job in enumerate(jobs))
         return
     todo: queue.SimpleQueue[int] = queue.SimpleQueue()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from birthmark.data.encode import Document, encode_documents, text_chunks
-from birthmark.data.tokenizer import END_OF_TEXT, TextTokenizer, evenly, of_few_words, train_bpe
+from birthmark.data.tokenizer import END_OF_TEXT, TextTokenizer, train_bpe
 from birthmark.errors import UsageError
 
 _WORDS = """the quick brown fox λ = σ 数据 🎈 def return self.value Wörterbuch interpretability initialisation
@@ -173,21 +173,6 @@ def test_documents_end_with_end_of_text() -> None:
         assert one.split == document.split
         assert one.ids.tolist() == [*raw.encode(document.text).ids, 0]
         assert one.n_bytes == len(document.text.encode())
-
-
-def test_training_subset_is_even_and_deterministic() -> None:
-    texts = [f"{i:04d}" for i in range(1000)]
-    assert list(evenly(texts, 4000, limit=4000)) == texts
-    some = list(evenly(texts, 4000, limit=1000))
-    assert some == list(evenly(texts, 4000, limit=1000))
-    assert len(some) == pytest.approx(250, abs=1)
-    assert np.diff([int(text) for text in some]).max() <= 5
-
-
-def test_a_tokenizer_is_trained_on_a_bounded_number_of_words() -> None:
-    texts = ["aa bb1", "bb aa-", "c d e", "f"]
-    assert list(of_few_words(texts, 4)) == texts[:3]
-    assert list(of_few_words(texts, 8)) == texts
 
 
 def test_a_long_document_is_encoded_a_batch_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
