@@ -11,6 +11,7 @@ import resource
 import select
 import shutil
 import signal
+import struct
 import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -43,29 +44,44 @@ class Outcome:
 
 
 class Watch:
-    """What stands below some folders, and what became of it since it was asked last."""
+    """Tells what was made, changed or removed below some folders since it was asked last (Linux's inotify)."""
+
+    _LIBC = ctypes.CDLL(None, use_errno=True)
+    #: IN_MODIFY, IN_ATTRIB, IN_MOVED_FROM, IN_MOVED_TO, IN_CREATE, IN_DELETE of <sys/inotify.h>.
+    _CHANGES = 0x2 | 0x4 | 0x40 | 0x80 | 0x100 | 0x200
+    _EVENT = struct.Struct("iIII")
+    """The folder's number, what happened, a cookie, and the length of the name that follows."""
 
     def __init__(self, roots: Iterable[Path]) -> None:
-        self.roots = [str(root) for root in roots]
-        self.listing = self._list()
+        self._queue = self._LIBC.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._folders: dict[int, str] = {}
+        for root in roots:
+            self._add(root)
 
-    def _list(self) -> dict[str, tuple[int, int, int]]:
-        """Inode, size and time of change of everything below the folders."""
-        found, folders = {}, list(self.roots)
-        while folders:
-            with os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    at = entry.stat(follow_symlinks=False)
-                    found[entry.path] = (at.st_ino, at.st_size, at.st_mtime_ns)
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(entry.path)
-        return found
+    def _add(self, root: Path) -> None:
+        for folder, _, _ in os.walk(root):
+            number = self._LIBC.inotify_add_watch(self._queue, os.fsencode(folder), self._CHANGES)
+            if number < 0:
+                raise OSError(ctypes.get_errno(), f"cannot watch a folder: {os.strerror(ctypes.get_errno())}", folder)
+            self._folders[number] = folder
 
     def changes(self) -> list[str]:
         """Paths that were made, changed or removed since the last call."""
-        before, self.listing = self.listing, self._list()
-        paths = {*before, *self.listing}
-        return sorted(path for path in paths if before.get(path) != self.listing.get(path))
+        paths = set()
+        with contextlib.suppress(BlockingIOError):
+            while events := os.read(self._queue, 1 << 16):
+                at = 0
+                while at < len(events):
+                    folder, _, _, length = self._EVENT.unpack_from(events, at)
+                    at += self._EVENT.size
+                    name = os.fsdecode(events[at : at + length].rstrip(b"\0"))
+                    at += length
+                    # No folder: more happened than the queue holds.
+                    paths.add(f"{self._folders.get(folder, 'more than is listed')}/{name}")
+        for path in map(Path, paths):
+            if path.is_dir() and not path.is_symlink():
+                self._add(path)
+        return sorted(paths)
 
 
 def _resident() -> int:

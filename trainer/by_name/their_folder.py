@@ -36,6 +36,7 @@ class TheirConfig(TypedDict):
     n_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
     num_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
     hidden_size: NotRequired[Annotated[int, Bounds(1, 1 << 20)]]
+    intermediate_size: NotRequired[Annotated[int, Bounds(1, 1 << 24)] | list[Annotated[int, Bounds(1, 1 << 24)]] | None]
     vocab_size: NotRequired[Annotated[int, Bounds(2, 1 << 26)]]
     max_position_embeddings: NotRequired[Annotated[int, Bounds(1, 1 << 27)]]
     auto_map: NotRequired[dict[str, Any]]

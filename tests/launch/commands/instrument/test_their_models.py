@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 
 import pytest
@@ -162,6 +163,14 @@ def test_code_of_another_repository_is_refused(own_code, said):
         assert "code of another repository" in error
         assert error.count("\n") == 1
     assert not marker.exists()
+
+
+@pytest.mark.parametrize("widths", [0, [24, 0]])
+def test_a_width_of_zero_is_one_line_before_the_library_reads_it(widths, copy, said):
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"intermediate_size": widths}))
+    error = said(1, "snapshot", copy, *PROBE).err
+    assert re.fullmatch(r".*config\.json: damaged \(intermediate_size(\[1\])? is 0, not 1 to .*\)\n", error)
 
 
 def test_damaged_weights_are_one_line(copy, said):
