@@ -115,11 +115,11 @@ class QKLock(AdditiveMetric):
             moment_QKK = torch.bmm(q_QNK.mT, q_QNK)
             self.query_moment[layer].add_(moment_QKK.unflatten(0, (n_products, n_heads)).sum(0, dtype=torch.float64))
             self.key_moment[layer].add_(torch.bmm(unit_HBK.mT, unit_HBK))
-        # One vector per sequence is too little for a matrix product.
-        dots_BHT = (q_BHTK * first_BHK[:, :, None]).sum(-1)
-        self.query_sum[layer].add_(q_BHTK.sum(2).sum(0))
+            # As heads lie in memory. One vector per sequence is too little for a matrix product.
+            dots_BTH = torch.linalg.vecdot(q_BHTK.transpose(1, 2), first_BHK[:, None])
+        self.query_sum[layer].add_(q_QNK.unflatten(0, (n_products, n_heads)).sum((0, 2)))
         self.key_sum[layer].add_(unit_HBK.sum(1))
-        self.positive_count[layer].add_((dots_BHT[..., 1:] > 0).sum((0, 2)))
+        self.positive_count[layer].add_((dots_BTH[:, 1:] > 0).sum((0, 1)))
         self.n_queries[layer].add_(n_sequences * (n_positions - 1))
         self.n_sequences[layer].add_(n_sequences)
 

@@ -109,16 +109,14 @@ class KeySummer:
 
     def _add_entropy(self, part: tuple[slice, slice], start: int, share_BHRS: Tensor) -> None:
         # Few large steps for each part: many small ones cost more than their arithmetic.
-        queries, n_positions = self.entropy_queries, self.shape_BHT[2]
+        queries = self.entropy_queries
         if start == 0:
-            self.kept_BHQS = share_BHRS.new_zeros(*share_BHRS.shape[:2], len(queries), n_positions)
-        rows_BHQS = share_BHRS[:, :, (queries.start - start) % queries.step :: queries.step]
-        at = -((queries.start - start) // queries.step)
-        self.kept_BHQS[:, :, at : at + rows_BHQS.shape[2], : rows_BHQS.shape[3]] = rows_BHQS
-        if start + share_BHRS.shape[2] == n_positions:
-            # 0 · ln 0 is 0.
-            log_BHQS = self.kept_BHQS.clamp_min(_TINY).log_()
-            self.entropy_BH[part] = log_BHQS.mul_(self.kept_BHQS).sum((2, 3)).neg_()
+            self.kept: list[Tensor] = []
+        self.kept.append(share_BHRS[:, :, (queries.start - start) % queries.step :: queries.step].flatten(2))
+        if start + share_BHRS.shape[2] == self.shape_BHT[2]:
+            # N: the weights of all these queries. 0 · ln 0 is 0.
+            kept_BHN = torch.cat(self.kept, dim=-1)
+            self.entropy_BH[part] = kept_BHN.clamp_min(_TINY).log_().mul_(kept_BHN).sum(-1).neg_()
 
     def _largest(self) -> Tensor | None:
         if not self.largest:

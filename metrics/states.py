@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .additive import AdditiveMetric, FreedMetric, sum_over_ranks
-from .threads import each_at_once
+from .threads import each_at_once, symmetric_eigenvalues
 
 
 class DominanceResult(NamedTuple):
@@ -229,7 +229,7 @@ class EffectiveRank(AdditiveMetric):
         upper_DD = moment.new_zeros(self.d_model, self.d_model)
         for start, rows, offset in self._blocks():
             upper_DD[start : start + rows, start:] = self._block(moment, start, rows, offset)
-        return torch.linalg.eigvalsh(upper_DD, UPLO="U").flip(0)
+        return symmetric_eigenvalues(upper_DD).flip(0)
 
     def eigenvalues(self) -> Tensor:
         """Of every place's second moment, falling, ``[S, d]``; processes share the places among them."""

@@ -24,8 +24,9 @@ OUTLIER_SIGMAS = 6.0
 PUBLISHED_EPS = 1e-6
 #: What every sequence gives a number of, as the quantities' names end.
 _PER_SEQUENCE = ("kurtosis", "kurtosis_published", "inf_norm", "outlier_channels")
-#: On the CPU: elements that are looked at together, which stay in cache.
-_CACHED = 1 << 16
+#: On the CPU: elements that are looked at together. Smaller blocks are no quicker, and several threads wait for each
+#: other at every step.
+_CACHED = 1 << 20
 #: Elsewhere: for little memory.
 _TOGETHER = 1 << 26
 
@@ -44,26 +45,24 @@ class SequenceMoments(NamedTuple):
 
 
 def sequence_moments(x_BTD: Tensor) -> SequenceMoments:
-    """Moments about each sequence's mean, and extremes: read once for the mean, and once more a cacheful at a time."""
-    n_sequences, length, width = x_BTD.shape
+    """Moments about each sequence's mean, and extremes: read once for the mean, and once more a block at a time."""
+    _, length, width = x_BTD.shape
     wide = torch.promote_types(x_BTD.dtype, torch.float32)
-    mean_B = x_BTD.mean((1, 2), dtype=wide)
-    second_BT, fourth_BT, largest_BT = mean_B.new_empty(3, n_sequences, length)
-    away_BD = mean_B.new_zeros(n_sequences, width)
+    mean_B11 = x_BTD.mean((1, 2), dtype=wide, keepdim=True)
     n_tokens = max((_CACHED if x_BTD.device.type == "cpu" else _TOGETHER) // width, 1)
     n_together, n_rows = max(n_tokens // length, 1), min(n_tokens, length)
-    for first in range(0, n_sequences, n_together):
-        some = slice(first, first + n_together)
-        for start in range(0, length, n_rows):
-            here = some, slice(start, start + n_rows)
-            x = x_BTD[here]
-            largest_BT[here] = largest_size(x, -1).to(wide)
-            square = (x.to(wide) - mean_B[some, None, None]).square_()
-            away_BD[some] = torch.maximum(away_BD[some], square.amax(1))
-            torch.sum(square, -1, out=second_BT[here])
-            torch.linalg.vector_norm(square, dim=-1, out=fourth_BT[here])
+    of_sequences = []
+    for some_BTD, mean in zip(x_BTD.split(n_together), mean_B11.split(n_together), strict=True):
+        of_rows = []
+        for x in some_BTD.split(n_rows, dim=1):
+            square = (x.to(wide) - mean).square_()
+            fourth_root = torch.linalg.vector_norm(square, dim=-1)
+            of_rows.append((square.sum(-1), fourth_root, largest_size(x, -1), square.amax(1, keepdim=True)))
+        of_sequences.append([torch.cat(parts, dim=1) for parts in zip(*of_rows, strict=True)])
+    second_BT, root_BT, largest_BT, away_BRD = (torch.cat(parts) for parts in zip(*of_sequences, strict=True))
     variance_B = second_BT.sum(1, dtype=torch.float64) / (length * width - 1)
-    return SequenceMoments(variance_B.sqrt(), fourth_BT.square_().double() / width, largest_BT, away_BD.sqrt_())
+    fourth_BT = root_BT.square_().double() / width
+    return SequenceMoments(variance_B.sqrt(), fourth_BT, largest_BT.to(wide), away_BRD.amax(1).sqrt_())
 
 
 class ActivationOutliers(AdditiveMetric):

@@ -9,7 +9,7 @@ import torch
 
 from birthmark.metrics import threads
 from birthmark.metrics.states import EffectiveRank
-from birthmark.metrics.threads import each_at_once
+from birthmark.metrics.threads import each_at_once, symmetric_eigenvalues
 
 
 def symmetric(n, width):
@@ -26,6 +26,13 @@ def test_as_many_as_there_are_cores_give_what_each_gives_alone():
     finally:
         torch.set_num_threads(n_threads)
     assert torch.equal(torch.stack(found), torch.stack([torch.linalg.eigvalsh(matrix) for matrix in matrices]))
+
+
+def test_eigenvalues_are_those_of_the_upper_half():
+    matrices = symmetric(3, 40)
+    unread = torch.full((40, 40), torch.nan, dtype=torch.float64).tril(-1)
+    found = torch.stack(each_at_once(symmetric_eigenvalues, matrices.triu() + unread, 1))
+    torch.testing.assert_close(found, torch.linalg.eigvalsh(matrices), rtol=1e-10, atol=1e-12)
 
 
 class Stream:
