@@ -24,7 +24,7 @@ from scipy import stats
 import birthmark as bm
 from birthmark.data.config import DataConfig
 from birthmark.data.prepare import PreparedData, prepare
-from birthmark.data.probes import random_probe, text_probe
+from birthmark.data.probes import random_probe
 from birthmark.measure.measurement import BirthReference, birth_reference, measure
 from birthmark.models.adapters.adapter_config import AdapterConfig
 from birthmark.models.adapters.attach import attach, initialize_adapter
@@ -115,7 +115,7 @@ def looked_at(model: Decoder, birth: Decoder, data: PreparedData, reference: Bir
     """Losses, sink and mark of a model beside its birth."""
     length, config = model.config.max_seq_len, model.config
     random = measure(model, random_probe(config.vocab_size, 64, length, 0), reference).scalars
-    text = measure(model, text_probe(data.val, 64, length)).scalars
+    text = measure(model, data.text_probe(64, length)).scalars
     return {
         **losses(model, data),
         "sink": text["sink_mass"],

@@ -7,22 +7,15 @@ the same tokens: at any step, on any rank, under any micro-batch size and any nu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import count, islice
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import torch
-from torch.utils.data import IterableDataset, get_worker_info
 
 from ..errors import UsageError
-from .batch_ramp import BatchSizes
-from .batch_shares import BatchShares
+from .nearby import NEAR, Nearby
 from .permutation import permuted
-
-#: Samples whose windows are computed together: a permutation's calls cost as much as thousands of its numbers.
-_NEAR = 1 << 14
 
 
 class BatchSource(Protocol):
@@ -261,22 +254,15 @@ class TokenWindows(FixedWindows):
     ) -> None:
         super().__init__(tokens, seq_len, vocab_size, split, cut)
         self.data_seed = data_seed
-        self._near: dict[int, np.ndarray] = {}
+        self._nearby = Nearby()
 
     def windows(self, samples: np.ndarray) -> np.ndarray:
         """Window number of each global sample index; int64 ``[n]``."""
-        if not len(samples) or int(samples.max() - samples.min()) > _NEAR:
+        if not len(samples) or int(samples.max() - samples.min()) > NEAR:
             return self._permuted(samples)
-        # Those that follow are kept.
-        out = np.empty_like(samples)
-        for number in range(int(samples.min()) // _NEAR, int(samples.max()) // _NEAR + 1):
-            if number not in self._near:
-                if len(self._near) > 1:
-                    self._near.clear()
-                self._near[number] = self._permuted(np.arange(number * _NEAR, (number + 1) * _NEAR, dtype=np.int64))
-            here = samples // _NEAR == number
-            out[here] = self._near[number][samples[here] - number * _NEAR]
-        return out
+        first = int(samples.min())
+        (window_N,) = self._nearby.between(first, int(samples.max()) + 1, lambda near_N: (self._permuted(near_N),))
+        return window_N[samples - first]
 
     def _permuted(self, samples: np.ndarray) -> np.ndarray:
         epochs, positions = np.divmod(samples, self.n_samples)
@@ -285,50 +271,3 @@ class TokenWindows(FixedWindows):
             here = epochs == epoch
             out[here] = permuted(positions[here], self.n_samples, "order", self.data_seed, epoch)
         return out
-
-
-class MicroBatches(IterableDataset[torch.Tensor]):
-    """One rank's micro-batches of steps ``first_step`` to ``last_step`` (excluded; None: without end).
-
-    Yields int64 tensors ``[n, seq_len + 1]``, n ≤ ``micro_batch_size``. In every step rank ``r`` takes the ``r``-th
-    contiguous part of the global batch (`BatchShares`). A micro-batch without a sequence has one of another process,
-    whose loss has no weight. For a ``DataLoader`` with ``batch_size=None``; its workers take turns, so the order is
-    that of a single process.
-
-    Raises:
-        UsageError: there are fewer sequences than processes.
-    """
-
-    def __init__(
-        self,
-        source: BatchSource,
-        *,
-        first_step: int = 0,
-        last_step: int | None = None,
-        sizes: BatchSizes,
-        micro_batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
-    ) -> None:
-        super().__init__()
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank {rank} of {world_size} processes")
-        self.source = source
-        self.first_step = first_step
-        self.last_step = last_step
-        self.sizes, self.micro_batch_size = sizes, micro_batch_size
-        self.rank, self.world_size = rank, world_size
-        self.shares(first_step)
-
-    def __iter__(self) -> Iterator[torch.Tensor]:
-        worker = get_worker_info()
-        turn, turns = (worker.id, worker.num_workers) if worker else (0, 1)
-        steps = count(self.first_step) if self.last_step is None else range(self.first_step, self.last_step)
-        parts = ((step, part) for step in steps for part in self.shares(step).parts(self.rank))
-        for step, part in islice(parts, turn, None, turns):
-            here = part or range(1)
-            yield torch.from_numpy(self.source.batch(self.sizes.before(step) + here.start, len(here)))
-
-    def shares(self, step: int) -> BatchShares:
-        """How the processes share the batch of step ``step``."""
-        return BatchShares(self.sizes.size(step), self.micro_batch_size, self.world_size)

@@ -25,6 +25,7 @@ from .mixing.mixture import InTurn, Mixture
 from .mixing.order import SourceOrder
 from .packing.borders import DocumentBorders
 from .packing.cuts import Layout, common_borders
+from .probes import text_probe
 from .shards import unigram_cross_entropy
 from .streaming.stream import StreamSettings
 from .streaming.streamed_batches import StreamSource
@@ -85,6 +86,11 @@ class PreparedData:
         """Order and shares of ``data.sources``, which take turns in ``val``; None where there is one corpus."""
         order = self.train.order if isinstance(self.train, Mixture | StreamSource) else None
         return None if order is None or order.names == [""] else order
+
+    def text_probe(self, n_sequences: int, seq_len: int) -> np.ndarray:
+        """Validation text to measure on, int64 ``[n_sequences, seq_len]``; see `birthmark.data.probes.text_probe`."""
+        n_before = int(any(layout.bos == "sequence" for layout in self.layouts.values()))
+        return text_probe(self.val, n_sequences, seq_len, n_before=n_before)
 
     def tokens_by_source(self, n_tokens: int) -> dict[str, int]:
         """How many of the first ``n_tokens``, which are whole samples, each of ``data.sources`` gives."""

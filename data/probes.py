@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import zip_longest
+from collections.abc import Iterator, Sequence
+from itertools import count, zip_longest
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +13,7 @@ from .config import DataConfig
 from .corpora import Corpus, open_corpus
 from .encode import beginning, stream_chunks
 from .ingest.remote import localised
+from .mixing.mixture import InTurn
 from .streams import uniforms
 from .tokenizer import TextTokenizer
 
@@ -30,9 +31,17 @@ def random_probe(vocab_size: int, n_sequences: int, seq_len: int, probe_seed: in
     return (u_NT * vocab_size).astype(np.int64)
 
 
-def text_probe(val: BatchSource, n_sequences: int, seq_len: int) -> np.ndarray:
-    """The first ``seq_len`` tokens of the first ``n_sequences`` validation samples that have no padding there; int64
-    ``[N, T]``.
+def text_probe(val: BatchSource, n_sequences: int, seq_len: int, *, n_before: int = 0) -> np.ndarray:
+    """The beginnings of the first ``n_sequences`` validation samples, each of them once; int64 ``[N, T]``.
+
+    Where samples are padded, the text of the next one stands in place of the padding, and the sequence after begins
+    with the one behind that: to leave padded samples out would leave long documents alone.
+
+    Args:
+        val: the samples.
+        n_sequences: N.
+        seq_len: T.
+        n_before: tokens before the text of every sample, such as BOS.
 
     Raises:
         UsageError: the validation text has fewer samples, or shorter ones. A sample shown twice would count as
@@ -43,23 +52,32 @@ def text_probe(val: BatchSource, n_sequences: int, seq_len: int) -> np.ndarray:
             f"text probe: sequences of {seq_len} tokens, but validation samples have {val.seq_len} "
             "(model.max_seq_len); ask for shorter sequences"
         )
-    if val.n_samples is not None and n_sequences > val.n_samples:
-        raise UsageError(
-            f"text probe: {n_sequences} sequences, but the validation text of data.path holds {val.n_samples}; "
-            "raise data.val_fraction or ask for fewer"
-        )
-    probe_NT = val.batch(0, n_sequences)[:, :seq_len]
-    if (probe_NT >= 0).all():
-        return probe_NT
-    assert val.n_samples is not None
-    all_NT = val.batch(0, val.n_samples)[:, :seq_len]
-    whole_NT = all_NT[(all_NT >= 0).all(1)]
-    if len(whole_NT) < n_sequences:
-        raise UsageError(
-            f"text probe: {n_sequences} sequences, but the packed validation text of data.path holds {len(whole_NT)} "
-            f"with {seq_len} tokens or more; raise data.val_fraction, or ask for fewer or shorter ones"
-        )
-    return whole_NT[:n_sequences]
+    found, is_padded, texts = [], False, _samples(val, n_sequences)
+    for sample in texts:
+        row = sample[:seq_len][sample[:seq_len] >= 0]
+        is_padded |= len(row) < seq_len
+        while len(row) < seq_len and (more := next(texts, None)) is not None:
+            row = np.concatenate([row, more[n_before:][more[n_before:] >= 0]])[:seq_len]
+        if len(row) == seq_len:
+            found.append(row)
+        if len(found) == n_sequences:
+            return np.stack(found)
+    what, mend = ("fills", " or shorter ones") if is_padded else ("holds", "")
+    raise UsageError(
+        f"text probe: {n_sequences} sequences, but the validation text of data.path {what} {len(found)} of {seq_len} "
+        f"tokens; raise data.val_fraction, or ask for fewer{mend}"
+    )
+
+
+def _samples(val: BatchSource, at_once: int) -> Iterator[np.ndarray]:
+    """Every different sample once."""
+    for first in count(0, at_once):
+        n = at_once if val.n_samples is None else min(at_once, val.n_samples - first)
+        if n < 1:
+            return
+        samples_NT = val.batch(first, n)
+        # A source that is shorter than others goes round.
+        yield from samples_NT[val.is_first_round(first, n)] if isinstance(val, InTurn) else samples_NT
 
 
 #: Characters that are read of a document for each token that is wanted of it: no tokenizer needs more.

@@ -24,7 +24,7 @@ from ..callbacks.stop import StopOnSignal
 from ..callbacks.training import FiniteGuard, MilestoneTimes, TrainingLog, Validation
 from ..callbacks.wandb_run import Identity, wandb_run
 from ..data.prepare import PreparedData
-from ..data.probes import random_probe, text_probe
+from ..data.probes import random_probe
 from ..evaluation.evaluator import Evaluator
 from ..measure.ranks import from_rank_zero, rank, world_size
 from ..measure.recorder import SnapshotRecorder
@@ -45,7 +45,7 @@ def _probes(config: RunConfig, data: PreparedData) -> dict[str, np.ndarray]:
     n, length = config.snapshot.n_sequences, config.snapshot.seq_len
     makers = {
         "random": lambda: random_probe(config.model.vocab_size, n, length, config.snapshot.probe_seed),
-        "text": lambda: text_probe(data.val, n, length),
+        "text": lambda: data.text_probe(n, length),
     }
     return {name: makers[name]() for name in config.snapshot.probes}
 

@@ -7,10 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..batches import FixedWindows, JoinedTokens, PlainCut, TokensOfSources
+from ..nearby import Nearby
 from .order import SourceOrder
-
-#: Samples whose places are found together: finding eight costs as much as finding a thousand.
-_NEAR = 1 << 14
 
 
 class _Sources:
@@ -21,7 +19,7 @@ class _Sources:
         self._windows = list(self.sources.values())
         self.seq_len = self._windows[0].seq_len
         self.vocab_size = max(source.vocab_size for source in self._windows)
-        self._near: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._nearby = Nearby()
         # A call for each of eight sources costs .4 of the time of one for all.
         plain = [source.tokens for source in self._windows if type(source.cut) is PlainCut]
         tokens = [part for part in plain if isinstance(part, JoinedTokens)]
@@ -38,11 +36,9 @@ class _Sources:
 
     def batch(self, first_sample: int, n: int) -> np.ndarray:
         """See `BatchSource.batch`."""
-        blocks = []
-        for number in range(first_sample // _NEAR, -(-(first_sample + n) // _NEAR)):
-            begin = max(first_sample - number * _NEAR, 0)
-            blocks.append([array[begin : first_sample + n - number * _NEAR] for array in self._block(number)])
-        source_N, window_N = (np.concatenate(part) if len(part) > 1 else part[0] for part in zip(*blocks, strict=True))
+        if not n:
+            return np.empty((0, self.seq_len + 1), dtype=np.int64)
+        source_N, window_N = self._nearby.between(first_sample, first_sample + n, self._windows_of)
         if self._together is not None:
             starts_N = window_N * self.seq_len + self._together.first_S[source_N]
             out_NT = self._together.read(starts_N, self.seq_len + 1)
@@ -54,19 +50,14 @@ class _Sources:
             out_NT[here_N] = self._windows[index].cut.read(window_N[here_N])
         return out_NT
 
-    def _block(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Source and window of each of the samples ``number * _NEAR`` to ``(number + 1) * _NEAR``."""
-        # Those that follow are kept.
-        if number not in self._near:
-            if len(self._near) > 1:
-                self._near.clear()
-            source_N, number_N = self.places(np.arange(number * _NEAR, (number + 1) * _NEAR, dtype=np.int64))
-            window_N = np.empty_like(number_N)
-            for index in np.unique(source_N).tolist():
-                here_N = source_N == index
-                window_N[here_N] = self._windows[index].windows(number_N[here_N])
-            self._near[number] = source_N, window_N
-        return self._near[number]
+    def _windows_of(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Source and window of each of these samples: two int64 ``[n]``."""
+        source_N, number_N = self.places(samples_N)
+        window_N = np.empty_like(number_N)
+        for index in np.unique(source_N).tolist():
+            here_N = source_N == index
+            window_N[here_N] = self._windows[index].windows(number_N[here_N])
+        return source_N, window_N
 
     def n_targets(self, samples: np.ndarray) -> np.ndarray:
         """Tokens to predict in each of these samples: int64 ``[n]``."""
@@ -110,3 +101,8 @@ class InTurn(_Sources):
     def places(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """See the base."""
         return samples_N % len(self._windows), samples_N // len(self._windows)
+
+    def is_first_round(self, first_sample: int, n: int) -> np.ndarray:
+        """Whether each of ``n`` samples has not been read before: bool ``[n]``."""
+        source_N, number_N = self.places(np.arange(first_sample, first_sample + n))
+        return number_N < np.array([source.n_samples for source in self._windows])[source_N]

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ..batch_ramp import BatchSizes
-from ..batches import MicroBatches
+from ..micro_batches import MicroBatches
 from ..packing.borders import PADDING
 from ..packing.cuts import Layout
 from ..prepare import PreparedData

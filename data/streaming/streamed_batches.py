@@ -52,7 +52,9 @@ class StreamSource:
 
 
 class StreamedBatches:
-    """One rank's micro-batches of step ``first_step`` and on, without end, as `birthmark.data.batches.MicroBatches`.
+    """One rank's micro-batches of step ``first_step`` and on, without end.
+
+    As `birthmark.data.micro_batches.MicroBatches`.
 
     Args:
         source: what is read.

@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
+from birthmark.data import nearby
 from birthmark.data.backcopy import BackCopy
 from birthmark.data.batch_ramp import BatchRamp, BatchSizes
-from birthmark.data.batches import FixedWindows, MicroBatches, ShardedTokens, TokenWindows
+from birthmark.data.batches import FixedWindows, ShardedTokens, TokenWindows
+from birthmark.data.micro_batches import MicroBatches
 from birthmark.data.permutation import permuted
 from birthmark.errors import UsageError
 
@@ -124,6 +126,17 @@ def test_ranks_and_micro_batches_make_the_global_batch(
         # A mean over micro-batches and ranks, as gradients are averaged, is that over the sequences.
         means = [part.double().mean() * weight for part, weight in zip(parts, of_parts, strict=True)]
         assert float(sum(means)) / len(means) == pytest.approx(whole.mean(), rel=1e-12)
+
+
+@given(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40)), min_size=1, max_size=6))
+def test_what_is_kept_of_samples_nearby_is_theirs(asked: list[tuple[int, int]]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nearby, "NEAR", 16)
+        kept = nearby.Nearby()
+        for first, n in asked:
+            squares, signs = kept.between(first, first + n, lambda samples: (samples**2, -samples))
+            assert squares.tolist() == [i * i for i in range(first, first + n)]
+            assert signs.tolist() == [-i for i in range(first, first + n)]
 
 
 @pytest.mark.parametrize("step", [0, 1, 4])

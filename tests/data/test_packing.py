@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 
 from birthmark.data.batches import FixedWindows, ShardedTokens, TokenWindows
 from birthmark.data.config import DataConfig, SourceConfig
+from birthmark.data.mixing.mixture import InTurn
 from birthmark.data.packing.bins import best_fit, in_order
 from birthmark.data.packing.borders import PADDING, DocumentBorders
 from birthmark.data.packing.cuts import Layout
 from birthmark.data.packing.index import document_starts, pieces_of
 from birthmark.data.prepare import prepare
-from birthmark.data.probes import text_probe
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import UsageError
 from birthmark.models.linear_cross_entropy import IGNORED
@@ -244,14 +244,36 @@ def test_a_run_reads_what_its_config_asks_for(config: DataConfig, folder: Path) 
     assert 0 <= mixed.record["sources"]["part0"]["padding"] < 1
 
 
-def test_a_text_probe_has_no_padding(config: DataConfig) -> None:
-    val = prepare(replace(config, packing="documents"), vocab_size=400, seq_len=128).val
-    assert val.n_samples is not None
-    assert (val.batch(0, val.n_samples) == PADDING).any()
-    probe = text_probe(val, 2, 100)
-    assert (probe >= 0).all()
-    with pytest.raises(UsageError, match=r"^text probe: .* packed validation text .* with 128 tokens or more"):
-        text_probe(val, val.n_samples, 128)
+@pytest.mark.parametrize(
+    ("packing", "bos"),
+    [("documents", "none"), ("documents", "document"), ("documents", "sequence"), ("best_fit", "none")],
+)
+def test_in_a_text_probe_the_next_text_stands_in_place_of_padding(config: DataConfig, packing: str, bos: str) -> None:
+    data = prepare(replace(config, packing=packing, bos=bos), vocab_size=400, seq_len=128)
+    assert data.val.n_samples is not None
+    left = [[token for token in row if token != PADDING] for row in data.val.batch(0, data.val.n_samples).tolist()]
+    assert packing == "best_fit" or min(map(len, left)) < 100
+    expected = []
+    while left:
+        row = left.pop(0)
+        while len(row) < 100 and left:
+            row += left.pop(0)[int(bos == "sequence") :]
+        expected += [row[:100]] if len(row) >= 100 else []
+    assert data.text_probe(len(expected), 100).tolist() == expected
+    with pytest.raises(UsageError, match=rf"text of data\.path (fills|holds) {len(expected)} of 100 tokens; raise"):
+        data.text_probe(len(expected) + 1, 100)
+
+
+def test_a_text_probe_of_a_mixture_shows_nothing_twice(config: DataConfig, folder: Path) -> None:
+    sources = [SourceConfig(str(folder)), SourceConfig(str(folder / "part0"))]
+    mixed = prepare(replace(config, path=DataConfig.path, sources=sources), vocab_size=400, seq_len=64)
+    assert isinstance(mixed.val, InTurn)
+    once = [row for one in mixed.val.sources.values() for row in one.batch(0, one.n_samples)[:, :32].tolist()]
+    n = len(once)
+    assert mixed.val.n_samples > n
+    assert sorted(mixed.text_probe(n, 32).tolist()) == sorted(once)
+    with pytest.raises(UsageError, match=f"holds {n} of 32 tokens"):
+        mixed.text_probe(n + 1, 32)
 
 
 def test_what_bos_was_before_it_had_names() -> None:

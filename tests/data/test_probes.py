@@ -58,7 +58,7 @@ def test_text_probe(make_tokens: Callable[..., ShardedTokens]) -> None:
     val = FixedWindows(make_tokens(101), seq_len=10, vocab_size=101)
     assert val.n_samples == 10
     assert np.array_equal(text_probe(val, 3, 4), [[0, 1, 2, 3], [10, 11, 12, 13], [20, 21, 22, 23]])
-    with pytest.raises(UsageError, match=r"holds 10; raise data\.val_fraction"):
+    with pytest.raises(UsageError, match=r"holds 10 of 4 tokens; raise data\.val_fraction"):
         text_probe(val, 11, 4)
     with pytest.raises(UsageError, match=r"model\.max_seq_len"):
         text_probe(val, 3, 11)

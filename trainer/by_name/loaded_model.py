@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ...data.probes import passage_probe, random_probe, text_probe
+from ...data.probes import passage_probe, random_probe
 from ...data.tokenizer import TextTokenizer
 from ...errors import RunError, UsageError
 from ...measure.backward.gradients import measure_gradients, with_gradients
@@ -132,7 +132,7 @@ def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] 
     if loaded.run is None:
         raise UsageError(f"{loaded.name}: is no run with validation text of its own; give text, --data PATH")
     data = data_of_run(loaded.name, loaded.run)
-    tokens_NT = text_probe(data.val, n, length)
+    tokens_NT = data.text_probe(n, length)
     if data.borders is None:
         return TextProbe(tokens_NT)
     return TextProbe(tokens_NT, data.borders.documents(torch.from_numpy(tokens_NT)).numpy())

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from ...data.prepare import PreparedData, prepare
-from ...data.probes import passage_probe, text_probe
+from ...data.probes import passage_probe
 from ...data.tokenizer import TextTokenizer
 from ...errors import UsageError
 from ...measure.records import RunDir
@@ -61,4 +61,4 @@ def held_out_tokens(source: ModelSource, n_sequences: int, n_tokens: int, path: 
     run = source.run if isinstance(source, SourceWithBirth) else None
     if run is None:
         raise UsageError(f"{source.name}: is no run with validation text of its own; give text, --data PATH")
-    return text_probe(data_of_run(source.name, run, n_tokens).val, n_sequences, n_tokens)
+    return data_of_run(source.name, run, n_tokens).text_probe(n_sequences, n_tokens)

@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 import torch
 
-from ...data.batches import MicroBatches
+from ...data.micro_batches import MicroBatches
 from ...data.prepare import PreparedData
 from ...data.streaming.streamed_batches import Places, StreamedBatches, StreamSource
 from ...measure.ranks import gather_objects

@@ -31,9 +31,11 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Tokenise, and say what there is now."""
-    from ....trainer.initial_model import resolve_init_from
+    config = read_config(Path(options.config), read_overrides(options["set"]))
+    if config.init_from:
+        from ....trainer.initial_model import resolve_init_from  # with torch and Lightning, half a gigabyte
 
-    config = resolve_init_from(read_config(Path(options.config), read_overrides(options["set"])))
+        config = resolve_init_from(config)
     given = {"n_workers": options.workers, "cache_dir": options.out, "stage_to": ""}
     data = dataclasses.replace(config.data, **{name: value for name, value in given.items() if value is not None})
     if problems := data.problems():

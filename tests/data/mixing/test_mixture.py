@@ -13,8 +13,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from birthmark.data.batch_ramp import BatchSizes
-from birthmark.data.batches import FixedWindows, MicroBatches, ShardedTokens, TokenWindows
+from birthmark.data.batches import FixedWindows, ShardedTokens, TokenWindows
 from birthmark.data.config import DataConfig, SourceConfig
+from birthmark.data.micro_batches import MicroBatches
 from birthmark.data.mixing.config import WeightChange
 from birthmark.data.mixing.mixture import InTurn, Mixture
 from birthmark.data.mixing.order import SourceOrder

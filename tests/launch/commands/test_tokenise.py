@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -51,6 +53,15 @@ def test_the_run_finds_what_it_would_have_made(
     assert found["sources"]["b"]["bytes"] == sum(path.stat().st_size for path in (tmp_path / "b").iterdir())
     assert main(["tokenise", str(config)]) == 0
     assert "nothing was to do" in capsys.readouterr().out
+
+
+def test_text_is_tokenised_without_loading_a_framework(config: Path) -> None:
+    code = (
+        f"import sys; from birthmark.launch.cli import main; main(['tokenise', {str(config)!r}]); print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "birthmark.data.shards" in done.stdout.split()
+    assert not set(done.stdout.split()) & {"torch", "lightning", "datasets", "transformers", "scipy"}
 
 
 @pytest.mark.parametrize(
