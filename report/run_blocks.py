@@ -72,6 +72,9 @@ def about_run(run: RunHistory) -> str:
     if layers is not None:
         parts.append(_number_of(layers, "block") + (f" of {_number_of(heads, 'head')}" if heads is not None else ""))
     parts += [f"{word} {model[name]}" for name, word in (("d_model", "width"), ("mlp", "MLP")) if name in model]
+    experts = model.get("experts") or {}
+    if (n_experts := experts.get("n_experts")) is not None:
+        parts.append(f"{_number_of(n_experts, 'expert')}, {experts.get('top_k')} for each token")
     if (vocab := summary.get("vocab_size") or model.get("vocab_size")) is not None:
         parts.append(f"vocabulary {vocab:,}")
     if data.get("path"):

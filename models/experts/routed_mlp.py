@@ -1,8 +1,8 @@
 """The mixture of experts: a router, the experts that it sends tokens to, and one that all may pass.
 
-Plain experts are one operator (``fused_experts.py``). Where their maps do more, or a strategy gathers weights module by
-module, tokens are sorted by expert, so that each expert is called once, for all of its rows. It is called if need be on
-no rows at all: so ranks gather the same weights in the same order, and every parameter has a gradient.
+Plain experts are one operator (``fused_experts.py``). Where their maps do more, tokens are sorted by expert, so that
+each expert is called once, for all of its rows. It is called if need be on no rows at all: so every parameter has a
+gradient, and ranks that gather weights for a module's pass gather the same in the same order.
 
 Legend: B sequences, T positions, D width, N tokens, E experts, K experts of a token, M = N·K rows, one for each choice.
 """

@@ -1,5 +1,6 @@
-"""The snapshot page of a model in which some blocks have experts: their hidden units are not seen."""
+"""Pages of a model in which some blocks have experts: their hidden units are not seen."""
 
+import dataclasses
 import re
 
 import pytest
@@ -9,6 +10,8 @@ from birthmark.measure.measurement import measure
 from birthmark.measure.records import Snapshot
 from birthmark.models.birth import born
 from birthmark.models.config import ExpertsConfig, ModelConfig
+from birthmark.report.run_blocks import about_run
+from birthmark.report.run_history import RunHistory
 from birthmark.report.sections.neurons import NEURONS
 from birthmark.report.sections.snapshot_view import SnapshotView
 
@@ -27,3 +30,14 @@ def test_units_of_dense_blocks_are_drawn_and_listed_alone(n_dense):
     assert {row[0] for row in units[0].rows} == {"1"}
     assert all(re.fullmatch(r"\d+", row[1]) for row in units[0].rows)
     assert any(picture.file.startswith("neurons-units") for picture in section.pictures)
+
+
+@pytest.mark.parametrize(
+    ("experts", "said"), [({}, "MLP gelu"), ({"n_experts": 3, "top_k": 2}, "MLP gelu · 3 experts, 2 for each token")]
+)
+def test_a_runs_first_line_says_which_experts_it_has(experts, said):
+    config = ModelConfig(d_model=16, n_layers=2, n_heads=2, mlp="gelu", experts=ExpertsConfig(**experts))
+    run = dataclasses.replace(
+        RunHistory.of_snapshot(Snapshot({"step": 0, "bias": {}}, {})), birth={"model": dataclasses.asdict(config)}
+    )
+    assert f"2 blocks of 2 heads · width 16 · {said} · vocabulary" in about_run(run)

@@ -24,6 +24,7 @@ from torch.distributed.fsdp import FSDPModule
 from ...errors import UsageError
 from ...models.birth import Sharder
 from ...models.decoder import Decoder
+from ...models.experts.routed_mlp import Mixture
 from ...models.init import Linear
 from ..config import TrainerConfig
 from ..optimizers.table import OptimizerConfig
@@ -109,6 +110,8 @@ def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
     if stage == 3:
         # It would replace torch's own function in the whole process.
         zero["memory_efficient_linear"] = False
+        # Experts of a block are gathered at once: so they run as one operator, as everywhere else.
+        zero["leaf_module"] = {"classes": [f"{Mixture.__module__}.{Mixture.__qualname__}"]}
     if config.offload != "none":
         where: dict[str, Any] = {"device": config.offload, "pin_memory": torch.cuda.is_available()}
         if config.offload == "nvme":
