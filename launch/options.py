@@ -43,7 +43,9 @@ def tell(line: str) -> None:
 
 def add_config(parser: Parser) -> None:
     """A config of a run or of a model."""
-    parser.add_argument("config", type=str, metavar="CONFIG", help="YAML file of a run or of a model.")
+    parser.add_argument(
+        "config", type=str, metavar="CONFIG", help="YAML file of a run or of a model, or a run's folder."
+    )
 
 
 def add_run(parser: Parser) -> None:

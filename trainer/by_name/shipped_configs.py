@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from ...errors import UsageError
+from ...measure.records import RunDir
 
 Kind = Literal["run", "model", "study"]
 
@@ -59,17 +60,24 @@ def shipped_config(name: str, kind: Literal["run", "study"] = "run") -> Path | N
 
 
 def find_config(name: str | Path, kind: Literal["run", "study"] = "run") -> Path:
-    """The config file of that name: a file that exists, or one of the shipped.
+    """The config file of that name: a file that exists, one of the shipped, or that of the run in a folder.
+
+    A folder hides none of the shipped: people keep the run of a config in a folder of its name.
 
     Raises:
-        UsageError: there is neither; the message names the nearest.
+        UsageError: there is none; the message names the nearest.
     """
     path = Path(name)
-    if path.exists():
+    if path.exists() and not path.is_dir():
         return path
     shipped = shipped_config(str(name), kind)
     if shipped is not None:
         return shipped
+    if path.is_dir():
+        if kind == "run" and RunDir.is_run(path):
+            return RunDir(path).config
+        why = "without a run in it" if kind == "run" else "and no study"
+        raise UsageError(f"{name}: is a folder {why}; give a YAML file")
     wanted = [config.name for config in shipped_configs() if (config.kind == "study") == (kind == "study")]
     short = {full.rpartition("/")[2]: full for full in wanted}
     close = difflib.get_close_matches(path.stem, short, n=1, cutoff=0.7)

@@ -42,6 +42,22 @@ def test_a_shipped_file_is_found_by_name(name, kind, file):
     assert find_config(name, kind) == CONFIGS / file
 
 
+def test_a_folder_hides_no_shipped_file_and_that_of_a_run_is_its_config(tmp_path):
+    for name in ("demo", "mine", "empty"):
+        (tmp_path / name).mkdir()
+        if name != "empty":
+            (tmp_path / name / "config.yaml").write_text("init_seed: 7")
+            (tmp_path / name / "birth.json").write_text("{}")
+    assert find_config("demo") == CONFIGS / "demo.yaml"
+    assert find_config("./demo/") == Path("demo/config.yaml")
+    assert find_config("mine") == Path("mine/config.yaml")
+    (tmp_path / "sinks").mkdir()
+    assert find_config("sinks", "study") == CONFIGS / "studies" / "sinks.yaml"
+    for kind, said in {"run": "is a folder without a run in it", "study": "is a folder and no study"}.items():
+        with pytest.raises(UsageError, match=f"^empty: {said}; give a YAML file$"):
+            find_config("empty", kind)
+
+
 def test_a_file_that_exists_wins(tmp_path):
     (tmp_path / "demo").write_text("init_seed: 7")
     (tmp_path / "demo.yaml").write_text("init_seed: 8")
