@@ -31,6 +31,8 @@ from .workers import in_processes, n_cores
 _PIECE_BYTES = 1 << 22
 #: Pieces of one corpus; a very large one has larger pieces.
 _MOST_PIECES = 1 << 12
+#: Tokens: of short documents one by one, checks and digests would take longer than the ids.
+_WRITTEN_AT_ONCE = 1 << 16
 
 
 class SplitFacts(TypedDict):
@@ -113,6 +115,8 @@ def tokenise_piece(job: _Job) -> PieceFacts:
         try:
             for encoded in encode_documents(job.piece.documents(), _tokenizer(job.tokenizer)):
                 writers[encoded.split].append(encoded.ids, encoded.n_bytes, is_end=encoded.is_end)
+            for writer in writers.values():
+                writer.flush()
         finally:
             for writer in writers.values():
                 writer.close()
@@ -155,8 +159,24 @@ class _IdsWriter:
         self._sha256 = hashlib.sha256()
         self._dtype, self._vocab_size = job.dtype, job.vocab_size
         self._documents = self._tokens = self._bytes = 0
+        self._waiting: list[np.ndarray] = []
+        self._n_waiting = 0
 
     def append(self, ids: np.ndarray, n_bytes: int, *, is_end: bool) -> None:
+        self._waiting.append(ids)
+        self._n_waiting += len(ids)
+        self._documents += is_end
+        self._tokens += len(ids)
+        self._bytes += n_bytes
+        if self._n_waiting >= _WRITTEN_AT_ONCE:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what waits."""
+        if not self._waiting:
+            return
+        ids = np.concatenate(self._waiting)
+        self._waiting, self._n_waiting = [], 0
         if len(ids) and int(ids.max()) >= self._vocab_size:
             raise RunError(
                 f"data.tokenizer: gave id {int(ids.max())}, its vocabulary has {self._vocab_size} tokens; "
@@ -165,9 +185,6 @@ class _IdsWriter:
         content = ids.astype(self._dtype).tobytes()
         self._file.write(content)
         self._sha256.update(content)
-        self._documents += is_end
-        self._tokens += len(ids)
-        self._bytes += n_bytes
 
     def close(self) -> None:
         self._file.close()
