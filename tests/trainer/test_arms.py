@@ -7,14 +7,13 @@ from itertools import zip_longest
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
+from quiet_runs import run
 
 from birthmark.launch.reference.model_fields import build, companions, model_fields
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.attention.latent.latent_config import LATENT_WIDTHS
 from birthmark.report.run_page import build_report, summarise
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
-from birthmark.trainer.run import pretrain
 
 FIELDS = {field.path: field for field in model_fields()}
 #: Fields that fail apart: their values share runs, one of each lane in a run.
@@ -115,10 +114,6 @@ def configured(tiny):
         return tiny({"model": build(sizes | ARMS[arm]), **overrides})
 
     return of
-
-
-def run(config, path, **more):
-    return pretrain(config, RunDir(path), console=Console(quiet=True), **more).run
 
 
 def logged(done, key):

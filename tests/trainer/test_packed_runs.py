@@ -3,19 +3,16 @@
 import numpy as np
 import pytest
 import torch
+from quiet_runs import logged
 from rich.console import Console
 from torch.nn import functional as F
 
 from birthmark.data.prepare import prepare
 from birthmark.errors import UsageError
-from birthmark.measure.records import RunDir, read_metrics
+from birthmark.measure.records import RunDir
 from birthmark.models.birth import born
 from birthmark.trainer.config import RunConfig
 from birthmark.trainer.run import pretrain
-
-
-def logged(run, key):
-    return {r["step"]: r[key] for r in read_metrics(run.metrics) if key in r}
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from typing import get_args, get_type_hints
 import numpy as np
 import pytest
 import yaml
-from rich.console import Console
+from quiet_runs import logged, run
 
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir, Snapshot, read_metrics
@@ -21,7 +21,6 @@ from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.config import TrainerConfig
 from birthmark.trainer.config_file import read_config
 from birthmark.trainer.processes.launched_process import LaunchedProcess, launched_process
-from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.lightning_setup import SETUPS, check_launch
 from birthmark.trainer.strategies.table import STRATEGIES, STRATEGY_FIELDS
 
@@ -69,14 +68,6 @@ if rank == "1":
 run("broken")
 sys.exit(1)
 """
-
-
-def run(config, path, **more):
-    return pretrain(config, RunDir(path), console=Console(quiet=True), **more).run
-
-
-def logged(run, key):
-    return {r["step"]: r[key] for r in read_metrics(run.metrics) if key in r}
 
 
 def up_to(step, source, path):

@@ -6,12 +6,11 @@ from dataclasses import asdict
 
 import pytest
 import yaml
-from rich.console import Console
+from quiet_runs import run
 
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.trainer.processes.launched_process import LaunchedProcess, launched_process
-from birthmark.trainer.run import pretrain
 
 #: What a shell inside an allocation of two nodes with two tasks each has.
 ALLOCATION = {
@@ -83,10 +82,6 @@ def test_tasks_that_are_no_run_are_one_line(variables, change, expected):
     variables({name: value for name, value in (TASK | change).items() if value is not None})
     with pytest.raises(UsageError, match=expected):
         launched_process()
-
-
-def run(config, path):
-    return pretrain(config, RunDir(path), console=Console(quiet=True)).run
 
 
 def losses(run):

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from quiet_runs import logged
 from rich.console import Console
 
 from birthmark.errors import UsageError
-from birthmark.measure.records import RunDir, Snapshot, read_metrics
+from birthmark.measure.records import RunDir, Snapshot
 from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.trainer.config import RunConfig, TrainerConfig
@@ -170,10 +171,6 @@ def changed(config, folder, single, runs, launch_runs):
     for name in parts.keys() - set(launched_parts):
         pretrain(config, parts[name], resume=True, console=Console(quiet=True))
     return parts
-
-
-def logged(run, key):
-    return {r["step"]: r[key] for r in read_metrics(run.metrics) if key in r}
 
 
 def digest_of(run):

@@ -1,0 +1,150 @@
+"""Runs that stop and go on: to the bit, from what they find, or with the reason why not."""
+
+import shutil
+
+import pytest
+import torch
+from quiet_runs import logged, run, weights
+
+from birthmark.errors import RunError, UsageError
+from birthmark.files import write_sealed_json
+from birthmark.measure.records import RunDir, read_metrics
+from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
+from birthmark.trainer.optimizers.table import OPTIMIZERS
+
+
+@pytest.mark.parametrize("stop_at", [2, 4])
+def test_k_steps_and_the_rest_are_all_steps_bit_for_bit(tiny, tmp_path, stop_at):
+    whole = run(tiny(), tmp_path / "whole")
+    for step in (2, 4, 6):
+        folder = tmp_path / "parts" / "checkpoints" / f"step-{step:08d}"
+        if step <= stop_at:
+            folder.mkdir(parents=True)
+            for file in whole.checkpoint(step).iterdir():
+                (folder / file.name).write_bytes(file.read_bytes())
+    parts = RunDir(tmp_path / "parts")
+    for file in (whole.config, whole.birth, whole.metrics):
+        (parts.path / file.name).write_bytes(file.read_bytes())
+    run(tiny(), parts.path, resume=True)
+    a, b = (FolderCheckpointIO().load_checkpoint(r.checkpoint(6)) for r in (whole, parts))
+    assert all(torch.equal(a["state_dict"][k], b["state_dict"][k]) for k in a["state_dict"])
+    moments = [c["optimizer_states"][0]["state"] for c in (a, b)]
+    assert all(torch.equal(moments[0][i][k], moments[1][i][k]) for i in moments[0] for k in moments[0][i])
+    for key in ("train/loss", "train/lr", "val/loss", "bias/alignment", "bias/rank_persistence"):
+        assert logged(parts, key) == logged(whole, key)
+    assert [r["step"] for r in read_metrics(parts.metrics)] == sorted(r["step"] for r in read_metrics(parts.metrics))
+
+
+def tensors(tree):
+    """Tensors of a tree of dictionaries and lists, in its order."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    children = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (list, tuple)) else ()
+    return [tensor for child in children for tensor in tensors(child)]
+
+
+@pytest.mark.parametrize("name", [name for name in OPTIMIZERS if name != "adamw"])
+def test_every_optimizer_goes_on_bit_for_bit(name, tiny, tmp_path):
+    if name == "soap":
+        pytest.importorskip("pytorch_optimizer")
+    fields = {"optim.name": name, "trainer.max_steps": 4, "trainer.checkpoint_every": 2, "snapshot.enabled": False}
+    whole = run(tiny(fields), tmp_path / "whole")
+    parts = RunDir(tmp_path / "parts")
+    shutil.copytree(whole.path, parts.path)
+    shutil.rmtree(parts.checkpoint(4))
+    run(tiny(fields), parts.path, resume=True)
+    a, b = (FolderCheckpointIO().load_checkpoint(r.checkpoint(4)) for r in (whole, parts))
+    for part in ("state_dict", "optimizer_states"):
+        pairs = list(zip(tensors(a[part]), tensors(b[part]), strict=True))
+        assert pairs
+        assert all(torch.equal(x, y) for x, y in pairs)
+    assert logged(parts, "train/loss") == logged(whole, "train/loss")
+
+
+def test_resuming_without_a_birth_snapshot_measures_birth_again(tiny, tmp_path):
+    whole = run(tiny(), tmp_path / "whole")
+    for folder in (whole.snapshot(0), whole.snapshot(6), whole.checkpoint(6)):
+        for file in folder.iterdir():
+            file.unlink()
+        folder.rmdir()
+    before = logged(whole, "bias/alignment")[6]
+    run(tiny(), whole.path, resume=True)
+    assert logged(whole, "bias/alignment")[6] == pytest.approx(before, rel=1e-12)
+
+
+def test_a_used_directory_is_refused_and_nothing_in_it_changes(tiny, tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(UsageError, match="already in use"):
+        run(tiny(), tmp_path)
+    assert [f.name for f in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_a_start_that_died_before_the_birth_was_written_is_no_run(tiny, tmp_path, monkeypatch):
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as at_birth:
+        at_birth.setattr("birthmark.trainer.run_folder.write_sealed_json", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run(tiny(), tmp_path / "run")
+    config = RunDir(tmp_path / "run").config
+    assert config.is_file()
+    sealed = config.read_text()
+    config.write_text(sealed.replace("init_seed", "init_seeds"))
+    with pytest.raises(UsageError, match="already in use"):  # a person's
+        run(tiny(), tmp_path / "run")
+    config.write_text(sealed)
+    assert run(tiny({"trainer.max_steps": 1}), tmp_path / "run").birth.is_file()
+
+
+def test_a_resumed_run_keeps_what_makes_it_itself(tiny, tmp_path):
+    done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
+    for change in (
+        {"init_seed": 4},
+        {"model.n_layers": 3},
+        {"data.data_seed": 6},
+        {"snapshot.probe_seed": 1},
+        {"trainer.global_batch_size": 8},
+    ):
+        with pytest.raises(UsageError, match=next(iter(change)).partition(".")[0]):
+            run(tiny(change), done.path, resume=True)
+    run(tiny({"trainer.max_steps": 4}), done.path, resume=True)
+    assert max(logged(done, "train/loss")) == 4
+
+
+def test_a_resumed_run_takes_its_optimizer_settings_from_the_config(tiny, tmp_path):
+    """At learning rate 0 nothing moves, whatever the checkpoint's optimizer says."""
+    done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
+    run(tiny({"trainer.max_steps": 4, "optim.lr": 0.0}), done.path, resume=True)
+    before, after = weights(done, 2), weights(done, 4)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert logged(done, "train/lr")[3] == 0
+
+
+def test_a_run_that_died_before_its_first_checkpoint_starts_again_from_birth(tiny, tmp_path):
+    done = run(tiny(), tmp_path / "run")
+    losses = logged(done, "train/loss")
+    for kind in ("checkpoints", "snapshots"):
+        shutil.rmtree(done.path / kind)
+        (done.path / kind / ".step-00000002.abcd").mkdir(parents=True)
+    run(tiny(), done.path, resume=True)
+    assert logged(done, "train/loss") == losses
+    assert not list(done.path.rglob(".step-*"))
+    assert [r["step"] for r in read_metrics(done.metrics) if "val/loss" in r] == [0, 2, 4, 6]
+
+
+def test_a_certificate_that_does_not_match_is_refused(tiny, tmp_path):
+    done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
+    record = done.read_birth()
+    write_sealed_json(done.birth, {**record, "digest": "0" * 64})
+    with pytest.raises(RunError, match=r"birth\.json: init_seed 3 now gives"):
+        run(tiny({"trainer.max_steps": 4}), done.path, resume=True)
+
+
+def test_a_damaged_checkpoint_is_named_and_kept(tiny, tmp_path):
+    done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
+    file = done.checkpoint(2) / "tensors.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.raises(RunError, match=r"step-00000002/tensors\.safetensors: damaged"):
+        run(tiny({"trainer.max_steps": 4}), done.path, resume=True)
+    assert file.exists()

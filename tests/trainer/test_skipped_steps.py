@@ -1,0 +1,197 @@
+"""Steps whose loss or gradient is not finite: skipped, counted, and never saved."""
+
+import math
+import shutil
+import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from quiet_runs import logged, run
+
+from birthmark.errors import RunError
+from birthmark.measure.records import RunDir
+from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
+from birthmark.trainer.loop.step_guard import StepGuard
+from birthmark.trainer.lr_schedule import LearningRate
+from birthmark.trainer.module import PretrainModule
+from birthmark.trainer.optimizers.table import OPTIMIZERS
+
+
+def test_nothing_is_saved_of_weights_whose_validation_loss_is_not_finite(tiny, tmp_path, monkeypatch):
+    passes = iter(range(10**6))
+    # Three passes over six sequences a validation: that of step 4 is the third, after birth and step 2.
+    monkeypatch.setattr(
+        "birthmark.trainer.run_callbacks.next_token_losses",
+        lambda model, batch_BT, borders: batch_BT[:, 1:] * (math.inf if next(passes) >= 6 else 1.0),
+    )
+    with pytest.raises(RunError, match=r"val/loss is inf after step 4, though all weights are finite"):
+        run(tiny({"snapshot.enabled": False}), tmp_path / "run")
+    assert [folder.name for folder in RunDir(tmp_path / "run").checkpoints()] == ["step-00000002"]
+
+
+@pytest.mark.parametrize("most", [0, 10])
+def test_a_loss_that_is_not_a_number_ends_the_run_and_spares_the_checkpoints(tiny, tmp_path, most):
+    fields = {"optim.lr": 1e30, "optim.grad_clip": 0.0, "trainer.max_steps": 40, "trainer.max_skipped": most}
+    with pytest.raises(RunError, match=r"((loss|gradient norm) is (nan|inf) at step \d|whose square).*optim\.lr"):
+        run(tiny(fields), tmp_path / "run")
+    done = RunDir(tmp_path / "run")
+    for folder in done.checkpoints():
+        state = FolderCheckpointIO().load_checkpoint(folder)["state_dict"]
+        assert all(value.isfinite().all() for value in state.values()), folder
+    assert all(np.isfinite(s.arrays["mean_prob"]).all() for s in done.snapshots())
+
+
+def asynchronously(monkeypatch):
+    """As on a device that nobody waits for at every step."""
+    see, hold = PretrainModule.see_gradient_norm, StepGuard.hold
+
+    def see_in_time(self, norm):
+        with monkeypatch.context() as patch:
+            patch.setattr(PretrainModule, "device", SimpleNamespace(type="accelerator"))
+            see(self, norm)
+
+    monkeypatch.setattr(PretrainModule, "see_gradient_norm", see_in_time)
+    monkeypatch.setattr(StepGuard, "hold", lambda *args, wait: hold(*args, wait=False))
+
+
+def poison_losses(monkeypatch, *steps):
+    """The loss of these steps' second micro-batch is NaN, but for the buffers that its pass moves."""
+    training_step = PretrainModule.training_step
+
+    def poisoned(self, batch, index):
+        step, loss = self.global_step + 1, self._loss
+        if step in steps and index % 2:
+            self._loss = lambda *inputs: spoilt(loss(*inputs))
+        try:
+            return training_step(self, batch, index)
+        finally:
+            self._loss = loss
+
+    def spoilt(losses):
+        return losses._replace(objective=losses.objective * math.nan)
+
+    monkeypatch.setattr(PretrainModule, "training_step", poisoned)
+
+
+def poisoned_loss(monkeypatch):
+    """The loss of step 5 is NaN, on a device that nobody waits for at every step."""
+    asynchronously(monkeypatch)
+    poison_losses(monkeypatch, 5)
+    return r"loss is nan at step 5 \(.*optim\.lr"
+
+
+def poisoned_weight(monkeypatch):
+    """A weight is infinite after the update of step 6, of which no loss tells before step 7."""
+    step, taken = torch.optim.AdamW.step, []
+
+    def spoil_at_6(self, *args, **kwargs):
+        result = step(self, *args, **kwargs)
+        taken.append(None)
+        if len(taken) == 6:
+            self.param_groups[0]["params"][0].data[0, 0] = math.inf
+        return result
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", spoil_at_6)
+    return r"embed\.weight is not finite after step 6"
+
+
+@pytest.mark.parametrize("poison", [poisoned_loss, poisoned_weight])
+def test_what_is_not_finite_between_two_lines_of_the_log_is_never_saved(tiny, tmp_path, monkeypatch, poison):
+    message = poison(monkeypatch)
+    fields = {
+        **{"trainer.log_every": 100, "trainer.checkpoint_every": 3, "trainer.keep_last": 1, "trainer.max_steps": 20},
+        "trainer.max_skipped": 0,
+    }
+    with pytest.raises(RunError, match=message):
+        run(tiny({**fields, "snapshot.enabled": False}), tmp_path / "run")
+    (kept,) = RunDir(tmp_path / "run").checkpoints()
+    assert kept.name == "step-00000003"
+    state = FolderCheckpointIO().load_checkpoint(kept)["state_dict"]
+    assert all(value.isfinite().all() for value in state.values())
+
+
+ESTIMATED = {
+    "model.attention.aggregation": "calibrated",
+    "model.attention.calibration.correlation": "estimated",
+}
+
+
+@pytest.mark.parametrize(("optimizer", "way"), [("adamw", "waits"), *((name, "asynchronous") for name in OPTIMIZERS)])
+def test_a_skipped_step_moves_nothing_but_the_data_and_the_schedule(tiny, tmp_path, monkeypatch, optimizer, way):
+    """Against checkpoints around it; and a run that goes on from before or after it is the one that had no pause."""
+    fields = {"optim.name": optimizer, "trainer.checkpoint_every": 1, "snapshot.enabled": False, **ESTIMATED}
+    if optimizer == "soap":
+        pytest.importorskip("pytorch_optimizer")
+    if way == "asynchronous":
+        asynchronously(monkeypatch)
+    poison_losses(monkeypatch, 1, 4)
+    done = run(tiny(fields), tmp_path / "run")
+    states = {step: FolderCheckpointIO().load_checkpoint(done.checkpoint(step)) for step in range(1, 7)}
+
+    def moved(a, b):
+        ours, theirs = (s["state_dict"] | flat(s["optimizer_states"][0]["state"]) for s in (states[a], states[b]))
+        assert ours.keys() == theirs.keys()
+        return {name for name in ours if not torch.equal(torch.as_tensor(ours[name]), torch.as_tensor(theirs[name]))}
+
+    def flat(tree, path=()):
+        if not isinstance(tree, (dict, list)):
+            return {path: tree}
+        pairs = tree.items() if isinstance(tree, dict) else enumerate(tree)
+        return {name: leaf for key, value in pairs for name, leaf in flat(value, (*path, key)).items()}
+
+    assert any("n_batches" in name for name in states[3]["state_dict"])
+    assert not states[1]["optimizer_states"][0]["state"]
+    assert not moved(3, 4)
+    groups = [[{**g, "lr": 0} for g in states[step]["optimizer_states"][0]["param_groups"]] for step in (3, 4)]
+    assert groups[0] == groups[1]
+    assert len(moved(4, 5)) >= len(states[4]["state_dict"])
+    assert logged(done, "train/skipped_steps") == {1: 1, 2: 1, 3: 1, 4: 2, 5: 2, 6: 2}
+    assert [step for step, loss in logged(done, "train/loss").items() if loss is None or math.isnan(loss)] == [1, 4]
+    config = tiny(fields).optim
+    assert logged(done, "train/lr") == {
+        step: config.lr * LearningRate(config, 6, lambda step: step).share(step - 1) for step in range(1, 7)
+    }
+    for step in (4, 5, 6):
+        shutil.rmtree(done.checkpoint(step))
+    run(tiny(fields), done.path, resume=True)
+    again = FolderCheckpointIO().load_checkpoint(done.checkpoint(6))
+    assert all(torch.equal(again["state_dict"][k], v) for k, v in states[6]["state_dict"].items())
+    assert logged(done, "train/skipped_steps")[6] == 2
+
+
+def test_more_skipped_steps_than_allowed_end_the_run_with_one_line(tiny, tmp_path, monkeypatch):
+    poison_losses(monkeypatch, 2, 3, 5)
+    with pytest.raises(
+        RunError, match=r"^3 steps were skipped, and trainer\.max_skipped is 2; the first: loss is nan at"
+    ):
+        run(tiny({"trainer.max_skipped": 2, "snapshot.enabled": False}), tmp_path / "run")
+    assert [c.name for c in RunDir(tmp_path / "run").checkpoints()] == ["step-00000002", "step-00000004"]
+
+
+def test_the_rate_counts_what_an_asynchronous_device_still_has_to_compute(tiny, tmp_path, monkeypatch):
+    """A stand-in that takes 100 ms for each micro-batch, and returns from the call at once."""
+    train, seconds, waits = PretrainModule.training_step, 0.1, []
+    with ThreadPoolExecutor(1) as device:
+
+        def queue(self, batch, index):
+            device.submit(time.sleep, seconds)
+            return train(self, batch, index)
+
+        def wait(_):
+            waits.append(device.submit(int).result())
+
+        monkeypatch.setattr(PretrainModule, "training_step", queue)
+        monkeypatch.setattr("birthmark.trainer.run_callbacks.synchronize", wait)
+        fields = {"trainer.log_every": 2, "trainer.checkpoint_every": 3, "trainer.max_steps": 6}
+        done = run(tiny({**fields, "snapshot.enabled": False}), tmp_path / "run")
+    rates = logged(done, "train/tokens_per_s")
+    assert list(rates) == [2, 4, 6]
+    assert all(rate <= 4 * 12 / (2 * seconds) for rate in rates.values())
+    # Only at the end of every second step is it known how long the device takes.
+    for step in rates:
+        both = 2 * logged(done, "train/step_p50_s")[step]
+        assert both == pytest.approx(2 * 4 * 12 / rates[step], rel=0.2)
+    assert len(waits) == 4  # steps 2, 3, 4 and 6: no other step waits

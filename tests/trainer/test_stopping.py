@@ -1,0 +1,105 @@
+"""Signals, and two that would write one run."""
+
+import os
+import signal
+import subprocess
+import time
+from dataclasses import asdict
+
+import pytest
+import torch
+import yaml
+from filelock import FileLock
+from quiet_runs import logged, run, weights
+from rich.console import Console
+
+from birthmark.callbacks.stop import StopOnSignal
+from birthmark.measure.recorder import SnapshotRecorder
+from birthmark.measure.records import RunDir, read_metrics
+from birthmark.trainer.module import PretrainModule
+from birthmark.trainer.run import pretrain
+
+
+def test_two_processes_cannot_write_one_run(tiny, tmp_path, python):
+    done = run(tiny({"trainer.max_steps": 2}), tmp_path / "run")
+    command = [python, "-m", "birthmark.launch.cli", "pretrain", f"--resume={done.path}"]
+    with FileLock(done.path / ".lock"):
+        second = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert second.returncode == 2
+    assert "another process is writing this run" in second.stderr
+
+
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_signals_end_with_a_checkpoint_and_the_run_goes_on_as_if_nothing_had_been(tiny, tmp_path, first, python):
+    long = {"trainer.max_steps": 100000, "trainer.checkpoint_every": 100000, "optim.schedule": "constant"}
+    config = tiny(long)
+    file = tmp_path / "config.yaml"
+    stored = {k: v for k, v in asdict(config).items() if k not in ("name", "run_dir")}
+    file.write_text(yaml.safe_dump(stored))
+    parts = RunDir(tmp_path / "parts")
+    command = [python, "-m", "birthmark.launch.cli", "pretrain"]
+    process = subprocess.Popen(
+        [*command, "--config", str(file), "--run_dir", str(parts.path)], stdout=subprocess.PIPE, text=True
+    )
+    while process.poll() is None and len(read_metrics(parts.metrics)) < 20:
+        time.sleep(0.02)
+    # Launchers send SIGTERM after their own signal: DeepSpeed's a moment after a Ctrl-C, torchrun after SLURM's.
+    process.send_signal(first)
+    for _ in range(3):
+        time.sleep(0.2)
+        process.send_signal(signal.SIGTERM)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert f"stopped by {first.name}" in printed
+    assert "--resume" in printed
+    (stopped,) = parts.checkpoints()
+    step = int(stopped.name[5:])
+    assert 0 < step < 100000
+    assert parts.report.is_file()
+    assert parts.snapshot(step).is_dir()
+    end = step + 15
+    config = tiny({**long, "trainer.max_steps": end})
+    run(config, parts.path, resume=True)
+    whole = run(config, tmp_path / "whole")
+    assert logged(parts, "train/loss") == logged(whole, "train/loss")
+    assert len(logged(whole, "train/loss")) == end
+    a, b = weights(parts, end), weights(whole, end)
+    assert all(torch.equal(a[k], b[k]) for k in a)
+
+
+def test_a_stop_saves_before_it_measures(tiny, tmp_path, monkeypatch):
+    whole, parts = RunDir(tmp_path / "whole"), RunDir(tmp_path / "parts")
+    step, take, there = PretrainModule.training_step, SnapshotRecorder.take, {}
+
+    def signalled(self, batch, index):
+        if self.global_step == 2:
+            os.kill(os.getpid(), signal.SIGUSR1)
+        return step(self, batch, index)
+
+    def seen(self, model, step):
+        there[step] = RunDir(self.run.path).checkpoint(step).is_dir()
+        return take(self, model, step)
+
+    monkeypatch.setattr(SnapshotRecorder, "take", seen)
+    run(tiny(), whole.path)
+    assert there == {0: False, 2: False, 4: False, 6: False}
+    monkeypatch.setattr(PretrainModule, "training_step", signalled)
+    before = signal.getsignal(signal.SIGUSR1)
+    outcome = pretrain(tiny(), parts, console=Console(quiet=True))
+    assert (outcome.stopped_by, outcome.step) == ("SIGUSR1", 3)
+    assert there[3]
+    assert [snapshot.step for snapshot in parts.snapshots()] == [0, 2, 3]
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
+@pytest.mark.heavy
+def test_only_a_second_ctrl_c_after_a_pause_means_at_once():
+    stop, before = StopOnSignal(), signal.getsignal(signal.SIGINT)
+    with stop.listen():
+        for number in (signal.SIGINT, signal.SIGINT, signal.SIGTERM):
+            os.kill(os.getpid(), number)
+        time.sleep(2.1)
+        os.kill(os.getpid(), signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            os.kill(os.getpid(), signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
