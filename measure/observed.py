@@ -27,7 +27,7 @@ from .foreign import ForeignConfig, ForeignModel
 
 Scalars = dict[str, float | np.floating | np.integer]
 Arrays = dict[str, np.ndarray]
-Place = Literal["residual", "attention", "sublayer", "neurons", "routing", "logits"]
+Place = Literal["residual", "attention", "sublayer", "neurons", "routing", "expert_units", "logits"]
 
 PLACES: tuple[Place, ...] = get_args(Place)
 
@@ -67,8 +67,12 @@ def sizes_of(config: ModelConfig | ForeignConfig, seq_len: int) -> Sizes:
     d_key = config.d_head if isinstance(config, ForeignConfig) else config.d_key
     shape = config.n_layers, config.n_heads, config.d_model, d_key, config.ff, config.vocab_size
     value = None if config.d_value == d_key else config.d_value
-    n_experts = config.n_experts if isinstance(config, ForeignConfig) else config.experts.n_experts or 0
-    return Sizes(*shape, seq_len, value, n_experts)
+    if isinstance(config, ForeignConfig):
+        experts = config.n_experts, config.d_expert
+    else:
+        own = config.experts
+        experts = (own.n_experts, own.d_ff or config.ff) if own.n_experts else (0, 0)
+    return Sizes(*shape, seq_len, value, *experts)
 
 
 @dataclass(frozen=True)
@@ -108,7 +112,7 @@ class Setting:
     def missing(self, metric: Observed) -> frozenset[int]:
         """The blocks, from 1, that do not show what a metric reads."""
         found = {layer for u in self.unseen if _reads(metric, u.place) for layer in u.layers}
-        if metric.hook("routing") is not None:
+        if metric.hook("routing") is not None or metric.hook("expert_units") is not None:
             found |= set(range(1, self.sizes.n_layers + 1)).difference(self._routed)
         return frozenset(found)
 
@@ -170,8 +174,8 @@ class Observed:
     """One metric (or some that belong together) as an observer feeds it.
 
     A subclass has a method for each place that it reads, with the names and arguments of ``models/observe.py``:
-    ``residual``, ``attention`` (an :class:`AttentionView`), ``sublayer``, ``neurons``, ``routing``; and
-    ``logits``, of the last position ``[B, V]``.
+    ``residual``, ``attention`` (an :class:`AttentionView`), ``sublayer``, ``neurons``, ``routing``,
+    ``expert_units``; and ``logits``, of the last position ``[B, V]``.
     """
 
     name: str

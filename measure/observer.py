@@ -98,6 +98,10 @@ class MetricObserver:
         """See models/observe.py."""
         self._show("routing", layer, chosen_BTK)
 
+    def expert_units(self, layer: int, expert: int, a_RF: Tensor, position_R: Tensor) -> None:
+        """See models/observe.py."""
+        self._show("expert_units", layer, expert, a_RF, position_R)
+
     def logits(self, logits_BV: Tensor) -> None:
         """Last-position logits of a batch, when its pass is over."""
         if self.finite is not None:

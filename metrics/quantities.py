@@ -15,7 +15,7 @@ from typing import Any, Literal
 from .declarations.of_adapters import PREFIX_MASS
 from .declarations.of_anatomy import HEAD_ENTROPY, KEY_VALUE_NORMS, SEQUENCE_SINKS
 from .declarations.of_chain import AGGREGATION, LOCK, NEURONS, STATES
-from .declarations.of_experts import EXPERTS
+from .declarations.of_experts import EXPERT_UNITS, EXPERTS
 from .declarations.of_gradients import GRADIENTS
 from .declarations.of_mark import AT_BIRTH, COMPARED_WITH_BIRTH, CONTRACTION, PREFERENCE
 from .declarations.of_outliers import ACTIVATION_OUTLIERS
@@ -60,6 +60,7 @@ METRICS: Mapping[str, tuple[Quantity, ...]] = {
     "aggregation": AGGREGATION,
     "neurons": NEURONS,
     "expert_shares:ExpertShares": EXPERTS,
+    "experts.unit_counts:ExpertUnits": EXPERT_UNITS,
     "states": STATES,
     "lock": LOCK,
     "anatomy.key_value_norms:KeyValueNorms": KEY_VALUE_NORMS,

@@ -153,6 +153,8 @@ class Sizes:
     """Channels of a head's values and outputs, where they are not ``d_head``."""
     n_experts: int = 0
     """Experts of a block, where there are any."""
+    d_expert: int = 0
+    """Hidden units of an expert."""
 
     def of(self, axis: AxisName) -> int | None:
         """The length of a dimension; None where the metric decides it."""

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from .config import GATED, ModelConfig
 from .experts.routing_losses import RoutingLosses
 from .init import Linear
-from .observe import Observer
+from .observe import NeuronObserver
 
 #: Activations by name; a gated MLP applies its own to the gate.
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -39,7 +39,9 @@ class MLP(nn.Module):
         self.up = Linear(config.d_model, ff, bias=config.bias)
         self.down = Linear(ff, config.d_model, bias=config.bias, residual_writers=2 * config.n_layers)
 
-    def forward(self, x_BTD: Tensor, observer: Observer | None = None, losses: RoutingLosses | None = None) -> Tensor:
+    def forward(
+        self, x_BTD: Tensor, observer: NeuronObserver | None = None, losses: RoutingLosses | None = None
+    ) -> Tensor:
         """``[B, T, d] → [B, T, d]``. It has no router: it adds nothing to ``losses``."""
         if self.gate is None:
             a_BTF = self.activation(self.up(x_BTD))

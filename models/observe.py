@@ -10,9 +10,9 @@
 | ``sublayer("mlp", l, x)`` | output of the MLP of block l, as its last map gives it | x ``[B, T, d]`` |
 | ``neurons(l, a)`` | hidden activations of the MLP of block l, as they enter its down projection | a ``[B, T, d_ff]`` |
 | ``routing(l, e)`` | ids of the experts that tokens are sent to, where block l has any | e ``[B, T, k]`` |
+| ``expert_units(l, e, a, t)`` | hidden activations of expert e, from 0, and where their R tokens are | a ``[R, F]`` |
 
-Only an observer that has a method ``routing`` is shown that. The hidden units of experts are not shown: which tokens a
-unit sees is another thing for each of them.
+Only an observer that has a method ``routing`` or ``expert_units`` is shown that. A shared expert is not shown.
 
 A model may have blocks in which a place is not seen, or not there: an :class:`Unseen` says so.
 """
@@ -96,6 +96,13 @@ class Observer(Protocol):
         """Hidden activations of one block's MLP."""
 
 
+class NeuronObserver(Protocol):
+    """What an MLP asks of an observer."""
+
+    def neurons(self, layer: int, a: Tensor) -> None:
+        """Hidden activations."""
+
+
 def show_residual(observer: Observer | None, site: Site, layer: int, h_BTD: Tensor) -> None:
     """Show a place of the residual stream to the observer, if there is one."""
     if observer is not None:
@@ -131,3 +138,12 @@ def show_routing(observer: Observer | None, layer: int, chosen_BTK: Tensor) -> N
     """Show a router's choices to an observer that reads them."""
     if observer is not None and isinstance(observer, RoutingObserver):
         observer.routing(layer, chosen_BTK)
+
+
+@runtime_checkable
+class ExpertObserver(Protocol):
+    """An observer that receives the hidden activations of experts too."""
+
+    def expert_units(self, layer: int, expert: int, a_RF: Tensor, position_R: Tensor) -> None:
+        """Hidden activations of one expert, of the tokens of a batch that it is sent, and the tokens' positions. An
+        expert that is sent none may not be shown."""

@@ -19,6 +19,7 @@ from ...errors import UsageError
 from ...models.config import AttentionConfig
 from ...models.observe import Observer, Unseen
 from ...models.tensor_shards import compute_dtype, full_shape, full_tensor
+from .expert_units import expert_width, weights_here
 from .family_places import EXPERTS, FamilyPlaces, places_of
 from .first_look import Passed, Record, difference, has_experts, unseen_places
 from .observed_pass import ObservedPass, find
@@ -46,6 +47,8 @@ class ForeignConfig:
     """Of values and head outputs."""
     n_experts: int = 0
     """Of a block, where any has some."""
+    d_expert: int = 0
+    """Hidden units of an expert; 0 where they are not seen."""
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     """What of attention decides which figures there are: sinks in the softmax, a gate."""
 
@@ -215,7 +218,7 @@ def _blocks(decoder: nn.Module, n_layers: int) -> list[nn.Module]:
 def _shape(config: Any, model_type: str, blocks: list[nn.Module], places: FamilyPlaces | None) -> ForeignConfig:
     n_heads, d_model = getattr(config, "num_attention_heads", 1), config.hidden_size
     width = getattr(config, "qk_head_dim", None) or getattr(config, "head_dim", None) or d_model // n_heads
-    value_width, ff, limit, parts, n_experts = width, 0, None, AttentionConfig(), 0
+    value_width, ff, limit, parts, n_experts, d_expert = width, 0, None, AttentionConfig(), 0, 0
     longest = getattr(config, "max_position_embeddings", None) or getattr(config, "max_seq_len", None)
     if places is None or places.limited:
         limit = longest
@@ -230,13 +233,15 @@ def _shape(config: Any, model_type: str, blocks: list[nn.Module], places: Family
         downs = [found for block in blocks if (found := find(block, places.mlp.down)) is not None]
         ff = full_shape(_weight(downs[0]))[0 if transposed else 1] if downs else 0
         mixtures: list[Any] = [found for block in blocks if (found := find(block, EXPERTS)) is not None]
-        n_experts = mixtures[0].num_experts if mixtures else 0
+        n_experts, d_expert = (mixtures[0].num_experts, expert_width(mixtures[0])) if mixtures else (0, 0)
         has_sinks = any(hasattr(find(block, places.attn), "sinks") for block in blocks)
         parts = AttentionConfig(
             normaliser="softmax_sink" if has_sinks else "softmax", gate="channel" if places.gated else "none"
         )
+    heads = n_heads, d_model, width
+    experts = n_experts, d_expert
     return ForeignConfig(
-        model_type, len(blocks), n_heads, d_model, width, ff, config.vocab_size, limit, value_width, n_experts, parts
+        model_type, len(blocks), *heads, ff, config.vocab_size, limit, value_width, *experts, attention=parts
     )
 
 
@@ -266,21 +271,9 @@ def _mlp_weights(block: nn.Module, places: FamilyPlaces) -> tuple[Tensor, Tensor
 
 def _stored(module: nn.Module) -> Tensor:
     """The whole weight of a linear map, as it lies."""
-    with _here(module):
+    with weights_here(module):
         stored = full_tensor(_weight(module))
         return stored.clone() if hasattr(module, "_hf_hook") else stored
-
-
-@contextmanager
-def _here(module: nn.Module) -> Iterator[None]:
-    """Inside, the module's weights are in memory, where ``accelerate`` keeps them elsewhere between passes."""
-    if not hasattr(module, "_hf_hook"):
-        yield
-        return
-    from accelerate.utils import align_module_device
-
-    with align_module_device(module):
-        yield
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ...errors import UsageError
 from ...models.attention.grouped_heads import over_heads
 from ...models.observe import Attended, Observer, Sublayer, show_sublayer
+from .expert_units import expert_width, show_expert_units
 from .family_places import EXPERTS, FamilyPlaces
 from .own_forwards import OWN_FORWARDS
 from .their_scores import ReadMask, weigh
@@ -184,10 +185,17 @@ class ObservedPass:
         for site, module in outputs:
             if module is not None:
                 yield module.register_forward_hook(partial(shown, site))
-        show_routing = getattr(observer, "routing", None)
+        # (states, chosen experts, their weights) in all families.
+        show_routing, show_units = getattr(observer, "routing", None), getattr(observer, "expert_units", None)
         if show_routing is not None and (experts := find(block, EXPERTS)) is not None:
-            # (states, chosen experts, their weights) in all families.
             yield experts.register_forward_pre_hook(lambda module, args: show_routing(layer, rows(args[1])))
+        if show_units is not None and (experts := find(block, EXPERTS)) is not None and expert_width(experts):
+
+            def units(module: nn.Module, args: tuple[Any, ...]) -> None:
+                x_ND, chosen_NK = (x.flatten(0, -2) for x in args[:2])
+                show_expert_units(partial(show_units, layer), module, x_ND, chosen_NK, x_BTD[0].shape[1])
+
+            yield experts.register_forward_pre_hook(units)
         if self.attends and places.gated and (o := find(block, places.o)) is not None:
             yield o.register_forward_pre_hook(lambda module, args: self._gated(layer, args[0]))
 

@@ -61,3 +61,28 @@ EXPERTS = (
         per_block="max",
     ),
 )
+
+EXPERT_UNITS = (
+    unlisted(
+        "expert_super_neurons",
+        ("layer", "expert"),
+        label="super neurons by expert",
+        definition="How many hidden units of each expert are super neurons among its own, over the tokens that it is "
+        "sent; as a scalar in all experts (definitions §7).",
+        section="neurons",
+        scalar="sum",
+        when=_HAS_EXPERTS,
+        per_block="max",
+    ),
+    unlisted(
+        "expert_dead_units",
+        ("layer", "expert"),
+        label="dead units by expert",
+        definition="How many hidden units of each expert are 0 for every token that it is sent; NaN where it is sent "
+        "none; as a scalar in all experts (definitions §7).",
+        section="neurons",
+        scalar="sum",
+        when=_HAS_EXPERTS,
+        per_block="max",
+    ),
+)

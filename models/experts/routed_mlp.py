@@ -19,7 +19,7 @@ from ..config import ModelConfig
 from ..init import Linear
 from ..linear_cross_entropy import wide
 from ..mlp import MLP
-from ..observe import Observer, show_routing
+from ..observe import ExpertObserver, Observer, show_routing
 from .fused_experts import fused_experts
 from .routing_losses import RoutingLosses
 
@@ -62,6 +62,17 @@ def rows_of_experts(count_E: Tensor, n_sequences: int, n_choices: int) -> list[i
     return [n_sequences * (each + (expert < left)) for expert in range(len(count_E))]
 
 
+class _OneExpert:
+    """Shows the hidden units of one expert."""
+
+    def __init__(self, observer: ExpertObserver, expert: int, position_R: Tensor) -> None:
+        self.observer, self.expert, self.position_R = observer, expert, position_R
+
+    def neurons(self, layer: int, a_RF: Tensor) -> None:
+        """See models/observe.py."""
+        self.observer.expert_units(layer, self.expert, a_RF, self.position_R)
+
+
 class Mixture(nn.Module):
     """``Σ_k weight_k · expert_k(x)`` over the experts that the router chooses for a token, and the shared one's
     output."""
@@ -89,19 +100,31 @@ class Mixture(nn.Module):
         if losses is not None:
             losses.add(logits_BTE, share_BTE, count_E)
         x_ND, weight_NK, chosen_NK = (x.flatten(0, 1) for x in (x_BTD, weight_BTK, chosen_BTK))
-        y_ND = fused_experts(self.experts, x_ND, weight_NK, chosen_NK, count_E)
-        y_BTD = self._mixed(x_BTD, weight_BTK, flat_M, count_E) if y_ND is None else y_ND.view_as(x_BTD)
+        # The operator keeps no activations without gradients.
+        looks = observer if isinstance(observer, ExpertObserver) else None
+        y_ND = None if looks else fused_experts(self.experts, x_ND, weight_NK, chosen_NK, count_E)
+        y_BTD = self._mixed(x_BTD, weight_BTK, flat_M, count_E, looks) if y_ND is None else y_ND.view_as(x_BTD)
         return y_BTD if self.shared is None else y_BTD + self.shared(x_BTD)
 
     # How many rows an expert has is known when the choices are: no graph can be compiled over that.
     @torch.compiler.disable
-    def _mixed(self, x_BTD: Tensor, weight_BTK: Tensor, chosen_M: Tensor, count_E: Tensor) -> Tensor:
+    def _mixed(
+        self,
+        x_BTD: Tensor,
+        weight_BTK: Tensor,
+        chosen_M: Tensor,
+        count_E: Tensor,
+        observer: ExpertObserver | None = None,
+    ) -> Tensor:
         """The experts' outputs, weighed and summed, ``[B, T, D]``."""
         n_sequences, n_positions, _ = x_BTD.shape
         order_M = chosen_M.argsort(stable=True)
         inverse_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
         rows_MD = _reordered(x_BTD.flatten(0, 1), order_M, inverse_M, self.top_k)
-        parts = rows_MD.split(rows_of_experts(count_E, n_sequences, n_positions * self.top_k))
-        y_MD = torch.cat([expert(part_RD) for expert, part_RD in zip(self.experts, parts, strict=True)])
+        n_rows = rows_of_experts(count_E, n_sequences, n_positions * self.top_k)
+        positions = (order_M // self.top_k % n_positions).split(n_rows)
+        shown = [None if observer is None else _OneExpert(observer, e, rows) for e, rows in enumerate(positions)]
+        of_experts = zip(self.experts, rows_MD.split(n_rows), shown, strict=True)
+        y_MD = torch.cat([expert(part_RD, one) for expert, part_RD, one in of_experts])
         y_BTKD = _reordered(y_MD, inverse_M, order_M).unflatten(0, (n_sequences, n_positions, self.top_k))
         return (y_BTKD * weight_BTK.to(y_BTKD.dtype)[..., None]).sum(2)

@@ -167,6 +167,41 @@ def test_the_experts_that_are_seen_are_those_that_the_router_ranks_highest(name,
     assert np.isnan(found.arrays["expert_share_first"]).any() == (len(chosen) < 2)
 
 
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "deepseek_v3", "gpt_oss"])
+def test_the_units_of_experts_are_what_their_maps_down_read(name, family_model):
+    """Mapped down, weighed and summed they are what the experts give."""
+    model, shown, passed = family_model(name), {}, {}
+
+    class Units(Keep):
+        def expert_units(self, layer, expert, a_RF, position_R):
+            shown[layer, expert] = a_RF, position_R
+
+    blocks = dict(enumerate(model.model.layers, start=1))
+    routed = {layer: block.mlp.experts for layer, block in blocks.items() if hasattr(block.mlp, "experts")}
+    handles = [
+        experts.register_forward_hook(lambda module, args, output, layer=layer: passed.update({layer: (args, output)}))
+        for layer, experts in routed.items()
+    ]
+    with torch.no_grad():
+        ForeignModel(model)(torch.from_numpy(PROBE), observer=Units())
+    for handle in handles:
+        handle.remove()
+    for layer, experts in routed.items():
+        (_, chosen_NK, weight_NK), expected = passed[layer]
+        found_ND = torch.zeros_like(expected)
+        for e in range(experts.num_experts):
+            a_RF, position_R = shown[layer, e]
+            token_R, k_R = (chosen_NK == e).nonzero(as_tuple=True)
+            assert torch.equal(position_R, token_R % PROBE.shape[1])
+            down = experts.down_proj[e] if name == "gpt_oss" else experts.down_proj[e].T
+            y_RD = a_RF @ down + (experts.down_proj_bias[e] if name == "gpt_oss" else 0)
+            found_ND.index_add_(0, token_R, y_RD * weight_NK[token_R, k_R, None])
+        torch.testing.assert_close(found_ND, expected, rtol=1e-4, atol=1e-5)
+    arrays = measure(ForeignModel(model), PROBE).arrays
+    for name in ("expert_super_neurons", "expert_dead_units"):
+        assert np.isfinite(arrays[name]).any(1).tolist() == [layer in routed for layer in blocks]
+
+
 def test_every_type_that_is_promised_is_tested(their_names, family_names):
     tested = {name.split()[0] for name in [*their_names, *family_names]}
     assert tested == set(MODEL_TYPES)

@@ -35,6 +35,46 @@ def test_shares_by_position_are_those_of_the_routers_choices(half):
         assert np.isnan(found.arrays[f"expert_share_{name}"][0]).all()  # a dense block has none
 
 
+def test_units_of_experts_are_counted_over_the_tokens_that_each_is_sent():
+    """By hooks on the router and on each expert's maps, which are called as modules then."""
+    experts = ExpertsConfig(n_experts=4, top_k=2, d_ff=40, d_shared=8)
+    config = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=40, max_seq_len=6, experts=experts, mlp="relu")
+    model = born(config, 0)
+    with torch.no_grad():
+        # Position 0, whatever its token, is sent to expert 1 and its unit 7 is loud; two units of another are dead.
+        model.embed.weight[3] = 5.0
+        mixture = model.blocks[1].mlp
+        mixture.router.weight[1] = 0.5
+        mixture.experts[1].up.weight[7] = 3.0
+        mixture.experts[2].up.weight[[4, 9]] = 0.0
+    probe = PROBE.copy()
+    probe[:, 0], probe[:, 1:] = 3, np.where(probe[:, 1:] == 3, 4, probe[:, 1:])
+    inputs, logits = [], []
+    handles = [
+        mixture.register_forward_pre_hook(lambda module, args: inputs.append(args[0].double())),
+        mixture.router.register_forward_hook(lambda module, args, output: logits.append(output)),
+    ]
+    found = measure(model, probe, batch_size=5).arrays
+    for handle in handles:
+        handle.remove()
+    x_NTD, chosen_NTK = torch.cat(inputs), torch.cat(logits).topk(2, dim=-1).indices
+    position_NT = torch.arange(6).expand(12, 6)
+    for e, expert in enumerate(mixture.experts):
+        sent_NT = (chosen_NTK == e).any(-1)
+        a_RF = (x_NTD[sent_NT] @ expert.up.weight.detach().double().T).relu()
+        position_R = position_NT[sent_NT]
+        first_F, others_F = (
+            a_RF[where].mean(0).numpy() if where.any() else np.zeros(40) for where in (position_R == 0, position_R > 0)
+        )
+        deviation = first_F - np.median(first_F)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            z, ratio = deviation / (1.4826 * np.median(abs(deviation))), first_F / others_F
+        assert found["expert_super_neurons"][1, e] == ((z >= 10) & (ratio >= 5)).sum()
+        assert found["expert_dead_units"][1, e] == (a_RF == 0).all(0).sum() if sent_NT.any() else True
+    assert found["expert_super_neurons"][1, 1] >= 1
+    assert found["expert_dead_units"][1, 2] >= 2
+
+
 def test_hidden_units_are_seen_in_dense_blocks_and_named_in_the_others(half):
     found = measure(half, PROBE)
     assert found.unseen == ("the hidden units of block 2 (a mixture of experts)",)

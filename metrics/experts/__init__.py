@@ -1,0 +1,1 @@
+"""What each expert of a mixture does."""
