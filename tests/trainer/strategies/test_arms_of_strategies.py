@@ -77,8 +77,14 @@ from birthmark.trainer.strategies.table import STRATEGIES
 
 # Models of this size would take the plain formula.
 linear_cross_entropy.PLAIN = 0
-# Experts are one operator, whoever shards their weights: there is no other way.
-del Mixture._mixed
+# Experts are one operator, whoever shards their weights: there is no other way, but where a snapshot looks at units.
+one_by_one = Mixture._mixed
+
+def looked_at(self, *arguments):
+    assert arguments[-1] is not None, "nobody looks at the experts' units"
+    return one_by_one(self, *arguments)
+
+Mixture._mixed = looked_at
 
 configs, tokens, out = sys.argv[1:]
 (configs, measured), tokens_SBT = pickle.loads(Path(configs).read_bytes()), torch.load(tokens)
