@@ -163,14 +163,14 @@ def write_fails_unheard() -> None:
 
 def data_begin_anew() -> None:
     """A resumed run is fed from the first step on again."""
-    from birthmark.trainer import run
+    from birthmark.trainer.loop import training_data
 
-    batches = run.MicroBatches
+    batches = training_data.MicroBatches
 
     def anew(*arguments: object, **more: object) -> object:
         return batches(*arguments, **(more | {"first_step": 0}))  # type: ignore[arg-type]
 
-    run.MicroBatches = anew  # type: ignore[assignment, misc]
+    training_data.MicroBatches = anew  # type: ignore[assignment, misc]
 
 
 def second_signal_is_at_once() -> None:
