@@ -11,6 +11,7 @@ import numpy as np
 from ...files import write_text
 from ...measure.length.loss_by_position import LengthResult
 from ..csv_files import LabelledArray, to_csv
+from ..text import without_shared_folder
 from .axes import token_axis
 from .panels import Heights, Panel, fit_heights, label_outer_panels, small_multiples
 from .saving import save_png
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Points of a line: means over positions, wider apart behind the first ones.
 _POINTS = 48
+#: Characters above a panel.
+_TITLE = 28
 
 
 def write_picture(found: Sequence[LengthResult], out: Path) -> None:
@@ -57,14 +60,15 @@ def draw_loss_by_position(found: Sequence[LengthResult]) -> Figure:
     panels = [_panel(result) for result in found]
     figure, axes_of_panels = small_multiples(len(found), (230, 190, 160))
     evicted = list(dict.fromkeys(arm.evict for result in found for arm in result.arms))
-    for axes, result, panel in zip(axes_of_panels, found, panels, strict=True):
+    names = without_shared_folder([result.model for result in found])
+    for axes, name, result, panel in zip(axes_of_panels, names, found, panels, strict=True):
         axes.axvline(result.prefix + 0.5, **REFERENCE)
         # Before the end of the prefix they are one line: the first of them on top.
         for arm, line in reversed(list(zip(result.arms, panel.lines, strict=True))):
             axes.plot(panel.x, line, color=run_colour(evicted.index(arm.evict)), linewidth=1.4)
         token_axis(axes, max(result.length for result in found))
-        name = result.model if len(result.model) <= 40 else "…" + result.model[-39:]
-        axes.set_title(name, parse_math=False)
+        # What differs stands at the end of a path.
+        axes.set_title(name if len(name) <= _TITLE else f"…{name[1 - _TITLE :]}", parse_math=False)
         fit_heights(axes, Heights("loss (nats)"), panels)
     label_outer_panels(axes_of_panels, "t + 1", "loss (nats)")
     entries = [(f"{n} evicted" if n else "every key", legend_line(color=run_colour(i))) for i, n in enumerate(evicted)]
