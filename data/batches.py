@@ -258,7 +258,8 @@ class TokenWindows(FixedWindows):
 
     def windows(self, samples: np.ndarray) -> np.ndarray:
         """Window number of each global sample index; int64 ``[n]``."""
-        if not len(samples) or int(samples.max() - samples.min()) > NEAR:
+        # Each epoch has an order of its own: of short ones those nearby would be many.
+        if not len(samples) or self.n_samples < NEAR // 64 or int(samples.max() - samples.min()) > NEAR:
             return self._permuted(samples)
         first = int(samples.min())
         (window_N,) = self._nearby.between(first, int(samples.max()) + 1, lambda near_N: (self._permuted(near_N),))
