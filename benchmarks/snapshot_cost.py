@@ -8,19 +8,23 @@ Both keep what they free, as runs and commands do (``trainer/allocator.py``).
 *Time*: both run in one process, in turn, A B A B …. The result is the median of the pairwise ratios, because machines
 are noisy. Every round does so on the probe and on one of twice as many sequences. The difference separates what a
 snapshot does once (eigenvalues, ranks, states) from what it does per sequence. *Memory*: the highest resident size,
-each in a process of its own (Linux only). *Parts*: the snapshot without sink anatomy and outliers, with the one and
-with both, in turn in one process: what each makes it dearer by.
+each in a process of its own (Linux only). *Parts*: sink anatomy and outliers, each by the seconds in its own
+methods during the snapshot: what it makes the rest dearer by. (Two snapshots, with and without, differ by less than two
+of the same kind do on a shared machine.)
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import platform
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import wraps
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import patch
@@ -32,8 +36,8 @@ from rich.console import Console
 from rich.table import Table
 
 from birthmark.data.probes import random_probe
-from birthmark.measure import measurement, our_metrics
 from birthmark.measure.measurement import BirthReference, evaluation_mode, measure
+from birthmark.metrics.quantities import METRICS
 from birthmark.metrics.sinks import KeySummer
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
@@ -84,40 +88,57 @@ def passes(shape: Shape, model: Decoder, times: int = 1) -> dict[str, Callable[[
     return dict(zip(PASSES, (forward, snapshot), strict=True))
 
 
-class PlainSummer(KeySummer):
-    """Without entropies and scores."""
+#: Who does a part's work beside the metrics of its folder, and in which methods.
+ELSEWHERE = {"anatomy": [(KeySummer, "read_scores"), (KeySummer, "_add_entropy")], "outliers": []}
 
-    def read_scores(self, *_: object) -> None: ...
 
-    def _add_entropy(self, *_: object) -> None: ...
+def methods_of(part: str) -> list[tuple[type, str]]:
+    """Classes and methods that do a part's work and none of another's."""
+    found = list(ELSEWHERE[part])
+    for key in METRICS:
+        module, _, name = key.partition(":")
+        if module.partition(".")[0] == part:
+            metric = getattr(importlib.import_module(f"birthmark.metrics.{module}"), name)
+            found += [(metric, "update"), (metric, "compute")]
+    return found
 
 
 @contextmanager
-def without(*parts: str) -> Iterator[None]:
-    """No metrics of these folders."""
-    kept = {key: value for key, value in our_metrics.METRICS.items() if key.partition(".")[0] not in parts}
-    summer = PlainSummer if "anatomy" in parts else KeySummer
-    with patch.object(our_metrics, "METRICS", kept), patch.object(measurement, "KeySummer", summer):
+def timed(part: str, spent: dict[str, float]) -> Iterator[None]:
+    """Add the seconds in a part's methods to ``spent[part]``."""
+    with ExitStack() as patches:
+        for owner, name in methods_of(part):
+            patches.enter_context(patch.object(owner, name, _timing(getattr(owner, name), part, spent)))
         yield
 
 
+def _timing(method: Callable[..., object], part: str, spent: dict[str, float]) -> Callable[..., object]:
+    @wraps(method)
+    def call(*args: object, **kwargs: object) -> object:
+        start = time.perf_counter()
+        try:
+            return method(*args, **kwargs)
+        finally:
+            spent[part] += time.perf_counter() - start
+
+    return call
+
+
 def parts_row(shape: Shape, repeats: int) -> list[str]:
-    """Ratios of a snapshot with more to one with less, and of the whole to the forward pass."""
+    """What each part makes a snapshot dearer by, and the whole over the forward pass."""
     forward, snapshot = passes(shape, born(shape.config, 0)).values()
-
-    def bare() -> None:
-        with without("anatomy", "outliers"):
-            snapshot()
-
-    def with_anatomy() -> None:
-        with without("outliers"):
-            snapshot()
-
-    functions = forward, bare, with_anatomy, snapshot
-    for function in functions:
-        function()
-    plain, less, more, whole = np.array([[seconds(f, "cpu") for f in functions] for _ in range(repeats)]).T
-    ratios = more / less, whole / more, whole / plain
+    forward()
+    snapshot()
+    rows = []
+    for _ in range(repeats):
+        spent = dict.fromkeys(ELSEWHERE, 0.0)
+        plain = seconds(forward, "cpu")
+        with ExitStack() as clocks:
+            for part in spent:
+                clocks.enter_context(timed(part, spent))
+            whole = seconds(snapshot, "cpu")
+        rows.append([plain, whole / plain, *(whole / (whole - took) for took in spent.values())])
+    plain, *ratios = np.array(rows).T
     return [f"{1000 * np.median(plain):.0f}", *(text for ratio in ratios for text in quartiles(ratio))]
 
 
@@ -199,8 +220,10 @@ def main() -> None:
         return
     wanted = [name for name in SHAPES if any(part in name for part in arguments.shapes.split(","))]
     if arguments.parts:
-        heads = ("anatomy", "quartiles", "outliers", "quartiles", "of forward", "quartiles")
-        parts = Table("shape", "probe", "forward, ms", *heads)
+        parts = Table("shape", "probe", "forward, ms", "of forward", "quartiles")
+        for part in ELSEWHERE:
+            parts.add_column(f"{part}, over without")
+            parts.add_column("quartiles")
         for name in wanted:
             shape = SHAPES[name]
             parts.add_row(name, f"{shape.n_sequences} × {shape.seq_len}", *parts_row(shape, arguments.repeats))

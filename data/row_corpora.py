@@ -27,7 +27,7 @@ from .config import DataConfig
 from .ingest.bad_rows import bad_rows, check_columns, check_first_row, without_bad_rows
 from .splits import key_digest
 from .survey.documents import SurveyedCorpus
-from .survey.table_rows import RowPiece, Rows
+from .survey.table_rows import BLOCK_ROWS, RowPiece, Rows
 
 if TYPE_CHECKING:
     import datasets
@@ -53,6 +53,7 @@ class _RowMeta(Meta):
 class _RowCorpus(SurveyedCorpus):
     """What local and hub tables share; subclasses load the table and say what identifies it."""
 
+    own_splits = "text-xxh3"
     #: Whether the survey hashes all rows together too.
     hashes_rows = False
 
@@ -78,7 +79,7 @@ class _RowCorpus(SurveyedCorpus):
     @cached_property
     def _survey_folder(self) -> tuple[Path, str]:
         """Where hashes and sizes are kept, and the hash of all rows; empty where it is not needed."""
-        folder = self._cache_dir / f"rows-{fingerprint(identity=self._identity(), format=1)[:16]}"
+        folder = self._cache_dir / f"rows-{fingerprint(identity=self._identity(), format=2)[:16]}"
         meta = build_once(folder, self._survey, schema=_RowMeta)
         return folder, meta.get("content_hash", "")
 
@@ -100,7 +101,8 @@ class _RowCorpus(SurveyedCorpus):
     def _survey(self, folder: Path) -> dict[str, Any]:
         """Hash every row, in as many processes as the table's size is worth."""
         n_rows = len(self._dataset)
-        per_span = max(1, int(n_rows * _SPAN_BYTES / max(1, self._dataset.data.nbytes)))
+        blocks = int(n_rows * _SPAN_BYTES / max(1, self._dataset.data.nbytes)) // BLOCK_ROWS
+        per_span = max(1, blocks) * BLOCK_ROWS
         spans = [self._span(first, min(n_rows, first + per_span)) for first in range(0, n_rows, per_span)]
         workers = self._config.n_workers or n_cores()
         survey = partial(Rows.facts, with_sha256=self.hashes_rows)
@@ -252,7 +254,7 @@ class HubCorpus(_RowCorpus):
         return fingerprint(dataset=self._dataset._fingerprint, column=self._config.text_field)
 
     def content_hash(self) -> str:
-        """SHA-256 over the SHA-256 of every row in order; read once per revision and kept in the cache directory."""
+        """SHA-256 over those of all blocks of rows (`BlockHasher`), read once per revision and kept in the cache."""
         return self._survey_folder[1]
 
 

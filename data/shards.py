@@ -101,8 +101,8 @@ def build_shards(
         "tokenizer_hash": tokenizer.sha256,
         "vocab_size": tokenizer.vocab_size,
     }
-    # Splits that are the corpus's own follow from its content.
-    given = {"splits": corpus.splits_hash} if corpus.splits_hash else {}
+    # Splits by the documents' names follow from the content.
+    given = {"splits": corpus.splits_key} if corpus.splits_key else {}
     key = fingerprint(**identity, **given, val_fraction=val_fraction, shard_tokens=shard_tokens)
     folder = cache_dir / f"shards-{key[:16]}"
     pieces = cache_dir / f"pieces-{fingerprint(shards=key, piece_bytes=piece_bytes(corpus.n_bytes))[:16]}"

@@ -1,17 +1,19 @@
 """Which documents are for validation.
 
-A document belongs to validation when the hash of its key falls below ``data.val_fraction``, so adding or removing
-documents does not move the others. Two documents or more always give two non-empty splits: if the hashes put all on
-one side, the one nearest to the other side changes. A single document is split: its end is for validation.
+A document belongs to validation when the hash of its name falls below ``data.val_fraction``, or that of its text where
+it has no name; so adding or removing documents does not move the others. Two documents or more always give two
+non-empty splits: if the hashes put all on one side, the one nearest to the other side changes. A single document is
+split: its end is for validation.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
+from itertools import repeat
 
 import numpy as np
+import xxhash
 
 from ..errors import UsageError
 from .encode import Document
@@ -25,14 +27,40 @@ def key_digest(key: str) -> bytes:
     return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
 
 
-#: Hashes a key into the 64 bits that decide its split, little-endian; the key may come in parts. (A `partial`, since
-#: tables have a key in every row.)
-key_hasher = partial(hashlib.blake2b, digest_size=8, person=b"birthmark-split")
+#: Of the hashes of texts: they are not those by which others sample or deduplicate.
+_TEXT_SEED = int.from_bytes(b"birthmrk", "little")
 
 
-def key_hash(key: bytes) -> int:
-    """The 64 bits of a key that decide its split."""
-    return int.from_bytes(key_hasher(key).digest(), "little")
+def name_hash(name: bytes) -> int:
+    """The 64 bits of a document's name that decide its split."""
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8, person=b"birthmark-split").digest(), "little")
+
+
+def text_hashes(texts: Iterable[bytes | memoryview]) -> np.ndarray:
+    """The 64 bits of each text that decide its split where no name does, and by which equal texts are found: uint64.
+
+    XXH3, since tables have a text in every row: nothing else in Python is as fast. Who writes a corpus can make two
+    texts share a hash; that puts them on one side, and no more.
+    """
+    digests = b"".join(map(xxhash.xxh3_64_digest, texts, repeat(_TEXT_SEED)))
+    return np.frombuffer(digests, ">u8").astype(np.uint64)
+
+
+class TextHasher:
+    """`text_hash` of one that comes in parts."""
+
+    def __init__(self) -> None:
+        self._hasher = xxhash.xxh3_64(seed=_TEXT_SEED)
+        self.update = self._hasher.update
+
+    def value(self) -> int:
+        """Of all parts so far."""
+        return self._hasher.intdigest()
+
+
+def text_hash(text: bytes) -> int:
+    """`text_hashes` of one text."""
+    return xxhash.xxh3_64_intdigest(text, _TEXT_SEED)
 
 
 def below(hashes: np.ndarray, val_fraction: float) -> np.ndarray:
@@ -41,7 +69,7 @@ def below(hashes: np.ndarray, val_fraction: float) -> np.ndarray:
 
 
 def validation_mask(hashes: np.ndarray, val_fraction: float) -> np.ndarray:
-    """Which of these documents (`key_hash`, uint64 ``[n]``) are for validation: bool ``[n]``."""
+    """Which of these documents (`name_hash` or `text_hash`, uint64 ``[n]``) are for validation: bool ``[n]``."""
     is_val = below(hashes, val_fraction)
     if len(hashes) > 1 and not is_val.any():
         is_val[hashes.argmin()] = True
@@ -54,7 +82,7 @@ def codes_of(keys: np.ndarray, used: np.ndarray, val_fraction: float) -> np.ndar
     """What becomes of each document: uint8 ``[n]``.
 
     Args:
-        keys: `key_hash` of each, uint64 ``[n]``.
+        keys: `name_hash` or `text_hash` of each, uint64 ``[n]``.
         used: bool ``[n]``; the others are left out.
         val_fraction: share for validation.
     """

@@ -22,7 +22,7 @@ from .cache import build_once, facts_of_files, file_states, fingerprint, takes_f
 from .config import DataConfig, corpus_suffix
 from .encode import SPLITS, Document, Split, Text
 from .ingest.compressed import content_blocks
-from .splits import OUT, WITHIN, key_digest, key_hash, key_hasher, split_place, split_single_document
+from .splits import OUT, WITHIN, TextHasher, key_digest, name_hash, split_place, split_single_document
 from .survey.documents import SurveyedCorpus
 
 _BLOCK = 1 << 20
@@ -47,7 +47,7 @@ class _Surveyed(NamedTuple):
     sha256: bytes
     n_bytes: int
     content: int
-    """`key_hash` of the text."""
+    """`text_hash` of the text."""
 
 
 class _Facts(NamedTuple):
@@ -96,7 +96,7 @@ class FileCorpus(SurveyedCorpus):
         n_bytes = np.array([size for _, size, *_ in states], dtype=np.int64)
         if n_bytes.sum() < _WORTH_KEEPING:
             return [_facts_of(file.path) for file in self._files]
-        folder = self._cache_dir / f"files-{fingerprint(files=states, format=1)[:16]}"
+        folder = self._cache_dir / f"files-{fingerprint(files=states, format=2)[:16]}"
         group = np.cumsum(n_bytes) // _SURVEYED_AT_ONCE
         borders = [0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(group)]
         jobs = [[file.path for file in self._files[first:end]] for first, end in pairwise(borders)]
@@ -119,7 +119,7 @@ class FileCorpus(SurveyedCorpus):
     @cached_property
     def keys(self) -> np.ndarray:
         """See the base: by path."""
-        hashes = [key_hash(file.key.encode("utf-8", errors="surrogateescape")) for file in self._survey[0]]
+        hashes = [name_hash(file.key.encode("utf-8", errors="surrogateescape")) for file in self._survey[0]]
         return np.array(hashes, dtype=np.uint64)
 
     @cached_property
@@ -280,7 +280,7 @@ def _facts_of_all(paths: list[Path]) -> list[_Facts]:
 
 def _facts_of(path: Path) -> _Facts:
     """What the survey keeps of a file."""
-    sha256, content, n_bytes = hashlib.sha256(), key_hasher(), 0
+    sha256, content, n_bytes = hashlib.sha256(), TextHasher(), 0
     decoder, is_text = codecs.getincrementaldecoder("utf-8")(), True
     for block in _blocks(path):
         if b"\0" in block:
@@ -301,4 +301,4 @@ def _facts_of(path: Path) -> _Facts:
         return _Facts("empty")
     if not is_text:
         return _Facts("not UTF-8")
-    return _Facts("", sha256.digest(), n_bytes, int.from_bytes(content.digest(), "little"))
+    return _Facts("", sha256.digest(), n_bytes, content.value())

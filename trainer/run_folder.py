@@ -120,10 +120,9 @@ def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: 
     """The certificate of a run that goes on; the model at step 0 and the corpus must be the ones that it names."""
     record = run.read_birth()
     if not same_corpus(data.record, record.get("data") or {}):
-        hashes = [facts.get("content_hash") for facts in (data.record, record.get("data") or {})]
-        raise RunError(
-            "data.path: the corpus is not the one this run began with (content hash {}, was {})".format(*hashes)
-        )
+        begun = record.get("data") or {}
+        differ = [name for name in {**begun, **data.record} if data.record.get(name) != begun.get(name)]
+        raise RunError(f"data.path: the corpus is not the one this run began with ({', '.join(differ)} differ)")
     if now != record["digest"]:
         raise RunError(
             f"{run.birth}: {config.init_from or f'init_seed {config.init_seed}'} now gives {now[:12]}…, the "

@@ -131,7 +131,7 @@ def _cleaned(config: DataConfig, corpus: Corpus, ngrams: Path, name: str) -> Cor
     searched = np.where((corpus.codes == TRAIN) | (corpus.codes == WITHIN), TRAIN, OUT).astype(np.uint8)
     key = fingerprint(
         content_hash=corpus.content_hash(),
-        searched=corpus.splits_hash,
+        searched=corpus.splits_key,
         val_fraction=config.val_fraction,
         ngrams=ngrams.name,
         format=1,

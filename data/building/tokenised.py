@@ -152,7 +152,7 @@ def _prepare_tokenizer(
             "tokenizers JSON file that made them"
         )
     hashes = [corpus.content_hash() for corpus in corpora.values()]
-    given = [corpus.splits_hash for corpus in corpora.values()]
+    given = [corpus.splits_key for corpus in corpora.values()]
     key = fingerprint(
         format=_TOKENIZER_FORMAT,
         content_hash=hashes[0] if len(hashes) == 1 else fingerprint(corpora=hashes),

@@ -18,7 +18,7 @@ import numpy as np
 from ...errors import RunError, UsageError
 from ..encode import Document, encode_documents
 from ..permutation import permuted
-from ..splits import below, key_hash
+from ..splits import below, text_hash
 from ..tokenizer import TextTokenizer
 from .streamed_table import StreamedTable
 
@@ -226,4 +226,4 @@ class Stream:
 
 def is_held_out(text: str, val_fraction: float) -> bool:
     """Whether a document is for validation: as for rows of tables, its content decides."""
-    return bool(below(np.array(key_hash(text.encode("utf-8")), dtype=np.uint64), val_fraction))
+    return bool(below(np.array(text_hash(text.encode("utf-8")), dtype=np.uint64), val_fraction))

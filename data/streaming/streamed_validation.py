@@ -17,7 +17,7 @@ from ..tokenizer import TextTokenizer
 from .stream import is_held_out
 from .streamed_table import StreamedTable
 
-_FORMAT = 1
+_FORMAT = 2
 _TOKENS = "val-00000.bin"
 
 

@@ -27,6 +27,8 @@ class SurveyedCorpus:
 
     kind: str
     """As a run's record calls it."""
+    own_splits = ""
+    """What decides its own splits, where that is not the documents' names."""
 
     def __init__(self, val_fraction: float) -> None:
         self._val_fraction = val_fraction
@@ -40,12 +42,12 @@ class SurveyedCorpus:
 
     @property
     def keys(self) -> np.ndarray:
-        """`key_hash` of what decides each document's split: uint64 ``[n]``."""
+        """Hash of what decides each document's split: uint64 ``[n]``."""
         raise NotImplementedError
 
     @property
     def contents(self) -> np.ndarray:
-        """`key_hash` of each document's text: uint64 ``[n]``; equal texts have equal ones, in all corpora."""
+        """`text_hash` of each document: uint64 ``[n]``; equal texts have equal ones, in all corpora."""
         raise NotImplementedError
 
     @property
@@ -87,10 +89,11 @@ class SurveyedCorpus:
         return other
 
     @property
-    def splits_hash(self) -> str:
-        """SHA-256, in hex, of splits that were given; empty where they are the corpus's own."""
+    def splits_key(self) -> str:
+        """What tells the splits from others of the same content and fraction: the SHA-256, in hex, of those that were
+        given, else `own_splits`."""
         if self._given is None or np.array_equal(self._given, self.own_codes):
-            return ""
+            return self.own_splits
         return hashlib.sha256(self._given.tobytes()).hexdigest()
 
     @property

@@ -7,35 +7,39 @@ no other form.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
-from itertools import pairwise
-from operator import methodcaller
+from collections.abc import Iterable, Iterator
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ...errors import UsageError
 from ..encode import SPLITS, Document, Text
-from ..splits import OUT, WITHIN, key_hasher, split_single_document
+from ..splits import OUT, WITHIN, split_single_document, text_hashes
 
 if TYPE_CHECKING:
     import datasets
 
-_MOST_ROWS = 1 << 14
+_MOST_ROWS = 1 << 16
 #: Bytes of text that are taken out of a table together; one row may be longer.
 _MOST_BYTES = 1 << 23
-_DIGEST = methodcaller("digest")
+#: Bytes of a row on average, below which a copy is made sooner than a view: Python has pools for objects of such sizes.
+_SHORT = 480
+#: So many copies at a time stay in cache.
+_MOST_COPIES = 1 << 11
+#: Rows that are hashed together where all rows are.
+BLOCK_ROWS = 1 << 10
 
 
 class RowFacts(NamedTuple):
     """What is known of rows without keeping their texts."""
 
     hashes: np.ndarray
-    """uint64 ``[rows]``, `key_hash` of the contents."""
+    """uint64 ``[rows]``, `text_hash` of each."""
     n_bytes: np.ndarray
     """int64 ``[rows]``, UTF-8; null has none."""
     sha256: bytes
-    """Of each row, one after the other; empty where it was not asked for."""
+    """Of every `BLOCK_ROWS` rows, one after the other; empty where it was not asked for."""
 
 
 class Rows(NamedTuple):
@@ -56,7 +60,8 @@ class Rows(NamedTuple):
                 filled = column.fill_null("") if column.null_count else column
                 if not len(filled):
                     continue
-                ends = np.cumsum(_lengths(filled))
+                borders = _buffers(filled)[1]
+                ends = borders[1:] - borders[0]
                 group = (ends - 1) // _MOST_BYTES
                 for first, last in pairwise([0, *(np.flatnonzero(np.diff(group)) + 1).tolist(), len(ends)]):
                     yield at + first, filled.slice(first, last - first)
@@ -65,27 +70,27 @@ class Rows(NamedTuple):
     def facts(self, *, with_sha256: bool) -> RowFacts:
         """Hashes and sizes.
 
+        Args:
+            with_sha256: whether to hash blocks of rows too; the first row begins one.
+
         Raises:
             UsageError: a row is no UTF-8; names it.
         """
         import pyarrow as pa
 
-        n_bytes: list[np.ndarray] = []
-        keys: list[bytes] = []
-        sha256: list[bytes] = []
+        sizes, hashes, blocks = [np.empty(0, np.int64)], [np.empty(0, np.uint64)], BlockHasher()
         for at, column in self.batches():
             try:
                 column.validate(full=True)
             except pa.ArrowInvalid:
                 raise self._not_text(at, column) from None
-            contents = column.cast(pa.large_binary() if pa.types.is_large_string(column.type) else pa.binary())
-            texts = contents.to_pylist()
-            n_bytes.append(_lengths(column))
-            keys += _key_digests(texts)
+            content, borders = _buffers(column)
+            sizes.append(np.diff(borders).astype(np.int64))
+            hashes.append(text_hashes(_contents(column, content, borders)))
             if with_sha256:
-                sha256 += map(_DIGEST, map(hashlib.sha256, texts))
-        sizes = np.concatenate([np.empty(0, np.int64), *n_bytes])
-        return RowFacts(np.frombuffer(b"".join(keys), dtype="<u8"), sizes, b"".join(sha256))
+                blocks.update(content, borders)
+        sha256 = blocks.digests() if with_sha256 else b""
+        return RowFacts(np.concatenate(hashes), np.concatenate(sizes), sha256)
 
     def texts(self) -> Iterator[str]:
         """Text of each row."""
@@ -120,16 +125,61 @@ class RowPiece(NamedTuple):
                 yield Document(SPLITS[code], text)
 
 
-def _key_digests(contents: list[bytes]) -> Iterator[bytes]:
-    # A copy costs half of what a new hasher with its parameters does.
-    another = key_hasher().copy
-    for content in contents:
-        hasher = another()
-        hasher.update(content)
-        yield hasher.digest()
+class BlockHasher:
+    """SHA-256 of every `BLOCK_ROWS` rows, however they come.
+
+    That of a block is over the SHA-256 of its bytes and that of its rows' sizes (int64, little-endian).
+    """
+
+    def __init__(self) -> None:
+        self._done = b""
+        self._begin()
+
+    def _begin(self) -> None:
+        self._n_rows, self._content, self._sizes = 0, hashlib.sha256(), hashlib.sha256()
+
+    def _end(self) -> None:
+        self._done += hashlib.sha256(self._content.digest() + self._sizes.digest()).digest()
+        self._begin()
+
+    def update(self, content: memoryview, borders: np.ndarray) -> None:
+        """Add rows: see `_buffers`."""
+        first, n_rows = 0, len(borders) - 1
+        while first < n_rows:
+            end = min(n_rows, first + BLOCK_ROWS - self._n_rows)
+            self._content.update(content[borders[first] : borders[end]])
+            self._sizes.update(np.diff(borders[first : end + 1]).astype("<i8").tobytes())
+            self._n_rows += end - first
+            first = end
+            if self._n_rows == BLOCK_ROWS:
+                self._end()
+
+    def digests(self) -> bytes:
+        """Of all rows so far; the last block may be shorter."""
+        if self._n_rows:
+            self._end()
+        return self._done
 
 
-def _lengths(column: Any) -> np.ndarray:
-    import pyarrow.compute as pc
+def _contents(column: Any, content: memoryview, borders: np.ndarray) -> Iterable[bytes | memoryview]:
+    """Bytes of each row of an Arrow array with these buffers."""
+    import pyarrow as pa
 
-    return pc.binary_length(column).to_numpy(zero_copy_only=False).astype(np.int64)
+    if borders[-1] - borders[0] < _SHORT * len(column):
+        wide = pa.types.is_large_string(column.type)
+        whole = column.cast(pa.large_binary() if wide else pa.binary())
+        starts = range(0, len(whole), _MOST_COPIES)
+        return chain.from_iterable(whole.slice(start, _MOST_COPIES).to_pylist() for start in starts)
+    return (content[first:end] for first, end in pairwise(borders.tolist()))
+
+
+def _buffers(column: Any) -> tuple[memoryview, np.ndarray]:
+    """Bytes of an Arrow array of strings without nulls, and the borders of its rows in them: ``[rows + 1]``."""
+    import pyarrow as pa
+
+    _, borders, content = column.buffers()
+    dtype = np.dtype(np.int64 if pa.types.is_large_string(column.type) else np.int32)
+    n_borders = len(column) + 1
+    # Arrow keeps no bytes where all rows are empty.
+    view = memoryview(b"" if content is None else content)
+    return view, np.frombuffer(borders, dtype, n_borders, column.offset * dtype.itemsize)

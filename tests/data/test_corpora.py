@@ -14,7 +14,7 @@ from birthmark.data import encode, text_files
 from birthmark.data.config import NAMED_CORPORA, DataConfig
 from birthmark.data.corpora import CORPORA, open_corpus
 from birthmark.data.encode import encode_documents
-from birthmark.data.splits import key_hash, split_single_document, validation_mask
+from birthmark.data.splits import name_hash, split_single_document, validation_mask
 from birthmark.data.text_files import FileCorpus
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError
@@ -50,7 +50,7 @@ def test_the_split_belongs_to_the_name(folder: Path, tmp_path: Path) -> None:
 
 
 def test_val_fraction_is_met_in_expectation() -> None:
-    hashes = np.array([key_hash(f"file{i}.txt".encode()) for i in range(10_000)], dtype=np.uint64)
+    hashes = np.array([name_hash(f"file{i}.txt".encode()) for i in range(10_000)], dtype=np.uint64)
     for fraction in (0.02, 0.5, 0.9):
         n_val = validation_mask(hashes, fraction).sum()
         assert abs(n_val - 10_000 * fraction) < 5 * np.sqrt(10_000 * fraction * (1 - fraction))

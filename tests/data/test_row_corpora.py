@@ -12,6 +12,7 @@ from typing import Any
 
 import datasets
 import pytest
+import xxhash
 
 from birthmark.data import row_corpora
 from birthmark.data.config import DataConfig
@@ -29,7 +30,7 @@ TEXTS = [
     "null",
     *(f"row {i} of the table" for i in range(40)),
 ]
-HELD_OUT = [f"row {i}" for i in (0, 4, 5, 7, 15, 23, 31, 33, 34, 35, 39)]
+HELD_OUT = [f"row {i}" for i in (2, 5, 7, 12, 14, 20, 22, 29, 36, 38)]
 SUFFIXES = ["parquet", "arrow", "json", "jsonl", "csv"]
 
 
@@ -155,24 +156,38 @@ def test_the_survey_is_that_of_one_row_after_the_other(
     monkeypatch.setattr(rows, "_MOST_ROWS", 64)
     monkeypatch.setattr(rows, "_MOST_BYTES", 500)
     contents = [(text or "").encode() for text in texts]
-    hashes = [hashlib.blake2b(c, digest_size=8, person=b"birthmark-split").digest() for c in contents]
+    hashes = [xxhash.xxh3_64(content, seed=int.from_bytes(b"birthmrk", "little")).intdigest() for content in contents]
     for workers, span in ((1, 1 << 26), (2, 10_000)):
         monkeypatch.setattr(row_corpora, "_SPAN_BYTES", span)
         corpus = open_table(path, n_workers=workers, cache_dir=str(tmp_path / f"cache{workers}"))
-        assert corpus.keys.tolist() == [int.from_bytes(digest, "little") for digest in hashes]
+        assert corpus.keys.tolist() == hashes
         assert corpus.sizes.tolist() == list(map(len, contents))
         assert [document.text for document in corpus.documents()] == [text for text in texts if text]
 
 
-def test_rows_of_the_hub_are_hashed_together_as_ever() -> None:
-    texts = ["a", None, "", "λ"]
-    table = datasets.Dataset.from_dict({"text": texts}, features=datasets.Features({"text": datasets.Value("string")}))
-    facts = rows.Rows(table, 0, 4, "'x'").facts(with_sha256=True)
-    assert facts.sha256 == b"".join(hashlib.sha256((text or "").encode()).digest() for text in texts)
+@pytest.mark.parametrize("kind", ["string", "large_string"])
+def test_rows_of_the_hub_are_hashed_by_blocks_however_they_are_read(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["a", None, "", "λ", *(f"row {i} " * (i % 5) for i in range(60)), "", ""]
+    contents = [(text or "").encode() for text in texts]
+    table = datasets.Dataset.from_dict({"text": texts}, features=datasets.Features({"text": datasets.Value(kind)}))
+    monkeypatch.setattr(rows, "BLOCK_ROWS", 8)
+    expected = b""
+    for first in range(0, len(texts), 8):
+        block = contents[first : first + 8]
+        sizes = b"".join(len(content).to_bytes(8, "little") for content in block)
+        parts = hashlib.sha256(b"".join(block)).digest() + hashlib.sha256(sizes).digest()
+        expected += hashlib.sha256(parts).digest()
+    for most_rows, most_bytes in ((1 << 14, 1 << 23), (7, 1 << 23), (16, 20)):
+        monkeypatch.setattr(rows, "_MOST_ROWS", most_rows)
+        monkeypatch.setattr(rows, "_MOST_BYTES", most_bytes)
+        facts = rows.Rows(table, 0, len(texts), "'x'").facts(with_sha256=True)
+        assert facts.sha256 == expected
+        # A span that begins with a block gives the blocks of the whole.
+        assert rows.Rows(table, 24, len(texts), "'x'").facts(with_sha256=True).sha256 == expected[3 * 32 :]
 
 
 def test_splits_of_known_rows_stay(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
-    """As they were before rows were read in bulk: what a run held out stays held out."""
+    """What a run held out stays held out."""
     corpus = open_table(write(tmp_path / "table.parquet", [f"row {i}" for i in range(40)]))
     assert [d.text for d in corpus.documents() if d.split == "val"] == HELD_OUT
 
@@ -188,6 +203,17 @@ def test_shards_are_reused_without_the_library(
     assert again.meta == first.meta
     with pytest.raises(UsageError, match=r"pip install birthmark\[datasets\]"):
         list(open_table(write_text(tmp_path / "other.jsonl")).documents())
+
+
+def test_shards_of_other_splits_are_not_reused(
+    tmp_path: Path, open_table: Callable[..., Corpus], tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "table.jsonl", TEXTS)
+    folders = set()
+    for rule in ("text-xxh3", "an older rule"):
+        monkeypatch.setattr(row_corpora.TableCorpus, "own_splits", rule)
+        folders.add(build_shards(open_table(path), tokenizer, tmp_path / "cache", val_fraction=0.2).folder)
+    assert len(folders) == 2
 
 
 def write_text(path: Path) -> Path:

@@ -19,7 +19,7 @@ from birthmark.data.cache import fingerprint
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.prepare import prepare
-from birthmark.data.splits import OUT, TRAIN, VAL, WITHIN, key_hash
+from birthmark.data.splits import OUT, TRAIN, VAL, WITHIN, text_hash
 from birthmark.data.survey.held_out import codes_by_content, duplicates
 from birthmark.errors import RunError
 from birthmark.trainer.run_folder import same_corpus
@@ -27,7 +27,7 @@ from birthmark.trainer.run_folder import same_corpus
 
 def corpus(texts: list[str]) -> Any:
     """As far as splits are concerned: hashes and sizes."""
-    contents = np.array([key_hash(text.encode()) for text in texts], dtype=np.uint64)
+    contents = np.array([text_hash(text.encode()) for text in texts], dtype=np.uint64)
     return SimpleNamespace(contents=contents, sizes=np.array([len(t) for t in texts]), check_any=lambda: None)
 
 
