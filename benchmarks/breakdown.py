@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,6 +42,31 @@ def product_ceiling(shape: Shape, dtype: torch.dtype, repeats: int) -> dict[str,
             seconds.append(time.perf_counter() - start)
         reached[f"{m} × {k} × {columns}"] = 2 * m * k * columns / float(np.median(seconds[2:]))
     return reached
+
+
+def products_of_step(shape: Shape, dtype: torch.dtype) -> Callable[[], None]:
+    """The matrix products of one training step and nothing else: of each linear map the output and both gradients.
+
+    What a step cannot be faster than, whoever writes it. Attention's products are not among them.
+    """
+    n, d, ff, vocab = shape.seq_len * shape.micro_batch, shape.d_model, shape.d_ff, shape.vocab_size
+    kv = d // shape.n_heads * (shape.n_kv_heads or shape.n_heads)
+    up = 1 if shape.gpt2 else 2  # a gate
+    maps = [(d, d), (d, kv), (d, kv), (d, d), *[(d, ff)] * up, (ff, d)] * shape.n_layers + [(d, vocab)]
+    # A weight of its own for each map: a step reads them all.
+    weights = [torch.randn(out, inner, dtype=dtype) for inner, out in maps]
+    rows = {width: torch.randn(n, width, dtype=dtype) for width in {d, kv, ff, vocab}}
+    into = {width: torch.empty(n, width, dtype=dtype) for width in rows}
+    gradients = {size: torch.empty(size, dtype=dtype) for size in {weight.shape for weight in weights}}
+
+    def products() -> None:
+        for weight in weights:
+            out, inner = weight.shape
+            torch.mm(rows[inner], weight.T, out=into[out])
+            torch.mm(rows[out], weight, out=into[inner])
+            torch.mm(rows[out].T, rows[inner], out=gradients[weight.shape])
+
+    return products
 
 
 def _is(event: Any, *parts: str) -> bool:

@@ -26,7 +26,7 @@ PACKAGES = (
     *("lightning", "lightning-utilities", "torchmetrics", "fsspec", "packaging", "tqdm", "pyyaml", "typing-extensions"),
     "torchao",
     *("jsonargparse", "docstring-parser", "typeshed-client", "importlib-resources", "filelock", "jinja2", "markupsafe"),
-    *("rich", "markdown-it-py", "mdurl", "pygments", "tabulate", "scipy", "safetensors", "tokenizers"),
+    *("rich", "markdown-it-py", "mdurl", "pygments", "tabulate", "scipy", "safetensors", "tokenizers", "xxhash"),
     # the tests
     *("pytest", "pluggy", "iniconfig", "hypothesis", "sortedcontainers"),
     # litgpt and what it imports; transformers, of 13 MB, is compared where it is installed

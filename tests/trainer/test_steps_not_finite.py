@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from poisoned_losses import poisoned
 from quiet_runs import logged, run
 
 from birthmark.errors import RunError
@@ -58,22 +59,9 @@ def asynchronously(monkeypatch):
 
 
 def poison_losses(monkeypatch, *steps):
-    """The loss of these steps' second micro-batch is NaN, but for the buffers that its pass moves."""
-    training_step = PretrainModule.training_step
-
-    def poisoned(self, batch, index):
-        step, loss = self.global_step + 1, self._loss
-        if step in steps and index % 2:
-            self._loss = lambda *inputs: spoilt(loss(*inputs))
-        try:
-            return training_step(self, batch, index)
-        finally:
-            self._loss = loss
-
-    def spoilt(losses):
-        return losses._replace(objective=losses.objective * math.nan)
-
-    monkeypatch.setattr(PretrainModule, "training_step", poisoned)
+    """The loss of these steps' second micro-batch is NaN."""
+    step = poisoned(lambda module, index: module.global_step + 1 in steps and index % 2)
+    monkeypatch.setattr(PretrainModule, "training_step", step)
 
 
 def poisoned_loss(monkeypatch):

@@ -2,6 +2,7 @@
 
 import importlib.util
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -20,28 +21,20 @@ from birthmark.trainer.loop.step_guard import StepGuard
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.run import pretrain
 
-file, out, *runs = sys.argv[1:]
-training_step, hold = PretrainModule.training_step, StepGuard.hold
+file, out, tests, *runs = sys.argv[1:]
+sys.path.append(tests)
+from poisoned_losses import poisoned
 
-def poisoned(self, batch, index):
-    loss = self._loss
-    if self.global_step == 1 and os.environ["RANK"] == "1":
-        self._loss = lambda *inputs: spoilt(loss(*inputs))
-    try:
-        return training_step(self, batch, index)
-    finally:
-        self._loss = loss
-
-def spoilt(losses):
-    return losses._replace(objective=losses.objective * float("nan"))
-
-PretrainModule.training_step = poisoned
+hold = StepGuard.hold
+on_one_rank = lambda module, index: module.global_step == 1 and os.environ["RANK"] == "1"
+PretrainModule.training_step = poisoned(on_one_rank)
 for start, run in enumerate(runs):
     os.environ["TORCHELASTIC_RESTART_COUNT"] = str(start)
     strategy, optimizer, way = run.split("-")
     StepGuard.hold = hold if way == "waits" else lambda *args, wait: hold(*args, wait=False)
     pretrain(read_config(file, {"trainer.strategy": strategy, "optim.name": optimizer}), RunDir(Path(out, run)))
 """
+TESTS = Path(__file__).parents[2]
 RUNS = ["ddp-adamw-waits", "ddp-nadam-async", "fsdp2-adamw-waits", "fsdp2-adamw-async", "fsdp2-sgd-async"]
 ZERO = ["zero1-adamw-waits", "zero2-adamw-waits", "zero3-adamw-waits"]
 HAS_DEEPSPEED = importlib.util.find_spec("deepspeed") is not None
@@ -53,7 +46,7 @@ def folder(tiny, launched, tmp_path_factory):
     fields = {"trainer.checkpoint_every": 1, "trainer.max_steps": 3, "snapshot.enabled": False}
     (folder / "run.yaml").write_text(yaml.safe_dump(asdict(tiny({**fields, "trainer.global_batch_size": 8}))))
     (folder / "script.py").write_text(SCRIPT)
-    launched(folder / "script.py", folder / "run.yaml", folder, *RUNS, *(ZERO if HAS_DEEPSPEED else []))
+    launched(folder / "script.py", folder / "run.yaml", folder, TESTS, *RUNS, *(ZERO if HAS_DEEPSPEED else []))
     return folder
 
 
