@@ -16,7 +16,7 @@ from ..models.attention.backends import FusedAttention, backend_for
 
 #: Functions that autocast runs in float32 on a GPU, and on a CPU in the dtype of its inputs: those that models call.
 WIDE = {"layer_norm", "rms_norm", "norm", "softmax", "softplus", "logsumexp"}
-WIDE |= {"exp", "log", "log2", "pow", "rsqrt", "sum"}
+WIDE |= {"exp", "log", "log2", "pow", "rsqrt", "sum", "cumsum"}
 _LOW = (torch.bfloat16, torch.float16)
 
 
