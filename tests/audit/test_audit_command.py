@@ -1,0 +1,53 @@
+"""`birthmark audit`: its table, its page, and its errors."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from trained_suites import exchange, weights_file
+
+from birthmark.launch.cli import main
+
+
+def test_what_is_no_suite_is_told_in_a_line(clean, capsys, tmp_path):
+    for name, told in ((tmp_path, "no checkpoint in it"), (clean / "step-0", "one checkpoint is no suite")):
+        assert main(["audit", str(name)]) == 2
+        error = capsys.readouterr().err
+        assert told in error
+        assert error.count("\n") == 1
+    assert main(["audit", str(tmp_path / "none")]) == 2
+    assert "no such run, folder of checkpoints, or hub id" in capsys.readouterr().err
+    assert main(["audit", ""]) == 2
+    assert "'': a name is empty" in capsys.readouterr().err
+
+
+def test_people_see_a_table(clean, capsys):
+    assert main(["audit", str(clean)]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("7 checkpoints of one birth: nothing is wrong with them\n")
+    assert "step-24" in out
+
+
+def test_the_page_has_the_evidence_and_every_pair(suite, capsys, tmp_path):
+    exchange(suite, 8, 12)
+    weights_file(suite, 24).write_bytes(b"")
+    (suite / "step-20").rename(suite / "<b>x")
+    assert main(["audit", str(suite), "--out", str(tmp_path / "a.html")]) == 3
+    assert capsys.readouterr().err == f"page: {tmp_path / 'a.html'}\n"
+    page = (tmp_path / "a.html").read_text()
+    assert "lies on the curve where step 12 should: the two are exchanged" in page
+    assert "model.safetensors: is empty" in page
+    assert "<b>x" not in page
+    assert "&lt;b&gt;x" in page
+    with (tmp_path / "a-data" / "pairs.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 6 * 5 // 2
+    a, b = (load_file(Path(rows[-1][name]) / "model.safetensors") for name in "ab")
+    # Most tensors are small enough to be read whole.
+    matrices = [name for name, tensor in a.items() if tensor.ndim > 1]
+    cosines = [np.corrcoef(a[name].ravel(), b[name].ravel())[0, 1] for name in matrices]
+    assert float(rows[-1]["cosine"]) == pytest.approx(np.mean(cosines), abs=1e-4)
+    assert main(["audit", str(suite), "--out", str(tmp_path / "a.png")]) == 2
+    assert "is no page; give a name that ends in .html" in capsys.readouterr().err

@@ -1,0 +1,190 @@
+"""`birthmark audit`: files that are damaged, dangerous or of another model are rows, and the audit goes on."""
+
+import json
+import pickle
+import shutil
+import zipfile
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from trained_suites import CONFIG, STEPS, exchange, weights_file
+
+from birthmark.audit import pickled_weights
+from birthmark.audit.weights import open_safetensors
+from birthmark.errors import RunError
+from birthmark.models.birth import born
+from birthmark.models.config import ModelConfig
+from birthmark.models.exchange.pretrained import save_pretrained
+
+
+def test_truncated_empty_and_missing_files_are_rows_and_the_audit_goes_on(suite, audited):
+    whole = weights_file(suite, 4).read_bytes()
+    weights_file(suite, 4).write_bytes(whole[:-100])
+    weights_file(suite, 8).write_bytes(b"")
+    index = {"metadata": {}, "weight_map": {"a": "model-00001-of-00002.safetensors"}}
+    (suite / "step-12" / "model.safetensors.index.json").write_text(json.dumps(index))
+    weights_file(suite, 16).write_bytes(whole[:4])
+    found = audited(suite)
+    assert found.kinds == {step: ["damaged"] for step in (4, 8, 12, 16)}
+    assert f"truncated (it has {len(whole) - 100:,} bytes, and its header says {len(whole):,})" in found.said[4]
+    assert found.said[8] == "model.safetensors: is empty"
+    assert "model-00001-of-00002.safetensors: missing" in found.said[12]
+    assert "truncated" in found.said[16]
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ([(0, 16), (16, 32)], None),
+        ([(0, 16), (20, 36)], "tensors overlap, or leave a gap"),
+        ([(0, 16), (8, 24)], "tensors overlap, or leave a gap"),
+        ([(0, 16), (16, 40)], r"b is F32 \[2, 2\], and has 24 bytes"),
+        ([(0, 16), (16, 24)], r"b is F32 \[2, 2\], and has 8 bytes"),
+    ],
+)
+def test_a_header_whose_tensors_do_not_fill_the_file_is_damaged(tmp_path, spans, message):
+    header = {
+        name: {"dtype": "F32", "shape": [2, 2], "data_offsets": list(span)}
+        for name, span in zip("ab", spans, strict=True)
+    }
+    text = json.dumps(header).encode()
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + bytes(max(stop for _, stop in spans)))
+    if message is None:
+        assert {name: entry.numel for name, entry in open_safetensors(tmp_path).entries.items()} == {"a": 4, "b": 4}
+    else:
+        with pytest.raises(RunError, match=f"damaged header.*{message}"):
+            open_safetensors(tmp_path)
+
+
+def test_an_index_that_names_a_file_elsewhere_and_another_vocabulary_are_found(suite, audited):
+    index = {"metadata": {}, "weight_map": {"a": "../step-8/model.safetensors"}}
+    (suite / "step-4" / "model.safetensors.index.json").write_text(json.dumps(index))
+    for step in STEPS:
+        tokens = ("b", "a") if step == 16 else ("a", "b")
+        content = {"version": "1.0", "model": {"type": "BPE", "vocab": {token: i for i, token in enumerate(tokens)}}}
+        (suite / f"step-{step}" / "tokenizer.json").write_text(json.dumps(content))
+    found = audited(suite)
+    assert found.kinds == {4: ["damaged"], 16: ["tokenizer"]}
+    assert "names ../step-8/model.safetensors, outside of its folder" in found.said[4]
+
+
+class Planted:
+    """Runs code where it is unpickled."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return (exec, (f"open({str(self.file)!r}, 'w').close()",))
+
+
+@pytest.mark.heavy
+def test_pickled_weights_are_read_and_planted_code_is_not_run(suite, audited, tmp_path, python, monkeypatch):
+    monkeypatch.setattr("sys.executable", python)
+    for step in (4, 8, 12, 16):
+        tensors = load_file(weights_file(suite, step))
+        weights_file(suite, step).unlink()
+        file = suite / f"step-{step}" / "pytorch_model.bin"
+        if step == 4:
+            torch.save({"state_dict": tensors}, file)
+        elif step == 8:
+            torch.save({**tensors, "more": Planted(tmp_path / "ran")}, file)
+        elif step == 12:
+            with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+                archive.writestr("archive/data.pkl", pickle.dumps({}))
+                archive.writestr("archive/data/0", bytes(10_000_000))
+        else:
+            file.write_bytes(pickle.dumps([1, 2]))
+    found = audited(suite)
+    assert found.kinds == {step: ["damaged"] for step in (8, 12, 16)}
+    assert "holds more than tensors; not read" in found.said[8]
+    assert not (tmp_path / "ran").exists()
+    assert "unpacks to more than it is" in found.said[12]
+    assert "pytorch_model.bin: " in found.said[16]
+    (row,) = (one for one in found.json["checkpoints"] if one["step"] == 4)
+    assert row["cosine_with_first"] > 0.9
+
+
+def test_an_archive_that_says_more_than_it_holds_is_not_unpacked(tmp_path):
+    file = tmp_path / "model.pt"
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+        archive.writestr("archive/data.pkl", bytes(100))
+    content = bytearray(file.read_bytes())
+    at = content.index(b"PK\x01\x02") + 24  # its size, in the directory
+    content[at : at + 4] = (1 << 30).to_bytes(4, "little")
+    file.write_bytes(content)
+    with pytest.raises(RunError, match="unpacks to more than it is"):
+        pickled_weights.sample_pickled([file], scan=False)
+
+
+@pytest.mark.heavy
+def test_a_pickle_that_takes_too_much_memory_is_a_row(tmp_path, python, monkeypatch):
+    monkeypatch.setattr("sys.executable", python)
+    monkeypatch.setattr(pickled_weights, "_CHILD", "import sys; sys.exit(1)")
+    torch.save({"a": torch.zeros(3)}, tmp_path / "model.pt")
+    with pytest.raises(RunError, match="its reader ended without a word; not read"):
+        pickled_weights.sample_pickled([tmp_path / "model.pt"], scan=False)
+
+
+def test_another_config_and_other_tensors_are_found(suite, audited):
+    config = suite / "step-8" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"rope_theta": 7.0, "rope_parameters": None}))
+    file = weights_file(suite, 16)
+    tensors = load_file(file)
+    name = next(name for name in tensors if name.endswith("down_proj.weight"))
+    save_file({**tensors, name: tensors[name][:, :-1].contiguous()}, file)
+    found = audited(suite)
+    assert set(found.kinds) == {8, 16}
+    assert set(found.kinds[8]) == {"config"}
+    assert "its config has rope_theta 7.0, and that of most others " in found.said[8]
+    assert found.kinds[16] == ["tensors"]
+    assert f"{name} is F32 [32, " in found.said[16]
+
+
+def test_other_architectures_and_widths_are_rows_and_the_audit_goes_on(suite, audited):
+    other = [ModelConfig(**{**vars(CONFIG), **fields}) for fields in (
+        {"norm": "layernorm", "mlp": "gelu", "positions": "learned", "bias": True}, {"d_model": 48})]  # fmt: skip
+    for step, config in zip((8, 16), other, strict=True):
+        shutil.rmtree(suite / f"step-{step}")
+        save_pretrained(born(config, 0), suite / f"step-{step}")
+    exchange(suite, 4, 12)
+    found = audited(suite)
+    assert set(found.kinds) == {4, 8, 12, 16}
+    for step in (4, 12):
+        assert found.kinds[step] == ["order"]
+    assert set(found.kinds[8]) == set(found.kinds[16]) == {"tensors", "config"}
+    usual = json.loads((suite / "step-0" / "config.json").read_text())["model_type"]
+    assert found.said[8].startswith(f'its config has model_type "gpt2", and that of most others "{usual}" | ')
+    assert found.said[16].startswith("its config has hidden_size 48, and that of most others 32 | ")
+    assert all(len(kinds) <= 6 for kinds in found.kinds.values())
+
+
+def test_another_tokenizer_is_found_by_the_part_that_differs(suite, audited):
+    """Vocabulary, merges, or what is done to text before; not what a version of the library writes out."""
+    content = {
+        "version": "1.0", "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False},
+        "model": {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2, "ba": 3}, "merges": ["a b", "b a"]},
+    }  # fmt: skip
+    model = content["model"]
+    changed = {
+        4: content | {"pre_tokenizer": content["pre_tokenizer"] | {"use_regex": True}},  # written out
+        8: content | {"model": model | {"merges": [["a", "b"], ["b", "a"]]}},  # as newer versions write it
+        12: content | {"normalizer": {"type": "NFC"}},
+        16: content | {"model": model | {"merges": ["b a", "a b"]}},
+        20: content | {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True}},
+        24: content | {"model": model | {"vocab": {"a": 1, "b": 0, "ab": 2, "ba": 3}}},
+    }
+    for step in STEPS:
+        (suite / f"step-{step}" / "tokenizer.json").write_text(json.dumps(changed.get(step, content)))
+    found = audited(suite)
+    assert found.kinds == {step: ["tokenizer"] for step in (12, 16, 20, 24)}
+    parts = {12: "normalizer", 16: "merges", 20: "pre_tokenizer.add_prefix_space", 24: "vocabulary"}
+    for step, part in parts.items():
+        assert found.said[step] == f"its tokenizer has another {part} than that of most others"
+    for step in STEPS:
+        (suite / f"step-{step}" / "tokenizer.json").unlink()
+        (suite / f"step-{step}" / "tokenizer.model").write_bytes(b"b" if step == 8 else b"a")
+    assert audited(suite).kinds == {8: ["tokenizer"]}
