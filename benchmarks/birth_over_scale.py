@@ -181,6 +181,7 @@ def write(rows: list[dict[str, Any]], missing: list[str]) -> None:
 
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
     """Four quantities against the number of parameters, a point for each birth."""
+    from birthmark.report.pictures.axes import log_heights
     from birthmark.report.pictures.saving import save_png
     from birthmark.report.pictures.style import add_legend, legend_line, new_figure, our_style, run_colour
 
@@ -212,7 +213,7 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
             axis.set_xticks([], minor=True)
             axis.set_xlim(low / 1.3, high * 1.3)
             if log:
-                axis.set_yscale("log")
+                log_heights(axis, [np.array([birth[name] for found in rows for birth in found["births"]])])
             else:
                 bottom, top = axis.get_ylim()
                 axis.set_ylim(min(0.0, bottom), top * 1.05)

@@ -103,7 +103,7 @@ def position_axis(axes: Axes, length: int, label: str = "position") -> None:
 
 def whole_ticks(axis: Any) -> None:
     """Ticks at whole numbers only."""
-    axis.get_major_locator().set_params(integer=True)
+    axis.get_major_locator().set_params(integer=True, min_n_ticks=1)
 
 
 def turned_names(axes: Axes, names: Sequence[str], angle: float) -> None:

@@ -10,6 +10,8 @@ from birthmark.measure.measurement import measure
 from birthmark.measure.records import Snapshot
 from birthmark.models.birth import born
 from birthmark.models.config import ExpertsConfig, ModelConfig
+from birthmark.report.pictures.axes import block_axis
+from birthmark.report.pictures.curves import Curve, draw_curves
 from birthmark.report.run_blocks import about_run
 from birthmark.report.run_history import RunHistory
 from birthmark.report.sections.neurons import NEURONS
@@ -41,3 +43,12 @@ def test_a_runs_first_line_says_which_experts_it_has(experts, said):
         RunHistory.of_snapshot(Snapshot({"step": 0, "bias": {}}, {})), birth={"model": dataclasses.asdict(config)}
     )
     assert f"2 blocks of 2 heads · width 16 · {said} · vocabulary" in about_run(run)
+
+
+@pytest.mark.parametrize("blocks", [[2], [1, 2], [*range(1, 40)]])
+def test_blocks_are_whole_numbers_also_where_one_has_experts(blocks):
+    (axes,) = draw_curves([Curve(0, "", blocks, [0.5] * len(blocks))], ylabel="share", x_axis=block_axis).axes
+    low, high = axes.get_xlim()
+    ticks = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert ticks
+    assert all(tick == round(tick) for tick in ticks)
