@@ -101,8 +101,9 @@ class _RowCorpus(SurveyedCorpus):
     def _survey(self, folder: Path) -> dict[str, Any]:
         """Hash every row, in as many processes as the table's size is worth."""
         n_rows = len(self._dataset)
-        blocks = int(n_rows * _SPAN_BYTES / max(1, self._dataset.data.nbytes)) // BLOCK_ROWS
-        per_span = max(1, blocks) * BLOCK_ROWS
+        # What is hashed by blocks is shared out by them.
+        together = BLOCK_ROWS if self.hashes_rows else 1
+        per_span = max(1, int(n_rows * _SPAN_BYTES / max(1, self._dataset.data.nbytes)) // together) * together
         spans = [self._span(first, min(n_rows, first + per_span)) for first in range(0, n_rows, per_span)]
         workers = self._config.n_workers or n_cores()
         survey = partial(Rows.facts, with_sha256=self.hashes_rows)

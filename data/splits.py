@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator
+from functools import partial
 from itertools import repeat
 
 import numpy as np
@@ -46,21 +47,13 @@ def text_hashes(texts: Iterable[bytes | memoryview]) -> np.ndarray:
     return np.frombuffer(digests, ">u8").astype(np.uint64)
 
 
-class TextHasher:
-    """`text_hash` of one that comes in parts."""
-
-    def __init__(self) -> None:
-        self._hasher = xxhash.xxh3_64(seed=_TEXT_SEED)
-        self.update = self._hasher.update
-
-    def value(self) -> int:
-        """Of all parts so far."""
-        return self._hasher.intdigest()
+#: Hashes one text as `text_hashes` does; it may come in parts.
+text_hasher = partial(xxhash.xxh3_64, seed=_TEXT_SEED)
 
 
 def text_hash(text: bytes) -> int:
     """`text_hashes` of one text."""
-    return xxhash.xxh3_64_intdigest(text, _TEXT_SEED)
+    return text_hasher(text).intdigest()
 
 
 def below(hashes: np.ndarray, val_fraction: float) -> np.ndarray:

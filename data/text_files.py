@@ -22,7 +22,7 @@ from .cache import build_once, facts_of_files, file_states, fingerprint, takes_f
 from .config import DataConfig, corpus_suffix
 from .encode import SPLITS, Document, Split, Text
 from .ingest.compressed import content_blocks
-from .splits import OUT, WITHIN, TextHasher, key_digest, name_hash, split_place, split_single_document
+from .splits import OUT, WITHIN, key_digest, name_hash, split_place, split_single_document, text_hasher
 from .survey.documents import SurveyedCorpus
 
 _BLOCK = 1 << 20
@@ -280,7 +280,7 @@ def _facts_of_all(paths: list[Path]) -> list[_Facts]:
 
 def _facts_of(path: Path) -> _Facts:
     """What the survey keeps of a file."""
-    sha256, content, n_bytes = hashlib.sha256(), TextHasher(), 0
+    sha256, content, n_bytes = hashlib.sha256(), text_hasher(), 0
     decoder, is_text = codecs.getincrementaldecoder("utf-8")(), True
     for block in _blocks(path):
         if b"\0" in block:
@@ -301,4 +301,4 @@ def _facts_of(path: Path) -> _Facts:
         return _Facts("empty")
     if not is_text:
         return _Facts("not UTF-8")
-    return _Facts("", sha256.digest(), n_bytes, content.value())
+    return _Facts("", sha256.digest(), n_bytes, content.intdigest())

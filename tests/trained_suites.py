@@ -7,8 +7,6 @@ from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
 
 CONFIG = ModelConfig(d_model=32, n_layers=2, n_heads=2, vocab_size=64, max_seq_len=16)
-
-
 STEPS = (0, 4, 8, 12, 16, 20, 24)
 
 

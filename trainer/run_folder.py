@@ -111,17 +111,21 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, found: str, dat
     return record
 
 
+def _differences(now: Mapping[str, Any], begun: Mapping[str, Any]) -> list[str]:
+    """Fields in which two records of a corpus differ; older ones do not count duplicates."""
+    names = [name for name in {**begun, **now} if name in begun or name != "duplicates"]
+    return [name for name in names if name not in now or name not in begun or now[name] != begun[name]]
+
+
 def same_corpus(now: Mapping[str, Any], begun: Mapping[str, Any]) -> bool:
-    """Whether two records are of one corpus; older ones do not count duplicates."""
-    return {name: value for name, value in now.items() if name in begun or name != "duplicates"} == begun
+    """Whether two records are of one corpus."""
+    return not _differences(now, begun)
 
 
 def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: PreparedData) -> dict[str, Any]:
     """The certificate of a run that goes on; the model at step 0 and the corpus must be the ones that it names."""
     record = run.read_birth()
-    if not same_corpus(data.record, record.get("data") or {}):
-        begun = record.get("data") or {}
-        differ = [name for name in {**begun, **data.record} if data.record.get(name) != begun.get(name)]
+    if differ := _differences(data.record, record.get("data") or {}):
         raise RunError(f"data.path: the corpus is not the one this run began with ({', '.join(differ)} differ)")
     if now != record["digest"]:
         raise RunError(

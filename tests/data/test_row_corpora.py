@@ -186,6 +186,22 @@ def test_rows_of_the_hub_are_hashed_by_blocks_however_they_are_read(kind: str, m
         assert rows.Rows(table, 24, len(texts), "'x'").facts(with_sha256=True).sha256 == expected[3 * 32 :]
 
 
+@pytest.mark.parametrize(("span", "n_workers"), [(1 << 26, 1), (10_000, 2)])
+def test_the_hash_of_a_hub_set_is_the_same_however_its_survey_is_shared_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, span: int, n_workers: int
+) -> None:
+    texts = [f"row {i} of the set" for i in range(2500)]
+    monkeypatch.setattr(row_corpora.HubCorpus, "_load", lambda self: datasets.Dataset.from_dict({"text": texts}))
+    monkeypatch.setattr(row_corpora, "_SPAN_BYTES", span)
+    corpus = row_corpora.HubCorpus(DataConfig(path="hf:set", cache_dir=str(tmp_path), n_workers=n_workers))
+    total = hashlib.sha256()
+    for first in range(0, 2500, 1024):
+        block = [text.encode() for text in texts[first : first + 1024]]
+        sizes = b"".join(len(content).to_bytes(8, "little") for content in block)
+        total.update(hashlib.sha256(hashlib.sha256(b"".join(block)).digest() + hashlib.sha256(sizes).digest()).digest())
+    assert corpus.content_hash() == total.hexdigest()
+
+
 def test_splits_of_known_rows_stay(tmp_path: Path, open_table: Callable[..., Corpus]) -> None:
     """What a run held out stays held out."""
     corpus = open_table(write(tmp_path / "table.parquet", [f"row {i}" for i in range(40)]))

@@ -1,12 +1,9 @@
 """The picture of losses by position says which model a panel is of, and shows each arm's own losses."""
 
 import numpy as np
-import pytest
 
 from birthmark.measure.length.loss_by_position import Arm, LengthResult
 from birthmark.report.pictures.long_sequences import draw_loss_by_position
-
-pytest.importorskip("matplotlib")
 
 
 def test_titles_end_with_what_differs():

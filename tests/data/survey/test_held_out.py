@@ -121,3 +121,5 @@ def test_a_run_that_began_before_duplicates_were_counted_goes_on() -> None:
     assert same_corpus({"content_hash": "a", "duplicates": 3}, {"content_hash": "a", "duplicates": 3})
     assert not same_corpus({"content_hash": "a", "duplicates": 3}, {"content_hash": "a", "duplicates": 4})
     assert not same_corpus({"content_hash": "b"}, {"content_hash": "a"})
+    assert not same_corpus({"content_hash": "a"}, {"content_hash": "a", "duplicates": 3})
+    assert not same_corpus({"content_hash": "a", "skipped": {}}, {"content_hash": "a"})
