@@ -91,9 +91,14 @@ def put_in_place(new: Path, path: Path) -> None:
     A folder that stands at ``path`` is replaced: it is put aside, where :func:`find_folder` finds it, and deleted when
     the new one is in place. So one of the two is there whole at any moment. Only one process at a time may replace a
     folder.
+
+    Raises:
+        UsageError: ``new`` is a file, and a folder stands at ``path``.
     """
     aside = _aside(path)
     if path.is_dir():
+        if not new.is_dir():
+            raise UsageError(f"{path}: is a folder, where a file is to be written; name a file")
         delete_folder(aside)
         path.rename(aside)
         try:

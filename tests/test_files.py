@@ -9,7 +9,8 @@ import subprocess
 
 import pytest
 
-from birthmark.files import reason_of
+from birthmark.errors import UsageError
+from birthmark.files import reason_of, write_text
 
 PROGRAM = """
 import json, os, shutil, signal, sys, time
@@ -204,3 +205,13 @@ def test_what_a_library_says_is_passed_on_without_names_of_classes():
     error = OSError("Couldn't deserialize thrift: TProtocolException: Invalid\n data in http.client.IncompleteRead")
     assert reason_of(error) == "Couldn't deserialize thrift: Invalid data in http.client.IncompleteRead"
     assert reason_of(ValueError("")) == reason_of(ValueError("builtins.ValueError")) == "its library says no more"
+
+
+def test_a_file_never_takes_the_place_of_a_folder(tmp_path):
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / "kept").write_text("of the user")
+    with pytest.raises(UsageError, match=r"results: is a folder, where a file is to be written; name a file"):
+        write_text(folder, "a page")
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+    assert (folder / "kept").read_text() == "of the user"
