@@ -4,11 +4,13 @@ import contextlib
 import gc
 import hashlib
 import os
+import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 
 # Read when a library is first imported. Nothing in the tests leaves the machine; and inductor compiles in the process
 # that asks: a pool of processes for each of ours would load torch as often.
@@ -20,6 +22,7 @@ from functools import cache, reduce
 from pathlib import Path
 from types import CodeType, FunctionType
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import settings
@@ -146,6 +149,30 @@ def pytest_collection_finish():
     """What libraries and test modules hold stays: collections of garbage need not look through it each time."""
     gc.collect()
     gc.freeze()
+
+
+# ---------------------------------------------------------------- what is drawn at random
+
+
+def _seed_generators(name):
+    seed = zlib.crc32(name.encode())
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+# What a test draws without a seed of its own would else hang on the tests before it in its process.
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef, request):
+    _seed_generators(f"{request.node.nodeid} {fixturedef.argname} {getattr(request, 'param_index', 0)}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item):
+    _seed_generators(item.nodeid)
+
+
+# ---------------------------------------------------------------- fixtures of many tests
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -38,6 +38,8 @@ rank, (file, out, *fields), statuses = os.environ["RANK"], sys.argv[1:], []
 
 def run(name, *flags):
     os.environ["TORCHELASTIC_RESTART_COUNT"] = name
+    # A launch of its own begins without an error; torchrun takes the oldest, if all end between two of its looks.
+    Path(os.environ["TORCHELASTIC_ERROR_FILE"]).unlink(missing_ok=True)
     statuses.append(main(["pretrain", "--config", file, "--run_dir", f"{out}/{name}", *flags]))
     print(f"rank {rank} after {name}: {statuses}", flush=True)
 
