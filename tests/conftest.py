@@ -6,6 +6,7 @@ import hashlib
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -18,7 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 
 from dataclasses import replace
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from pathlib import Path
 from types import CodeType, FunctionType
 
@@ -72,6 +73,7 @@ def _set(config, path, value):
 #: What a test, a fixture or a helper names that trains a model or starts a process, and the commands that do.
 _TRAINING_NAMES = {"pretrain", "fit", "Trainer", "run_trials", "Popen", "subprocess", "get_context", "spawn"}
 _TRAINING_COMMANDS = {"pretrain", "ablate"}
+_TESTS = Path(__file__).parent
 
 
 def _names_and_texts(code):
@@ -86,13 +88,13 @@ def _names_and_texts(code):
 
 @cache
 def _trains(function):
-    """Whether a function names what trains, itself or in a helper of its own module."""
+    """Whether a function names what trains, itself or in a helper of the tests."""
     names, texts = _names_and_texts(function.__code__)
     helpers = (function.__globals__.get(name) for name in names)
     return bool(names & _TRAINING_NAMES or texts & _TRAINING_COMMANDS) or any(
         _trains(f)
         for f in helpers
-        if isinstance(f, FunctionType) and f.__module__ == function.__module__ and f is not function
+        if isinstance(f, FunctionType) and _TESTS in Path(f.__code__.co_filename).parents and f is not function
     )
 
 
@@ -105,7 +107,9 @@ def pytest_configure(config):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
     environment |= {"DS_ACCELERATOR": "cpu", "TORCH_CPP_LOG_LEVEL": "ERROR"}
     server = [sys.executable, "-W", "ignore", Path(__file__).with_name("forked_python.py"), folder]
-    process = subprocess.Popen(server, stdin=subprocess.PIPE, env=environment, start_new_session=True)
+    # What a script starts in its background, tests too, is deaf to Ctrl-C; what tests start is not.
+    hears = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    process = subprocess.Popen(server, stdin=subprocess.PIPE, env=environment, start_new_session=True, preexec_fn=hears)
 
     def stop():
         process.communicate()
