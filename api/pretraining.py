@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+from ..files import user_path
 from ..measure.records import RunDir
 from ..models.dotted import dotted
 from ..trainer.config import RunConfig
@@ -65,7 +66,7 @@ def in_its_folder(config: RunConfig, name: str) -> RunConfig:
     """
     name = config.name or name
     of_sweep = f"-{os.environ['WANDB_RUN_ID']}" if {"WANDB_SWEEP_ID", "WANDB_RUN_ID"} <= os.environ.keys() else ""
-    return dataclasses.replace(config, name=name, run_dir=config.run_dir or f"runs/{name}{of_sweep}")
+    return dataclasses.replace(config, name=name, run_dir=str(user_path(config.run_dir or f"runs/{name}{of_sweep}")))
 
 
 def run_training(config: RunConfig, *, resume: bool, console: Console, report: bool) -> tuple[RunConfig, Outcome]:

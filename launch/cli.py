@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..errors import USAGE_STATUS, RunError, UsageError
 from ..files import one_line
@@ -19,6 +21,11 @@ def normal_dashes(arguments: Sequence[str]) -> list[str]:
         "--" + a[2:].partition("=")[0].replace("-", "_") + "".join(a[2:].partition("=")[1:]) if a[:2] == "--" else a
         for a in arguments
     ]
+
+
+def resolve_home(arguments: Sequence[str]) -> list[str]:
+    """``~/`` as a user's home also behind an equals sign, where shells leave it: ``--out=~/page.html``."""
+    return [re.sub(r"^([\w.-]+=)?~(?=/)", lambda head: f"{head[1] or ''}{Path.home()}", a) for a in arguments]
 
 
 def _report_failure(line: str, status: int) -> int:
@@ -66,7 +73,7 @@ def _ignore_stops() -> None:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (it failed), 2 (wrong usage), 130 (interrupted)."""
-    arguments = normal_dashes(sys.argv[1:] if argv is None else argv)
+    arguments = resolve_home(normal_dashes(sys.argv[1:] if argv is None else argv))
     debug = "--debug" in arguments
     # torch reads it once, when it is imported. Its warnings repeat a rank's end as forty lines of C++ in every other.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "INFO" if debug else "ERROR")

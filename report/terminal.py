@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import Progress
 
 from ..errors import UsageError
+from ..files import user_path
 from ..pace import Pace, duration
+
+Kind = Literal["page", "picture"]
 
 
 def print_json(value: Any) -> None:
@@ -48,30 +51,41 @@ def bar(what: str, total: int, *, quiet: bool) -> Iterator[Callable[[int], None]
         yield advance
 
 
-def page_or_picture(out: str | None) -> bool:
-    """Whether ``--out`` names a page; False where it names a picture, or nothing.
+#: How files of a kind end.
+_ENDINGS: Mapping[Kind, tuple[str, ...]] = {"page": (".html", ".htm"), "picture": (".png",)}
+
+
+def out_file(out: str, *kinds: Kind) -> Path:
+    """The file that ``--out`` names, which is of one of these kinds.
 
     Raises:
-        UsageError: it names neither.
+        UsageError: it is of none of them, or a folder.
     """
-    if out is None or Path(out).suffix.lower() == ".png":
-        return False
-    if Path(out).suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"--out {out}: is neither a page nor a picture; give a name that ends in .html or .png")
-    return True
+    path = user_path(out)
+    if not any(is_kind(path, kind) for kind in kinds):
+        endings = " or ".join(_ENDINGS[kind][0] for kind in kinds)
+        raise UsageError(f"--out {out}: is no {' and no '.join(kinds)}; give a name that ends in {endings}")
+    if path.is_dir():
+        raise UsageError(f"--out {out}: is a folder; name a file")
+    return path
+
+
+def is_kind(path: Path, kind: Kind) -> bool:
+    """Whether a file of this name is of this kind."""
+    return path.suffix.lower() in _ENDINGS[kind]
 
 
 def picture_path(out: str | None, default: str, *, as_json: bool) -> Path | None:
     """Where the picture goes, if one is drawn: where it was asked for, else the default unless JSON is printed.
 
     Raises:
-        UsageError: ``out`` is no PNG.
+        UsageError: ``out`` is no PNG, or a folder.
     """
-    if out is not None and Path(out).suffix.lower() != ".png":
-        raise UsageError(f"--out {out}: the picture is a PNG; give a name that ends in .png")
-    if out is None and as_json:
+    if out is not None:
+        return out_file(out, "picture")
+    if as_json:
         return None
-    if out is None and importlib.util.find_spec("matplotlib") is None:
+    if importlib.util.find_spec("matplotlib") is None:
         print("no picture: pip install 'birthmark[plots]'", flush=True)
         return None
-    return Path(out or default)
+    return Path(default)

@@ -44,14 +44,14 @@ def run(options: Namespace) -> int:
     from ...report.run_page import build_report, summarise
     from ...report.snapshot_page import build_snapshot_page
     from ...report.snapshot_table import print_table
-    from ...report.terminal import print_json
+    from ...report.terminal import out_file, print_json
 
     if options.watch:
         return _watch([Path(path) for path in options.runs], options)
     if options.port is not None:
         raise UsageError(f"--port {options.port}: only --watch has one; give both, or leave it out")
     folder = _one_snapshot([Path(path) for path in options.runs], options.step)
-    out = None if options.out is None else Path(options.out)
+    out = None if options.out is None else out_file(options.out, "page")
     if folder is not None:
         if options.json:
             print_json(_figures(folder))

@@ -134,8 +134,9 @@ def log_heights(axes: Axes, values: Sequence[np.ndarray], least: float | None = 
     low, high = (float(every.min()), float(every.max())) if len(every) else (1.0, 10.0)
     low = min(low, high / 3, high if least is None else least)
     margin = (high / low) ** 0.06
-    axes.set_yscale("log")
+    # In this order: a scale on its own looks for positive values, and warns where there are none.
     axes.set_ylim(low / margin, high * margin)
+    axes.set_yscale("log")
     log_ticks(axes.yaxis, low / margin, high * margin)
 
 

@@ -163,3 +163,5 @@ def test_each_run_of_a_sweep_has_a_folder_of_its_own(tiny, monkeypatch):
     monkeypatch.setenv("WANDB_SWEEP_ID", "s1")
     assert in_its_folder(tiny({"run_dir": ""}), "demo").run_dir == "runs/tiny-x1"
     assert in_its_folder(tiny({"run_dir": "here"}), "demo").run_dir == "here"
+    monkeypatch.setenv("HOME", "/home/me")
+    assert in_its_folder(tiny({"run_dir": "~/runs/a"}), "demo").run_dir == "/home/me/runs/a"

@@ -130,6 +130,13 @@ def test_a_run_and_its_report_from_the_command_line(tiny_file, tmp_path, capsys,
     assert "<html" in run.report.read_text()
     assert main(["report", "runs/tiny", "runs/tiny", "--out", "both.html"]) == 0
     assert (tmp_path / "both.html").is_file()
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    assert main(["report", "runs/tiny", "--out=~/page.html"]) == 0
+    assert (tmp_path / "home" / "page.html").is_file()
+    (tmp_path / "folder.html").mkdir()
+    assert main(["report", "runs/tiny", "--out", "folder.html"]) == 2
+    assert "--out folder.html: is a folder; name a file" in capsys.readouterr().err
+    assert not (tmp_path / "folder-data").exists()
 
     capsys.readouterr()  # the table and what it means, which report prints
 

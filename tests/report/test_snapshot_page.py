@@ -324,4 +324,4 @@ def test_an_intervention_leaves_a_picture_and_its_numbers(tmp_path, capsys, monk
     assert main(["intervene", "c.yaml@3", "--kind", "mask", *options, "--out", "mask.png"]) == 0
     assert (tmp_path / "mask.png").is_file()
     assert main(["intervene", "c.yaml@3", "--kind", "mask", *options, "--out", "mask.csv"]) == 2
-    assert "--out mask.csv: the picture is a PNG" in capsys.readouterr().err
+    assert "--out mask.csv: is no picture; give a name that ends in .png" in capsys.readouterr().err

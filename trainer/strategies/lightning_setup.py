@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 
 from ...errors import UsageError
+from ...files import user_path
 from ...models.birth import Sharder
 from ..config import TrainerConfig
 from ..processes.launched_process import LaunchedProcess
@@ -50,7 +50,7 @@ def _zero(config: TrainerConfig, grad_clip: float, device: torch.device) -> Stra
 
     zero.prepare_deepspeed(device)
     if config.offload == "nvme":
-        zero.check_drive(Path(config.offload_dir))
+        zero.check_drive(user_path(config.offload_dir))
     strategy = zero.ZeroStrategy(config, grad_clip)
     if not STRATEGIES[config.strategy].shards_weights:
         return StrategySetup(strategy)

@@ -22,6 +22,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
 from ...errors import UsageError
+from ...files import user_path
 from ...models.birth import Sharder
 from ...models.decoder import Decoder
 from ...models.experts.routed_mlp import Mixture
@@ -115,7 +116,7 @@ def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
     if config.offload != "none":
         where: dict[str, Any] = {"device": config.offload, "pin_memory": torch.cuda.is_available()}
         if config.offload == "nvme":
-            where["nvme_path"] = config.offload_dir
+            where["nvme_path"] = str(user_path(config.offload_dir))
         zero["offload_optimizer"] = where
         if stage == 3:
             # A drive is too slow for what every pass needs.

@@ -38,13 +38,10 @@ def run(options: Namespace) -> int:
     from ....audit.audit_suite import audit
     from ....audit.audit_table import as_json, print_audit
     from ....audit.suite import find_members
-    from ....files import user_path
-    from ....report.terminal import bar, print_json, print_written
+    from ....report.terminal import bar, out_file, print_json, print_written
     from ....report.text import shorten
 
-    page = None if options.out is None else user_path(options.out)
-    if page is not None and page.suffix.lower() not in (".html", ".htm"):
-        raise UsageError(f"--out {options.out}: is no page; give a name that ends in .html")
+    page = None if options.out is None else out_file(options.out, "page")
     members = find_members(options.suite)
     if len(members) < 2:
         raise UsageError(f"{options.suite[0]}: one checkpoint is no suite; give at least two")

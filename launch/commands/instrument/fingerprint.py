@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -64,7 +63,7 @@ def run(options: Namespace) -> int:
     from rich.console import Console
 
     from ....models.by_block.decoder_by_block import Streaming
-    from ....report.terminal import bar, page_or_picture, picture_path, print_json
+    from ....report.terminal import bar, is_kind, out_file, picture_path, print_json, print_written
     from ....study.lineage.answers import answer_of_models
     from ....study.lineage.compare import check_comparable, choose_probe, compare_models
     from ....study.lineage.comparison import comparison_of
@@ -82,9 +81,10 @@ def run(options: Namespace) -> int:
     if len(options.models) < 2:
         raise UsageError("give at least two models, or --calibrate CONFIG")
     check_strangers(options)
-    page = Path(options.out) if page_or_picture(options.out) else None
-    drawn = page is None and (len(options.models) > 2 or options.out is not None)
-    out = picture_path(options.out, "fingerprint.png", as_json=options.json) if drawn else None
+    if options.out is not None:
+        out: Path | None = out_file(options.out, "page", "picture")
+    else:
+        out = picture_path(None, "fingerprint.png", as_json=options.json) if len(options.models) > 2 else None
     trust = options.trust_remote_code
     sources = [open_any_source(name, trust_remote_code=trust, tell=tell) for name in options.models]
     check_comparable(sources, comparison.probe)
@@ -110,10 +110,10 @@ def run(options: Namespace) -> int:
             )
     names, test = short_names(sources), describe_test(compared.probe, comparison.recipe)
     answer = answer_of_models(names, compared.pairs, compared.strangers)
-    if page is not None:
-        write_kinship_page(page, names, compared, answer, test)
-        print(f"page: {page}", file=sys.stderr)
-    if out is not None:
+    if out is not None and is_kind(out, "page"):
+        write_kinship_page(out, names, compared, answer, test)
+        print_written("page", out)
+    elif out is not None:
         _draw_matrix(sources, compared.pairs, test, out)
     if options.json:
         given = options.models

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import re
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -56,7 +55,7 @@ def run(options: Namespace) -> int:
     from rich.console import Console
 
     from ....models.by_block.decoder_by_block import Streaming
-    from ....report.terminal import bar, page_or_picture, print_json
+    from ....report.terminal import bar, out_file, print_json, print_written
     from ....study.lineage.answers import answer_of_seeds
     from ....study.lineage.compare import check_comparable, choose_probe, rank_seeds
     from ....study.lineage.comparison import comparison_of
@@ -67,8 +66,7 @@ def run(options: Namespace) -> int:
 
     comparison = comparison_of(options)
     check_stream(options)
-    if options.out is not None and not page_or_picture(options.out):
-        raise UsageError(f"--out {options.out}: is a page; give a name that ends in .html")
+    page = None if options.out is None else out_file(options.out, "page")
     candidates = read_seeds(options.seeds)
     source = open_any_source(options.model, trust_remote_code=options.trust_remote_code, tell=tell)
     if options.config is None and not isinstance(source, SourceWithBirth):
@@ -89,9 +87,9 @@ def run(options: Namespace) -> int:
         with bar("births", len(candidates), quiet=options.json) as advance:
             probe, ranked = rank_seeds(source, config, candidates, probe, recipe, cache_dir, advance)
     answer, test = answer_of_seeds(options.model, ranked), describe_test(probe, comparison.recipe)
-    if options.out is not None:
-        write_seeds_page(Path(options.out), options.model, ranked, answer, test)
-        print(f"page: {options.out}", file=sys.stderr)
+    if page is not None:
+        write_seeds_page(page, options.model, ranked, answer, test)
+        print_written("page", page)
     if options.json:
         print_json(
             {

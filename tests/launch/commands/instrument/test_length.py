@@ -81,7 +81,7 @@ def test_what_is_impossible_is_one_line(run, capsys, tmp_path):
         ((run, "--evict=13"), f"--evict 13: {run} reads a prefix of 12; give no more"),
         ((run, "--window=0"), "--window is 0"),
         ((run, "--n_sequences=1"), "--n_sequences is 1"),
-        ((run, "--out=length.pdf"), "--out length.pdf: the picture is a PNG"),
+        ((run, "--out=length.pdf"), "--out length.pdf: is no picture; give a name that ends in .png"),
         ((run, f"--data={tmp_path}"), f"{run}: has no tokenizer to read text with"),
         (("tiny_demo",), "tiny_demo: cannot read 512 positions, its learned ones end at 64"),
         ((tmp_path / "none",), "neither a run"),

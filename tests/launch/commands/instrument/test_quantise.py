@@ -53,7 +53,7 @@ def test_a_table_a_picture_and_its_numbers(model, capsys, tmp_path):
     ("options", "says"),
     [
         (["--bits=w4"], "--bits w4: 'w4' is no setting"),
-        (["--out=low.pdf"], "--out low.pdf: the picture is a PNG"),
+        (["--out=low.pdf"], "--out low.pdf: is no picture; give a name that ends in .png"),
         (["--data=nowhere"], "has no tokenizer to read text with"),
         (["--n_sequences=0"], "n_sequences"),
     ],
