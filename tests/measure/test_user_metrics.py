@@ -1,7 +1,9 @@
 """A user's own metric: measured like ours, and refused in one line where it cannot be."""
 
+import inspect
 import json
 import random
+import sys
 
 import numpy as np
 import pytest
@@ -19,7 +21,8 @@ from birthmark.metrics.quantity import Quantity
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 
-CONFIG = ModelConfig(d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=32, max_seq_len=12)
+SIZES = {"d_model": 16, "n_layers": 2, "n_heads": 4, "n_kv_heads": 2, "vocab_size": 32, "max_seq_len": 12}
+CONFIG = ModelConfig(**SIZES)
 PROBE = random_probe(32, 9, 12, 0)
 NORM = Quantity("mine", ("layer", "head"), definition="Mean norm of values.", scalar="mean")
 
@@ -157,8 +160,6 @@ def test_a_snapshot_carries_the_declaration_of_every_probe_and_opens_without_the
     config = SnapshotConfig(n_sequences=4, seq_len=8, metrics=["script_of_a_user:Ones"])
     recorder = SnapshotRecorder(tmp_path / "bias", config, probes={"text": PROBE})
     recorder.take(model(), 0)
-    import sys
-
     monkeypatch.delitem(sys.modules, "script_of_a_user")
     (tmp_path / "script_of_a_user.py").unlink()
     stored = Snapshot.read(RunDir(tmp_path / "bias").snapshot(0))
@@ -320,7 +321,8 @@ def test_a_metric_that_changes_nothing_leaves_no_trace():
         assert versions == [p._version, p.grad._version]
 
 
-SCRIPT = """
+# The class above, from its source: what a process is given by a file cannot be imported from this one.
+SCRIPT = f"""
 import json, sys
 import torch
 import torch.distributed as dist
@@ -334,33 +336,16 @@ from birthmark.models.config import ModelConfig
 
 rank, store, out = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 dist.init_process_group("gloo", store=dist.FileStore(store, 2), rank=rank, world_size=2)
+NORM = Quantity("mine", ("layer", "head"), definition="Mean norm of values.", scalar="mean")
 
-class Mine(Metric):
-    quantities = (Quantity("mine", ("layer", "head"), definition="Mean norm of values.", scalar="mean"),)
-
-    def __init__(self, sizes):
-        super().__init__()
-        self.add_state("total", torch.zeros(sizes.n_layers, sizes.n_heads, dtype=torch.float64), "sum")
-        self.add_state("n", torch.zeros(sizes.n_layers, 1), "sum")
-
-    def attention(self, layer, attended):
-        self.update(layer - 1, attended.v_BHTK)
-
-    def update(self, layer, v_BHTK):
-        self.total[layer] += v_BHTK.norm(dim=-1).sum((0, 2))
-        self.n[layer] += v_BHTK.shape[0] * v_BHTK.shape[2]
-
-    def compute(self):
-        return {"mine": self.total / self.n}
-
+{inspect.getsource(Mine)}
 class Fails(Mine):
     def attention(self, layer, attended):
         if rank == 1:
             raise ValueError("of rank 1")
 
-config = ModelConfig(d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=32, max_seq_len=12)
-model, probe = born(config, 0), random_probe(32, 9, 12, 0)
-results = {"mine": measure(model, probe, batch_size=2, metrics=[Mine]).arrays["mine"].tolist()}
+model, probe = born(ModelConfig(**{SIZES}), 0), random_probe(32, 9, 12, 0)
+results = {{"mine": measure(model, probe, batch_size=2, metrics=[Mine]).arrays["mine"].tolist()}}
 try:
     measure(model, probe, metrics=[Fails])
 except RunError as error:
@@ -371,8 +356,6 @@ with open(out, "w") as file:
 
 
 def test_two_ranks_measure_it_together_and_fail_together(two_ranks, expected):
-    import json
-
     a, b = (json.loads(file.read_text()) for file in two_ranks(SCRIPT, ".json"))
     assert a["mine"] == b["mine"]
     np.testing.assert_allclose(a["mine"], expected, rtol=1e-6)
