@@ -165,6 +165,11 @@ def _write_tokenizer(writer: Any, config: ModelConfig, file: Path | None, eos_to
     writer.add_token_types(kinds)
     writer.add_token_merges([merge if isinstance(merge, str) else " ".join(merge) for merge in model["merges"]])
     writer.add_add_bos_token(False)
-    if eos_token_id is not None:
-        writer.add_eos_token_id(eos_token_id)
+    if eos_token_id is None:
+        # llama.cpp would take token 11 for the end of a text: one that text never has is named in its place.
+        never = [index for index, kind in enumerate(kinds) if kind != gguf.TokenType.NORMAL]
+        if not never:
+            return ["the model has no end token, and llama.cpp takes token 11 for one: give it --ignore-eos"]
+        eos_token_id = never[-1]
+    writer.add_eos_token_id(eos_token_id)
     return []

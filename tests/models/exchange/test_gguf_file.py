@@ -1,10 +1,13 @@
-"""A GGUF file is read back by transformers as the same function."""
+"""A GGUF file is read back by transformers, and by llama.cpp, as the same function."""
 
 from __future__ import annotations
 
+import json
+import subprocess
 from dataclasses import replace
 
 import pytest
+import tokenizers
 import torch
 import transformers
 
@@ -12,6 +15,7 @@ from birthmark.errors import UsageError
 from birthmark.models.config import AttentionConfig, ModelConfig
 from birthmark.models.exchange.gguf_file import check_gguf, write_gguf
 
+TEXT = "def forward(self, x):\n    return x + 1  # naïve\n\n\nclass A:\n    pass\n" * 20
 LLAMA = ModelConfig(
     d_model=32,
     n_layers=2,
@@ -70,3 +74,90 @@ def test_what_llama_cpp_lacks_is_refused(config, message):
     with pytest.raises(UsageError) as raised:
         check_gguf(config)
     assert message in str(raised.value)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """Byte-level BPE that splits text as GPT-2's does, without a token that ends a text."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    made.train_from_iterator(
+        [TEXT], tokenizers.trainers.BpeTrainer(vocab_size=290, initial_alphabet=alphabet, show_progress=False)
+    )
+    return made
+
+
+@pytest.mark.parametrize(("end", "specials", "padding"), [(7, 0, 2), (None, 0, 2), (None, 1, 0), (None, 0, 0)])
+def test_a_text_ends_at_no_token_that_text_has(tmp_path, lively, tokenizer, end, specials, padding):
+    """Where no end is named, llama.cpp takes token 11 for it: one of text."""
+    import gguf
+
+    given = tokenizers.Tokenizer.from_str(tokenizer.to_str())
+    given.add_special_tokens(["<s>"][:specials])
+    given.save(str(tmp_path / "tokenizer.json"))
+    size = given.get_vocab_size() + padding
+    config = replace(LLAMA, vocab_size=size)
+    notes = write_gguf(
+        config,
+        lively(config).state_dict(),
+        tmp_path / "model.gguf",
+        tokenizer_file=tmp_path / "tokenizer.json",
+        eos_token_id=end,
+    )
+    field = gguf.GGUFReader(tmp_path / "model.gguf").get_field("tokenizer.ggml.eos_token_id")
+    if end is None and not specials and not padding:
+        assert field is None
+        assert notes == ["the model has no end token, and llama.cpp takes token 11 for one: give it --ignore-eos"]
+    else:
+        assert notes == []
+        assert field.contents() == (size - 1 if end is None else end)
+
+
+#: Tokens of a text, what ends one, and the next token's probabilities at every position.
+LLAMA_CPP = """
+import {readFileSync, writeFileSync} from "fs";
+import {getLlama} from "node-llama-cpp";
+
+const {text, tokens} = JSON.parse(readFileSync("given.json"));
+const llama = await getLlama({gpu: false, build: "never", logLevel: "error"});
+const found = {};
+for (const name of process.argv.slice(2)) {
+    const model = await llama.loadModel({modelPath: `${name}.gguf`});
+    const wide = {experimentalKvCacheKeyType: "F32", experimentalKvCacheValueType: "F32"};
+    const context = await model.createContext({contextSize: 256, flashAttention: false, ...wide});
+    const inputs = tokens.map((token) => [token, {generateNext: {probabilities: true}}]);
+    const outputs = await context.getSequence().controlledEvaluate(inputs);
+    const ends = [...Array(tokens.length).keys()].filter((token) => model.isEogToken(token));
+    const rows = outputs.map((output) => [...output.next.probabilities]);
+    found[name] = {tokens: model.tokenize(text, false), ends, rows};
+}
+writeFileSync("found.json", JSON.stringify(found));
+process.exit(0);
+"""
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_llama_cpp_reads_the_same_function_and_splits_text_alike(tmp_path, lively, tokenizer):
+    """llama.cpp as node-llama-cpp brings it, built: npm fetches it."""
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    tokens, expected = tokenizer.encode(TEXT).ids[:120], {}
+    for name, config in MODELS.items():
+        ours = lively(replace(config, vocab_size=292, max_seq_len=256)).eval()
+        write_gguf(
+            ours.config, ours.state_dict(), tmp_path / f"{name}.gguf", tokenizer_file=tmp_path / "tokenizer.json"
+        )
+        expected[name] = ours(torch.tensor([tokens]))[0].softmax(-1)
+    (tmp_path / "given.json").write_text(json.dumps({"text": TEXT, "tokens": tokens}))
+    (tmp_path / "read.mjs").write_text(LLAMA_CPP)
+    (tmp_path / "package.json").write_text("{}")
+    for command in (["npm", "install", "--silent", "node-llama-cpp@3.22.1"], ["node", "read.mjs", *MODELS]):
+        subprocess.run(command, cwd=tmp_path, check=True)
+    for name, found in json.loads((tmp_path / "found.json").read_text()).items():
+        assert found["tokens"] == tokenizer.encode(TEXT).ids
+        assert found["ends"] == []
+        for row, expected_V in zip(found["rows"], expected[name], strict=True):
+            p_V = torch.zeros(292).index_put((torch.tensor([t for t, _ in row]),), torch.tensor([p for _, p in row]))
+            torch.testing.assert_close(p_V, expected_V, atol=1e-6, rtol=1e-4)
