@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import DynamicCache, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
@@ -57,7 +58,8 @@ def documents_of_mask(attention_mask: Tensor | None, n_sequences: int, n_queries
     """Tokens and padding as two documents: neither sees the other, and positions count from the first token.
 
     Args:
-        attention_mask: ``[B, S]``, 1 of tokens and 0 of padding on one side; None where all are tokens.
+        attention_mask: ``[B, S]``, 1 of tokens and 0 of padding on one side; None where all are tokens. Or what
+            ``generate`` makes of one for a static cache, ``[B, 1, T, S or more]``: true, or 0, where a query may look.
         n_sequences: B.
         n_queries: T.
         first: positions before these.
@@ -68,6 +70,10 @@ def documents_of_mask(attention_mask: Tensor | None, n_sequences: int, n_queries
     if attention_mask is None:
         return None
     shape = (n_sequences, first + n_queries)
+    if attention_mask.ndim == 4:
+        # The last query may look at every token.
+        last_BS = attention_mask[:, 0, -1, : shape[1]]
+        attention_mask = last_BS if last_BS.dtype == torch.bool else last_BS == 0
     if tuple(attention_mask.shape) != shape:
         raise ValueError(f"attention_mask has shape {list(attention_mask.shape)}: give {list(shape)}, 1 of tokens")
     number_BS = attention_mask.long() - 1
@@ -124,7 +130,8 @@ class BirthmarkForCausalLM(PreTrainedModel, GenerationMixin):
 
         Args:
             input_ids: int64 ``[B, T]``.
-            attention_mask: ``[B, S]``, 1 of tokens and 0 of padding, which is on one side.
+            attention_mask: ``[B, S]``, 1 of tokens and 0 of padding, which is on one side; for a static cache also the
+                library's own ``[B, 1, T, S]``.
             past_key_values: a cache of the library's; holds the positions before these tokens, and these from now on.
             labels: int64 ``[B, T]``, −100 where one counts nowhere; token t + 1 is compared with the logits of t.
             use_cache: return a cache; by default in evaluation mode.

@@ -130,9 +130,28 @@ def test_greedy_text_is_ours(exported, lively, random_tokens, name):
     tokens_BT = random_tokens(ARMS[name], n=2, length=6)
     expected = torch.stack(list(generate(ours, tokens_BT, 6, temperature=0)), dim=1)
     theirs = with_the_librarys_methods(exported, ours)
-    for more in ({}, {"use_cache": False}, {"num_beams": 1, "logits_to_keep": 1}):
+    for more in ({}, {"use_cache": False}, {"num_beams": 1, "logits_to_keep": 1}, {"cache_implementation": "static"}):
         found = theirs.generate(tokens_BT, max_new_tokens=6, do_sample=False, **more)
         assert torch.equal(found[:, 6:], expected), more
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["softmax_sink", "window_16", "positions_learned"])
+def test_greedy_text_of_padded_sequences_is_that_of_each_alone(exported, lively, random_tokens, name):
+    ours = lively(ARMS[name]).eval()
+    theirs = with_the_librarys_methods(exported, ours)
+    tokens_BT, mask_BT = random_tokens(ARMS[name], n=2, length=6), torch.ones(2, 6, dtype=torch.int64)
+    alone = [tokens_BT[:1], tokens_BT[1:, 2:]]
+    mask_BT[1, :2] = 0
+    expected = [torch.stack(list(generate(ours, tokens_1T, 6, temperature=0)), dim=1)[0] for tokens_1T in alone]
+    for kind in ("dynamic", "static"):
+        settings = {"do_sample": False, "cache_implementation": kind, "pad_token_id": 0}
+        found = theirs.generate(tokens_BT, attention_mask=mask_BT, max_new_tokens=6, **settings)
+        assert torch.equal(found[:, 6:], torch.stack(expected)), kind
+    # As the library writes a mask for a static cache, for kernels that take one of bools.
+    seen_B1TS = mask_BT.bool()[:, None, None] & torch.ones(6, 6).tril().bool()
+    found_BTV, expected_BTV = (theirs(tokens_BT, attention_mask=mask).logits for mask in (seen_B1TS, mask_BT))
+    assert torch.equal(found_BTV, expected_BTV)
 
 
 @pytest.mark.parametrize("name", ["softmax_sink", "window_16", "exact_attenuate"])
