@@ -22,6 +22,7 @@ model = AutoModelForCausalLM.from_pretrained("{name}"{more})
 {tokenizer}
 ```
 """
+_GGUF = "llama.cpp, and what is built on it, loads `{file}`; `transformers` reads GGUF files of other families alone."
 _CODE = """`trust_remote_code=True` runs the files {files}, which lie beside this one: read
 them first. They are the code of the decoder that trained, and need torch and `transformers` alone. Weights are
 safetensors; nothing is unpickled.
@@ -63,6 +64,7 @@ def model_card(
     *,
     code: Sequence[str] = (),
     gguf_file: str | None = None,
+    gguf_is_theirs: bool = True,
     has_tokenizer: bool = False,
     digest: str | None = None,
     certificate: Mapping[str, Any] | None = None,
@@ -79,6 +81,7 @@ def model_card(
         facts: what its run knows.
         code: files of code in the folder.
         gguf_file: the one file of weights, where that is a GGUF file.
+        gguf_is_theirs: whether ``transformers`` reads such a file too.
         has_tokenizer: whether a tokenizer is.
         digest: of the birth, where there is no run.
         certificate: the run's (docs/certificates.md), with its own digest as ``sha256``.
@@ -94,9 +97,12 @@ def model_card(
         if has_tokenizer
         else "",
     ).replace("\n\n```\n", "\n```\n")
+    if gguf_file and not gguf_is_theirs:
+        load = _GGUF.format(file=gguf_file)
+    library = "transformers" if gguf_is_theirs else "llama.cpp"
     trained = f"after {step:,} steps of training" if step else "at birth: it has not been trained"
     parts = [
-        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- birthmark\n---",
+        f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- birthmark\n---",
         f"# {one_line(name)}",
         f"A decoder-only transformer of {n_params:,} parameters{active}, {trained}, written by `birthmark export`.",
         "## Loading",

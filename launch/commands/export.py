@@ -46,7 +46,7 @@ def add_options(parser: Parser) -> None:
     parser.add_argument(
         "--gguf",
         action="store_true",
-        help="Write one file as llama.cpp reads it, of a model that is a llama, qwen2 or qwen3.",
+        help="Write one file as llama.cpp reads it, of a model of a family that it has.",
     )
     parser.add_argument(
         "--merge",
@@ -154,6 +154,7 @@ def _card(
     from ...audit.certificates.statement import CERTIFICATE, read_statement
     from ...files import content_digest
     from ...models.birth import digest_of
+    from ...models.exchange.gguf_file import is_read_by_transformers
     from ...models.parameter_shapes import parameter_shapes
     from ...report.model_card import RunFacts, facts_of_run, model_card
 
@@ -177,6 +178,7 @@ def _card(
         facts,
         code=code,
         gguf_file=gguf_file,
+        gguf_is_theirs=gguf_file is None or is_read_by_transformers(source.config),
         has_tokenizer=source.tokenizer is not None,
         digest=digest,
         certificate=certificate,

@@ -1,13 +1,15 @@
 """A model as one GGUF file, the layout of llama.cpp and of what is built on it, written by ``gguf``, its own library.
 
 Names and metadata are those of its converters. Their ``llama`` turns channels in neighbouring pairs, so that queries
-and keys are written in that order; ``qwen2`` and ``qwen3`` turn halves, as we do.
+and keys are written in that order; the others turn halves, as we do.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from torch import Tensor
 from ...errors import RunError, UsageError
 from ...files import read_json
 from ..config import ModelConfig
+from ..dotted import dotted
 from .conversion import family_of, tensor_mappings
 
 GGUF_FILE = "model.gguf"
@@ -29,18 +32,33 @@ class _Architecture:
 
     constant: str
     """Its name in ``gguf.MODEL_ARCH``."""
+    fixed: Mapping[str, Any]
+    """Fields of a model, dotted, that it knows with one value alone, where the family knows others."""
     pairs_neighbours: bool = False
     """Whether rotary positions turn neighbouring channels."""
+    is_read: bool = False
+    """Whether ``transformers`` reads such a file as the same function."""
 
 
+_GATED = {"mlp": "swiglu"}
 _ARCHITECTURES = {
-    "llama": _Architecture("LLAMA", pairs_neighbours=True),
-    "qwen2": _Architecture("QWEN2"),
-    "qwen3": _Architecture("QWEN3"),
+    "gpt2": _Architecture("GPT2", {"mlp": "gelu_tanh"}),
+    "llama": _Architecture("LLAMA", _GATED | {"bias": False}, pairs_neighbours=True, is_read=True),
+    "qwen2": _Architecture("QWEN2", _GATED, is_read=True),
+    "qwen3": _Architecture("QWEN3", _GATED, is_read=True),
+    "olmo2": _Architecture("OLMO2", _GATED),
+    "gpt_neox": _Architecture("GPTNEOX", {"mlp": "gelu_tanh"}),
+    "arcee": _Architecture("ARCEE", {"mlp": "relu2", "bias": False}, pairs_neighbours=True),
+    "mixtral": _Architecture("LLAMA", _GATED | {"attention.window": None}, pairs_neighbours=True),
+    "olmoe": _Architecture("OLMOE", _GATED | {"experts.renormalise": False}),
+    "qwen3_moe": _Architecture("QWEN3MOE", _GATED | {"experts.renormalise": True}),
 }
 #: Dtypes of weights → what the library calls them; vectors are float32 in all of them, as its converters write them.
 _TYPES = {torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16"}
 _FILE_TYPES = {"F32": "ALL_F32", "F16": "MOSTLY_F16", "BF16": "MOSTLY_BF16"}
+#: So are a router and a table of positions.
+_WIDE = ("ffn_gate_inp.weight", "position_embd.weight")
+_EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 
 def check_gguf(config: ModelConfig) -> str:
@@ -56,10 +74,19 @@ def check_gguf(config: ModelConfig) -> str:
     name = family_of(config).model_type
     if name not in _ARCHITECTURES:
         raise UsageError(f"--gguf: {name} models are not written as GGUF: {', '.join(_ARCHITECTURES)} are")
-    if config.mlp != "swiglu" or config.bias:
-        here = f"model.mlp {config.mlp}" if config.mlp != "swiglu" else "model.bias true"
-        raise UsageError(f"--gguf: llama.cpp's {name} has swiglu without biases, and the model has {here}")
+    ours = dotted(asdict(config))
+    for field, value in _ARCHITECTURES[name].fixed.items():
+        if ours[field] != value:
+            there, here = (json.dumps(one).strip('"') for one in (value, ours[field]))
+            raise UsageError(
+                f"--gguf: llama.cpp's {name} has model.{field} {there}, and the model has {here}: export without --gguf"
+            )
     return name
+
+
+def is_read_by_transformers(config: ModelConfig) -> bool:
+    """Whether ``transformers`` reads a model's GGUF file as the same function, as llama.cpp does."""
+    return _ARCHITECTURES[check_gguf(config)].is_read
 
 
 @torch.no_grad()
@@ -95,32 +122,47 @@ def write_gguf(
     architecture, kind = _ARCHITECTURES[name], _TYPES[dtype or torch.float32]
     arch = getattr(gguf.MODEL_ARCH, architecture.constant)
     names = gguf.get_tensor_name_map(arch, config.n_layers)
-    writer = gguf.GGUFWriter(file, name, use_temp_file=True)
+    writer = gguf.GGUFWriter(file, gguf.MODEL_ARCH_NAMES[arch], use_temp_file=True)
     _write_sizes(writer, config)
     writer.add_name("birthmark")
     writer.add_file_type(getattr(gguf.LlamaFileType, _FILE_TYPES[kind]))
     notes = _write_tokenizer(writer, config, tokenizer_file, eos_token_id)
-    for mapping in tensor_mappings(config, family_of(config)):
-        found = names.get_name(mapping.theirs, try_suffixes=(".weight", ".bias"))
+    for theirs, tensor in _joined(config, tensors, architecture.pairs_neighbours):
+        found = names.get_name(theirs, try_suffixes=(".weight", ".bias"))
         if found is None:
-            raise RunError(f"{mapping.theirs}: GGUF has no name for it in {name}; export without --gguf")
-        tensor = mapping.join([tensors[ours].detach().to("cpu", torch.float32) for ours in mapping.ours])
-        heads = {"attn_q": config.n_heads, "attn_k": config.kv_heads}.get(found.split(".")[-2])
-        if heads is not None and architecture.pairs_neighbours:
-            tensor = tensor.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+            raise RunError(f"{theirs}: GGUF has no name for it in {name}; export without --gguf")
         values = np.ascontiguousarray(tensor.numpy())
-        if tensor.ndim > 1 and kind == "F16":
-            values = values.astype(np.float16)
-        if tensor.ndim > 1 and kind == "BF16":
+        narrow = "F32" if tensor.ndim == 1 or found.endswith(_WIDE) else kind
+        if narrow == "BF16":
             stored = gguf.GGMLQuantizationType.BF16
             writer.add_tensor(found, gguf.quants.quantize(values, stored), raw_dtype=stored)
         else:
-            writer.add_tensor(found, values)
+            writer.add_tensor(found, values.astype(np.float16) if narrow == "F16" else values)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return notes
+
+
+def _joined(config: ModelConfig, tensors: Mapping[str, Tensor], pairs_neighbours: bool) -> Iterator[tuple[str, Tensor]]:
+    """Names of the family's and float32 tensors, ``[out, in]``: queries, keys and values of one name lie one after the
+    other, and the experts of a block are one tensor ``[E, out, in]``."""
+    experts: dict[str, list[Tensor]] = {}
+    for mapping in tensor_mappings(config, family_of(config)):
+        parts = [tensors[ours].detach().to("cpu", torch.float32) for ours in mapping.ours]
+        heads = {"q_proj": config.n_heads, "k_proj": config.kv_heads}.get(mapping.theirs.split(".")[-2])
+        if heads is not None and pairs_neighbours:
+            parts = [part.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2) for part in parts]
+        tensor = torch.cat(parts)
+        if not _EXPERT.search(mapping.theirs):
+            yield mapping.theirs, tensor
+            continue
+        of_block = experts.setdefault(_EXPERT.sub(".experts.", mapping.theirs), [])
+        of_block.append(tensor)
+        if len(of_block) == config.experts.n_experts:
+            yield _EXPERT.sub(".experts.", mapping.theirs), torch.stack(of_block)
+            of_block.clear()
 
 
 def _write_sizes(writer: Any, config: ModelConfig) -> None:
@@ -132,9 +174,18 @@ def _write_sizes(writer: Any, config: ModelConfig) -> None:
     writer.add_head_count_kv(config.kv_heads)
     writer.add_key_length(config.d_head)
     writer.add_value_length(config.d_head)
-    writer.add_rope_dimension_count(config.d_head)
-    writer.add_rope_freq_base(config.rope_base)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
+    if config.positions == "rope":
+        writer.add_rope_dimension_count(config.d_rope)
+        writer.add_rope_freq_base(config.rope_base)
+    if config.norm == "layernorm":
+        writer.add_layer_norm_eps(config.norm_eps)
+        writer.add_parallel_residual(config.parallel_residual)
+    else:
+        writer.add_layer_norm_rms_eps(config.norm_eps)
+    if config.experts.n_experts:
+        writer.add_expert_count(config.experts.n_experts)
+        writer.add_expert_used_count(config.experts.top_k)
+        writer.add_expert_feed_forward_length(config.experts.d_ff or config.ff)
     writer.add_vocab_size(config.vocab_size)
 
 
