@@ -24,8 +24,8 @@ def normal_dashes(arguments: Sequence[str]) -> list[str]:
 
 
 def resolve_home(arguments: Sequence[str]) -> list[str]:
-    """``~/`` as a user's home also behind an equals sign, where shells leave it: ``--out=~/page.html``."""
-    return [re.sub(r"^([\w.-]+=)?~(?=/)", lambda head: f"{head[1] or ''}{Path.home()}", a) for a in arguments]
+    """``~/`` as a user's home behind an equals sign, where shells leave it as it is: ``--out=~/page.html``."""
+    return [re.sub(r"^([\w.-]+=)~(?=/)", lambda head: f"{head[1]}{Path.home()}", a) for a in arguments]
 
 
 def _report_failure(line: str, status: int) -> int:
