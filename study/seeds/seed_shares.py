@@ -56,7 +56,7 @@ class Squares(NamedTuple):
 
 
 def mean_squares(values_NM: np.ndarray) -> Squares:
-    """Mean squares of ``[births, orders]``, two of each at least, all finite.
+    """Mean squares of ``[births, orders]``, two of each at least, all finite; those of rounding alone are 0.
 
     Raises:
         ValueError: there are fewer, or one is not finite.
@@ -68,10 +68,15 @@ def mean_squares(values_NM: np.ndarray) -> Squares:
     centred = values_NM - values_NM.mean()
     by_init, by_data = centred.mean(1), centred.mean(0)
     rest = centred - by_init[:, None] - by_data[None, :]
+    rounding = (1e-12 * float(np.abs(values_NM).max())) ** 2
+
+    def per_freedom(squares: float, freedom: int) -> float:
+        return squares / freedom if squares / freedom > rounding else 0.0
+
     return Squares(
-        init=float(m * (by_init**2).sum() / (n - 1)),
-        data=float(n * (by_data**2).sum() / (m - 1)),
-        rest=float((rest**2).sum() / ((n - 1) * (m - 1))),
+        init=per_freedom(float(m * (by_init**2).sum()), n - 1),
+        data=per_freedom(float(n * (by_data**2).sum()), m - 1),
+        rest=per_freedom(float((rest**2).sum()), (n - 1) * (m - 1)),
         n=n,
         m=m,
     )
@@ -93,9 +98,7 @@ def variance_shares(values_NM: np.ndarray, confidence: float = 0.95, draws: int 
     found = mean_squares(values_NM)
     components = _components(np.array(found.init), np.array(found.data), np.array(found.rest), found)
     total = float(components.sum())
-    # Rounding alone is no variance.
-    scale = float(np.abs(values_NM).max())
-    if total <= (1e-12 * scale) ** 2:
+    if total == 0:
         return None
     rng = np.random.Generator(np.random.Philox(key=0))
     squares = (found.init, found.data, found.rest)

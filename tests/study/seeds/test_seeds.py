@@ -138,6 +138,10 @@ def test_shares_are_the_moments_and_p_is_the_f_test():
     assert turned.init.value == pytest.approx(found.data.value)
     assert [x for s in scaled[:3] for x in s] == pytest.approx([x for s in found[:3] for x in s], abs=1e-9)
     assert variance_shares(np.full((3, 3), 0.1) + np.zeros((3, 3))) is None
+    # One favourite of ten stays in one birth, whatever the data: means round, and rounding has no effect.
+    found = variance_shares(np.repeat([[0.0], [0.1], [0.0], [0.0]], 4, axis=1))
+    assert [s.value for s in found[:3]] == [1, 0, 0]
+    assert (found.p_init, found.p_data) == (0, 1)
 
 
 def test_the_interval_of_a_ratio_is_the_exact_one():
