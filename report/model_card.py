@@ -89,17 +89,12 @@ def model_card(
     n_params = sum(math.prod(shape) for _, shape in parameter_shapes(config))
     active = f" ({n_params - idle:,} of them for each token)" if (idle := n_idle(config)) else ""
     more = f', gguf_file="{gguf_file}"' if gguf_file else ", trust_remote_code=True" if code else ""
-    of_tokenizer = more if gguf_file else ""
-    load = _LOAD.format(
-        name=one_line(name),
-        more=more,
-        tokenizer=f'tokenizer = AutoTokenizer.from_pretrained("{one_line(name)}"{of_tokenizer})'
-        if has_tokenizer
-        else "",
-    ).replace("\n\n```\n", "\n```\n")
-    if gguf_file and not gguf_is_theirs:
-        load = _GGUF.format(file=gguf_file)
-    library = "transformers" if gguf_is_theirs else "llama.cpp"
+    if gguf_is_theirs:
+        library, options = "transformers", more if gguf_file else ""
+        tokenizer = f'tokenizer = AutoTokenizer.from_pretrained("{one_line(name)}"{options})' if has_tokenizer else ""
+        load = _LOAD.format(name=one_line(name), more=more, tokenizer=tokenizer).replace("\n\n```\n", "\n```\n")
+    else:
+        library, load = "llama.cpp", _GGUF.format(file=gguf_file)
     trained = f"after {step:,} steps of training" if step else "at birth: it has not been trained"
     parts = [
         f"---\nlibrary_name: {library}\npipeline_tag: text-generation\ntags:\n- birthmark\n---",

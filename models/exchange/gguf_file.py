@@ -155,14 +155,13 @@ def _joined(config: ModelConfig, tensors: Mapping[str, Tensor], pairs_neighbours
         if heads is not None and pairs_neighbours:
             parts = [part.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2) for part in parts]
         tensor = torch.cat(parts)
-        if not _EXPERT.search(mapping.theirs):
+        of_all = _EXPERT.sub(".experts.", mapping.theirs)
+        if of_all == mapping.theirs:
             yield mapping.theirs, tensor
             continue
-        of_block = experts.setdefault(_EXPERT.sub(".experts.", mapping.theirs), [])
-        of_block.append(tensor)
-        if len(of_block) == config.experts.n_experts:
-            yield _EXPERT.sub(".experts.", mapping.theirs), torch.stack(of_block)
-            of_block.clear()
+        experts.setdefault(of_all, []).append(tensor)
+        if len(experts[of_all]) == config.experts.n_experts:
+            yield of_all, torch.stack(experts.pop(of_all))
 
 
 def _write_sizes(writer: Any, config: ModelConfig) -> None:

@@ -1,6 +1,5 @@
 """The page of a run: whole, closed to the outside, true to the files, the same every time."""
 
-import ast
 import base64
 import builtins
 import csv
@@ -9,8 +8,6 @@ import html
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +19,6 @@ from birthmark.errors import RunError, UsageError
 from birthmark.files import atomic_path, read_json, read_sealed_json, write_sealed_json, write_text
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir, Snapshot, append_metrics
-from birthmark.report.pictures.heads import draw_head_maps
-from birthmark.report.pictures.saving import save_png
 from birthmark.report.run_page import build_report, summarise
 from birthmark.report.sections.preference import ranks
 from birthmark.report.text import printable
@@ -467,25 +462,6 @@ def test_without_matplotlib_the_install_line_is_named(tmp_path, monkeypatch, mak
     with pytest.raises(UsageError, match=re.escape("pip install 'birthmark[plots]'")):
         build_report([run], tmp_path / "report.html")
     assert summarise([run])["runs"]
-
-
-def test_pictures_leave_the_settings_of_others_alone(tmp_path):
-    import matplotlib
-
-    before = dict(matplotlib.rcParams)
-    figure = draw_head_maps([("at birth", np.full((2, 2), 0.25))], "sink mass")
-    save_png(figure, tmp_path / "sink.png")
-    assert (tmp_path / "sink.png").read_bytes().startswith(b"\x89PNG")
-    assert dict(matplotlib.rcParams) == before
-
-
-def test_importing_reports_needs_no_matplotlib():
-    code = "import sys, birthmark.report.run_page; sys.exit('matplotlib' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    for file in (Path(birthmark.report.__file__).parent / "pictures").glob("*.py"):
-        for node in ast.parse(file.read_text()).body:
-            module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-            assert not module.startswith("engine.") or module == "engine.letters", file
 
 
 def test_ranks_and_printable_by_hand():
