@@ -11,6 +11,7 @@ from torch.nn import functional as F
 from .config import InitConfig, ModelConfig
 from .init import Constant, Distribution, Linear
 from .parameter_roles import ParameterRole
+from .rms_norm import rms_norm
 
 
 class NormGate(nn.Module):
@@ -42,7 +43,7 @@ class RMSNorm(nn.Module):
         """``[…, d] → […, d]``."""
         if self.scale is not None:
             x = x * self.scale.to(x.dtype)
-        y = F.rms_norm(x, self.gain.shape, self.gain.to(x.dtype), self.eps)
+        y = rms_norm(x, self.gain.to(x.dtype), self.eps)
         return y if self.gate is None else self.gate(y)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:

@@ -37,6 +37,7 @@ _REPLACED: dict[Name, Name] = {
         ("models.experts.fused_experts", "fused_experts"),
         ("models.experts.routed_mlp", "rows_of_experts"),
         ("models.linear_cross_entropy", "linear_cross_entropy"),
+        ("models.rms_norm", "rms_norm"),
     )
 }
 #: Methods that nothing calls in the end, although others have their names.

@@ -50,6 +50,11 @@ def new_reader(scores: Scores, rows_sum_to_one: bool) -> WeightReader | None:
     return None
 
 
+def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """torch's own."""
+    return F.rms_norm(x, gain.shape, gain, eps)
+
+
 def fused_experts(
     experts: nn.ModuleList, x_ND: Tensor, weight_NK: Tensor, chosen_NK: Tensor, count_E: Tensor
 ) -> Tensor | None:
