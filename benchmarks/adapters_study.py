@@ -67,8 +67,8 @@ class Base(NamedTuple):
 _TASK, _OTHER_TASK = DataConfig(path="backcopy"), DataConfig(path="backcopy", data_seed=1)
 BASES = {
     "backcopy": Base(_BACKCOPY, 500, _TASK, _OTHER_TASK, 150),
-    "text": Base(_TEXT, 300, DataConfig(path="docs"), DataConfig(path="models"), 100),
     "backcopy-headnorm": Base(_HEADNORM, 500, _TASK, _OTHER_TASK, 150),
+    "text": Base(_TEXT, 300, DataConfig(path="docs"), DataConfig(path="models"), 100),
 }
 #: Adapters begin at nothing, and get a higher rate than weights.
 LR, ADAPTER_LR = 3e-3, 1e-2
@@ -195,9 +195,10 @@ def table(rows: list[dict[str, Any]]) -> str:
 def draw(rows: list[dict[str, Any]], out: Path) -> None:
     """Loss, sink mass, and mark of every base and arm; each seed a point."""
     from birthmark.report.pictures.saving import save_png
-    from birthmark.report.pictures.style import new_figure, our_style, run_colour
+    from birthmark.report.pictures.style import REFERENCE, new_figure, our_style, run_colour
 
     shown = {"loss": "loss", "sink": "sink mass", "rank_persistence": "rank persistence", "z": "z with birth"}
+    titles = {"backcopy": "with a sink", "backcopy-headnorm": "without one", "text": "text"}
     bases = [base for base in BASES if any(row["base"] == base for row in rows)]
     names = {"before": "before", "lora": "LoRA", "prefix": "prefix", "prefix_plus": "prefix+", "all weights": "all"}
     with our_style():
@@ -207,9 +208,12 @@ def draw(rows: list[dict[str, Any]], out: Path) -> None:
                 for number, arm in enumerate(names):
                     values = [row[name] for row in rows if (row["base"], row["arm"]) == (base, arm)]
                     axis.plot([number] * len(values), values, "o", color=run_colour(number), markersize=4)
+                if name == "sink":
+                    axis.axhline(next(row["uniform"] for row in rows if row["base"] == base), **REFERENCE)
+                    axis.set_ylim(0, None)
                 axis.set_xticks(range(len(names)), labels=list(names.values()))
                 axis.set_xlim(-0.5, len(names) - 0.5)
-                axis.set_title(f"{base}: {label}")
+                axis.set_title(f"{titles[base]}: {label}")
         save_png(figure, out)
 
 

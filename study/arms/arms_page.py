@@ -21,6 +21,9 @@ from .file import ArmStudy
 from .results import ArmResult, Spread
 from .table import notes, titles_and_rows
 
+#: Of the first arm, which stands beside every family.
+_FIRST_COLOUR = 0
+
 
 def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Trial], out: Path) -> str:
     """The page; it fetches nothing, and links to the runs' own reports below ``out``."""
@@ -34,7 +37,7 @@ def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Tr
         Panels([_scatter(results, grouped, first)], wide=True),
         Html(_legend(grouped, first)),
         Heading("training", "Sink mass over training", f"Mean over the seeds of each arm. {_common(first)}"),
-        Panels(_curves(grouped, first, results)),
+        Panels(_curves(grouped, first)),
         Heading("table", "All figures"),
         Table(titles, rows),
         *(Prose(note, note=True) for note in (notes(study, results), told(trials)) if note),
@@ -106,14 +109,14 @@ def _by_loss(
 
 def _scatter(results: Sequence[ArmResult], grouped: Sequence[Family], first: ArmResult | None) -> ScatterPanel:
     name = task_loss(results)
-    colours = {arm.arm: place for place, family in enumerate(grouped) for arm in family.arms}
+    colours = {arm.arm: _colour(place) for place, family in enumerate(grouped) for arm in family.arms}
     points = [
         Point(
             r.sink.mean,
             r.figures[name].mean,
             r.arm,
             tip=f"{r.sink.n} seed{'' if r.sink.n == 1 else 's'}, step {r.step:,}",
-            colour=_first_colour(grouped) if r is first and r.arm not in colours else colours.get(r.arm, 0),
+            colour=colours.get(r.arm, _FIRST_COLOUR),
             x_error=_ends(r.sink),
             y_error=_ends(r.figures[name]),
         )
@@ -137,19 +140,20 @@ def _ends(spread: Spread) -> tuple[float, float] | None:
     return (spread.min, spread.max) if spread.n > 1 else None
 
 
-def _first_colour(grouped: Sequence[Family]) -> int:
-    return len(grouped) % len(RUN_COLOURS)
+def _colour(family: int, arm: int = 0) -> int:
+    """Colour of a family; its arms go on from it where they have lines of their own. None is the first arm's."""
+    return 1 + (family + arm) % (len(RUN_COLOURS) - 1)
 
 
 def _legend(grouped: Sequence[Family], first: ArmResult | None) -> Markup:
     """Families by their colours."""
-    entries = [(family.title or "arms", place) for place, family in enumerate(grouped)]
+    entries = [(family.title or "arms", _colour(place)) for place, family in enumerate(grouped)]
     inside = {arm.arm for family in grouped for arm in family.arms}
     if first is not None and first.arm not in inside:
-        entries.append((first.arm, _first_colour(grouped)))
+        entries.insert(0, (first.arm, _FIRST_COLOUR))
     spans = (
-        f'<span><i class="solid" style="--c:var(--run-{place % len(RUN_COLOURS)})"></i>{escape(title)}</span>'
-        for title, place in entries
+        f'<span><i class="solid" style="--c:var(--run-{colour})"></i>{escape(title)}</span>'
+        for title, colour in entries
     )
     return Markup(f'<div class="keys">{"".join(spans)}</div>')
 
@@ -158,14 +162,20 @@ def _common(first: ArmResult | None) -> str:
     return "" if first is None else f"{first.arm} stands in every panel, dashed."
 
 
-def _curves(grouped: Sequence[Family], first: ArmResult | None, results: Sequence[ArmResult]) -> list[CurvePanel]:
+def _curves(grouped: Sequence[Family], first: ArmResult | None) -> list[CurvePanel]:
     """A panel per family."""
-    place = {result.arm: i for i, result in enumerate(results)}
     panels = []
     for number, family in enumerate(grouped or [Family("", [])]):
+        colours = {arm.arm: _colour(number, i) for i, arm in enumerate(family.arms)}
         shown = [first, *family.arms] if first is not None and first not in family.arms else family.arms
         series = [
-            Series(r.sinks.mean(0), {"step": r.steps}, place[r.arm], r.arm, "dashed" if r is first else "solid")
+            Series(
+                r.sinks.mean(0),
+                {"step": r.steps},
+                colours.get(r.arm, _FIRST_COLOUR),
+                r.arm,
+                "dashed" if r is first else "solid",
+            )
             for r in shown
             if r.steps
         ]

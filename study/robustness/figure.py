@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from scipy import stats
 
+from ...metrics.config import Null
 from ...metrics.seedprint import LEVEL
 from ...report.pictures.saving import save_both
 from ...report.pictures.style import (
@@ -26,8 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-#: z at which p is the level, one-sided.
-_LEVEL_Z = float(stats.norm.isf(LEVEL))
+
 _DOT: dict[str, Any] = {"linestyle": "none", "markersize": 3.4, "markeredgewidth": 0.8}
 _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
     "stranger": ("strangers", {"color": RUN_COLOURS[1], "marker": "o", "markersize": 2.2, "alpha": 0.5}),
@@ -58,7 +58,7 @@ def z_by_change(study: RobustnessStudy, results: Sequence[ChangedTest]) -> Figur
         sharey=True,
     )
     for axes, test in zip(grid[0], study.tests, strict=True):
-        _panel(axes, [r for r in results if r.test == test], changes)
+        _panel(axes, [r for r in results if r.test == test], changes, level_z(study.tests[test].recipe.null))
         axes.set_title(test)
     grid[0][0].set_yticks(range(len(changes)), labels=changes, parse_math=False)
     grid[0][0].set_ylim(len(changes) - 0.4, -0.6)
@@ -66,6 +66,12 @@ def z_by_change(study: RobustnessStudy, results: Sequence[ChangedTest]) -> Figur
     entries = [(words, legend_line(**{**_DOT, **look})) for name, (words, look) in _LOOKS.items() if name in shown]
     add_legend(figure, [*reversed(entries), ("p = .01", legend_line(**REFERENCE))])
     return figure
+
+
+def level_z(null: Null) -> float:
+    """z from which on a test calls two models kin: its p is one-sided or doubled (docs/seedprint.md)."""
+    one_sided = null in ("dimensions", "dimensions_sampled")
+    return float(stats.norm.isf(LEVEL if one_sided else LEVEL / 2))
 
 
 def _look(result: ChangedTest) -> str:
@@ -76,13 +82,13 @@ def _look(result: ChangedTest) -> str:
     return "stranger"
 
 
-def _panel(axes: Axes, results: Sequence[ChangedTest], changes: Sequence[str]) -> None:
+def _panel(axes: Axes, results: Sequence[ChangedTest], changes: Sequence[str], level: float) -> None:
     axes.set_xscale("symlog", linthresh=3, linscale=0.8)
     axes.set_xticks([-30, -10, -3, 0, 3, 10, 30, 100], labels=["−30", "−10", "−3", "0", "3", "10", "30", "100"])
     axes.minorticks_off()
     axes.set_xlabel("z")
     axes.axvline(0, color=MUTED, linewidth=0.6, zorder=1)
-    axes.axvline(_LEVEL_Z, **REFERENCE, zorder=1)
+    axes.axvline(level, **REFERENCE, zorder=1)
     for front, (name, (_, look)) in enumerate(_LOOKS.items()):
         points = [
             (r.found.z, changes.index(r.change)) for r in results if _look(r) == name and r.found.verdict != "undefined"
