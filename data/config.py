@@ -7,7 +7,7 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, Self, get_args
 
 from ..files import user_path
 from ..schema import SEEDS, outside
@@ -85,9 +85,11 @@ class SourceConfig:
 
 
 #: Fields that every source has for itself, beside its path.
+_OF_SOURCES = ("text_field", "token_dtype", "end_token", "val_path")
 #: Fields of a corpus that is whole on a disk.
 _ON_DISK = ("token_dtype", "end_token", "val_path", "stage_to", "decontaminate", "max_bad_rows", "n_workers")
-_OF_SOURCES = ("text_field", "token_dtype", "end_token", "val_path")
+#: Fields that say how a corpus is read, which ``backcopy`` is not.
+_OF_CORPORA = (*_OF_SOURCES, "max_bad_rows")
 
 
 @dataclass(frozen=True)
@@ -237,11 +239,22 @@ class DataConfig:
             for source in self.sources
         }
 
+    def of_another_corpus(self, path: str) -> Self:
+        """The same for one other corpus: what only says how this one is read has its default."""
+        defaults = {name: getattr(DataConfig, name) for name in _OF_CORPORA}
+        return replace(self, path=path, sources=[], schedule=[], **defaults)
+
     def problems(self) -> list[str]:
         """Everything about this config that can be seen to be wrong without reading a corpus; one line each."""
         found = self._source_problems() if self.sources else self._path_problems()
         found += schedule_problems(self.schedule, [source.label for source in self.sources])
         found += self._stream_problems()
+        if self.path == "backcopy":
+            found += [
+                f"data.{name}: {value!r} is not read by backcopy, whose samples are computed; leave it out"
+                for name in _OF_CORPORA
+                if (value := getattr(self, name)) != getattr(DataConfig, name)
+            ]
         if self.epochs is not None and not 0 < self.epochs < math.inf:
             found.append(f"data.epochs: {self.epochs} is not a positive number; leave it out for no limit")
         if self.tokenizer != "bpe" and self.path != "backcopy" and not self._has_tokenizer_file():
@@ -316,10 +329,14 @@ class DataConfig:
         found = outside("data", self, dict.fromkeys(names, (1, 1 << 20)))
         if self.tokenizer == "bpe":
             found.append("data.stream: 'bpe' would read the whole set first; give data.tokenizer a tokenizers file")
+        given = {f"data.{name}": (name, getattr(self, name)) for name in _ON_DISK}
+        for source in self.sources:
+            of_source = {name: getattr(source, name) for name in _OF_SOURCES if name in _ON_DISK}
+            given |= {f"data.sources, {source.label!r}, {name}": (name, value) for name, value in of_source.items()}
         found += [
-            f"data.{name}: {value!r} is of a corpus on a disk, which data.stream does not read; leave one of them out"
-            for name in _ON_DISK
-            if (value := getattr(self, name)) != getattr(DataConfig, name)
+            f"{place}: {value!r} is of a corpus on a disk, which data.stream does not read; leave one of them out"
+            for place, (name, value) in given.items()
+            if value != getattr(DataConfig, name)
         ]
         if self.timeout_s != DataConfig.timeout_s and not is_remote(self.tokenizer):
             found.append(

@@ -27,6 +27,7 @@ from .packing.borders import DocumentBorders
 from .packing.cuts import Layout, common_borders
 from .probes import text_probe
 from .shards import unigram_cross_entropy
+from .streaming.shuffled_order import ShuffledOrder
 from .streaming.stream import StreamSettings
 from .streaming.streamed_batches import StreamSource
 from .streaming.streamed_table import StreamedTable
@@ -110,7 +111,7 @@ def prepare(
     """Make the data of ``config`` ready for a model of ``vocab_size`` tokens and samples of ``seq_len`` positions.
 
     Every process of a run may call it at once: the first builds, the others wait and reuse. ``batch_sizes`` are those
-    of the run's steps, at which ``data.schedule`` changes weights.
+    of the run's steps, at which ``data.schedule`` changes weights and within which streamed sources are shuffled.
 
     Raises:
         UsageError: the config cannot be met; one line that names the field.
@@ -118,8 +119,8 @@ def prepare(
     """
     if problems := config.problems():
         raise UsageError("\n".join(problems))
-    if config.schedule and batch_sizes is None:
-        raise ValueError("data.schedule changes weights at steps, whose batch_sizes are missing")
+    if (config.schedule or (config.stream and config.sources)) and batch_sizes is None:
+        raise ValueError("data.schedule and streamed data.sources go by steps, whose batch_sizes are missing")
     if config.path == "backcopy":
         return _altered(config, _prepare_backcopy(config, vocab_size, seq_len))
     if config.stream:
@@ -195,6 +196,8 @@ def _prepare_streams(config: DataConfig, vocab_size: int, seq_len: int, batch_si
             }
     # Without weights there is one source: nobody knows sizes.
     order = _order(config, dict.fromkeys(tables, 1), batch_sizes)
+    if batch_sizes is not None:
+        order = ShuffledOrder(order, batch_sizes, config.data_seed)
     settings = StreamSettings(
         config.n_streams, config.shuffle_buffer, seq_len, config.data_seed, config.val_fraction, config.epochs
     )

@@ -24,7 +24,7 @@ def fill_in(
         text: of the launch file.
         variables: environment variables that it reads; what is in the environment when it is started wins.
         words: arguments that it is given, before those of its start.
-        sbatch: options of SLURM's sbatch, without their dashes.
+        sbatch: options of SLURM's sbatch, without their dashes, in place of the file's own of these names.
         first: commands that it begins with.
     """
     lines = [*first, *(f'[ -n "${{{name}:-}}" ] || {name}={shlex.quote(value)}' for name, value in variables.items())]
@@ -33,6 +33,8 @@ def fill_in(
     text = re.sub(r"^(#.*\n)?(\[.*\|\| )?\. .*/find_python\.sh\"\n", "", text, flags=re.MULTILINE)
     text = text.replace("set -euo pipefail\n", "set -euo pipefail\n\n" + "\n".join(lines) + "\n", 1)
     for name, value in sbatch.items():
+        # sbatch takes the last line of an option: the file's own would win.
+        text = re.sub(rf"^#SBATCH --{re.escape(name)}(=.*)?\n", "", text, flags=re.MULTILINE)
         text = text.replace("#SBATCH ", f"#SBATCH --{name}={_quoted(value)}\n#SBATCH ", 1)
     return text
 

@@ -11,6 +11,7 @@ from jsonargparse import Namespace
 
 from ..errors import UsageError
 from ..measure.config import MOST_STRANGERS, SnapshotConfig
+from ..schema import SEEDS, shown
 from ..trainer.config_parser import Parser
 
 #: Exit status of commands that check something, where it is not what it says.
@@ -52,6 +53,12 @@ def add_run(parser: Parser) -> None:
     """A run and one of its checkpoints."""
     parser.add_argument("run", type=str, metavar="RUN", help="Folder that `pretrain` wrote.")
     parser.add_argument("--step", type=int | None, metavar="N", help="Checkpoint after N steps; by default the last.")
+
+
+def check_seed(option: str, seed: int) -> None:
+    """UsageError if no run can be born from the seed that ``option`` names: the range of ``init_seed``."""
+    if not SEEDS[0] <= seed <= SEEDS[1]:
+        raise UsageError(f"--{option} {shown(seed)}: no seed; give a whole number from {SEEDS[0]} to {SEEDS[1]}")
 
 
 def add_json(parser: Parser) -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib.util
 import os
 import platform
+import shlex
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module, metadata
 from pathlib import Path
@@ -66,12 +67,13 @@ def examine(config: RunConfig) -> Iterator[Finding]:
     yield _loggers(config)
 
 
-def would_run(config: RunConfig, name: str) -> dict[str, Any]:
+def would_run(config: RunConfig, name: str, overrides: Mapping[str, str]) -> dict[str, Any]:
     """Strategy, precision, processes and device of the run, and the command that starts it, as JSON-able values.
 
     Args:
         config: the run.
         name: what ``--config`` is given.
+        overrides: dotted fields that the command line replaced.
     """
     import torch
 
@@ -81,6 +83,8 @@ def would_run(config: RunConfig, name: str) -> dict[str, Any]:
     settings = config.trainer.shared_by(processes)
     launched = STRATEGIES[settings.strategy].launched
     fast = fast_in_bf16(torch.device("cuda" if gpus else "cpu"))
+    start = ["launch", "torchrun", *([] if gpus else ["--nproc", "2"])] if launched else ["pretrain"]
+    fields = [f"--{field}={value}" for field, value in overrides.items()]
     return {
         "strategy": settings.strategy,
         "precision": ("bf16" if fast else "fp32") if settings.precision == "auto" else settings.precision,
@@ -88,9 +92,7 @@ def would_run(config: RunConfig, name: str) -> dict[str, Any]:
         "device": torch.cuda.get_device_name() if gpus else "cpu",
         "micro_batch_size": settings.micro_batch_size,
         "global_batch_size": settings.global_batch_size,
-        "command": f"birthmark launch torchrun{'' if gpus else ' --nproc 2'} --config {name}"
-        if launched
-        else f"birthmark pretrain --config {name}",
+        "command": shlex.join(["birthmark", *start, "--config", name, *fields]),
     }
 
 

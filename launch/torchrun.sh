@@ -7,7 +7,7 @@
 #
 # A worker that dies takes its run down and torchrun starts all of them again, up to MAX_RESTARTS times: the run goes on
 # from its last checkpoint by itself. With NNODES=2:4 it also goes on with the nodes that are left, as long as
-# trainer.global_batch_size is a multiple of the number of processes.
+# trainer.global_batch_size is at least the number of processes.
 set -euo pipefail
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
@@ -17,6 +17,10 @@ nnodes="${NNODES:-${SLURM_STEP_NUM_NODES:-1}}"
 if [ "${SLURM_STEP_NUM_TASKS:-1}" -gt "${SLURM_STEP_NUM_NODES:-1}" ]; then
     echo "torchrun.sh: srun started $SLURM_STEP_NUM_TASKS tasks on $SLURM_STEP_NUM_NODES nodes: give" \
         "--ntasks-per-node 1, or let srun start birthmark pretrain itself, one task per GPU" >&2
+    exit 2
+fi
+if [ -n "${HEAD:-}" ] && [ -z "${NNODES:-}${SLURM_STEP_NUM_NODES:-}" ]; then
+    echo "torchrun.sh: HEAD is $HEAD, one of several nodes: give NNODES too, or leave HEAD out" >&2
     exit 2
 fi
 if [ "$nnodes" = 1 ]; then

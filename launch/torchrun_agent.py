@@ -13,14 +13,15 @@ It is ``torch.distributed.run`` with its own options, and differs in five things
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import signal
 import sys
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from ..errors import USAGE_STATUS
@@ -70,6 +71,22 @@ def _give_up_on_usage_errors() -> None:
     launcher.LocalElasticAgent = Agent
 
 
+def _problem(run: ModuleType) -> str:
+    """What torchrun, whose module is ``run``, cannot do of its command line; "" if it can do all."""
+    said = io.StringIO()
+    try:
+        with redirect_stderr(said):
+            config, _, _ = run.config_from_args(run.parse_args(None))
+    except (ValueError, AssertionError, RuntimeError) as error:
+        return " ".join(str(error).split()).rstrip(".")
+    except SystemExit as ended:
+        if not ended.code:
+            raise  # it was asked for its help
+        return said.getvalue().strip().rpartition("error: ")[2]
+    # torch finds this only when it starts the processes.
+    return "" if config.nproc_per_node > 0 else f"nproc_per_node is {config.nproc_per_node}, which is none"
+
+
 def main() -> int:
     """Run torchrun; returns the run's exit status."""
     for name, value in DEFAULTS.items():
@@ -84,11 +101,9 @@ def main() -> int:
     _give_up_on_usage_errors()
     if hasattr(signal, "SIGUSR1"):
         signal.signal(signal.SIGUSR1, _stop_workers)
-    try:
-        run.config_from_args(run.parse_args(None))
-    except ValueError as error:
-        why = " ".join(str(error).split()).rstrip(".")
-        print(f"birthmark: error: torchrun: {why}; NPROC and NNODES say how many processes and nodes", file=sys.stderr)
+    if why := _problem(run):
+        mend = "NPROC, NNODES and MAX_RESTARTS say how many processes, nodes and restarts"
+        print(f"birthmark: error: torchrun: {why}; {mend}", file=sys.stderr)
         return USAGE_STATUS
     try:
         run.main()

@@ -99,11 +99,12 @@ def print_upkeep(upkeep: Upkeep, console: Console) -> None:
     copied = "" if upkeep.copying_seconds is None else f": training stands still for {_seconds(upkeep.copying_seconds)}"
     taking = "" if upkeep.snapshot_seconds is None else f", {_seconds(upkeep.snapshot_seconds)}"
     part, on_machine = _gb(upkeep.checkpoint_part), _gb(upkeep.host_per_node)
-    lines = (
+    lines = [
         f"a checkpoint     {_gb(upkeep.checkpoint)} GB on the disk, {_seconds(upkeep.writing_seconds)} to write",
         f"host copies      {part} GB of one process{copied}; {on_machine} GB of one machine",
-        f"a snapshot       {_gb(upkeep.snapshot_memory)} GB of one process{taking}, between steps",
-    )
+    ]
+    if upkeep.snapshot_memory is not None:
+        lines.append(f"a snapshot       {_gb(upkeep.snapshot_memory)} GB of one process{taking}, between steps")
     for line in lines:
         console.print(f"{line} (estimated)", highlight=False, soft_wrap=True)
 

@@ -29,12 +29,13 @@ class Upkeep:
     """For which the machine that writes most does so."""
     host_per_node: float
     """Bytes of the copies in that machine's memory, kept from one checkpoint to the next."""
-    snapshot_memory: float
+    snapshot_memory: float | None
     """Bytes of one process beside those that training holds between steps: a stranger's weights, and the logits and the
-    residual streams of a batch of the probe. It has none of the step's own activations at the same time."""
+    residual streams of a batch of the probe. It has none of the step's own activations at the same time. None where the
+    run takes no snapshots."""
     snapshot_seconds: float | None
-    """Of one snapshot at a checkpoint, over all its probes; None where no speed is known. At birth, strangers too are
-    measured."""
+    """Of one snapshot at a checkpoint, over all its probes; None where no speed is known, and where the run takes no
+    snapshots. At birth, strangers too are measured."""
 
 
 def upkeep(planner: Planner, trainer: TrainerConfig, drive: float) -> Upkeep:
@@ -65,8 +66,8 @@ def upkeep(planner: Planner, trainer: TrainerConfig, drive: float) -> Upkeep:
         copying_seconds=None if cluster.gpu == "cpu" else part / COPY,
         writing_seconds=on_machine / drive,
         host_per_node=on_machine,
-        snapshot_memory=weights_part + _of_a_batch(config, cluster),
-        snapshot_seconds=_snapshot_seconds(planner, config, cluster, trainer),
+        snapshot_memory=weights_part + _of_a_batch(config, cluster) if config.snapshot.enabled else None,
+        snapshot_seconds=_snapshot_seconds(planner, config, cluster, trainer) if config.snapshot.enabled else None,
     )
 
 

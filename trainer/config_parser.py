@@ -112,13 +112,22 @@ def _check_listed(where: str, content: Any, config: type, group: str) -> None:
     if isinstance(content, str):
         content = parse_yaml(content, f"{where}{group}")
     known = [field.name for field in dataclasses.fields(config)]
-    required = next(iter(known))
+    # They stand first, as in every dataclass.
+    required = [field.name for field in dataclasses.fields(config) if _is_required(field)]
+    optional = f", with any of {', '.join(known[len(required) :])}" if len(known) > len(required) else ""
+    form = f"write {{{', '.join(f'{name}: …' for name in required)}}}{optional}"
     for i, entry in enumerate(content if isinstance(content, list) else [content]):
         place = f"{where}{group}[{i}]"
-        if not isinstance(entry, dict) or required not in entry:
-            raise UsageError(f"{place} is {shown(entry)}: write {{{required}: …}}, with any of {', '.join(known[1:])}")
+        if not isinstance(entry, dict):
+            raise UsageError(f"{place} is {shown(entry)}: {form}")
+        if missing := [name for name in required if name not in entry]:
+            raise UsageError(f"{place}.{missing[0]}: missing; {form}")
         if unknown := [name for name in entry if name not in known]:
             raise UsageError(f"{place}.{unknown[0]}: no such field; there are {', '.join(known)}")
+
+
+def _is_required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
 @cache

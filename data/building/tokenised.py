@@ -13,7 +13,7 @@ from ...errors import UsageError
 from ...files import user_path
 from ..cache import build_once, facts_of_files, fingerprint
 from ..config import DataConfig
-from ..corpora import Corpus, open_corpus
+from ..corpora import Corpus, files_by_suffix, open_corpus
 from ..encode import stream_chunks
 from ..ingest.remote import localised
 from ..shards import Shards, build_shards
@@ -63,6 +63,7 @@ def tokenise(config: DataConfig, vocab_size: int) -> Tokenised:
     for name, source in local.each().items():
         with naming(name):
             sources[name] = open_token_source(source) or open_corpus(source)
+    _check_read(local, sources)
     cache_dir = user_path(config.cache_dir)
     texts = {name: one for name, one in sources.items() if isinstance(one, Corpus)}
     if config.decontaminate is not None and len(texts) < len(sources):
@@ -92,6 +93,26 @@ def tokenise(config: DataConfig, vocab_size: int) -> Tokenised:
             facts = shards.facts(opened.kind) | {"duplicates": divided.duplicates[name]}
             tokens[name] = SplitTokens(shards.tokens("train"), shards.tokens("val"), facts)
     return Tokenised(tokenizer, path, n_tokens, tokens, built, divided.record)
+
+
+def _check_read(config: DataConfig, sources: Mapping[str, Source]) -> None:
+    """UsageError for a field of tables that no source reads."""
+    of_rows = False
+    for name, source in config.each().items():
+        kind = sources[name].kind
+        # Evaluation texts beside one corpus may be a table.
+        may_read = kind in ("table", "hub") or (config.decontaminate is not None and not config.sources)
+        if source.text_field != DataConfig.text_field and not may_read:
+            raise UsageError(
+                f"data.text_field: {source.text_field!r} is read of tables only, and {source.path!r} is "
+                f"{'tokens' if kind in ('tokens', 'shards') else 'text'}; leave the field out"
+            )
+        of_rows |= kind == "table" and bool({".jsonl", ".csv"} & files_by_suffix(source.entries).keys())
+    if config.max_bad_rows and not of_rows:
+        raise UsageError(
+            f"data.max_bad_rows: {config.max_bad_rows} is read of .jsonl and .csv files only, and there are none; "
+            "leave the field out"
+        )
 
 
 @contextmanager

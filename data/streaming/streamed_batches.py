@@ -1,8 +1,9 @@
-"""A rank's micro-batches of streams: every global batch is made of the same parts of the same streams.
+"""A rank's micro-batches of streams: all streams give alike, each a contiguous part of the global batch.
 
-Stream ``l`` of L gives the ``l``-th of L contiguous parts of each global batch, and the mixture says by a sample's
-number which source it comes from. A rank reads the streams that its own part of the batch touches, and no others: with
-as many streams as processes, or a multiple of that, no text is read twice.
+Stream ``l`` of L gives the ``l``-th of L parts of each global batch. Where L does not divide the batch, parts differ by
+one sample and streams take turns at the longer ones, so that all give as many over L steps. The mixture says by a
+sample's number which source it comes from. A rank reads the streams that its own part of the batch touches at any step,
+and no others: with as many streams as processes, or a multiple of that, which divides the batch, no text is read twice.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import torch
 
 from ...errors import RunError
 from ..batch_ramp import BatchSizes
-from ..batch_shares import BatchShares, nth_part
+from ..batch_shares import BatchShares
 from ..mixing.order import SourceOrder
 from ..tokenizer import TextTokenizer
 from .stream import START, Stream, StreamPlace, StreamSettings
@@ -81,7 +82,7 @@ class StreamedBatches:
     ) -> None:
         self.source, self.first_step, self.sizes = source, first_step, sizes
         self.micro_batch_size, self.rank, self.world_size = micro_batch_size, rank, world_size
-        # The rounded borders of a rank's part move with the size of the batch.
+        # The rounded borders of parts move with the size of the batch.
         numbers = {number for size in sizes.sizes for number in self._touched(size)}
         self._streams: dict[tuple[int, str], Stream] = {}
         for number in sorted(numbers):
@@ -105,9 +106,18 @@ class StreamedBatches:
         return range(parts[0].start, parts[-1].stop)
 
     def _touched(self, size: int) -> list[int]:
+        """Streams whose parts of batches of this size reach into this rank's, at one step or another."""
         mine, n_streams = self._mine(size), self.source.settings.n_streams
-        parts = [nth_part(size, n_streams, number) for number in range(n_streams)]
-        return [i for i, part in enumerate(parts) if max(part.start, mine.start) < min(part.stop, mine.stop)]
+        # From the lowest first to the highest last position of `_part`.
+        reach = [(i * size // n_streams, -(-(i + 1) * size // n_streams)) for i in range(n_streams)]
+        return [i for i, (start, stop) in enumerate(reach) if max(start, mine.start) < min(stop, mine.stop)]
+
+    def _part(self, step: int, number: int) -> range:
+        """Positions in the batch of a step that a stream gives."""
+        size, n_streams = self.sizes.size(step), self.source.settings.n_streams
+        # What is rounded off is another part's at the next step.
+        offset = self.sizes.before(step) % n_streams
+        return range((number * size + offset) // n_streams, ((number + 1) * size + offset) // n_streams)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         for step in count(self.first_step):
@@ -126,7 +136,7 @@ class StreamedBatches:
         source_B, _ = self.source.order.places(np.arange(first, first + size))
         out_MT = np.empty((len(mine), self.source.seq_len + 1), dtype=np.int64)
         for number, name in self._streams:
-            part = nth_part(size, self.source.settings.n_streams, number)
+            part = self._part(step, number)
             at_N = part.start + np.flatnonzero(source_B[part.start : part.stop] == names.index(name))
             # Also where another rank trains on some of them: that one reads the same.
             rows_NT = self._streams[number, name].take(len(at_N))

@@ -11,7 +11,7 @@ from jsonargparse import Namespace
 from ...errors import UsageError
 from ...trainer.config_file import read_config
 from ...trainer.config_parser import Parser
-from ..options import add_config, add_json
+from ..options import add_config, add_json, check_seed
 
 SUMMARY = "Re-create a birth from config and seed: its certificate and, if wanted, its weights."
 
@@ -34,6 +34,7 @@ def run(options: Namespace) -> int:
 
     config = read_config(Path(options.config))
     seed = config.init_seed if options.seed is None else options.seed
+    check_seed("seed", seed)
     out = Path(options.out) if options.out else None
     if out is not None and out.exists():
         raise UsageError(f"--out {out}: exists already; give a new folder")

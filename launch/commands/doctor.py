@@ -43,11 +43,12 @@ def run(options: Namespace) -> int:
     from ...report.terminal import print_json
     from ..readiness import examine, would_run
 
-    config = read_config(options.config, read_overrides(options["set"]))
+    overrides = read_overrides(options["set"])
+    config = read_config(options.config, overrides)
     config = in_its_folder(config, Path(options.config).stem)
     findings = list(examine(config))
     stops = [finding for finding in findings if finding.state == "stop"]
-    plan = None if stops else would_run(config, options.config)
+    plan = None if stops else would_run(config, options.config, overrides)
     if options.json:
         print_json(
             {

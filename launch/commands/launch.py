@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ class _Launcher:
     """Option → the environment variable that the file reads."""
     program_options: Mapping[str, str] = field(default_factory=dict)
     """Option → the option of the program that runs it."""
+    file_beside: str = ""
+    """Option without which the launch file reads a file beside it; "": none."""
 
 
 _LAUNCHERS = {
@@ -45,7 +48,7 @@ _LAUNCHERS = {
         "bash",
         {"nproc": "NPROC", "nnodes": "NNODES", "head": "HEAD", "max_restarts": "MAX_RESTARTS"},
     ),
-    "deepspeed": _Launcher("deepspeed.sh", "bash", {"hostfile": "HOSTFILE", "port": "PORT"}),
+    "deepspeed": _Launcher("deepspeed.sh", "bash", {"hostfile": "HOSTFILE", "port": "PORT"}, file_beside="hostfile"),
     "slurm": _Launcher(
         "slurm.sbatch",
         "sbatch",
@@ -69,6 +72,9 @@ _OPTIONS = {
     "partition": "As sbatch has it.",
     "account": "As sbatch has it.",
 }
+
+#: Options that are whole numbers → the least and the largest.
+_NUMBERS = {"nproc": (1, 10**6), "max_restarts": (0, 10**6), "port": (1, 65535), "wait_s": (1, 10**6)}
 
 
 def add_options(parser: Parser) -> None:
@@ -95,8 +101,8 @@ def expand(arguments: Sequence[str]) -> list[str]:
         own.add_argument(f"--{name}", nargs="?", const="")
     own.add_argument("--debug", action="store_true")
     known, rest = own.parse_known_args(arguments)
-    if rest[:1] and rest[0].startswith("-"):
-        raise UsageError(f"launch {rest[0]}: name the launcher first: {', '.join(_LAUNCHERS)}")
+    if not rest or rest[0].startswith("-"):
+        raise UsageError(f"{' '.join(['launch', *rest[:1]])}: name the launcher first: {', '.join(_LAUNCHERS)}")
     given = [f"--{name}={value}" for name, value in vars(known).items() if isinstance(value, str)]
     return [*given, *(["--debug"] if known.debug else []), "--", *rest]
 
@@ -116,6 +122,11 @@ def run(options: Namespace) -> int:
             raise UsageError(f"--{name}: {options.launcher} does not read it, leave it out")
         if not value:
             raise UsageError(f"--{name}: give a value")
+        _check_value(name, value)
+    if options.head is not None and options.nnodes is None:
+        raise UsageError(f"--head {options.head}: is one of several nodes; give --nnodes too, or leave --head out")
+    if options.write is not None and launcher.file_beside and launcher.file_beside not in given:
+        raise UsageError(f"--write {options.write}: give --{launcher.file_beside} too: the script finds none beside it")
     words = list(options.arguments)
     # Where it is started here, on this machine, the config is checked too; a file or a job may be for others.
     config = _check_run(words, whole=options.write is None and launcher.needs == "bash")
@@ -124,6 +135,18 @@ def run(options: Namespace) -> int:
     if options.write is not None:
         return _write(launcher, given, words, options.write)
     _start(launcher, given, words)
+
+
+def _check_value(name: str, value: str) -> None:
+    """UsageError if an option's value is no number that it can have."""
+    if name in _NUMBERS:
+        least, most = _NUMBERS[name]
+        if not re.fullmatch("[0-9]{1,9}", value) or not least <= int(value) <= most:
+            raise UsageError(f"--{name} {value}: give a whole number from {least} to {most}")
+    if name == "nnodes":
+        ends = re.fullmatch("([0-9]{1,9})(?::([0-9]{1,9}))?", value)
+        if ends is None or not 1 <= int(ends[1]) <= int(ends[2] or ends[1]):
+            raise UsageError(f"--nnodes {value}: give a whole number, at least 1, or the fewest and the most, as 2:4")
 
 
 def _check_run(words: Sequence[str], *, whole: bool) -> RunConfig | None:
@@ -138,7 +161,7 @@ def _check_run(words: Sequence[str], *, whole: bool) -> RunConfig | None:
 
 def _check_processes(config: RunConfig, per_node: str | None, nodes: str) -> None:
     """UsageError if so many processes cannot share the run; where the numbers are known here."""
-    if per_node is None or not (per_node.isdecimal() and nodes.isdecimal() and int(per_node) * int(nodes)):
+    if per_node is None or ":" in nodes:
         return
     from ...trainer.processes.launched_process import LaunchedProcess
     from ...trainer.strategies.lightning_setup import check_launch

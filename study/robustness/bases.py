@@ -11,8 +11,14 @@ import torch
 from torch import Tensor
 
 from ...data.batches import BatchSource
+from ...data.building.tokenised import naming
+from ...data.cache import fingerprint
+from ...data.config import DataConfig
+from ...data.corpora import open_corpus
+from ...data.ingest.remote import localised
 from ...data.prepare import PreparedData, prepare
 from ...data.streaming.streamed_batches import StreamSource
+from ...data.token_files.source import open_token_source
 from ...errors import UsageError
 from ...models.decoder import Decoder
 from ...trainer.by_name.model_names import ModelSource, open_source
@@ -71,6 +77,27 @@ class Text:
         n = self.config.trainer.global_batch_size
         return torch.from_numpy(self._source(path).batch(first + step * n, n)).to(device())
 
+    def content(self, path: str | None) -> str | None:
+        """SHA-256, in hex, of the text or the tokens as they are now, without tokenising: of files that stay as they
+        are it is known. None where there is nothing that could change: a synthetic task; or a stream, which `batch`
+        refuses.
+
+        Args:
+            path: see `batch`.
+
+        Raises:
+            UsageError: it cannot be read; it names the field and the path.
+            RunError: it is damaged; it names the file.
+        """
+        data = self._data(path)
+        if data.path == "backcopy" or data.stream:
+            return None
+        hashes = {}
+        for name, source in localised(data).each().items():
+            with naming(name):
+                hashes[name] = (open_token_source(source) or open_corpus(source)).content_hash()
+        return fingerprint(sources=hashes)
+
     def _source(self, path: str | None) -> BatchSource:
         data = self._prepared.get(path)
         if data is None:
@@ -83,12 +110,15 @@ class Text:
     def _prepared(self) -> dict[str | None, PreparedData]:
         return {}
 
-    def _prepare(self, path: str | None) -> PreparedData:
+    def _data(self, path: str | None) -> DataConfig:
         data = self.config.data
-        if path is not None:
-            tokenizer = data.tokenizer if self.tokenizer is None else str(self.tokenizer)
-            data = dataclasses.replace(data, path=path, tokenizer=tokenizer)
-        model, trainer = self.config.model, self.config.trainer
+        if path is None:
+            return data
+        tokenizer = data.tokenizer if self.tokenizer is None else str(self.tokenizer)
+        return dataclasses.replace(data.of_another_corpus(path), tokenizer=tokenizer)
+
+    def _prepare(self, path: str | None) -> PreparedData:
+        data, model, trainer = self._data(path), self.config.model, self.config.trainer
         return prepare(data, vocab_size=model.vocab_size, seq_len=model.max_seq_len, batch_sizes=trainer.batch_sizes)
 
 

@@ -85,6 +85,7 @@ def compare_changed(
         else {(kind, base.seed): _evidence(_model(base, kind), shown) for base in bases for kind in REFERENCES}
     )
     digests = [weights_digest(base.trained()) for base in bases]
+    contents = {path: text.content(path) for change in study.changes.values() for path in change.texts}
     trainings = Counter(change.training for change in study.changes.values() if change.training is not None)
     places = [
         Workplace(base, bases[(number + 1) % len(bases)], text, trainings.copy()) for number, base in enumerate(bases)
@@ -94,7 +95,7 @@ def compare_changed(
     for name, change in ({UNCHANGED: None} | study.changes).items():
         for place in places:
             base, file = place.base, outcome_file(out, name, place.base.seed)
-            key = _key(study, change, base, digests)
+            key = _key(study, change, base, digests, contents)
             tests = read_outcome(file, key)
             if tests is None and only_read:
                 continue
@@ -164,10 +165,19 @@ def outcome_file(out: Path, change: str, seed: int) -> Path:
     return out / "changed" / change / f"seed-{seed}.json"
 
 
-def _key(study: RobustnessStudy, change: Treatment | None, base: Base, digests: Sequence[str]) -> str:
-    """What the outcome of one changed model depends on."""
+def _key(
+    study: RobustnessStudy,
+    change: Treatment | None,
+    base: Base,
+    digests: Sequence[str],
+    contents: Mapping[str | None, str | None],
+) -> str:
+    """What the outcome of one changed model depends on; ``contents`` has the hash of each text (`Text.content`)."""
     tests = {name: dataclasses.asdict(test) for name, test in study.tests.items()}
-    return fingerprint(format=_FORMAT, change=repr(change), seed=base.seed, bases=list(digests), tests=tests)
+    read = [contents[path] for path in (change.texts if change is not None else []) if contents[path] is not None]
+    # Of what reads no text, outcomes of before its hash was kept stay good.
+    texts = {"texts": read} if read else {}
+    return fingerprint(format=_FORMAT, change=repr(change), seed=base.seed, bases=list(digests), tests=tests, **texts)
 
 
 def read_outcome(file: Path, key: str) -> list[ChangedTest] | None:

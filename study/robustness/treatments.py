@@ -71,9 +71,14 @@ class Treatment:
         return False
 
     @property
+    def texts(self) -> list[str | None]:
+        """What it is trained on, as `Text` takes it: a path of other text; None: the data of the bases."""
+        return []
+
+    @property
     def paths(self) -> list[str]:
         """Other text that it is trained on."""
-        return []
+        return [path for path in self.texts if path is not None]
 
     @property
     def training(self) -> object:
@@ -128,9 +133,9 @@ class Tuning(Treatment):
         return _training_problems(self.steps, self.lr)
 
     @property
-    def paths(self) -> list[str]:
+    def texts(self) -> list[str | None]:
         """See :class:`Treatment`."""
-        return [] if self.data is None else [self.data]
+        return [self.data]
 
     def make(self, place: Workplace) -> Decoder:
         """See :class:`Treatment`."""
@@ -170,9 +175,9 @@ class Adapting(Treatment):
         return found
 
     @property
-    def paths(self) -> list[str]:
+    def texts(self) -> list[str | None]:
         """See :class:`Treatment`."""
-        return [] if self.data is None else [self.data]
+        return [self.data]
 
     @property
     def training(self) -> object:
@@ -212,6 +217,11 @@ class Distillation(Treatment):
     def problems(self) -> list[str]:
         """See :class:`Treatment`."""
         return _training_problems(self.steps, self.lr)
+
+    @property
+    def texts(self) -> list[str | None]:
+        """See :class:`Treatment`."""
+        return [None]
 
     @property
     def of_other(self) -> bool:

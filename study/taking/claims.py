@@ -2,8 +2,8 @@
 
 Processes that take trials of one study may be on one machine or on several that share a file system. The owner touches
 its lock while it lives. A lock is stale where its process is gone, as its own host can see; where it is of an earlier
-start of this very job of SLURM, which never runs twice at once; or, seen from another host, where it was not touched
-for `STALE_SECONDS`.
+start of this very job of SLURM, which has ended before the job was queued again; or, seen from another host, where it
+was not touched for `STALE_SECONDS`. Several nodes of one job, at one start, are as any other hosts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from filelock import FileLock
 
@@ -43,13 +43,23 @@ class Owner(TypedDict):
     run_started: str
     job: str
     """The job of SLURM that they are part of; "": none."""
+    restart: NotRequired[int]
+    """How often that job had been queued again; locks of before it was kept lack it, as if never."""
 
 
 def _this_process() -> Owner:
     """Who we are, before the training."""
     pid = os.getpid()
-    job = os.environ.get("SLURM_JOB_ID", "")
-    return Owner(host=socket.gethostname(), pid=pid, started=_start_of(pid), run=0, run_started="", job=job)
+    job, restart = os.environ.get("SLURM_JOB_ID", ""), _restart()
+    return Owner(
+        host=socket.gethostname(), pid=pid, started=_start_of(pid), run=0, run_started="", job=job, restart=restart
+    )
+
+
+def _restart() -> int:
+    """How often SLURM has queued our job again; it says nothing at the first start."""
+    count = os.environ.get("SLURM_RESTART_COUNT", "")
+    return int(count) if count.isdecimal() else 0
 
 
 def _start_of(pid: int) -> str:
@@ -82,7 +92,7 @@ def is_stale(lock: Path, owner: Owner) -> bool:
     if owner["host"] == me["host"]:
         trains = owner["run"] > 0 and _is_alive(owner["run"], owner["run_started"])
         return not trains and not _is_alive(owner["pid"], owner["started"])
-    if owner["job"] and owner["job"] == me["job"]:
+    if owner["job"] and owner["job"] == me["job"] and owner.get("restart", 0) < _restart():
         return True
     return _silent_seconds(lock) > STALE_SECONDS
 

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from birthmark.data.config import DataConfig
 
 
@@ -56,3 +58,13 @@ def test_config_imports_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "field",
+    [{"token_dtype": "uint16"}, {"end_token": 5}, {"val_path": "stdlib"}, {"text_field": "body"}, {"max_bad_rows": 3}],
+)
+def test_backcopy_takes_no_field_of_a_corpus(field: dict[str, Any]) -> None:
+    ((name, value),) = field.items()
+    found = [one for one in DataConfig(path="backcopy", **field).problems() if "backcopy" in one and name in one]
+    assert f"data.{name}: {value!r} is not read by backcopy, whose samples are computed; leave it out" in found

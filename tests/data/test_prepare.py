@@ -7,11 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from birthmark.data.config import DataConfig
+from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.corpora import open_corpus
 from birthmark.data.prepare import prepare
 from birthmark.data.tokenizer import TextTokenizer
@@ -112,6 +114,37 @@ def test_backcopy() -> None:
     assert record["optimal_loss"] < record["unigram_entropy"] < np.log(64) + 0.1
     assert (data.val.batch(0, 4)[:, 0] == 0).all()
     assert (prepare(replace(config, bos=False), vocab_size=64, seq_len=64).val.batch(0, 4) != 0).all()
+
+
+def test_fields_of_tables_are_refused_where_no_source_is_one(config: DataConfig, tmp_path: Path) -> None:
+    text, tokens, columns = str(config.path), str(tmp_path / "a.npy"), str(tmp_path / "a.parquet")
+    np.save(tokens, np.arange(300, dtype=np.uint16))
+    pq.write_table(pa.table({"text": ["some text"] * 9}), columns)
+    for path in (text, tokens):
+        alone = replace(config, path=path, text_field="body")
+        source = replace(config, path="stdlib", sources=[SourceConfig(path, text_field="body")])
+        for asked in (alone, source):
+            with pytest.raises(
+                UsageError, match=r"^data\.text_field: 'body' is read of tables only, .* leave the field"
+            ):
+                prepare(asked, vocab_size=300, seq_len=16)
+    for path in (text, tokens, columns):
+        with pytest.raises(UsageError, match=r"^data\.max_bad_rows: 3 is read of \.jsonl and \.csv files only, "):
+            prepare(replace(config, path=path, max_bad_rows=3), vocab_size=300, seq_len=16)
+
+
+def test_fields_of_tables_are_read_of_some_source_or_of_evaluation_texts(config: DataConfig, tmp_path: Path) -> None:
+    rows = [
+        {"body": f"question {i} of an evaluation, with words that nobody else would write in this order"}
+        for i in range(20)
+    ]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, [*rows, 17])))
+    table = SourceConfig(str(tmp_path / "rows.jsonl"), text_field="body")
+    mixed = replace(config, path="stdlib", sources=[SourceConfig(str(config.path)), table], max_bad_rows=1, n_workers=1)
+    assert prepare(mixed, vocab_size=300, seq_len=16).record["sources"]["rows"]["skipped"] == {"bad": 1}
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    searched = replace(config, decontaminate=str(tmp_path / "rows.jsonl"), text_field="body", n_workers=1)
+    assert prepare(searched, vocab_size=300, seq_len=16).record["decontaminate"]["n_grams"] > 0
 
 
 def test_problems_are_reported_together() -> None:

@@ -182,6 +182,13 @@ def test_a_birth_is_re_created_from_config_and_seed(tiny_file, tmp_path, capsys,
     assert sha.hexdigest() == digest
     assert main(["birth", str(tiny_file), "--seed=4"]) == 0
     assert digest not in capsys.readouterr().out
+    # Seeds that no run can have: init_seed refuses them too.
+    for seed in (1 << 64, -(1 << 63) - 1):
+        status, lines = said(capsys, "birth", str(tiny_file), f"--seed={seed}")
+        assert (status, len(lines)) == (2, 1)
+        assert f"--seed {seed}: no seed; give a whole number from {-(2**63)} to {2**64 - 1}" in lines[0]
+        assert main(["pretrain", f"--config={tiny_file}", f"--init_seed={seed}"]) == 2
+        assert "init_seed" in capsys.readouterr().err
     status, lines = said(capsys, "birth", str(tiny_file), f"--out={out}")
     assert (status, len(lines)) == (2, 1)
     assert "exists already" in lines[0]

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shlex
 import shutil
 from importlib import metadata
 
@@ -9,6 +10,9 @@ import pytest
 import yaml
 
 from birthmark.launch.cli import main
+from birthmark.launch.command_table import command_parser
+from birthmark.launch.commands import pretrain
+from birthmark.trainer.config_file import config_of
 
 
 @pytest.fixture
@@ -44,8 +48,18 @@ def test_a_run_that_would_start(doctor, config):
 def test_a_strategy_of_several_processes_names_its_launcher(doctor, config):
     _, answer, _ = doctor("trainer.strategy=ddp")
     assert answer["run"]["command"].startswith("birthmark launch torchrun")
-    assert answer["run"]["command"].endswith(f"--config {config}")
+    assert answer["run"]["command"].endswith(f"--config {config} --trainer.strategy=ddp")
     assert answer["run"]["processes"] == 2
+
+
+@pytest.mark.parametrize("strategy", ["single", "ddp"])
+def test_the_command_starts_the_run_that_was_asked_about(strategy, doctor):
+    _, answer, _ = doctor(f"trainer.strategy={strategy}", "trainer.max_steps=7", "log.project=two words")
+    words = shlex.split(answer["run"]["command"])
+    start = words.index("--config")
+    assert words[:start] == ["birthmark", *(["pretrain"] if strategy == "single" else words[1:start])]
+    run = config_of(command_parser("pretrain").parse_args(pretrain.expand(words[start:])))
+    assert (run.trainer.strategy, run.trainer.max_steps, run.log.project) == (strategy, 7, "two words")
 
 
 def without(monkeypatch, *names):

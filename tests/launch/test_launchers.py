@@ -188,6 +188,24 @@ def test_several_nodes_need_a_head(environment):
     assert "NNODES is 2: give HEAD" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({"NPROC": "0"}, "nproc_per_node is 0"),
+        ({"NPROC": "1", "MAX_RESTARTS": "x"}, "invalid int value: 'x'"),
+        ({"NPROC": "1", "NNODES": "2:1", "HEAD": "127.0.0.1:1"}, "min_nodes=2, max_nodes=1"),
+        ({"NPROC": "1", "HEAD": "127.0.0.1:1"}, "HEAD is 127.0.0.1:1, one of several nodes: give NNODES too"),
+    ],
+)
+def test_a_number_that_torchrun_cannot_start_is_one_line(variables, expected, environment):
+    done = subprocess.run(
+        ["bash", LAUNCH / "torchrun.sh"], env=environment(**variables), capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert expected in line
+
+
 # ── which environment, which nodes ───────────────────────────────────────────────────────────────────────────────────
 
 #: Stands for an environment's python: its own path, and what it was asked to run.
@@ -279,6 +297,26 @@ def test_a_script_is_written_with_all_that_was_given(tmp_path, capsys):
     assert "exists already" in capsys.readouterr().err
 
 
+def test_a_script_for_deepspeed_runs_where_no_file_lies_beside_it(tmp_path):
+    job, hosts, python = tmp_path / "there" / "job.sh", tmp_path / "hosts", tmp_path / "bin/python"
+    program(python)
+    job.parent.mkdir()
+    hosts.write_text("node0 slots=8\n")
+    asked = [f"--hostfile={hosts}", f"--write={job}", "--config=demo"]
+    assert main(["launch", "deepspeed", *asked]) == 0
+    done = start(job, PYTHON=str(python))
+    assert f"--hostfile {hosts} " in done.stdout, done.stderr
+
+
+def test_the_fewest_and_the_most_nodes_may_be_given(tmp_path):
+    job = tmp_path / "job.sh"
+    program(tmp_path / "bin/python")
+    where = ["--nnodes=2:4", "--head=node0:29500", "--max_restarts=0"]
+    assert main(["launch", "torchrun", *where, f"--write={job}", "--config=demo"]) == 0
+    done = start(job, PYTHON=str(tmp_path / "bin/python"))
+    assert "--nnodes 2:4 --nproc_per_node gpu --max_restarts 0 --rdzv_backend c10d" in done.stdout
+
+
 def test_a_job_for_slurm_has_what_sbatch_is_asked_for(tmp_path):
     job = tmp_path / "job.sbatch"
     assert main(["launch", "slurm", "--nodes=2", "--gpus-per-node=8", f"--write={job}", "--config=demo"]) == 0
@@ -311,6 +349,18 @@ def test_a_job_is_handed_to_sbatch_with_this_environment(tmp_path):
     [
         (["torchrn", "--config=demo"], "launch torchrn: give torchrun, deepspeed, slurm"),
         (["--config=demo"], "name the launcher first"),
+        ([], "launch: name the launcher first: torchrun, deepspeed, slurm"),
+        (["--nproc", "2"], "launch: name the launcher first: torchrun, deepspeed, slurm"),
+        (["torchrun", "--nproc=0", "--config=demo"], "--nproc 0: give a whole number from 1"),
+        (["torchrun", "--nproc", "-1", "--config=demo"], "--nproc -1: give a whole number from 1"),
+        (["torchrun", "--nproc=two", "--config=demo"], "--nproc two: give a whole number from 1"),
+        (["torchrun", "--max_restarts=x", "--config=demo"], "--max_restarts x: give a whole number from 0"),
+        (["slurm", "--max_restarts=-1", "--config=demo"], "--max_restarts -1: give a whole number from 0"),
+        (["torchrun", "--nnodes=0", "--config=demo"], "--nnodes 0: give a whole number, at least 1, or"),
+        (["torchrun", "--nnodes=4:2", "--config=demo"], "--nnodes 4:2: give a whole number, at least 1, or"),
+        (["deepspeed", "--port=65536", "--config=demo"], "--port 65536: give a whole number from 1 to 65535"),
+        (["torchrun", "--head=node0:29500", "--config=demo"], "--head node0:29500: is one of several nodes; give --nn"),
+        (["deepspeed", "--write=job.sh", "--config=demo"], "--write job.sh: give --hostfile too"),
         (["torchrun"], "nothing to train"),
         (["torchrun", "--config=demo", "--trainer.max_step=3"], "did you mean trainer.max_steps?"),
         (["torchrun", "--config=demo", "--model.d_model=13"], "model.d_model 13 is not divisible"),

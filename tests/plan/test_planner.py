@@ -1,9 +1,11 @@
 """Plans of a run: memory, time and traffic, against counts by hand and torch's own counters."""
 
 import dataclasses
+import io
 
 import pytest
 import torch
+from rich.console import Console
 from small_llama import BLOCK, OUTSIDE
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -14,6 +16,7 @@ from birthmark.plan.cluster import Cluster
 from birthmark.plan.ledger import Ring
 from birthmark.plan.planner import MARGIN, Planner, best, with_strategy
 from birthmark.plan.strategy_costs import STRATEGY_COSTS
+from birthmark.plan.table import print_upkeep
 from birthmark.plan.upkeep import upkeep
 from birthmark.trainer.config import OptimConfig, TrainerConfig
 from birthmark.trainer.gpu_specs import GPUS
@@ -119,6 +122,16 @@ def test_checkpoints_are_their_tensors_and_each_process_writes_its_part(llama):
     replicas = dataclasses.replace(with_strategy(config.trainer, "fsdp2", "none"), replicas=2)
     assert upkeep(planner, replicas, 1e9).checkpoint_part == pytest.approx(3 / 8 * whole)
     assert found.snapshot_seconds > 0
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_run_without_snapshots_has_no_row_of_them(llama, enabled):
+    config, out = llama({"snapshot.enabled": enabled}), io.StringIO()
+    found = upkeep(Planner(config, Cluster(8, "h100-80gb")), config.trainer, 1e9)
+    assert ((found.snapshot_memory is None), (found.snapshot_seconds is None)) == (not enabled, not enabled)
+    print_upkeep(found, Console(file=out))
+    assert ("snapshot" in out.getvalue()) == enabled
+    assert "a checkpoint" in out.getvalue()
 
 
 def test_every_strategy_has_its_costs():

@@ -96,6 +96,8 @@ def test_a_wrong_override_is_refused_by_its_field_and_not_blamed_on_the_file(fil
             "data: {sources: [{path: stdlib}, stdlib]}",
             "data.sources[1] is 'stdlib': write {path: …}, with any of weight",
         ),
+        ("data: {sources: [{weight: 1}]}", "data.sources[0].path: missing; write {path: …}, with any of weight"),
+        ("data: {schedule: [{step: 3}]}", "data.schedule[0].weights: missing; write {step: …, weights: …}"),
         ("data: {sources: {path: stdlib}}", "data.sources"),
         ("model: {d_modle: 8}", "model.d_modle: no such field; did you mean model.d_model?"),
         ("1: 2", "1: no such field"),

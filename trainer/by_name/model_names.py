@@ -20,6 +20,7 @@ from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...models.exchange.hub import is_path
 from ...models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
+from ...schema import SEEDS, shown
 from .. import initial_model
 from ..adaptation.adapted_model import load_trained
 from ..checkpoints.find import find_checkpoint
@@ -216,8 +217,9 @@ def _split(name: str) -> tuple[Path, str]:
 
 
 def _number(name: str, text: str, what: str) -> int:
-    if not text.isdecimal():
-        raise UsageError(f"{name}: {text!r} is no {what}: give a whole number after the @")
+    # No step is larger than any seed.
+    if not text.isdecimal() or len(text) > len(str(SEEDS[1])) or int(text) > SEEDS[1]:
+        raise UsageError(f"{name}: {shown(text)} is no {what}: give a whole number up to {SEEDS[1]} after the @")
     return int(text)
 
 

@@ -36,6 +36,8 @@ def run(options: Namespace) -> int:
         from ....trainer.initial_model import resolve_init_from  # with torch and Lightning, half a gigabyte
 
         config = resolve_init_from(config)
+    if config.data.stream:
+        raise UsageError("data.stream is true: the run tokenises as it reads; there is nothing to prepare")
     given = {"n_workers": options.workers, "cache_dir": options.out, "stage_to": ""}
     data = dataclasses.replace(config.data, **{name: value for name, value in given.items() if value is not None})
     if problems := data.problems():

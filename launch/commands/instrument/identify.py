@@ -13,7 +13,7 @@ from ....errors import UsageError
 from ....study.lineage.comparison_options import add_comparison_options
 from ....trainer.config_file import read_config
 from ....trainer.config_parser import Parser
-from ...options import add_json, add_model, add_stream, add_trust, check_stream, tell
+from ...options import add_json, add_model, add_stream, add_trust, check_seed, check_stream, tell
 
 SUMMARY = "Show which seed a model was born from (docs/seedprint.md)."
 
@@ -40,10 +40,11 @@ def read_seeds(text: str) -> list[int]:
     """Seeds from ``0..9999`` (both ends included), ``7`` and commas between such; UsageError names what is neither."""
     found: list[int] = []
     for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d{1,20})(?:\s*\.\.\s*(\d{1,20}))?\s*", part)
+        ends = re.fullmatch(r"\s*([0-9]{1,99})(?:\s*\.\.\s*([0-9]{1,99}))?\s*", part)
         if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
             raise UsageError(f"--seeds {text}: give whole numbers, such as 0..9999 or 3,7,10..20")
         first, last = int(ends[1]), int(ends[2] or ends[1])
+        check_seed("seeds", last)
         if len(found) + last - first + 1 > _MOST:
             raise UsageError(f"--seeds {text}: more than {_MOST:,} births; give fewer")
         found += range(first, last + 1)

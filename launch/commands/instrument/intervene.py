@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from jsonargparse import Namespace
 
-from ....errors import UsageError
+from ....errors import RunError, UsageError
 from ....measure.config import SnapshotConfig
 from ....measure.intervention_kinds import MEANINGS, Kind
 from ....trainer.config_parser import Parser
@@ -61,9 +61,12 @@ def run(options: Namespace) -> int:
         raise UsageError(f"--{error}") from None
     probe_NT = random_probe(source.config.vocab_size, options.n_sequences, options.seq_len, options.probe_seed)
     model = source.load().to(device())
-    found = intervene(
-        model, probe_NT, options.kind, options.layer, options.position, doses, batch_size=options.batch_size
-    )
+    try:
+        found = intervene(
+            model, probe_NT, options.kind, options.layer, options.position, doses, batch_size=options.batch_size
+        )
+    except RunError as error:
+        raise RunError(f"{options.model}: {error}") from None
     if options.json:
         print_json(dataclasses.asdict(found) | {"model": options.model, "importance": found.importance.tolist()})
     else:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
 
-from ....errors import UsageError
+from ....errors import RunError, UsageError
 from ....schema import outside
 from ....trainer.config_parser import Parser
 from ...options import MODEL_NAMES, add_data, add_json, data_named
@@ -120,10 +120,13 @@ def _results(options: Namespace, evict: list[int]) -> list[LengthResult]:
                 tokens_NT = held_out_tokens(source, options.n_sequences, length + 1, options.data)
             model = source.load().to(device())
             prefix = options.prefix or source.config.max_seq_len
-            arms = [
-                Arm(n, loss_by_position(model, tokens_NT, eviction, batch_size=options.batch_size, advance=advance))
-                for n, eviction in evictions(evict, prefix, options.window).items()
-            ]
+            try:
+                arms = [
+                    Arm(n, loss_by_position(model, tokens_NT, eviction, batch_size=options.batch_size, advance=advance))
+                    for n, eviction in evictions(evict, prefix, options.window).items()
+                ]
+            except (RunError, UsageError) as error:
+                raise type(error)(f"{source.name}: {error}") from None
             found.append(LengthResult(source.name, prefix, options.window, arms))
     return found
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from jsonargparse import Namespace
 
 from ....errors import UsageError
-from ....schema import SEEDS
 from ....trainer.config_parser import Parser
-from ...options import MODEL_NAMES, WRONG, add_json
+from ...options import MODEL_NAMES, WRONG, add_json, check_seed
 
 SUMMARY = "Check whether a certificate lists a checkpoint, and whether that descends from the seed it commits to."
 
@@ -37,11 +36,11 @@ def run(options: Namespace) -> int:
     from ....report.terminal import print_json
 
     reveal = None
+    if options.reveal is not None:
+        check_seed("reveal", options.reveal)
     if options.reveal is None:
         if given := [name for name in ("salt", "secret") if options[name] is not None]:
             raise UsageError(f"--{given[0]}: opens nothing without its seed; give --reveal SEED too")
-    elif not SEEDS[0] <= options.reveal <= SEEDS[1]:
-        raise UsageError(f"--reveal {str(options.reveal)[:30]}: no seed; give a number of 64 bits")
     elif (options.salt is None) == (options.secret is None):
         raise UsageError(
             f"--reveal {options.reveal}: a commitment opens with its salt; give one of --salt and --secret"

@@ -152,6 +152,14 @@ def test_a_set_that_cannot_be_streamed_is_one_line(streamed: DataConfig, fields:
             "data.stream: does not know the sizes",
         ),
         ({"end_token": 3}, "data.end_token: 3 is of a corpus on a disk"),
+        *(
+            (
+                {"path": "stdlib", "sources": [SourceConfig("hf:a", 1.0, "web", **field)]},
+                f"data.sources, 'web', {name}: {value!r} is of a corpus on a disk",
+            )
+            for field in ({"end_token": 5}, {"token_dtype": "uint16"}, {"val_path": "hf:b"})
+            for name, value in field.items()
+        ),
         ({"n_workers": 2}, "data.n_workers: 2 is of a corpus on a disk"),
         ({"timeout_s": 5.0}, "data.timeout_s: 5.0 is of files that are fetched whole"),
         ({"packing": "best_fit"}, "data.stream: reads documents one behind another"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,8 +13,12 @@ import pytest
 from birthmark.data.batch_ramp import BatchRamp, BatchSizes
 from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.data.mixing.config import WeightChange
+from birthmark.data.mixing.order import SourceOrder
 from birthmark.data.prepare import PreparedData, prepare
+from birthmark.data.streaming.shuffled_order import ShuffledOrder
+from birthmark.data.streaming.stream import StreamPlace, StreamSettings
 from birthmark.data.streaming.streamed_batches import Places, StreamedBatches, StreamSource
+from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError
 
 SIZES = BatchSizes(13, BatchRamp(5, 4, 30))
@@ -28,15 +33,15 @@ def mixed(streamed: DataConfig, write_set: Callable[[str], Path]) -> PreparedDat
 
 
 def read(
-    data: PreparedData, first: int, last: int, n_ranks: int, places: Places | None
+    source: object, first: int, last: int, n_ranks: int, places: Places | None, sizes: BatchSizes = SIZES
 ) -> tuple[list[list[int]], Places]:
     """Rows of steps ``first`` to ``last`` that so many processes get, and where they stand then."""
-    assert isinstance(data.train, StreamSource)
+    assert isinstance(source, StreamSource)
     ranks = [
         StreamedBatches(
-            data.train,
+            source,
             first_step=first,
-            sizes=SIZES,
+            sizes=sizes,
             micro_batch_size=3,
             rank=rank,
             world_size=n_ranks,
@@ -47,7 +52,7 @@ def read(
     iterators, rows, after = [iter(batches) for batches in ranks], [], {}
     for step in range(first, last):
         for batches, iterator in zip(ranks, iterators, strict=True):
-            for part in batches._shares(SIZES.size(step)).parts(batches.rank):
+            for part in batches._shares(sizes.size(step)).parts(batches.rank):
                 batch = next(iterator)
                 assert len(batch) == max(len(part), 1)
                 rows += batch[: len(part)].tolist()
@@ -59,10 +64,10 @@ def read(
 
 
 def test_processes_that_come_and_go_read_one_order(mixed: PreparedData) -> None:
-    whole, _ = read(mixed, 0, 16, 1, None)
-    found, places = read(mixed, 0, 4, 1, None)
+    whole, _ = read(mixed.train, 0, 16, 1, None)
+    found, places = read(mixed.train, 0, 4, 1, None)
     for first, last, n_ranks in ((4, 7, 3), (7, 12, 2), (12, 14, 5), (14, 16, 1)):
-        rows, places = read(mixed, first, last, n_ranks, places)
+        rows, places = read(mixed.train, first, last, n_ranks, places)
         found += rows
     assert found == whole
     assert len(set(map(tuple, whole))) == len(whole)
@@ -83,6 +88,76 @@ def test_a_process_reads_the_streams_of_its_part_alone(mixed: PreparedData) -> N
         for rank in range(n_ranks):
             batches = StreamedBatches(mixed.train, sizes=sizes, micro_batch_size=4, rank=rank, world_size=n_ranks)
             assert len(batches.places(0)) <= 2 * most  # of two sources
+
+
+class NumberedStream:
+    """Rows that say which they are: the stream's number, that of its source, and how many came before."""
+
+    def __init__(self, number: int, source: int, place: StreamPlace) -> None:
+        self._which, self.place = (number, source), place
+
+    def take(self, n: int) -> np.ndarray:
+        first = self.place.samples
+        self.place = self.place._replace(samples=first + n)
+        return np.array([(*self._which, first + i) for i in range(n)], dtype=np.int64).reshape(n, 3)
+
+    def close(self) -> None:
+        pass
+
+
+@pytest.fixture
+def numbered(tokenizer: TextTokenizer, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StreamSource]:
+    """``numbered(weights, sizes)``: sources of those weights in eight streams each, which are `NumberedStream`."""
+
+    def stream(self: StreamSource, number: int, source: str, place: StreamPlace) -> Any:
+        return NumberedStream(number, list(self.tables).index(source), place)
+
+    monkeypatch.setattr(StreamSource, "stream", stream)
+
+    def make(weights: list[float], sizes: BatchSizes) -> StreamSource:
+        names = [str(i) for i in range(len(weights))]
+        order = ShuffledOrder(SourceOrder(names, dict(zip(names, weights, strict=True))), sizes, 0)
+        tables: dict[str, Any] = dict.fromkeys(names)
+        return StreamSource(tables, tokenizer, order, StreamSettings(8, 1, 2, 0, 0.1, None))
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("weights", "size"),
+    [([1], 4), ([1], 12), ([1, 1], 8), ([3, 1], 16), ([1, 1], 6), ([5, 3, 2], 8), ([15, 1], 64)],
+)
+def test_all_streams_of_a_source_are_read_alike(
+    numbered: Callable[..., StreamSource], weights: list[float], size: int
+) -> None:
+    """Where the pattern of the sources repeats with the batch too, and in batches of fewer samples than streams."""
+    n_steps, sizes = 400, BatchSizes(size)
+    rows_N3 = np.array(read(numbered(weights, sizes), 0, n_steps, 1, None, sizes)[0])
+    assert len(rows_N3) == n_steps * size
+    shares = np.array(weights) / sum(weights)
+    for n in range(size, len(rows_N3) + 1, size):
+        assert (abs(np.bincount(rows_N3[:n, 1], minlength=len(weights)) - n * shares) < max(1, n / 1000)).all()
+    for source, share in enumerate(shares):
+        for number in range(8):
+            samples = rows_N3[(rows_N3[:, 0] == number) & (rows_N3[:, 1] == source), 2]
+            expected = len(rows_N3) * share / 8
+            # Five standard deviations of what a shuffled mixture gives; one source takes turns.
+            assert abs(len(samples) - expected) <= (5 * expected**0.5 if len(weights) > 1 else 0)
+            assert sorted(samples) == list(range(len(samples)))
+
+
+@pytest.mark.parametrize("size", [6, 8, 20])
+def test_who_reads_makes_no_difference_to_small_and_odd_batches(
+    numbered: Callable[..., StreamSource], size: int
+) -> None:
+    sizes = BatchSizes(size)
+    source = numbered([3, 1], sizes)
+    whole, _ = read(source, 0, 30, 1, None, sizes)
+    found, places = read(source, 0, 5, 4, None, sizes)
+    for first, last, n_ranks in ((5, 12, 1), (12, 19, 3), (19, 30, 6)):
+        rows, places = read(source, first, last, n_ranks, places, sizes)
+        found += rows
+    assert found == whole
 
 
 def test_a_checkpoint_without_places_is_refused(mixed: PreparedData) -> None:

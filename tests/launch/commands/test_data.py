@@ -133,7 +133,9 @@ def test_a_misspelt_key_of_a_source_is_named_with_its_place(tmp_path, capsys, wo
     assert main(["pretrain", "--run_dir", str(tmp_path / "run"), *arguments]) == 2
     said = capsys.readouterr().err
     assert said.startswith("birthmark: error: data.sources[1].wieght: no such field; there are path, weight")
-    assert main(["pretrain", "--data.schedule", "[{weights: {a: 1}}]"]) == 2
-    assert capsys.readouterr().err.startswith("birthmark: error: data.schedule[0] is ")
+    for entry, field in (("weights: {a: 1}", "step"), ("step: 3", "weights")):
+        assert main(["pretrain", "--data.schedule", f"[{{{entry}}}]"]) == 2
+        said = capsys.readouterr().err
+        assert said == f"birthmark: error: data.schedule[0].{field}: missing; write {{step: …, weights: …}}\n"
     assert main(["pretrain", "--data.schedule", "[{step: x}"]) == 2
     assert "data.schedule: not YAML" in capsys.readouterr().err

@@ -86,3 +86,14 @@ def test_samples_that_are_computed_have_no_text(config: Path, capsys: pytest.Cap
     config.write_text(yaml.safe_dump(content | {"data": {"path": "backcopy"}}))
     assert main(["tokenise", str(config)]) == 2
     assert "data.path: backcopy has no text to tokenise" in capsys.readouterr().err
+
+
+def test_a_stream_is_tokenised_by_the_run(config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    content = yaml.safe_load(config.read_text())
+    (tmp_path / "tokenizer.json").write_text("{}")
+    data = {"path": "hf:a", "stream": True, "tokenizer": str(tmp_path / "tokenizer.json")}
+    config.write_text(yaml.safe_dump(content | {"data": data}))
+    assert main(["tokenise", str(config), "--workers", "2"]) == 2
+    error = capsys.readouterr().err
+    assert "data.stream is true: the run tokenises as it reads; there is nothing to prepare" in error
+    assert error.count("\n") == 1

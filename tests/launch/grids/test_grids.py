@@ -154,6 +154,14 @@ def test_a_sweep_is_as_wandb_documents_it(ablate, tmp_path):
     assert values == ["plain/seed-0", "headnorm/seed-0", "plain/seed-1", "headnorm/seed-1"]
 
 
+def test_an_option_that_is_given_stands_in_place_of_the_files_own(ablate, tmp_path):
+    assert ablate(tmp_path / "out", "--launcher=slurm", "--sbatch", "job-name=mine", "gpus=1") == 0
+    lines = (tmp_path / "out" / "array.sbatch").read_text().splitlines()
+    # sbatch takes the last of two lines of an option.
+    assert [line for line in lines if "job-name" in line] == ["#SBATCH --job-name=mine"]
+    assert {"#SBATCH --gpus=1", "#SBATCH --requeue"} <= set(lines)
+
+
 def test_numbers_as_slurm_writes_them():
     for numbers, expected in (([0], "0"), ([0, 1, 2, 5], "0-2,5"), ([1, 3, 4], "1,3-4"), (range(9), "0-8")):
         assert ranges(list(numbers)) == expected

@@ -100,6 +100,7 @@ def test_one_model_has_many_names(place):
         ("{place}/run-7@15", "has no checkpoint of step 15; there are: 10, 20"),
         ("{place}/run-7@x", "'x' is no step"),
         ("{place}/run.yaml@-1", "'-1' is no seed"),
+        ("{place}/run.yaml@18446744073709551616", "is no seed: give a whole number up to 18446744073709551615"),
         ("{place}/nothing.yaml@1", "nothing.yaml: no such file"),
         ("{place}", "neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers"),
         ("{place}/nowhere", "no such folder"),
@@ -333,10 +334,13 @@ def test_every_candidate_counts(lineage, place):
 
 def test_seeds_are_ranges_and_lists():
     assert read_seeds("3, 5..7,5") == [3, 5, 6, 7]
+    assert read_seeds(str((1 << 64) - 1)) == [(1 << 64) - 1]
     for text, said in (
         ("0..99999999999999", "more than 1,000,000 births"),
         ("0..999999,7..8", "more than 1,000,000 births"),
         ("9" * 5000, "give whole numbers"),
+        (str(1 << 64), "no seed; give a whole number from"),
+        (f"{(1 << 64) - 1}..{1 << 64}", "no seed; give a whole number from"),
         ("7..3", "give whole numbers"),
     ):
         with pytest.raises(UsageError, match=f"--seeds .*: {said}"):

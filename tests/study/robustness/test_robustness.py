@@ -17,7 +17,8 @@ from birthmark.launch.cli import main
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
 from birthmark.metrics.seedprint import Fingerprint, compare
 from birthmark.study.robustness import results
-from birthmark.study.robustness.bases import Base, text_of
+from birthmark.study.robustness.bases import Base, Text, text_of
+from birthmark.study.robustness.figure import level_z
 from birthmark.study.robustness.file import read_robustness_study
 from birthmark.study.robustness.rates import change_rates
 from birthmark.study.robustness.results import ChangedTest, compare_changed
@@ -198,6 +199,52 @@ def test_what_is_done_is_not_done_again(done, monkeypatch):
         again(only_read=True)
 
 
+def test_a_change_is_made_again_when_what_it_was_trained_on_is_another(done, tmp_path, monkeypatch):
+    file, out, _ = done
+    trials = robustness_trials(read_robustness_study(file), out)
+    bases, text = [Base(trial) for trial in trials.bases], text_of(trials.bases[0])
+    study = dataclasses.replace(trials.study, changes={name: trials.study.changes[name] for name in ("int4", "tune")})
+    contents = {}
+    monkeypatch.setattr(Text, "content", lambda self, path: contents[path])
+
+    def found(content, **how):
+        contents[None] = content
+        return {result.change for result in compare_changed(study, bases, text, tmp_path, **how)}
+
+    everything = {"unchanged", "int4", "tune"}
+    assert found("one") == found("one", only_read=True) == everything
+    # What trains on nothing is what it was.
+    assert found("other", only_read=True) == everything - {"tune"}
+    assert found("other") == found("other", only_read=True) == everything
+
+
+def test_the_content_of_a_text_follows_its_bytes(done, tmp_path):
+    file, out, _ = done
+    base = robustness_trials(read_robustness_study(file), out).bases[0]
+    assert text_of(base).content(None) is None
+    story, table = tmp_path / "story.txt", tmp_path / "rows.jsonl"
+    story.write_text("Once upon a time.")
+    table.write_text('{"text": "Once upon a time."}\n')
+    data = dataclasses.replace(base.config.data, path=str(story), cache_dir=str(tmp_path / "cache"))
+    text = Text(dataclasses.replace(base.config, data=data), None)
+    for path in (story, table):
+        before = text.content(str(path))
+        assert text.content(str(path)) == before
+        path.write_text(path.read_text().replace("Once", "Then"))
+        assert text.content(str(path)) != before
+    assert text.content(None) == text.content(str(story)) != text.content(str(table))
+    # What says how the run's own corpus is read says nothing of another one.
+    of_tables = Text(dataclasses.replace(base.config, data=dataclasses.replace(data, max_bad_rows=3)), None)
+    assert of_tables.content(str(story)) == text.content(str(story))
+    # Nothing was tokenised for it.
+    assert not list((tmp_path / "cache").glob("shards-*"))
+    reads = {name: read_treatment(change).texts for name, change in CHANGES.items()}
+    assert {name for name, texts in reads.items() if texts} == {
+        "tune", "lora", "lora-merged", "prefix-plus", "distill",
+    }  # fmt: skip
+    assert read_treatment({**CHANGES["tune"], "data": str(story)}).texts == [str(story)]
+
+
 def made(change, own, seed, z, second=None, role="", reference="trained"):
     verdict = "undefined" if z is None else "kin" if z > 2.33 else "stranger"
     found = Fingerprint(
@@ -280,3 +327,10 @@ def test_arms_and_a_summary_of_nothing_are_one_line(tmp_path, capsys):
     for option, message in (("--arms=a", "a study of robustness has none"), ("--summary", "no changed model of")):
         assert main(["ablate", str(file), f"--out={tmp_path / 'out'}", option]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("null", "tails"), [("dimensions", 1), ("dimensions_sampled", 1), ("matched", 2), ("analytic", 2)]
+)
+def test_the_line_of_the_picture_stands_where_p_is_the_level(null, tails):
+    assert tails * stats.norm.sf(level_z(null)) == pytest.approx(0.01)

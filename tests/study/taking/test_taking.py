@@ -34,6 +34,7 @@ def gone():
 
 def test_a_lock_is_kept_while_its_owner_lives_and_is_stale_when_it_is_gone(trials, tmp_path, gone, monkeypatch):
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    monkeypatch.delenv("SLURM_RESTART_COUNT", raising=False)
     trial, out = trials[0], tmp_path / "out"
     lock = lock_of(trial)
     mine = claim(trial, out)
@@ -45,7 +46,7 @@ def test_a_lock_is_kept_while_its_owner_lives_and_is_stale_when_it_is_gone(trial
     assert not lock.exists()
     assert owner_of(trial) is None
 
-    nobody = {"run": 0, "run_started": "", "job": ""}
+    nobody = {"run": 0, "run_started": "", "job": "", "restart": 0}
     far = {"host": "elsewhere", "pid": 1, "started": "1", **nobody}
     cases = {
         "its process is gone": ({**here, "pid": gone}, 0, True),
@@ -55,12 +56,20 @@ def test_a_lock_is_kept_while_its_owner_lives_and_is_stale_when_it_is_gone(trial
         "another host, heard of lately": (far, STALE_SECONDS - 100, False),
         "another host, silent": (far, STALE_SECONDS + 100, True),
         "an earlier start of this job": ({**far, "job": "5_1"}, 0, True),
+        "an earlier start, by a lock without the count": (
+            {name: value for name, value in far.items() if name != "restart"} | {"job": "5_1"},
+            0,
+            True,
+        ),
+        "another node of this job": ({**far, "job": "5_1", "restart": 2}, 0, False),
+        "another node of this job, silent": ({**far, "job": "5_1", "restart": 2}, STALE_SECONDS + 100, True),
         "another job": ({**far, "job": "6_1"}, 0, False),
     }
     for name, (owner, silent, stale) in cases.items():
         if name.startswith("the process that trains"):
             owner = {**owner, "run_started": here["started"]}
         monkeypatch.setenv("SLURM_JOB_ID", "5_1")
+        monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
         write_json(lock, owner)
         then = lock.stat().st_mtime - silent
         os.utime(lock, (then, then))
