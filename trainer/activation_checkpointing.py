@@ -30,6 +30,7 @@ _KEPT = (
     "aten::_scaled_dot_product_flash_attention_for_cpu",
     "aten::_scaled_dot_product_efficient_attention",
     "aten::_scaled_dot_product_cudnn_attention",
+    "aten::_flash_attention_forward",
     "birthmark::causal_blocks",
     "birthmark::experts",
 )

@@ -1,7 +1,8 @@
 """Matrix products of the blocks' linear maps in fp8, as torchao computes them.
 
 Each map stays the module that it is, with its name, its weight and its birth: only what training runs of it is another
-function. Tables, head, norms and attention stay in bf16, as torchtitan leaves them; so does all that is measured.
+function. Tables, head, norms and attention stay in bf16, as torchtitan leaves them; so do routers and gates, whose maps
+decide over what others compute, and all that is measured.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from ..models.attention.attention import LinearGate
 from ..models.decoder import Decoder
+from ..models.experts.routed_mlp import Mixture
 from ..models.init import Linear
+from ..models.norms import NormGate
 
 #: GPUs multiply fp8 from this compute capability on.
 CAPABILITY = (8, 9)
@@ -32,9 +36,16 @@ def fp8_problem(device: torch.device) -> str | None:
     return None
 
 
+def _deciding_maps(model: Decoder) -> set[nn.Module]:
+    """The maps of routers and gates, of norms' gates too."""
+    routers: set[nn.Module] = {module.router for module in model.modules() if isinstance(module, Mixture)}
+    gates = (module for module in model.modules() if isinstance(module, (LinearGate, NormGate)))
+    return routers.union(*(gate.modules() for gate in gates))
+
+
 def use_fp8(model: Decoder, *, emulate: bool = False) -> None:
     """Let training passes of the blocks' linear maps multiply in fp8: weights, inputs and gradients scaled by their own
-    largest elements. Maps with a side that is no multiple of 16 stay as they are.
+    largest elements. Maps with a side that is no multiple of 16 stay as they are, and so do routers and gates.
 
     Args:
         model: its weights may be sharded; what is multiplied is what a pass has gathered.
@@ -44,8 +55,11 @@ def use_fp8(model: Decoder, *, emulate: bool = False) -> None:
 
     # Padded, since the tokens of a micro-batch are a side too.
     config = Float8LinearConfig(emulate=emulate, pad_inner_dim=True)
+    deciding = _deciding_maps(model)
     for module in model.blocks.modules():
-        if isinstance(module, Linear) and module.in_features % _MULTIPLE == module.out_features % _MULTIPLE == 0:
+        if not isinstance(module, Linear) or module in deciding:
+            continue
+        if module.in_features % _MULTIPLE == module.out_features % _MULTIPLE == 0:
             plain = nn.Linear(module.in_features, module.out_features, module.bias is not None, device="meta")
             in_fp8 = convert_to_float8_training(nn.Sequential(plain), config=config)[0]
             # On the instance: a strategy may exchange the class.
@@ -54,7 +68,8 @@ def use_fp8(model: Decoder, *, emulate: bool = False) -> None:
 
 def _product(linear: Linear, in_fp8: nn.Module, x: Tensor) -> Tensor:
     """In training the product in fp8; else the map's own."""
-    if not linear.training:
+    # An expert without tokens gets no rows, which have no largest element.
+    if not linear.training or x.numel() == 0:
         return Linear.product(linear, x)
     # Asked for now: a sharded weight is another tensor in each pass.
     product: Tensor = functional_call(in_fp8, dict(linear.named_parameters(recurse=False)), (x.contiguous(),))

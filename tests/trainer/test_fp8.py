@@ -1,13 +1,15 @@
 """Products of the blocks' maps in fp8: what changes, what does not, and where they are refused."""
 
 import importlib.util
+import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from birthmark.models.birth import born, digest
-from birthmark.models.config import ModelConfig
+from birthmark.models.config import AttentionConfig, ExpertsConfig, ModelConfig
 from birthmark.trainer.config import TrainerConfig
 from birthmark.trainer.fp8 import use_fp8
 from birthmark.trainer.numerics import device_problems
@@ -52,6 +54,56 @@ def test_training_multiplies_in_fp8_and_all_else_stays():
     assert 1e-3 < ((found - plain).norm() / plain.norm()).item() < 0.2
     found.square().mean().backward()
     assert all(torch.isfinite(parameter.grad).all() for parameter in model.parameters())
+
+
+@pytest.fixture
+def strict_fp8(monkeypatch):
+    """In place of torchao: maps that fail where nothing is multiplied, as its largest element of nothing does."""
+
+    class Strict(torch.nn.Linear):
+        def forward(self, x):
+            return F.linear(rounded(x), rounded(self.weight), self.bias)
+
+    def convert(maps, config):
+        (plain,) = maps
+        strict = Strict(plain.in_features, plain.out_features, plain.bias is not None, device="meta")
+        return torch.nn.Sequential(strict)
+
+    stub = SimpleNamespace(Float8LinearConfig=lambda **fields: None, convert_to_float8_training=convert)
+    monkeypatch.setitem(sys.modules, "torchao", SimpleNamespace(float8=stub))
+    monkeypatch.setitem(sys.modules, "torchao.float8", stub)
+
+
+GATED = ModelConfig(
+    d_model=32,
+    n_layers=1,
+    n_heads=16,
+    vocab_size=64,
+    max_seq_len=16,
+    mlp="swiglu",
+    norm_gate=16,
+    attention=AttentionConfig(gate="head"),
+    experts=ExpertsConfig(n_experts=16, top_k=1, d_ff=16, d_shared=16),
+)
+
+
+def test_routers_and_gates_stay_in_bf16(strict_fp8):
+    """Though all their sides are multiples of 16."""
+    model = born(GATED, 0)
+    use_fp8(model)
+    found = {name for name, module in model.named_modules() if "product" in vars(module)}
+    attention = {f"attn.{name}" for name in ("q", "k", "v", "o")}
+    experts = {f"mlp.{one}.{name}" for one in ("shared", *(f"experts.{e}" for e in range(16)))
+               for name in ("gate", "up", "down")}  # fmt: skip
+    assert found == {f"blocks.0.{name}" for name in attention | experts}
+
+
+def test_an_expert_that_gets_no_token_trains_in_fp8_too(strict_fp8):
+    model = born(GATED, 0).train()
+    use_fp8(model)
+    model(torch.zeros(1, 2, dtype=torch.long)).square().mean().backward()
+    sums = [expert.up.weight.grad.abs().sum().item() for expert in model.blocks[0].mlp.experts]
+    assert 1 <= sum(size > 0 for size in sums) <= 2
 
 
 @pytest.mark.cuda

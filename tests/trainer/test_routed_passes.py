@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import CheckpointPolicy
 
+from birthmark.models.attention.backends import BACKENDS
 from birthmark.models.birth import born
 from birthmark.models.config import DropoutConfig, ExpertsConfig, ModelConfig
 from birthmark.models.dropout.masks import Dropout, keys_of_samples
-from birthmark.trainer.activation_checkpointing import set_train_passes
+from birthmark.trainer.activation_checkpointing import _policy, set_train_passes
 from birthmark.trainer.config import TrainerConfig
 from birthmark.trainer.module import next_token_loss
 
@@ -44,6 +48,38 @@ def plain():
 def test_checkpointing_changes_no_bit_of_losses_and_gradients(plain, kind):
     found = gradients(activation_checkpointing=kind)
     assert all(torch.equal(found[name], plain[name]) for name in plain)
+
+
+class Recorded(TorchDispatchMode):
+    """The operators that are called within."""
+
+    def __init__(self):
+        super().__init__()
+        self.operators = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.operators.append(func)
+        return func(*args, **(kwargs or {}))
+
+
+#: Each fused attention, with a window too where it takes one.
+FUSED = {
+    f"{backend.name}, window {window}": (device, backend, window)
+    for device, backends in BACKENDS.items()
+    for backend in backends
+    for window in ((None, 4) if backend.windows else (None,))
+}
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_selective_keeps_what_every_fused_attention_computes(name):
+    """With operators as they are called, on tensors without memory: no GPU is needed."""
+    device, backend, window = FUSED[name]
+    with FakeTensorMode(), Recorded() as recorded:
+        q, k, v = (torch.empty(1, 2, 16, 64, dtype=backend.dtypes[-1], device=device) for _ in range(3))
+        backend.forward(q, k, v, 0.125, True, window)
+    (attention,) = [operator for operator in recorded.operators if "attention" in operator.name()]
+    assert _policy(None, attention) is CheckpointPolicy.MUST_SAVE
 
 
 @pytest.mark.slow

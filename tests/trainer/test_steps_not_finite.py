@@ -15,7 +15,7 @@ from quiet_runs import logged, run
 from birthmark.errors import RunError
 from birthmark.measure.records import RunDir
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
-from birthmark.trainer.loop.step_guard import StepGuard
+from birthmark.trainer.loop.step_guard import StepGuard, UpdateSkippedError
 from birthmark.trainer.lr_schedule import LearningRate
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.optimizers.table import OPTIMIZERS
@@ -148,6 +148,43 @@ def test_a_skipped_step_moves_nothing_but_the_data_and_the_schedule(tiny, tmp_pa
     again = FolderCheckpointIO().load_checkpoint(done.checkpoint(6))
     assert all(torch.equal(again["state_dict"][k], v) for k, v in states[6]["state_dict"].items())
     assert logged(done, "train/skipped_steps")[6] == 2
+
+
+@pytest.mark.parametrize(("norm", "moved"), [(1.0, True), (math.inf, False)])
+def test_buffers_that_were_exchanged_after_the_guard_was_made_are_put_back(norm, moved):
+    """As a model's are that is moved to its device."""
+    model = torch.nn.BatchNorm1d(3)
+    guard = StepGuard(model)
+    model._apply(torch.clone)
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    guard.begin()
+    model(torch.randn(8, 3))
+    guard.judge(torch.tensor(norm))
+    guard.settle()
+    assert all(torch.equal(buffer, before[name]) != moved for name, buffer in model.named_buffers())
+
+
+def test_buffers_are_put_back_without_a_wait_for_the_device():
+    """The meta device stands for one: what is copied from there to the host raises."""
+    model = torch.nn.BatchNorm1d(3)
+    guard = StepGuard(model)
+    model.to("meta")
+    guard.begin()
+    guard.judge(torch.tensor(math.inf, device="meta"))
+    guard.settle()
+
+
+def test_state_that_lies_elsewhere_is_not_copied_with_all_weights():
+    """Of it the device would be waited for after the update; so it is before."""
+    weight = torch.nn.Parameter(torch.zeros(2))
+    optimizer = SimpleNamespace(state={weight: {"step": torch.zeros((), device="meta")}})
+    guard = StepGuard(torch.nn.Linear(1, 1))
+    with pytest.raises(UpdateSkippedError):
+        guard.hold(optimizer, [weight], torch.tensor(math.inf), wait=False)
+    guard.hold(optimizer, [weight], torch.tensor(1.0), wait=False)
+    weight.data += 1
+    guard.settle()
+    assert weight.tolist() == [1, 1]
 
 
 def test_more_skipped_steps_than_allowed_end_the_run_with_one_line(tiny, tmp_path, monkeypatch):

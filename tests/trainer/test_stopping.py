@@ -16,6 +16,7 @@ from rich.console import Console
 from birthmark.callbacks.stop import StopOnSignal
 from birthmark.measure.recorder import SnapshotRecorder
 from birthmark.measure.records import RunDir, read_metrics
+from birthmark.trainer.loop.training_data import TrainingData
 from birthmark.trainer.module import PretrainModule
 from birthmark.trainer.run import pretrain
 
@@ -90,6 +91,20 @@ def test_a_stop_saves_before_it_measures(tiny, tmp_path, monkeypatch):
     assert there[3]
     assert [snapshot.step for snapshot in parts.snapshots()] == [0, 2, 3]
     assert signal.getsignal(signal.SIGUSR1) is before
+
+
+def test_a_signal_while_a_run_is_set_up_is_a_stop_too(tiny, tmp_path, monkeypatch):
+    """When Lightning has taken the signal over, and the run has not yet taken it back."""
+    batches = TrainingData.train_dataloader
+
+    def signalled(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return batches(self)
+
+    monkeypatch.setattr(TrainingData, "train_dataloader", signalled)
+    outcome = pretrain(tiny({"snapshot.enabled": False}), RunDir(tmp_path / "run"), console=Console(quiet=True))
+    assert (outcome.stopped_by, outcome.step) == ("SIGTERM", 1)
+    assert outcome.run.checkpoint(1).is_dir()
 
 
 @pytest.mark.heavy

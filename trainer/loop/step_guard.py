@@ -27,17 +27,19 @@ class StepGuard:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._buffers = list(model.buffers())
-        self._buffers_before: list[Tensor] = []
+        self._model = model
+        self._buffers: list[tuple[Tensor, Tensor]] = []
+        """Each, and what it was when the step began."""
         self._before: list[tuple[Tensor, Tensor]] = []
         self._skip: Tensor | None = None
 
     def begin(self) -> None:
         """A step begins: its forward passes may move buffers."""
-        self._buffers_before = [buffer.clone() for buffer in self._buffers]
+        # Asked for now: a model that is moved to its device gets other tensors.
+        self._buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
 
     def judge(self, grad_norm: Tensor) -> None:
-        """Take the norm of the step's gradient, which is the same on all ranks."""
+        """Take the norm of the step's gradient, which is the same on all ranks and lies where the model does."""
         if self._buffers:
             self._skip = ~torch.isfinite(grad_norm)
 
@@ -56,8 +58,10 @@ class StepGuard:
         """
         self.judge(grad_norm)
         entries = [value for of_one in optimizer.state.values() for value in of_one.values()]
-        # A first step makes the state, which can then not be put back; nor can what is no tensor. Those are waited for.
-        if wait or not entries or not all(isinstance(value, Tensor) for value in entries):
+        # A first step makes the state, which can then not be put back; nor can what is no tensor; nor, without a wait,
+        # what lies elsewhere, as some step counts do on the host. Those are waited for.
+        here = (isinstance(value, Tensor) and value.device == grad_norm.device for value in entries)
+        if wait or not entries or not all(here):
             if not torch.isfinite(grad_norm):
                 raise UpdateSkippedError
         elif getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -73,6 +77,6 @@ class StepGuard:
         """The update is over: put back what it moved in vain."""
         if self._skip is None:
             return
-        for tensor, before in (*self._before, *zip(self._buffers, self._buffers_before, strict=True)):
-            tensor.copy_(torch.where(self._skip.to(tensor.device), before, tensor))
-        self._before, self._skip = [], None
+        for tensor, before in (*self._before, *self._buffers):
+            tensor.copy_(torch.where(self._skip, before, tensor))
+        self._before, self._buffers, self._skip = [], [], None

@@ -244,6 +244,10 @@ class ZeroStrategy(ShardedCheckpoints, DeepSpeedStrategy):
         steps = self.deepspeed_engine.is_gradient_accumulation_boundary()
         result = super().optimizer_step(*args, **kwargs)
         if steps:
-            norm = self.deepspeed_engine.get_global_grad_norm()
-            self._module.see_gradient_norm(torch.as_tensor(norm, dtype=torch.float32))
+            norm = torch.as_tensor(self.deepspeed_engine.get_global_grad_norm(), dtype=torch.float32)
+            if norm.is_cpu:
+                # With offload the engine has it on the host, and a skipped step's is a number. It goes to where losses
+                # lie as an argument of a kernel: for a copy the host would wait.
+                norm = torch.full((), norm.item(), device=self.root_device)
+            self._module.see_gradient_norm(norm)
         return result

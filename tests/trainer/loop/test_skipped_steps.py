@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
@@ -14,6 +15,8 @@ from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 SCRIPT = """
 import os, sys
 from pathlib import Path
+
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 
 from birthmark.measure.records import RunDir
 from birthmark.trainer.config_file import read_config
@@ -25,6 +28,7 @@ file, out, tests, *runs = sys.argv[1:]
 sys.path.append(tests)
 from poisoned_losses import poisoned
 
+_TrainingEpochLoop._broadcast_sigterm_tensor = lambda self: Path(out, "asked").touch()
 hold = StepGuard.hold
 on_one_rank = lambda module, index: module.global_step == 1 and os.environ["RANK"] == "1"
 PretrainModule.training_step = poisoned(on_one_rank)
@@ -68,3 +72,9 @@ def test_a_loss_that_is_not_finite_on_one_rank_moves_nothing_on_any(name, folder
     assert sum(not torch.equal(two[name], three[name]) for name in two) > 0.9 * len(two)
     skipped = [r["train/skipped_steps"] for r in read_metrics(run.metrics) if "train/skipped_steps" in r]
     assert skipped == [0, 1, 1]
+
+
+def test_no_micro_batch_waits_to_hear_of_signals(folder):
+    """Lightning's loop would broadcast before each whether one came, and read it from the device."""
+    assert "_broadcast_sigterm_tensor" in _TrainingEpochLoop.advance.__code__.co_names
+    assert not (folder / "asked").exists()

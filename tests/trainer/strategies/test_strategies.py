@@ -3,16 +3,21 @@ checkpoints of the single process."""
 
 import importlib.util
 import json
+import math
 import os
 import shutil
 from dataclasses import asdict, replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 import yaml
+from lightning.pytorch.strategies import DeepSpeedStrategy
 from quiet_runs import logged
 from rich.console import Console
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir, Snapshot
@@ -22,6 +27,7 @@ from birthmark.trainer.config import RunConfig, TrainerConfig
 from birthmark.trainer.processes.launched_process import LaunchedProcess
 from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.lightning_setup import check_launch
+from birthmark.trainer.strategies.zero import ZeroStrategy
 
 # What a run does before it trains, once for each strategy; and a whole run, in two replicas.
 FOUR = """
@@ -200,6 +206,37 @@ def assert_alike(run, single):
 @pytest.mark.parametrize("strategy", EVERY)
 def test_a_strategy_has_the_birth_losses_and_snapshots_of_the_single_process(strategy, runs, single):
     assert_alike(runs(strategy), single)
+
+
+class Copies(TorchDispatchMode):
+    """Counts copies from one device to another, for which the host waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.n = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.n += func.overloadpacket in (torch.ops.aten._to_copy, torch.ops.aten.copy_)
+        return func(*args, **(kwargs or {}))
+
+
+@needs_deepspeed
+@pytest.mark.parametrize("norm", [math.inf, torch.tensor(2.0), torch.tensor(2.0, device="meta")], ids=str)
+def test_the_norm_that_an_engine_gives_lies_where_losses_do(norm, config, monkeypatch):
+    """With offload it lies on the host, and a skipped step's is a number; the meta device stands for a GPU."""
+    meta, seen = torch.device("meta"), []
+    strategy = ZeroStrategy(replace(config.trainer, strategy="zero2", offload="cpu"), 1.0)
+    strategy.parallel_devices = [meta]
+    strategy._lightning_module = SimpleNamespace(
+        optimizer_config=None, parameter_groups=list, see_gradient_norm=seen.append
+    )
+    engine = SimpleNamespace(is_gradient_accumulation_boundary=lambda: True, get_global_grad_norm=lambda: norm)
+    monkeypatch.setattr(ZeroStrategy, "deepspeed_engine", engine)
+    monkeypatch.setattr(DeepSpeedStrategy, "optimizer_step", lambda self: None)
+    with Copies() as copies:
+        strategy.optimizer_step()
+    (found,) = seen
+    assert (found.device, found.dtype, found.shape, copies.n) == (meta, torch.float32, (), 0)
 
 
 @pytest.fixture(scope="module")
