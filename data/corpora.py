@@ -7,7 +7,7 @@ table's row is its content.
 from __future__ import annotations
 
 import sysconfig
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import UsageError
@@ -32,7 +32,7 @@ def open_corpus(config: DataConfig) -> Corpus:
     A folder gives its text files; if it holds none, but tabular files of one kind, it gives those.
 
     Raises:
-        UsageError: nothing there, or kinds of files that do not mix.
+        UsageError: nothing there, kinds of files that do not mix, or one of several entries that has none of the kind.
     """
     if problems := [problem for problem in config.problems() if problem.startswith("data.path")]:
         raise UsageError("; ".join(problems))
@@ -41,22 +41,25 @@ def open_corpus(config: DataConfig) -> Corpus:
     if isinstance(config.path, str) and config.path.startswith("hf:"):
         return HubCorpus(config)
 
-    by_suffix = files_by_suffix(config.entries)
+    found = {entry: _found(entry) for entry in config.entries}
+    by_suffix = _each_once(found.values())
     texts = [suffix for suffix in by_suffix if suffix in TEXT_SUFFIXES]
     tables = [suffix for suffix in by_suffix if suffix in TABLE_SUFFIXES]
-    census = ", ".join(f"{len(files)} {suffix or 'nameless'}" for suffix, files in sorted(by_suffix.items()))
+    census = _census(by_suffix)
     if texts and any(suffix in _COLUMNAR for suffix in tables):
         raise UsageError(f"data.path: {config.path!r} holds both text and tables ({census}); name the files meant")
     if texts:
+        _check_all_read(found, texts)
         return FileCorpus("files", [file for suffix in texts for file in by_suffix[suffix]], config)
     if len(tables) == 1:
+        _check_all_read(found, tables)
         cache_dir = user_path(config.cache_dir)
         return TableCorpus(config, [unpacked(path, cache_dir) for _, path in by_suffix[tables[0]]])
     if any(suffix in TOKEN_SUFFIXES for suffix in by_suffix):
         raise UsageError(f"data.path: {config.path!r} holds tokens ({census}) where text is asked for; name text")
     raise UsageError(
         f"data.path: {config.path!r} holds no {'/'.join(TEXT_SUFFIXES)} files and no one kind of tabular files "
-        f"({'/'.join(TABLE_SUFFIXES)}); found {census or 'no files'}"
+        f"({'/'.join(TABLE_SUFFIXES)}); found {census}"
     )
 
 
@@ -77,14 +80,39 @@ CORPORA: dict[str, Callable[[], list[KeyedPath]]] = {"stdlib": _stdlib, "readmes
 
 def files_by_suffix(entries: list[str]) -> dict[str, list[KeyedPath]]:
     """All files that ``data.path`` names, each once although a folder and a file in it may both be named."""
+    return _each_once(map(_found, entries))
+
+
+def _found(entry: str) -> dict[str, list[KeyedPath]]:
+    """Files of one entry, by suffix."""
+    named = user_path(entry)
+    return walk(named) if named.is_dir() else {corpus_suffix(named.name): [keyed(named.name, named)]}
+
+
+def _each_once(found: Iterable[Mapping[str, list[KeyedPath]]]) -> dict[str, list[KeyedPath]]:
     by_suffix: dict[str, list[KeyedPath]] = {}
     seen: set[Path] = set()
-    for entry in entries:
-        named = user_path(entry)
-        found = walk(named) if named.is_dir() else {corpus_suffix(named.name): [keyed(named.name, named)]}
-        for suffix, files in found.items():
+    for of_entry in found:
+        for suffix, files in of_entry.items():
             for file in files:
                 if (resolved := file.path.resolve()) not in seen:
                     seen.add(resolved)
                     by_suffix.setdefault(suffix, []).append(file)
     return by_suffix
+
+
+def _check_all_read(found: Mapping[str, Mapping[str, list[KeyedPath]]], suffixes: Sequence[str]) -> None:
+    """UsageError if an entry of ``data.path`` has no file of the kind that is read: it would be left out unsaid."""
+    for entry, by_suffix in found.items():
+        if not by_suffix.keys() & set(suffixes):
+            raise UsageError(
+                f"data.path: {entry!r} holds {_census(by_suffix)} beside {'/'.join(suffixes)} files; leave it out, or "
+                "give it in data.sources"
+            )
+
+
+def _census(by_suffix: Mapping[str, list[KeyedPath]]) -> str:
+    """How many files there are of each suffix."""
+    return (
+        ", ".join(f"{len(files)} {suffix or 'nameless'}" for suffix, files in sorted(by_suffix.items())) or "no files"
+    )

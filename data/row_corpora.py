@@ -34,8 +34,6 @@ if TYPE_CHECKING:
 
 #: Bytes of text that a process surveys before it reports.
 _SPAN_BYTES = 1 << 26
-#: Bytes of the longest row of a file of lines: readers hold several times as much.
-_MOST_LINE = 1 << 27
 #: Builders of ``datasets`` by kind of file, and their options. In a .csv an empty string is text, and "NA" a word.
 READERS: dict[str, tuple[str, dict[str, Any]]] = {
     ".parquet": ("parquet", {}),
@@ -79,7 +77,7 @@ class _RowCorpus(SurveyedCorpus):
     @cached_property
     def _survey_folder(self) -> tuple[Path, str]:
         """Where hashes and sizes are kept, and the hash of all rows; empty where it is not needed."""
-        folder = self._cache_dir / f"rows-{fingerprint(identity=self._identity(), format=2)[:16]}"
+        folder = self._cache_dir / f"rows-{fingerprint(identity=self._identity(), format=3)[:16]}"
         meta = build_once(folder, self._survey, schema=_RowMeta)
         return folder, meta.get("content_hash", "")
 
@@ -155,20 +153,28 @@ class TableCorpus(_RowCorpus):
         for path, sha256 in zip(self._files, files_sha256(self._files, self._cache_dir), strict=True):
             total.update(key_digest(path.name))
             total.update(bytes.fromhex(sha256))
+        if self._n_bad:
+            # Which rows these are follows from the files and the column.
+            total.update(key_digest(f"without {self._n_bad} bad rows"))
         return total.hexdigest()
 
     def content_hash(self) -> str:
-        """SHA-256 over the column's name and (name, SHA-256 of the bytes) of every file; see `files_sha256`."""
+        """SHA-256 over the column's name and (name, SHA-256 of the bytes) of every file; see `files_sha256`.
+
+        Where bad rows are left out, their number is part of it.
+
+        Raises:
+            UsageError: more rows are bad than ``data.max_bad_rows``, so that nothing that is kept of them is taken.
+        """
         return self._content_hash
 
     def _identity(self) -> str:
         return self._content_hash
 
     def _load(self) -> datasets.Dataset:
-        suffix = self._files[0].suffix.lower()
-        files, _ = self._usable
+        files = self._usable
         with self._naming_bad_rows():
-            return self._read(suffix, files)
+            return self._read(files)
 
     def _survey(self, folder: Path) -> dict[str, Any]:
         _ = self._usable  # what this refuses, it says itself
@@ -181,29 +187,40 @@ class TableCorpus(_RowCorpus):
         try:
             yield
         except UsageError:
-            for path in self._usable[0]:
+            for path in self._usable:
                 bad_rows(path, self._config.text_field, 0)
             raise
 
-    @cached_property
-    def _usable(self) -> tuple[list[Path], int]:
-        """Files without their bad rows, and how many those are."""
+    @property
+    def _suffix(self) -> str:
+        return self._files[0].suffix.lower()
+
+    def _without_bad_rows(self, verify: str) -> tuple[list[Path], int]:
         column, most = self._config.text_field, self._config.max_bad_rows
-        for path in self._files:
-            if path.suffix.lower() in (".csv", ".jsonl"):
-                _check_lines(path)
-            if path.suffix.lower() == ".jsonl" and not most:
+        return without_bad_rows(self._files, column, most, self._cache_dir, verify) if most else (self._files, 0)
+
+    @cached_property
+    def _n_bad(self) -> int:
+        """Bad rows that are left out; without ``data.max_bad_rows`` none are, and the reader finds the first."""
+        return self._without_bad_rows("size")[1]
+
+    @cached_property
+    def _usable(self) -> list[Path]:
+        """Files without their bad rows, fit for the reader."""
+        column = self._config.text_field
+        if not self._config.max_bad_rows:
+            for path in self._files:
                 check_first_row(path, column)
         if importlib.util.find_spec("datasets") is not None:  # else the reading says so
             check_columns(self._files, column)
-        return without_bad_rows(self._files, column, most, self._cache_dir) if most else (self._files, 0)
+        return self._without_bad_rows("checksum")[0]
 
     def skipped_in_survey(self) -> dict[str, int]:
         """Rows left out: reason → number."""
-        return super().skipped_in_survey() | ({"bad": self._usable[1]} if self._usable[1] else {})
+        return super().skipped_in_survey() | ({"bad": self._n_bad} if self._n_bad else {})
 
-    def _read(self, suffix: str, files: Sequence[Path]) -> datasets.Dataset:
-        reader, options = READERS[suffix]
+    def _read(self, files: Sequence[Path]) -> datasets.Dataset:
+        reader, options = READERS[self._suffix]
         return _load_dataset(
             self._config,
             reader,
@@ -225,19 +242,6 @@ def check_text_column(features: Mapping[str, Any], config: DataConfig) -> None:
     kind = str(getattr(features[column], "dtype", features[column]))
     if kind not in ("string", "large_string"):
         raise UsageError(f"data.text_field: column {column!r} holds {kind}, not text; name another column")
-
-
-def _check_lines(path: Path) -> None:
-    """UsageError if a line is so long that it can be no row."""
-    longest = length = 0
-    with path.open("rb") as file:
-        while longest <= _MOST_LINE and (block := file.read(1 << 20)):
-            # Lines within a block are shorter than it.
-            *ended, rest = block.split(b"\n")
-            longest = max(longest, length + len(ended[0] if ended else rest))
-            length = len(rest) if ended else length + len(rest)
-    if max(longest, length) > _MOST_LINE:
-        raise UsageError(f"{path}: a line of more than {_MOST_LINE >> 20} MiB; give a file with one row a line")
 
 
 class HubCorpus(_RowCorpus):

@@ -7,17 +7,24 @@ that could be left out: a damaged one is named.
 
 from __future__ import annotations
 
+import csv
 import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...errors import UsageError
 from ...files import one_line, reason_of
-from ..cache import Meta, build_once, facts_of_files, file_states, fingerprint
+from ..cache import Meta, build_once, facts_of_files, file_states, fingerprint, takes_files
 
 _COPIED = 1 << 20
+#: Bytes of the longest row of a file of lines: readers hold several times as much.
+_MOST_LINE = 1 << 27
+#: UTF-8's, read as Latin-1.
+_BYTE_ORDER_MARK = "\xef\xbb\xbf"
+#: Characters of the longest field: the most that `csv` takes on every platform.
+_MOST_FIELD = (1 << 31) - 1
 _MEND = "mend it, or raise data.max_bad_rows, which leaves such rows out"
 
 
@@ -52,49 +59,75 @@ def check_columns(files: Sequence[Path], column: str) -> None:
             )
 
 
-def without_bad_rows(files: Sequence[Path], column: str, most: int, cache_dir: Path) -> tuple[list[Path], int]:
-    """The files, a copy in ``cache_dir`` in place of each that has bad rows, and how many were left out.
+def without_bad_rows(
+    files: Sequence[Path], column: str, most: int, cache_dir: Path, verify: str = "checksum"
+) -> tuple[list[Path], int]:
+    """The files, a copy in ``cache_dir`` in place of each that has bad rows, and how many rows were left out.
+
+    Every row is looked at once, for as long as the files stay as they are (`file_states`).
+
+    Args:
+        files: of one kind.
+        column: that holds the text.
+        most: bad rows of all files together.
+        cache_dir: where the copies are kept; nothing is written there if it cannot be and no row is bad.
+        verify: how copies that are there already are verified; see `build_once`.
 
     Raises:
-        UsageError: more than ``most`` rows are bad; names the first that is too much.
+        UsageError: more than ``most`` rows are bad; names the first that is too much. Or a line is no row.
+        RunError: a copy is damaged, or the disk is full.
     """
     if files[0].suffix.lower() not in _BAD_ROWS:
         return list(files), 0
-    known = fingerprint(files=file_states(files), column=column, format=1)
-    folder = cache_dir / f"cleaned-{known[:16]}"
 
-    def build(scratch: Path) -> dict[str, Any]:
-        counts, left = [], most
-        for number, path in enumerate(files):
+    def found() -> Iterator[list[_BadRow]]:
+        left = most
+        for path in files:
+            _check_lines(path)
             bad = bad_rows(path, column, left)
             left -= len(bad)
+            yield bad
+
+    def build(scratch: Path) -> dict[str, Any]:
+        counts = []
+        for number, (path, bad) in enumerate(zip(files, found(), strict=True)):
             counts.append(len(bad))
             if bad:
                 _copy_without(path, bad, scratch / f"{number:05d}-{path.name}")
         return {"files": facts_of_files(scratch), "bad": counts}
 
-    counts = build_once(folder, build, schema=_CleanedMeta)["bad"]
-    if sum(counts) > most:  # the copies are those of a run that allowed more
-        for path in files:
-            most -= len(bad_rows(path, column, most))
-    return [folder / f"{i:05d}-{p.name}" if n else p for i, (p, n) in enumerate(zip(files, counts, strict=True))], sum(
-        counts
-    )
+    folder = cache_dir / f"cleaned-{fingerprint(files=file_states(files), column=column, format=2)[:16]}"
+    if not folder.is_dir() and not takes_files(cache_dir) and not any(found()):
+        return list(files), 0
+    counts = build_once(folder, build, verify, schema=_CleanedMeta)["bad"]
+    n_bad = sum(counts)
+    if n_bad > most:  # the copies are those of a run that allowed more
+        for _ in found():
+            pass
+    return [folder / f"{i:05d}-{p.name}" if n else p for i, (p, n) in enumerate(zip(files, counts, strict=True))], n_bad
 
 
 def check_first_row(path: Path, column: str) -> None:
-    """See that a .jsonl file begins like one: pyarrow's reader may crash on another.
+    """See that a .jsonl or .csv file begins like one, and has lines that can be rows: readers fail badly on another.
 
-    It parses on threads, and some errors end the process in place of the parsing (apache/arrow#49272 is one). A file
-    that begins with a list or with an object of several lines is left to the reader, which may know it.
+    pyarrow's of .jsonl parses on threads, and some errors end the process in place of the parsing (apache/arrow#49272
+    is one); a file that begins with a list or with an object of several lines is left to it, which may know it. pandas
+    compares every row of a .csv file with those before it, and the first row with none: where that has more fields than
+    the header, it takes the first column as names of the rows, and each text from the column beside.
 
     Raises:
         UsageError: it does not; names the line.
     """
-    with path.open("rb") as file:
-        number, line = next(((n, line) for n, line in enumerate(file, 1) if line.strip()), (0, b"{"))
-    if not line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b"{", b"[")):
-        raise UsageError(f"{path}: line {number} {_why_no_row(line, column)}; {_MEND}")
+    if (suffix := path.suffix.lower()) in _BAD_ROWS:
+        _check_lines(path)
+    if suffix == ".jsonl":
+        with path.open("rb") as file:
+            number, line = next(((n, line) for n, line in enumerate(file, 1) if line.strip()), (0, b"{"))
+        if not line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b"{", b"[")):
+            raise UsageError(f"{path}: line {number} {_why_no_row(line, column)}; {_MEND}")
+    elif suffix == ".csv":
+        for row in _bad_among(islice(_records(path), 2), path):
+            raise UsageError(f"{path}: line {row.line} {row.reason}; {_MEND}")
 
 
 def bad_rows(path: Path, column: str, most: int) -> list[_BadRow]:
@@ -112,6 +145,19 @@ def bad_rows(path: Path, column: str, most: int) -> list[_BadRow]:
 
 
 # ── lines ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _check_lines(path: Path) -> None:
+    """UsageError if a line is so long that it can be no row."""
+    longest = length = 0
+    with path.open("rb") as file:
+        while longest <= _MOST_LINE and (block := file.read(1 << 20)):
+            # Lines within a block are shorter than it.
+            *ended, rest = block.split(b"\n")
+            longest = max(longest, length + len(ended[0] if ended else rest))
+            length = len(rest) if ended else length + len(rest)
+    if max(longest, length) > _MOST_LINE:
+        raise UsageError(f"{path}: a line of more than {_MOST_LINE >> 20} MiB; give a file with one row a line")
 
 
 def _none(path: Path, column: str) -> Iterator[_BadRow]:
@@ -140,35 +186,60 @@ def _why_no_row(line: bytes, column: str) -> str:
     return "" if value is None or isinstance(value, str) else f"has {type(value).__name__}, not text, as {column!r}"
 
 
-_QUOTED = re.compile(rb'"(?:[^"]|"")*"')
+class _Record(NamedTuple):
+    line: int
+    """Of the file, from 1."""
+    start: int
+    content: bytes
+    n_fields: int
 
 
-def _records(path: Path) -> Iterator[tuple[int, int, bytes]]:
-    """Line, first byte and bytes of each record of a .csv file: a line's end in quotes ends none."""
-    start, first, parts, inside = 0, 1, list[bytes](), False
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            parts.append(line)
-            inside ^= line.count(b'"') % 2 == 1
-            if not inside:
-                record = b"".join(parts)
-                yield first, start, record
-                start, first, parts = start + len(record), number + 1, []
-    if parts:
-        raise UsageError(f"{path}: line {first} opens a quote that is never closed; mend the file")
+def _records(path: Path) -> Iterator[_Record]:
+    """Records of a .csv file, without empty lines: as pandas divides it, where quotes count that begin a field."""
+    first, start, lines, over = 1, 0, list[str](), False
+    # Latin-1 gives every byte a character of its own.
+    with path.open(encoding="latin-1", newline="") as file:
+
+        def read() -> Iterator[str]:
+            nonlocal over
+            for line in file:
+                lines.append(line)
+                yield line if start or len(lines) > 1 else line.removeprefix(_BYTE_ORDER_MARK)
+            over = True
+
+        # The reader's limit is one of the process.
+        limit = csv.field_size_limit(_MOST_FIELD)
+        try:
+            for fields in csv.reader(read()):
+                if over:
+                    raise UsageError(f"{path}: line {first} opens a quote that is never closed; mend the file")
+                content = "".join(lines).encode("latin-1")
+                if content.strip():
+                    yield _Record(first, start, content, len(fields))
+                first, start = first + len(lines), start + len(content)
+                lines.clear()
+        except csv.Error as error:
+            raise UsageError(f"{path}: line {first} is no row ({error}); mend the file") from None
+        finally:
+            csv.field_size_limit(limit)
 
 
 def _bad_records(path: Path, column: str) -> Iterator[_BadRow]:
-    n_fields = None
-    for line, start, record in _records(path):
-        fields = _QUOTED.sub(b"", record).count(b",") + 1
-        n_fields = fields if n_fields is None else n_fields
-        reason = f"has {fields} fields, the header has {n_fields}" if fields > n_fields else ""
+    return _bad_among(_records(path), path)
+
+
+def _bad_among(records: Iterable[_Record], path: Path) -> Iterator[_BadRow]:
+    """The bad ones of a file's records, the first of which is its header."""
+    in_header: int | None = None
+    for line, start, record, n_fields in records:
+        is_header = in_header is None
+        in_header = n_fields if in_header is None else in_header
+        reason = f"has {n_fields} fields, the header has {in_header}" if n_fields > in_header else ""
         try:
             record.decode("utf-8")
         except UnicodeDecodeError as error:
             reason = f"is not UTF-8 ({error.reason})"
-        if reason and not start:
+        if reason and is_header:
             raise UsageError(f"{path}: its header {reason}; mend it")
         if reason:
             yield _BadRow(line, start, start + len(record), reason)
@@ -222,8 +293,6 @@ def _of_lines(path: Path, column: str) -> list[str] | None:
 
 
 def _of_csv(path: Path, column: str) -> list[str] | None:
-    import csv
-
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         return next(csv.reader(file), None)
 

@@ -13,8 +13,9 @@ from typing import Any
 from ...errors import RunError, UsageError
 from ...files import reason_of
 from ..cache import fingerprint
-from ..config import TEXT_SUFFIXES, DataConfig, corpus_suffix, is_remote
+from ..config import TEXT_SUFFIXES, TOKEN_SUFFIXES, DataConfig, corpus_suffix, is_remote
 from ..corpora import files_by_suffix
+from ..ingest.bad_rows import check_first_row
 from ..row_corpora import READERS, check_text_column
 
 _ROWS_PER_BATCH = 256
@@ -98,7 +99,7 @@ def _tables(config: DataConfig) -> tuple[str, list[str]]:
     """Tabular files that ``data.path`` names, and the suffix of their kind; URLs may have wildcards.
 
     Raises:
-        UsageError: there are none, or of several kinds.
+        UsageError: there are none, or of several kinds; or a local one does not begin like one.
     """
     remote = [entry for entry in config.entries if is_remote(entry)]
     local = files_by_suffix([entry for entry in config.entries if not is_remote(entry)])
@@ -106,9 +107,11 @@ def _tables(config: DataConfig) -> tuple[str, list[str]]:
     for url in remote:
         found.setdefault(corpus_suffix(url), []).append(url)
     tables = [suffix for suffix in found if suffix in READERS]
-    if len(tables) != 1 or any(suffix in TEXT_SUFFIXES for suffix in found):
+    if len(tables) != 1 or found.keys() & {*TEXT_SUFFIXES, *TOKEN_SUFFIXES}:
         raise UsageError(
             f"data.stream: data.path {config.path!r} has {', '.join(sorted(found)) or 'no files'}; give tables of one "
             f"kind ({' '.join(READERS)}) or hf:NAME, or leave data.stream out"
         )
+    for file in local.get(tables[0], ()):
+        check_first_row(file.path, config.text_field)
     return tables[0], found[tables[0]]

@@ -18,7 +18,7 @@ from ..config import DataConfig
 from ..shards import Shards, ShardsMeta, unigram_cross_entropy
 from ..splits import key_digest
 from ..tokenizer import TextTokenizer
-from .layout import file_bytes
+from .layout import TokenFile, file_bytes
 from .spans import SpanTokens, token_too_large
 from .splits_of_files import FileSplit, blocks, largest_token, split_files
 from .table import find_token_files, holds_tokens
@@ -101,10 +101,13 @@ class OwnShards:
 
 
 class TokenSource:
-    """Token files of other frameworks, read where they lie.
+    """Token files of other frameworks, read where they lie, each once however often it is named.
+
+    Files of ``data.val_path`` are for validation alone, although a folder of ``data.path`` may hold them too.
 
     Raises:
-        UsageError: no such files, files of several kinds, a damaged one, or a field that is missing or not read.
+        UsageError: no such files, files of several kinds, a damaged one, none to train on, or a field that is missing
+            or not read.
     """
 
     kind = "tokens"
@@ -112,16 +115,22 @@ class TokenSource:
     def __init__(self, config: DataConfig) -> None:
         self._config = config
         named = [find_token_files(user_path(entry), config.token_dtype) for entry in config.entries]
-        val = [find_token_files(user_path(entry), config.token_dtype) for entry in config.val_entries]
+        val = [find_token_files(user_path(entry), config.token_dtype, "data.val_path") for entry in config.val_entries]
         kinds = sorted({kind for kind, _ in [*named, *val]})
         if len(kinds) > 1:
             raise UsageError(
                 f"data.path: token files of {' and '.join(kinds)}; give those of one kind, or data.sources"
             )
         self.format = kinds[0]
-        files = [file for _, found in named for file in found]
+        by_path, val_by_path = _each_once(named), _each_once(val)
+        files = list(by_path.values())
         if config.val_path is not None:
-            files = [file.of("train") for file in files] + [file.of("val") for _, found in val for file in found]
+            train = [file for path, file in by_path.items() if path not in val_by_path]
+            if not train:
+                raise UsageError(
+                    f"data.path: {config.path!r} holds no files but those of data.val_path; name files to train on"
+                )
+            files = [file.of("train") for file in train] + [file.of("val") for file in val_by_path.values()]
             if config.end_token is not None:
                 raise UsageError("data.end_token: not read beside data.val_path; leave it out")
         elif config.end_token is not None and any(file.document_ends for file in files):
@@ -224,9 +233,19 @@ def open_token_source(config: DataConfig) -> OwnShards | TokenSource | None:
     if paths and all(holds_tokens(path) for path in paths):
         return TokenSource(config)
     for name in ("token_dtype", "end_token", "val_path"):
-        if getattr(config, name) not in ("", None):
+        # Where tokens stand beside text, it is not the field that is wrong.
+        if getattr(config, name) not in ("", None) and not any(holds_tokens(path) for path in paths):
             raise UsageError(f"data.{name}: read of token files only, and {config.path!r} is text; leave the field out")
     return None
+
+
+def _each_once(found: Sequence[tuple[str, Sequence[TokenFile]]]) -> dict[Path, TokenFile]:
+    """Files of all that was named, in that order, by resolved path: a folder and a file in it may both be named."""
+    by_path: dict[Path, TokenFile] = {}
+    for _, files in found:
+        for file in files:
+            by_path.setdefault(file.path.resolve(), file)
+    return by_path
 
 
 def _joined(found: Sequence[FileSplit], rule: str) -> _Spans:

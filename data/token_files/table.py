@@ -50,15 +50,20 @@ def holds_tokens(path: Path) -> bool:
     return bool(found & set(TOKEN_SUFFIXES)) and not found & {*TEXT_SUFFIXES, *TABLE_SUFFIXES}
 
 
-def find_token_files(path: Path, token_dtype: str) -> tuple[str, list[TokenFile]]:
+def find_token_files(path: Path, token_dtype: str, field: str = "data.path") -> tuple[str, list[TokenFile]]:
     """The format and the files of what a person named: a file, or a folder of them in the order of their paths.
+
+    Args:
+        path: the file or the folder.
+        token_dtype: ``data.token_dtype``.
+        field: of the config, that names the path.
 
     Raises:
         UsageError: no file of tokens, files of several formats, or one that is damaged.
     """
     if path.is_dir() and FORMATS[0].recognises(path):
         return FORMATS[0].name, FORMATS[0].read("", path, token_dtype)
-    named = [(path.name, path)]
+    named = [(path.name, path)] if path.suffix.lower() in TOKEN_SUFFIXES else []
     if path.is_dir():
         found = walk(path)
         named = sorted((file.key, file.path) for suffix in (".bin", ".npy") for file in found.get(suffix, ()))
@@ -69,7 +74,7 @@ def find_token_files(path: Path, token_dtype: str) -> tuple[str, list[TokenFile]
         kind = next(one for one in FORMATS if one.suffix == file.suffix.lower() and one.recognises(file))
         files.setdefault(kind.name, []).extend(kind.read(key, file, token_dtype))
     if not files:
-        raise UsageError(f"data.path: {str(path)!r} holds no {'/'.join(TOKEN_SUFFIXES)} files")
+        raise UsageError(f"{field}: {str(path)!r} holds no {'/'.join(TOKEN_SUFFIXES)} files; name some")
     if len(files) > 1:
-        raise UsageError(f"data.path: {str(path)!r} holds token files of {' and '.join(files)}; name those of one kind")
+        raise UsageError(f"{field}: {str(path)!r} holds token files of {' and '.join(files)}; name those of one kind")
     return next(iter(files.items()))

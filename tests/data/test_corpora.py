@@ -154,6 +154,28 @@ def test_folders_without_text(tmp_path: Path, files: dict[str, bytes], message: 
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        (["a.txt", "t/train.bin"], r"^data\.path: '.*train\.bin' holds 1 \.bin beside \.txt files; leave it out"),
+        (["t/train.bin", "a.txt"], r"^data\.path: '.*train\.bin' holds 1 \.bin beside \.txt files"),
+        (["a.txt", "rows"], r"^data\.path: '.*rows' holds 2 \.jsonl beside \.txt files"),
+        (["rows", "t"], r"^data\.path: '.*t' holds 1 \.bin beside \.jsonl files"),
+        (["a.txt", "none"], r"^data\.path: '.*none' holds no files beside \.txt files"),
+    ],
+)
+def test_no_entry_is_left_out_unsaid(entries: list[str], message: str, tmp_path: Path) -> None:
+    for folder in ("t", "rows", "none"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "a.txt").write_text("some text")
+    (tmp_path / "t" / "train.bin").write_bytes(bytes(100))
+    for name in "ab":
+        (tmp_path / "rows" / f"{name}.jsonl").write_text('{"text": "a row"}\n')
+    with pytest.raises(UsageError, match=message) as error:
+        open_corpus(config(*(tmp_path / entry for entry in entries)))
+    assert "\n" not in str(error.value)
+
+
 def test_a_file_that_changes_while_it_is_read(folder: Path) -> None:
     corpus = open_corpus(config(folder))
     corpus.content_hash()

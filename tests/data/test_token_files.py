@@ -209,6 +209,38 @@ def test_validation_files_of_their_own(config: Callable[..., DataConfig], tmp_pa
     assert data.record["split"] == "files of data.val_path"
 
 
+def test_validation_files_are_not_trained_on(config: Callable[..., DataConfig], tmp_path: Path) -> None:
+    """nanoGPT's own layout: both files are in the folder that is named."""
+    tokens = tmp_path / "tokens"
+    tokens.mkdir()
+    train, val = raw(tokens / "train.bin", FLAT[:500]), raw(tokens / "val.bin", FLAT[500:])
+    (tmp_path / "link.bin").symlink_to(val)
+    for named in (val, tmp_path / "link.bin"):
+        asked = config(path=str(tokens), val_path=[str(named), str(val)], token_dtype="uint16")
+        data = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN)
+        assert stream(data, "train") == FLAT[:500]
+        assert stream(data, "val") == FLAT[500:]
+    alone = prepare(replace(asked, path=str(train)), vocab_size=VOCAB, seq_len=SEQ_LEN)
+    assert data.record | {"path": str(train)} == alone.record
+    with pytest.raises(UsageError, match=r"^data\.path: .* no files but those of data\.val_path; name files to train"):
+        prepare(replace(asked, val_path=str(tokens)), vocab_size=VOCAB, seq_len=SEQ_LEN)
+
+
+def test_files_that_are_named_twice_are_read_once(config: Callable[..., DataConfig], tmp_path: Path) -> None:
+    train = raw(tmp_path / "train.bin", FLAT)
+    once = config(path=str(train), token_dtype="uint16")
+    (tmp_path / "tokens").mkdir()
+    (tmp_path / "tokens" / "link.bin").symlink_to(train)
+    expected = prepare(once, vocab_size=VOCAB, seq_len=SEQ_LEN).record
+    for paths in ([train, train], [train, tmp_path / "tokens"]):
+        asked = replace(once, path=[str(path) for path in paths])
+        found = prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN).record
+        assert found | {"path": str(train)} == expected
+    megatron(tmp_path / "m.bin", DOCUMENTS)
+    asked = config(path=[str(tmp_path / "m.bin"), str(tmp_path / "m.idx")])
+    assert sum(prepare(asked, vocab_size=VOCAB, seq_len=SEQ_LEN).record["tokens"].values()) == len(FLAT)
+
+
 def test_several_files_are_one_corpus(config: Callable[..., DataConfig], tmp_path: Path) -> None:
     folder = tmp_path / "tokens"
     (folder / "b").mkdir(parents=True)
@@ -372,6 +404,7 @@ def test_a_damaged_file_is_one_line(
         ("nanoGPT", {"end_token": -1}, r"^data\.end_token: -1 is no token"),
         ("nanoGPT", {"val_path": "/no/where.bin"}, r"^data\.val_path: '/no/where\.bin' does not exist"),
         ("nanoGPT", {"val_path": []}, r"^data\.val_path: empty"),
+        ("nanoGPT", {"val_path": __file__}, r"^data\.val_path: .*\.py' holds no \.bin/\.npy/\.idx files"),
     ],
 )
 def test_fields_that_do_not_fit(
@@ -386,6 +419,13 @@ def test_fields_of_tokens_are_not_read_of_text(config: Callable[..., DataConfig]
     for fields in ({"token_dtype": "uint16"}, {"end_token": 0}, {"val_path": str(folder)}):
         with pytest.raises(UsageError, match=rf"^data\.{next(iter(fields))}: read of token files only"):
             prepare(config(path=str(folder), **fields), vocab_size=VOCAB, seq_len=SEQ_LEN)
+
+
+def test_tokens_are_not_read_beside_text(config: Callable[..., DataConfig], folder: Path, tmp_path: Path) -> None:
+    fields = write("nanoGPT", tmp_path)
+    for paths in ([fields["path"], str(folder)], [str(folder), fields["path"]]):
+        with pytest.raises(UsageError, match=r"^data\.path: '.*a\.bin' holds 1 \.bin beside [./a-z]+ files"):
+            prepare(config(**fields | {"path": paths}), vocab_size=VOCAB, seq_len=SEQ_LEN)
 
 
 def test_litdata_of_anything_but_tokens(config: Callable[..., DataConfig], tmp_path: Path) -> None:

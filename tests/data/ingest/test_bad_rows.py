@@ -8,10 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import datasets
+import pandas
 import pytest
 
 from birthmark.data.config import DataConfig
 from birthmark.data.corpora import Corpus, open_corpus
+from birthmark.data.shards import Shards, build_shards
+from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import UsageError
 
 ROWS = [f"row {i}, with words\nand a second line" for i in range(30)]
@@ -116,6 +119,110 @@ def test_bad_records(open_table: Callable[..., Corpus], tmp_path: Path) -> None:
     path.write_bytes(b'id,text\n1,"never closed\n2,b\n')
     with pytest.raises(UsageError, match=r"a\.csv: line 2 opens a quote that is never closed"):
         texts(open_table(path, max_bad_rows=9))
+
+
+@pytest.mark.parametrize(
+    ("content", "most", "left"),
+    [
+        ("text,label\nHello there,pos,\nBye now,neg,\nmore text,pos,\n", 3, []),
+        ("id,text\n1,Hello, world\n2,Bye, now\n3,more, text\n", 3, []),
+        ("id,text\n1,Hello, world\n2,Bye now\n3,more text\n", 1, ["Bye now", "more text"]),
+        ("\n\nid,text\n\n1,Hello, world\n2,Bye now\n3,x\n", 1, ["Bye now", "x"]),
+    ],
+)
+def test_a_first_record_of_too_many_fields(
+    content: str, most: int, left: list[str], open_table: Callable[..., Corpus], tmp_path: Path
+) -> None:
+    """pandas would take its first field as the row's name, and every text from the column beside."""
+    path = tmp_path / "a.csv"
+    path.write_text(content)
+    line = next(n for n, line in enumerate(content.splitlines(), 1) if line.startswith(("Hello", "1,")))
+    for allowed in (0, most, 0):
+        corpus = open_table(path, max_bad_rows=allowed)
+        if not allowed:
+            with pytest.raises(UsageError, match=rf"a\.csv: line {line} has 3 fields, the header has 2; mend it"):
+                texts(corpus)
+        elif left:
+            assert texts(corpus) == left
+            assert corpus.skipped == {"bad": most}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        'text,n\na 5" pipe,1\nanother line,2\n6" and "so on",3\nfourth,4\n',
+        '\ufeff"text, and\nmore",text\n1,b\n"a "quoted"" part",c\n',
+        'id,text\r\n1,a\r\n\r\n  \r\n2,"b\r\nc"\r\n3\r\n4,d',
+        "id,text\r1,a\r2,b\r",
+    ],
+)
+def test_records_are_those_of_pandas(content: str, open_table: Callable[..., Corpus], tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(content, encoding="utf-8", newline="")
+    expected = [text for text in pandas.read_csv(path, keep_default_na=False)["text"] if isinstance(text, str) and text]
+    assert texts(open_table(path)) == expected
+    assert texts(open_table(path, max_bad_rows=1, cache_dir=str(tmp_path / "other"))) == expected
+    # A bad row in the middle takes nothing but itself along.
+    with path.open("a", encoding="utf-8", newline="") as file:
+        file.write(f"{'' if content.endswith(chr(13)) else chr(10)}8,9,10,11\n")
+    corpus = open_table(path, max_bad_rows=1)
+    assert texts(corpus) == expected
+    assert corpus.skipped["bad"] == 1
+
+
+@pytest.mark.parametrize("allowed", [(0, 1, 0, 1), (1, 0, 2)])
+@pytest.mark.parametrize("suffix", ["jsonl", "csv"])
+def test_what_is_kept_of_tables_belongs_to_their_bad_rows(
+    suffix: str,
+    allowed: tuple[int, ...],
+    open_table: Callable[..., Corpus],
+    tokenizer: TextTokenizer,
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / f"a.{suffix}"
+    if suffix == "jsonl":
+        lines(path, {0: b'{"text": broken'})
+    else:
+        cells(path, {0: b"0,one,two,three"})
+
+    def shards(most: int) -> Shards:
+        return build_shards(open_table(path, max_bad_rows=most), tokenizer, tmp_path / "cache", val_fraction=0.2)
+
+    for most in allowed:
+        if most:
+            splits = shards(most).meta["splits"].values()
+            assert sum(split["documents"] for split in splits) == len(ROWS) - 1
+            assert shards(most).meta["skipped"] == {"bad": 1}
+            assert texts(open_table(path, max_bad_rows=most)) == ROWS[1:]
+        else:
+            with pytest.raises(UsageError, match=rf"a\.{suffix}: line {1 if suffix == 'jsonl' else 2} "):
+                shards(most)
+
+
+def test_more_bad_rows_than_are_allowed_are_found_before_anything_that_is_kept(
+    open_table: Callable[..., Corpus], tmp_path: Path
+) -> None:
+    path = lines(tmp_path / "a.jsonl", {3: b"{", 5: b"{"})
+    assert len(texts(open_table(path, max_bad_rows=2))) == len(ROWS) - 2
+    with pytest.raises(UsageError, match=r"a\.jsonl: line 6 is no JSON"):
+        open_table(path, max_bad_rows=1).content_hash()
+
+
+def test_the_content_hash_of_tables_without_bad_rows(open_table: Callable[..., Corpus], tmp_path: Path) -> None:
+    """It is the same whatever is allowed; another table, although of the same bytes, is one without its bad row."""
+    whole, damaged = lines(tmp_path / "a.jsonl", {}), lines(tmp_path / "b.jsonl", {5: b"{"})
+    assert open_table(whole, max_bad_rows=3).content_hash() == open_table(whole).content_hash()
+    assert open_table(damaged, max_bad_rows=3).content_hash() != open_table(damaged).content_hash()
+
+
+def test_tables_without_bad_rows_need_no_place_for_copies(
+    open_table: Callable[..., Corpus], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = lines(tmp_path / "a.jsonl", {})
+    monkeypatch.setattr("birthmark.data.ingest.bad_rows.takes_files", lambda folder: False)
+    hashed = open_table(path, max_bad_rows=3).content_hash()
+    assert not list((tmp_path / "cache").glob("cleaned-*"))
+    assert hashed == open_table(path).content_hash()
 
 
 def write(path: Path, column: str) -> Path:

@@ -141,6 +141,19 @@ def test_a_set_that_cannot_be_streamed_is_one_line(streamed: DataConfig, fields:
     assert "\n" not in str(error.value)
 
 
+def test_local_files_are_looked_at_before_they_are_streamed(streamed: DataConfig, tmp_path: Path) -> None:
+    table, tokens = tmp_path / "rows.csv", tmp_path / "train.bin"
+    table.write_text("text,label\nHello there,pos,\nBye,neg,\n")
+    tokens.write_bytes(bytes(64))
+    for path, message in (
+        (str(table), f"{table}: line 2 "),
+        ([str(streamed.path), str(tokens)], f"data.stream: data.path {[str(streamed.path), str(tokens)]!r} has .bin"),
+    ):
+        with pytest.raises(UsageError) as error:
+            prepare(replace(streamed, path=path), vocab_size=320, seq_len=SEQ_LEN)
+        assert str(error.value).startswith(message)
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
