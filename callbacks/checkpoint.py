@@ -8,8 +8,8 @@ from typing import Protocol, cast
 
 import lightning as L
 
-from ..files import delete_folder
-from ..measure.records import RunDir
+from ..files import delete_folder, list_folders
+from ..measure.records import RunDir, is_step, step_of
 from .milestones import MilestoneCallback, StepCallback, is_due
 
 
@@ -38,11 +38,20 @@ class Checkpoint(MilestoneCallback):
         run: whose checkpoints these are.
         keep_last: how many of the latest are kept; None keeps all.
         keep_every: of the older ones, those of steps that it divides are kept too.
+        say: told, in a line each, of old ones that could not be deleted.
     """
 
-    def __init__(self, every: int, run: RunDir, *, keep_last: int | None = None, keep_every: int | None = None) -> None:
+    def __init__(
+        self,
+        every: int,
+        run: RunDir,
+        *,
+        keep_last: int | None = None,
+        keep_every: int | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
         super().__init__(every, at_birth=False)
-        self.run, self.keep_last, self.keep_every = run, keep_last, keep_every
+        self.run, self.keep_last, self.keep_every, self.say = run, keep_last, keep_every, say
         self._saved: int | None = None
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -66,14 +75,24 @@ class Checkpoint(MilestoneCallback):
         _writer(trainer).settle(exception)
 
     def _delete_old(self) -> None:
+        """A failure here is no reason to end a run, whose new checkpoint is there: it is told."""
         if self.keep_last is None:
             return
-        for left in (self.run.path / "checkpoints").glob(".step-*.deleted"):
-            shutil.rmtree(left, ignore_errors=True)
-        there = self.run.checkpoints_by_step()
-        for step in sorted(there)[: -self.keep_last]:
-            if self.keep_every is None or step % self.keep_every:
-                delete_folder(there[step])
+        folder = self.run.path / "checkpoints"
+        try:
+            for left in folder.glob(".step-*.deleted"):
+                shutil.rmtree(left, ignore_errors=True)
+            # Another name, as of a copy that a user has put there, is none of ours: it neither counts nor goes.
+            there = sorted(filter(is_step, list_folders(folder, "step-*")), key=step_of)
+        except OSError as error:
+            self.say(f"{folder}: trainer.keep_last cannot look for old checkpoints ({error}); the run goes on")
+            return
+        for old in there[: -self.keep_last]:
+            if self.keep_every is None or step_of(old) % self.keep_every:
+                try:
+                    delete_folder(old)
+                except OSError as error:
+                    self.say(f"{old}: trainer.keep_last cannot delete it ({error}); the run goes on")
 
 
 class CheckpointFirst(StepCallback):

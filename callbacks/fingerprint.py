@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import lightning as L
 
-from ..errors import UsageError
 from ..measure.config import FingerprintConfig
 from ..measure.hidden_states import FingerprintProbe, hidden_states
 from ..metrics.seedprint import Fingerprint, HiddenStates, compare
@@ -25,10 +24,6 @@ class FingerprintSnapshot(MilestoneCallback):
         every: optimizer steps between tests.
         newborn: re-creates the birth of the same architecture from a seed.
         init_seed: this run's seed; strangers take the next ones.
-        max_seq_len: the model's longest sequence.
-
-    Raises:
-        UsageError: the probe is longer than that.
     """
 
     def __init__(
@@ -38,14 +33,8 @@ class FingerprintSnapshot(MilestoneCallback):
         every: int,
         newborn: Callable[[int], Decoder],
         init_seed: int,
-        max_seq_len: int,
     ) -> None:
         super().__init__(every)
-        if config.seq_len > max_seq_len:
-            raise UsageError(
-                f"snapshot.fingerprint.seq_len {config.seq_len} is longer than model.max_seq_len {max_seq_len}: "
-                f"give at most {max_seq_len}"
-            )
         self.config, self.newborn, self.init_seed = config, newborn, init_seed
         self.probe = FingerprintProbe(n_inputs=config.n_inputs, seq_len=config.seq_len, probe_seed=config.probe_seed)
         self.births: list[HiddenStates] = []

@@ -17,7 +17,9 @@ from ..measure.config import SnapshotConfig
 from ..models.adapters.adapter_config import AdapterConfig
 from ..models.config import ModelConfig
 from ..schema import SEEDS, outside
+from .optimizers.schedules import SCHEDULES, ScheduleName
 from .optimizers.table import (
+    OPTIMIZERS,
     OptimizerConfig,
     OptimizerName,
     UpdateScale,
@@ -59,15 +61,15 @@ class OptimConfig:
     warmup_tokens: int = 0
     """In place of warmup_steps: tokens over which the learning rate rises to lr, in proportion to those seen."""
 
-    schedule: Literal["cosine", "wsd", "constant"] = "cosine"
+    schedule: ScheduleName = "cosine"
     """After the warm-up: half a cosine down to min_lr_ratio; ``wsd`` (warm-up, stable, decay) stays at lr and falls
-    linearly over the last decay_ratio of the run; or stays at lr."""
+    linearly over the last decay_ratio of the run; or stays at lr. Each refuses fields that it does not read."""
 
     min_lr_ratio: float = 0.1
-    """Learning rate at the last step over lr, for ``cosine`` and ``wsd``."""
+    """Of ``cosine`` and ``wsd``: learning rate at the last step over lr."""
 
     decay_ratio: float = 0.2
-    """Share of max_steps that the decay of ``wsd`` takes; at most what the warm-up leaves."""
+    """Of ``wsd``: share of max_steps that the decay takes; at most what the warm-up leaves."""
 
     beta1: float = 0.9
     """First-moment decay of ``adamw``, ``nadam`` and ``soap``, and of what AdamW steps beside ``muon``; momentum of
@@ -127,7 +129,9 @@ class OptimConfig:
         found += outside("optim", self, {"precondition_every": (1, 10**10)})
         if not self.eps > 0:
             found.append(f"optim.eps is {self.eps}: give a positive number")
-        found += unread_fields(self.name, vars(self), {f.name: f.default for f in dataclasses.fields(self)})
+        defaults = {f.name: f.default for f in dataclasses.fields(self)}
+        found += unread_fields("optimizer", OPTIMIZERS, self.name, vars(self), defaults)
+        found += unread_fields("schedule", SCHEDULES, self.schedule, vars(self), defaults)
         return found
 
 
@@ -392,12 +396,16 @@ class RunConfig:
                 f"model.attention.prefix is {self.model.attention.prefix}, whose positions see the answers that eval "
                 "asks for: leave eval.tasks and eval.texts out"
             )
-        longest = self.model.max_seq_len
-        if self.snapshot.enabled and self.snapshot.seq_len > longest:
-            problems.append(
-                f"snapshot.seq_len {self.snapshot.seq_len} is longer than model.max_seq_len {longest}: "
-                f"give at most {longest}"
-            )
+        longest, fingerprint = self.model.max_seq_len, self.snapshot.fingerprint
+        lengths = {
+            "snapshot.seq_len": self.snapshot.seq_len if self.snapshot.enabled else 0,
+            "snapshot.fingerprint.seq_len": fingerprint.seq_len if fingerprint.enabled else 0,
+        }
+        problems += [
+            f"{name} {length} is longer than model.max_seq_len {longest}: give at most {longest}"
+            for name, length in lengths.items()
+            if length > longest
+        ]
         if problems:
             raise UsageError("; ".join(problems))
 

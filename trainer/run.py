@@ -45,13 +45,14 @@ from .loop.read_ahead import ReadAhead
 from .loop.training_data import TrainingData
 from .module import PretrainModule
 from .numerics import decide, decisions, numerics
+from .optimizers.parameter_groups import parameter_groups
 from .processes.heartbeat import watched
 from .processes.launch_environment import LauncherEnvironment
 from .processes.launched_process import LaunchedProcess, launched_process
 from .processes.open_files import allow_sockets
 from .processes.process_group import collective_timeout, join_process_group, record_collectives
 from .provenance import versions
-from .run_callbacks import build_callbacks, build_loggers
+from .run_callbacks import build_callbacks, build_loggers, build_recorder
 from .run_folder import RunStart, begin_run, check_resumable, check_unused
 from .strategies.lightning_setup import check_launch, set_up_strategy
 from .strategies.table import STRATEGIES
@@ -107,6 +108,13 @@ def _check_epochs(config: RunConfig, data: PreparedData) -> None:
                 f"data.epochs is {most:g}, but the run would read {name or 'the corpus'} {epochs:.3g} times: give more "
                 f"text, fewer trainer.max_steps{', a lower weight' if name else ''} or a higher data.epochs"
             )
+
+
+def _check_optimizer(config: RunConfig, model: Decoder) -> None:
+    """UsageError if the run's optimizer is not installed, or is none for this model."""
+    # DeepSpeed's strategies have optimizers for all models alone, and hold the parameters by themselves.
+    if not STRATEGIES[config.trainer.strategy].engine:
+        config.optim.optimizer.build(parameter_groups(model, config.optim.optimizer), config.optim.lr)
 
 
 def _mixture_line(config: RunConfig, data: PreparedData) -> str:
@@ -234,6 +242,16 @@ def _evaluator(config: RunConfig, material: Material, data: PreparedData) -> Eva
     )
 
 
+def _leave_signals_to_us(trainer: L.Trainer) -> None:
+    """Have Lightning neither hear signals nor ask the other processes of them: StopOnSignal does, and no step waits.
+
+    Of several processes Lightning's loop broadcasts before each micro-batch whether one came, and waits for the device
+    to read it. Its handler takes part in such a broadcast wherever the process stands.
+    """
+    trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
+    trainer._signal_connector._sigterm_notifier_fn = lambda signum, _: None  # type: ignore[method-assign]
+
+
 def _lightning_trainer(
     config: RunConfig,
     run: RunDir,
@@ -245,7 +263,7 @@ def _lightning_trainer(
     loggers: list[Logger],
 ) -> L.Trainer:
     settings = config.trainer
-    return L.Trainer(
+    trainer = L.Trainer(
         accelerator="gpu" if device.type == "cuda" else "cpu",
         devices=process.local_world_size if process else 1,
         num_nodes=process.n_nodes if process else 1,
@@ -266,6 +284,8 @@ def _lightning_trainer(
         use_distributed_sampler=False,
         default_root_dir=run.path,
     )
+    _leave_signals_to_us(trainer)
+    return trainer
 
 
 def _write_report(run: RunDir) -> Path | None:
@@ -298,8 +318,12 @@ def pretrain(
     check_installed(config.log)
     process = check_launch(config.trainer, launched_process())
     asked = config
+    if config.trainer.device != "cpu":
+        # Before the device is looked at: that may initialise CUDA, and torch reads only then how memory is allocated.
+        growing_segments()
     device = _device(config, process)
-    keep_freed_memory() if device.type == "cpu" else growing_segments()
+    if device.type == "cpu":
+        keep_freed_memory()
     _quiet()
     if device.type == "cuda" and process is not None:
         record_collectives(run.path)
@@ -338,7 +362,11 @@ def pretrain(
         # Not before the data: a corpus may take hours to prepare, and processes are forked for it.
         progress = held.enter_context(watched(config.trainer.timeout_s, run, process))
         strategy = set_up_strategy(running.trainer, config.optim.grad_clip, device)
+        # What these refuse must stand before the birth: a run that has one keeps its snapshots and its optimizer.
+        reference = partial(initialize_model, config, device=device, shard=strategy.shard_reference)
+        recorder = build_recorder(config, run, data, reference)
         model = initialize_model(config, config.init_seed, device if strategy.shard else "cpu", strategy.shard)
+        _check_optimizer(config, model)
         birth = digest(model)
         base = base_digest(model) if config.adapter.is_on else None
         _check_same_everywhere(config, birth, data)
@@ -360,7 +388,6 @@ def pretrain(
             return Outcome(run, start.step, None, from_rank_zero(lambda: _write_report(run) if report else None))
 
         progress.enter("set-up", start.step)
-        reference = partial(initialize_model, config, device=device, shard=strategy.shard_reference)
         loggers = build_loggers(config, run, start, device, process) if rank() == 0 else []
         held.push(lambda kind, error, trace: close_loggers(loggers, error))
         for logger in loggers:
@@ -368,7 +395,7 @@ def pretrain(
                 progress.on_fault = logger.end_in_fault
                 console.print(f"W&B: {logger.where}", highlight=False, soft_wrap=True, markup=False)
         callbacks, stop = build_callbacks(
-            running, run, data, start.birth["n_params"], reference, device, console, progress, evaluator
+            running, run, data, start.birth["n_params"], reference, device, console, progress, recorder, evaluator
         )
         signals.enter_context(stop.listen())
         trainer = _lightning_trainer(running, run, process, device, start.step, strategy.lightning, callbacks, loggers)

@@ -50,6 +50,28 @@ def _probes(config: RunConfig, data: PreparedData) -> dict[str, np.ndarray]:
     return {name: makers[name]() for name in config.snapshot.probes}
 
 
+def build_recorder(
+    config: RunConfig, run: RunDir, data: PreparedData, reference: Callable[[int], Decoder]
+) -> SnapshotRecorder | None:
+    """What takes the run's snapshots, if it has any; nothing is written yet.
+
+    Raises:
+        UsageError: the data cannot give a probe, or ``snapshot.metrics`` names no metric.
+    """
+    if not config.snapshot.enabled:
+        return None
+    return SnapshotRecorder(
+        run.path,
+        config.snapshot,
+        probes=_probes(config, data),
+        newborn=reference,
+        init_seed=config.init_seed,
+        token_texts=data.token_texts,
+        tokens_per_step=config.tokens_after,
+        borders=data.borders,
+    )
+
+
 def build_callbacks(
     config: RunConfig,
     run: RunDir,
@@ -59,6 +81,7 @@ def build_callbacks(
     device: torch.device,
     console: Console,
     progress: Progress,
+    recorder: SnapshotRecorder | None,
     evaluator: Evaluator | None = None,
 ) -> tuple[list[L.Callback], StopOnSignal]:
     """In the order in which they act at a step: stop, clock, trace, check, validate, measure, evaluate, save, print,
@@ -69,7 +92,7 @@ def build_callbacks(
     settings, seq_len = config.trainer, config.model.max_seq_len
     every = settings.checkpoint_every
     peak = peak_flops(device, settings.precision)
-    stop = StopOnSignal()
+    stop, say = StopOnSignal(), partial(console.print, highlight=False, soft_wrap=True, markup=False)
     training = TrainingLog(
         settings.log_every,
         config.tokens_after,
@@ -77,7 +100,7 @@ def build_callbacks(
         None if peak is None else peak * world_size(),
         synchronize=partial(synchronize, device),
         milestones=every,
-        say=partial(console.print, highlight=False, soft_wrap=True, markup=False),
+        say=say,
         peak_memory=partial(peak_memory, device),
         by_source=data.tokens_by_source,
     )
@@ -91,24 +114,8 @@ def build_callbacks(
         data.groups,
         data.mixture.shares if data.mixture else {},
     )
-    snapshot = (
-        BiasSnapshot(
-            SnapshotRecorder(
-                run.path,
-                config.snapshot,
-                probes=_probes(config, data),
-                newborn=reference,
-                init_seed=config.init_seed,
-                token_texts=data.token_texts,
-                tokens_per_step=config.tokens_after,
-                borders=data.borders,
-            ),
-            every=every,
-        )
-        if config.snapshot.enabled
-        else None
-    )
-    checkpoint = Checkpoint(every, run, keep_last=settings.keep_last, keep_every=settings.keep_every)
+    snapshot = None if recorder is None else BiasSnapshot(recorder, every=every)
+    checkpoint = Checkpoint(every, run, keep_last=settings.keep_last, keep_every=settings.keep_every, say=say)
 
     guard = FiniteGuard(every, at_birth=False)
     milestones: dict[str, MilestoneCallback] = {"validation": validation}
@@ -120,7 +127,6 @@ def build_callbacks(
             every=every,
             newborn=reference,
             init_seed=config.init_seed,
-            max_seq_len=seq_len,
         )
     evaluation = None
     if evaluator is not None:
@@ -130,7 +136,7 @@ def build_callbacks(
             evaluator.told,
             config.eval.share,
             lambda: training.step_s,
-            training.say,
+            say,
         )
     milestones["checkpoint"] = checkpoint
     for phase, callback in milestones.items():

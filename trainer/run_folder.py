@@ -15,15 +15,16 @@ from filelock import FileLock, Timeout
 
 from ..data.prepare import PreparedData
 from ..errors import RunError, UsageError
-from ..files import atomic_path, write_sealed_json
-from ..measure.records import RunDir, truncate_metrics
+from ..files import atomic_path, delete_folder, write_sealed_json
+from ..measure.records import RunDir, step_of, truncate_metrics, write_metrics_csv
 from ..models.birth import certificate
 from ..models.decoder import Decoder
 from .config import RunConfig
 from .provenance import code, versions
 from .saved_config import config_differences, is_sealed, write_config
 
-#: Fields that a resumed run must leave as they are: with others it would be another run under the same name.
+#: Fields, and groups of them, that a resumed run must leave as they are: with others it would be another run under the
+#: same name.
 _FIXED = (
     "init_seed",
     "init_from",
@@ -40,13 +41,17 @@ _FIXED = (
     "trainer.batch_ramp",
 )
 
+#: Of these, fields that say how data are read and how much of it at most, not what is read: the birth certificate has
+#: the corpus's content.
+_FREE = ("data.cache_dir", "data.stage_to", "data.timeout_s", "data.n_workers", "data.verify", "data.epochs")
+
 _LOCK = ".lock"
 
 
 def check_resumable(config: RunConfig, run: RunDir) -> None:
-    """UsageError if ``config`` differs from the run's own in what must stay."""
-    differing = config_differences(config, run)
-    changed = [name for name in _FIXED if any(f"{field}.".startswith(f"{name}.") for field in differing)]
+    """UsageError if ``config`` differs from the run's own in what must stay; names the fields."""
+    differing = [field for field in config_differences(config, run) if field not in _FREE]
+    changed = [field for name in _FIXED for field in differing if f"{field}.".startswith(f"{name}.")]
     if changed:
         raise UsageError(f"{run.path}: a resumed run keeps its {', '.join(changed)}; start a new run to change them")
 
@@ -136,6 +141,23 @@ def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: 
     return record
 
 
+def _drop_snapshots(run: RunDir, last_step: int) -> None:
+    """Delete snapshots of steps after ``last_step``: the run measures them again, or never comes by there.
+
+    Raises:
+        RunError: one cannot be deleted.
+    """
+    for folder in run.snapshot_folders():
+        if step_of(folder) > last_step:
+            try:
+                delete_folder(folder)
+            except OSError as error:
+                raise RunError(
+                    f"{folder}: cannot be deleted ({error.strerror}), and the run goes on from step {last_step}; move "
+                    "it away"
+                ) from error
+
+
 @dataclass(frozen=True)
 class RunStart:
     """From where a run starts or goes on."""
@@ -153,7 +175,7 @@ def begin_run(
     config: RunConfig, run: RunDir, model: Decoder, birth: str, data: PreparedData, *, resume: bool
 ) -> Iterator[RunStart]:
     """Hold the run's lock, write or check its config and birth certificate, and drop what a process that died left
-    half written, and metrics of steps to come.
+    half written, and metrics and snapshots of steps to come.
 
     Args:
         config: the run.
@@ -180,4 +202,7 @@ def begin_run(
             )
         record = (_read_birth if resume else _write_birth)(config, run, model, birth, data)
         truncate_metrics(run.metrics, step if checkpoint else -1)
+        if run.metrics_csv.exists():  # of a start that had come to its end
+            write_metrics_csv(run)
+        _drop_snapshots(run, step)
         yield RunStart(checkpoint, step, record)

@@ -15,6 +15,8 @@ from ..measure.records import RunDir
 from ..models.dotted import dotted
 from ..yaml_files import MOST_BYTES, read_yaml
 from .config import RunConfig
+from .optimizers.schedules import SCHEDULES
+from .optimizers.table import unread_names
 
 #: Fields whose ``auto`` a run replaces by what it decides when it begins (``numerics.py``).
 DECIDED = ("trainer.precision", "trainer.gather")
@@ -40,9 +42,22 @@ def _seal_of(text: str) -> str:
 
 
 def read_config_yaml(file: Path) -> Any:
-    """What a config's file holds; RunError if it is a run's own and was changed or cut off."""
+    """What a config's file holds; RunError if it is a run's own and was changed or cut off.
+
+    Of a run's own, values that its schedule does not read are left out: earlier versions let them stand.
+    """
     check_own_config(file)
-    return read_yaml(file)
+    tree = read_yaml(file)
+    optim = tree.get("optim") if isinstance(tree, dict) else None
+    if _is_own(file) and isinstance(optim, dict) and (name := str(optim.get("schedule"))) in SCHEDULES:
+        tree["optim"] = {field: optim[field] for field in optim if field not in unread_names(SCHEDULES, name)}
+    return tree
+
+
+def _is_own(file: Path) -> bool:
+    """Whether this is the ``config.yaml`` in a run's folder."""
+    run = RunDir(file.parent)
+    return file.name == run.config.name and RunDir.is_run(run.path)
 
 
 def check_own_config(file: Path) -> None:
@@ -54,9 +69,9 @@ def check_own_config(file: Path) -> None:
     Raises:
         RunError: it was changed or cut off; names the mend.
     """
-    run = RunDir(file.parent)
-    if file.name != run.config.name or not RunDir.is_run(run.path):
+    if not _is_own(file):
         return
+    run = RunDir(file.parent)
     text, seal, sha256 = read_text(file, MOST_BYTES).rpartition(_SEAL)
     if seal and sha256 != _seal_of(text):
         raise RunError(f"{file}: changed since the run wrote it (its last line has the checksum); {_MEND}")

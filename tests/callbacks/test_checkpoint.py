@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from birthmark.callbacks.checkpoint import Checkpoint
 from birthmark.errors import RunError
+from birthmark.files import delete_folder
 from birthmark.measure.records import RunDir
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 
@@ -65,6 +66,26 @@ def test_the_last_ones_and_every_nth_step_are_kept_and_all_are_whole(tmp_path, k
     assert names(run) == [f"step-{step:08d}" for step in expected]
     for step in expected:
         assert FolderCheckpointIO().load_checkpoint(run.checkpoint(step))["global_step"] == step
+
+
+def test_a_run_goes_on_where_old_ones_cannot_be_deleted_and_copies_of_a_user_stay(tmp_path, monkeypatch):
+    run, said = RunDir(tmp_path), []
+    for copy in ("step-00000001.bak", "step-old"):
+        (run.path / "checkpoints" / copy).mkdir(parents=True)
+
+    def refuse(folder):
+        if folder == run.checkpoint(2):
+            raise PermissionError(13, "Permission denied", str(folder))
+        delete_folder(folder)
+
+    monkeypatch.setattr("birthmark.callbacks.checkpoint.delete_folder", refuse)
+    train(run, max_steps=5, keep_last=2, say=said.append)
+    kept = ["step-00000002", "step-00000004", "step-00000005"]
+    assert names(run) == sorted([*kept, "step-00000001.bak", "step-old"])
+    for name in kept:
+        assert FolderCheckpointIO().load_checkpoint(run.path / "checkpoints" / name)["global_step"] == int(name[-1])
+    assert said
+    assert all(str(run.checkpoint(2)) in line and "Permission denied" in line for line in said)
 
 
 def test_what_an_earlier_start_left_is_no_checkpoint_and_goes(tmp_path):

@@ -78,3 +78,13 @@ def test_a_warm_up_is_given_in_steps_or_tokens():
     assert OptimConfig(warmup_tokens=60, warmup_steps=10).problems() == [expected]
     assert not OptimConfig(warmup_tokens=60).problems()
     assert "optim.warmup_tokens is -1" in OptimConfig(warmup_tokens=-1).problems()[0]
+
+
+@pytest.mark.parametrize("schedule", ["cosine", "wsd", "constant"])
+@pytest.mark.parametrize(("field", "value"), [("min_lr_ratio", 0.3), ("decay_ratio", 0.5)])
+def test_a_field_that_changes_no_learning_rate_is_refused(schedule, field, value):
+    plain, changed = OptimConfig(schedule=schedule), OptimConfig(**{"schedule": schedule, field: value})
+    rates = [LearningRate(config, 101, lambda step: step) for config in (plain, changed)]
+    without_effect = all(rates[0].share(step) == rates[1].share(step) for step in range(101))
+    line = f"optim.{field} is {value}, which schedule {schedule} does not read: remove it"
+    assert [problem.startswith(line) for problem in changed.problems()] == [True] * without_effect

@@ -1,6 +1,8 @@
 """Runs that stop and go on: to the bit, from what they find, or with the reason why not."""
 
+import csv
 import shutil
+import sys
 
 import pytest
 import torch
@@ -131,6 +133,36 @@ def test_a_run_that_died_before_its_first_checkpoint_starts_again_from_birth(tin
     assert logged(done, "train/loss") == losses
     assert not list(done.path.rglob(".step-*"))
     assert [r["step"] for r in read_metrics(done.metrics) if "val/loss" in r] == [0, 2, 4, 6]
+
+
+def test_going_on_from_an_earlier_checkpoint_leaves_nothing_of_the_steps_after_it(tiny, tmp_path, monkeypatch):
+    done = run(tiny({"trainer.max_steps": 4}), tmp_path / "run")
+    shutil.rmtree(done.checkpoint(4))
+    # So that the table is as the start leaves it.
+    monkeypatch.setattr("birthmark.trainer.run.write_metrics_csv", lambda _: None)
+    run(tiny({"trainer.max_steps": 3, "optim.lr": 0.002}), done.path, resume=True)
+    assert sorted(folder.name for folder in (done.path / "snapshots").iterdir()) == [
+        "step-00000000", "step-00000002", "step-00000003",
+    ]  # fmt: skip
+    assert list(logged(done, "bias/alignment")) == [snapshot.step for snapshot in done.snapshots()] == [0, 2, 3]
+    with done.metrics_csv.open(newline="") as file:
+        assert [int(row["step"]) for row in csv.DictReader(file)] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"snapshot.metrics": ["nowhere_at_all:Metric"]}, "nowhere_at_all"),
+        ({"optim.name": "soap"}, "needs pytorch-optimizer"),
+    ],
+)
+def test_what_is_refused_is_refused_before_the_birth(wrong, message, tiny, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pytorch_optimizer.optimizer.soap", None)
+    short = {"trainer.max_steps": 1, "snapshot.n_sequences": 2}
+    with pytest.raises(UsageError, match=message):
+        run(tiny(short | wrong), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert run(tiny(short), tmp_path / "run").checkpoint(1).is_dir()
 
 
 def test_a_certificate_that_does_not_match_is_refused(tiny, tmp_path):

@@ -3,7 +3,9 @@
 import io
 import json
 import math
+import os
 import shutil
+import sys
 from dataclasses import asdict, replace
 
 import numpy as np
@@ -253,6 +255,14 @@ def test_a_small_corpus_shrinks_the_vocabulary_and_the_run_records_it(small_corp
     assert "vocab_size_asked" not in same.read_birth()
 
 
+def test_a_text_probe_that_the_corpus_cannot_give_is_refused_before_the_birth(small_corpus, tmp_path):
+    short = {"trainer.max_steps": 1, "snapshot.probes": ["random", "text"]}
+    with pytest.raises(UsageError, match=r"raise data\.val_fraction, or ask for fewer"):
+        run(small_corpus(short | {"snapshot.n_sequences": 4096}), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+    assert run(small_corpus(short | {"snapshot.n_sequences": 2}), tmp_path / "run").checkpoint(1).is_dir()
+
+
 def test_bf16_trains_near_fp32_with_float32_weights(tiny, tmp_path):
     fp32, bf16 = (run(tiny({"trainer.precision": p}), tmp_path / p) for p in ("fp32", "bf16"))
     a, b = logged(fp32, "train/loss"), logged(bf16, "train/loss")
@@ -292,3 +302,24 @@ def test_a_gpu_has_its_number_whoever_launched_the_run(monkeypatch):
         config = RunConfig(trainer=TrainerConfig(device=kind))
         assert _device(config, None) == torch.device("cuda", 3)
         assert _device(config, LaunchedProcess(1, 2, 1, 2)) == torch.device("cuda", 1)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere segments do not grow")
+@pytest.mark.parametrize("kind", ["cuda", "auto"])
+def test_how_memory_is_allocated_is_said_before_cuda_is_initialised(tiny, tmp_path, monkeypatch, kind):
+    """torch reads it once, then."""
+
+    class InitialisedError(Exception):
+        pass
+
+    def initialise():
+        raise InitialisedError(os.environ.get("PYTORCH_CUDA_ALLOC_CONF"))
+
+    for name in ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"):
+        # Set first, so that it is taken back after the test.
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_lazy_init", initialise)
+    with pytest.raises(InitialisedError, match="expandable_segments:True"):
+        pretrain(tiny({"trainer.device": kind}), RunDir(tmp_path / "run"), console=Console(quiet=True))

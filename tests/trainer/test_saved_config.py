@@ -62,11 +62,26 @@ def test_the_config_of_an_older_run_opens_if_it_is_whole(own, tiny):
         read_config(run.config)
 
 
+def test_the_config_of_an_older_run_opens_with_values_that_its_schedule_does_not_read(own, tiny, seal_config):
+    run, _ = own
+    fields = asdict(tiny())
+    fields["optim"] |= {"schedule": "constant", "min_lr_ratio": 0.3, "decay_ratio": 0.5}
+    seal_config(run.config, yaml.safe_dump(fields, sort_keys=False))
+    opened = read_config(run.config)
+    assert opened == tiny({"optim.schedule": "constant"})
+    check_resumable(opened, run)
+    # A config that no run has been made with is another matter.
+    elsewhere = run.path.parent / "config.yaml"
+    elsewhere.write_text(run.config.read_text())
+    with pytest.raises(UsageError, match=r"optim\.decay_ratio is 0\.5, which schedule constant does not read"):
+        read_config(elsewhere)
+
+
 def test_fields_that_differ_are_told_with_both_values(tiny, run):
     assert config_differences(tiny({"trainer.max_steps": 7}), run) == {}
-    changes = {"trainer.max_steps": 8, "optim.eps": 1e-6, "model.attention.window": 4, "data.text_field": "body"}
+    changes = {"trainer.max_steps": 8, "optim.eps": 1e-6, "model.attention.window": 4, "data.val_fraction": 0.1}
     assert list(config_differences(tiny(changes), run).items()) == [
-        ("data.text_field", ("text", "body")),
+        ("data.val_fraction", (0.02, 0.1)),
         ("model.attention.window", (None, 4)),
         ("optim.eps", (1e-8, 1e-6)),
         ("trainer.max_steps", (7, 8)),
@@ -77,9 +92,24 @@ def test_fields_that_differ_are_told_with_both_values(tiny, run):
     ("changes", "kept"),
     [
         ({"trainer.max_steps": 9, "optim.eps": 1e-6, "trainer.micro_batch_size": 1, "name": "new"}, None),
-        ({"model.attention.window": 4}, "model"),
+        (
+            {
+                "data.cache_dir": "elsewhere",
+                "data.stage_to": "/tmp",
+                "data.timeout_s": 9.0,
+                "data.n_workers": 1,
+                "data.verify": "size",
+                "data.epochs": 3.0,
+            },
+            None,
+        ),
+        ({"data.path": "readmes", "data.n_workers": 1}, "data.path"),
+        ({"model.attention.window": 4}, "model.attention.window"),
         ({"trainer.global_batch_size": 2}, "trainer.global_batch_size"),
-        ({"snapshot.fingerprint.seq_len": 16, "data.data_seed": 1, "init_seed": 0}, "init_seed, data, snapshot"),
+        (
+            {"snapshot.fingerprint.seq_len": 16, "data.data_seed": 1, "init_seed": 0},
+            "init_seed, data.data_seed, snapshot.fingerprint.seq_len",
+        ),
         ({"init_from": "gpt2"}, "init_from"),
     ],
 )

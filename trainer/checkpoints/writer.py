@@ -83,7 +83,7 @@ class _Write:
     patience: timedelta
     """How long rank 0 waits for the others' parts."""
     then: Callable[[], None] | None
-    """Called when the folder is there."""
+    """Called when the folder is there; deals with its own failures."""
     error: Exception | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
@@ -119,8 +119,6 @@ class _Write:
             self._written.set()
             if self.rank == 0:
                 self._complete([own, *self._others()])
-                if self.then is not None:
-                    self.then()
         except (OSError, SafetensorError) as error:
             self.error = _unwritable(self.path, error)
             self.error.__cause__ = error
@@ -128,6 +126,9 @@ class _Write:
             self.error = error
         finally:
             self._written.set()
+        # Whatever becomes of it, the checkpoint is there.
+        if self.rank == 0 and self.error is None and self.then is not None:
+            self.then()
 
     def _note(self, rank: int) -> Path:
         return self.scratch / f"{part_name(rank, self.world_size)}.json"
@@ -183,7 +184,8 @@ class BackgroundWriter:
     def __init__(self, *, asynchronous: bool = False, timeout: timedelta = TIMEOUT) -> None:
         self.asynchronous, self.timeout = asynchronous, timeout
         self.on_complete: Callable[[], None] | None = None
-        """Called by the process that completes a checkpoint, in the thread that writes it."""
+        """Called by the process that completes a checkpoint, in the thread that writes it; deals with its own
+        failures."""
         self._writing: _Write | None = None
         # Kept from one checkpoint to the next: fresh memory costs many times the copy.
         self._buffers: dict[str, Tensor] = {}

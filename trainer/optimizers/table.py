@@ -304,11 +304,27 @@ def read_optimizer(name: OptimizerName, values: Mapping[str, Any]) -> OptimizerC
     return kind(**{field: values[field] for field in optimizer_fields(kind)})
 
 
-def unread_fields(name: OptimizerName, values: Mapping[str, Any], defaults: Mapping[str, Any]) -> list[str]:
-    """A line for every value of ``optim`` that was set although this optimizer does not read it."""
-    fields = set().union(*map(optimizer_fields, OPTIMIZERS.values())) - optimizer_fields(OPTIMIZERS[name])
+def unread_names(table: Mapping[Any, type[Any]], name: str) -> set[str]:
+    """Fields of ``optim`` that other rows of ``table`` read, and this one does not; rows are dataclasses of what they
+    read."""
+    reads = {row: {field.name for field in dataclasses.fields(kind)} for row, kind in table.items()}
+    return set().union(*reads.values()) - reads[name]
+
+
+def unread_fields(
+    what: str, table: Mapping[Any, type[Any]], name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]
+) -> list[str]:
+    """A line for every value of ``optim`` that was set although the row that was chosen does not read it.
+
+    Args:
+        what: kind of the rows, as in ``optimizer``.
+        table: the rows by name.
+        name: of the row that was chosen.
+        values: of ``optim``'s fields.
+        defaults: of the same.
+    """
     return [
-        f"optim.{field} is {values[field]}, which optimizer {name} does not read: remove it"
-        for field in sorted(fields)
+        f"optim.{field} is {values[field]}, which {what} {name} does not read: remove it (default: {defaults[field]})"
+        for field in sorted(unread_names(table, name))
         if values[field] != defaults[field]
     ]

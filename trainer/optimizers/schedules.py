@@ -1,0 +1,66 @@
+"""Schedules: one class per ``optim.schedule``, with the fields of ``optim`` that it reads beside the warm-up's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+ScheduleName = Literal["cosine", "wsd", "constant"]
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The learning rate after the warm-up; the base of the rows of :data:`SCHEDULES`."""
+
+    def share(self, warmup: int, max_steps: int, step: int) -> float:
+        """Share of the peak at ``step`` (from 0) of a run of ``max_steps``, of which ``warmup`` were the warm-up."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Cosine(Schedule):
+    """Half a cosine down to the floor."""
+
+    min_lr_ratio: float
+
+    def share(self, warmup: int, max_steps: int, step: int) -> float:
+        """See :class:`Schedule`."""
+        progress = (step - warmup) / max(1, max_steps - 1 - warmup)
+        return self.min_lr_ratio + (1 - self.min_lr_ratio) * 0.5 * (1 + math.cos(math.pi * min(1.0, progress)))
+
+
+@dataclass(frozen=True)
+class WSD(Schedule):
+    """Warm-up, stable, decay: the peak, and a straight line to the floor at the end."""
+
+    min_lr_ratio: float
+    decay_ratio: float
+
+    def share(self, warmup: int, max_steps: int, step: int) -> float:
+        """See :class:`Schedule`."""
+        # A share of the run. The step after the warm-up is at the peak also where the run is too short for both.
+        n_decay = min(self.decay_ratio * max_steps, max_steps - 1 - warmup)
+        left = max_steps - 1 - step
+        into_decay = max(0.0, 1 - left / n_decay) if n_decay > 0 else 0.0
+        return 1 - (1 - self.min_lr_ratio) * into_decay
+
+
+@dataclass(frozen=True)
+class Constant(Schedule):
+    """The peak."""
+
+    def share(self, warmup: int, max_steps: int, step: int) -> float:
+        """See :class:`Schedule`."""
+        return 1.0
+
+
+#: Schedules by ``optim.schedule``.
+SCHEDULES: dict[ScheduleName, type[Schedule]] = {"cosine": Cosine, "wsd": WSD, "constant": Constant}
+
+
+def read_schedule(name: ScheduleName, values: Mapping[str, Any]) -> Schedule:
+    """The schedule that these values of ``optim``'s fields describe."""
+    kind = SCHEDULES[name]
+    return kind(**{field.name: values[field.name] for field in fields(kind)})
