@@ -9,7 +9,8 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 from itertools import combinations
 from typing import Any
 
@@ -25,10 +26,10 @@ from .history import RunHistory
 _NO_CONFIG = ("name", "run_dir")
 """Fields that say where a run is kept, not what it is."""
 _LEVEL = 0.95
-_MOST_PAIRS = 6
-"""Comparisons that a page shows."""
 _COMPARED = ("val/loss", "val/loss_trigger")
 _COMPARED_SCALARS = ("sink_mass", "alignment", "rank_persistence", "preference_ratio", "variance_discrepancy")
+_PROBES = {"bias_text": "text", "bias": "random"}
+"""Group of a probe's scalars → its name."""
 
 
 def flat_config(run: RunHistory) -> dict[str, Any]:
@@ -55,11 +56,14 @@ class Comparison:
     """Fields in which runs differ, the seed first."""
     values: Sequence[Sequence[str]]
     """``[runs][fields]``; "" where a config has no such field, or null."""
+    first_of_seed: Sequence[bool]
+    """Per run whether no earlier one of its group has its seed."""
 
     @property
     def several_seeds(self) -> set[str]:
-        """Groups of more than one run."""
-        return {group for group, count in Counter(self.groups).items() if count > 1}
+        """Groups of more than one seed."""
+        seen = Counter(group for group, is_first in zip(self.groups, self.first_of_seed, strict=True) if is_first)
+        return {group for group, count in seen.items() if count > 1}
 
 
 def compare_configs(runs: Sequence[RunHistory]) -> Comparison:
@@ -85,7 +89,9 @@ def compare_configs(runs: Sequence[RunHistory]) -> Comparison:
     names_of = {key: _group_name(found) for key, found in members.items()}
     if len(set(names_of.values())) < len(names_of):
         names_of = {key: f"{name} ({i})" for i, (key, name) in enumerate(names_of.items(), start=1)}
-    return Comparison([names_of[key] for key in keys], fields, values)
+    seeds = [(key, _told(config.get("init_seed"))) for key, config in zip(keys, configs, strict=True)]
+    is_first = [seed not in seeds[:place] for place, seed in enumerate(seeds)]
+    return Comparison([names_of[key] for key in keys], fields, values, is_first)
 
 
 def _told(value: Any) -> str:
@@ -102,69 +108,101 @@ def _group_name(members: Sequence[RunHistory]) -> str:
 
 @dataclass(frozen=True)
 class Difference:
-    """A quantity at the end of the runs of two groups, paired by their seed."""
+    """A quantity of two groups of runs at the last step that both have it of, paired by their seed."""
 
     quantity: Quantity
     probe: str
+    step: int
+    """After so many optimizer steps, in every pair."""
     first: float
-    """Mean over the pairs."""
+    """Mean over the pairs; NaN where there are none."""
     second: float
     mean: float
     """Of second − first."""
     interval: tuple[float, float] | None
-    """Student's, of 95 %; None of one pair."""
+    """Student's, of 95 %; None of fewer than two pairs."""
     n_pairs: int
+    missing: Sequence[str]
+    """Names of runs that have no finite number at that step: their pairs are left out."""
 
 
 def paired_differences(runs: Sequence[RunHistory], groups: Sequence[str]) -> list[tuple[str, str, list[Difference]]]:
     """(first group, second group, differences) of groups that have seeds in common, the first ones first."""
-    by_group: dict[str, dict[Any, RunHistory]] = {}
+    by_group: dict[str, dict[Any, _Recorded]] = {}
     for run, group in zip(runs, groups, strict=True):
         seed = run.birth.get("init_seed")
-        if seed is not None:
-            by_group.setdefault(group, {}).setdefault(seed, run)
+        if seed is not None and seed not in (of_group := by_group.setdefault(group, {})):
+            of_group[seed] = _Recorded.of(run)
     found = []
     for a, b in combinations(by_group, 2):
         seeds = [seed for seed in by_group[a] if seed in by_group[b]]
         pairs = [(by_group[a][seed], by_group[b][seed]) for seed in seeds]
         if pairs and (differences := _differences(pairs)):
             found.append((a, b, differences))
-    return found[:_MOST_PAIRS]
-
-
-def _differences(pairs: Sequence[tuple[RunHistory, RunHistory]]) -> list[Difference]:
-    ends = [(LOGGED[name], "", [(_logged(a, name), _logged(b, name)) for a, b in pairs]) for name in _COMPARED]
-    for name in _COMPARED_SCALARS:
-        for group, probe in (("bias_text", "text"), ("bias", "random")):
-            values = [(_scalar(a, name, group), _scalar(b, name, group)) for a, b in pairs]
-            ends.append((MEASURED[name], probe, values))
-    found = []
-    for quantity, probe, values in ends:
-        both = np.array([pair for pair in values if all(map(math.isfinite, pair))]).reshape(-1, 2)
-        if len(both):
-            found.append(_difference(quantity, probe, both))
-    if not any(difference.probe == "text" for difference in found):
-        found = [Difference(d.quantity, "", d.first, d.second, d.mean, d.interval, d.n_pairs) for d in found]
     return found
 
 
-def _difference(quantity: Quantity, probe: str, both: np.ndarray) -> Difference:
-    """The mean difference of ``[pairs, 2]`` and its interval."""
+@dataclass(frozen=True)
+class _Recorded:
+    """What a run has of every quantity that is compared, after birth."""
+
+    name: str
+    values: Mapping[tuple[str, str], Mapping[int, float]]
+    """(Quantity, probe) → step → value, NaN where it was recorded and is no number."""
+
+    @classmethod
+    def of(cls, run: RunHistory) -> _Recorded:
+        values: dict[tuple[str, str], Mapping[int, float]] = {}
+        for name in _COMPARED:
+            values[name, ""] = {step: value for step, value in zip(*run.series(name), strict=True) if step > 0}
+        for name in _COMPARED_SCALARS:
+            for group, probe in _PROBES.items():
+                held = [s for s in run.dated if s.step > 0 and name in (s.summary.get(group) or {})]
+                values[name, probe] = {s.step: finite_or_nan(s.summary[group][name]) for s in held}
+        return cls(run.name, values)
+
+
+def _differences(pairs: Sequence[tuple[_Recorded, _Recorded]]) -> list[Difference]:
+    compared = [(LOGGED[name], "") for name in _COMPARED]
+    compared += [(MEASURED[name], probe) for name in _COMPARED_SCALARS for probe in _PROBES.values()]
+    differences = [_difference(quantity, probe, pairs) for quantity, probe in compared]
+    found = [difference for difference in differences if difference is not None]
+    if not any(difference.probe == "text" for difference in found):
+        found = [replace(difference, probe="") for difference in found]
+    return found
+
+
+def _difference(quantity: Quantity, probe: str, pairs: Sequence[tuple[_Recorded, _Recorded]]) -> Difference | None:
+    """The mean difference over pairs and its interval; None where the two groups have no step in common.
+
+    The step is one for all pairs, so that a run that diverged or stopped is left out by name and not compared early.
+    """
+    key = quantity.name, probe
+    of_groups = [{step for pair in pairs for step in pair[side].values[key]} for side in (0, 1)]
+    if not (common := of_groups[0] & of_groups[1]):
+        return None
+    step = max(common)
+    values = np.array([[run.values[key].get(step, math.nan) for run in pair] for pair in pairs])
+    is_finite = np.isfinite(values)
+    missing = [
+        run.name
+        for pair, there in zip(pairs, is_finite, strict=True)
+        for run, is_there in zip(pair, there, strict=True)
+        if not is_there
+    ]
+    both = values[is_finite.all(1)]
     apart, n = both[:, 1] - both[:, 0], len(both)
+    if n == 0:
+        return Difference(quantity, probe, step, math.nan, math.nan, math.nan, None, 0, missing)
     mean, interval = float(apart.mean()), None
     if n > 1:
-        reach = float(stats.t.ppf((1 + _LEVEL) / 2, n - 1) * apart.std(ddof=1) / math.sqrt(n))
+        reach = _quantile(n - 1) * float(apart.std(ddof=1)) / math.sqrt(n)
         interval = (mean - reach, mean + reach)
     first, second = both.mean(0)
-    return Difference(quantity, probe, float(first), float(second), mean, interval, n)
+    return Difference(quantity, probe, step, float(first), float(second), mean, interval, n, missing)
 
 
-def _logged(run: RunHistory, name: str) -> float:
-    """The last value of a logged quantity."""
-    values = [value for value in run.series(name)[1] if math.isfinite(value)]
-    return values[-1] if values else math.nan
-
-
-def _scalar(run: RunHistory, name: str, group: str) -> float:
-    """A scalar of the newest snapshot after birth."""
-    return finite_or_nan((run.last.summary.get(group) or {}).get(name)) if run.last else math.nan
+@cache
+def _quantile(degrees: int) -> float:
+    """Student's, of both sides."""
+    return float(stats.t.ppf((1 + _LEVEL) / 2, degrees))

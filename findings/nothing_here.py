@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from ..files import finite_or_nan
 from ..metrics.quantities import MEASURED
 from .history import RunHistory
+from .sink_chain import SinkReading
 from .wording import in_prose
 
 
@@ -30,12 +31,23 @@ def _all(runs: Sequence[RunHistory], name: str) -> list[tuple[float, float]]:
 
 
 def _sink(runs: Sequence[RunHistory]) -> str:
-    masses = _all(runs, "sink_mass_max") or _all(runs, "sink_mass")
+    masses = (_all(runs, "sink_mass_max") or _all(runs, "sink_mass")) + _of_documents(runs)
     rates = _all(runs, "sink_rate")
     if not masses or any(rate > 1 for rate, _ in rates) or any(not mass <= 2 * level for mass, level in masses):
         return ""
     most, level = max(masses)
     return f"no head above {in_prose(most)}; uniform attention gives {in_prose(level)}"
+
+
+def _of_documents(runs: Sequence[RunHistory]) -> list[tuple[float, float]]:
+    """The same of sinks where documents begin, of the largest head; NaN where that is not known."""
+    found = []
+    for run in runs:
+        for snapshot in run.dated:
+            if (reading := SinkReading.on(snapshot, "bias_text")).of_documents:
+                level = MEASURED[reading.mass].level(snapshot.summary, reading.group)
+                found.append((reading.largest(snapshot, reading.mass), level))
+    return found
 
 
 def _neurons(runs: Sequence[RunHistory]) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite, isnan, nan
+
+import numpy as np
 
 from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED
@@ -20,21 +23,76 @@ def leading_group(snapshot: Snapshot | None) -> Group:
 
 
 @dataclass(frozen=True)
+class SinkReading:
+    """The numbers that say whether there is a sink: of one probe, on position 0 or where documents begin."""
+
+    group: Group
+    of_documents: bool
+    """Documents see themselves alone: queries of later ones give position 0 nothing, so each document's own first token
+    is what may be a sink (definitions §5)."""
+
+    @classmethod
+    def on(cls, snapshot: Snapshot | None, group: Group) -> SinkReading:
+        """What a snapshot is judged by on one probe."""
+        if snapshot is None:
+            return cls(group, False)
+        attention = (snapshot.summary.get("model") or {}).get("attention")
+        apart = isinstance(attention, Mapping) and bool(attention.get("documents"))
+        return cls(group, apart and "document_sink_mass" in (snapshot.summary.get(group) or {}))
+
+    @classmethod
+    def leading(cls, snapshot: Snapshot | None) -> SinkReading:
+        """That of the probe that leads."""
+        return cls.on(snapshot, leading_group(snapshot))
+
+    @property
+    def mass(self) -> str:
+        """The scalar that is judged."""
+        return "document_sink_mass" if self.of_documents else "sink_mass"
+
+    @property
+    def uniform(self) -> str:
+        """The scalar that it is judged against."""
+        return "document_sink_uniform" if self.of_documents else "sink_uniform"
+
+    @property
+    def place(self) -> str:
+        """Where the sink may be, in words."""
+        return "the first token of a document" if self.of_documents else "the first position"
+
+    def largest(self, snapshot: Snapshot | None, name: str) -> float:
+        """``name`` in the head that has most of it; NaN where that was not recorded."""
+        if not self.of_documents:
+            return scalar(snapshot, f"{name}_max", self.group)
+        # Of documents there is the array of all heads alone.
+        array_LH = None if snapshot is None else snapshot.arrays.get(f"text.{name}")
+        known = np.zeros(0) if array_LH is None else array_LH[np.isfinite(array_LH)]
+        return float(known.max()) if known.size else nan
+
+
+@dataclass(frozen=True)
 class _Sink:
-    """The sink on position 0 in one snapshot on one probe."""
+    """The sink of one snapshot on one probe."""
 
     mean: float
     """Sink mass, mean over heads."""
     most: float
-    """That of the largest head."""
+    """That of the largest head; where it is not recorded, the mean, which it reaches at least."""
     uniform: float
     epsilon: float
+    knows_heads: bool = True
+    """Whether ``most`` is that of the largest head."""
 
     @classmethod
-    def of(cls, snapshot: Snapshot | None, group: Group, name: str) -> _Sink:
-        """Of the scalars of one probe; ``name`` is ``sink_mass``, or that of normalised rows."""
-        read = (name, f"{name}_max", "sink_uniform", "sink_epsilon")
-        return cls(*(scalar(snapshot, key, group) for key in read))
+    def of(cls, snapshot: Snapshot | None, reading: SinkReading, name: str) -> _Sink:
+        """Of the numbers of one probe; ``name`` is the reading's mass, or that of normalised rows."""
+        mean, uniform, epsilon = (
+            scalar(snapshot, key, reading.group) for key in (name, reading.uniform, "sink_epsilon")
+        )
+        most = reading.largest(snapshot, name)
+        if reading.of_documents and isnan(most):
+            return cls(mean, mean, uniform, epsilon, knows_heads=False)
+        return cls(mean, most, uniform, epsilon)
 
     @property
     def times(self) -> float:
@@ -48,7 +106,7 @@ class _Sink:
         return self.times >= threshold("sink") and self.most > self.epsilon
 
     def share(self) -> str:
-        """What position 0 gets, in words."""
+        """What the first position gets, in words."""
         if self.mean >= threshold("sink") * self.uniform:
             return f"{in_prose(self.mean)} of the attention"
         times = self.mean / self.uniform
@@ -56,25 +114,30 @@ class _Sink:
 
 
 def sink(history: RunHistory) -> Verdict | None:
-    """Whether heads spend their attention on position 0: on text where it was measured."""
+    """Whether heads spend their attention on position 0, or where their document begins: on text where measured."""
     now = history.last or history.first
-    group = leading_group(now)
+    reading = SinkReading.leading(now)
+    group = reading.group
     if now is None or not is_measured(history, "sink_mass", group):
         return None
-    name = "sink_mass_normalised" if is_measured(history, "sink_mass_normalised", group) else "sink_mass"
-    now_sink, before = _Sink.of(now, group, name), _Sink.of(history.first, group, name)
+    rows = "_normalised" if is_measured(history, f"{reading.mass}_normalised", group) else ""
+    name = reading.mass + rows
+    now_sink, before = _Sink.of(now, reading, name), _Sink.of(history.first, reading, name)
     on = "on text" if group == "bias_text" else "on random tokens"
     if isnan(now_sink.times):
         tone: Tone = "unclear"
         sentence = f"Whether there is a sink {on} is not known: its mass is not a number {at_step(now)}."
     else:
-        what, tone = _sink_in_words(history, now_sink, before)
-        sentence = f"{what} {on}: the first position gets {now_sink.share()}{_sink_beside(now, now_sink, group, name)}."
+        what, tone = _sink_in_words(history, now_sink, before, reading.place)
+        beside = _sink_beside(now, now_sink, group, f"sink_mass{rows}")
+        sentence = f"{what} {on}: {reading.place} gets {now_sink.share()}{beside}."
         sentence += "" if group == "bias_text" else " Text was not measured, where it may be larger."
-    return Verdict("sink", sentence, tone, *over_training(history, name, "sink_uniform", group), "sink")
+    return Verdict("sink", sentence, tone, *over_training(history, name, reading.uniform, group), "sink")
 
 
-def _sink_in_words(history: RunHistory, sink: _Sink, before: _Sink) -> tuple[str, Tone]:
+def _sink_in_words(history: RunHistory, sink: _Sink, before: _Sink, place: str) -> tuple[str, Tone]:
+    if not sink.is_there and not sink.knows_heads:
+        return "No sink in the mean over heads, of which the largest is not recorded,", "unclear"
     if history.last is None:
         return ("A sink at birth", "present") if sink.is_there else ("No sink at birth", "absent")
     if sink.is_there:
@@ -82,7 +145,7 @@ def _sink_in_words(history: RunHistory, sink: _Sink, before: _Sink) -> tuple[str
     if before.is_there:
         return "The sink of the start has faded", "weak" if sink.times >= threshold("no_sink") else "absent"
     if sink.times >= threshold("no_sink"):
-        return "A pull towards the first position, short of a sink,", "weak"
+        return f"A pull towards {place}, short of a sink,", "weak"
     if has_learned(history) is False:
         return "No sink yet, but the model has not learned either,", "unclear"
     return "No sink forms", "absent"

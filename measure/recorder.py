@@ -21,6 +21,7 @@ from ..data.probes import passage_probe, random_probe
 from ..data.tokenizer import TextTokenizer
 from ..errors import RunError, UsageError
 from ..metrics.rankings import ranking
+from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.tensor_shards import compute_dtype
 from .anatomy.listed_sinks import secondary_sinks
@@ -106,12 +107,59 @@ def snapshot_of(
     return Snapshot(summary, dict(found.arrays))
 
 
-def add_probe(snapshot: Snapshot, name: str, found: Measurement, token_texts: TokenTexts | None) -> None:
-    """Put what was found on another probe beside that of the random one."""
+def add_probe(
+    snapshot: Snapshot,
+    name: str,
+    found: Measurement,
+    token_texts: TokenTexts | None,
+    probe_NT: np.ndarray | None = None,
+) -> None:
+    """Put what was found on another probe beside that of the random one.
+
+    ``probe_NT``: that probe, where its shape ``[N, T]`` may be another than the random one's.
+    """
+    if probe_NT is not None:
+        shape = {"n_sequences": probe_NT.shape[0], "seq_len": probe_NT.shape[1]}
+        snapshot.summary[f"probe_{name}"] = {"kind": name, **shape}
     listed = secondary_sinks(name, found.arrays, found.scalars.get("sink_epsilon", 1.0), token_texts)
     snapshot.summary["secondary_sinks"] = snapshot.summary["secondary_sinks"] + listed
     snapshot.summary[f"bias_{name}"] = found.scalars
     snapshot.arrays.update({f"{name}.{key}": value for key, value in found.arrays.items()})
+
+
+def _token_ids(name: str, given: Any) -> np.ndarray:
+    """A probe as int64 ``[N, T]``; UsageError where it is none."""
+    probe = np.asarray(given)
+    if probe.dtype.kind not in "iu":
+        raise UsageError(f"probes {name!r} has {probe.dtype} numbers: give token ids, of an integer dtype")
+    if probe.ndim != 2:
+        raise UsageError(f"probes {name!r} has shape {list(probe.shape)}: give [N, T], sequences by positions")
+    for axis, what in enumerate(("sequences", "positions")):
+        if probe.shape[axis] < 2:
+            raise UsageError(f"probes {name!r} has {probe.shape[axis]} {what}: give at least 2")
+    return probe.astype(np.int64)
+
+
+def _misfits(name: str, probe_NT: np.ndarray, vocab_size: int, n_positions: int | None) -> list[str]:
+    """Why a model cannot read a probe, with the mend."""
+    found, length = [], probe_NT.shape[1]
+    if n_positions is not None and length > n_positions:
+        found.append(
+            f"probes {name!r} has {length} positions: this model has {n_positions}; give at most {n_positions}"
+        )
+    least, most = int(probe_NT.min()), int(probe_NT.max())
+    if least < 0 or most >= vocab_size:
+        wrong = least if least < 0 else most
+        found.append(f"probes {name!r} has token {wrong}: this model has 0 to {vocab_size - 1}; give its own tokens")
+    return found
+
+
+def _n_positions(model: Decoder | ForeignModel) -> int | None:
+    """Tokens that a model can read at once; None, any number."""
+    config = model.config
+    if isinstance(config, ModelConfig):
+        return config.max_seq_len if config.positions == "learned" else None
+    return config.max_seq_len
 
 
 class RecorderArguments(TypedDict, total=False):
@@ -160,8 +208,8 @@ class SnapshotRecorder:
         borders: how ids say where documents begin in your ``probes``; by default a sequence is one document.
 
     Raises:
-        UsageError: an impossible config, a folder that holds a run of ``birthmark pretrain``, or a metric of yours that
-            is none.
+        UsageError: an impossible config, a folder that holds a run of ``birthmark pretrain``, a probe that is none
+            (int ``[N, T]``, both at least 2), or a metric of yours that is none.
     """
 
     def __init__(
@@ -200,6 +248,7 @@ class SnapshotRecorder:
             problems.append(f"{dirpath}: holds a run of its own; give another folder")
         if problems:
             raise UsageError("; ".join(problems))
+        self.probes = {name: _token_ids(name, given) for name, given in self.probes.items()}
         self.metrics = find_metrics([*self.config.metrics, *metrics])
         self.birth: BirthReference | None = None
         self.strangers: list[BirthReference] = []
@@ -216,7 +265,8 @@ class SnapshotRecorder:
             step: 0 is birth, or whatever the training starts from.
 
         Raises:
-            UsageError: a model that cannot be measured, or a folder with the birth of another one.
+            UsageError: a model that cannot be measured or cannot read a probe, or a folder with the birth of another
+                one.
             RunError: the model gives NaN or inf, or the snapshot cannot be written.
         """
         seen = self._observable(model)
@@ -233,8 +283,11 @@ class SnapshotRecorder:
         model = unwrap(model)
         if self._model is None or self._model[0] is not model:
             seen = measurable(model)
-            longest = seen.config.max_seq_len if isinstance(seen, ForeignModel) else None
-            if problems := self.config.problems(longest):
+            longest = _n_positions(seen)
+            problems = self.config.problems(None if "random" in self.probes else longest)
+            for name, probe_NT in self.probes.items():
+                problems += _misfits(name, probe_NT, seen.config.vocab_size, longest)
+            if problems:
                 raise UsageError("; ".join(problems))
             if "random" not in self.probes:
                 config = self.config
@@ -354,5 +407,5 @@ class SnapshotRecorder:
             snapshot.arrays["stranger_mean_prob"] = np.array([s.mean_prob for s in self.strangers])
         for name, found in by_probe.items():
             if name != "random":
-                add_probe(snapshot, name, found, self.token_texts)
+                add_probe(snapshot, name, found, self.token_texts, self.probes[name])
         return snapshot

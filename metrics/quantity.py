@@ -283,7 +283,9 @@ class Quantity:
         if self.control is None or isinstance(self.control, (int, float)):
             return float("nan" if self.control is None else self.control)
         if self.control in LEVELS:
-            return LEVELS[self.control](summary)
+            # A probe that was given may have a length of its own (``probe_text``).
+            probe = summary.get("probe" + group.removeprefix("bias")) or summary.get("probe")
+            return LEVELS[self.control]({**summary, "probe": probe})
         value = (summary.get(group) or {}).get(self.control)
         return float("nan") if value is None else float(value)
 

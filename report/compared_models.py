@@ -54,8 +54,8 @@ def _as_json(one: Compared) -> dict[str, Any]:
             for line in one.lines
         ],
     }
-    if pairs.loss_AT is not None:
-        found["loss"] = pairs.loss_AT.mean(1).tolist()
+    if (loss_A := pairs.mean_loss()) is not None:
+        found["loss"] = loss_A.tolist()
     answer: dict[str, Any] = strict(found)
     return answer
 
@@ -75,13 +75,13 @@ def print_compared(found: Sequence[Compared], probe: Mapping[str, Any], console:
         table.add_column(name, justify="right", no_wrap=True)
     for one in found:
         names, pairs = without_shared_folder(one.pairs.names), one.pairs
-        cka_AA, kl_AA, se_AA = pairs.last_cka(), pairs.mean_kl(), pairs.kl_se_AA
+        cka_AA, kl_AA, se_AA, loss_A = pairs.last_cka(), pairs.mean_kl(), pairs.kl_se_AA, pairs.mean_loss()
         barriers = {(line.a, line.b): line.barrier for line in one.lines}
         for a, b in combinations(range(len(names)), 2):
             cells = [format_value(float(cka_AA[a, b]), ".3f")]
             cells += [f"{kl_AA[i, j]:.4g} ± {se_AA[i, j]:.1g}" for i, j in ((a, b), (b, a))]
-            if pairs.loss_AT is not None:
-                cells += [f"{pairs.loss_AT[i].mean():.4f}" for i in (a, b)]
+            if loss_A is not None:
+                cells += [f"{loss_A[i]:.4f}" for i in (a, b)]
             if lines:
                 barrier = barriers[a, b]
                 cells.append(f"{barrier.height:.4f} at α {barrier.alpha:.2g}" if barrier.height > 0 else "none")

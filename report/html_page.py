@@ -12,7 +12,7 @@ import jinja2
 from filelock import FileLock
 
 from ..files import remove_leftovers, write_text
-from ..findings.sink_chain import leading_group
+from ..findings.sink_chain import SinkReading
 from ..findings.terms import explained
 from ..measure.records import RunDir, Snapshot
 from ..metrics.quantities import MEASURED, SECTIONS
@@ -110,7 +110,10 @@ def _headline(name: str, moments: Sequence[Snapshot]) -> str:
     if not name:
         return ""
     quantity = MEASURED[name]
-    group = leading_group(moments[-1]) if moments and quantity.section in ("sink", "gradient") else "bias"
+    group = "bias"
+    if moments and quantity.section in ("sink", "gradient"):
+        reading = SinkReading.leading(moments[-1])
+        group, name = reading.group, reading.mass if quantity.section == "sink" else name
     found = [(m.summary.get(group) or {}).get(name) for m in moments]
     values = " → ".join(format_value(value, quantity.format) for value in found if value is not None)
     on_text = " on text" if group == "bias_text" else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..findings.sink_chain import SinkReading
+from ..findings.verdict import is_birth
 from ..measure.records import Snapshot
 from ..metrics.quantities import LOGGED, MEASURED
 from .run_history import RunHistory
@@ -15,18 +17,19 @@ KeyFigure = tuple[str, str, str]
 
 def of_run(run: RunHistory) -> list[KeyFigure]:
     """Key figures of a run: what the lineage test says, its validation loss, and its newest snapshot beside birth."""
-    newest = run.snapshots[-1].summary if run.snapshots else {}
-    bias = newest.get("bias", {})
-    ratio = _value("preference_ratio", bias)
-    if len(run.snapshots) > 1:
-        ratio = f"{_value('preference_ratio', run.snapshots[0].bias)} → {ratio}"
+    newest = run.last or run.first
+    bias: Mapping[str, Any] = newest.bias if newest else {}
+    start = "birth" if is_birth(run) else "the start"
+    ratio, when = _value("preference_ratio", bias), ""
+    if run.first is not None and run.last is not None:
+        ratio, when = f"{_value('preference_ratio', run.first.bias)} → {ratio}", f", {start} → now"
     steps, losses = run.series("val/loss")
     return [
         *lineage_figure(run.rows),
         *([_loss(run, steps, losses)] if run.birth or losses else []),
         ("Alignment", _value("alignment", bias), _judged("with the seed direction", "alignment", bias)),
-        ("Rank persistence", _value("rank_persistence", bias), _judged("ρ to birth", "rank_persistence", bias)),
-        ("Preference ratio", ratio, "V · max p̄, birth → now; 1 is none"),
+        ("Rank persistence", _value("rank_persistence", bias), _judged(f"ρ to {start}", "rank_persistence", bias)),
+        ("Preference ratio", ratio, f"V · max p̄{when}; 1 is none"),
         _sink_mass(newest),
     ]
 
@@ -35,7 +38,7 @@ def of_snapshot(snapshot: Snapshot) -> list[KeyFigure]:
     """Key figures of a snapshot; what is compared with birth only where birth is known."""
     bias = snapshot.bias
     figures = [
-        _sink_mass(snapshot.summary),
+        _sink_mass(snapshot),
         ("Dominance", _value("dominance_first", bias), f"of position 0; median {_value('dominance_median', bias)}"),
         ("Preference ratio", _value("preference_ratio", bias), "V · max p̄; 1 is none"),
     ]
@@ -74,13 +77,16 @@ def _loss(run: RunHistory, steps: list[int], losses: list[float]) -> KeyFigure:
     return "Validation loss", value, f"unigram entropy {unigram}, {loss.unit}{last}"
 
 
-def _sink_mass(summary: Mapping[str, Mapping[str, float]]) -> KeyFigure:
+def _sink_mass(snapshot: Snapshot | None) -> KeyFigure:
     """On text where it was measured, with the figure of random tokens beside it."""
-    bias, text = summary.get("bias", {}), summary.get("bias_text", {})
-    lead, on = (text, "on text") if "sink_mass" in text else (bias, "on random tokens, text may have more")
-    beside = f"; random tokens {_value('sink_mass', bias)}" if lead is text else ""
-    what = f"on position 0, {on}"
-    return "Sink mass", _value("sink_mass", lead), _judged(what, "sink_mass", lead) + beside
+    summary: Mapping[str, Any] = snapshot.summary if snapshot else {}
+    reading = SinkReading.leading(snapshot)
+    bias, lead = summary.get("bias", {}), summary.get(reading.group, {})
+    on_text = reading.group == "bias_text"
+    beside = f"; random tokens {_value('sink_mass', bias)}" if on_text else ""
+    place = "on the first token of a document" if reading.of_documents else "on position 0"
+    what = f"{place}, on text" if on_text else f"{place}, on random tokens, text may have more"
+    return "Sink mass", _value(reading.mass, lead), _judged(what, reading.mass, lead) + beside
 
 
 def _judged(what: str, name: str, scalars: Mapping[str, float]) -> str:

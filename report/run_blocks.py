@@ -17,6 +17,8 @@ from .run_history import RunHistory
 from .text import MISSING, format_value, printable
 from .verdicts import verdicts
 
+_MOST_PAIRS = 6
+"""Comparisons of two configs that a page shows."""
 _OPEN_FINDINGS = 2
 """Runs whose verdicts stand open; those of more are folded, a line for each run."""
 
@@ -27,10 +29,11 @@ def page_runs(runs: Sequence[RunHistory], comparison: Comparison) -> list[PageRu
     return [
         PageRun(
             run.name,
-            group if group in several else "",
+            # A second run of one seed is no further seed: it stands for itself.
+            group if group in several and is_first else "",
             {s.step: tokens for s in run.dated if isinstance(tokens := s.summary.get("tokens"), int)},
         )
-        for run, group in zip(runs, comparison.groups, strict=True)
+        for run, group, is_first in zip(runs, comparison.groups, comparison.first_of_seed, strict=True)
     ]
 
 
@@ -150,22 +153,41 @@ def _findings(runs: Sequence[RunHistory], places: Mapping[str, str]) -> list[Blo
 
 def _paired(runs: Sequence[RunHistory], comparison: Comparison) -> list[Block]:
     """Differences between configs over pairs of one seed."""
+    found = paired_differences(runs, comparison.groups)
     blocks: list[Block] = []
-    for a, b, differences in paired_differences(runs, comparison.groups):
-        rows = [_cells(difference) for difference in differences]
-        headings = ["at the end", a, b, "difference", "95 % interval", "pairs"]
+    for a, b, differences in found[:_MOST_PAIRS]:
+        steps = {difference.step for difference in differences}
+        rows = [_cells(difference, with_step=len(steps) > 1) for difference in differences]
+        when = "at their last common step" if len(steps) > 1 else f"at step {differences[0].step:,}"
         caption = f"{b} minus {a}, over pairs of runs of the same seed; Student's interval over the pairs."
-        blocks.append(Table(headings, rows, caption=caption))
+        lost: dict[tuple[int, tuple[str, ...]], list[str]] = {}
+        for d in differences:
+            lost.setdefault((d.step, tuple(d.missing)), []).append(_compared_name(d))
+        said = [
+            f"{', '.join(names)} of {', '.join(map(printable, missing))} at step {step:,}"
+            for (step, missing), names in lost.items()
+            if missing
+        ]
+        if said:
+            caption += f" Not finite or not recorded, so that the pair is left out: {'; '.join(said)}."
+        blocks.append(Table([when, a, b, "difference", "95 % interval", "pairs"], rows, caption=caption))
     if not blocks:
         return []
+    left_out = len(found) - len(blocks)
+    if left_out:
+        blocks.append(Prose(f"{left_out} of {len(found)} comparisons are left out.", note=True))
     return [Fold("Paired differences: same seed, two configs", blocks, id="pairs", open=len(blocks) < 3)]
 
 
-def _cells(difference: Difference) -> list[str]:
+def _compared_name(difference: Difference) -> str:
+    return difference.quantity.label + (f", {difference.probe} probe" if difference.probe else "")
+
+
+def _cells(difference: Difference, *, with_step: bool) -> list[str]:
     """Quantity, both means, their difference, its interval, pairs."""
     spec = difference.quantity.format
-    name = difference.quantity.label + (f", {difference.probe} probe" if difference.probe else "")
-    ends = "one pair"
+    name = _compared_name(difference) + (f", step {difference.step:,}" if with_step else "")
+    ends = "one pair" if difference.n_pairs else MISSING
     if difference.interval is not None:
         ends = " to ".join(_signed(end, spec) for end in difference.interval)
     means = [format_value(value, spec) for value in (difference.first, difference.second)]

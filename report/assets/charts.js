@@ -174,7 +174,10 @@ const charts = (() => {
     lines = controlsOnce(lines);
     box.replaceChildren();
     if (!lines.length) { box.append(node("p", "note", "Nothing to draw for this choice.")); return null; }
-    const log = panel.log !== state.ylog.has(panel.id);
+    // Linear where no line has anything that a logarithmic axis could show.
+    const judged = lines.filter(line => line.look !== "control" && line.look !== "band");
+    const log = panel.log !== state.ylog.has(panel.id) && judged.some(line => line.y.some(v => finite(v) && v > 0));
+    const nothing = !lines.some(line => line.y.some(v => finite(v) && v !== 0));
     const xlog = panel.x === "step" ? state.x === "log" : panel.xlog;
     const drawable = v => finite(v) && (!log || v > 0) ? v : null;
     const tables = [], series = [{}], bands = [], owners = [null];
@@ -218,7 +221,8 @@ const charts = (() => {
           ...(xlog ? { splits: () => logSplits(range[0], range[1], unit, joined[0]), filter: (u, s) => s } : { space: 60 }),
           ...(WHOLE.includes(panel.x) ? { incrs: INCREMENTS } : {}) },
         { ...axis, grid, size: 46, gap: 4, space: 34, values: (u, splits) => splits.map(tick),
-          ...(log ? { splits: (u, _, low, high) => powers(low, high), filter: (u, splits) => splits } : {}) },
+          ...(log ? { splits: (u, _, low, high) => powers(low, high), filter: (u, splits) => splits } : {}),
+          ...(nothing ? { incrs: INCREMENTS } : {}) },
       ],
       cursor: {
         sync: panel.x === "step" ? { key: "step", setSeries: false } : undefined,
@@ -251,6 +255,8 @@ const charts = (() => {
   const spread = (low, high, log) => {
     if (low === null || high === null || !finite(low) || !finite(high)) return log ? [0.1, 1] : [0, 1];
     if (log) return [low / 1.15, high > low ? high * 1.15 : high * 2];
+    // Whole numbers around zero, not fractions of nothing.
+    if (low === 0 && high === 0) return [-2, 2];
     if (low > 0 && low < 0.35 * high) low = 0;
     const room = (high - low) * 0.06 || Math.abs(high) * 0.1 || 1;
     return [low === 0 ? 0 : low - room, high + room];

@@ -70,6 +70,15 @@ _MASS = _Curves(
     csv="sink-mass.csv",
     lead="",
 )
+_DOCUMENT_MASS = _Curves(
+    "sink-documents",
+    "Sink mass where documents begin",
+    {"document_sink_mass": ("", "solid")},
+    "document_sink_uniform",
+    array="document_sink_mass",
+    csv="sink-document_sink_mass.csv",
+    lead="",
+)
 _CONTRACTION = _Curves(
     "contraction-cos",
     "Contraction",
@@ -119,7 +128,7 @@ def panels_of_runs(runs: Sequence[RunHistory]) -> dict[str, list[ChartPanel]]:
         "persistence": [_curves(runs, _PERSISTENCE)],
         "lineage": [_lineage(runs)],
         "contraction": [_curves(runs, _CONTRACTION)],
-        "sink": [_curves(runs, _MASS), _map(runs), _importance(runs)],
+        "sink": [_curves(runs, _MASS), _curves(runs, _DOCUMENT_MASS), _map(runs), _importance(runs)],
         "aggregation": [_curves(runs, _DISCREPANCY), _variance(runs)],
         "neurons": [_curves(runs, _NEURONS)],
         "dominance": [_curves(runs, _DOMINANCE)],
@@ -191,7 +200,8 @@ def _curves(runs: Sequence[RunHistory], panel: _Curves) -> CurvePanel | None:
                 series.append(_scalars(run, key, legend, text_first, group, probe))
         if panel.control:
             word = control_label(MEASURED[next(iter(panel.quantities))])
-            series.append(_scalars(run, panel.control, word, panel.control_look))
+            of_each = (_scalars(run, panel.control, word, panel.control_look, group) for group in GROUPS.values())
+            series.append(next(filter(None, of_each), None))
         if panel.array:
             series += _of_blocks(run, panel.array, "")
     found = [s for s in series if s is not None]
@@ -260,12 +270,25 @@ def _evaluation(runs: Sequence[RunHistory], *scores: str) -> CurvePanel | None:
         for i, (name, score) in enumerate(names)
         if (series := _log_series(run, f"eval/{name}/{score}", name, LOOKS[i % len(LOOKS)])) is not None
     ]
-    levels = {level for run in runs for name, _ in names for level in run.series(f"eval/{name}/chance")[1]}
     last = max((max(run.metrics, default=0) for run in runs), default=0)
-    if len(levels) == 1:
-        found.append(Series(np.array([*levels, *levels]), {"step": [0, last]}, None, "chance", "control"))
+    found += [
+        Series(np.array([level, level]), {"step": [0, last]}, None, legend, "control")
+        for level, legend in _chance(runs, list(dict.fromkeys(name for name, _ in names)))
+    ]
     what = in_words(scores[0]).capitalize()
     return CurvePanel(f"evaluation-{scores[0]}", what, found, x_log=_x_is_wide(runs)) if names else None
+
+
+def _chance(runs: Sequence[RunHistory], names: Sequence[str]) -> list[tuple[float, str]]:
+    """What guessing reaches, each level once, and its legend: the tasks that it is the level of, unless it is all."""
+    tasks: dict[float, list[str]] = {}
+    for name in names:
+        for level in {level for run in runs for level in run.series(f"eval/{name}/chance")[1] if np.isfinite(level)}:
+            tasks.setdefault(level, []).append(name)
+    return [
+        (level, "chance" if list(of) == list(names) else f"chance, {', '.join(of)}")
+        for level, of in sorted(tasks.items())
+    ]
 
 
 def _logged(runs: Sequence[RunHistory], id_: str, key: str, csv: str) -> CurvePanel | None:
@@ -335,7 +358,7 @@ def _importance(runs: Sequence[RunHistory]) -> CurvePanel | None:
 
 def _variance(runs: Sequence[RunHistory]) -> CurvePanel | None:
     found = [
-        s for run in runs for s in _over_positions(run, "positional_variance", lambda a: positive_ratio(a).mean(1))
+        s for run in runs for s in _over_positions(run, "positional_variance", lambda a: positive_ratio(a.mean(1)))
     ]
     if not found:
         return None

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..pictures.axes import AROUND_ZERO
+
 CIVIDIS = (
     "#00224e", "#002e6c", "#1a386f", "#34436e", "#494d6e", "#5a5870", "#6a6372", "#797076",
     "#887c78", "#988a77", "#a99873", "#bba66c", "#cdb562", "#dfc553", "#f2d640", "#fee838",
@@ -47,11 +49,17 @@ class Scale:
 
 
 def fitting_scale(values: Sequence[float] | np.ndarray, log: bool = False) -> Scale:
-    """A scale that shows all finite ``values``, zero too where it is near."""
+    """A scale that shows all finite ``values``, zero too where it is near; linear where none of them is positive."""
     held = np.asarray(values, dtype=float)
-    held = held[np.isfinite(held) & ((held > 0) | (not log))]
-    if not len(held):
-        return Scale(0.1, 1.0, True) if log else Scale(0.0, 1.0)
+    held = held[np.isfinite(held)]
+    # A logarithmic axis without anything to show would be an empty one.
+    log = log and bool((held > 0).any())
+    if log:
+        held = held[held > 0]
+    elif not len(held):
+        return Scale(0.0, 1.0)
+    elif not held.any():
+        return Scale(*AROUND_ZERO)
     low, high = float(held.min()), float(held.max())
     if log:
         return Scale(low / 1.15, high * 1.15, True) if high / low > 1.3 else Scale(low / 2, high * 2, True)

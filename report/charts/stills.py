@@ -100,7 +100,9 @@ def _curves(panel: CurvePanel) -> Markup:
     if not lines:
         return Markup('<p class="note">Nothing to draw yet.</p>')
     extra = [-line.y for line in lines if line.look == "band"]
-    y_scale = fitting_scale(np.concatenate([*(line.y for line in lines), *extra]), panel.log)
+    judged = [line.y for line in lines if line.look not in ("control", "band")]
+    log = panel.log and any((y > 0).any() for y in judged)
+    y_scale = fitting_scale(np.concatenate([*(line.y for line in lines), *extra]), log)
     every_x = np.unique(np.concatenate([line.x for line in lines]))
     places = step_share(every_x, panel.x_log)
     low, high = float(places.min()), float(places.max())

@@ -11,6 +11,9 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.ticker import EngFormatter
 
+AROUND_ZERO = (-2.0, 2.0)
+"""Ends of an axis on which everything is 0: its ticks are whole numbers, not fractions of nothing."""
+
 # ── numbers at ticks ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .axes import log_heights, step_axis, whole_ticks
+from .axes import AROUND_ZERO, log_heights, step_axis, whole_ticks
 from .style import (
     INK,
     MUTED,
@@ -87,6 +87,9 @@ def draw_curves(
         log: y is logarithmic.
     """
     figure, axes = new_figure(360, 200)
+    numbers = np.concatenate([np.asarray(curve.values, dtype=float) for curve in shown] or [np.zeros(0)])
+    # Linear where no curve has anything that a logarithmic axis could show.
+    log = log and bool((numbers > 0).any())
     several = any(curve.name for curve in shown)
     entries: dict[str, Any] = {}
     # More names than a legend can hold are no legend.
@@ -119,6 +122,8 @@ def draw_curves(
     if from_zero:
         low, high = axes.get_ylim() if any(np.any(curve.values) for curve in shown) else (0.0, 1.0)
         axes.set_ylim(min(low, -0.03 * high), 1.03 * high)
+    elif not np.nan_to_num(numbers).any() and not any(np.any(control.values) for control in controls):
+        axes.set_ylim(*AROUND_ZERO)
     axes.set_ylabel(ylabel)
     if all(float(value).is_integer() for curve in shown for value in curve.values):
         whole_ticks(axes.yaxis)

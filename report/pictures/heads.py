@@ -17,6 +17,7 @@ from .panels import (
     draw_references,
     drawable,
     fit_heights,
+    heights_for,
     label_outer_panels,
     small_multiples,
 )
@@ -44,25 +45,29 @@ def draw_heads(
         markers: mark every point of the mean.
     """
     figure, grid = small_multiples(len(panels))
+    heights = heights_for(heights, panels)
+    fit_heights(grid[0], heights, panels)
+    bottom = grid[0].get_ylim()[0]
     colour = run_colour(run)
     faint: dict[str, Any] = {"color": colour, "alpha": 0.5, "linewidth": 0.8}
     entries: dict[str, Any] = {}
     for axes, panel in zip(grid, panels, strict=True):
-        values = drawable(panel.lines, heights)
-        n_heads = len(values)
+        # Of the numbers themselves: what a logarithmic axis cannot show counts too.
+        mean, least, most = (drawable(of(panel.lines, axis=0), heights) for of in (np.mean, np.min, np.max))
+        n_heads = len(panel.lines)
         if n_heads > _MAX_HEAD_LINES:
             band: dict[str, Any] = {"color": colour, "alpha": 0.2, "linewidth": 0}
-            entries["range of the heads"] = axes.fill_between(panel.x, values.min(0), values.max(0), zorder=2, **band)
+            low = np.where(np.isnan(least), bottom, least)  # where the least is 0 it reaches the axis
+            entries["range of the heads"] = axes.fill_between(panel.x, low, most, zorder=2, **band)
         elif n_heads > 1:
-            for of_head in values:
+            for of_head in drawable(panel.lines, heights):
                 axes.plot(panel.x, of_head, zorder=2, **faint)
             entries["one head"] = legend_line(**faint)
         bold: dict[str, Any] = {"color": colour, "linewidth": 1.5, "marker": "o" if markers else "", "markersize": 2.5}
-        axes.plot(panel.x, values.mean(0), zorder=3, **bold)
+        axes.plot(panel.x, mean, zorder=3, **bold)
         entries["mean of the heads" if n_heads > 1 else "the head"] = legend_line(**bold)
         draw_references(axes, panel, entries)
         axes.set_title(panel.title)
-    fit_heights(grid[0], heights, panels)
     x_axis(grid[0])
     label_outer_panels(grid, grid[0].get_xlabel(), heights.label)
     add_legend(figure, list(entries.items()))
@@ -95,6 +100,8 @@ def draw_head_maps(
         axes.imshow(array, cmap="cividis", vmin=low, vmax=high, aspect="auto", interpolation="none", extent=extent)
         if n_heads * len(panels) <= 16 and n_layers <= 16:
             for (layer, head), value in np.ndenumerate(array):
+                if not np.isfinite(value):
+                    continue
                 shade = (
                     "#ffffff" if value < low + 0.55 * (high - low) else "#000000"
                 )  # in the cell, so in no colour of the page

@@ -17,6 +17,7 @@ from .panels import (
     drawable,
     evenly_spaced,
     fit_heights,
+    heights_for,
 )
 from .style import (
     INK,
@@ -53,6 +54,7 @@ def draw_blocks(
         markers: mark every point.
     """
     figure, grid = new_figure(360, 200, columns=len(panels), squeeze=False, sharey=True)
+    heights = heights_for(heights, panels)
     n_blocks = len(panels[0].lines) - embeddings
     colours = [MUTED] * embeddings + block_colours(n_blocks)
     entries: dict[str, Any] = {"embeddings": legend_line(color=MUTED)} if embeddings else {}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .axes import log_heights, log_ticks
+from .axes import AROUND_ZERO, log_heights, log_ticks
 from .style import DEPTH, INK, REFERENCE, legend_line, new_figure, our_style
 
 if TYPE_CHECKING:
@@ -109,6 +109,11 @@ class Panel:
     """Label → ``[X]``: what the lines are judged against."""
 
 
+def heights_for(heights: Heights, panels: Sequence[Panel]) -> Heights:
+    """``heights``, linear where no line has anything that a logarithmic axis could show."""
+    return replace(heights, log=heights.log and any((panel.lines > 0).any() for panel in panels))
+
+
 def drawable(values: np.ndarray, heights: Heights) -> np.ndarray:
     """``values``, NaN where they cannot be drawn."""
     return np.where(np.isfinite(values) & ((values > 0) | (not heights.log)), values, np.nan)
@@ -117,12 +122,14 @@ def drawable(values: np.ndarray, heights: Heights) -> np.ndarray:
 def fit_heights(axes: Axes, heights: Heights, panels: Sequence[Panel]) -> None:
     """Give ``axes`` the y axis that all lines of all panels need."""
     drawn = [panel.lines for panel in panels] + [values for panel in panels for values in panel.references.values()]
-    if heights.log and any((values > 0).any() for values in drawn):
+    if heights.log:
         log_heights(axes, [*drawn, np.array([v for v in (heights.least, heights.most) if v is not None])])
         return
     finite = np.concatenate([values[np.isfinite(values)] for values in drawn])
     low = min([heights.least, *finite.tolist()] if heights.least is not None else finite.tolist(), default=0.0)
     high = max([heights.most, *finite.tolist()] if heights.most is not None else finite.tolist(), default=1.0)
+    if low == high == 0:
+        low, high = AROUND_ZERO
     margin = 0.05 * ((high - low) or 1.0)
     axes.set_ylim(low - margin, high + margin)
 

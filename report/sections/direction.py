@@ -28,7 +28,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     caption = "Alignment with the seed direction, and drift, by block."
     view.add(section, "alignment", caption, ["alignment"], _draw_alignment)
 
-    def energy(arrays: Arrays) -> Drawing:
+    def energy(arrays: Arrays) -> Drawing | None:
         share = arrays["energy_share"]
         chance = finite_or_nan(view.snapshot.bias.get("energy_share_chance"))
         level = [Control("chance, 1/d", [0, len(share) - 1], [chance, chance], quantity="energy_share_chance")]
@@ -39,7 +39,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     view.add(section, "energy", "Share of the energy along the seed direction, by block.", ["energy_share"], energy)
 
 
-def _draw_alignment(arrays: Arrays) -> Drawing:
+def _draw_alignment(arrays: Arrays) -> Drawing | None:
     controls = []
     if (strangers := arrays.get("alignment_stranger")) is not None and len(strangers):
         largest = np.abs(strangers).max(0)

@@ -55,7 +55,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
         section, "spectrum", "Singular values of the hidden states, by block.", ["singular_values"], _draw_spectrum
     )
 
-    def effective(arrays: Arrays) -> Drawing:
+    def effective(arrays: Arrays) -> Drawing | None:
         found = {"effective_rank": arrays["effective_rank"]}
         return draw_by_block(
             found, {"effective_rank": ("", SOLID)}, MEASURED["effective_rank"].axis_label, 0, from_zero=True
@@ -66,8 +66,10 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
         _list_massive(view, section, prefix)
 
 
-def _draw_by_position(arrays: Arrays) -> Drawing:
+def _draw_by_position(arrays: Arrays) -> Drawing | None:
     ratio = arrays["dominance"]
+    if not np.isfinite(ratio).any():
+        return None
     t = shown_positions(ratio.shape[1])
     figure = later(
         draw_blocks,

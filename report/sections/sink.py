@@ -149,10 +149,7 @@ def _draw_keys(arrays: Arrays) -> Drawing | None:
     j = shown_positions(values.shape[2])
     titles = block_titles(len(values))
     uniform = uniform_importance(values.shape[2])[j]
-    panels = [
-        Panel(title, j, np.where(values[layer] > 0, values[layer], np.nan)[:, j], {"uniform attention": uniform})
-        for layer, title in titles
-    ]
+    panels = [Panel(title, j, values[layer][:, j], {"uniform attention": uniform}) for layer, title in titles]
     if not any(np.isfinite(panel.lines).any() for panel in panels):
         return None
     figure = later(

@@ -108,8 +108,10 @@ def draw_by_block(
     *,
     log: bool = False,
     from_zero: bool = False,
-) -> Drawing:
-    """Curves over depth, from block ``start``, 0 being the embeddings."""
+) -> Drawing | None:
+    """Curves over depth, from block ``start``, 0 being the embeddings; None where nothing of them is finite."""
+    if not any(np.isfinite(blocks).any() for blocks in values.values()):
+        return None
     curves = [
         Curve(0, "", range(start, start + len(blocks)), blocks.tolist(), *roles[name])
         for name, blocks in values.items()

@@ -24,24 +24,28 @@ from .snapshot_view import Arrays, SnapshotView, draw_by_block, head_lines, of_b
 from .training_view import BlockValues, TrainingView, heights_of
 
 
-def positive(values: np.ndarray, scale: float | None = None) -> np.ndarray:
-    """What a logarithmic axis can show; not rounding errors in place of 0, as of a first token that never varies.
+def without_rounding(values: np.ndarray, scale: float | None = None) -> np.ndarray:
+    """``values``, 0 where rounding errors stand in its place, as of a first token that never varies.
 
     ``scale`` is what is not small; by default the largest of the values.
     """
     largest = np.nanmax(np.abs(values), initial=0.0, where=np.isfinite(values)) if scale is None else scale
-    return np.where(values > 1e-9 * largest, values, np.nan)
+    return np.where(values <= 1e-9 * largest, 0.0, values)
 
 
 def positive_ratio(values: np.ndarray) -> np.ndarray:
     """Ratios that a logarithmic axis can show."""
-    return positive(values, 1.0)
+    found = without_rounding(values, 1.0)
+    return np.where(found > 0, found, np.nan)
 
 
 def _discrepancy_of_heads(variance: np.ndarray) -> np.ndarray:
-    """``[L, H]``: σ²(0) over its mean at t ≥ T/2 of every head, from σ²(t) ``[L, H, T]``."""
+    """``[L, H]``: σ²(0) over its mean at t ≥ T/2 of every head, from σ²(t) ``[L, H, T]``; NaN where no head has any."""
     late = variance[..., (variance.shape[-1] + 1) // 2 :].mean(-1)
-    return np.divide(variance[..., 0], late, out=np.full(late.shape, np.nan), where=late > 0)
+    ratio = np.divide(variance[..., 0], late, out=np.full(late.shape, np.nan), where=late > 0)
+    found = without_rounding(ratio, 1.0)
+    # A head at 0 beside others counts in their mean.
+    return found if (found > 0).any() else positive_ratio(found)
 
 
 def _differ(arrays: Mapping[str, np.ndarray]) -> bool:
@@ -67,7 +71,7 @@ _OF_BLOCKS = (
     BlockValues(_AGGREGATED, positive_ratio, title="value aggregation"),
     BlockValues(_ENTERS, positive_ratio, title="enters the output"),
 )
-_OF_HEADS = BlockValues(_AGGREGATED, lambda a: positive_ratio(_discrepancy_of_heads(a)), "positional_variance")
+_OF_HEADS = BlockValues(_AGGREGATED, _discrepancy_of_heads, "positional_variance")
 _N_EFF = BlockValues(MEASURED["n_eff"])
 
 
@@ -104,8 +108,10 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     caption = of_blocks("σ²(t) of what enters the output projection.", n_layers)
     view.add(section, "variance-out", caption, ["positional_variance_out"], variance_out)
 
-    def tokens(arrays: Arrays) -> Drawing:
+    def tokens(arrays: Arrays) -> Drawing | None:
         n_eff = arrays["n_eff"]
+        if not np.isfinite(n_eff).any():
+            return None
         t = shown_positions(n_eff.shape[2])
         titles = block_titles(len(n_eff))
         panels = [Panel(title, t + 1, n_eff[layer][:, t], {"uniform attention": t + 1.0}) for layer, title in titles]
@@ -144,14 +150,14 @@ def _draw_variance(sigma: np.ndarray, n_eff: np.ndarray | None) -> Drawing | Non
     name = "positional_variance" if n_eff is not None else "positional_variance_out"
     panels, numbers = [], [head_lines(name, sigma, titles, t)]
     for layer, title in titles:
-        shown, guides = positive(sigma[layer][:, t]), {}
-        if n_eff is not None and np.isfinite(shown[:, 0]).any() and (n_eff[layer] > 0).all():
+        shown, guides = without_rounding(sigma[layer][:, t]), {}
+        if n_eff is not None and (shown[:, 0] > 0).any() and (n_eff[layer] > 0).all():
             # A query at position 0 sees one key alone: the variance there is that of the values themselves.
             predicted = np.mean(sigma[layer][:, :1] * n_eff[layer][:, :1] / n_eff[layer][:, t], axis=0)
             guides["σ²(0) / n_eff"] = predicted
             numbers.append(LabelledArray("predicted", predicted, [{"position": t.tolist()}], {"layer": layer + 1}))
         panels.append(Panel(title, t + 1, shown, guides))
-    if not any(np.isfinite(panel.lines).any() for panel in panels):
+    if not any((panel.lines > 0).any() for panel in panels):
         return None
     figure = later(
         draw_heads, panels, run=0, heights=Heights("σ²(t)", log=True), x_axis=lambda axes: token_axis(axes, t[-1] + 1)

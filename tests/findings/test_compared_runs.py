@@ -1,13 +1,16 @@
 """Groups of seeds, fields that differ, and paired differences, beside scipy's own test of pairs."""
 
+from itertools import combinations
+
 import pytest
 from scipy import stats
 
 from birthmark.errors import UsageError
-from birthmark.findings.compared_runs import compare_configs, paired_differences
+from birthmark.findings.compared_runs import Comparison, compare_configs, paired_differences
 from birthmark.findings.history import RunHistory
 from birthmark.findings.nothing_here import nothing_here
 from birthmark.measure.records import RunDir, Snapshot
+from birthmark.report.run_blocks import _paired, page_runs
 
 
 def history(path, index, name, seed, mlp, mass):
@@ -44,6 +47,49 @@ def test_differences_are_those_of_pairs_of_one_seed(runs):
     ((*_, one),) = paired_differences([runs[0], runs[2]], ["a", "b"])
     assert {(d.n_pairs, d.interval) for d in one} == {(1, None)}
     assert paired_differences([runs[0], runs[4]], ["a", "b"]) == []
+
+
+def logged(path, name, seed, losses, masses=()):
+    snapshots = [Snapshot({"step": step, "bias": {"sink_mass": mass}}, {}) for step, mass in masses]
+    metrics = {step: {"val/loss": loss} for step, loss in losses}
+    return RunHistory(0, name, RunDir(path / name), {"init_seed": seed}, "", metrics, snapshots, [])
+
+
+def test_runs_that_diverged_or_stopped_are_left_out_by_name_and_not_compared_early(tmp_path):
+    """Two seeds of b are NaN at step 1000, where no snapshot of them is written; a third stopped halfway."""
+    a = [logged(tmp_path, f"a{s}", s, [(500, 3.0), (1000, 2.0 + s)], [(1000, 0.3)]) for s in range(4)]
+    b = [logged(tmp_path, f"b{s}", s, [(500, 2.5), (1000, None)], [(500, 0.1), (700, 0.9)]) for s in range(2)]
+    b += [logged(tmp_path, "b2", 2, [(500, 2.5)]), logged(tmp_path, "b3", 3, [(1000, 5.5)], [(1000, 0.5)])]
+    ((_, _, (loss, mass)),) = paired_differences([*a, *b], ["a"] * 4 + ["b"] * 4)
+    for found, first, second in ((loss, 5.0, 5.5), (mass, 0.3, 0.5)):
+        assert (found.step, found.n_pairs, list(found.missing)) == (1000, 1, ["b0", "b1", "b2"])
+        assert (found.first, found.second) == (first, second)
+    # Not one pair is left: said, and no number.
+    ((_, _, (loss,)),) = paired_differences([*a[:2], *b[:2]], ["a"] * 2 + ["b"] * 2)
+    assert (loss.step, loss.n_pairs, list(loss.missing)) == (1000, 0, ["b0", "b1"])
+    assert loss.interval is None
+    assert loss.mean != loss.mean
+
+
+def test_every_comparison_is_made_and_a_page_says_how_many_it_leaves_out(tmp_path):
+    names = ["a", "b", "c", "d", "e"]
+    runs = [logged(tmp_path, name, 0, [(9, 1.0), (10, None if name == "b" else 2.0)]) for name in names]
+    assert [(first, second) for first, second, _ in paired_differences(runs, names)] == list(combinations(names, 2))
+    (fold,) = _paired(runs, Comparison(names, [], [[]] * 5, [True] * 5))
+    assert [block.kind for block in fold.blocks] == ["table"] * 6 + ["prose"]
+    assert fold.blocks[-1].text == "4 of 10 comparisons are left out."
+    assert "left out: val loss of b at step 10." in fold.blocks[0].caption
+    assert fold.blocks[1].caption.endswith("over the pairs.")
+
+
+def test_a_run_that_repeats_a_seed_is_no_further_seed(tmp_path, runs):
+    again = history(tmp_path, 5, "a-again", 0, "gelu", 0.1)
+    found = compare_configs([runs[0], again])
+    assert found.groups == ["a", "a"]
+    assert found.several_seeds == set()
+    found = compare_configs([*runs[:2], again])
+    assert found.several_seeds == {"a"}
+    assert [run.group for run in page_runs([*runs[:2], again], found)] == ["a", "a", ""]
 
 
 def test_a_damaged_config_is_named(runs, tmp_path):

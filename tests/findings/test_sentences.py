@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from birthmark.findings.history import RunHistory
+from birthmark.findings.nothing_here import nothing_here
 from birthmark.findings.thresholds import THRESHOLDS
 from birthmark.findings.wording import in_ascii, p_in_prose
 from birthmark.measure.records import RunDir, Snapshot
@@ -99,6 +100,56 @@ def test_text_leads_for_sinks():
         "A sink forms on text: the first position gets .702 of the attention (uniform .059; on random tokens .127)."
     )
     assert verdict.values == [0.03, 0.702]
+
+
+def of_documents(step, weight, length, *, heads=True, apart=True):
+    """A snapshot of text of 64 tokens in documents of one length that see themselves alone: every query behind the
+    first token of its document gives that token ``weight``, by default its even share."""
+    t = np.arange(64)
+    since = t % length
+    on_first = 1 / (since + 1) if weight is None else np.where(since == 0, 1.0, weight)
+    inside = (t >= length) & (since > 0)
+    on_position_0 = float(np.where(t < length, on_first, 0)[1:].mean())
+    mass = float(on_first[inside].mean())
+    text = {
+        "sink_mass": on_position_0, "sink_mass_max": on_position_0, "sink_uniform": float((1 / (t + 1))[1:].mean()),
+        "sink_epsilon": 0.3, "sink_rate": 0.0, "document_sink_mass": mass,
+        "document_sink_uniform": float((1 / (since + 1))[inside].mean()),
+    }  # fmt: skip
+    taken = snapshot(step, END, text)
+    taken.summary["model"]["attention"] = {"documents": apart}
+    if heads:
+        taken.arrays["text.document_sink_mass"] = np.full((2, 2), mass)
+    return taken
+
+
+@pytest.mark.parametrize("length", [8, 16])
+def test_sinks_of_documents_that_see_themselves_alone_are_judged_within_them(length):
+    even = of_documents(0, None, length)
+    verdict = answer("sink", [even, of_documents(9, 1.0, length)])
+    uniform = np.mean([1 / (t + 1) for t in range(1, length)])
+    assert verdict.tone == "present"
+    assert verdict.sentence == (
+        "A sink forms on text: the first token of a document gets 1.000 of the attention "
+        f"(uniform {uniform:.3f}; on random tokens .030).".replace(" 0.", " .")
+    )
+    assert verdict.values[1] == 1.0
+    assert verdict.control == pytest.approx([uniform, uniform])
+    assert answer("sink", [even, of_documents(9, None, length)]).tone == "absent"
+    assert nothing_here([history([even, of_documents(9, None, length)])], "sink")
+    assert nothing_here([history([even, of_documents(9, 1.0, length)])], "sink") == ""
+    # Where documents see one another, position 0 is the sequence's, and leads.
+    assert "the first position" in answer("sink", [of_documents(9, 1.0, length, apart=False)]).sentence
+
+
+def test_a_single_head_whose_documents_are_not_recorded_is_not_ruled_out():
+    found = [of_documents(0, None, 16), of_documents(9, None, 16, heads=False)]
+    verdict = answer("sink", found)
+    assert verdict.tone == "unclear"
+    assert "the largest is not recorded" in verdict.sentence
+    assert nothing_here([history(found)], "sink") == ""
+    # The largest head has at least the mean.
+    assert answer("sink", [found[0], of_documents(9, 1.0, 16, heads=False)]).tone == "present"
 
 
 @pytest.mark.parametrize(

@@ -251,3 +251,43 @@ def test_the_loop_in_the_docs_runs(llama, token_batches, tmp_path, monkeypatch, 
     snapshots = RunDir(tmp_path / "bias").snapshots()
     assert [snapshot.step for snapshot in snapshots] == [0, 500]
     assert float(capsys.readouterr().out) == snapshots[-1].bias["sink_mass"]
+
+
+@pytest.mark.parametrize(
+    ("probe", "match"),
+    [
+        (np.full((8, 16), 99), "probes 'text' has token 99: this model has 0 to 39"),
+        (np.full((8, 16), -1), "probes 'text' has token -1: this model has 0 to 39"),
+        (np.zeros(16, dtype=np.int64), r"probes 'text' has shape \[16\]: give \[N, T\]"),
+        (np.zeros((8, 16)), "probes 'text' has float64 numbers: give token ids"),
+        (np.zeros((8, 1), dtype=np.int64), "probes 'text' has 1 positions: give at least 2"),
+        (np.zeros((1, 16), dtype=np.int64), "probes 'text' has 1 sequences: give at least 2"),
+        (np.zeros((8, 17), dtype=np.int64), "probes 'text' has 17 positions: this model has 16; give at most 16"),
+    ],
+)
+def test_a_probe_that_the_model_cannot_read_is_named(probe, match, small_probe, tmp_path):
+    with pytest.raises(UsageError, match=match) as caught:
+        SnapshotRecorder(tmp_path, small_probe, probes={"text": probe}).take(learned_positions(), 0)
+    assert "\n" not in str(caught.value)
+    assert not any(tmp_path.iterdir())
+
+
+def learned_positions():
+    config = ModelConfig(vocab_size=40, d_model=16, n_layers=1, n_heads=2, max_seq_len=16, positions="learned")
+    return born(config, 0)
+
+
+def test_learned_positions_bound_the_random_probe_too(tmp_path):
+    with pytest.raises(UsageError, match="seq_len is 64: this model has 16 positions; give at most 16"):
+        SnapshotRecorder(tmp_path).take(learned_positions(), 0)
+
+
+def test_ids_of_any_integer_dtype_are_the_same_probe_and_each_probe_keeps_its_length(small_probe, tmp_path):
+    model, text = learned_positions(), np.arange(15).reshape(3, 5)
+    taken = [
+        SnapshotRecorder(tmp_path / dtype, small_probe, probes={"text": text.astype(dtype)}).take(model, 0)
+        for dtype in ("int64", "int32", "uint16")
+    ]
+    assert taken[0].summary["bias_text"] == taken[1].summary["bias_text"] == taken[2].summary["bias_text"]
+    assert taken[0].summary["probe_text"] == {"kind": "text", "n_sequences": 3, "seq_len": 5}
+    assert taken[0].summary["probe"]["seq_len"] == small_probe.seq_len

@@ -91,6 +91,9 @@ def test_a_control_is_a_number_a_level_or_a_scalar():
     assert Quantity("x", control="sink_uniform").level(summary, "bias_text") == 0.2
     assert all(np.isnan(Quantity("x", control=c).level(summary)) for c in (None, "nothing", "absent"))
     assert all(np.isnan(Quantity("x", control=level).level({})) for level in LEVELS)
+    of_length = Quantity("x", control="seq_len")
+    assert of_length.level(summary, "bias_text") == 64
+    assert of_length.level({**summary, "probe_text": {"seq_len": 8}}, "bias_text") == 8
 
 
 def test_a_declaration_survives_json():

@@ -131,3 +131,12 @@ def test_scales_by_hand():
     assert fitting_scale([2, 10]).low == 0
     assert fitting_scale([9, 10]).low == pytest.approx(8.95)
     assert fitting_scale([np.nan]) == Scale(0, 1)
+
+
+def test_where_everything_is_zero_the_axis_is_linear_around_it():
+    assert fitting_scale([0.0, 0.0], log=True).ticks() == [-2, -1, 0, 1, 2]
+    zeros = Series(np.zeros(3), {"step": [0, 1, 2]}, 0)
+    level = Series(np.full(3, 0.5), {"step": [0, 1, 2]}, None, "level", "control")
+    for series in ([zeros], [zeros, level]):
+        (line, *_) = re.findall(r'<path class="l" d="([^"]*)"', still(CurvePanel("a", "a", series, log=True)))
+        assert len(re.findall(r"[ML][\d.]+ [\d.]+", line)) == 3

@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from birthmark.files import read_json, write_json, write_text
+from birthmark.report.charts.chart_page import Controls, PageRun, Panels, render_page
+from birthmark.report.charts.specs import CurvePanel, Series
 from birthmark.report.run_page import build_report
 
 pytestmark = pytest.mark.heavy
@@ -268,6 +270,17 @@ def test_what_is_not_a_number_is_a_gap(tmp_path, make_run, make_snapshot, open_p
     scrub(tab, 2)
     tips = tab.page.locator("#panel-sink-heads .live td").evaluate_all("all => all.map(c => c.dataset.tip)")
     assert all(tip.endswith(": –") for tip in tips)
+
+
+def test_what_is_zero_everywhere_is_a_line_on_a_logarithmic_panel_too(tmp_path, open_page):
+    zeros = Series(np.zeros(3), {"step": [0, 1, 2]}, 0, "norm")
+    level = Series(np.full(3, 0.5), {"step": [0, 1, 2]}, None, "level", "control")
+    panels = [CurvePanel("alone", "alone", [zeros], log=True), CurvePanel("beside", "b", [zeros, level], log=True)]
+    write_text(tmp_path / "page.html", render_page("page", [Controls(), Panels(panels)], runs=[PageRun("a")]))
+    tab = open_page(tmp_path / "page.html")
+    for panel in panels:
+        # A tooltip names those lines that are drawn.
+        assert "0" in hover(tab, panel.id, 1)[1:]
 
 
 def test_ten_runs_are_under_three_megabytes(tmp_path, make_run):

@@ -161,3 +161,39 @@ def test_no_snapshots_yet(tmp_path):
 )
 def test_numbers_as_printed(value, spec, text):
     assert format_value(value, spec) == text
+
+
+def ratio_of(run):
+    return next(figure[1:] for figure in of_run(read_runs([run])[0]) if figure[0] == "Preference ratio")
+
+
+def test_an_arrow_leads_from_a_birth_where_there_is_one(run, tmp_path):
+    def take(folder, step, ratio):
+        summary = {"step": step, "bias": {"preference_ratio": ratio}, "top_tokens": [], "vocab_size": 4}
+        Snapshot(summary, {"mean_prob": np.full(4, 0.25)}).write(folder.snapshot(step))
+
+    assert ratio_of(run) == ("12.35 → 12.35", "V · max p̄, birth → now; 1 is none")
+    # What a run with --init_from starts from is no birth.
+    write_json(run.birth, {"digest": "0" * 64, "init_seed": 0, "n_params": 1, "init_from": "a/model"})
+    assert ratio_of(run) == ("12.35 → 12.35", "V · max p̄, the start → now; 1 is none")
+    # Attached late: the first snapshot is no birth either.
+    late = RunDir(tmp_path / "late")
+    for step, ratio in ((500, 9.0), (1000, 11.0)):
+        take(late, step, ratio)
+    assert ratio_of(late) == ("11.00", "V · max p̄; 1 is none")
+    # A step that is not known is later than the birth.
+    foreign = RunDir(tmp_path / "foreign")
+    for step, ratio in ((-1, 11.0), (0, 2.0)):
+        take(foreign, step, ratio)
+    assert ratio_of(foreign) == ("2.00 → 11.00", "V · max p̄, the start → now; 1 is none")
+
+
+def test_of_documents_that_see_themselves_alone_the_figure_is_theirs(run):
+    for folder in run.snapshot_folders():
+        old = Snapshot.read(folder)
+        text = {"sink_mass": 0.1, "sink_uniform": 0.06, "document_sink_mass": 0.9, "document_sink_uniform": 0.25}
+        summary = old.summary | {"bias_text": text, "model": {"attention": {"documents": True}}}
+        Snapshot(summary, old.arrays).write(folder)
+    (figure,) = (figure for figure in of_run(read_runs([run])[0]) if figure[0] == "Sink mass")
+    beside = "uniform within the document 0.250; random tokens 0.125"
+    assert figure == ("Sink mass", "0.900", f"on the first token of a document, on text; {beside}")

@@ -40,3 +40,15 @@ def test_scores_stand_beside_the_sink_and_over_chance(make_run, tmp_path):
     assert found["level", "0"] == 0.25
     panels = panels_of_runs(read_runs([run]))["evaluation"]
     assert [[series.name for series in panel.series] for panel in panels] == [["a task", "chance"], ["held"]]
+
+
+def test_the_joint_chart_says_whose_chance_each_level_is(make_run, tmp_path):
+    run = make_run(tmp_path / "run", steps=(0, 8))
+    chance = {"a": 0.25, "b": 0.5, "c": 0.25, "d": None}
+    for step in (0, 8):
+        line = {f"eval/{name}/acc": 0.5 for name in chance}
+        line |= {f"eval/{name}/chance": level for name, level in chance.items() if level}
+        append_metrics(run.metrics, step, line)
+    (panel,) = panels_of_runs(read_runs([run]))["evaluation"]
+    controls = {series.name: series.values.tolist() for series in panel.series if series.look == "control"}
+    assert controls == {"chance, a, c": [0.25, 0.25], "chance, b": [0.5, 0.5]}
