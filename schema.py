@@ -134,6 +134,18 @@ def outside(group: str, config: object, bounds: Mapping[str, tuple[float, float]
     return found
 
 
+def mistyped(config: object) -> list[str]:
+    """A line for each field of a dataclass whose value is not of the field's declared type; see :func:`check`."""
+    found = []
+    schema: Any = type(config)
+    for name, kind in _hints(schema).items():
+        try:
+            check(getattr(config, name), kind, name)
+        except SchemaError as error:
+            found.append(str(error))
+    return found
+
+
 def _below(where: str, name: Any) -> str:
     return f"{where}.{str(name)[:60]}".lstrip(".")
 

@@ -66,7 +66,7 @@ class Comparison:
 
     @property
     def loss(self) -> NamedArray:
-        """Loss on the token after each position: ``model``, ``position``.
+        """Loss on the token after each position, NaN where the model does not predict it: ``model``, ``position``.
 
         Raises:
             UsageError: the models were shown random tokens.

@@ -8,6 +8,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 from torch import nn
 
 from ..errors import UsageError
@@ -18,8 +19,10 @@ from ..metrics.config import LineageTestConfig
 from ..metrics.seedprint import Fingerprint
 from ..models.by_block.block_weights import HeldWeights
 from ..models.decoder import Decoder
+from ..schema import mistyped
 from ..study.lineage.compare import check_comparable, choose_probe, compare_models
 from ..study.lineage.comparison import check_probe
+from ..study.lineage.comparison_options import ProbeOptions
 from ..trainer.by_name.model_names import AnySource, ForeignSource, ModelSource, open_any_source
 from .model import Model
 
@@ -51,23 +54,29 @@ def fingerprint(
         ``verdict`` (``kin``, ``stranger``, ``undefined``), ``z``, ``log10_p``, ``statistic`` and what they rest on.
 
     Raises:
-        UsageError: models that cannot be compared, or an impossible setting.
+        UsageError: models that cannot be compared, or an impossible setting; it names the setting and its choices.
     """
     known = LineageTestConfig.__dataclass_fields__
     if unknown := [name for name in settings if name not in known]:
         raise UsageError(f"{unknown[0]}: no such setting; there are {', '.join(known)}")
-    how = LineageTestConfig(**settings)
-    if problems := how.problems():
+    how = LineageTestConfig(**{name: _plain(value) for name, value in settings.items()})
+    asked = ProbeOptions(*map(_plain, (probe, n_inputs, seq_len, probe_seed)))
+    if problems := mistyped(asked) + how.problems():
         raise UsageError("; ".join(problems))
-    check_probe(how, probe)
+    check_probe(how, asked.probe)
     sources = [_source(model) for model in (a, b)]
-    shown = FingerprintProbe(kind=probe, n_inputs=n_inputs, probe_seed=probe_seed)
+    shown = FingerprintProbe(kind=asked.probe, n_inputs=asked.n_inputs, probe_seed=asked.probe_seed)
     check_comparable(sources, shown)
-    shown = choose_probe(shown, seq_len, [source.config for source in sources])
+    shown = choose_probe(shown, asked.seq_len, [source.config for source in sources])
     with ExitStack() as held:
         cache = held.enter_context(tempfile.TemporaryDirectory()) if cache_dir is None else cache_dir
         (pair,) = compare_models(sources, shown, how, Path(cache)).pairs
     return pair.fingerprint
+
+
+def _plain(value: Any) -> Any:
+    """numpy's numbers are numbers of Python's here."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _source(model: Model | nn.Module | str | PathLike[str]) -> AnySource:

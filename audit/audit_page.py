@@ -17,7 +17,7 @@ from ..report.charts.specs import CurvePanel, MatrixPanel, PageRun, Series
 from ..report.csv_files import check_data_folder, data_folder, write_csv_files
 from ..report.text import format_value, one_line, shorten
 from .audit_suite import Audit
-from .audit_table import sentence
+from .audit_table import sentence, what_is_unknown
 from .judged import Judged
 
 _RESTS = (
@@ -44,7 +44,7 @@ def write_audit_page(out: Path, title: str, found: Audit) -> None:
         UsageError: something else stands where the CSV files go.
     """
     blocks: list[Block] = [
-        Prose(f"{sentence(found)}."),
+        Prose(f"{_capital(sentence(found))}."),
         *_curves(found),
         Table(
             ["checkpoint", "step", "cosine with first", "from previous", "verdict", "evidence"],
@@ -52,9 +52,8 @@ def write_audit_page(out: Path, title: str, found: Audit) -> None:
             texts=(0, 4, 5),
         ),
     ]
-    notes = [f"{one.name}: {note}." for one in found.judged for note in one.notes]
-    if found.direction is not None and found.direction.towards == "unknown":
-        notes.insert(0, f"Direction unknown: {found.direction.why}.")
+    notes = [f"{_capital(line)}." for line in what_is_unknown(found)]
+    notes += [f"{one.name}: {note}." for one in found.judged for note in one.notes]
     if notes:
         blocks.append(
             Fold("What is worth knowing and not wrong", [Prose(note, note=True) for note in notes], open=True)
@@ -67,6 +66,10 @@ def write_audit_page(out: Path, title: str, found: Audit) -> None:
     page = render_page(title, blocks, runs=_LINES, about="Birthmark audit", data=folder.name)
     write_csv_files(folder, {"checkpoints.csv": _checkpoints_csv(found), "pairs.csv": _pairs_csv(found)})
     write_text(out, page)
+
+
+def _capital(line: str) -> str:
+    return line[:1].upper() + line[1:]
 
 
 def _cells(one: Judged) -> list[str | Markup]:

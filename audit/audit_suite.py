@@ -23,15 +23,21 @@ class Audit:
 
     judged: list[Judged]
     births: list[list[Judged]]
-    """Which checkpoints share a birth, the largest group first."""
+    """Which checkpoints share a birth, as tests have shown, the largest group first."""
     order: list[Judged]
-    """Of the largest birth, as training passed through them; of those with the same weights one."""
+    """Of the largest birth, and of those of which no test can tell that they share it, as training passed through
+    them; of those with the same weights one."""
     direction: Direction | None
-    """Whether training passed so through the largest birth, or the other way; None for one checkpoint."""
+    """Whether training passed so through ``order``, or the other way; None for one checkpoint."""
     compared: list[Judged]
     """All whose weights could be compared, those with the same weights side by side."""
     cosine_MM: np.ndarray
     """Of every two of them: mean over tensors of the cosine of their weights."""
+
+    @property
+    def of_unknown_birth(self) -> list[Judged]:
+        """Those of which no test can tell whether they share a birth with the others."""
+        return [one for one in self.judged if one.birth_unknown]
 
     @property
     def is_right(self) -> bool:
@@ -64,7 +70,7 @@ def audit(
     compare_configs(judged)
     distinct = alike(of_one_shape(judged))
     tests_MM = kinships([same.values for same in distinct])
-    groups = _births(distinct, tests_MM)
+    groups, of_curve = _births(distinct, tests_MM)
     for group in groups[1:]:
         for same in group:
             if len(same.members) > 1:
@@ -72,23 +78,24 @@ def audit(
     order: list[Same] = []
     direction = None
     if groups:
-        curve = Curve(groups[0])
+        curve = Curve(of_curve)
         curve.settle_duplicates(scan=scan)
         order, direction = curve.judge(), curve.direction
     of_same = [i for i, same in enumerate(distinct) for _ in same.members]
     cosine_MM = np.array([[tests_MM[a][b].cosine for b in of_same] for a in of_same]).reshape(2 * [len(of_same)])
-    by_birth, on_curve = [_all(group) for group in groups], [same.members[0] for same in order]
-    return Audit(judged, by_birth, on_curve, direction, _all(distinct), cosine_MM)
+    by_birth = [[one for one in _all(group) if not one.birth_unknown] for group in groups]
+    on_curve = [same.members[0] for same in order]
+    return Audit(judged, [group for group in by_birth if group], on_curve, direction, _all(distinct), cosine_MM)
 
 
 def _all(group: Sequence[Same]) -> list[Judged]:
     return [one for same in group for one in same.members]
 
 
-def _births(found: Sequence[Same], tests_MM: Sequence[Sequence[Kinship]]) -> list[list[Same]]:
-    """The checkpoints by their births, the largest first; says of the others that they are strangers to it."""
-    # Where no test is possible nothing is said.
-    kin_MM = np.array([[test.verdict is not False for test in row] for row in tests_MM]).reshape(2 * [len(found)])
+def _births(found: Sequence[Same], tests_MM: Sequence[Sequence[Kinship]]) -> tuple[list[list[Same]], list[Same]]:
+    """The checkpoints by their births, the largest first; and those whose order is judged, which are that group and
+    those that no test can tell from it. Says of the others that they are strangers to it."""
+    kin_MM = np.array([[test.verdict is True for test in row] for row in tests_MM]).reshape(2 * [len(found)])
     places = births(kin_MM)
 
     def size(group: Sequence[int]) -> tuple[int, float]:
@@ -96,7 +103,15 @@ def _births(found: Sequence[Same], tests_MM: Sequence[Sequence[Kinship]]) -> lis
         return -len(_all([found[i] for i in group])), min(steps, default=np.inf)
 
     places.sort(key=size)
-    for group in places[1:]:
+    largest = places[0] if places else []
+    untested = [group for group in places[1:] if any(tests_MM[a][b].verdict is None for a in group for b in largest)]
+    strangers = [group for group in places[1:] if group not in untested]
+    unknown = [i for group in untested for i in group]
+    # What is alone, and can be tested with none of them, shares a birth with nothing that is known.
+    is_alone = bool(unknown) and len(_all([found[i] for i in largest])) == 1
+    for one in _all([found[i] for i in [*unknown, *(largest if is_alone else [])]]):
+        one.birth_unknown = True
+    for group in strangers:
         best = max((tests_MM[a][b] for a in group for b in places[0]), key=lambda test: test.cosine)
         own = _all([found[i] for i in group])
         for one in own:
@@ -106,4 +121,5 @@ def _births(found: Sequence[Same], tests_MM: Sequence[Sequence[Kinship]]) -> lis
                 f"the cosine of weights is at most {best.cosine:.3f} (p {best.p:.2g})"
                 + (f"; {listed(own)} share a birth of their own" if len(own) > 1 else ""),
             )
-    return [[found[i] for i in group] for group in places]
+    groups = [[found[i] for i in group] for group in (largest, *strangers)] if places else []
+    return groups, [found[i] for i in sorted([*largest, *unknown])]

@@ -10,13 +10,21 @@ from rich.table import Table
 from rich.text import Text
 
 from ..files import strict
+from ..metrics.between.weight_kinship import FEWEST_TENSORS
 from ..report.text import format_value
 from .audit_suite import Audit
+from .judged import listed
 
 
 def sentence(found: Audit) -> str:
     """The answer in a sentence."""
     n, wrong = len(found.judged), sum(bool(one.findings) for one in found.judged)
+    if n == 1:
+        return "one checkpoint, beside no other: " + ("it is not what it says" if wrong else "nothing is wrong with it")
+    if not wrong and (unknown := len(found.of_unknown_birth)):
+        those = "they share a birth" if unknown == n else f"{unknown} of them share{'s' * (unknown == 1)} their birth"
+        why = f"fewer than {FEWEST_TENSORS} tensors can be compared"
+        return f"{n} checkpoints: nothing is wrong with them, but whether {those} cannot be told: {why}"
     if not wrong:
         known = found.direction is None or found.direction.towards != "unknown"
         but = "" if known else ", but whether they stand in the order of training or in the reverse cannot be told"
@@ -24,6 +32,16 @@ def sentence(found: Audit) -> str:
     return (
         f"{wrong} of {n} checkpoints {'is' if wrong == 1 else 'are'} not what {'it says' if wrong == 1 else 'they say'}"
     )
+
+
+def what_is_unknown(found: Audit) -> list[str]:
+    """What cannot be told of the suite, and why, in a line each."""
+    lines = []
+    if unknown := found.of_unknown_birth:
+        lines.append(f"birth unknown: fewer than {FEWEST_TENSORS} tensors can be compared of {listed(unknown)}")
+    if found.direction is not None and found.direction.towards == "unknown":
+        lines.append(f"direction unknown: {found.direction.why}")
+    return lines
 
 
 def as_json(found: Audit) -> dict[str, Any]:
@@ -48,6 +66,7 @@ def as_json(found: Audit) -> dict[str, Any]:
             "sentence": sentence(found),
             "checkpoints": members,
             "births": [[one.member.name for one in group] for group in found.births],
+            "birth_unknown": [one.member.name for one in found.of_unknown_birth],
             "order": [one.member.name for one in found.order],
             "direction": None if found.direction is None else found.direction._asdict(),
         }
@@ -70,11 +89,11 @@ def print_audit(found: Audit, console: Console) -> None:
             "–" if one.member.step is None else str(one.member.step),
             format_value(one.cosine_with_first, ".3f"),
             format_value(one.distance_from_previous, ".3f"),
-            Text(one.verdict, style="red" if one.findings else "yellow" if one.may_be_reversed else "green"),
+            Text(one.verdict, style="red" if one.findings else "yellow" if one.is_open else "green"),
         )
     console.print(table)
-    if found.direction is not None and found.direction.towards == "unknown":
-        console.print(f"note: direction unknown: {found.direction.why}", highlight=False, soft_wrap=True, markup=False)
+    for line in what_is_unknown(found):
+        console.print(f"note: {line}", highlight=False, soft_wrap=True, markup=False)
     for one in found.judged:
         for text in (*(finding.what for finding in one.findings), *(f"note: {note}" for note in one.notes)):
             console.print(f"{one.name}: {text}", highlight=False, soft_wrap=True, markup=False)

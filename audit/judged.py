@@ -38,6 +38,8 @@ class Judged:
     """With the first checkpoint of its birth: mean over tensors."""
     distance_from_previous: float = np.nan
     """From the checkpoint before it on the curve."""
+    birth_unknown: bool = False
+    """Whether no test can tell that it shares a birth with the largest group."""
     may_be_reversed: bool = False
     """Whether it fits a curve of which nothing tells the earlier end."""
 
@@ -48,9 +50,15 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """In a word or two: the kinds of what is wrong, ``right``, or ``direction unknown``."""
+        """In a word or two: the kinds of what is wrong, ``right``, ``birth unknown`` or ``direction unknown``."""
         kinds = ", ".join(dict.fromkeys(finding.kind for finding in self.findings))
-        return kinds or ("direction unknown" if self.may_be_reversed else "right")
+        unknown = "birth unknown" if self.birth_unknown else "direction unknown" if self.may_be_reversed else ""
+        return kinds or unknown or "right"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing is wrong with it, and something of it cannot be told."""
+        return not self.findings and (self.birth_unknown or self.may_be_reversed)
 
     def has(self, kind: Kind) -> bool:
         """Whether something of this kind was found."""

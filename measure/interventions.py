@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..errors import UsageError
+from ..errors import RunError, UsageError
 from ..metrics.sinks import AttentionSinks
 from ..models.attention.grouped_heads import over_heads
 from ..models.attention.normalisers import WeightedSum
@@ -20,6 +20,7 @@ from ..models.decoder import Block, Decoder
 from ..models.observe import Attended, Site
 from .intervention_kinds import Kind
 from .measurement import Batches, evaluation_mode
+from .ranks import sum_over_ranks
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,8 @@ def check(config: ModelConfig, kind: Kind, layer: int, position: int, seq_len: i
         raise UsageError(f"position {position}: give 0 to {seq_len - 1}, which is where the probe ends")
     if kind != "mask" and not lambdas:
         raise UsageError(f"kind {kind}: give one lambda at least")
+    if kind != "mask" and (wrong := [dose for dose in lambdas if not np.isfinite(dose)]):
+        raise UsageError(f"lambda {wrong[0]}: give a finite number")
     softmax = attention.normaliser == "softmax" and attention.kv_bias == "none"
     if kind == "mask" and not (softmax and attention.aggregation != "calibrated"):
         raise UsageError("kind mask: this attention is no plain softmax, or its output is calibrated by its weights")
@@ -85,19 +88,30 @@ def intervene(
 
     Raises:
         UsageError: see :func:`check`.
+        RunError: the model gives NaN or inf, or a dose makes states whose norm its precision does not hold.
     """
     config, seq_len = model.config, probe_NT.shape[1]
     check(config, kind, layer, position, seq_len, lambdas)
     doses = [0.0, 1.0] if kind == "mask" else [float(dose) for dose in lambdas]
     batches = Batches(model, probe_NT, batch_size)
+
+    def look() -> _LaterSinks:
+        seen = _LaterSinks(config, layer, seq_len, batches.device)
+        for tokens_BT, counts in batches:
+            model(tokens_BT, last_only=True, observer=seen if counts else None)
+        return seen
+
     rows = []
     with evaluation_mode(model):
         mean_HK = _mean(model, batches, layer) if kind == "amplify" else None
         for dose in doses:
-            seen = _LaterSinks(config, layer, seq_len, batches.device)
             with _changed(model, kind, layer, position, dose, mean_HK):
-                for tokens_BT, counts in batches:
-                    model(tokens_BT, last_only=True, observer=seen if counts else None)
+                seen = look()
+            if not seen.finite:
+                if not look().finite:
+                    raise RunError("the model gives NaN or inf, or states too large for a norm, also left alone")
+                name, mend = (kind, "") if kind == "mask" else (f"lambda {dose:g}", "; give a smaller one")
+                raise RunError(f"{name}: makes NaN, inf, or states too large for a norm{mend}")
             rows.append(seen.sinks.compute().importance[..., position])
     uniform = float(np.mean(1 / np.arange(position + 1, seq_len + 1)))
     return DoseResponse(kind, layer, position, doses, np.stack(rows), uniform)
@@ -117,14 +131,30 @@ class _Nothing:
 
 
 class _LaterSinks(_Nothing):
-    """Importance of every key in the blocks after one."""
+    """Importance of every key in the blocks after one, and whether all states have a norm."""
 
     def __init__(self, config: ModelConfig, layer: int, seq_len: int, device: torch.device) -> None:
         self.layer = layer
         self.sinks = AttentionSinks(config.n_layers - layer, config.n_heads, seq_len).to(device)
+        self._broken = torch.zeros((), dtype=torch.bool, device=device)
+
+    @property
+    def finite(self) -> bool:
+        """On every rank."""
+        return not sum_over_ranks(self._broken.int()).item()
+
+    def _watch(self, x: Tensor) -> None:
+        # A norm whose squares overflow makes zeros, which look like an outcome.
+        squares = x.to(torch.promote_types(x.dtype, torch.float32)).square().sum(-1)
+        self._broken = self._broken | ~squares.isfinite().all()
+
+    def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
+        """See models/observe.py."""
+        self._watch(h_BTD)
 
     def attention(self, layer: int, attended: Attended) -> None:
         """See models/observe.py."""
+        self._watch(attended.o_BHTK)
         if layer > self.layer:
             self.sinks.update(layer - self.layer - 1, attended.weights)
 

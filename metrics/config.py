@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
+
+from ..schema import SEEDS, mistyped, outside
 
 #: Nulls of hidden states over the same inputs.
 HiddenNull = Literal["dimensions", "dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"]
@@ -50,10 +53,11 @@ class LineageTestConfig:
 
     def problems(self) -> list[str]:
         """Everything that makes this impossible, one line each, with the mend."""
-        found = []
-        if not (0 < self.k < 1 or (self.k >= 1 and self.k == int(self.k))):
+        if found := mistyped(self):
+            return found
+        if not (0 < self.k < 1 or (self.k >= 1 and float(self.k).is_integer())):
             found.append(f"k is {self.k}: give a share between 0 and 1, or a whole number")
-        if not self.temperature > 0:
+        if not 0 < self.temperature < math.inf:
             found.append(f"temperature is {self.temperature}: give a positive number")
         if self.aggregate and self.null != "analytic":
             found.append(f"aggregate is true: the null {self.null} has no such signal; give --null analytic")
@@ -61,4 +65,4 @@ class LineageTestConfig:
         fewest = 1000 if self.null == "dimensions_sampled" else 20
         if self.draws is not None and self.draws < fewest:
             found.append(f"draws is {self.draws}: give at least {fewest} for the null {self.null}")
-        return found
+        return found + outside("", self, {"null_seed": (0, SEEDS[1])})

@@ -53,7 +53,7 @@ def next_token_loss(
     Padding is predicted nowhere, and since it stands at the end no token sees it. ``borders`` tell a model with
     ``attention.documents`` where documents begin; what follows a document's last token is a target like any other.
     """
-    skipped = (model.config.attention.prefix or 1) - 1
+    skipped = model.config.attention.first_prediction
     inputs_BT = batch_BT[:, :-1].clamp_min(0)
     # The module's call, not its forward: strategies gather weights in its hooks.
     losses: TokenLosses = model(

@@ -114,8 +114,7 @@ class BlockGradients:
         inputs_BT = tokens_BT[:, :-1]
         documents = None if documents_BT is None else Documents.of(documents_BT[:, :-1])
         states_BTD, place = self._forwards(inputs_BT, documents)
-        # The positions of a prefix see one another: all but the last would predict what they see.
-        targets_BS = tokens_BT[:, (self.model.config.attention.prefix or 1) :]
+        targets_BS = tokens_BT[:, 1 + self.model.config.attention.first_prediction :]
         g_BTD = self._of_loss(states_BTD.pop(), targets_BS, counts)
         for i in reversed(range(len(states_BTD))):
             if counts:

@@ -10,6 +10,7 @@ import torch
 
 from ...metrics.between.cka import cka, hsic
 from ...metrics.between.token_divergence import token_kl, token_loss
+from ..next_tokens import first_prediction
 from ..standard_error import standard_error
 from .model_reading import ModelReading
 from .weight_line import Line
@@ -30,7 +31,8 @@ class AllPairs:
     kl_se_AA: np.ndarray
     """Standard error of the mean over positions, from the spread over sequences."""
     loss_AT: np.ndarray | None
-    """Mean loss in nats on the token after each position but the last, ``[A, T − 1]``; None on random tokens."""
+    """Mean loss in nats on the token after each position but the last, ``[A, T − 1]``, NaN where a model does not
+    predict it; None on random tokens."""
 
     def last_cka(self) -> np.ndarray:
         """CKA of the states after the last blocks, symmetric ``[A, A]``."""
@@ -43,6 +45,10 @@ class AllPairs:
         """``KL(p_a ‖ p_b)``, mean over all positions, ``[A, A]``."""
         found: np.ndarray = self.kl_AAT.mean(-1)
         return found
+
+    def mean_loss(self) -> np.ndarray | None:
+        """Mean of `loss_AT` over the positions that a model predicts from, ``[A]``; None on random tokens."""
+        return None if self.loss_AT is None else np.nanmean(self.loss_AT, 1)
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,9 @@ def compare_readings(
     """CKA of all layers, KL of all next-token predictions and, on text, the loss. No model is run.
 
     Logits are made of some rows at a time, once for each model: they take 32 MiB in all, whatever N, T and V.
+
+    Raises:
+        UsageError: there is no loss: a model predicts none of the tokens.
     """
     n = len(readings)
     pairs = [(a, b) for a in range(n) for b in range(a, n)]
@@ -97,6 +106,9 @@ def compare_readings(
             loss_AT += torch.cat(losses, 1).view(n, size, seq_len).sum(1).numpy()
         first += size
         advance(size)
+    if is_text:
+        for loss_T, reading in zip(loss_AT, readings, strict=True):
+            loss_T[: first_prediction(reading.config, seq_len)] = np.nan
     return AllPairs(
         [reading.name for reading in readings],
         by_layer,

@@ -18,10 +18,13 @@ from torch import Tensor
 from ...errors import RunError
 from ...files import disk_full
 from ...metrics.between.cka import gram_vector, minibatches
+from ...models.config import ModelConfig
 from ...models.decoder import Decoder
 from ...models.observe import Attended, Site
 from ..foreign import ForeignModel
+from ..foreign.foreign_model import ForeignConfig
 from ..measurement import evaluation_mode
+from ..next_tokens import passes
 from .output_head import OutputHead, check_head, final_states, output_head
 
 
@@ -48,6 +51,7 @@ class ModelReading:
     """What a pass has left in a folder."""
 
     name: str
+    config: ModelConfig | ForeignConfig
     folder: Path
     n_batches: int
     """Of sequences, as the pass had them."""
@@ -81,6 +85,7 @@ def read_model(
     tokens_NT: np.ndarray,
     folder: Path,
     *,
+    documents_NT: np.ndarray | None = None,
     batch_size: int,
     minibatch: int,
     advance: Callable[[int], object] = lambda n_sequences: None,
@@ -92,6 +97,7 @@ def read_model(
         model: on the device where it is to run.
         tokens_NT: int64 ids ``[N, T]``, the same for all models.
         folder: an empty one.
+        documents_NT: numbers of the tokens' documents, which a model with ``attention.documents`` sees one by one.
         batch_size: sequences in one forward pass; the same for all models.
         minibatch: sequences of a Gram matrix at most.
         advance: is called with the number of sequences of each batch that is done.
@@ -101,24 +107,23 @@ def read_model(
         RunError: it gives NaN or inf; the disk is full.
     """
     sizes = minibatches(len(tokens_NT), minibatch)
-    device = next(model.parameters()).device
-    batches = torch.from_numpy(tokens_NT).split(batch_size)
     waiting: list[Tensor] = []
-    n_grams = 0
+    n_batches = n_grams = 0
     try:
         head = output_head(model)
         _save(folder / "head.npy", head.weight_VD)
         if head.bias_V is not None:
             _save(folder / "bias.npy", head.bias_V)
         with evaluation_mode(model), final_states(model) as kept:
-            for i, tokens_BT in enumerate(batches):
+            for tokens_BT, more in passes(model, tokens_NT, documents_NT, batch_size):
                 observer = _LastPositions()
-                last_BV = model(tokens_BT.to(device), last_only=True, observer=observer)
+                last_BV = model(tokens_BT, last_only=True, observer=observer, **more)
                 (x_BTD,) = kept
                 if not (x_BTD.isfinite().all() and last_BV.isfinite().all()):
                     raise RunError("the model gives NaN or inf")
                 check_head(model, head, x_BTD, last_BV)
-                _save(folder / f"states-{i}.npy", x_BTD)
+                _save(folder / f"states-{n_batches}.npy", x_BTD)
+                n_batches += 1
                 waiting.append(torch.stack(observer.found))
                 while n_grams < len(sizes) and sum(x_PBD.shape[1] for x_PBD in waiting) >= sizes[n_grams]:
                     x_PBD = torch.cat(waiting, 1)
@@ -130,7 +135,7 @@ def read_model(
         raise RunError(f"{name}: {error}") from None
     except OSError as error:
         raise disk_full(folder, error) from None
-    return ModelReading(name, folder, len(batches), n_grams, head.factor, head.cap)
+    return ModelReading(name, model.config, folder, n_batches, n_grams, head.factor, head.cap)
 
 
 def _save(file: Path, x: Tensor) -> None:

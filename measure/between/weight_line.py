@@ -16,6 +16,7 @@ from ...metrics.between.token_divergence import token_loss
 from ...models.decoder import Decoder
 from ..foreign import ForeignModel
 from ..measurement import evaluation_mode
+from ..next_tokens import first_prediction, passes
 from .output_head import final_states, output_head
 
 
@@ -58,16 +59,18 @@ def losses_on_line(
     alphas: Sequence[float],
     tokens_NT: np.ndarray,
     *,
+    documents_NT: np.ndarray | None = None,
     batch_size: int,
     advance: Callable[[int], object] = lambda n_points: None,
 ) -> list[float]:
     """Mean next-token loss in nats at ``(1 − α)·a + α·b``, for each α.
 
     Weights are interpolated in place in one more model; ``a`` and ``b`` are left as they were. Hidden units are taken
-    as they are numbered: no permutation is looked for.
+    as they are numbered: no permutation is looked for. Models with ``attention.documents`` see each document alone:
+    ``documents_NT`` has its tokens' numbers.
 
     Raises:
-        UsageError: the two are not of one config.
+        UsageError: the two are not of one config, or predict none of the tokens.
         RunError: a loss is NaN or inf.
     """
     if (problem := line_problem(a, b)) is not None:
@@ -76,7 +79,7 @@ def losses_on_line(
     found: list[float] = []
     for alpha in alphas:
         _move(moved.state_dict(), a.state_dict(), b.state_dict(), alpha)
-        loss = _mean_loss(moved, tokens_NT, batch_size)
+        loss = _mean_loss(moved, tokens_NT, documents_NT, batch_size)
         if not np.isfinite(loss):
             raise RunError(f"the loss at α = {alpha:g} of the line is {loss}")
         found.append(loss)
@@ -97,16 +100,19 @@ def _move(moved: dict[str, Tensor], a: dict[str, Tensor], b: dict[str, Tensor], 
             torch.lerp(a[name], b[name], alpha, out=tensor)
 
 
-def _mean_loss(model: Decoder | ForeignModel, tokens_NT: np.ndarray, batch_size: int) -> float:
-    device, total = next(model.parameters()).device, 0.0
+def _mean_loss(
+    model: Decoder | ForeignModel, tokens_NT: np.ndarray, documents_NT: np.ndarray | None, batch_size: int
+) -> float:
+    total, n_tokens = 0.0, 0
+    first = first_prediction(model.config, tokens_NT.shape[1])
     head = output_head(model)
     rows = max(1, _MOST_LOGITS // len(head.weight_VD))
     with evaluation_mode(model), final_states(model) as kept:
-        for tokens_BT in torch.from_numpy(tokens_NT).split(batch_size):
-            tokens_BT = tokens_BT.to(device)
-            model(tokens_BT, last_only=True)
-            x_RD, targets_R = kept[0][:, :-1].flatten(0, 1), tokens_BT[:, 1:].flatten()
+        for tokens_BT, more in passes(model, tokens_NT, documents_NT, batch_size):
+            model(tokens_BT, last_only=True, **more)
+            x_RD, targets_R = kept[0][:, first:-1].flatten(0, 1), tokens_BT[:, first + 1 :].flatten()
+            n_tokens += len(targets_R)
             for start in range(0, len(x_RD), rows):
                 part = slice(start, start + rows)
                 total += float(token_loss(head(x_RD[part]), targets_R[part]).sum())
-    return total / (tokens_NT.shape[0] * (tokens_NT.shape[1] - 1))
+    return total / n_tokens

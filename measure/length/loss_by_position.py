@@ -13,11 +13,12 @@ from itertools import pairwise
 import numpy as np
 import torch
 
-from ...errors import UsageError
+from ...errors import RunError, UsageError
 from ...models.attention.eviction import Eviction
 from ...models.attention.kv_cache import KeyValueCache
 from ...models.decoder import Decoder
 from ..measurement import evaluation_mode
+from ..next_tokens import first_prediction
 from ..standard_error import mean_and_error
 
 #: Positions that pass at once; the losses do not depend on it.
@@ -129,12 +130,14 @@ def loss_by_position(
         advance: is called with numbers of sequences times positions that are done.
 
     Raises:
+        UsageError: there is nothing to predict behind the prefix of a prefix-LM.
+        RunError: a loss is NaN or inf.
         ValueError: more positions than a learned table holds.
     """
     device = model.embed.weight.device
-    length = tokens_NT.shape[1] - 1
+    length, first = tokens_NT.shape[1] - 1, first_prediction(model.config, tokens_NT.shape[1])
     # The positions of a prefix-LM's prefix see one another, so that they pass together.
-    together = max(part, model.config.attention.prefix or 1)
+    together = max(part, first + 1)
     sizes = [min(together, length), *[part] * (max(length - together, 0) // part)]
     sizes += [rest] if (rest := length - sum(sizes)) else []
     found = []
@@ -150,6 +153,7 @@ def loss_by_position(
                 advance(tokens_BC.numel())
             found.append(torch.cat(losses, dim=1).cpu().numpy())
     losses_NT = np.concatenate(found)
-    # All but the last of a prefix would predict what they see.
-    losses_NT[:, : (model.config.attention.prefix or 1) - 1] = np.nan
+    losses_NT[:, :first] = np.nan
+    if not np.isfinite(losses_NT[:, first:]).all():
+        raise RunError("the model gives NaN or inf")
     return losses_NT

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from ...errors import RunError
@@ -17,6 +16,7 @@ from ...models.changes.round_to_nearest import WHOLE
 from ...models.decoder import Decoder
 from ..foreign import ForeignModel
 from ..measurement import evaluation_mode
+from ..next_tokens import first_prediction, passes
 from ..standard_error import mean_and_error
 from .linear_maps import quantised
 from .rounding import Bits
@@ -75,7 +75,7 @@ def quantisation_costs(
         advance: called after each setting.
 
     Raises:
-        UsageError: see :func:`linear_maps`.
+        UsageError: see :func:`linear_maps` and :func:`first_prediction`.
         RunError: a loss is not finite.
     """
     found: dict[str, _Found] = {}
@@ -105,22 +105,17 @@ def _losses(
     model: Decoder | ForeignModel, tokens_NT: np.ndarray, documents_NT: np.ndarray | None, batch_size: int
 ) -> np.ndarray:
     """Mean loss of every sequence, float64 ``[N]``."""
-    device, vocab_size = next(model.parameters()).device, model.config.vocab_size
-    apart = isinstance(model, Decoder) and model.config.attention.documents and documents_NT is not None
-    step = max(min(batch_size, _LOGITS // (tokens_NT.shape[1] * vocab_size)), 1)
+    length = tokens_NT.shape[1]
+    first = first_prediction(model.config, length)
+    step = max(min(batch_size, _LOGITS // (length * model.config.vocab_size)), 1)
     losses = []
-    for start in range(0, len(tokens_NT), step):
-        tokens_BT = torch.from_numpy(np.ascontiguousarray(tokens_NT[start : start + step])).to(device)
-        more: dict[str, Tensor] = {}
-        counts_BT = torch.ones_like(tokens_BT[:, 1:], dtype=torch.bool)
-        if documents_NT is not None:
-            documents_BT = torch.from_numpy(np.ascontiguousarray(documents_NT[start : start + step])).to(device)
-            counts_BT = documents_BT[:, 1:] >= 0
-            more = {"documents_BT": documents_BT} if apart else {}
-        logits_BTV = model(tokens_BT, **more)[:, :-1]
-        loss_BT = F.cross_entropy(logits_BTV.transpose(1, 2).float(), tokens_BT[:, 1:], reduction="none").double()
-        losses.append((loss_BT * counts_BT).sum(1) / counts_BT.sum(1))
-    return torch.cat(losses).cpu().numpy()
+    for tokens_BT, more in passes(model, tokens_NT, documents_NT, step):
+        logits_BSV, targets_BS = model(tokens_BT, **more)[:, first:-1], tokens_BT[:, first + 1 :]
+        losses.append(F.cross_entropy(logits_BSV.transpose(1, 2).float(), targets_BS, reduction="none").double().cpu())
+    loss_NS = torch.cat(losses).numpy()
+    counts_NS = np.ones_like(loss_NS) if documents_NT is None else documents_NT[:, first + 1 :] >= 0
+    found: np.ndarray = (loss_NS * counts_NS).sum(1) / counts_NS.sum(1)
+    return found
 
 
 def _mean_prob(model: Decoder | ForeignModel, random_NT: np.ndarray, batch_size: int) -> np.ndarray:

@@ -208,6 +208,12 @@ class AttentionConfig:
         return block not in (self.nope_blocks or [])
 
     @property
+    def first_prediction(self) -> int:
+        """The first position that predicts its next token. The positions of a prefix see one another, so that all but
+        the last of them would predict what they see; a loss leaves them out."""
+        return (self.prefix or 1) - 1
+
+    @property
     def weighs_scores_alone(self) -> bool:
         """Whether the normaliser weighs each score on its own, in place of a softmax over the row."""
         return self.normaliser in SIMILARITIES

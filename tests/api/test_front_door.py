@@ -234,6 +234,15 @@ def test_kin_and_strangers(run):
     assert (stranger.verdict, stranger.null) == ("stranger", "analytic")
     with pytest.raises(bm.UsageError, match="frob: no such setting; there are null"):
         bm.fingerprint(run, run, frob=1)
+    for wrong, message in (
+        ({"probe": "tokens"}, "probe is 'tokens', not one of token, embedding"),
+        ({"choice": "first"}, "choice is 'first', not one of coset, base"),
+        ({"n_inputs": "many"}, "n_inputs is 'many', not a whole number"),
+    ):
+        with pytest.raises(bm.UsageError, match=message):
+            bm.fingerprint(run, run, **wrong)
+    shown = {"n_inputs": np.int64(50), "seq_len": np.int64(4), "k": np.float64(0.1)}
+    assert bm.fingerprint(run, f"{run.path}@0", **shown).z == kin.z
 
 
 def test_notebooks_show_a_table_and_pictures(run):

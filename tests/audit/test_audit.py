@@ -9,6 +9,8 @@ import torch
 from safetensors.torch import save_file
 from trained_suites import STEPS, exchange, train, weights_file
 
+from birthmark.audit.audit_suite import audit
+from birthmark.audit.audit_table import sentence
 from birthmark.audit.suite import find_members, said_step
 from birthmark.launch.cli import main
 from birthmark.models.exchange.pretrained import load_pretrained
@@ -185,10 +187,43 @@ def test_strangers_are_those_that_are_fewer_and_of_as_many_those_that_come_later
     assert [len(birth) for birth in audited(tmp_path).json["births"]] == [3, 2]
 
 
-def test_too_few_tensors_for_a_test_make_no_strangers(tmp_path, audited):
-    for step in (1, 2):
-        small(tmp_path / f"step-{step}", {"t": torch.randn(32, 64, generator=torch.Generator().manual_seed(step))})
-    assert len(audited(tmp_path, status=0).json["births"]) == 1
+def test_too_few_tensors_for_a_test_make_neither_kin_nor_strangers(tmp_path, audited, capsys):
+    suite = tmp_path / "suite"
+    suite.mkdir()
+    for step in (1, 2, 3):
+        numbers = torch.Generator().manual_seed(step)
+        small(suite / f"step-{step}", {f"t{i}": torch.randn(32, 64, generator=numbers) for i in range(3)})
+    found = audited(suite, status=0).json
+    assert found["sentence"] == (
+        "3 checkpoints: nothing is wrong with them, but whether they share a birth cannot be told: "
+        "fewer than 4 tensors can be compared"
+    )
+    assert [found["births"], len(found["birth_unknown"])] == [[], 3]
+    assert {one["verdict"] for one in found["checkpoints"]} == {"birth unknown"}
+    assert main(["audit", str(suite), "--out", str(tmp_path / "a.html")]) == 0
+    note = "irth unknown: fewer than 4 tensors can be compared of step 1, step 2, step 3"
+    assert f"note: b{note}" in capsys.readouterr().out
+    assert f"B{note}" in (tmp_path / "a.html").read_text()
+
+
+def test_the_birth_of_one_that_cannot_be_tested_with_its_kin_is_unknown(tmp_path, audited):
+    numbers = torch.Generator().manual_seed(0)
+    a, b = ({f"t{i}": torch.randn(32, 64, generator=numbers) for i in range(5)} for _ in "ab")
+    for step in (1, 2, 3):
+        small(tmp_path / f"step-{step}", {name: x + 0.01 * step * b[name] for name, x in a.items()})
+    # Two of its tensors are constant, so that three are left.
+    small(tmp_path / "step-4", b | {name: torch.ones(32, 64) for name in ("t0", "t1")})
+    found = audited(tmp_path, status=0).json
+    assert [one["verdict"] == "birth unknown" for one in found["checkpoints"]] == [False, False, False, True]
+    assert [len(birth) for birth in found["births"]] == [3]
+    assert found["sentence"].startswith(
+        "4 checkpoints: nothing is wrong with them, but whether 1 of them shares their birth cannot be told"
+    )
+
+
+def test_a_single_checkpoint_is_said_to_be_alone(clean):
+    found = sentence(audit(find_members([str(clean / "step-0")])))
+    assert found == "one checkpoint, beside no other: nothing is wrong with it"
 
 
 def test_revisions_of_the_hub_are_members_of_a_suite():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from birthmark.data.probes import random_probe
-from birthmark.errors import UsageError
+from birthmark.errors import RunError, UsageError
 from birthmark.launch.cli import main
 from birthmark.measure.interventions import intervene
 from birthmark.models.attention.positions import rotate
@@ -120,6 +121,7 @@ def test_nothing_is_left_behind():
         ({}, ("mask", 0, 0), "layer 0: give 1 to 2"),
         ({}, ("scale", 1, 12), "position 12: give 0 to 11"),
         ({}, ("scale", 1, 0, []), "give one lambda"),
+        ({}, ("scale", 1, 0, [1.0, float("nan")]), "lambda nan: give a finite number"),
         ({}, ("break", 1, 0), "give one of mask, amplify, scale"),
         ({"normaliser": "sigmoid"}, ("mask", 1, 0), "no plain softmax"),
         ({"aggregation": "calibrated"}, ("mask", 1, 0), "calibrated by its weights"),
@@ -128,6 +130,20 @@ def test_nothing_is_left_behind():
 def test_what_is_impossible_is_said(changes, arguments, match):
     with pytest.raises(UsageError, match=match):
         intervene(living(replace(CONFIG, attention=AttentionConfig(**changes))), PROBE, *arguments)
+
+
+@pytest.mark.parametrize("aggregation", ["plain", "headnorm"])
+def test_a_dose_too_large_for_float32_and_a_broken_model_are_named(aggregation):
+    """At 1e20 every state is finite; its squares are not, and a norm makes zeros of it."""
+    model = living(replace(CONFIG, attention=AttentionConfig(aggregation))).float()
+    for dose in (1e20, 1e39):
+        with pytest.raises(RunError, match=rf"lambda {re.escape(f'{dose:g}')}: .* give a smaller one"):
+            intervene(model, PROBE, "scale", 1, 2, [1.0, dose])
+    with torch.no_grad():
+        model.blocks[0].attn.v.weight[0, 0] = torch.nan
+    for kind in ("mask", "amplify", "scale"):
+        with pytest.raises(RunError, match="the model gives NaN or inf"):
+            intervene(model, PROBE, kind, 1, 2, [1.0])
 
 
 def test_the_command_prints_a_table_or_json(tmp_path, capsys, monkeypatch):

@@ -283,6 +283,26 @@ def test_a_recipe_says_what_is_wrong_with_it():
     assert all(name in problems for name in ("k is 1.5", "temperature is 0", "draws is 3"))
     assert "at least 1000" in LineageTestConfig(null="dimensions_sampled", draws=100).problems()[0]
     assert LineageTestConfig(null="analytic", aggregate=True).problems() == []
+    assert "null_seed is -1: give at least 0" in LineageTestConfig(null_seed=-1).problems()
+    assert "k is inf" in LineageTestConfig(k=float("inf")).problems()[0]
     assert (
         "aggregate is true: the null dimensions has no such signal" in LineageTestConfig(aggregate=True).problems()[0]
     )
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "choices"),
+    [
+        ("null", "dimension", "dimensions, dimensions_sampled, matched, analytic, empirical, empirical_full, inputs"),
+        ("correlation", "pearson", "spearman, kendall"),
+        ("choice", "first", "coset, base"),
+        ("k", "a", "a number"),
+        ("aggregate", 1, "true or false"),
+        ("draws", 100.5, "a whole number or null"),
+        ("null_seed", None, "a whole number"),
+    ],
+)
+def test_a_misspelt_setting_runs_no_other_test(field, value, choices):
+    (problem,) = LineageTestConfig(**{field: value}).problems()
+    assert problem.startswith(f"{field} is {value!r}, not ")
+    assert problem.endswith(choices)

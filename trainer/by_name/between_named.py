@@ -19,7 +19,7 @@ from ...measure.config import SnapshotConfig
 from ...measure.records import RunDir
 from ...metrics.between.cka import FEWEST_EXAMPLES, minibatches
 from ..devices import device
-from .loaded_model import LoadedModel, default_seq_len, load_named, text_for
+from .loaded_model import LoadedModel, TextProbe, default_seq_len, load_named, text_for
 from .model_names import vocabulary
 
 
@@ -90,12 +90,16 @@ class Comparer:
     ) -> None:
         self._open_model = open_model
         self.settings, self.seq_len, self.minibatch, self.text, self.data = settings, seq_len, minibatch, text, data
-        self._shown: tuple[str, int, np.ndarray] | None = None
+        self._shown: tuple[str, int, TextProbe] | None = None
         self._tokenizer: tuple[str, object] | None = None
 
     @property
     def tokens_NT(self) -> np.ndarray:  # noqa: N802, a shape suffix
         """What all are shown, int64 ids ``[N, T]``; known once the first model is loaded."""
+        return self._probe.tokens_NT
+
+    @property
+    def _probe(self) -> TextProbe:
         assert self._shown is not None
         return self._shown[2]
 
@@ -109,8 +113,8 @@ class Comparer:
         loaded = self._open_model(name)
         size = loaded.model.config.vocab_size
         if self._shown is None:
-            self._shown = name, size, self._probe(loaded)
-        first, of_first, tokens_NT = self._shown
+            self._shown = name, size, self._probe_for(loaded)
+        first, of_first, (tokens_NT, _) = self._shown
         if size != of_first:
             raise UsageError(f"{first} has {of_first} tokens, {name} {size}: they cannot read the same ids")
         if loaded.tokenizer_file is not None:
@@ -123,15 +127,15 @@ class Comparer:
         loaded.model.to(device())
         return loaded
 
-    def _probe(self, loaded: LoadedModel) -> np.ndarray:
+    def _probe_for(self, loaded: LoadedModel) -> TextProbe:
         length = default_seq_len(loaded) if self.seq_len is None else self.seq_len
         settings = replace(self.settings, seq_len=length)
         if problems := settings.problems(loaded.n_positions):
             raise UsageError("; ".join(problem.replace("snapshot.", "--") for problem in problems))
         if self.text:
-            return text_for(loaded, settings, self.data).tokens_NT
+            return text_for(loaded, settings, self.data)
         size = loaded.model.config.vocab_size
-        return random_probe(size, settings.n_sequences, settings.seq_len, settings.probe_seed)
+        return TextProbe(random_probe(size, settings.n_sequences, settings.seq_len, settings.probe_seed))
 
     def compare(self, names: Sequence[str], advance: Callable[[int], object] = lambda n_models: None) -> AllPairs:
         """One pass of each model, one at a time in memory; then every pair of them.
@@ -167,6 +171,7 @@ class Comparer:
                 loaded.model,
                 self.tokens_NT,
                 folder,
+                documents_NT=self._probe.documents_NT,
                 batch_size=self.settings.batch_size,
                 minibatch=self.minibatch,
             )
@@ -182,8 +187,15 @@ class Comparer:
         for i, j in combinations(range(len(names)), 2):
             a, b = self.load(names[i]).model, self.load(names[j]).model
             try:
-                batch_size = self.settings.batch_size
-                losses = losses_on_line(a, b, alphas, self.tokens_NT, batch_size=batch_size, advance=advance)
+                losses = losses_on_line(
+                    a,
+                    b,
+                    alphas,
+                    self.tokens_NT,
+                    documents_NT=self._probe.documents_NT,
+                    batch_size=self.settings.batch_size,
+                    advance=advance,
+                )
             except (UsageError, RunError) as error:
                 raise type(error)(f"{names[i]} and {names[j]}: {error}") from None
             found.append(Line(i, j, alphas, losses))

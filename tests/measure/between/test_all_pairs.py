@@ -1,6 +1,7 @@
 """One pass of each model and every pair of them, against the formulas on whole tensors."""
 
 import dataclasses
+from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,8 +15,11 @@ from birthmark.measure.between.all_pairs import compare_readings
 from birthmark.measure.between.model_reading import read_model
 from birthmark.measure.between.weight_line import losses_on_line
 from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.length.loss_by_position import loss_by_position
+from birthmark.measure.quantised.cost import quantisation_costs
 from birthmark.metrics.between import cka as of_metrics
 from birthmark.metrics.between.token_divergence import token_kl
+from birthmark.models.attention.config import AttentionConfig
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 
@@ -143,3 +147,47 @@ def test_there_is_no_line_between_models_of_two_configs(models, tokens):
     loud = born(dataclasses.replace(CONFIG, logit_softcap=9.0), 0)
     with pytest.raises(UsageError, match="their configs differ"):
         losses_on_line(models[0], loud, [0, 1], tokens, batch_size=4)
+
+
+def all_losses(model, tokens, folder, documents=None):
+    """The mean loss of a model on text, by everything that says it."""
+    (folder / "0").mkdir()
+    reading = read_model("m", model, tokens, folder / "0", documents_NT=documents, batch_size=4, minibatch=5)
+    (cost,) = quantisation_costs(model, [], tokens, tokens, documents_NT=documents, batch_size=4)
+    return {
+        "compare": compare_readings([reading], tokens, is_text=True).mean_loss()[0],
+        "line": losses_on_line(model, model, [0], tokens, documents_NT=documents, batch_size=4)[0],
+        "quantise": cost.loss,
+    }
+
+
+def test_a_prefix_that_sees_itself_is_in_no_loss(tokens, tmp_path, enliven):
+    """Of a prefix of 5 positions the last one alone predicts what it has not seen."""
+    model = enliven(born(dataclasses.replace(CONFIG, attention=AttentionConfig(prefix=5)), 0)).double().eval()
+    with torch.no_grad():
+        log_p = model(torch.from_numpy(tokens)).log_softmax(-1).numpy()
+    losses = [-log_p[n, t, tokens[n, t + 1]] for n in range(N) for t in range(4, T - 1)]
+    found = all_losses(model, tokens, tmp_path)
+    found["length"] = np.nanmean(loss_by_position(model, tokens, None))
+    assert found == pytest.approx(dict.fromkeys(found, np.mean(losses)), rel=1e-5)
+    for read in (lambda: quantisation_costs(model, [], tokens[:, :5], tokens),
+                 lambda: losses_on_line(model, model, [0], tokens[:, :5], batch_size=4),
+                 lambda: loss_by_position(model, tokens[:, :5], None)):  # fmt: skip
+        with pytest.raises(UsageError, match=r"sequences of 5 tokens: .* give a seq_len of 6 or more"):
+            read()
+
+
+def test_documents_are_read_apart_as_each_by_itself(tokens, tmp_path, enliven):
+    model = enliven(born(dataclasses.replace(CONFIG, attention=AttentionConfig(documents=True)), 0)).double().eval()
+    starts = [0, 3, 5, T]
+    documents = np.broadcast_to(np.repeat([0, 1, 2], np.diff(starts)), (N, T))
+    read = torch.from_numpy(tokens)
+    with torch.no_grad():
+        alone = [model(read[:, a:b]) for a, b in pairwise(starts)]
+        whole = model(read)
+    by_itself, together = (
+        F.cross_entropy(x[:, :-1].flatten(0, 1), read[:, 1:].flatten()).item() for x in (torch.cat(alone, 1), whole)
+    )
+    assert abs(by_itself - together) > 1e-3
+    found = all_losses(model, tokens, tmp_path, documents)
+    assert found == pytest.approx(dict.fromkeys(found, by_itself), rel=1e-5)

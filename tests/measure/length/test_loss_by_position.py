@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from birthmark.errors import UsageError
+from birthmark.errors import RunError, UsageError
 from birthmark.measure.length.loss_by_position import Arm, LengthResult, check_reach, evictions, loss_by_position
 from birthmark.models.attention.eviction import Eviction
 from birthmark.models.attention.kv_cache import KeyValueCache
@@ -88,6 +88,14 @@ def test_every_arm_has_the_same_losses_however_much_passes_at_once(name, enliven
     np.testing.assert_allclose(found, losses, rtol=1e-6)
     assert np.isnan(whole[:, :5]).all() == (name == "prefix")
     assert abs(losses - whole)[:, PREFIX + 6 :].max() > 1e-3
+
+
+def test_a_loss_that_is_not_finite_is_an_error():
+    model = born(ModelConfig(d_model=16, n_layers=1, n_heads=2, vocab_size=61), 0)
+    with torch.no_grad():
+        model.embed.weight[TOKENS[1, 9]] = torch.inf
+    with pytest.raises(RunError, match="the model gives NaN or inf"):
+        loss_by_position(model, TOKENS, None)
 
 
 def test_what_nobody_sees_again_is_not_kept():

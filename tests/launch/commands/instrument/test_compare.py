@@ -1,6 +1,7 @@
 """`birthmark compare`: models by any name beside one another."""
 
 import csv
+import dataclasses
 import inspect
 import json
 import shutil
@@ -12,8 +13,14 @@ import yaml
 from birthmark.api.comparing import compare
 from birthmark.launch.cli import main
 from birthmark.launch.commands.instrument.compare import add_options
+from birthmark.measure.config import SnapshotConfig
+from birthmark.measure.quantised.cost import quantisation_costs
+from birthmark.models.attention.config import AttentionConfig
+from birthmark.models.birth import born
+from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
-from birthmark.trainer.by_name.loaded_model import load_named
+from birthmark.trainer.by_name import between_named
+from birthmark.trainer.by_name.loaded_model import LoadedModel, TextProbe, load_named
 from birthmark.trainer.config_parser import Parser
 
 PROBE = ["--n_sequences=6", "--seq_len=8", "--batch_size=4", "--minibatch=6"]
@@ -115,3 +122,23 @@ def test_what_cannot_be_compared_is_told_in_a_line(run, capsys, tmp_path):
     told = refused(capsys, run.path, f"{tmp_path / 'wider.yaml'}@0", *PROBE)
     assert "tiny has 24 tokens, " in told
     assert "wider.yaml@0 30: they cannot read the same ids" in told
+
+
+def test_the_borders_of_a_runs_own_text_reach_the_models(monkeypatch, enliven):
+    """Read as one document, and as three: both losses are those of `birthmark quantise`."""
+    shape = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=40, max_seq_len=12)
+    shape = dataclasses.replace(shape, attention=AttentionConfig(documents=True))
+    model = enliven(born(shape, 0)).eval()
+    tokens = np.random.default_rng(0).integers(0, 40, (6, 8))
+    losses = []
+    for documents in (np.zeros_like(tokens), np.arange(8) // 3 + 0 * tokens):
+        monkeypatch.setattr(between_named, "text_for", lambda *given, shown=documents: TextProbe(tokens, shown))
+        comparer = between_named.Comparer(
+            SnapshotConfig(n_sequences=6, batch_size=4), 8, 6, text=True,
+            open_model=lambda name: LoadedModel(name, model, None, 0, None),
+        )  # fmt: skip
+        found = comparer.compared(["a", "b"], n_points=3)
+        loss = quantisation_costs(model, [], tokens, tokens, documents_NT=documents)[0].loss
+        assert [*found.pairs.mean_loss(), *found.lines[0].losses] == pytest.approx(5 * [loss], rel=1e-4)
+        losses.append(loss)
+    assert abs(losses[0] - losses[1]) > 1e-3
