@@ -391,7 +391,7 @@ class RunConfig:
             if change.step >= self.trainer.max_steps
         ]
         problems += self._packing_problems()
-        if self.eval.is_on and (self.model.attention.prefix or 1) > 1:
+        if self.eval.is_on and self.model.attention.first_prediction:
             problems.append(
                 f"model.attention.prefix is {self.model.attention.prefix}, whose positions see the answers that eval "
                 "asks for: leave eval.tasks and eval.texts out"

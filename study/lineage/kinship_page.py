@@ -21,8 +21,8 @@ from .answers import CANNOT_TELL, terms
 from .compare import ComparedModels
 
 _SCALE = (
-    "Cells are pale below z 3, which one pair of strangers in a thousand passes by chance; from there colour grows with "
-    "the logarithm up to 60. The diagonal is empty, and so is a test that could not be made."
+    "Cells are pale below z 3, which one pair of strangers in a thousand passes by chance; from there colour grows "
+    "with the logarithm up to 60. The diagonal is empty, and so is a test that could not be made."
 )
 #: Tests in the table of candidates: the rest stand in the CSV file.
 _MOST_ROWS = 50
