@@ -24,7 +24,7 @@ from ..schema import Sha256
 from .building.workers import in_processes, n_cores
 from .cache import Meta, build_once, facts_of_files, files_sha256, fingerprint
 from .config import DataConfig
-from .ingest.bad_rows import bad_rows, check_columns, check_first_row, without_bad_rows
+from .ingest.bad_rows import bad_rows, check_columns, check_first_row, check_lines, without_bad_rows
 from .splits import key_digest
 from .survey.documents import SurveyedCorpus
 from .survey.table_rows import BLOCK_ROWS, RowPiece, Rows
@@ -210,6 +210,7 @@ class TableCorpus(_RowCorpus):
         column = self._config.text_field
         if not self._config.max_bad_rows:
             for path in self._files:
+                check_lines(path)
                 check_first_row(path, column)
         if importlib.util.find_spec("datasets") is not None:  # else the reading says so
             check_columns(self._files, column)

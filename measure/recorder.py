@@ -21,7 +21,6 @@ from ..data.probes import passage_probe, random_probe
 from ..data.tokenizer import TextTokenizer
 from ..errors import RunError, UsageError
 from ..metrics.rankings import ranking
-from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.tensor_shards import compute_dtype
 from .anatomy.listed_sinks import secondary_sinks
@@ -154,14 +153,6 @@ def _misfits(name: str, probe_NT: np.ndarray, vocab_size: int, n_positions: int 
     return found
 
 
-def _n_positions(model: Decoder | ForeignModel) -> int | None:
-    """Tokens that a model can read at once; None, any number."""
-    config = model.config
-    if isinstance(config, ModelConfig):
-        return config.max_seq_len if config.positions == "learned" else None
-    return config.max_seq_len
-
-
 class RecorderArguments(TypedDict, total=False):
     """Arguments of a :class:`SnapshotRecorder` beside its folder."""
 
@@ -283,7 +274,7 @@ class SnapshotRecorder:
         model = unwrap(model)
         if self._model is None or self._model[0] is not model:
             seen = measurable(model)
-            longest = _n_positions(seen)
+            longest = seen.config.position_limit
             problems = self.config.problems(None if "random" in self.probes else longest)
             for name, probe_NT in self.probes.items():
                 problems += _misfits(name, probe_NT, seen.config.vocab_size, longest)

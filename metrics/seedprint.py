@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 from scipy import stats
 
-from .config import LineageTestConfig
+from .config import LineageTestConfig, Null
 from .null_distributions import (
     analytic_sd,
     column_taus,
@@ -213,6 +213,11 @@ def _as_published(a: HiddenStates, b: HiddenStates, recipe: LineageTestConfig) -
 
 def _two_sided(z: float) -> float:
     return min(0.0, (log(2) + float(stats.norm.logsf(z))) / log(10))
+
+
+def level_z(null: Null) -> float:
+    """z from which on a test calls two models kin: one-sided, or where p is doubled as of two tails."""
+    return float(stats.norm.isf(LEVEL if null.startswith("dimensions") else LEVEL / 2))
 
 
 def judged(

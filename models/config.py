@@ -219,6 +219,11 @@ class ModelConfig:
             raise UsageError("; ".join(found))
 
     @property
+    def position_limit(self) -> int | None:
+        """The most tokens that the model can read: what a learned table holds; None for any number."""
+        return self.max_seq_len if self.positions == "learned" else None
+
+    @property
     def kv_heads(self) -> int:
         """Key/value heads, resolved."""
         return self.n_kv_heads if self.n_kv_heads is not None else self.n_heads

@@ -17,6 +17,7 @@ from ..measure.config import SnapshotConfig
 from ..models.adapters.adapter_config import AdapterConfig
 from ..models.config import ModelConfig
 from ..schema import SEEDS, outside
+from .optimizers.optim_rows import read_row, unread_fields
 from .optimizers.schedules import SCHEDULES, ScheduleName
 from .optimizers.table import (
     OPTIMIZERS,
@@ -24,8 +25,6 @@ from .optimizers.table import (
     OptimizerName,
     UpdateScale,
     optimizer_strategy_problem,
-    read_optimizer,
-    unread_fields,
 )
 from .strategies.table import STRATEGIES, StrategyName, strategy_problems
 
@@ -102,7 +101,7 @@ class OptimConfig:
     @property
     def optimizer(self) -> OptimizerConfig:
         """The row of the table of optimizers that ``name`` chooses, with its fields."""
-        return read_optimizer(self.name, vars(self))
+        return read_row(OPTIMIZERS, self.name, vars(self))
 
     def problems(self) -> list[str]:
         """Everything that makes this config impossible, one line each, with the mend."""

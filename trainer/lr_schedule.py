@@ -6,7 +6,8 @@ from bisect import bisect_left
 from collections.abc import Callable
 
 from .config import OptimConfig
-from .optimizers.schedules import read_schedule
+from .optimizers.optim_rows import read_row
+from .optimizers.schedules import SCHEDULES
 
 
 class LearningRate:
@@ -20,7 +21,7 @@ class LearningRate:
 
     def __init__(self, config: OptimConfig, max_steps: int, tokens_after: Callable[[int], int]) -> None:
         self.config, self.max_steps, self.tokens_after = config, max_steps, tokens_after
-        self.schedule = read_schedule(config.schedule, vars(config))
+        self.schedule = read_row(SCHEDULES, config.schedule, vars(config))
         self.warmup_steps = config.warmup_steps
         """Steps of the warm-up: the first steps that together have its tokens, where it is given in tokens."""
         if config.warmup_tokens:

@@ -15,8 +15,8 @@ from ..measure.records import RunDir
 from ..models.dotted import dotted
 from ..yaml_files import MOST_BYTES, read_yaml
 from .config import RunConfig
+from .optimizers.optim_rows import unread_names
 from .optimizers.schedules import SCHEDULES
-from .optimizers.table import unread_names
 
 #: Fields whose ``auto`` a run replaces by what it decides when it begins (``numerics.py``).
 DECIDED = ("trainer.precision", "trainer.gather")

@@ -97,7 +97,6 @@ def tokenise(config: DataConfig, vocab_size: int) -> Tokenised:
 
 def _check_read(config: DataConfig, sources: Mapping[str, Source]) -> None:
     """UsageError for a field of tables that no source reads."""
-    of_rows = False
     for name, source in config.each().items():
         kind = sources[name].kind
         # Evaluation texts beside one corpus may be a table.
@@ -107,8 +106,10 @@ def _check_read(config: DataConfig, sources: Mapping[str, Source]) -> None:
                 f"data.text_field: {source.text_field!r} is read of tables only, and {source.path!r} is "
                 f"{'tokens' if kind in ('tokens', 'shards') else 'text'}; leave the field out"
             )
-        of_rows |= kind == "table" and bool({".jsonl", ".csv"} & files_by_suffix(source.entries).keys())
-    if config.max_bad_rows and not of_rows:
+    if config.max_bad_rows and not any(
+        sources[name].kind == "table" and {".jsonl", ".csv"} & files_by_suffix(source.entries).keys()
+        for name, source in config.each().items()
+    ):
         raise UsageError(
             f"data.max_bad_rows: {config.max_bad_rows} is read of .jsonl and .csv files only, and there are none; "
             "leave the field out"

@@ -83,7 +83,7 @@ def without_bad_rows(
     def found() -> Iterator[list[_BadRow]]:
         left = most
         for path in files:
-            _check_lines(path)
+            check_lines(path)
             bad = bad_rows(path, column, left)
             left -= len(bad)
             yield bad
@@ -108,7 +108,7 @@ def without_bad_rows(
 
 
 def check_first_row(path: Path, column: str) -> None:
-    """See that a .jsonl or .csv file begins like one, and has lines that can be rows: readers fail badly on another.
+    """See that a .jsonl or .csv file begins like one: readers fail badly on another.
 
     pyarrow's of .jsonl parses on threads, and some errors end the process in place of the parsing (apache/arrow#49272
     is one); a file that begins with a list or with an object of several lines is left to it, which may know it. pandas
@@ -118,9 +118,7 @@ def check_first_row(path: Path, column: str) -> None:
     Raises:
         UsageError: it does not; names the line.
     """
-    if (suffix := path.suffix.lower()) in _BAD_ROWS:
-        _check_lines(path)
-    if suffix == ".jsonl":
+    if (suffix := path.suffix.lower()) == ".jsonl":
         with path.open("rb") as file:
             number, line = next(((n, line) for n, line in enumerate(file, 1) if line.strip()), (0, b"{"))
         if not line.removeprefix(b"\xef\xbb\xbf").lstrip().startswith((b"{", b"[")):
@@ -147,8 +145,10 @@ def bad_rows(path: Path, column: str, most: int) -> list[_BadRow]:
 # ── lines ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _check_lines(path: Path) -> None:
-    """UsageError if a line is so long that it can be no row."""
+def check_lines(path: Path) -> None:
+    """Read a .jsonl or .csv file through; UsageError if a line is so long that it can be no row."""
+    if path.suffix.lower() not in _BAD_ROWS:
+        return
     longest = length = 0
     with path.open("rb") as file:
         while longest <= _MOST_LINE and (block := file.read(1 << 20)):

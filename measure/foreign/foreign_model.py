@@ -52,6 +52,11 @@ class ForeignConfig:
     attention: AttentionConfig = field(default_factory=AttentionConfig)
     """What of attention decides which figures there are: sinks in the softmax, a gate."""
 
+    @property
+    def position_limit(self) -> int | None:
+        """See `ModelConfig.position_limit`."""
+        return self.max_seq_len
+
 
 class ForeignModel(nn.Module):
     """A ``transformers`` model with a language-model head, called and observed like our Decoder.

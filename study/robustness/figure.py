@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from scipy import stats
-
-from ...metrics.config import Null
-from ...metrics.seedprint import LEVEL
+from ...metrics.seedprint import level_z
 from ...report.pictures.saving import save_both
 from ...report.pictures.style import (
     MUTED,
@@ -26,7 +23,6 @@ from .results import ChangedTest
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
 
 _DOT: dict[str, Any] = {"linestyle": "none", "markersize": 3.4, "markeredgewidth": 0.8}
 _LOOKS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -66,12 +62,6 @@ def z_by_change(study: RobustnessStudy, results: Sequence[ChangedTest]) -> Figur
     entries = [(words, legend_line(**{**_DOT, **look})) for name, (words, look) in _LOOKS.items() if name in shown]
     add_legend(figure, [*reversed(entries), ("p = .01", legend_line(**REFERENCE))])
     return figure
-
-
-def level_z(null: Null) -> float:
-    """z from which on a test calls two models kin: its p is one-sided or doubled (docs/seedprint.md)."""
-    one_sided = null in ("dimensions", "dimensions_sampled")
-    return float(stats.norm.isf(LEVEL if one_sided else LEVEL / 2))
 
 
 def _look(result: ChangedTest) -> str:

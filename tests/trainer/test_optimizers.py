@@ -18,8 +18,9 @@ from birthmark.models.parameter_roles import ParameterRole, parameter_roles
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 from birthmark.trainer.loop.step_guard import StepGuard, UpdateSkippedError
 from birthmark.trainer.module import PretrainModule, next_token_loss
+from birthmark.trainer.optimizers.optim_rows import fields_of
 from birthmark.trainer.optimizers.parameter_groups import parameter_groups, renumber_optimizer_state
-from birthmark.trainer.optimizers.table import OPTIMIZERS, OptimizerName, optimizer_fields
+from birthmark.trainer.optimizers.table import OPTIMIZERS, OptimizerName
 from birthmark.trainer.strategies.table import STRATEGIES
 
 PLAIN = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=24, max_seq_len=12, bias=True, norm="layernorm")
@@ -46,7 +47,7 @@ def test_every_name_of_the_config_is_in_the_table():
     assert list(OPTIMIZERS) == list(get_args(OptimizerName))
     fields = {field.name for field in dataclasses.fields(OptimConfig)}
     for kind in OPTIMIZERS.values():
-        assert optimizer_fields(kind) <= fields
+        assert fields_of(kind) <= fields
 
 
 def test_sgd_is_momentum_over_a_gradient_with_decay():

@@ -52,8 +52,7 @@ class LoadedModel:
     @property
     def n_positions(self) -> int | None:
         """The most tokens that it can read; None: any number."""
-        limited = isinstance(self.model, ForeignModel) or self.model.config.positions == "learned"
-        return self.model.config.max_seq_len if limited else None
+        return self.model.config.position_limit
 
 
 def load_named(

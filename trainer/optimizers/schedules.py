@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 ScheduleName = Literal["cosine", "wsd", "constant"]
 
@@ -58,9 +57,3 @@ class Constant(Schedule):
 
 #: Schedules by ``optim.schedule``.
 SCHEDULES: dict[ScheduleName, type[Schedule]] = {"cosine": Cosine, "wsd": WSD, "constant": Constant}
-
-
-def read_schedule(name: ScheduleName, values: Mapping[str, Any]) -> Schedule:
-    """The schedule that these values of ``optim``'s fields describe."""
-    kind = SCHEDULES[name]
-    return kind(**{field.name: values[field.name] for field in fields(kind)})

@@ -6,9 +6,7 @@ norm. Light on purpose: configs read this table before torch is loaded, so each 
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -291,40 +289,3 @@ def optimizer_strategy_problem(name: OptimizerName, strategy: StrategyName) -> s
         f"optim.name is {name}, which steps whole matrices, but {strategy} shards its state: give trainer.strategy "
         f"{others} or single, or another optimizer"
     )
-
-
-def optimizer_fields(kind: type[OptimizerConfig]) -> set[str]:
-    """The fields of ``optim`` that an optimizer reads besides those that all read."""
-    return {field.name for field in dataclasses.fields(kind)}
-
-
-def read_optimizer(name: OptimizerName, values: Mapping[str, Any]) -> OptimizerConfig:
-    """The optimizer that these values of ``optim``'s fields describe."""
-    kind = OPTIMIZERS[name]
-    return kind(**{field: values[field] for field in optimizer_fields(kind)})
-
-
-def unread_names(table: Mapping[Any, type[Any]], name: str) -> set[str]:
-    """Fields of ``optim`` that other rows of ``table`` read, and this one does not; rows are dataclasses of what they
-    read."""
-    reads = {row: {field.name for field in dataclasses.fields(kind)} for row, kind in table.items()}
-    return set().union(*reads.values()) - reads[name]
-
-
-def unread_fields(
-    what: str, table: Mapping[Any, type[Any]], name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]
-) -> list[str]:
-    """A line for every value of ``optim`` that was set although the row that was chosen does not read it.
-
-    Args:
-        what: kind of the rows, as in ``optimizer``.
-        table: the rows by name.
-        name: of the row that was chosen.
-        values: of ``optim``'s fields.
-        defaults: of the same.
-    """
-    return [
-        f"optim.{field} is {values[field]}, which {what} {name} does not read: remove it (default: {defaults[field]})"
-        for field in sorted(unread_names(table, name))
-        if values[field] != defaults[field]
-    ]

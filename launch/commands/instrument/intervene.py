@@ -54,7 +54,7 @@ def run(options: Namespace) -> int:
     out = picture_path(options.out, "intervene.png", as_json=options.json)
     source = open_source(options.model)
     settings = SnapshotConfig(n_sequences=options.n_sequences, seq_len=options.seq_len, batch_size=options.batch_size)
-    check_probe(settings, source.config.max_seq_len if source.config.positions == "learned" else None)
+    check_probe(settings, source.config.position_limit)
     try:
         check(source.config, options.kind, options.layer, options.position, options.seq_len, doses)
     except UsageError as error:

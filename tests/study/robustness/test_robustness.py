@@ -15,10 +15,9 @@ from scipy import stats
 from birthmark.errors import RunError, UsageError
 from birthmark.launch.cli import main
 from birthmark.measure.hidden_states import FingerprintProbe, hidden_states
-from birthmark.metrics.seedprint import Fingerprint, compare
+from birthmark.metrics.seedprint import Fingerprint, compare, level_z
 from birthmark.study.robustness import results
 from birthmark.study.robustness.bases import Base, Text, text_of
-from birthmark.study.robustness.figure import level_z
 from birthmark.study.robustness.file import read_robustness_study
 from birthmark.study.robustness.rates import change_rates
 from birthmark.study.robustness.results import ChangedTest, compare_changed
