@@ -64,7 +64,7 @@ ZERO = ["zero1", "zero2", "zero3"]
 EVERY = ["fsdp2", *(pytest.param(name, marks=needs_deepspeed) for name in ZERO)]
 
 #: Steps of a run, and of its first checkpoint.
-STEPS, HALF = 10, 5
+STEPS, HALF = 6, 3
 
 #: A run of one strategy, and the strategy that its second half is trained under.
 CHANGES = [("single", "fsdp2"), ("fsdp2", "zero1"), ("zero1", "zero2"), ("zero2", "zero3"), ("zero3", "single")]
