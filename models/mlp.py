@@ -24,6 +24,19 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
 }
 
+_aten = torch.ops.aten
+
+#: Gradient of an activation's input, given that of its output and the input.
+DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+    "relu": lambda d, x: d * (x > 0),
+    "gelu": lambda d, x: _aten.gelu_backward(d, x),
+    "silu": lambda d, x: _aten.silu_backward(d, x),
+    "tanh": lambda d, x: _aten.tanh_backward(d, x.tanh()),
+    "identity": lambda d, x: d,
+    "relu2": lambda d, x: 2 * d * F.relu(x),
+    "gelu_tanh": lambda d, x: _aten.gelu_backward(d, x, approximate="tanh"),
+}
+
 
 class MLP(nn.Module):
     """``down(act(up(x)))``, or ``down(act(gate(x)) · up(x))`` when gated; of hidden width ``d_ff``, by default the

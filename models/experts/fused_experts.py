@@ -1,8 +1,9 @@
 """The experts of a mixture as one operator, forwards and backwards: for the plain maps that training runs.
 
-One expert after the other is computed on the rows that it is sent, while they lie in the processor's caches: rows are
-gathered when they are needed, backwards once more, and added where they belong. Of M rows only what the activations got
-is kept, so that no copy of ``[M, D]`` is written. A compiler sees one operator, whatever the router chose.
+A GPU computes all experts at once (``grouped_experts.py``). Elsewhere one expert after the other is computed on the
+rows that it is sent, while they lie in the processor's caches: rows are gathered when they are needed, backwards once
+more, and added where they belong. Of M rows only what the activations got is kept, so that no copy of ``[M, D]`` is
+written. A compiler sees one operator, whatever the router chose.
 
 Legend: N tokens, D width, E experts, K experts of a token, M = N·K rows, one for each choice; R rows of one expert, F
 its hidden width.
@@ -10,30 +11,17 @@ its hidden width.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from math import prod
 from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 from torch.utils.flop_counter import register_flop_formula
 
 from ..linear_cross_entropy import wide
-from ..mlp import ACTIVATIONS, MLP
-
-_aten = torch.ops.aten
-
-#: Gradient of an activation's input, given that of its output and the input.
-DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
-    "relu": lambda d, x: d * (x > 0),
-    "gelu": lambda d, x: _aten.gelu_backward(d, x),
-    "silu": lambda d, x: _aten.silu_backward(d, x),
-    "tanh": lambda d, x: _aten.tanh_backward(d, x.tanh()),
-    "identity": lambda d, x: d,
-    "relu2": lambda d, x: 2 * d * F.relu(x),
-    "gelu_tanh": lambda d, x: _aten.gelu_backward(d, x, approximate="tanh"),
-}
+from ..mlp import ACTIVATIONS, DERIVATIVES, MLP
+from . import grouped_experts
 
 
 def fused_experts(
@@ -125,6 +113,8 @@ def _forward(
     activation: str,
     keep: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    if grouped_experts.is_fast(x_ND, weights):
+        return grouped_experts.forward(x_ND, weight_NK, chosen_NK, count_E, weights, biases, activation, keep)
     act, dtype, n_experts = ACTIVATIONS[activation], x_ND.dtype, len(count_E)
     gates_MF, ups_MF = _kept(x_ND, weight_NK, weights, n_experts, keep)
     order_M = chosen_NK.flatten().argsort(stable=True)
@@ -174,6 +164,9 @@ def _backward(
     activation: str,
     trains: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], list[torch.Tensor]]:
+    if grouped_experts.is_fast(x_ND, weights):
+        kept = (gates_MF, ups_MF, order_M, count_E)
+        return grouped_experts.backward(d_ND, x_ND, weight_NK, weights, biases, *kept, activation, trains)
     act, derivative, dtype, n_experts = ACTIVATIONS[activation], DERIVATIVES[activation], x_ND.dtype, len(count_E)
     token_M, weight_M1 = order_M // weight_NK.shape[1], weight_NK.flatten()[order_M][:, None]
     dx_ND, d_weight_M = torch.zeros_like(x_ND, dtype=wide(dtype)), torch.empty_like(weight_NK).flatten()

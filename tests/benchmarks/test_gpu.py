@@ -82,6 +82,9 @@ def test_every_arm_in_both_directions(rehearsed, gpu):
         found = rows(rehearsed, "arms", way)
         assert [row["arm"] for row in found] == arms
         check_numbers(found, "ms", "× plain")
+    mixtures = rows(rehearsed, "arms", "One MLP, ")
+    assert [row["MLP"].partition(":")[0] for row in mixtures] == ["dense", "experts", "experts one by one"]
+    check_numbers(mixtures, "ms", "× dense")
 
 
 @pytest.mark.heavy

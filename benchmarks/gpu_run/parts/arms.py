@@ -1,4 +1,6 @@
-"""What each arm of attention costs over plain softmax: one attention, forward alone and with its backward pass."""
+"""What each arm of attention costs over plain softmax: one attention, forward alone and with its backward pass.
+
+And what mixtures of experts cost."""
 
 from __future__ import annotations
 
@@ -17,6 +19,7 @@ from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 
 from ..case import Case, Setting, breaks_device, one_line
+from . import mixtures
 
 #: Times plain softmax that an arm on a fused kernel may take, from this length on.
 DEARER, FROM = 1.10, 2048
@@ -62,11 +65,14 @@ def _arms(seq_len: int, d_head: int, width: int, tokens: int, setting: Setting) 
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Every length with both head widths."""
+    """Every length with both head widths, then the mixtures."""
     if setting.tiny:
-        return [Case("T 128, heads of 8", partial(_arms, 128, 8, 16, 128))]
+        return [Case("T 128, heads of 8", partial(_arms, 128, 8, 16, 128)), *mixtures.cases(setting)]
     return [
-        Case(f"T {seq_len}, heads of {d_head}", partial(_arms, seq_len, d_head, WIDTH, TOKENS), 45)
-        for d_head in HEADS
-        for seq_len in LENGTHS
+        *(
+            Case(f"T {seq_len}, heads of {d_head}", partial(_arms, seq_len, d_head, WIDTH, TOKENS), 45)
+            for d_head in HEADS
+            for seq_len in LENGTHS
+        ),
+        *mixtures.cases(setting),
     ]

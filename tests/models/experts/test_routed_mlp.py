@@ -9,6 +9,7 @@ import transformers
 
 from birthmark.models.birth import born
 from birthmark.models.config import GATED, ExpertsConfig, InitConfig, ModelConfig
+from birthmark.models.experts import grouped_experts
 from birthmark.models.experts.fused_experts import fused_experts
 from birthmark.models.experts.routed_mlp import Mixture
 from birthmark.models.init import birth_plan
@@ -177,31 +178,45 @@ def with_modules(mixture):
     return mixture
 
 
+@pytest.fixture(params=[False, True], ids=["one by one", "grouped"])
+def is_grouped(request, monkeypatch):
+    """Both ways to compute the operator; on a CPU torch multiplies group by group."""
+    if request.param:
+        monkeypatch.setattr(grouped_experts, "is_fast", lambda *_: True)
+    return request.param
+
+
+def all_random(mixture, generator):
+    for parameter in mixture.parameters():
+        parameter.data += torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype) / 4
+    return mixture
+
+
 @pytest.mark.parametrize("mlp", [*ACTIVATIONS, *GATED])
 @pytest.mark.parametrize("bias", [False, True])
-def test_one_operator_is_the_modules_one_by_one(mlp, bias):
+def test_one_operator_is_the_modules_one_by_one(mlp, bias, is_grouped):
     """Gradients too: of activations that are written out there, and derived by torch here."""
-    fused = mixture_of(replace(with_experts(), mlp=mlp, bias=bias))
-    modules = with_modules(fused)
+    # torch has no grouped product in float64.
+    dtype = torch.float32 if is_grouped else torch.float64
     generator = torch.Generator().manual_seed(2)
-    for parameter in fused.parameters():
-        parameter.data += torch.randn(parameter.shape, generator=generator, dtype=torch.float64) / 4
-    modules.load_state_dict(fused.state_dict())
-    x_BTD = torch.randn(2, 9, 16, dtype=torch.float64, generator=generator, requires_grad=True)
-    up_BTD = torch.randn(2, 9, 16, dtype=torch.float64, generator=generator)
+    fused = all_random(mixture_of(replace(with_experts(), mlp=mlp, bias=bias), dtype=dtype), generator)
+    modules = with_modules(fused).double()
+    x_BTD, up_BTD = (torch.randn(2, 9, 16, dtype=dtype, generator=generator) for _ in range(2))
     found, expected = (
-        [y_BTD := one(x_BTD), *torch.autograd.grad(y_BTD, [x_BTD, *one.parameters()], up_BTD)]
-        for one in (fused, modules)
+        [y_BTD := one(x), *torch.autograd.grad(y_BTD, [x, *one.parameters()], up_BTD.to(x.dtype))]
+        for one, x in ((fused, x_BTD.requires_grad_()), (modules, x_BTD.detach().double().requires_grad_()))
     )
     chosen_NK = torch.zeros(18, 1, dtype=torch.int64)
     count_E = torch.bincount(chosen_NK[:, 0], minlength=len(modules.experts))
     assert fused_experts(modules.experts, x_BTD.flatten(0, 1), torch.ones(18, 1), chosen_NK, count_E) is None
     for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs)
+        tolerance = {"atol": 1e-6 * theirs.abs().max().item(), "rtol": 1e-5} if is_grouped else {}
+        torch.testing.assert_close(mine, theirs.to(dtype), **tolerance)
 
 
-def test_one_operator_keeps_the_dtypes_of_the_modules():
-    fused = mixture_of(with_experts()).float()
+def test_one_operator_keeps_the_dtypes_of_the_modules(is_grouped):
+    # Rows of 16 bytes are what a grouped product in bf16 asks for.
+    fused = mixture_of(with_experts(d_ff=16)).float()
     modules, x_BTD = with_modules(fused), torch.randn(2, 9, 16, generator=torch.Generator().manual_seed(3))
     with torch.autocast("cpu", torch.bfloat16):
         found, expected = fused(x_BTD), modules(x_BTD)
@@ -212,6 +227,57 @@ def test_one_operator_keeps_the_dtypes_of_the_modules():
         assert {parameter.grad.dtype for parameter in one.parameters()} == {torch.float32}
     for mine, theirs in zip(fused.parameters(), modules.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad, atol=0.02 * theirs.grad.abs().max().item(), rtol=0.02)
+
+
+def test_kernels_that_skip_experts_without_rows_leave_nothing_in_gradients(monkeypatch):
+    """As some devices' do (PyTorch's issue 172439): what was in memory stays where an expert has no rows."""
+    product, skipped = torch.nn.functional.grouped_mm, []
+
+    def skips(a, b, *, offs):
+        out = product(a, b, offs=offs)
+        if a.ndim == b.ndim == 2:
+            without = offs.diff(prepend=offs.new_zeros(1)) == 0
+            skipped.extend(without.tolist())
+            out[without] = torch.nan
+        return out
+
+    monkeypatch.setattr(grouped_experts, "is_fast", lambda *_: True)
+    monkeypatch.setattr(torch.nn.functional, "grouped_mm", skips)
+    mixture = mixture_of(with_experts(top_k=1), dtype=torch.float32)
+    mixture(torch.randn(1, 3, 16, generator=torch.Generator().manual_seed(5))).sum().backward()
+    assert any(skipped)
+    assert not all(skipped)
+    assert all(parameter.grad.isfinite().all() for parameter in mixture.parameters())
+
+
+@pytest.mark.cuda
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_gpu_computes_all_experts_at_once_without_waiting(bias):
+    config = replace(CONFIG, d_model=64, bias=bias, experts=replace(CONFIG.experts, d_ff=32))
+    mixture = all_random(mixture_of(config, dtype=torch.float32), torch.Generator().manual_seed(2))
+    modules, mixture = with_modules(mixture).double(), mixture.cuda()
+    x_BTD = torch.randn(2, 300, 64, generator=torch.Generator().manual_seed(3))
+    x_cuda = x_BTD.cuda().requires_grad_()
+    if not grouped_experts.is_fast(x_cuda.bfloat16(), [mixture.experts[0].up.weight]):
+        pytest.skip("this device has no kernel for grouped products")
+    found = []
+    for _ in range(2):
+        with torch.autocast("cuda", torch.bfloat16):
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                y_BTD = mixture(x_cuda)
+                grads = torch.autograd.grad(y_BTD.float().square().mean(), [x_cuda, *mixture.experts.parameters()])
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+        found.append([y_BTD, *grads])
+    x_slow = x_BTD.double().requires_grad_()
+    y_slow = modules(x_slow)
+    slow = [y_slow, *torch.autograd.grad(y_slow.square().mean(), [x_slow, *modules.experts.parameters()])]
+    for mine, again, theirs in zip(*found, slow, strict=True):
+        assert torch.equal(mine, again)
+        # Rounding may send a token to another expert; few go.
+        difference = (mine.double().cpu() - theirs).norm() / theirs.norm()
+        assert difference < 0.1
 
 
 def test_frozen_experts_pass_gradients_on():
