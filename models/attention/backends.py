@@ -42,6 +42,13 @@ def _widened(x: Tensor, extra: int, value: float = 0.0) -> Tensor:
     return F.pad(x, (0, extra), value=value) if extra else x
 
 
+def as_wide(q: Tensor, k: Tensor, v: Tensor, width: int = 0, of_values: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values filled up with zeros: to one width, or to those given."""
+    width = width or max(q.shape[-1], v.shape[-1])
+    more = width - q.shape[-1]
+    return _widened(q, more), _widened(k, more), _widened(v, (of_values or width) - v.shape[-1])
+
+
 @dataclass(frozen=True)
 class Backend:
     """One pair of operators, and what it takes.
@@ -81,10 +88,9 @@ class Backend:
 
     def padded(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Queries, keys and values with as many channels as it wants of each; the added ones are 0."""
-        width, of_values = q_BHTK.shape[-1], v_BGSV.shape[-1]
-        extra = -width % self.multiple
-        more = -of_values % self.multiple if self.narrow_values else width + extra - of_values
-        return _widened(q_BHTK, extra), _widened(k_BGSK, extra), _widened(v_BGSV, more)
+        of_values = -(-v_BGSV.shape[-1] // self.multiple) * self.multiple
+        width = max(-(-q_BHTK.shape[-1] // self.multiple) * self.multiple, of_values)
+        return as_wide(q_BHTK, k_BGSK, v_BGSV, width, of_values if self.narrow_values else width)
 
 
 # ------------------------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 Neighbouring heads 2i and 2i + 1 are a pair: their queries and keys make the two softmaxes, and the values of both are
 summed by the difference. Every map has the shape that it has in plain attention of as many heads.
 
-Legend: B sequences, H heads, T queries, S keys, K head width.
+Legend: B sequences, H heads, T queries, S keys, K head width, W that of the values of a pair.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ..config import InitConfig, ModelConfig
 from ..init import Distribution, Normal
 from ..parameter_roles import ParameterRole
+from .kernels import wide_values_pay
 from .normalisers import ExtraKey, Softmax, WeightedSum, query_blocks
 from .scores import Scores
 from .weight_reader import EVERYTHING, new_reader
@@ -30,25 +31,42 @@ def initial_lambda(block: int) -> float:
     return 0.8 - 0.6 * math.exp(-0.3 * block)
 
 
+def _of_pairs(x_BH: Tensor) -> tuple[Tensor, Tensor]:
+    """What belongs to the first and to the second softmax of each pair, for both of its heads; heads are axis 1."""
+    first, second = x_BH.unflatten(1, (-1, 2)).unbind(2)
+    return first.repeat_interleave(2, 1), second.repeat_interleave(2, 1)
+
+
 class Difference(WeightedSum):
-    """Weights ``a₁ − λ·a₂``, of either sign, from two softmaxes that run on the fused kernels."""
+    """Weights ``a₁ − λ·a₂``, of either sign.
+
+    Args:
+        scores: of all heads.
+        softmax: their weights.
+        o_BHTW: values of a pair, side by side, summed by those weights; W = 2·K.
+        share: λ.
+        needs_weights: see :meth:`Softmax.forward`.
+    """
 
     def __init__(
-        self, scores: Scores, first: WeightedSum, second: WeightedSum, share: Tensor, needs_weights: bool
+        self, scores: Scores, softmax: WeightedSum, o_BHTW: Tensor, share: Tensor, needs_weights: bool
     ) -> None:
-        self.scores, self.first, self.second, self.share = scores, first, second, share
-        self.o_BHTK = first.o_BHTK - share.to(first.o_BHTK.dtype) * second.o_BHTK
+        self.scores, self.softmax, self.share = scores, softmax, share
+        first, second = o_BHTW[:, 0::2], o_BHTW[:, 1::2]
+        difference_BHTW = first - share.to(first.dtype) * second
+        self.o_BHTK = torch.stack(difference_BHTW.chunk(2, dim=-1), dim=2).flatten(1, 2)
         self.reader = new_reader(scores, rows_sum_to_one=False) if needs_weights else None
         if self.reader is not None:
             for start, stop in query_blocks(self.o_BHTK.shape[2]):
-                for part in (first, second):
-                    block, seen = part.scores.block(start, stop)
-                    self.reader.read_scores(EVERYTHING, block.masked_fill(~seen, -torch.inf))
+                block, seen = scores.block(start, stop)
+                for part in _of_pairs(block.masked_fill(~seen, -torch.inf)):
+                    self.reader.read_scores(EVERYTHING, part)
                 self.reader.read(EVERYTHING, start, self.rows(start, stop))
 
     def rows(self, start: int, stop: int) -> Tensor:
         """See :class:`WeightedSum`."""
-        return self.first.rows(start, stop) - self.share * self.second.rows(start, stop)
+        first, second = _of_pairs(self.softmax.rows(start, stop))
+        return first - self.share * second
 
     def _over_rows(self, of: Callable[[Tensor], Tensor]) -> Tensor:
         """``of`` rows, summed over their keys, a block of queries at a time."""
@@ -94,8 +112,10 @@ class DifferentialSoftmax(Softmax):
     ) -> WeightedSum:
         """See :class:`Softmax`. No key but the tokens' goes with it: configs that would bring one are refused."""
         assert not extra
-        first, second = (
-            super(DifferentialSoftmax, self).forward(scores.of_pairs(which), v_BGSK, [], False, False)
-            for which in (0, 1)
-        )
-        return Difference(scores, first, second, self.share(), needs_weights)
+        # Each softmax sums the values of both heads of its pair: side by side, or one after the other where a kernel
+        # that takes values as wide would take longer than twice.
+        pairs = [v.repeat_interleave(2, 1) for v in v_BGSK.unflatten(1, (-1, 2)).unbind(2)]
+        if not scores.fusable or wide_values_pay(scores.q_BHTK, 2 * v_BGSK.shape[-1]):
+            pairs = [torch.cat(pairs, dim=-1)]
+        parts = [super(DifferentialSoftmax, self).forward(scores, values, [], False, False) for values in pairs]
+        return Difference(scores, parts[0], torch.cat([part.o_BHTK for part in parts], -1), self.share(), needs_weights)

@@ -11,7 +11,7 @@ KERNELS = {
     "fused": "fused scaled_dot_product_attention (bf16 on CPU: blocks of matrix products, their weights kept for the "
     "backward pass up to 32 MiB)",
     "window": ", two such attentions per window (bf16 on CUDA: one)",
-    "difference": ", two such attentions, one taken from the other",
+    "difference": ", over the values of both heads of a pair, one head's taken from the other's",
     "prefix": ", one more such attention for the prefix",
     "distances": ", distance penalties as 8 more channels",
     "documents": ", documents of about one length together (a compiled step: explicit weights)",

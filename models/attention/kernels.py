@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .backends import FusedAttention, backend_for
+from .backends import FusedAttention, as_wide, backend_for
 from .blockwise import causal_blocks, keeps_weights
 from .document_mask import Documents
 from .grouped_heads import over_heads
@@ -25,6 +25,8 @@ chosen_for: str | None = None
 
 #: Of values that do not matter, where the kernel takes fewer than of keys.
 _FEW_CHANNELS = 16
+#: Channels of a head beyond which a GPU's kernels multiply more slowly.
+_WIDE = 128
 
 
 def runs_on(x: Tensor) -> str:
@@ -34,6 +36,15 @@ def runs_on(x: Tensor) -> str:
 
 def _in_blocks(q: Tensor, causal: bool = True) -> bool:
     return causal and runs_on(q) == "cpu" and q.dtype == torch.bfloat16
+
+
+def wide_values_pay(q_BHTK: Tensor, width: int) -> bool:
+    """Whether values wider than queries are summed in less time at once than in parts of that width.
+
+    Where a kernel wants one width, queries and keys are filled up with zeros: the products are those of the parts, and
+    the softmax is computed once.
+    """
+    return runs_on(q_BHTK) == "cpu" or width <= _WIDE
 
 
 def _fused(
@@ -115,9 +126,8 @@ def causal_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: floa
     if not backend.grouped:
         k_BGTK, v_BGTK = (over_heads(x, q_BHTK.shape[1]) for x in (k_BGTK, v_BGTK))
     grouped, width = k_BGTK.shape[1] != q_BHTK.shape[1], v_BGTK.shape[-1]
-    if width < q_BHTK.shape[-1]:
-        # Only as wide as queries do values run on a fused kernel.
-        v_BGTK = F.pad(v_BGTK, (0, q_BHTK.shape[-1] - width))
+    # Only as wide as queries do values run on a fused kernel.
+    q_BHTK, k_BGTK, v_BGTK = as_wide(q_BHTK, k_BGTK, v_BGTK)
     out = F.scaled_dot_product_attention(q_BHTK, k_BGTK, v_BGTK, is_causal=True, scale=scale, enable_gqa=grouped)
     return out[..., :width] if width < out.shape[-1] else out
 

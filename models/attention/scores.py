@@ -5,7 +5,7 @@ Legend: B sequences, H query heads, G key/value heads, T queries, S keys (those 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -34,21 +34,6 @@ class Scores:
     def k_BHSK(self) -> Tensor:  # noqa: N802 - a shape suffix
         """Keys, repeated for the query heads that share them."""
         return over_heads(self.k_BGSK, self.q_BHTK.shape[1])
-
-    def of_pairs(self, which: int) -> Scores:
-        """Scores of as many heads, each with the query, key and additions of the first (0) or second (1) of its pair:
-        heads 2i and 2i + 1 are one. Keys are those of each head."""
-
-        def both(x: Tensor, dim: int) -> Tensor:
-            return x.unflatten(dim, (-1, 2)).select(dim + 1, which).repeat_interleave(2, dim)
-
-        place = self.place
-        place = replace(
-            place,
-            slopes_H=None if place.slopes_H is None else both(place.slopes_H, 0),
-            bias_HS=None if place.bias_HS is None else both(place.bias_HS, 0),
-        )
-        return replace(self, q_BHTK=both(self.q_BHTK, 1), k_BGSK=both(self.k_BGSK, 1), place=place)
 
     @property
     def drops_weights(self) -> bool:

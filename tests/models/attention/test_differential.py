@@ -10,12 +10,14 @@ import torch
 from birthmark.errors import UsageError
 from birthmark.measure.measurement import measure
 from birthmark.models.adapters.adapter_config import AdapterConfig
+from birthmark.models.attention import differential
 from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.differential import Difference
 from birthmark.models.attention.kv_cache import KeyValueCache
 from birthmark.models.attention.positions import Placement
 from birthmark.models.birth import born
-from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, DropoutConfig, ModelConfig
+from birthmark.models.dropout.masks import Dropout
 
 B, T, D, H, K = 2, 9, 24, 4, 6
 SIZES = {"d_model": D, "n_layers": 2, "n_heads": H, "vocab_size": 61, "max_seq_len": 24}
@@ -65,6 +67,13 @@ def slow(p, x, kind, block):
     return out @ p["o.weight"].T, torch.stack(seen, 1)
 
 
+@pytest.fixture(params=[True, False], ids=["values side by side", "one after the other"])
+def at_once(request, monkeypatch):
+    """Both ways to sum the values of a pair."""
+    monkeypatch.setattr(differential, "wide_values_pay", lambda *_: request.param)
+
+
+@pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize("name", ARMS)
 def test_it_is_the_difference_of_the_formula(name):
     kind = ARMS[name]
@@ -106,6 +115,31 @@ def test_heads_of_a_pair_share_their_weights_whatever_is_added_to_scores(positio
     cache = KeyValueCache(model.config, 20)
     parts = [model(part, cache=cache) for part in tokens_BT.split([9, 1, 8, 1, 1], dim=1)]
     torch.testing.assert_close(torch.cat(parts, 1), whole, atol=2e-5, rtol=1e-4)
+
+
+def test_a_dropped_weight_is_dropped_for_both_heads_of_a_pair():
+    config = ModelConfig(**SIZES, attention=ARMS["without its norm"], dropout=DropoutConfig(attention=0.5))
+    module = Attention(config, 0).double()
+    for parameter in module.parameters():
+        parameter.data = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    # Both heads of a pair have the same values: their outputs differ by nothing but their weights.
+    first = module.v.weight.data.view(H // 2, 2, K, D)[:, :1]
+    module.v.weight.data = first.expand(-1, 2, -1, -1).reshape(D, D).contiguous()
+    module.o.weight.data = torch.eye(D, dtype=torch.float64)
+    x = torch.randn(B, T, D, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    masks = Dropout(config.dropout, torch.arange(B, dtype=torch.int32)).in_block(1)
+    out, whole = (module(x, Placement(dropout=given)).view(B, T, H // 2, 2, K) for given in (masks, None))
+    torch.testing.assert_close(out[..., 0, :], out[..., 1, :])
+    assert (out - whole).abs().max() > 0.1
+
+
+def test_bf16_rounds_and_no_more():
+    model = born(ModelConfig(**SIZES, attention=ARMS["as published"]), 0)
+    tokens_BT = torch.randint(61, (2, 20), generator=torch.Generator().manual_seed(0))
+    wide = model(tokens_BT)
+    with torch.autocast("cpu", torch.bfloat16):
+        narrow = model(tokens_BT)
+    assert (narrow - wide).norm() < 0.02 * wide.norm()
 
 
 def test_it_is_born_as_plain_and_measured_as_any_other():

@@ -18,10 +18,11 @@ from birthmark.models.attention.scores import Scores
 DEVICES = [("cpu", torch.float64), pytest.param("cuda", torch.float32, marks=pytest.mark.cuda)]
 
 
-def make(shape, seed=0, dtype=torch.float64, device="cpu", spread=1.0):
-    """q, k, v, and random upstream gradients of out and lse."""
+def make(shape, seed=0, dtype=torch.float64, device="cpu", spread=1.0, of_values=None):
+    """q, k, v, and random upstream gradients of out and lse; values as wide as queries, or of so many channels."""
     generator = torch.Generator().manual_seed(seed)
-    q, k, v, d_out = (torch.randn(shape, generator=generator, dtype=torch.float64) for _ in range(4))
+    shapes = [shape] * 2 + [(*shape[:3], of_values or shape[3])] * 2
+    q, k, v, d_out = (torch.randn(shape, generator=generator, dtype=torch.float64) for shape in shapes)
     d_lse = torch.randn(shape[:3], generator=generator, dtype=torch.float64)
     values = [(q * spread).to(dtype), (k * spread).to(dtype), v.to(dtype), d_out.to(dtype), d_lse]
     return [x.to(device) for x in values]
@@ -59,15 +60,18 @@ SHAPES = [(2, 3, 1, 8), (1, 2, 2, 4), (2, 3, 7, 5), (1, 2, 33, 16), (1, 1, 130, 
 
 
 @pytest.mark.parametrize(("device", "dtype"), [*DEVICES, ("cpu", torch.float32)])
-@pytest.mark.parametrize("shape", SHAPES)
-def test_outputs_and_gradients_equal_the_explicit_matrix(shape, dtype, device):
+@pytest.mark.parametrize(
+    ("shape", "of_values"), [*((shape, None) for shape in SHAPES), ((1, 2, 33, 16), 32), ((1, 2, 40, 16), 4)]
+)
+def test_outputs_and_gradients_equal_the_explicit_matrix(shape, of_values, dtype, device):
     # Float32 has 6e-8 a rounding; scores, exponentials and sums of up to 600 terms add up a few dozen of them.
     tolerance = 1e-10 if dtype == torch.float64 else 1e-5
-    q, k, v, d_out, d_lse = make(shape, dtype=dtype, device=device)
+    q, k, v, d_out, d_lse = make(shape, dtype=dtype, device=device, of_values=of_values)
     scale = shape[-1] ** -0.5
     ours, reference = leaves(q, k, v), leaves(q.double(), k.double(), v.double())
     out, lse = kernels.attention_with_lse(*ours, scale)
     expected_out, expected_lse, _ = explicit(*reference, scale)
+    assert relative(kernels.causal_attention(*ours, scale), expected_out) < tolerance
     assert out.dtype == dtype
     assert lse.dtype == dtype
     assert relative(out, expected_out) < tolerance
@@ -235,11 +239,21 @@ def test_a_long_window_reads_no_more_memory_than_chunks(monkeypatch):
 
 
 @pytest.mark.parametrize("kept", [1 << 30, -1])
-@pytest.mark.parametrize("shape", [(2, 3, 1, 8), (1, 2, 33, 16), (1, 2, 128, 8), (2, 2, 129, 64), (1, 1, 300, 8)])
-def test_bf16_blocks_equal_the_explicit_matrix_whether_weights_are_kept_or_not(shape, kept, monkeypatch):
+@pytest.mark.parametrize(
+    ("shape", "of_values"),
+    [
+        ((2, 3, 1, 8), None),
+        ((1, 2, 33, 16), None),
+        ((1, 2, 128, 8), None),
+        ((2, 2, 129, 64), None),
+        ((1, 1, 300, 8), None),
+        ((1, 2, 150, 16), 32),
+    ],
+)
+def test_bf16_blocks_equal_the_explicit_matrix_whether_weights_are_kept_or_not(shape, of_values, kept, monkeypatch):
     """What bf16 training on CPU runs on; the output alone, and with the log-sum-exp."""
     monkeypatch.setattr(blocks, "_KEPT", kept)
-    q, k, v, d_out, d_lse = make(shape, seed=3, dtype=torch.bfloat16)
+    q, k, v, d_out, d_lse = make(shape, seed=3, dtype=torch.bfloat16, of_values=of_values)
     scale = shape[-1] ** -0.5
     ours, reference = leaves(q, k, v), leaves(q.double(), k.double(), v.double())
     expected_out, expected_lse, _ = explicit(*reference, scale)
