@@ -99,17 +99,27 @@ def _counted(config: DataConfig, corpora: Mapping[str, Corpus]) -> tuple[dict[st
     return meta["within"], meta["across"]
 
 
-def _ngrams(config: DataConfig) -> tuple[Path, dict[str, Any]]:
-    """Folder of the n-grams of the evaluation texts, and what the record keeps of them."""
-    n, path = config.decontaminate_ngram, config.decontaminate
+def evaluation_texts(config: DataConfig) -> tuple[Corpus, str]:
+    """The texts of ``data.decontaminate``, which must be set, all in one split, and the hash of what they hold.
+
+    Raises:
+        UsageError: they cannot be read; it names the field.
+    """
+    path = config.decontaminate
     assert path is not None
     asked = DataConfig(path=path, text_field=config.text_field, cache_dir=config.cache_dir, timeout_s=config.timeout_s)
     try:
-        evaluation = open_corpus(localised(asked))
-        content_hash = evaluation.content_hash()
-        whole = evaluation.with_codes(np.where(evaluation.sizes > 0, TRAIN, OUT).astype(np.uint8), {})
+        corpus = open_corpus(localised(asked))
+        content_hash = corpus.content_hash()
+        return corpus.with_codes(np.where(corpus.sizes > 0, TRAIN, OUT).astype(np.uint8), {}), content_hash
     except UsageError as error:
         raise UsageError(str(error).replace("data.path", "data.decontaminate")) from error
+
+
+def _ngrams(config: DataConfig) -> tuple[Path, dict[str, Any]]:
+    """Folder of the n-grams of the evaluation texts, and what the record keeps of them."""
+    n, path = config.decontaminate_ngram, config.decontaminate
+    whole, content_hash = evaluation_texts(config)
 
     def build(scratch: Path) -> dict[str, Any]:
         found = NGrams.of(whole.documents(), n)

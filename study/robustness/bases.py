@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...data.batches import BatchSource
+from ...data.building.splitting import evaluation_texts
 from ...data.building.tokenised import naming
 from ...data.cache import fingerprint
 from ...data.config import DataConfig
@@ -96,6 +97,9 @@ class Text:
         for name, source in localised(data).each().items():
             with naming(name):
                 hashes[name] = (open_token_source(source) or open_corpus(source)).content_hash()
+        if data.decontaminate is not None:
+            # It decides which documents are left.
+            hashes["data.decontaminate"] = evaluation_texts(data)[1]
         return fingerprint(sources=hashes)
 
     def _source(self, path: str | None) -> BatchSource:

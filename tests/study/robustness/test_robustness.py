@@ -235,6 +235,14 @@ def test_the_content_of_a_text_follows_its_bytes(done, tmp_path):
     # What says how the run's own corpus is read says nothing of another one.
     of_tables = Text(dataclasses.replace(base.config, data=dataclasses.replace(data, max_bad_rows=3)), None)
     assert of_tables.content(str(story)) == text.content(str(story))
+    # Evaluation texts decide what is left of it.
+    evaluation = tmp_path / "evaluation.txt"
+    evaluation.write_text("A question.")
+    kept = dataclasses.replace(data, decontaminate=str(evaluation))
+    text = Text(dataclasses.replace(base.config, data=kept), None)
+    before = text.content(str(story))
+    evaluation.write_text("Another question.")
+    assert text.content(str(story)) != before
     # Nothing was tokenised for it.
     assert not list((tmp_path / "cache").glob("shards-*"))
     reads = {name: read_treatment(change).texts for name, change in CHANGES.items()}
