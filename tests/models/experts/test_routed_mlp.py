@@ -255,29 +255,26 @@ def test_kernels_that_skip_experts_without_rows_leave_nothing_in_gradients(monke
 def test_a_gpu_computes_all_experts_at_once_without_waiting(bias):
     config = replace(CONFIG, d_model=64, bias=bias, experts=replace(CONFIG.experts, d_ff=32))
     mixture = all_random(mixture_of(config, dtype=torch.float32), torch.Generator().manual_seed(2))
-    modules, mixture = with_modules(mixture).double(), mixture.cuda()
-    x_BTD = torch.randn(2, 300, 64, generator=torch.Generator().manual_seed(3))
-    x_cuda = x_BTD.cuda().requires_grad_()
-    if not grouped_experts.is_fast(x_cuda.bfloat16(), [mixture.experts[0].up.weight]):
+    mixture = mixture.cuda()
+    x_BTD = torch.randn(2, 300, 64, generator=torch.Generator().manual_seed(3)).cuda().requires_grad_()
+    if not grouped_experts.is_fast(x_BTD.bfloat16(), [mixture.experts[0].up.weight]):
         pytest.skip("this device has no kernel for grouped products")
-    found = []
-    for _ in range(2):
+
+    def passed(one):
         with torch.autocast("cuda", torch.bfloat16):
-            torch.cuda.set_sync_debug_mode("error")
-            try:
-                y_BTD = mixture(x_cuda)
-                grads = torch.autograd.grad(y_BTD.float().square().mean(), [x_cuda, *mixture.experts.parameters()])
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
-        found.append([y_BTD, *grads])
-    x_slow = x_BTD.double().requires_grad_()
-    y_slow = modules(x_slow)
-    slow = [y_slow, *torch.autograd.grad(y_slow.square().mean(), [x_slow, *modules.experts.parameters()])]
-    for mine, again, theirs in zip(*found, slow, strict=True):
-        assert torch.equal(mine, again)
-        # Rounding may send a token to another expert; few go.
-        difference = (mine.double().cpu() - theirs).norm() / theirs.norm()
-        assert difference < 0.1
+            y_BTD = one(x_BTD)
+        return [y_BTD, *torch.autograd.grad(y_BTD.float().square().mean(), [x_BTD, *one.experts.parameters()])]
+
+    # Routers are alike on one device, so that no rounding sends a token to another expert.
+    expected = passed(with_modules(mixture))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        found, again = passed(mixture), passed(mixture)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    for mine, second, theirs in zip(found, again, expected, strict=True):
+        assert torch.equal(mine, second)
+        assert (mine.float() - theirs.float()).norm() < 0.02 * theirs.float().norm()
 
 
 def test_frozen_experts_pass_gradients_on():
