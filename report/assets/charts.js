@@ -173,10 +173,16 @@ const charts = (() => {
     if (state.seeds !== "lines" && panel.x === "step") lines = gather(lines, data);
     lines = controlsOnce(lines);
     box.replaceChildren();
-    if (!lines.length) { box.append(node("p", "note", "Nothing to draw for this choice.")); return null; }
+    if (!lines.length) {
+      box.append(node("p", "note", "Nothing to draw for this choice."));
+      hooks.axis(false, false);
+      return null;
+    }
     // Linear where no line has anything that a logarithmic axis could show.
     const judged = lines.filter(line => line.look !== "control" && line.look !== "band");
-    const log = panel.log !== state.ylog.has(panel.id) && judged.some(line => line.y.some(v => finite(v) && v > 0));
+    const canLog = judged.some(line => line.y.some(v => finite(v) && v > 0));
+    const log = canLog && panel.log !== state.ylog.has(panel.id);
+    hooks.axis(log, canLog);
     const nothing = !lines.some(line => line.y.some(v => finite(v) && v !== 0));
     const xlog = panel.x === "step" ? state.x === "log" : panel.xlog;
     const drawable = v => finite(v) && (!log || v > 0) ? v : null;

@@ -57,7 +57,12 @@
     if (!DRAW[panel.kind]) return;
     const box = figure.querySelector(".live");
     drawn.get(id)?.plot?.destroy();
-    const plot = DRAW[panel.kind]({ id, ...panel }, box, state, data, { zoom: zoom => change({ zoom }) });
+    const axis = (log, canLog) => {
+      const press = figure.querySelector(".ylog");
+      press.setAttribute("aria-pressed", String(log));
+      press.disabled = !canLog;
+    };
+    const plot = DRAW[panel.kind]({ id, ...panel }, box, state, data, { zoom: zoom => change({ zoom }), axis });
     drawn.set(id, { plot, width: box.clientWidth });
   };
   const figures = [...document.querySelectorAll("[data-panel]")].filter(figure => DRAW[data.panels[figure.dataset.panel].kind]);
@@ -180,7 +185,7 @@
     }
   };
 
-  // A panel's own switch between a linear and a logarithmic y.
+  // A panel's own switch between a linear and a logarithmic y: what is drawn says which it is.
   const makeSwitches = () => {
     for (const figure of figures) {
       const id = figure.dataset.panel, panel = data.panels[id];
@@ -192,7 +197,6 @@
       });
       press.className = "ylog";
       figure.querySelector(".bar").append(press);
-      updates.push(() => press.setAttribute("aria-pressed", String(panel.log !== state.ylog.has(id))));
     }
   };
 

@@ -145,8 +145,8 @@ def test_a_link_keeps_the_view(one, open_page):
     assert view(tab) == {"step": "10", "block": "2", "head": "1", "ylog": "sink-mass"}
     again = open_page(one[1], tab.run("() => location.hash"))
     assert again.page.input_value("#scrub") == "1"
-    assert again.page.get_attribute("#panel-sink-mass .ylog", "aria-pressed") == "true"
     rows = hover(again, "sink-mass", 1)
+    assert again.page.get_attribute("#panel-sink-mass .ylog", "aria-pressed") == "true"
     expected = one[0].snapshots()[-1].arrays["sink_mass"][1, 1]
     assert f"{float(f'{expected:.4g}')}" in rows
     assert any("block 2" in row or "head 1" in row or row == "Sink mass" for row in rows)
@@ -281,6 +281,10 @@ def test_what_is_zero_everywhere_is_a_line_on_a_logarithmic_panel_too(tmp_path, 
     for panel in panels:
         # A tooltip names those lines that are drawn.
         assert "0" in hover(tab, panel.id, 1)[1:]
+        # Nothing of it could be seen on a logarithmic axis, and the button says so.
+        switch = tab.page.locator(f"#panel-{panel.id} .ylog")
+        assert switch.get_attribute("aria-pressed") == "false"
+        assert switch.is_disabled()
 
 
 def test_ten_runs_are_under_three_megabytes(tmp_path, make_run):
