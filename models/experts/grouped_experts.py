@@ -56,13 +56,14 @@ def _unstacked(stacks: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]
     return found
 
 
-def _inverse(order_M: Tensor) -> Tensor:
+def inverse(order_M: Tensor) -> Tensor:
+    """Where each row of what was reordered has gone."""
     return torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
 
 
-def _by_token(y_MD: Tensor, order_M: Tensor, n_choices: int) -> Tensor:
+def _by_token(y_MD: Tensor, inverse_M: Tensor, n_choices: int) -> Tensor:
     """Rows of each token, summed, ``[N, D]``."""
-    y_NKD = y_MD[_inverse(order_M)].unflatten(0, (-1, n_choices))
+    y_NKD = y_MD[inverse_M].unflatten(0, (-1, n_choices))
     return y_NKD.sum(1, dtype=wide(y_MD.dtype)).to(y_MD.dtype)
 
 
@@ -98,7 +99,7 @@ def forward(
         y_MD += weight_M1 * bias_stacks[-1][expert_M]
     nothing = [up_MF.new_empty(0, up_MF.shape[1]) for _ in range(2)]
     kept = [gates[0] if gates and keep else nothing[0], up_MF if keep else nothing[1]]
-    return _by_token(y_MD, order_M, n_choices), kept[0], kept[1], order_M
+    return _by_token(y_MD, inverse(order_M), n_choices), kept[0], kept[1], order_M
 
 
 def backward(
@@ -134,7 +135,8 @@ def backward(
     dx_MD = F.grouped_mm(d_products[0], into[0], offs=end_E)
     for d_MF, map_EFD in zip(d_products[1:], into[1:], strict=True):
         dx_MD += F.grouped_mm(d_MF, map_EFD, offs=end_E)
-    d_weight_NK = d_weight_M[_inverse(order_M)].view_as(weight_NK)
+    inverse_M = inverse(order_M)
+    d_weight_NK = d_weight_M[inverse_M].view_as(weight_NK)
     d_weights: list[Tensor] = []
     d_biases: list[Tensor] = []
     if trains:
@@ -146,7 +148,7 @@ def backward(
         if biases:
             sums = [*d_products, d_MD * weight_M1]
             d_biases = _unstacked([_sum_by_expert(rows, expert_M, n_experts) for rows in sums], biases)
-    return _by_token(dx_MD, order_M, n_choices), d_weight_NK, d_weights, d_biases
+    return _by_token(dx_MD, inverse_M, n_choices), d_weight_NK, d_weights, d_biases
 
 
 def _sum_by_expert(rows_MI: Tensor, expert_M: Tensor, n_experts: int) -> Tensor:

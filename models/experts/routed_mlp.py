@@ -21,6 +21,7 @@ from ..linear_cross_entropy import wide
 from ..mlp import MLP
 from ..observe import ExpertObserver, Observer, show_routing
 from .fused_experts import fused_experts
+from .grouped_experts import inverse
 from .routing_losses import RoutingLosses
 
 
@@ -119,7 +120,7 @@ class Mixture(nn.Module):
         """The experts' outputs, weighed and summed, ``[B, T, D]``."""
         n_sequences, n_positions, _ = x_BTD.shape
         order_M = chosen_M.argsort(stable=True)
-        inverse_M = torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
+        inverse_M = inverse(order_M)
         rows_MD = _reordered(x_BTD.flatten(0, 1), order_M, inverse_M, self.top_k)
         n_rows = rows_of_experts(count_E, n_sequences, n_positions * self.top_k)
         positions = (order_M // self.top_k % n_positions).split(n_rows)
