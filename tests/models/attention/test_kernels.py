@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from birthmark.models.attention import blockwise as blocks
 from birthmark.models.attention import kernels
@@ -71,7 +72,9 @@ def test_outputs_and_gradients_equal_the_explicit_matrix(shape, of_values, dtype
     ours, reference = leaves(q, k, v), leaves(q.double(), k.double(), v.double())
     out, lse = kernels.attention_with_lse(*ours, scale)
     expected_out, expected_lse, _ = explicit(*reference, scale)
-    assert relative(kernels.causal_attention(*ours, scale), expected_out) < tolerance
+    # Without a fused kernel torch would make the whole matrix, whose numbers are as good.
+    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+        assert relative(kernels.causal_attention(*ours, scale), expected_out) < tolerance
     assert out.dtype == dtype
     assert lse.dtype == dtype
     assert relative(out, expected_out) < tolerance
