@@ -24,7 +24,8 @@ MOST = 60 * 10**6
 PACKAGES = (
     # to train and to measure
     *("lightning", "lightning-utilities", "torchmetrics", "fsspec", "packaging", "tqdm", "pyyaml", "typing-extensions"),
-    "torchao",
+    *("torchao", "hjson", "pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
+    *("einops", "msgpack", "ninja", "py-cpuinfo"),
     *("jsonargparse", "docstring-parser", "typeshed-client", "importlib-resources", "filelock", "jinja2", "markupsafe"),
     *("rich", "markdown-it-py", "mdurl", "pygments", "tabulate", "scipy", "safetensors", "tokenizers", "xxhash"),
     # the tests
@@ -32,6 +33,9 @@ PACKAGES = (
     # litgpt and what it imports; transformers, of 13 MB, is compared where it is installed
     *("litgpt==0.5.13", "psutil", "huggingface-hub", "httpx", "httpcore", "h11", "anyio", "idna", "certifi"),
 )
+
+#: What the index has as source alone: built here, for any machine.
+BUILT = ("deepspeed",)
 
 
 def collect(version: str = "3.12") -> int:
@@ -48,6 +52,10 @@ def collect(version: str = "3.12") -> int:
     command += ["--implementation", "cp", "--python-version", version, "--dest", str(WHEELS)]
     command += [f"--platform={system}" for system in systems]
     subprocess.run([*command, "--constraint", str(ROOT / "constraints.txt"), *PACKAGES], check=True)
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
+    build += ["--wheel-dir", str(WHEELS), "--constraint", str(ROOT / "constraints.txt"), *BUILT]
+    # None of its operators is compiled beforehand, so that the wheel is Python alone; building it imports torch.
+    subprocess.run(build, check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
     sizes = {file.name: file.stat().st_size for file in sorted(WHEELS.glob("*.whl"))}
     for name, size in sorted(sizes.items(), key=lambda item: -item[1])[:6]:
         print(f"{size / 1e6:6.1f} MB  {name}")

@@ -25,7 +25,7 @@ def gpu():
 
 
 @pytest.fixture(scope="module")
-def rehearsed(gpu, tmp_path_factory):
+def rehearsed(gpu, python, tmp_path_factory):
     """The record of all parts, run in this process one by one, as separate starts: content and page."""
     out, part_run, plan = tmp_path_factory.mktemp("gpu"), gpu("gpu_run.part_run"), gpu("gpu_run.plan")
     setting = gpu("gpu_run.case").Setting("cpu", True, time.monotonic() + 600)
@@ -33,6 +33,7 @@ def rehearsed(gpu, tmp_path_factory):
     statuses = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(part_run, "cases_of", lambda part, setting: chosen[part])
+        patch.setattr(gpu("gpu_run.parts.strategies"), "PYTHON", python)
         for part in PARTS:
             statuses[part] = part_run.run_part(part, setting, part_run.record_of("cpu", out), print)
     (file,) = out.glob("*.json")
@@ -73,6 +74,27 @@ def test_births_and_tests(rehearsed):
     (tests,) = rows(rehearsed, "tests", "Tests marked cuda")
     assert (tests["passed"], tests["failed"]) == (0, 0) or torch.cuda.is_available()
     assert tests["passed"] + tests["skipped"] > 0
+
+
+@pytest.mark.heavy
+def test_a_launched_strategy_has_the_losses_of_a_single_process(rehearsed):
+    (sharded,) = rows(rehearsed, "tests", "Strategies")
+    assert sharded["strategy"] == "fsdp2"
+    assert sharded["largest difference of a loss"] < 1e-5
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize(("name", "says"), [("fsdp2", "trainer.offload"), ("ddp", None)])
+def test_a_strategy_that_fails_or_computes_otherwise_is_a_row_that_failed(gpu, python, monkeypatch, name, says):
+    strategies = gpu("gpu_run.parts.strategies")
+    monkeypatch.setattr(strategies, "PYTHON", python)
+    # One is refused before its first step, the other trains at another rate.
+    fields = {"fsdp2": ("--trainer.offload=cpu",), "ddp": ("--optim.lr=1e-1", "--optim.warmup_steps=0")}
+    monkeypatch.setattr(strategies, "WAYS", {name: fields[name]})
+    setting = gpu("gpu_run.case").Setting("cpu", True, time.monotonic() + 120)
+    (row,) = strategies._strategies((name,), setting)
+    assert row["status"] == "failed"
+    assert (says or "more than") in row["note"]
 
 
 @pytest.mark.heavy
@@ -292,11 +314,12 @@ def test_a_package_that_is_too_old_counts_as_missing(gpu, monkeypatch):
 
 def test_wheels_have_a_largest_size_and_leave_torch_alone(gpu, tmp_path, monkeypatch):
     environment = gpu("gpu_run.environment")
-    assert not {"torch", "numpy", "triton"} & set(environment.PACKAGES)
+    assert not {"torch", "numpy", "triton"} & {*environment.PACKAGES, *environment.BUILT}
     monkeypatch.setattr(environment, "WHEELS", tmp_path)
 
     def download(command, **options):
-        tmp_path.mkdir()
+        assert "--no-deps" in command  # or the largest of all would come along
+        tmp_path.mkdir(exist_ok=True)
         with (tmp_path / "large-1-py3-none-any.whl").open("wb") as file:
             file.truncate(61 * 10**6)
 

@@ -21,6 +21,7 @@ from birthmark.models.birth import born, digest
 from birthmark.trainer.config_file import read_config
 
 from ..case import Case, Setting
+from . import strategies
 
 MARK = "mark.cuda"
 BIRTHS = ("demo", "sinks_headnorm", "models/gpt2-124m", "models/llama-160m", "models/pythia-160m", "models/qwen3-0.6b")
@@ -113,11 +114,12 @@ def _commands(setting: Setting) -> Iterator[dict[str, Any]]:
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Tests by file, births by config, then the commands."""
+    """Births by config, the commands, the strategies, then tests by file."""
     files = _marked_files()[:1] if setting.tiny else _marked_files()
     births = ("tiny_demo",) if setting.tiny else BIRTHS
     return [
         *(Case(f"birth of {name}", partial(_birth, name), 40) for name in births),
         Case("commands", _commands, 120),
+        *strategies.cases(setting),
         *(Case(file.relative_to(ROOT).as_posix(), partial(_pytest, file), 45) for file in files),
     ]
