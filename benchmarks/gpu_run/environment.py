@@ -24,8 +24,11 @@ MOST = 60 * 10**6
 PACKAGES = (
     # to train and to measure
     *("lightning", "lightning-utilities", "torchmetrics", "fsspec", "packaging", "tqdm", "pyyaml", "typing-extensions"),
-    *("torchao", "hjson", "pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
-    *("einops", "msgpack", "ninja", "py-cpuinfo"),
+    "torchao",
+    # what DeepSpeed imports
+    *("einops", "hjson", "msgpack", "ninja", "py-cpuinfo"),
+    *("pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
+    # the command line and files
     *("jsonargparse", "docstring-parser", "typeshed-client", "importlib-resources", "filelock", "jinja2", "markupsafe"),
     *("rich", "markdown-it-py", "mdurl", "pygments", "tabulate", "scipy", "safetensors", "tokenizers", "xxhash"),
     # the tests
@@ -48,13 +51,13 @@ def collect(version: str = "3.12") -> int:
     # The newest manylinux that scipy and others build for; pip matches each exactly.
     systems = ["manylinux_2_28_x86_64", "manylinux_2_27_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"]
     systems += ["manylinux_2_5_x86_64", "manylinux1_x86_64"]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-    command += ["--implementation", "cp", "--python-version", version, "--dest", str(WHEELS)]
-    command += [f"--platform={system}" for system in systems]
-    subprocess.run([*command, "--constraint", str(ROOT / "constraints.txt"), *PACKAGES], check=True)
-    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"]
-    build += ["--wheel-dir", str(WHEELS), "--constraint", str(ROOT / "constraints.txt"), *BUILT]
+    pip = [sys.executable, "-m", "pip"]
+    common = ["--quiet", "--no-deps", "--constraint", str(ROOT / "constraints.txt")]
+    target = ["--only-binary=:all:", "--implementation", "cp", "--python-version", version]
+    target += [f"--platform={system}" for system in systems]
+    subprocess.run([*pip, "download", *common, *target, "--dest", str(WHEELS), *PACKAGES], check=True)
     # None of its operators is compiled beforehand, so that the wheel is Python alone; building it imports torch.
+    build = [*pip, "wheel", *common, "--no-build-isolation", "--wheel-dir", str(WHEELS), *BUILT]
     subprocess.run(build, check=True, env={**os.environ, "DS_BUILD_OPS": "0"})
     sizes = {file.name: file.stat().st_size for file in sorted(WHEELS.glob("*.whl"))}
     for name, size in sorted(sizes.items(), key=lambda item: -item[1])[:6]:

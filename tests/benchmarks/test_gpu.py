@@ -88,13 +88,21 @@ def test_a_strategy_that_fails_or_computes_otherwise_is_a_row_that_failed(gpu, p
     strategies = gpu("gpu_run.parts.strategies")
     monkeypatch.setattr(strategies, "PYTHON", python)
     # One is refused before its first step, the other trains at another rate.
-    ways = {"fsdp2": ("--trainer.offload=cpu",), "ddp": ("--optim.lr=1e-1", "--optim.warmup_steps=0")}
+    ways = {
+        "fsdp2": strategies.Way("fsdp2", ("--trainer.offload=cpu",)),
+        "ddp": strategies.Way("ddp", ("--optim.lr=1e-1", "--optim.warmup_steps=0")),
+    }
     monkeypatch.setattr(strategies, "WAYS", ways)
     setting = gpu("gpu_run.case").Setting("cpu", True, time.monotonic() + 120)
     refused, different = strategies._strategies(tuple(ways), setting)
     assert {refused["status"], different["status"]} == {"failed"}
     assert "trainer.offload" in refused["note"]
     assert different["note"].startswith("more than")
+
+
+@pytest.mark.parametrize(("losses", "expected"), [([2.0, math.nan], [2.0, 1.0]), ([2.0, 1.0], [2.0, math.nan])])
+def test_a_loss_that_is_no_number_is_within_no_tolerance(gpu, losses, expected):
+    assert math.isnan(gpu("gpu_run.parts.strategies").largest_difference(losses, expected))
 
 
 @pytest.mark.heavy

@@ -3,61 +3,66 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from machine import ROOT
 from record import FAILED, NOT_INSTALLED, OK
+
+from birthmark.measure.records import RunDir, read_metrics
+from birthmark.trainer.strategies.table import STRATEGIES, StrategyName
 
 from ..case import Case, Setting
 
 #: Starts the runs.
 PYTHON = sys.executable
-#: Fields beside ``trainer.strategy``. One process reduces over itself alone, through the same calls as many would.
-WAYS: dict[str, tuple[str, ...]] = {
-    "ddp": (),
-    "fsdp2": (),
-    "fsdp2, compiled": ("--trainer.compile=blocks",),
-    "fsdp2, checkpointed": ("--trainer.activation_checkpointing=full",),
-    "zero1": (),
-    "zero2": (),
-    "zero3": (),
-    "zero2, offload cpu": ("--trainer.offload=cpu",),
-    "zero3, offload cpu": ("--trainer.offload=cpu",),
+
+
+class Way(NamedTuple):
+    """A strategy and other fields of ``trainer``."""
+
+    strategy: StrategyName
+    fields: tuple[str, ...] = ()
+
+
+SINGLE = Way("single")
+#: One process reduces over itself alone, through the same calls as many would.
+WAYS: dict[str, Way] = {
+    **{name: Way(name) for name, facts in STRATEGIES.items() if facts.launched},
+    "fsdp2, compiled": Way("fsdp2", ("--trainer.compile=blocks",)),
+    "fsdp2, checkpointed": Way("fsdp2", ("--trainer.activation_checkpointing=full",)),
+    "zero2, offload cpu": Way("zero2", ("--trainer.offload=cpu",)),
+    "zero3, offload cpu": Way("zero3", ("--trainer.offload=cpu",)),
 }
 #: Largest relative difference of a loss from a single process's: order of float32 sums, over a few steps.
 TOLERANCE = 1e-3
 
 
-def _losses(run: Path) -> list[float]:
-    file = run / "metrics.jsonl"
-    entries = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
-    return [entry["train/loss"] for entry in entries if "train/loss" in entry]
+def largest_difference(losses: Sequence[float], expected: Sequence[float]) -> float:
+    """The largest relative difference; not a number where a loss is none."""
+    return float(np.max(np.abs(np.divide(losses, expected) - 1)))
 
 
-def _train(strategy: str, fields: tuple[str, ...], run: Path, setting: Setting) -> tuple[int, list[float], str]:
+def _train(way: Way, run: Path, setting: Setting) -> tuple[int, list[float], str]:
     """Status, losses and the last line of standard error of a run of a few steps and its checkpoint."""
-    steps = 4 if setting.tiny else 24
-    command = [PYTHON, "-m"]
-    if strategy != "single":
-        command += ["birthmark.launch.torchrun_agent", "--standalone", "--nproc-per-node=1", "-m"]
+    steps, config = (4, "tiny_demo") if setting.tiny else (24, "demo")
+    agent = ["birthmark.launch.torchrun_agent", "--standalone", "--nproc-per-node=1", "-m"]
+    command = [PYTHON, "-m", *(agent if STRATEGIES[way.strategy].launched else []), "birthmark.launch.cli", "pretrain"]
+    command += [f"--config={config}", f"--run_dir={run}", f"--trainer.device={setting.device}"]
+    command += [f"--trainer.strategy={way.strategy}", f"--trainer.max_steps={steps}"]
     command += [
-        "birthmark.launch.cli",
-        "pretrain",
-        "--config",
-        "tiny_demo" if setting.tiny else "demo",
-        "--run_dir",
-        str(run),
+        f"--trainer.checkpoint_every={steps}",
+        "--trainer.log_every=2",
+        "--snapshot.n_sequences=16",
+        *way.fields,
     ]
-    command += [f"--trainer.device={setting.device}", f"--trainer.strategy={strategy}", f"--trainer.max_steps={steps}"]
-    command += [f"--trainer.checkpoint_every={steps}", "--trainer.log_every=2", "--snapshot.n_sequences=16", *fields]
     limit_s = max(setting.deadline - time.monotonic(), 10)
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=limit_s)
@@ -67,38 +72,46 @@ def _train(strategy: str, fields: tuple[str, ...], run: Path, setting: Setting) 
         print(done.stdout[-2000:], done.stderr[-4000:], flush=True)
     lines = [line for line in done.stderr.splitlines() if line.strip()]
     ours = [line for line in lines if line.startswith("birthmark: ") or "Error: " in line]
-    return done.returncode, _losses(run), (ours or lines or [""])[-1][:300]
+    losses = [entry["train/loss"] for entry in read_metrics(RunDir(run).metrics) if "train/loss" in entry]
+    return done.returncode, losses, (ours or lines or [""])[-1][:300]
 
 
-def _strategies(names: tuple[str, ...], setting: Setting) -> Iterator[dict[str, Any]]:
+def _beside(way: Way, expected: list[float], run: Path, setting: Setting) -> dict[str, Any]:
+    """The columns of one way: its time, and its losses beside those of a single process."""
+    if STRATEGIES[way.strategy].engine and importlib.util.find_spec("deepspeed") is None:
+        return {"status": NOT_INSTALLED, "note": "deepspeed"}
+    start = time.monotonic()
+    status, losses, why = _train(way, run, setting)
+    seconds = time.monotonic() - start
+    if status or len(losses) != len(expected):
+        return {"seconds": seconds, "status": FAILED, "note": f"ended with status {status}: {why}"}
+    worst = largest_difference(losses, expected)
+    fine = worst <= TOLERANCE
+    row = {"seconds": seconds, "largest difference of a loss": worst}
+    return row | {"status": OK if fine else FAILED, "note": "" if fine else f"more than {TOLERANCE:g}"}
+
+
+def _strategies(names: Sequence[str], setting: Setting) -> Iterator[dict[str, Any]]:
     table = f"Strategies, one process on {setting.device} under torchrun, float32, beside a single one"
     with tempfile.TemporaryDirectory() as folder:
-        status, expected, why = _train("single", (), Path(folder) / "single", setting)
+        status, expected, why = _train(SINGLE, Path(folder) / "single", setting)
         if status or not expected:
             yield {"table": table, "strategy": "single", "status": FAILED, "note": f"ended with status {status}: {why}"}
             return
-        for name in names:
-            strategy = name.split(",")[0]
-            if strategy.startswith("zero") and importlib.util.find_spec("deepspeed") is None:
-                yield {"table": table, "strategy": name, "status": NOT_INSTALLED, "note": "deepspeed"}
-                continue
-            start = time.monotonic()
-            status, losses, why = _train(strategy, WAYS[name], Path(folder) / name.replace(", ", "-"), setting)
-            row = {"table": table, "strategy": name, "seconds": time.monotonic() - start}
-            if status or len(losses) != len(expected):
-                yield row | {"status": FAILED, "note": f"ended with status {status}: {why}"}
-                continue
-            worst = max(abs(got / wanted - 1) for got, wanted in zip(losses, expected, strict=True))
-            note = "" if worst <= TOLERANCE else f"more than {TOLERANCE:g}"
-            yield row | {"largest difference of a loss": worst, "status": FAILED if note else OK, "note": note}
+        for number, name in enumerate(names):
+            row = _beside(WAYS[name], expected, Path(folder) / str(number), setting)
+            yield {"table": table, "strategy": name, **row}
 
 
 def cases(setting: Setting) -> list[Case]:
     """Torch's strategies, then DeepSpeed's."""
-    torchs = tuple(name for name in WAYS if not name.startswith("zero"))
     if setting.tiny:
-        return [Case("strategies", partial(_strategies, ("fsdp2",)))]
+        return [Case("strategies", partial(_strategies, ["fsdp2"]))]
+    by_engine = {
+        engine: [name for name, way in WAYS.items() if STRATEGIES[way.strategy].engine is engine]
+        for engine in (False, True)
+    }
     return [
-        Case("strategies of torch", partial(_strategies, torchs), 120),
-        Case("strategies of DeepSpeed", partial(_strategies, tuple(name for name in WAYS if name not in torchs)), 150),
+        Case("strategies of torch", partial(_strategies, by_engine[False]), 120),
+        Case("strategies of DeepSpeed", partial(_strategies, by_engine[True]), 150),
     ]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import tempfile
@@ -17,6 +16,7 @@ from machine import ROOT
 from record import FAILED, NOT_REACHED, OK
 
 from birthmark.launch.cli import main
+from birthmark.measure.records import RunDir, read_metrics
 from birthmark.models.birth import born, digest
 from birthmark.trainer.config_file import read_config
 
@@ -103,9 +103,8 @@ def _commands(setting: Setting) -> Iterator[dict[str, Any]]:
             except SystemExit as error:  # argparse's
                 status = error.code
             row = {"table": "Commands", "command": name, "seconds": time.perf_counter() - start}
-            metrics = Path(run) / "metrics.jsonl"
-            last = [json.loads(text) for text in metrics.read_text().splitlines()] if metrics.is_file() else []
-            speeds = [entry["train/tokens_per_s"] for entry in last if "train/tokens_per_s" in entry]
+            entries = read_metrics(RunDir(Path(run)).metrics)
+            speeds = [entry["train/tokens_per_s"] for entry in entries if "train/tokens_per_s" in entry]
             row["tokens/s"] = speeds[-1] if speeds else None
             yield row | {
                 "status": OK if not status else FAILED,
