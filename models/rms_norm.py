@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .attention.kernels import runs_on
+from .attention.fused.kernels import runs_on
 
 #: Numbers that each thread works on at a time: what a core's cache holds.
 _BLOCK = 1 << 18

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
-from ..models.attention import kernels
-from ..models.attention.backends import FusedAttention, backend_for
+from ..models.attention.fused import kernels
+from ..models.attention.fused.backends import FusedAttention, backend_for
 
 #: Functions that autocast runs in float32 on a GPU, and on a CPU in the dtype of its inputs: those that models call.
 WIDE = {"layer_norm", "rms_norm", "norm", "softmax", "softplus", "logsumexp"}

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...models.attention.normalisers import ExtraKey, Softmax, WeightedSum
+from ...models.attention.extra_keys import ExtraKey
+from ...models.attention.normalisers import Softmax, WeightedSum
 from ...models.attention.positions import Placement
 from ...models.attention.scores import Scores
 from ...models.config import ModelConfig

@@ -11,8 +11,7 @@ import torch
 from torch import nn
 
 from ..attention.attention import Attention
-from ..attention.backends import over_heads
-from ..attention.normalisers import ExtraKey
+from ..attention.extra_keys import ExtraKey, learned_keys
 from ..attention.scores import Scores
 from ..config import InitConfig, ModelConfig
 from ..decoder import Decoder
@@ -35,9 +34,7 @@ class PrefixKeys(nn.Module):
         self.std = config.d_head**-0.5
         self.key, self.value = nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.zeros(shape))
         self.parameter_roles = {"key": ParameterRole.BIAS, "value": ParameterRole.BIAS}
-        attention = config.attention
-        # Under a softmax one key stands for all: its score is their log-sum-exp, its value what they give together.
-        self.as_one = not attention.weighs_scores_alone and "normaliser" not in attention.own_parts
+        self.as_one = config.attention.is_softmax
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`~birthmark.models.init.StatesBirth`."""
@@ -45,17 +42,7 @@ class PrefixKeys(nn.Module):
 
     def forward(self, scores: Scores) -> list[ExtraKey]:
         """The keys beside the tokens', given the scores of the tokens."""
-        q_BHTK = scores.q_BHTK
-        wide = torch.promote_types(q_BHTK.dtype, torch.float32)
-        key_HPK, value_HPK = (over_heads(x[None], q_BHTK.shape[1])[0].to(wide) for x in (self.key, self.value))
-        with torch.autocast(q_BHTK.device.type, enabled=False):
-            score_BHTP = q_BHTK.to(wide) @ key_HPK.mT * scores.scale
-            if not self.as_one:
-                return [
-                    ExtraKey(score_BHT, value_HK, of_prefix=True)
-                    for score_BHT, value_HK in zip(score_BHTP.unbind(-1), value_HPK.unbind(1), strict=True)
-                ]
-            return [ExtraKey(score_BHTP.logsumexp(-1), score_BHTP.softmax(-1) @ value_HPK, of_prefix=True)]
+        return learned_keys(scores, self.key, self.value, self.as_one, of_prefix=True)
 
 
 def attach_prefix(model: Decoder, adapter: AdapterConfig) -> None:

@@ -13,7 +13,7 @@ from ..init import Constant, Distribution
 from ..parameter_roles import ParameterRole
 from .correlation import CORRELATIONS
 from .differential import initial_lambda
-from .kernels import runs_on
+from .fused.kernels import runs_on
 from .normalisers import WeightedSum
 from .own_parts import build_part
 

@@ -16,12 +16,12 @@ from ..observe import Attended, Observer
 from ..parameter_roles import ParameterRole
 from .aggregation import build_aggregation
 from .differential import DifferentialSoftmax
+from .extra_keys import ExtraKey, learned_keys
 from .grouped_heads import over_heads
 from .kv_cache import LayerCache
 from .normalisers import (
     ClippedSoftmax,
     EluSimilarity,
-    ExtraKey,
     IdentitySimilarity,
     LearnedSink,
     OffByOne,
@@ -120,7 +120,8 @@ class KeyValueBias(NoKeyValueBias):
         super().__init__(config)
         kind, self.d_model = config.attention.kv_bias, config.d_model
         rows = 1 if config.attention.kv_bias_shared else config.kv_heads
-        self.repeats, self.n_tokens = config.n_heads // rows, config.attention.kv_bias_tokens or 1
+        self.n_heads, self.n_tokens = config.n_heads, config.attention.kv_bias_tokens or 1
+        self.as_one = config.attention.is_softmax
         n_rows = self.n_tokens * rows
         self.key = nn.Parameter(torch.zeros(n_rows, config.d_key)) if kind in ("key", "key_value") else None
         self.value = nn.Parameter(torch.zeros(n_rows, config.d_value)) if kind in ("value", "key_value") else None
@@ -133,19 +134,14 @@ class KeyValueBias(NoKeyValueBias):
 
     def forward(self, scores: Scores) -> KeysAndValue:
         """The learned keys, with their values if they have some; or the value alone."""
-        values = None if self.value is None else self._of_heads(self.value)
+        value = None if self.value is None else self._of_heads(self.value)
         if self.key is None:
-            return KeysAndValue([], None if values is None else values[0])
-        q_BHTK, keys = scores.q_BHTK, self._of_heads(self.key)
-        wide = torch.promote_types(q_BHTK.dtype, torch.float32)
-        with torch.autocast(q_BHTK.device.type, enabled=False):
-            keys_HKN = torch.stack(keys, dim=-1).to(wide)
-            found = (q_BHTK.to(wide) @ keys_HKN * scores.scale).unbind(-1)
-        return KeysAndValue([ExtraKey(s, None if values is None else values[i]) for i, s in enumerate(found)])
+            return KeysAndValue([], None if value is None else over_heads(value[None], self.n_heads)[0, :, 0])
+        return KeysAndValue(learned_keys(scores, self._of_heads(self.key), value, self.as_one))
 
-    def _of_heads(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """``[H, K]`` of each learned token."""
-        return rows.repeat_interleave(self.repeats, dim=0).unflatten(0, (self.n_tokens, -1)).unbind()
+    def _of_heads(self, rows: Tensor) -> Tensor:
+        """Each key/value head's, or the one for all heads: ``[G, N, K]``."""
+        return rows.unflatten(0, (self.n_tokens, -1)).transpose(0, 1)
 
 
 #: Learned biases by name.

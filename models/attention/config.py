@@ -219,6 +219,11 @@ class AttentionConfig:
         return self.normaliser in SIMILARITIES
 
     @property
+    def is_softmax(self) -> bool:
+        """Whether weights are shares of one sum of exponentials, in which one key can stand for several."""
+        return self.normaliser in ("softmax", "softmax_off_by_one", "softmax_sink")
+
+    @property
     def rows_sum_to_one(self) -> bool:
         """Whether each query's weights on tokens sum to 1 by construction; not known of a class of the user's own."""
         own = self.normaliser == "softmax" or (self.normalise_rows and self.normaliser != "identity")

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from ..config import InitConfig, ModelConfig
 from ..init import Distribution, Normal
 from ..parameter_roles import ParameterRole
-from .kernels import wide_values_pay
-from .normalisers import ExtraKey, Softmax, WeightedSum, query_blocks
+from .extra_keys import ExtraKey
+from .fused.kernels import wide_values_pay
+from .normalisers import Softmax, WeightedSum, query_blocks
 from .scores import Scores
 from .weight_reader import EVERYTHING, new_reader
 

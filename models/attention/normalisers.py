@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import reduce
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +17,9 @@ from torch.utils.checkpoint import checkpoint
 from ..config import InitConfig, ModelConfig
 from ..init import Constant, Distribution
 from ..parameter_roles import ParameterRole
+from .extra_keys import ExtraKey, lse_of_extra, value_of_extra
+from .fused.kernels import attention_beside, attention_with_squares, causal_attention, set_beside
 from .grouped_heads import over_heads
-from .kernels import attention_beside, attention_with_squares, causal_attention, set_beside
 from .row_weights import clipped_rows, softmax_rows, softpick_rows
 from .scores import Scores
 from .weight_reader import EVERYTHING, WeightReader, new_reader, read_softmax
@@ -32,22 +31,6 @@ _SMALLEST_SUM = 1e-6
 def query_blocks(n_queries: int) -> list[tuple[int, int]]:
     """First and one past the last query of each block whose explicit rows are held at once."""
     return [(start, min(start + _QUERY_BLOCK, n_queries)) for start in range(0, n_queries, _QUERY_BLOCK)]
-
-
-class ExtraKey(NamedTuple):
-    """A key that every query sees and that is no token's."""
-
-    score_BHT: Tensor
-    value: Tensor | None = None
-    """``[H, K]``; or, of a key that stands for several, ``[B, H, T, K]``; None: zero."""
-    of_prefix: bool = False
-    """Whether it is of the prefix of an adapter."""
-
-    def values(self, start: int = 0, stop: int | None = None) -> Tensor | None:
-        """What the queries ``start … stop − 1`` get of it, broadcastable to ``[B, H, queries, K]``."""
-        if self.value is None:
-            return None
-        return self.value[:, None] if self.value.ndim == 2 else self.value[:, :, start:stop]
 
 
 class WeightedSum:
@@ -91,7 +74,7 @@ class FusedSoftmax(WeightedSum):
         if self.plain and not extra and not needs_weights and not needs_squares:
             self.o_BHTK = causal_attention(scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale)
             return
-        others_BHT = _lse_of_extra(extra)
+        others_BHT = lse_of_extra(extra)
         self.reader = new_reader(scores, rows_sum_to_one=not extra) if needs_weights else None
         if self.reader is not None:
             v_BHSK = over_heads(v_BGSK, scores.q_BHTK.shape[1])
@@ -103,7 +86,7 @@ class FusedSoftmax(WeightedSum):
             )
         elif self.plain and others_BHT is not None:
             self.o_BHTK, self._lse_BHT, self._total_BHT = attention_beside(
-                scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale, others_BHT, _value_of_extra(extra, others_BHT)
+                scores.q_BHTK, scores.k_BGSK, v_BGSK, scores.scale, others_BHT, value_of_extra(extra, others_BHT)
             )
             return
         else:
@@ -236,31 +219,6 @@ class OneQuery(Explicit):
 
 #: (scores, which keys are seen, scores of extra keys ``[B, H, rows, 1]``) → weights, 0 where unseen, and extra shares.
 Weigh = Callable[[Tensor, Tensor, list[Tensor]], tuple[Tensor, list[Tensor]]]
-
-
-def _lse_of_extra(extra: list[ExtraKey]) -> Tensor | None:
-    """Log-sum-exp of the scores of the extra keys ``[B, H, T]``; None where there are none."""
-    scores = [key.score_BHT.to(torch.promote_types(key.score_BHT.dtype, torch.float32)) for key in extra]
-    return reduce(torch.logaddexp, scores) if scores else None
-
-
-def _value_of_extra(extra: list[ExtraKey], others_BHT: Tensor) -> Tensor | None:
-    """What the extra keys bring between them, broadcastable to ``[B, H, T, K]``, given the log-sum-exp of their scores;
-    None where none has a value."""
-    if len(extra) == 1:
-        value = extra[0].values()
-        return value if value is None or value.ndim == 4 else value[None]
-    if all(key.value is not None and key.value.ndim == 2 for key in extra):
-        # One product in place of a sum over keys, each as large as the output.
-        shares_BHTN = torch.stack([key.score_BHT - others_BHT for key in extra], dim=-1).exp()
-        values_HNK = torch.stack([key.value for key in extra if key.value is not None], dim=1)
-        return shares_BHTN.to(values_HNK.dtype) @ values_HNK
-    brought = [
-        (key.score_BHT - others_BHT).exp()[..., None].to(values.dtype) * values
-        for key in extra
-        if (values := key.values()) is not None
-    ]
-    return sum(brought[1:], brought[0]) if brought else None
 
 
 class Softmax(nn.Module):

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from .fused.kernels import visible_attention, visible_lse
 from .grouped_heads import over_heads
-from .kernels import visible_attention, visible_lse
 from .positions import Placement
 
 

@@ -6,7 +6,7 @@ from torch.nn import functional as F
 from torch.profiler import ProfilerActivity, profile
 
 from birthmark.models import linear_cross_entropy as loss
-from birthmark.models.attention import kernels
+from birthmark.models.attention.fused import kernels
 from birthmark.models.linear_cross_entropy import IGNORED, linear_cross_entropy
 
 N, V, D = 300, 1000, 32

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from small_llama import BLOCK, HEAD, OUTSIDE, TABLE
 
-from birthmark.models.attention import kernels
+from birthmark.models.attention.fused import kernels
 from birthmark.plan.cluster import Cluster
 from birthmark.plan.planner import Planner
 from birthmark.plan.rehearsal import rehearse

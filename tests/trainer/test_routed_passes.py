@@ -6,7 +6,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import CheckpointPolicy
 
-from birthmark.models.attention.backends import BACKENDS
+from birthmark.models.attention.fused.backends import BACKENDS
 from birthmark.models.birth import born
 from birthmark.models.config import DropoutConfig, ExpertsConfig, ModelConfig
 from birthmark.models.dropout.masks import Dropout, keys_of_samples

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...attention.normalisers import Explicit, ExtraKey
+from ...attention.extra_keys import ExtraKey
+from ...attention.normalisers import Explicit
 from ...attention.row_weights import softmax_rows
 from ...attention.scores import Scores
 from ...attention.weight_reader import WeightReader

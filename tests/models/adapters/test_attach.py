@@ -26,6 +26,8 @@ ARMS = {
     "off by one, exact n_eff": {"normaliser": "softmax_off_by_one", "aggregation": "calibrated"},
     "sigmoid, gate": {"normaliser": "sigmoid", "gate": "head"},
     "normalised elu, key and value": {"normaliser": "elu", "normalise_rows": True, "kv_bias": "key_value"},
+    "softpick": {"normaliser": "softpick"},
+    "clipped": {"normaliser": "softmax_clipped", "clip_alpha": 2.0, "clip_zeta": 1.1},
     "estimated ρ": {"aggregation": "calibrated", "calibration": CalibrationConfig(correlation="estimated")},
 }
 LORA = AdapterConfig(kind="lora", rank=3, alpha=6.0, maps=["attn.q", "attn.v", "attn.o", "mlp.gate", "mlp.down"])
@@ -116,10 +118,12 @@ def test_prefix_plus_adds_features_of_queries_times_a_matrix_to_what_heads_give(
     torch.testing.assert_close(seen.attended[0].out_BHTK, expected, atol=1e-12, rtol=1e-12)
 
 
-@pytest.mark.parametrize("arm", ["plain", "window, sink, headnorm", "off by one, exact n_eff", "sigmoid, gate"])
+@pytest.mark.parametrize(
+    "arm", ["plain", "window, sink, headnorm", "off by one, exact n_eff", "sigmoid, gate", "softpick", "clipped"]
+)
 @torch.no_grad()
 def test_a_prefix_is_keys_and_values_beside_those_of_the_tokens(arm, tokens):
-    """Against softmax, or sigmoid, over the written-out row of prefix and tokens."""
+    """Against the normaliser's formula over the written-out row of prefix and tokens."""
     model, seen = adapted("prefix", arm), Seen()
     model(tokens, observer=seen)
     for block, found in zip(model.blocks, seen.attended, strict=True):
@@ -132,6 +136,12 @@ def test_a_prefix_is_keys_and_values_beside_those_of_the_tokens(arm, tokens):
             scores = keys @ found.q_BHTK[b, h, t] / 2.0
             if arm.startswith("sigmoid"):
                 weights = scores.sigmoid()
+            elif arm == "softpick":
+                weights = (scores.exp() - 1).relu() / (
+                    (scores.exp() - 1).abs().sum() + 1e-8 * scores.max().clip(0).exp()
+                )
+            elif arm == "clipped":
+                weights = ((1.1 + 2 / 9) * scores.softmax(-1) - 2 / 9).clip(0, 1)
             else:
                 more = {"plain": 0.0, "off by one, exact n_eff": 1.0}.get(arm)
                 more = attn.normaliser.logit[h].exp() if more is None else more

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from birthmark.models.attention import backends, kernels
 from birthmark.models.attention.attention import Attention
+from birthmark.models.attention.fused import backends, kernels
 from birthmark.models.attention.positions import Placement
 from birthmark.models.config import ModelConfig
 

@@ -16,8 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from birthmark.errors import UsageError
-from birthmark.models.attention import backends, kernels
 from birthmark.models.attention.attention import Attention
+from birthmark.models.attention.fused import backends, kernels
 from birthmark.models.attention.positions import POSITIONS
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.plan.gpu import as_on

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from birthmark.models.attention import blockwise as blocks
-from birthmark.models.attention import kernels
+from birthmark.models.attention.fused import blockwise as blocks
+from birthmark.models.attention.fused import kernels
 from birthmark.models.attention.normalisers import FusedSoftmax
 from birthmark.models.attention.positions import Placement
 from birthmark.models.attention.scores import Scores

@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...errors import UsageError
-from .grouped_heads import over_heads
+from ....errors import UsageError
+from ..grouped_heads import over_heads
 
 _aten = torch.ops.aten
 #: Stands for every channel of an upstream gradient that is 0.

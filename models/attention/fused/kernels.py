@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..document_mask import Documents
+from ..grouped_heads import over_heads
 from .backends import FusedAttention, as_wide, backend_for
 from .blockwise import causal_blocks, keeps_weights
-from .document_mask import Documents
-from .grouped_heads import over_heads
 
 #: Type of the device that kernels are chosen for; by default the one that tensors lie on. Set while a pass is planned.
 chosen_for: str | None = None

@@ -1,0 +1,79 @@
+"""Keys that are no token's and that every query sees: those of a normaliser, learned ones, and prefixes.
+
+Legend: B sequences, H query heads, G key/value heads, T queries, N learned keys, K head width.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .grouped_heads import over_heads
+from .scores import Scores
+
+
+class ExtraKey(NamedTuple):
+    """A key that every query sees and that is no token's."""
+
+    score_BHT: Tensor
+    value: Tensor | None = None
+    """``[H, K]``; or, of a key that stands for several, ``[B, H, T, K]``; None: zero."""
+    of_prefix: bool = False
+    """Whether it is of the prefix of an adapter."""
+
+    def values(self, start: int = 0, stop: int | None = None) -> Tensor | None:
+        """What the queries ``start … stop − 1`` get of it, broadcastable to ``[B, H, queries, K]``."""
+        if self.value is None:
+            return None
+        return self.value[:, None] if self.value.ndim == 2 else self.value[:, :, start:stop]
+
+
+def learned_keys(
+    scores: Scores, key_GNK: Tensor, value_GNK: Tensor | None, as_one: bool, of_prefix: bool = False
+) -> list[ExtraKey]:
+    """Keys with parameters of their own, without positions.
+
+    Args:
+        scores: of the tokens.
+        key_GNK: the keys; those of grouped heads once.
+        value_GNK: their values; None: zero.
+        as_one: whether one key is to stand for all, as it can in a softmax: its score is their log-sum-exp, its value
+            what they give together.
+        of_prefix: whether they are the prefix of an adapter.
+    """
+    q_BHTK, n_keys = scores.q_BHTK, key_GNK.shape[1]
+    wide = torch.promote_types(q_BHTK.dtype, torch.float32)
+    key_HNK, value_HNK = (
+        None if x is None else over_heads(x[None], q_BHTK.shape[1])[0].to(wide) for x in (key_GNK, value_GNK)
+    )
+    assert key_HNK is not None
+    with torch.autocast(q_BHTK.device.type, enabled=False):
+        score_BHTN = q_BHTK.to(wide) @ key_HNK.mT * scores.scale
+        if as_one and n_keys > 1:
+            value_BHTK = None if value_HNK is None else score_BHTN.softmax(-1) @ value_HNK
+            return [ExtraKey(score_BHTN.logsumexp(-1), value_BHTK, of_prefix)]
+    values = [None] * n_keys if value_HNK is None else value_HNK.unbind(1)
+    return [ExtraKey(score, value, of_prefix) for score, value in zip(score_BHTN.unbind(-1), values, strict=True)]
+
+
+def lse_of_extra(extra: list[ExtraKey]) -> Tensor | None:
+    """Log-sum-exp of the scores of the extra keys ``[B, H, T]``; None where there are none."""
+    scores = [key.score_BHT.to(torch.promote_types(key.score_BHT.dtype, torch.float32)) for key in extra]
+    return reduce(torch.logaddexp, scores) if scores else None
+
+
+def value_of_extra(extra: list[ExtraKey], others_BHT: Tensor) -> Tensor | None:
+    """What the extra keys bring between them, broadcastable to ``[B, H, T, K]``, given the log-sum-exp of their scores;
+    None where none has a value."""
+    if len(extra) == 1:
+        value = extra[0].values()
+        return value if value is None or value.ndim == 4 else value[None]
+    brought = [
+        (key.score_BHT - others_BHT).exp()[..., None].to(values.dtype) * values
+        for key in extra
+        if (values := key.values()) is not None
+    ]
+    return sum(brought[1:], brought[0]) if brought else None
