@@ -18,7 +18,7 @@ from ..taking.tries import told
 from ..trials import Trial
 from .figure import Family, families
 from .file import ArmStudy
-from .results import ArmResult, Spread
+from .results import ArmResult, Spread, task_loss
 from .table import notes, titles_and_rows
 
 #: Of the first arm, which stands beside every family.
@@ -79,11 +79,6 @@ def _rests_on(known: Sequence[ArmResult]) -> str:
         f"A sink is at least {threshold('sink'):g} times the uniform share of attention on the first position at the "
         f"end, none is less than {threshold('no_sink'):g} times. Seeds of an arm: {seeds}{alone}."
     )
-
-
-def task_loss(results: Sequence[ArmResult]) -> str:
-    """The figure that says whether an arm learned: the loss on triggers, where there are any."""
-    return "trigger_loss" if any(result.figures["trigger_loss"].n for result in results) else "val_loss"
 
 
 def _by_loss(

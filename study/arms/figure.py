@@ -1,15 +1,14 @@
-"""The figure of a study: sinks over training, sink against task, and variance before and after, arm by arm."""
+"""The figure of a study: sinks over training; and in a row for each arm sink, loss, and variance before and after."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from ...report.pictures.axes import count_formatter, log_axis, no_ticks
-from ...report.pictures.label_placement import place_labels
 from ...report.pictures.saving import save_both
 from ...report.pictures.style import (
     INK,
@@ -23,7 +22,7 @@ from ...report.pictures.style import (
 )
 from ...report.text import shorten
 from .file import ArmStudy
-from .results import ArmResult
+from .results import ArmResult, Spread, task_loss
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +32,8 @@ _WIDTH = 540  # points: the text of a page with small margins
 _COLUMNS = 4
 _MARKERS = "osD^vPXph*"
 _SMALL = 7
+#: A mass above which sinks are drawn on an axis from 0 to 1.
+_A_SINK = 0.3
 
 
 class Family(NamedTuple):
@@ -103,22 +104,30 @@ def study_figure(study: ArmStudy, results: Sequence[ArmResult]) -> Figure:
     )
     grid = above.subplots(rows, columns, sharex=True, sharey=True, squeeze=False, height_ratios=upper)
     _sinks_over_training(grid, panels, first, looks)
-    plane, variance = below.subplots(1, 2, width_ratios=[1.25, 1])
     ordered = ([first] if first is not None else []) + [
         result for family in grouped for result in family.arms if result is not first
     ]
-    _variance(variance, ordered, looks)
-    _sink_against_task(plane, ordered, looks)
+    by_arm = below.subplots(1, 3, sharey=True)
+    for axes, draw in zip(by_arm, (_sink_at_the_end, _task_loss, _variance), strict=True):
+        draw(axes, ordered, looks)
+        axes.tick_params(axis="y", length=0)
+        axes.tick_params(axis="x", labelsize=_SMALL)
+        axes.grid(axis="y", linewidth=0.3)
+    names = [shorten(result.arm, 26) for result in ordered]
+    by_arm[0].set_yticks(range(len(ordered)), labels=names, fontsize=_SMALL, parse_math=False)
+    by_arm[0].set_ylim(len(ordered) - 0.4, -0.6)
     return figure
 
 
-# ── panel 1 ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── upper panels: a family each ──────────────────────────────────────────────────────────────────────────────────────
 
 
 def _sinks_over_training(grid: Any, panels: Sequence[Family], first: ArmResult | None, looks: dict[str, Look]) -> None:
     # Raw weights of similarities may be negative or add up to more than 1.
     ends = [end for family in panels for r in family.arms if r.steps for end in (r.sinks.min(), r.sinks.max())]
     lowest, highest = min(ends, default=0), max(ends, default=1)
+    # Where no arm has a sink, all of it would be a line along the axis.
+    top = 1.02 if highest > _A_SINK else 1.3 * highest
     for place, axes in enumerate(grid.flat):
         if place >= len(panels):
             axes.set_visible(False)
@@ -145,12 +154,15 @@ def _sinks_over_training(grid: Any, panels: Sequence[Family], first: ArmResult |
         if uniform is not None:
             axes.axhline(uniform, **REFERENCE | {"linewidth": 0.8}, zorder=1)
         axes.set_title(family.title)
-        axes.set_ylim(min(-0.02, 1.05 * lowest), max(1.02, 1.05 * highest))
+        axes.set_ylim(min(-0.02 * top, 1.05 * lowest), max(top, 1.05 * highest))
         axes.margins(x=0.03)
         axes.xaxis.set_major_formatter(count_formatter())
         axes.xaxis.get_major_locator().set_params(nbins=4)
         axes.tick_params(labelbottom=True)
-        axes.set_yticks([0, 0.5, 1])
+        if highest > _A_SINK:
+            axes.set_yticks([0, 0.5, 1])
+        else:
+            axes.yaxis.get_major_locator().set_params(nbins=3)
         axes.tick_params(labelsize=_SMALL)
         _legend(axes, entries, (1.01, 1) if len(panels) == 1 else (-0.03, -0.22))
 
@@ -165,89 +177,60 @@ def _legend(axes: Axes, entries: Sequence[tuple[str, Any]], anchor: tuple[float,
         text.set_text(shorten(label, 26))
 
 
-# ── panel 2 ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── lower panels: a row per arm ──────────────────────────────────────────────────────────────────────────────────────
 
 
-def _sink_against_task(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) -> None:
-    """One point per arm with bars over its seeds' range; the lower left corner is what one looks for."""
-    loss = "trigger_loss" if any(result.figures["trigger_loss"].n for result in results) else "val_loss"
-    shown = [r for r in results if r.sink.n and r.figures[loss].n]
-    axes.set_title("Lower left: no sink, and the task is learned")
-    axes.set_xlabel("sink mass at the end, as a share of the row")
-    axes.set_ylabel("loss on trigger positions (nats)" if loss == "trigger_loss" else "validation loss (nats)")
+def _means(
+    axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look], of: Callable[[ArmResult], Spread]
+) -> np.ndarray:
+    """A figure of each arm: the mean over its seeds on their range, a dash where there is none; the means."""
+    spreads = [of(result) for result in results]
+    for row, (result, seen) in enumerate(zip(results, spreads, strict=True)):
+        look = looks[result.arm]
+        if not seen.n:
+            axes.text(
+                0.5, row, "–", transform=axes.get_yaxis_transform(), ha="center", va="center", color=MUTED,
+                backgroundcolor=PAPER,
+            )  # fmt: skip
+            continue
+        axes.plot([seen.min, seen.max], [row, row], color=look.colour, linewidth=0.9, zorder=2)
+        axes.plot(
+            seen.mean, row, look.marker, color=look.colour, markersize=6 if look.marker == "*" else 4, zorder=3,
+        )  # fmt: skip
+    return np.array([seen.mean for seen in spreads if seen.n])
+
+
+def _sink_at_the_end(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) -> None:
+    means = _means(axes, results, looks, lambda result: result.sink)
+    uniform = next((r.uniform for r in results if np.isfinite(r.uniform)), None)
+    if uniform is not None:
+        axes.axvline(uniform, **REFERENCE | {"linewidth": 0.8}, zorder=1)
+    axes.set_title("Sink mass at the end")
+    axes.set_xlabel("share of the row; grey: uniform")
     axes.set_xscale("symlog", linthresh=0.01, linscale=0.35)
     axes.set_xticks([0, 0.01, 0.1, 1], labels=["0", "0.01", "0.1", "1"])
     axes.xaxis.set_minor_locator(no_ticks())
-    if not shown:
-        return
-    axes.set_xlim(min(-0.0025, *(1.3 * r.sink.mean for r in shown)), max(2, *(1.5 * r.sink.mean for r in shown)))
-    for result in shown:
-        look, x, y = looks[result.arm], result.sink, result.figures[loss]
-        axes.errorbar(
-            x.mean, y.mean, xerr=[[x.mean - x.min], [x.max - x.mean]], yerr=[[y.mean - y.min], [y.max - y.mean]],
-            fmt=look.marker, color=look.colour, markersize=7 if look.marker == "*" else 4, elinewidth=0.7, zorder=3,
-        )  # fmt: skip
-    axes.margins(y=0.08)
-    means = np.array([result.figures[loss].mean for result in shown])
-    if means.max() > 4 * means.min() > 0:
-        axes.set_yscale("log")
-        low, high = axes.get_ylim()
-        ticks = [tick for decade in (0.001, 0.01, 0.1, 1, 10) for tick in (decade, 2 * decade, 5 * decade)]
-        axes.set_yticks([tick for tick in ticks if low <= tick <= high])
-        axes.yaxis.set_major_formatter(count_formatter())
-        axes.yaxis.set_minor_locator(no_ticks())
-        axes.set_ylim(low, high)
-    uniform = next((r.uniform for r in shown if np.isfinite(r.uniform)), None)
-    if uniform is not None:
-        axes.axvline(uniform, **REFERENCE | {"linewidth": 0.8}, zorder=1)
-        axes.text(
-            uniform, 1.0, " uniform", transform=axes.get_xaxis_transform(), fontsize=_SMALL, color=MUTED, va="top"
-        )
-    _label_points(axes, shown, loss, looks)
+    axes.set_xlim(min(-0.0025, *(1.3 * means)) if len(means) else -0.0025, max(2, *(1.5 * means)) if len(means) else 2)
 
 
-def _label_points(axes: Axes, shown: Sequence[ArmResult], loss: str, looks: dict[str, Look]) -> None:
-    """The arms' names beside their points, with a thin line where a name had to go further away."""
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    # The layout decides where the points are. It takes longer than to draw the figure, so it stays as it is now.
-    layout = figure.get_layout_engine()
-    assert layout is not None
-    layout.execute(figure)
-    figure.set_layout_engine("none")
-    scale = figure.dpi / 72
-    points = axes.transData.transform([(r.sink.mean, r.figures[loss].mean) for r in shown])
-    texts = [
-        axes.annotate(
-            shorten(r.arm, 26), (r.sink.mean, r.figures[loss].mean), (0, 0), textcoords="offset points",
-            fontsize=_SMALL, color=looks[r.arm].colour, parse_math=False, va="bottom", ha="left", annotation_clip=False,
-        )
-        for r in shown
-    ]  # fmt: skip
-    extents = [text.get_window_extent() for text in texts]
-    sizes = np.array([(extent.width, 0.82 * extent.height) for extent in extents])
-    box = axes.get_window_extent().extents
-    # Labels keep clear of the error bars too.
-    bars = []
-    for r, (x, y) in zip(shown, points, strict=True):
-        seen = r.sink, r.figures[loss]
-        (left, low), (right, high) = axes.transData.transform([[v.min for v in seen], [v.max for v in seen]])
-        bars += [(left, y - 1, right, y + 1), (x - 1, low, x + 1, high)]
-    corners = place_labels(points, sizes, box, gap=5.5 * scale, taken=np.array(bars))
-    for text, result, point, corner, size in zip(texts, shown, points, corners, sizes, strict=True):
-        text.set_position(tuple((corner - point) / scale))
-        text.set_in_layout(False)
-        nearest = np.clip(point, corner, corner + size)
-        if np.linalg.norm(nearest - point) > 9 * scale:
-            ends = axes.transData.inverted().transform([point, nearest])
-            axes.plot(ends[:, 0], ends[:, 1], color=looks[result.arm].colour, linewidth=0.5, alpha=0.6, zorder=2)
-
-
-# ── panel 3 ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+def _task_loss(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) -> None:
+    name = task_loss(results)
+    means = _means(axes, results, looks, lambda result: result.figures[name])
+    axes.set_title("Is the task learned?" if name == "trigger_loss" else "Loss")
+    axes.set_xlabel("loss on triggers (nats)" if name == "trigger_loss" else "validation loss (nats)")
+    if len(means) and means.max() > 4 * means.min() > 0:
+        axes.set_xscale("log")
+        low, high = axes.get_xlim()
+        steps = (1,) if high > 100 * low else (1, 3)
+        ticks = [step * decade for decade in (0.001, 0.01, 0.1, 1, 10) for step in steps]
+        axes.set_xticks([tick for tick in ticks if low <= tick <= high])
+        axes.xaxis.set_major_formatter(count_formatter())
+        axes.xaxis.set_minor_locator(no_ticks())
+        axes.set_xlim(low, high)
 
 
 def _variance(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) -> None:
-    """A row per arm: hollow at birth, full at the end; the geometric mean over blocks on the range that they span."""
+    """Hollow at birth, full at the end; the geometric mean over blocks on the range that they span."""
     for row, result in enumerate(results):
         look, ends = looks[result.arm], []
         for moment, offset in (("birth", 0.13), ("end", -0.13)):
@@ -272,10 +255,5 @@ def _variance(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) 
     low, high = axes.get_xlim()
     axes.set_xlim(min(low, 0.3), max(high, 30))
     log_axis(axes.xaxis)
-    names = [shorten(result.arm, 26) for result in results]
-    axes.set_yticks(range(len(results)), labels=names, fontsize=_SMALL, parse_math=False)
-    axes.set_ylim(len(results) - 0.4, -0.6)
-    axes.tick_params(axis="y", length=0)
-    axes.grid(axis="y", linewidth=0.3)
-    axes.set_title("Variance: position 0 over later ones")
-    axes.set_xlabel("σ²(0)/σ²(late); hollow: birth, full: end")
+    axes.set_title("Variance of position 0")
+    axes.set_xlabel("σ²(0)/σ²(late); hollow: birth")

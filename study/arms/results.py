@@ -95,6 +95,11 @@ class _Read(NamedTuple):
     snapshots: dict[int, Snapshot]
 
 
+def task_loss(results: Sequence[ArmResult]) -> str:
+    """The figure that says whether an arm learned: the loss on triggers, where there are any."""
+    return "trigger_loss" if any(result.figures["trigger_loss"].n for result in results) else "val_loss"
+
+
 def read_results(study: ArmStudy, trials: Sequence[Trial]) -> list[ArmResult]:
     """Results of every arm that has a run, in the study's order.
 

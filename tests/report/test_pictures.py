@@ -12,6 +12,7 @@ import birthmark.report
 from birthmark.measure.records import Snapshot
 from birthmark.report.pictures.curves import Curve, draw_curves
 from birthmark.report.pictures.heads import draw_head_maps, draw_heads
+from birthmark.report.pictures.label_placement import place_labels
 from birthmark.report.pictures.layers import draw_blocks
 from birthmark.report.pictures.panels import Heights, Panel
 from birthmark.report.pictures.saving import save_png
@@ -87,3 +88,18 @@ def test_what_is_no_number_anywhere_has_no_picture(link, name):
         section = Section(link.id, link.title, "")
         link.in_snapshot(view, section)
         assert len(section.pictures) == n_pictures
+
+
+def test_labels_do_not_lie_on_one_another():
+    points = np.random.default_rng(0).uniform(100, 160, size=(12, 2))
+    sizes = np.tile([40.0, 8.0], (12, 1))
+    corners = place_labels(points, sizes, (0, 0, 300, 300), gap=4)
+    boxes = np.concatenate([corners, corners + sizes], axis=1)
+    assert boxes.min() >= 0
+    assert boxes.max() <= 300
+    for i, a in enumerate(boxes):
+        for b in boxes[i + 1 :]:
+            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
+    # With room, a label stands right of its point.
+    (corner,) = place_labels(points[:1], sizes[:1], (0, 0, 300, 300), gap=4)
+    assert corner == pytest.approx(points[0] + [4, -4])

@@ -15,7 +15,6 @@ from birthmark.errors import RunError, UsageError
 from birthmark.files import write_json, write_text
 from birthmark.launch.cli import main
 from birthmark.measure.records import Snapshot, append_metrics
-from birthmark.report.pictures.label_placement import place_labels
 from birthmark.study.arms.figure import families, study_figure
 from birthmark.study.arms.file import read_arm_study
 from birthmark.study.arms.results import ARRAYS, read_results, spread
@@ -221,7 +220,19 @@ def test_what_is_missing_is_a_dash_and_never_zero(write, tmp_path):
     write_csv(results, tmp_path / "table.csv")
     row = next(csv.DictReader((tmp_path / "table.csv").open()))
     assert (row["sink_mass_mean"], row["sink_mass_n"], row["trigger_loss_mean"]) == ("", "0", "")
-    study_figure(study, results)
+    # The picture has sinks on random tokens where none were measured on text, and the loss that there is.
+    sinks, losses, _ = study_figure(study, results).subfigs[1].axes
+    assert [label.get_text() for label in sinks.get_yticklabels()] == [result.arm for result in results]
+    assert (points(sinks), points(losses)) == ([0.25, 0.25], [2.4, 2.4])
+    task = spread([1.5])
+    results[1] = dataclasses.replace(results[1], figures=results[1].figures | {"trigger_loss": task})
+    losses = study_figure(study, results).subfigs[1].axes[1]
+    assert (points(losses), [(text.get_position()[1], text.get_text()) for text in losses.texts]) == ([1.5], [(0, "–")])
+
+
+def points(axes):
+    """What the markers of a panel stand at."""
+    return [pytest.approx(line.get_xdata()[0]) for line in axes.lines if line.get_marker() != "None"]
 
 
 def test_a_sink_at_another_key_has_columns_and_one_at_the_first_has_none(write, tmp_path):
@@ -336,18 +347,3 @@ def test_arms_without_a_family_fill_panels_of_their_own(write, tmp_path):
     grouped = families(study, read_results(study, trials))
     assert [[result.arm for result in family.arms] for family in grouped] == [names[1:3], names[3:7], names[7:]]
     assert [family.title for family in grouped] == ["two", "other arms", "other arms"]
-
-
-def test_labels_do_not_lie_on_one_another():
-    points = np.random.default_rng(0).uniform(100, 160, size=(12, 2))
-    sizes = np.tile([40.0, 8.0], (12, 1))
-    corners = place_labels(points, sizes, (0, 0, 300, 300), gap=4)
-    boxes = np.concatenate([corners, corners + sizes], axis=1)
-    assert (boxes.min(), boxes.max()) >= (0, 0)
-    assert boxes.max() <= 300
-    for i, a in enumerate(boxes):
-        for b in boxes[i + 1 :]:
-            assert a[2] <= b[0] or b[2] <= a[0] or a[3] <= b[1] or b[3] <= a[1]
-    # With room, a label stands right of its point.
-    (corner,) = place_labels(points[:1], sizes[:1], (0, 0, 300, 300), gap=4)
-    assert corner == pytest.approx(points[0] + [4, -4])
