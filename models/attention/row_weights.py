@@ -27,6 +27,16 @@ def softmax_rows(scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Ten
     return _apart(_joined(scores, seen, extra).softmax(-1), len(extra))
 
 
+def softmax_with_lse_(scores: Tensor) -> Tensor:
+    """Make weights of scores, in place, by a softmax along the last axis; the log-sum-exp of the scores of each row.
+
+    The largest score s has the weight exp(s − lse), which gives the log-sum-exp without another pass of exponentials.
+    """
+    largest = scores.amax(-1)
+    torch.softmax(scores, -1, out=scores)
+    return largest.sub_(scores.amax(-1).log_())
+
+
 def clipped_rows(
     scores: Tensor, seen: Tensor, extra: list[Tensor], zeta: float, gamma: float
 ) -> tuple[Tensor, list[Tensor]]:

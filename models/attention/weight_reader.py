@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from .row_weights import softmax_with_lse_
 from .scores import Scores
 
 #: Some sequences, and some heads.
@@ -107,10 +108,11 @@ def read_softmax(
             weights_NRS = scores_of(start, stop)
             weights_BHRS = weights_NRS.view(*o_BHTK[rows].shape[:3], -1)
             reader.read_scores(part, weights_BHRS)
-            if lse_BHT is not None:
-                lse_BHT[rows] = weights_BHRS.logsumexp(-1)
             # In place: in cache there is room for one of them.
-            torch.softmax(weights_NRS, -1, out=weights_NRS)
+            if lse_BHT is not None:
+                lse_BHT[rows] = softmax_with_lse_(weights_NRS).view(lse_BHT[rows].shape)
+            else:
+                torch.softmax(weights_NRS, -1, out=weights_NRS)
             if squares_BHT is not None:
                 squares_BHT[rows] = torch.linalg.vector_norm(weights_BHRS, dim=-1).square_()
             if lse_BHT is not None and others_BHT is not None:

@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..row_weights import softmax_with_lse_
+
 _BLOCK = 128
 #: Elements of bf16 weights that one attention may keep for its backward pass; beyond, they are computed again.
 _KEPT = 1 << 24
@@ -81,11 +83,11 @@ def _forward(
         scores = _scores(_block(q, start, stop), k_wide, start, stop, scale)
         by_head, rows = (n, n_shared, stop - start), (slice(None), slice(None), slice(start, stop))
         if wants_sums or not keep:
-            lse[rows] = scores.logsumexp(-1).view(by_head)
-            scores.sub_(_block(lse, start, stop)[..., None]).exp_()
-            squares[rows] = torch.linalg.vector_norm(scores, dim=-1).square_().view(by_head)
+            lse[rows] = softmax_with_lse_(scores).view(by_head)
         else:
             torch.softmax(scores, -1, out=scores)
+        if wants_sums:
+            squares[rows] = torch.linalg.vector_norm(scores, dim=-1).square_().view(by_head)
         weights = scores.to(q.dtype) if blocks is None else next(blocks).copy_(scores)
         out[rows] = torch.bmm(weights, v[:, :stop]).view(*by_head, -1)
     return out, lse, squares, kept

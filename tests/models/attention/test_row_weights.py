@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
+from scipy.special import logsumexp
 
 from birthmark.models.attention.attention import NORMALISERS
 from birthmark.models.attention.kv_cache import KeyValueCache
-from birthmark.models.attention.row_weights import clipped_rows, softpick_rows
+from birthmark.models.attention.row_weights import clipped_rows, softmax_with_lse_, softpick_rows
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 
@@ -18,6 +20,20 @@ ARMS = {
     "clipped": AttentionConfig(normaliser="softmax_clipped", clip_alpha=0.7),
     "clipped above too, calibrated": AttentionConfig("headnorm", normaliser="softmax_clipped", clip_zeta=1.03),
 }
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 40.0])
+def test_a_softmax_gives_its_log_sum_exp_as_exactly_as_it_is_known(scale):
+    generator = torch.Generator().manual_seed(0)
+    scores = scale * torch.randn(2, 64, 1000, generator=generator)
+    scores[0, 3, 5:] = -torch.inf  # keys that are not seen
+    scores[1, 2, 7] += 300.0  # a sink that has all
+    weights = scores.clone()
+    lse = softmax_with_lse_(weights)
+    exact = logsumexp(scores.double().numpy(), axis=-1)
+    # A few roundings of float32 at the size of the largest score.
+    assert lse.numpy() == pytest.approx(exact, rel=3e-7, abs=1e-6)
+    assert weights.numpy() == pytest.approx(np.exp(scores.double().numpy() - exact[..., None]), abs=5e-7)
 
 
 def slow_softpick(s):
