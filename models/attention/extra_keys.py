@@ -46,10 +46,11 @@ def learned_keys(
     """
     q_BHTK, n_keys = scores.q_BHTK, key_GNK.shape[1]
     wide = torch.promote_types(q_BHTK.dtype, torch.float32)
-    key_HNK, value_HNK = (
-        None if x is None else over_heads(x[None], q_BHTK.shape[1])[0].to(wide) for x in (key_GNK, value_GNK)
-    )
-    assert key_HNK is not None
+
+    def of_heads(x_GNK: Tensor) -> Tensor:
+        return over_heads(x_GNK[None], q_BHTK.shape[1])[0].to(wide)
+
+    key_HNK, value_HNK = of_heads(key_GNK), None if value_GNK is None else of_heads(value_GNK)
     with torch.autocast(q_BHTK.device.type, enabled=False):
         score_BHTN = q_BHTK.to(wide) @ key_HNK.mT * scores.scale
         if as_one and n_keys > 1:

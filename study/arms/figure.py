@@ -49,6 +49,11 @@ class Look(NamedTuple):
     colour: str
     marker: str
 
+    @property
+    def size(self) -> int:
+        """Of its marker in a row, in points."""
+        return 6 if self.marker == "*" else 4
+
 
 def families(study: ArmStudy, results: Sequence[ArmResult]) -> list[Family]:
     """The study's families, then what they leave out, as many arms together as there are colours.
@@ -188,16 +193,19 @@ def _means(
     for row, (result, seen) in enumerate(zip(results, spreads, strict=True)):
         look = looks[result.arm]
         if not seen.n:
-            axes.text(
-                0.5, row, "–", transform=axes.get_yaxis_transform(), ha="center", va="center", color=MUTED,
-                backgroundcolor=PAPER,
-            )  # fmt: skip
+            _dash(axes, row)
             continue
         axes.plot([seen.min, seen.max], [row, row], color=look.colour, linewidth=0.9, zorder=2)
-        axes.plot(
-            seen.mean, row, look.marker, color=look.colour, markersize=6 if look.marker == "*" else 4, zorder=3,
-        )  # fmt: skip
+        axes.plot(seen.mean, row, look.marker, color=look.colour, markersize=look.size, zorder=3)
     return np.array([seen.mean for seen in spreads if seen.n])
+
+
+def _dash(axes: Axes, row: int) -> None:
+    """In the place of a figure that there is not."""
+    axes.text(
+        0.5, row, "–", transform=axes.get_yaxis_transform(), ha="center", va="center", color=MUTED,
+        backgroundcolor=PAPER,
+    )  # fmt: skip
 
 
 def _sink_at_the_end(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) -> None:
@@ -210,7 +218,7 @@ def _sink_at_the_end(axes: Axes, results: Sequence[ArmResult], looks: dict[str, 
     axes.set_xscale("symlog", linthresh=0.01, linscale=0.35)
     axes.set_xticks([0, 0.01, 0.1, 1], labels=["0", "0.01", "0.1", "1"])
     axes.xaxis.set_minor_locator(no_ticks())
-    axes.set_xlim(min(-0.0025, *(1.3 * means)) if len(means) else -0.0025, max(2, *(1.5 * means)) if len(means) else 2)
+    axes.set_xlim(min([-0.0025, *(1.3 * means)]), max([2, *(1.5 * means)]))
 
 
 def _task_loss(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) -> None:
@@ -243,13 +251,13 @@ def _variance(axes: Axes, results: Sequence[ArmResult], looks: dict[str, Look]) 
             y = row - offset if len(layers) > 1 else row
             axes.plot([layers.min(), layers.max()], [y, y], color=look.colour, linewidth=0.7, alpha=0.6, zorder=2)
             axes.plot(
-                middle, y, look.marker, color=look.colour, markersize=6 if look.marker == "*" else 4, zorder=3,
+                middle, y, look.marker, color=look.colour, markersize=look.size, zorder=3,
                 markerfacecolor=look.colour if moment == "end" else PAPER, markeredgewidth=0.8,
             )  # fmt: skip
         if len(ends) == 2:
             axes.plot(ends, [row, row], color=look.colour, linewidth=0.9, alpha=0.35, zorder=1)
         elif not ends:
-            axes.text(1, row, "–", ha="center", va="center", color=MUTED, backgroundcolor=PAPER)
+            _dash(axes, row)
     axes.axvline(1, **REFERENCE | {"linewidth": 0.8}, zorder=1)
     axes.set_xscale("log")
     low, high = axes.get_xlim()

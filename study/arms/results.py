@@ -88,16 +88,16 @@ class ArmResult:
         return []
 
 
+def task_loss(results: Sequence[ArmResult]) -> str:
+    """The figure that says whether an arm learned: the loss on triggers, where there are any."""
+    return "trigger_loss" if any(result.figures["trigger_loss"].n for result in results) else "val_loss"
+
+
 class _Read(NamedTuple):
     trial: Trial
     rows: dict[int, dict[str, Any]]
     """By step."""
     snapshots: dict[int, Snapshot]
-
-
-def task_loss(results: Sequence[ArmResult]) -> str:
-    """The figure that says whether an arm learned: the loss on triggers, where there are any."""
-    return "trigger_loss" if any(result.figures["trigger_loss"].n for result in results) else "val_loss"
 
 
 def read_results(study: ArmStudy, trials: Sequence[Trial]) -> list[ArmResult]:

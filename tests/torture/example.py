@@ -107,8 +107,13 @@ def command(arguments: Sequence[str]) -> Callable[[], int]:
     return do
 
 
-def _n_threads() -> int:
-    return sum(1 for _ in Path("/proc/self/task").iterdir())
+def _threads() -> list[str]:
+    """Names of this process's threads, but for those that end while they are read."""
+    names = []
+    for task in Path("/proc/self/task").iterdir():
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            names.append((task / "comm").read_text().strip())
+    return names
 
 
 def rehearse(example: Path) -> None:
@@ -116,7 +121,7 @@ def rehearse(example: Path) -> None:
 
     That is a quarter of what they would compute: types of fields, expressions, kernels, fonts.
     """
-    n_threads, environment, here = _n_threads(), dict(os.environ), Path.cwd()
+    before, environment, here = _threads(), dict(os.environ), Path.cwd()
     with tempfile.TemporaryDirectory(dir=in_memory()) as root:
         folder = Path(root, "rehearsal")
         shutil.copytree(example, folder)
@@ -134,10 +139,9 @@ def rehearse(example: Path) -> None:
     os.environ.update(environment)
     # One that has ended may stand in the list for a moment longer.
     until = time.monotonic() + 10
-    while _n_threads() > n_threads and time.monotonic() < until:
+    while len(threads := _threads()) != len(before) and time.monotonic() < until:
         time.sleep(0.01)
-    left = sorted((task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir())
-    assert len(left) <= n_threads, f"a process with threads must not fork: {left}, {n_threads} before"
+    assert len(threads) == len(before), f"a process with threads must not fork: {threads}, before {before}"
 
 
 def _write_tables(folder: Path, texts: Sequence[str]) -> int:
