@@ -105,8 +105,8 @@ def _(
 @torch.library.custom_op("birthmark::causal_blocks_backward", mutates_args=(), device_types="cpu")
 def _backward(
     d_out: torch.Tensor,
-    d_lse: torch.Tensor,
-    d_squares: torch.Tensor,
+    d_lse: torch.Tensor | None,
+    d_squares: torch.Tensor | None,
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
@@ -120,10 +120,14 @@ def _backward(
     # Where one key takes most of a row, dp and Δ are almost equal, and the gradient is what their rounding leaves. So
     # Δ − g is subtracted inside the product that gives dp, whose sums are float32; and what other roundings leave,
     # those of the output in Δ above all, is taken off afterwards: the score gradients of a row add up to g.
-    shift = d_lse - 2 * d_squares * squares - (d_out.float() * out.float()).sum(-1)
+    shift = -(d_out.float() * out.float()).sum(-1)
+    if d_lse is not None:
+        shift += d_lse
+    if d_squares is not None:
+        shift -= 2 * d_squares * squares
     d_out_shift = torch.cat([d_out, _in_parts(shift)], dim=-1)
     v_one = F.pad(F.pad(v, (0, _PARTS), value=1.0), (0, _WIDTH - _PARTS))
-    twice = (2 * d_squares)[..., None].to(q.dtype) if d_squares.any() else None
+    twice = None if d_squares is None else (2 * d_squares)[..., None].to(q.dtype)
     blocks = _kept_blocks(kept, n, length) if kept.numel() else None
     k_wide = k.float() if blocks is None else k
     dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
@@ -139,7 +143,9 @@ def _backward(
         if twice is not None:
             d_scores.addcmul_(weights, _block(twice, start, stop))
         d_scores.mul_(weights)
-        left = _block(d_lse, start, stop)[..., None].to(q.dtype) - d_scores.sum(-1, keepdim=True)
+        left = d_scores.sum(-1, keepdim=True).neg_()
+        if d_lse is not None:
+            left += _block(d_lse, start, stop)[..., None].to(q.dtype)
         d_scores.addcmul_(weights, left)
         dq_NMK = torch.baddbmm(q_NMK, d_scores, k[:, :stop], beta=0, alpha=scale)
         dq[:, :, start:stop] = dq_NMK.view(n, n_shared, stop - start, -1)
@@ -149,7 +155,7 @@ def _backward(
 
 @_backward.register_fake
 def _(
-    d_out: torch.Tensor, d_lse: torch.Tensor, d_squares: torch.Tensor, *qkv_and_more: Any
+    d_out: torch.Tensor, d_lse: torch.Tensor | None, d_squares: torch.Tensor | None, *qkv_and_more: Any
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     q, k, v = qkv_and_more[:3]
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
@@ -159,11 +165,16 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
     q, k, v, ctx.scale, _, _ = inputs
     ctx.save_for_backward(q, k, v, *output)
     ctx.mark_non_differentiable(output[3])
+    ctx.set_materialize_grads(False)  # that of the kept weights would be as large as they are
 
 
-def _gradients(ctx: Any, d_out: Tensor, d_lse: Tensor, d_squares: Tensor, _kept: Tensor) -> tuple[Tensor | None, ...]:
+def _gradients(
+    ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, d_squares: Tensor | None, _kept: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    out = ctx.saved_tensors[3]
+    d_out = torch.zeros_like(out) if d_out is None else d_out.contiguous()
     with torch.autocast("cpu", enabled=False):
-        return *_backward(d_out.contiguous(), d_lse, d_squares, *ctx.saved_tensors, ctx.scale), None, None, None
+        return *_backward(d_out, d_lse, d_squares, *ctx.saved_tensors, ctx.scale), None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_save)

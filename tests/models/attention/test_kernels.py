@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.profiler import ProfilerActivity, profile
 
 from birthmark.models.attention.fused import blockwise as blocks
 from birthmark.models.attention.fused import kernels
@@ -265,14 +268,31 @@ def test_bf16_blocks_equal_the_explicit_matrix_whether_weights_are_kept_or_not(s
     assert relative(out, expected_out) < 8e-3
     assert relative(alone, expected_out) < 8e-3
     torch.testing.assert_close(lse.double(), expected_lse, atol=1e-5, rtol=1e-5)
-    for got, with_lse in ((out, 1), (alone, 0)):
-        loss = (got.float() * d_out.float()).sum() + with_lse * (lse * d_lse.float()).sum()
-        expected = (expected_out * d_out.double()).sum() + with_lse * (expected_lse * d_lse).sum()
+    for got, of_out, of_lse in ((out, 1, 1), (alone, 1, 0), (out, 0, 1)):
+        loss = expected = torch.zeros(())
+        if of_out:
+            loss, expected = (got.float() * d_out.float()).sum(), (expected_out * d_out.double()).sum()
+        if of_lse:
+            loss, expected = loss + (lse * d_lse.float()).sum(), expected + (expected_lse * d_lse).sum()
         gradients = torch.autograd.grad(loss, ours, retain_graph=True)
         wanted = torch.autograd.grad(expected, reference, retain_graph=True, allow_unused=True)
         size = max(float(w.abs().max()) for w in wanted if w is not None)
         for g, w in zip(gradients, wanted, strict=True):
             assert float((g.double() - (0 if w is None else w)).abs().max()) < 3e-2 * size
+
+
+def test_the_backward_pass_of_bf16_blocks_fills_no_tensor_as_large_as_the_weights_that_it_kept():
+    """autograd makes zeros of what no gradient comes for, unless it is asked not to."""
+    q, k, v, d_out, _ = make((1, 2, 300, 8), dtype=torch.bfloat16)
+    ours = leaves(q, k, v)
+    out = kernels.causal_attention(*ours, 0.3)
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as seen:
+        torch.autograd.grad(out, ours, d_out)
+    filled = [
+        math.prod(event.input_shapes[0]) for event in seen.events() if event.name in ("aten::fill_", "aten::zero_")
+    ]
+    lower_triangles = 2 * 300 * 301 // 2
+    assert 0 < max(filled) < lower_triangles
 
 
 def test_an_autocast_around_bf16_blocks_keeps_their_scores_float32():
