@@ -40,7 +40,7 @@ _MOST_ROWS = 2048
 #: is busy with; and at most this share of all logits.
 _BLOCK_CPU, _BLOCK, _BLOCK_SHARE = 1 << 18, 1 << 23, 1 / 64
 #: Elements of the table whose gradient is summed at a time, where products are rounded to bf16.
-_TABLE_PART = 1 << 20
+_TABLE_PART = 1 << 21
 
 
 class TokenLosses(NamedTuple):

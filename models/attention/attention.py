@@ -31,7 +31,8 @@ from .normalisers import (
     Softpick,
 )
 from .own_parts import build_part
-from .positions import Placement, rotate
+from .positions import Placement
+from .rotation import rotate
 from .scores import Scores
 
 #: Normalisers by name.

@@ -161,23 +161,6 @@ def _angles(position: Tensor, n_channels: int, base: float) -> Tensor:
     return position.double()[..., None] * base**-exponents
 
 
-def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
-    """Turn the channel pairs of queries or keys ``[B, H, T, d_head]`` by the angles of a placement, in float32 or more.
-
-    The result has the type of the input. Products in bf16 would make the error of the scores 1.6 times as large.
-    """
-    if rotation is None:
-        return x_BHTK
-    cos, sin = rotation
-    half, wide = cos.shape[-1], torch.promote_types(x_BHTK.dtype, cos.dtype)
-    rest = x_BHTK.shape[-1] - 2 * half
-    # Split, whose backward pass is one concatenation; that of a slice fills a tensor with zeros.
-    a, b, *still = x_BHTK.split([half, half, rest] if rest else half, dim=-1)
-    a, b = a.to(wide), b.to(wide)
-    turned = (a * cos - b * sin, b * cos + a * sin)
-    return torch.cat([*(x.to(x_BHTK.dtype) for x in turned), *still], dim=-1)
-
-
 #: Kinds of positional information by name.
 POSITIONS: dict[str, type[NoPositions]] = {
     "rope": RotaryPositions,

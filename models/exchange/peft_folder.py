@@ -19,7 +19,8 @@ from ..adapters.attach import adapter_of
 from ..adapters.lora import Lora
 from ..adapters.prefix import PrefixKeys
 from ..attention.attention import Attention
-from ..attention.positions import Placement, rotate
+from ..attention.positions import Placement
+from ..attention.rotation import rotate
 from ..decoder import Decoder
 from ..init import Linear
 from .conversion import family_of

@@ -14,7 +14,7 @@ from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
 from birthmark.launch.cli import main
 from birthmark.measure.interventions import intervene
-from birthmark.models.attention.positions import rotate
+from birthmark.models.attention.rotation import rotate
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
 

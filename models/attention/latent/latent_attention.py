@@ -18,7 +18,8 @@ from ...init import Linear
 from ...norms import RMSNorm, cast_once
 from ..attention import Attention
 from ..kv_cache import LayerCache
-from ..positions import Placement, rotate
+from ..positions import Placement
+from ..rotation import rotate
 
 
 class LatentAttention(Attention):

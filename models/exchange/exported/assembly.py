@@ -33,6 +33,7 @@ _REPLACED: dict[Name, Name] = {
     for module, name in (
         ("models.attention.normalisers", "FusedSoftmax"),
         ("models.attention.own_parts", "build_part"),
+        ("models.attention.rotation", "rotate"),
         ("models.attention.weight_reader", "new_reader"),
         ("models.experts.fused_experts", "fused_experts"),
         ("models.experts.routed_mlp", "rows_of_experts"),

@@ -15,6 +15,7 @@ from torch.nn import functional as F
 
 from ...attention.extra_keys import ExtraKey
 from ...attention.normalisers import Explicit
+from ...attention.rotation import turned
 from ...attention.row_weights import softmax_rows
 from ...attention.scores import Scores
 from ...attention.weight_reader import WeightReader
@@ -49,6 +50,11 @@ def build_part(part: str, name: str, table: Mapping[str, type[PartT]], base: typ
 def new_reader(scores: Scores, rows_sum_to_one: bool) -> WeightReader | None:
     """Nothing reads the weights as they are computed; they can be asked for afterwards."""
     return None
+
+
+def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
+    """Turn the channel pairs of queries or keys, if the model has rotary positions."""
+    return x_BHTK if rotation is None else turned(x_BHTK, rotation)
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:

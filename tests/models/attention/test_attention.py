@@ -17,7 +17,8 @@ from birthmark.models.attention.attention import Attention
 from birthmark.models.attention.config import SIMILARITIES
 from birthmark.models.attention.kernel_choice import explicit_because
 from birthmark.models.attention.normalisers import Explicit, FusedSoftmax
-from birthmark.models.attention.positions import Placement, RotaryPositions, rotate
+from birthmark.models.attention.positions import Placement, RotaryPositions
+from birthmark.models.attention.rotation import rotate
 from birthmark.models.attention.scores import Scores
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig

@@ -1,0 +1,57 @@
+"""Rotary positions in a training pass on a CPU, against complex numbers in float64 and against autograd."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from birthmark.models.attention.rotation import rotate, turned
+
+B, H, T, K = 2, 3, 7, 12
+
+
+def rotation_of(n_pairs, per_sequence):
+    angles = torch.randn(*((B, 1) if per_sequence else ()), T, n_pairs, generator=torch.Generator().manual_seed(3))
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+def heads(dtype, seed):
+    """As the map lays them out: heads of one position side by side."""
+    x = torch.randn(B, T, H, K, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return x.transpose(1, 2)
+
+
+def as_complex(x, rotation, back=False):
+    """A pair as one complex number, times that of its angle or its conjugate, in float64."""
+    cos, sin = rotation.double()
+    n = cos.shape[-1]
+    turn = torch.complex(cos, -sin if back else sin)
+    pairs = torch.complex(x[..., :n].double(), x[..., n : 2 * n].double()) * turn
+    return torch.cat([pairs.real, pairs.imag, x[..., 2 * n :].double()], dim=-1)
+
+
+@pytest.mark.parametrize("per_sequence", [False, True])
+@pytest.mark.parametrize("n_pairs", [K // 2, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_values_and_gradients_are_turned_forth_and_back(dtype, n_pairs, per_sequence):
+    rotation, x, d = rotation_of(n_pairs, per_sequence), heads(dtype, 0).requires_grad_(), heads(dtype, 1)
+    y = rotate(x, rotation)
+    (dx,) = torch.autograd.grad(y, x, d)
+    assert y.dtype == dx.dtype == dtype
+    # Two products and a sum in float32, then one rounding.
+    error = {torch.float32: 3e-7, torch.bfloat16: 2**-8, torch.float64: 1e-15}[dtype]
+    for found, given, back in ((y, x.detach(), False), (dx, d, True)):
+        size = given.abs().max().double()
+        assert (found.detach().double() - as_complex(given, rotation, back)).abs().max() <= 1.5 * error * size
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("n_pairs", [K // 2, 4])
+def test_a_training_pass_has_the_bits_of_the_formula_and_the_layouts_that_are_read_next(dtype, n_pairs):
+    rotation, x, d = rotation_of(n_pairs, False), heads(dtype, 0).requires_grad_(), heads(dtype, 1)
+    y, plain = rotate(x, rotation), turned(x, rotation)
+    (dx,), (dx_plain,) = (torch.autograd.grad(of, x, d) for of in (y, plain))
+    assert torch.equal(y, plain)
+    assert torch.equal(dx, dx_plain)
+    assert y.is_contiguous()
+    assert dx.transpose(1, 2).is_contiguous()
