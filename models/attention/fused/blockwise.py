@@ -171,10 +171,10 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 def _gradients(
     ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, d_squares: Tensor | None, _kept: Tensor | None
 ) -> tuple[Tensor | None, ...]:
-    out = ctx.saved_tensors[3]
+    q, k, v, out, *more = ctx.saved_tensors  # once: under activation checkpointing each time would compute them again
     d_out = torch.zeros_like(out) if d_out is None else d_out.contiguous()
     with torch.autocast("cpu", enabled=False):
-        return *_backward(d_out, d_lse, d_squares, *ctx.saved_tensors, ctx.scale), None, None, None
+        return *_backward(d_out, d_lse, d_squares, q, k, v, out, *more, ctx.scale), None, None, None
 
 
 _forward.register_autograd(_gradients, setup_context=_save)

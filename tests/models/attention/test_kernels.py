@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.profiler import ProfilerActivity, profile
+from torch.utils.checkpoint import checkpoint
 
 from birthmark.models.attention.fused import blockwise as blocks
 from birthmark.models.attention.fused import kernels
@@ -293,6 +294,19 @@ def test_the_backward_pass_of_bf16_blocks_fills_no_tensor_as_large_as_the_weight
     ]
     lower_triangles = 2 * 300 * 301 // 2
     assert 0 < max(filled) < lower_triangles
+
+
+@pytest.mark.parametrize("kept", [1 << 30, -1])
+def test_bf16_blocks_have_the_same_gradients_under_activation_checkpointing(kept, monkeypatch):
+    monkeypatch.setattr(blocks, "_KEPT", kept)
+    q, k, v, d_out, _ = make((1, 2, 150, 16), dtype=torch.bfloat16)
+    plain, checkpointed = leaves(q, k, v), leaves(q, k, v)
+    out = kernels.causal_attention(*plain, 0.25)
+    again = checkpoint(kernels.causal_attention, *checkpointed, 0.25, use_reentrant=False)
+    for g, w in zip(
+        torch.autograd.grad(again, checkpointed, d_out), torch.autograd.grad(out, plain, d_out), strict=True
+    ):
+        assert torch.equal(g, w)
 
 
 def test_an_autocast_around_bf16_blocks_keeps_their_scores_float32():
