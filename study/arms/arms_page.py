@@ -14,6 +14,7 @@ from ...findings.wording import in_prose
 from ...report.charts.chart_page import Block, Fold, Heading, Html, Panels, Prose, Table, render_page
 from ...report.charts.specs import CurvePanel, PageRun, Point, ScatterPanel, Series
 from ...report.pictures.style import RUN_COLOURS
+from ...report.text import format_value
 from ..taking.tries import told
 from ..trials import Trial
 from .figure import Family, families
@@ -23,6 +24,9 @@ from .table import notes, titles_and_rows
 
 #: Of the first arm, which stands beside every family.
 _FIRST_COLOUR = 0
+_TIMES = (
+    "Time of a step: mean (range) over seeds of each run's median. Runs compare that had like machines to themselves."
+)
 
 
 def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Trial], out: Path) -> str:
@@ -39,8 +43,8 @@ def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Tr
         Heading("training", "Sink mass over training", f"Mean over the seeds of each arm. {_common(first)}"),
         Panels(_curves(grouped, first)),
         Heading("table", "All figures"),
-        Table(titles, rows),
-        *(Prose(note, note=True) for note in (notes(study, results), told(trials)) if note),
+        Table([*titles, "ms a step"], [[*row, _step_time(r)] for row, r in zip(rows, results, strict=True)]),
+        *(Prose(note, note=True) for note in (notes(study, results), _TIMES, told(trials)) if note),
         Fold("Runs", [Table(["arm", *(f"seed {seed}" for seed in study.init_seeds)], _links(study, trials, out))]),
     ]
     return render_page(study.name, blocks, runs=[PageRun(result.arm) for result in results], about="Birthmark study")
@@ -129,6 +133,12 @@ def _scatter(results: Sequence[ArmResult], grouped: Sequence[Family], first: Arm
         caption="A point is the mean over an arm's seeds, a bar their range.",
         csv="table.csv",
     )
+
+
+def _step_time(result: ArmResult) -> str:
+    """Milliseconds: the mean over seeds, and their range."""
+    mean, low, high = (format_value(1000 * seconds, ".3g") for seconds in result.step_s[:1] + result.step_s[2:4])
+    return f"{mean} ({low}–{high})" if result.step_s.n > 1 else mean
 
 
 def _ends(spread: Spread) -> tuple[float, float] | None:

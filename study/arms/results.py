@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +24,8 @@ SCALARS = {
     "sink_mass_random_normalised": "sink_mass_normalised",
     "trigger_loss": "val_loss_trigger",
     "val_loss": "val_loss",
+    "largest_value": "text_residual_inf_norm",
+    "kurtosis": "text_residual_kurtosis",
 }
 """Figure → scalar of a row (report/tables.py), at the end of the run."""
 
@@ -72,6 +74,9 @@ class ArmResult:
     sinks: np.ndarray
     """``[runs, steps]`` sink mass: on the task's text where it was measured, a share of the row's sum where rows do
     not sum to 1."""
+    step_s: Spread = field(default_factory=lambda: spread([]))
+    """Seconds of a training step, of each run the median. It depends on the machine and on what else that did: it is no
+    figure of the table, which is the same whoever started the runs."""
 
     @property
     def sink(self) -> Spread:
@@ -98,6 +103,8 @@ class _Read(NamedTuple):
     rows: dict[int, dict[str, Any]]
     """By step."""
     snapshots: dict[int, Snapshot]
+    step_s: float
+    """Median of the times of its steps; NaN where none was logged."""
 
 
 def read_results(study: ArmStudy, trials: Sequence[Trial]) -> list[ArmResult]:
@@ -113,10 +120,11 @@ def read_results(study: ArmStudy, trials: Sequence[Trial]) -> list[ArmResult]:
         reads = []
         for trial in trials:
             if trial.arm == arm and trial.started:
-                snapshots = trial.run.snapshots()
-                rows = {row["step"]: row for row in join_rows(snapshots, metrics_by_step(trial.run))}
+                snapshots, metrics = trial.run.snapshots(), metrics_by_step(trial.run)
+                rows = {row["step"]: row for row in join_rows(snapshots, metrics)}
                 if rows:
-                    reads.append(_Read(trial, rows, {snapshot.step: snapshot for snapshot in snapshots}))
+                    by_step = {snapshot.step: snapshot for snapshot in snapshots}
+                    reads.append(_Read(trial, rows, by_step, _step_seconds(metrics)))
         finished = [read for read in reads if read.trial.finished]
         if reads:
             results.append(_result(arm, finished or reads))
@@ -143,7 +151,15 @@ def _result(arm: str, reads: Sequence[_Read]) -> ArmResult:
         uniform=next((finite_or_nan(end.get("sink_uniform")) for end in ends), math.nan),
         steps=measured,
         sinks=np.array([[_sink(read.rows[at]) for at in measured] for read in reads]),
+        step_s=spread([read.step_s for read in reads]),
     )
+
+
+def _step_seconds(metrics: Mapping[int, Mapping[str, float]]) -> float:
+    """Median over the lines of a run's log, each of which has that of its own steps."""
+    times = [finite_or_nan(row.get("train/step_p50_s")) for row in metrics.values()]
+    known = [time for time in times if not math.isnan(time)]
+    return float(np.median(known)) if known else math.nan
 
 
 def _sink_keys(ends: Sequence[Snapshot]) -> dict[str, Spread]:

@@ -30,16 +30,23 @@ _COLUMNS = {
     "sink_mass_random_normalised": "random tokens, rows normalised",
     "trigger_loss": "trigger loss",
     "val_loss": "validation loss",
+    "largest_value": "largest value",
+    "kurtosis": "kurtosis",
     "birth": "σ²(0)/σ²(late) at birth",
     "end": "σ²(0)/σ²(late) at the end",
 }
-_OPTIONAL = ("sink_mass_normalised", "document_sink_mass", "sink_mass_random_normalised")
+_OUTLIERS = ("largest_value", "kurtosis")
+_ABOUT_OUTLIERS = (
+    "Largest value and kurtosis: of the residual stream on that text, behind the block where they are largest. "
+)
+_OPTIONAL = ("sink_mass_normalised", "document_sink_mass", "sink_mass_random_normalised", *_OUTLIERS)
+_FORMATS = {"sink_key": ".3g", **dict.fromkeys(_OUTLIERS, "ratio")}
 _NARROW = ("sink_mass", "sink_mass_normalised", "trigger_loss", "val_loss", "end")
 
 
 def _shown(results: Sequence[ArmResult]) -> list[str]:
-    """Columns of the table; those of documents, of rows that do not sum to 1, and of sinks at other keys than the
-    first, only where an arm has them."""
+    """Columns of the table; those of documents, of outliers, of rows that do not sum to 1, and of sinks at other keys
+    than the first, only where an arm has them."""
     shown = [key for key in _COLUMNS if key not in _OPTIONAL or any(r.figures[key].n for r in results)]
     if not any(_sink_is_elsewhere(r) for r in results):
         shown = [key for key in shown if key not in ("sink_key", "sink_key_importance")]
@@ -55,7 +62,7 @@ def _sink_is_elsewhere(result: ArmResult) -> bool:
 
 def _cell(result: ArmResult, column: str, *, ranges: bool) -> str:
     if column not in ("birth", "end"):
-        return _format_spread(result.figures[column], ".3g" if column == "sink_key" else ".3f", ranges=ranges)
+        return _format_spread(result.figures[column], _FORMATS.get(column, ".3f"), ranges=ranges)
     layers = result.layers(column)
     if len(layers) == 1:
         return _format_spread(layers[0], ".3g", ranges=ranges)
@@ -89,9 +96,11 @@ def titles_and_rows(study: ArmStudy, results: Sequence[ArmResult]) -> tuple[list
 def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
     """What the table's figures are."""
     uniform = ", ".join(sorted({format_value(result.uniform, ".3f") for result in results}))
+    outliers = any(result.figures[name].n for result in results for name in _OUTLIERS)
     return (
         f"Mean ± sd (min–max) over init_seeds {', '.join(map(str, study.init_seeds))}. Sink mass: mean attention on "
         f"position 0 on held-out text of the task (uniform attention: {uniform}). Losses in nats per token. "
+        f"{_ABOUT_OUTLIERS if outliers else ''}"
         "σ²(0)/σ²(late): variance of what enters the output projection at position 0 over its mean in the later half, "
         "random tokens" + ("; one figure per block." if any(len(r.layers("end")) > 1 for r in results) else ".")
     )

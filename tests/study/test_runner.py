@@ -99,13 +99,14 @@ def test_the_table_is_what_the_run_folders_say(ready, arms):
     _, out, _, _ = ready
     table = {row["arm"]: row for row in csv.DictReader((out / "table.csv").open())}
     for arm in arms:
-        sinks, random, largest, losses = [], [], [], []
+        sinks, random, largest, losses, outliers = [], [], [], [], []
         for seed in (0, 1):
             run = out / arm / f"seed-{seed}"
             summary = json.loads((run / "snapshots/step-00000006/summary.json").read_text())
             sinks.append(summary["bias_text"]["sink_mass"])
             largest.append(summary["bias_text"]["sink_mass_max"])
             random.append(summary["bias"]["sink_mass"])
+            outliers.append(summary["bias_text"]["residual_inf_norm"])
             lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
             (loss,) = (line["val/loss_trigger"] for line in lines if line["step"] == 6 and "val/loss_trigger" in line)
             losses.append(loss)
@@ -113,7 +114,7 @@ def test_the_table_is_what_the_run_folders_say(ready, arms):
         assert (row["runs"], row["step"]) == ("2", "6")
         for name, values in (
             ("sink_mass", sinks), ("sink_mass_largest_head", largest), ("sink_mass_random", random),
-            ("trigger_loss", losses),
+            ("trigger_loss", losses), ("largest_value", outliers),
         ):  # fmt: skip
             mean = (values[0] + values[1]) / 2
             sd = abs(values[0] - values[1]) / 2**0.5

@@ -15,7 +15,7 @@ from birthmark.study.arms.results import ArmResult, spread
 UNIFORM = 0.06
 EMPTY = (
     "sink_mass_normalised", "sink_mass_largest_head", "document_sink_mass", "sink_mass_random",
-    "sink_mass_random_normalised", "trigger_loss",
+    "sink_mass_random_normalised", "trigger_loss", "largest_value", "kurtosis",
 )  # fmt: skip
 
 

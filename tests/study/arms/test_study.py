@@ -15,10 +15,11 @@ from birthmark.errors import RunError, UsageError
 from birthmark.files import write_json, write_text
 from birthmark.launch.cli import main
 from birthmark.measure.records import Snapshot, append_metrics
+from birthmark.study.arms.arms_page import arms_page
 from birthmark.study.arms.figure import families, study_figure
 from birthmark.study.arms.file import read_arm_study
 from birthmark.study.arms.results import ARRAYS, read_results, spread
-from birthmark.study.arms.table import markdown, write_csv
+from birthmark.study.arms.table import markdown, notes, titles_and_rows, write_csv
 from birthmark.study.arms.trials import arm_trials
 from birthmark.study.trials import check_buildable, check_stored, next_move
 from birthmark.trainer.saved_config import write_config
@@ -270,6 +271,34 @@ def test_variance_has_a_figure_per_block_at_birth_and_at_the_end(write, tmp_path
     assert "| 100, 2 | 106, 8 |" in text
     assert "rows normalised" in text.splitlines()[0]
     study_figure(study, [result])
+
+
+def test_outliers_have_columns_where_they_were_measured_and_the_time_of_a_step_is_on_the_page_alone(write, tmp_path):
+    study, trials = planned(write, tmp_path)
+    for trial in trials:
+        write_run(trial)
+    plain = read_results(study, trials)
+    assert not {"largest value", "kurtosis"} & set(titles_and_rows(study, plain)[0])
+    assert "Largest value" not in notes(study, plain)
+    assert plain[0].step_s.n == 0
+    for seed, trial in enumerate(trial for trial in trials if trial.arm == plain[0].arm):
+        end = Snapshot.read(trial.run.snapshot(6))
+        end.summary["bias_text"] |= {"residual_inf_norm": 1500.0 + seed, "residual_kurtosis": 4.0 + seed}
+        shutil.rmtree(trial.run.snapshot(6))
+        end.write(trial.run.snapshot(6))
+        for step, seconds in ((2, 9.0), (4, 0.02), (5, 0.01 + 0.02 * seed)):
+            append_metrics(trial.run.metrics, step, {"train/step_p50_s": seconds})
+    results = read_results(study, trials)
+    titles, rows = titles_and_rows(study, results)
+    cells = dict(zip(titles, rows[0], strict=True))
+    assert cells["largest value"] == "1,500 ± 0.71 (1,500–1,501)"
+    assert cells["kurtosis"] == "4.50 ± 0.71 (4.00–5.00)"
+    assert results[0].step_s == spread([0.02, 0.03])
+    assert "step" not in "".join(titles[3:])
+    assert "Largest value" in notes(study, results)
+    page = arms_page(study, results, trials, tmp_path / "out")
+    assert "25 (20–30)" in page
+    assert "ms a step" in page
 
 
 def test_unfinished_runs_stand_back_behind_finished_ones(write, tmp_path):
