@@ -43,7 +43,7 @@ def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Tr
         Heading("training", "Sink mass over training", f"Mean over the seeds of each arm. {_common(first)}"),
         Panels(_curves(grouped, first)),
         Heading("table", "All figures"),
-        Table([*titles, "ms a step"], [[*row, _step_time(r)] for row, r in zip(rows, results, strict=True)]),
+        _table(titles, rows, results),
         *(Prose(note, note=True) for note in (notes(study, results), _TIMES, told(trials)) if note),
         Fold("Runs", [Table(["arm", *(f"seed {seed}" for seed in study.init_seeds)], _links(study, trials, out))]),
     ]
@@ -133,6 +133,13 @@ def _scatter(results: Sequence[ArmResult], grouped: Sequence[Family], first: Arm
         caption="A point is the mean over an arm's seeds, a bar their range.",
         csv="table.csv",
     )
+
+
+def _table(titles: Sequence[str], rows: Sequence[Sequence[str]], results: Sequence[ArmResult]) -> Table:
+    """The table with the time of a step behind their number."""
+    place = titles.index("step") + 1
+    timed = [[*row[:place], _step_time(r), *row[place:]] for row, r in zip(rows, results, strict=True)]
+    return Table([*titles[:place], "ms a step", *titles[place:]], timed)
 
 
 def _step_time(result: ArmResult) -> str:

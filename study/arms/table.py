@@ -95,7 +95,8 @@ def titles_and_rows(study: ArmStudy, results: Sequence[ArmResult]) -> tuple[list
 
 def notes(study: ArmStudy, results: Sequence[ArmResult]) -> str:
     """What the table's figures are."""
-    uniform = ", ".join(sorted({format_value(result.uniform, ".3f") for result in results}))
+    levels = {format_value(result.uniform, ".3f") for result in results}
+    uniform = ", ".join(sorted(levels - {MISSING} or levels))
     outliers = any(result.figures[name].n for result in results for name in _OUTLIERS)
     return (
         f"Mean ± sd (min–max) over init_seeds {', '.join(map(str, study.init_seeds))}. Sink mass: mean attention on "
