@@ -116,7 +116,12 @@ def rehearse(example: Path) -> None:
 
     That is a quarter of what they would compute: types of fields, expressions, kernels, fonts.
     """
+    import torch
+
     before, environment, here = _threads(), dict(os.environ), Path.cwd()
+    # The first backward pass starts a thread for each device. Built for CUDA, torch has eight as soon as a tensor was
+    # fake, as in plans, and none before that.
+    torch.ones((), requires_grad=True).backward()
     with tempfile.TemporaryDirectory(dir=in_memory()) as root:
         folder = Path(root, "rehearsal")
         shutil.copytree(example, folder)
