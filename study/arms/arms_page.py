@@ -24,9 +24,7 @@ from .table import notes, titles_and_rows
 
 #: Of the first arm, which stands beside every family.
 _FIRST_COLOUR = 0
-_TIMES = (
-    "Time of a step: mean (range) over seeds of each run's median. Runs compare that had like machines to themselves."
-)
+_TIMES = "Time of a step: mean (range) over seeds of each run's median. Compare only runs that had a machine alone."
 
 
 def arms_page(study: ArmStudy, results: Sequence[ArmResult], trials: Sequence[Trial], out: Path) -> str:
