@@ -38,6 +38,7 @@ FASTER = 1.15
 PRODUCTS = "matrix products alone"
 MODELS = {
     "llama-134m": Shape(d_ff=2048, vocab_size=32000, seq_len=512, micro_batch=2, tie_embeddings=False),
+    "llama-134m-t2048": Shape(d_ff=2048, vocab_size=32000, seq_len=2048, tie_embeddings=False),
     "gpt2-124m": Shape(vocab_size=50304, seq_len=512, micro_batch=2, gpt2=True),
 }
 #: For a rehearsal.

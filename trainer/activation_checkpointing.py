@@ -32,6 +32,7 @@ _KEPT = (
     "aten::_scaled_dot_product_cudnn_attention",
     "aten::_flash_attention_forward",
     "birthmark::causal_blocks",
+    "birthmark::causal_native",
     "birthmark::experts",
 )
 

@@ -13,6 +13,7 @@ import torch
 
 from ..errors import UsageError
 from ..measure.records import RunDir
+from ..models.attention.fused import native
 from .config import TrainerConfig
 from .fp8 import fp8_problem
 from .saved_config import DECIDED, read_saved_fields
@@ -87,6 +88,8 @@ def decisions(asked: TrainerConfig, config: TrainerConfig, device: torch.device)
         )
     if config.matmul == "tf32":
         lines.append("float32 products: rounded to TF32, in snapshots too (trainer.matmul)")
+    if device.type == "cpu" and config.precision == "bf16" and (why := native.why_not()):
+        lines.append(f"attention in bf16: by torch's matrix products in place of our kernel ({why})")
     if config.deterministic and device.type == "cuda":
         lines.append("deterministic: runs and resumes on the same GPUs and libraries are equal bit for bit")
     return lines

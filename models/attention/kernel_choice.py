@@ -8,9 +8,9 @@ from .config import EXPLICIT_ROWS
 #: Names of what an attention runs, in the order in which they are said, each with its words.
 KERNELS = {
     "explicit": "explicit weights, 256 queries at a time, computed again in the backward pass",
-    "fused": "fused scaled_dot_product_attention (bf16 on CPU: blocks of matrix products, their weights kept for the "
-    "backward pass up to 32 MiB)",
-    "window": ", two such attentions per window (bf16 on CUDA: one)",
+    "fused": "fused scaled_dot_product_attention (bf16 on CPU: a kernel of our own; where it does not run, blocks of "
+    "matrix products, their weights kept for the backward pass up to 32 MiB)",
+    "window": ", two such attentions per window (bf16 on CUDA and by our kernel on CPU: one)",
     "difference": ", over the values of both heads of a pair, one head's taken from the other's",
     "prefix": ", one more such attention for the prefix",
     "distances": ", distance penalties as 8 more channels",

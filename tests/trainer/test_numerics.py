@@ -10,6 +10,7 @@ from rich.console import Console
 
 from birthmark.errors import UsageError
 from birthmark.measure.records import RunDir
+from birthmark.models.attention.fused import native
 from birthmark.plan.cluster import Cluster
 from birthmark.plan.planner import Planner
 from birthmark.trainer import numerics
@@ -54,11 +55,20 @@ def test_auto_is_bf16_from_compute_capability_8_on(gpu, capability, precision):
     assert len(lines) == (2 if precision == "bf16" else 1)
 
 
-def test_what_is_given_is_kept(units):
+def test_what_is_given_is_kept(units, monkeypatch):
     units(True)
+    monkeypatch.setattr(native, "why_not", lambda: "")
     for asked in (TrainerConfig(), TrainerConfig(strategy="fsdp2", precision="bf16", gather="fp32")):
         assert numerics.decide(asked, CPU) == replace(asked, gather="fp32" if asked.strategy == "fsdp2" else "auto")
         assert numerics.decisions(asked, asked, CPU) == []
+
+
+def test_a_run_says_why_attention_is_not_our_kernels(monkeypatch):
+    monkeypatch.setattr(native, "why_not", lambda: "there is no C compiler (gcc)")
+    for precision, lines in (("fp32", 0), ("bf16", 1)):
+        found = numerics.decisions(TrainerConfig(), TrainerConfig(precision=precision), CPU)
+        assert len(found) == lines
+        assert all("there is no C compiler (gcc)" in line for line in found)
 
 
 def test_a_run_records_what_it_decided_and_keeps_it_elsewhere(tiny, units, tmp_path):

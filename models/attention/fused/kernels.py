@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from ..document_mask import Documents
 from ..grouped_heads import over_heads
+from . import native
 from .backends import FusedAttention, as_wide, backend_for
 from .blockwise import causal_blocks, keeps_weights
 
@@ -34,8 +35,15 @@ def runs_on(x: Tensor) -> str:
     return chosen_for or x.device.type
 
 
-def _in_blocks(q: Tensor, causal: bool = True) -> bool:
+def _of_our_own(q: Tensor, causal: bool = True) -> bool:
     return causal and runs_on(q) == "cpu" and q.dtype == torch.bfloat16
+
+
+def causal_bf16(q: Tensor, k: Tensor, v: Tensor, scale: float, wants_sums: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """Causal attention in bf16 on a CPU: output ``[B, H, T, V]``, and if they are wanted, in float32 ``[B, H, T]``, the
+    log-sum-exp of each query's scores and the sum of its squared weights."""
+    kernel = native.causal_tiles if native.is_here() else causal_blocks
+    return kernel(q, k, v, scale, wants_sums)
 
 
 def wide_values_pay(q_BHTK: Tensor, width: int) -> bool:
@@ -62,8 +70,8 @@ def attention_with_lse(
 
     Both carry gradients. The log-sum-exp is float32 or wider whatever the inputs are.
     """
-    if _in_blocks(q_BHTK, causal):
-        return causal_blocks(q_BHTK, k_BGSK, v_BGSK, scale, wants_sums=True)[:2]
+    if _of_our_own(q_BHTK, causal):
+        return causal_bf16(q_BHTK, k_BGSK, v_BGSK, scale, wants_sums=True)[:2]
     return _fused(q_BHTK, k_BGSK, v_BGSK, scale, causal)
 
 
@@ -93,7 +101,7 @@ def attention_beside(
         others_BHT: log-sum-exp of the scores of the other keys, float32 or wider.
         value_of_others: what those bring between them, broadcastable to the output; None: nothing.
     """
-    if _in_blocks(q_BHTK):
+    if _of_our_own(q_BHTK):
         out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
         out, total = set_beside(out, lse, others_BHT)
         if value_of_others is not None:
@@ -110,16 +118,16 @@ def attention_with_squares(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Causal :func:`attention_with_lse`, and each query's sum of squared weights ``Σ_j a²`` ``[B, H, T]``."""
-    if _in_blocks(q_BHTK):
-        return causal_blocks(q_BHTK, k_BGTK, v_BGTK, scale, wants_sums=True)
+    if _of_our_own(q_BHTK):
+        return causal_bf16(q_BHTK, k_BGTK, v_BGTK, scale, wants_sums=True)
     out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
     return out, lse, (visible_lse(q_BHTK, k_BGTK, 2 * scale) - 2 * lse).exp()
 
 
 def causal_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float) -> Tensor:
     """The output alone of causal softmax attention, ``[B, H, T, K]``, on the fastest kernel that there is."""
-    if _in_blocks(q_BHTK) and keeps_weights(q_BHTK):
-        return causal_blocks(q_BHTK, k_BGTK, v_BGTK, scale, wants_sums=False)[0]
+    if _of_our_own(q_BHTK) and (native.is_here() or keeps_weights(q_BHTK)):
+        return causal_bf16(q_BHTK, k_BGTK, v_BGTK, scale, wants_sums=False)[0]
     backend = backend_for(runs_on(q_BHTK), q_BHTK)
     if backend.for_output:
         return _fused(q_BHTK, k_BGTK, v_BGTK, scale)[0]
@@ -185,6 +193,8 @@ def visible_attention(
         out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
     elif backend_for(runs_on(q_BHTK), q_BHTK, window).windows:
         out, lse = _fused(q_BHTK, k_BGTK, v_BGTK, scale, window=window)
+    elif _of_our_own(q_BHTK) and native.is_here():
+        out, lse, _ = native.causal_tiles(q_BHTK, k_BGTK, v_BGTK, scale, wants_sums=False, window=window)
     else:
         out, lse = _windowed(q_BHTK, k_BGTK, v_BGTK, scale, window)
     if prefix is None:
@@ -205,6 +215,6 @@ def visible_lse(
     """The log-sum-exp of :func:`visible_attention` alone, ``[B, H, T]``, float32 or wider, differentiable."""
     # The kernels want values; what they are does not matter to the log-sum-exp.
     v_BGTV = k_BGTK.detach()
-    if _in_blocks(q_BHTK) or backend_for(runs_on(q_BHTK), q_BHTK, window).narrow_values:
+    if _of_our_own(q_BHTK) or backend_for(runs_on(q_BHTK), q_BHTK, window).narrow_values:
         v_BGTV = v_BGTV[..., :_FEW_CHANNELS]
     return visible_attention(q_BHTK, k_BGTK, v_BGTV, scale, window, prefix, documents)[1]

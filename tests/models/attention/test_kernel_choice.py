@@ -34,7 +34,8 @@ def test_the_sentence_reads_on_and_names_the_field_that_forbids_the_fused_kernel
     both = kernel_sentence(ModelConfig(attention=AttentionConfig(window=8, prefix=4)))
     assert both.startswith("fused scaled_dot_product_attention (bf16 on CPU")
     assert both.endswith(
-        "32 MiB), two such attentions per window (bf16 on CUDA: one), one more such attention for the prefix; "
+        "32 MiB), two such attentions per window (bf16 on CUDA and by our kernel on CPU: one), one more such attention "
+        "for the prefix; "
         "log-sum-exps from the kernels, their gradients in the same backward pass"
     )
     assert kernel_sentence(ModelConfig(positions="t5")).endswith("in the backward pass (model.positions t5)")

@@ -13,7 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
 from birthmark.models.attention.fused import blockwise as blocks
-from birthmark.models.attention.fused import kernels
+from birthmark.models.attention.fused import kernels, native
 from birthmark.models.attention.normalisers import FusedSoftmax
 from birthmark.models.attention.positions import Placement
 from birthmark.models.attention.scores import Scores
@@ -245,7 +245,17 @@ def test_a_long_window_reads_no_more_memory_than_chunks(monkeypatch):
     assert lengths == [16, 15]
 
 
-@pytest.mark.parametrize("kept", [1 << 30, -1])
+@pytest.fixture(params=["native", "kept weights", "weights computed again"])
+def bf16_path(request, monkeypatch):
+    """Each way of bf16 attention on a CPU: the kernel of our own, and blocks of torch's products."""
+    if request.param == "native":
+        if why := native.why_not():
+            pytest.skip(f"the kernel in C does not run here: {why}")
+        return
+    monkeypatch.setattr(native, "is_here", lambda: False)
+    monkeypatch.setattr(blocks, "_KEPT", 1 << 30 if request.param == "kept weights" else -1)
+
+
 @pytest.mark.parametrize(
     ("shape", "of_values"),
     [
@@ -255,11 +265,12 @@ def test_a_long_window_reads_no_more_memory_than_chunks(monkeypatch):
         ((2, 2, 129, 64), None),
         ((1, 1, 300, 8), None),
         ((1, 2, 150, 16), 32),
+        ((1, 2, 70, 20), 7),
+        ((1, 1, 65, 3), 80),
     ],
 )
-def test_bf16_blocks_equal_the_explicit_matrix_whether_weights_are_kept_or_not(shape, of_values, kept, monkeypatch):
+def test_bf16_attention_equals_the_explicit_matrix(shape, of_values, bf16_path):
     """What bf16 training on CPU runs on; the output alone, and with the log-sum-exp."""
-    monkeypatch.setattr(blocks, "_KEPT", kept)
     q, k, v, d_out, d_lse = make(shape, seed=3, dtype=torch.bfloat16, of_values=of_values)
     scale = shape[-1] ** -0.5
     ours, reference = leaves(q, k, v), leaves(q.double(), k.double(), v.double())
@@ -282,8 +293,9 @@ def test_bf16_blocks_equal_the_explicit_matrix_whether_weights_are_kept_or_not(s
             assert float((g.double() - (0 if w is None else w)).abs().max()) < 3e-2 * size
 
 
-def test_the_backward_pass_of_bf16_blocks_fills_no_tensor_as_large_as_the_weights_that_it_kept():
+def test_the_backward_pass_of_bf16_blocks_fills_no_tensor_as_large_as_the_weights_that_it_kept(monkeypatch):
     """autograd makes zeros of what no gradient comes for, unless it is asked not to."""
+    monkeypatch.setattr(native, "is_here", lambda: False)
     q, k, v, d_out, _ = make((1, 2, 300, 8), dtype=torch.bfloat16)
     ours = leaves(q, k, v)
     out = kernels.causal_attention(*ours, 0.3)
@@ -296,9 +308,7 @@ def test_the_backward_pass_of_bf16_blocks_fills_no_tensor_as_large_as_the_weight
     assert 0 < max(filled) < lower_triangles
 
 
-@pytest.mark.parametrize("kept", [1 << 30, -1])
-def test_bf16_blocks_have_the_same_gradients_under_activation_checkpointing(kept, monkeypatch):
-    monkeypatch.setattr(blocks, "_KEPT", kept)
+def test_bf16_attention_has_the_same_gradients_under_activation_checkpointing(bf16_path):
     q, k, v, d_out, _ = make((1, 2, 150, 16), dtype=torch.bfloat16)
     plain, checkpointed = leaves(q, k, v), leaves(q, k, v)
     out = kernels.causal_attention(*plain, 0.25)
@@ -309,7 +319,7 @@ def test_bf16_blocks_have_the_same_gradients_under_activation_checkpointing(kept
         assert torch.equal(g, w)
 
 
-def test_an_autocast_around_bf16_blocks_keeps_their_scores_float32():
+def test_an_autocast_around_bf16_attention_keeps_its_scores_float32(bf16_path):
     q, k, v, _, _ = make((1, 2, 150, 32), dtype=torch.bfloat16, spread=3.0)
     expected = explicit(q, k, v, 0.3)[1]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -326,11 +336,9 @@ def with_a_sink(strength, n=4, length=192, width=64):
 
 
 @pytest.mark.parametrize(("strength", "mass"), [(7.0, 0.23), (15.0, 0.91), (20.0, 0.99)])
-@pytest.mark.parametrize("kept", [1 << 30, -1])
-def test_bf16_gradients_at_a_sink_are_as_good_as_without_one(strength, mass, kept, monkeypatch):
+def test_bf16_gradients_at_a_sink_are_as_good_as_without_one(strength, mass, bf16_path):
     """Where one key takes the row, dp and Δ are almost equal: the fused kernel's error grows with the mass, ours must
     not. Below, both are a few roundings of bf16: of weights and of score gradients here."""
-    monkeypatch.setattr(blocks, "_KEPT", kept)
     q, k, v, d_out = with_a_sink(strength)
     scale, d_squares = 64**-0.5, torch.linspace(-2, 2, 192)
     reference = leaves(q.double(), k.double(), v.double())
@@ -348,7 +356,7 @@ def test_bf16_gradients_at_a_sink_are_as_good_as_without_one(strength, mass, kep
     fused_error = error((fused.float() * d_out.float()).sum(), theirs, expected)
     for wants_sums in (False, True):
         ours = leaves(q, k, v)
-        got, _, squares = blocks.causal_blocks(*ours, scale, wants_sums)
+        got, _, squares = kernels.causal_bf16(*ours, scale, wants_sums)
         errors = error((got.float() * d_out.float()).sum(), ours, expected)
         assert max(errors) < 5e-3
         assert all(e < (1.15 if mass < 0.5 else 0.5 if i < 2 else 1) * f
@@ -357,14 +365,12 @@ def test_bf16_gradients_at_a_sink_are_as_good_as_without_one(strength, mass, kep
     assert max(error((squares * d_squares).sum(), ours[:2], of_squares)) < 8e-3
 
 
-@pytest.mark.parametrize("kept", [1 << 30, -1])
-def test_bf16_blocks_read_shared_keys_and_values_from_one_place(kept, monkeypatch):
+def test_bf16_attention_reads_shared_keys_and_values_from_one_place(bf16_path):
     """As if each query head had a copy of its own; their gradients are summed before they are rounded."""
-    monkeypatch.setattr(blocks, "_KEPT", kept)
     q, _, _, d_out, d_lse = make((2, 6, 150, 16), dtype=torch.bfloat16)
     k, v = (x.bfloat16() for x in torch.randn(2, 2, 2, 150, 16, generator=torch.Generator().manual_seed(1)))
     ours, copied = leaves(q, k, v), leaves(q.double(), k.double(), v.double())
-    out, lse, squares = blocks.causal_blocks(*ours, 0.25, wants_sums=True)
+    out, lse, squares = kernels.causal_bf16(*ours, 0.25, wants_sums=True)
     wide = explicit(copied[0], *(x.repeat_interleave(3, dim=1) for x in copied[1:]), 0.25)
     assert relative(out, wide[0]) < 8e-3
     torch.testing.assert_close(lse.double(), wide[1], atol=1e-5, rtol=1e-5)

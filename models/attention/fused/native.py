@@ -1,0 +1,181 @@
+"""Causal attention in bf16 by a kernel of our own, ``causal.c``, on CPUs that have AVX-512 BF16 instructions.
+
+Between torch's products every score goes through main memory; here a tile of scores stays in the cache, and the
+products of bf16 numbers add in float32 (benchmarks/results/causal_attention.md has the times of both). Operators of
+their own, so that a compiled graph calls them as they are.
+
+Legend: B sequences, H query heads, G key/value heads, T positions, K head width, V that of values.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .c_library import CannotCompileError, load
+
+_SOURCE = Path(__file__).with_name("causal.c")
+_INSTRUCTIONS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mfma")
+
+
+@functools.cache
+def _library() -> ctypes.CDLL | str:
+    """The kernel, or why there is none."""
+    if not torch.cpu._is_avx512_bf16_supported():
+        return "the processor has no AVX-512 BF16 instructions"
+    if torch.cpu._is_amx_tile_supported():
+        return "the processor has AMX, where it was not timed beside torch's products"
+    try:
+        return load(_SOURCE, _INSTRUCTIONS)
+    except CannotCompileError as error:
+        return str(error)
+
+
+@torch.compiler.assume_constant_result
+def is_here() -> bool:
+    """Whether the kernel runs on this machine; compiles it at the first call."""
+    return not why_not()
+
+
+def why_not() -> str:
+    """Why the kernel does not run on this machine; empty where it does."""
+    library = _library()
+    return library if isinstance(library, str) else ""
+
+
+class _Tensor(ctypes.Structure):
+    """``tensor`` of the C file."""
+
+    _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("sequence", "head", "position"))]
+
+
+class _Attention(ctypes.Structure):
+    """``attention`` of the C file."""
+
+    _fields_ = [
+        *(
+            (name, ctypes.c_int64)
+            for name in ("n_sequences", "n_heads", "n_kv_heads", "length", "width", "value_width", "window")
+        ),
+        ("scale", ctypes.c_float),
+        *((name, _Tensor) for name in ("q", "k", "v", "out", "rest")),
+        *((name, ctypes.c_void_p) for name in ("lse", "squares")),
+        *((name, _Tensor) for name in ("d_out", "dq", "dk", "dv")),
+        *((name, ctypes.c_void_p) for name in ("d_lse", "d_squares")),
+    ]
+
+
+def _call(name: str, window: int, scale: float, q: Tensor, k: Tensor, v: Tensor, **others: Tensor | None) -> None:
+    """Call a function of the kernel. Tensors of four axes are ``[B, heads, T, width]``, the last one contiguous; those
+    of three ``[B, H, T]``, float32 and contiguous; None, or a tensor without elements: not wanted."""
+    library = _library()
+    assert isinstance(library, ctypes.CDLL), library
+    call = _Attention(*q.shape[:2], k.shape[1], *q.shape[2:], v.shape[3], window, scale)
+    for field, x in {"q": q, "k": k, "v": v, **others}.items():
+        if x is not None and x.numel():
+            of_rows = x.dim() == 3
+            setattr(call, field, x.data_ptr() if of_rows else _Tensor(x.data_ptr(), *x.stride()[:3]))
+    if getattr(library, f"birthmark_causal_{name}")(ctypes.byref(call)):
+        raise MemoryError(f"attention over {q.shape[2]} positions: no memory is left for its workspace")
+
+
+def _by_positions(x_BHTK: Tensor, width: int) -> Tensor:
+    """Empty, ``[B, H, T, width]``, with the heads of a position side by side in memory, as projections want them."""
+    n_sequences, n_heads, length, _ = x_BHTK.shape
+    return x_BHTK.new_empty(n_sequences, length, n_heads, width).transpose(1, 2)
+
+
+def _empty_results(
+    q: Tensor, v: Tensor, wants_squares: bool, wants_rest: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    lse, none = q.new_empty(q.shape[:3], dtype=torch.float32), q.new_empty(0)
+    squares = torch.empty_like(lse) if wants_squares else none.float()
+    return _by_positions(q, v.shape[-1]), lse, squares, _by_positions(q, v.shape[-1]) if wants_rest else none
+
+
+@torch.library.custom_op("birthmark::causal_native", mutates_args=(), device_types="cpu")
+def _forward(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int, scale: float, wants_squares: bool, wants_rest: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    out, lse, squares, rest = _empty_results(q, v, wants_squares, wants_rest)
+    if out.numel():
+        _call("forward", window, scale, q, k, v, out=out, rest=rest, lse=lse, squares=squares)
+    return out, lse, squares, rest
+
+
+@_forward.register_fake
+def _(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, window: int, scale: float, wants_squares: bool, wants_rest: bool
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    return _empty_results(q, v, wants_squares, wants_rest)
+
+
+@torch.library.custom_op("birthmark::causal_native_backward", mutates_args=(), device_types="cpu")
+def _backward(
+    d_out: torch.Tensor,
+    d_lse: torch.Tensor | None,
+    d_squares: torch.Tensor | None,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    squares: torch.Tensor,
+    rest: torch.Tensor,
+    window: int,
+    scale: float,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dq, dk, dv = (_by_positions(x, x.shape[-1]) for x in (q, k, v))
+    given = {"d_out": d_out, "d_lse": d_lse, "d_squares": d_squares, "out": out, "rest": rest}
+    if out.numel():
+        _call("backward", window, scale, q, k, v, **given, lse=lse, squares=squares, dq=dq, dk=dk, dv=dv)
+    return dq, dk, dv
+
+
+@_backward.register_fake
+def _(
+    d_out: torch.Tensor, d_lse: torch.Tensor | None, d_squares: torch.Tensor | None, *qkv_and_more: Any
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    dq, dk, dv = (_by_positions(x, x.shape[-1]) for x in qkv_and_more[:3])
+    return dq, dk, dv
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor, Tensor]) -> None:
+    q, k, v, *ctx.how, _, _ = inputs
+    ctx.save_for_backward(q, k, v, *output)
+    ctx.mark_non_differentiable(output[3])
+    ctx.set_materialize_grads(False)
+
+
+def _rows(x: Tensor) -> Tensor:
+    """With a contiguous last axis."""
+    return x if x.stride(-1) == 1 else x.contiguous()
+
+
+def _gradients(
+    ctx: Any, d_out: Tensor | None, d_lse: Tensor | None, d_squares: Tensor | None, _rest: Tensor | None
+) -> tuple[Tensor | None, ...]:
+    q, k, v, out, *more = ctx.saved_tensors  # once: under activation checkpointing each time would compute them again
+    d_out = torch.zeros_like(out) if d_out is None else _rows(d_out)
+    d_lse, d_squares = (None if d is None else d.contiguous() for d in (d_lse, d_squares))
+    return *_backward(d_out, d_lse, d_squares, q, k, v, out, *more, *ctx.how), None, None, None, None
+
+
+_forward.register_autograd(_gradients, setup_context=_save)
+
+
+def causal_tiles(
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float, wants_sums: bool, window: int | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Output ``[B, H, T, V]`` in bf16, and in float32 ``[B, H, T]`` the log-sum-exp of each query's scores and, if they
+    are wanted, the sum of its squared weights. With a window, each query sees itself and the ``window − 1`` keys before
+    it."""
+    q, k, v = map(_rows, (q_BHTK, k_BGTK, v_BGTK))
+    needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
+    out, lse, squares, _ = _forward(q, k, v, window or q.shape[2], scale, wants_sums, needs_gradient)
+    return out, lse, squares
