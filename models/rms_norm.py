@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .attention.fused.kernels import runs_on
+from .attention.fused.kernels import trains_on_cpu
 
 #: Numbers that each thread works on at a time: what a core's cache holds.
 _BLOCK = 1 << 18
@@ -30,8 +30,7 @@ def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
         gain: ``[D]``, in the dtype of ``x``.
         eps: added to the mean square.
     """
-    trains = torch.is_grad_enabled() and (x.requires_grad or gain.requires_grad)
-    if trains and runs_on(x) == "cpu" and not torch.compiler.is_compiling():
+    if trains_on_cpu(x, gain):
         normed: Tensor = _RMSNorm.apply(x, gain, eps)
         return normed
     return F.rms_norm(x, gain.shape, gain, eps)

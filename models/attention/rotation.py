@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .fused.kernels import runs_on
+from .fused.kernels import trains_on_cpu
 
 
 def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
@@ -27,8 +27,7 @@ def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
     """
     if rotation is None:
         return x_BHTK
-    trains = torch.is_grad_enabled() and x_BHTK.requires_grad
-    if trains and runs_on(x_BHTK) == "cpu" and not torch.compiler.is_compiling():
+    if trains_on_cpu(x_BHTK):
         turned_BHTK: Tensor = _Turn.apply(x_BHTK, rotation)
         return turned_BHTK
     return turned(x_BHTK, rotation)

@@ -35,6 +35,13 @@ def runs_on(x: Tensor) -> str:
     return chosen_for or x.device.type
 
 
+def trains_on_cpu(*tensors: Tensor) -> bool:
+    """Whether gradients of one of these are wanted in a step that is not compiled, on a CPU: what our own backward
+    passes of cheap operators are for."""
+    wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    return wanted and runs_on(tensors[0]) == "cpu" and not torch.compiler.is_compiling()
+
+
 def _of_our_own(q: Tensor, causal: bool = True) -> bool:
     return causal and runs_on(q) == "cpu" and q.dtype == torch.bfloat16
 
