@@ -8,12 +8,17 @@ Legend: B sequences, H heads, T positions, K head width; P pairs, of channels i 
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .fused.c_library import kernel
 from .fused.kernels import trains_on_cpu
+
+_SOURCE = Path(__file__).with_suffix(".c")
 
 
 def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
@@ -45,7 +50,49 @@ def turned(x_BHTK: Tensor, rotation: Tensor) -> Tensor:
     return torch.cat([*(x.to(x_BHTK.dtype) for x in both), *still], dim=-1)
 
 
+def _of_tensor(name: str) -> list[tuple[str, Any]]:
+    return [(name, ctypes.c_void_p), *((f"{name}_{axis}", ctypes.c_int64) for axis in ("sequence", "head", "position"))]
+
+
+class _TurnCall(ctypes.Structure):
+    """``turn`` of ``rotation.c``."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("n_sequences", "n_heads", "length", "width", "n_pairs")),
+        *_of_tensor("x"),
+        *_of_tensor("to"),
+        *((name, ctypes.c_void_p) for name in ("cos", "sin")),
+        *((f"table_{axis}", ctypes.c_int64) for axis in ("sequence", "position")),
+    ]
+
+
+@torch.library.custom_op("birthmark::turn", mutates_args=("out",), device_types="cpu")
+def _turn_by_kernel(out: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    library = kernel(_SOURCE)
+    assert isinstance(library, ctypes.CDLL), library
+    of_sequence = cos.stride(0) if cos.dim() == 4 and len(cos) > 1 else 0
+    sizes, tables = (*x.shape, cos.shape[-1]), (cos.data_ptr(), sin.data_ptr(), of_sequence, cos.stride(-2))
+    rows = [(tensor.data_ptr(), *tensor.stride()[:3]) for tensor in (x, out)]
+    library.birthmark_turn(ctypes.byref(_TurnCall(*sizes, *rows[0], *rows[1], *tables)))
+
+
+@_turn_by_kernel.register_fake
+def _(out: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
+    """Nothing but ``out`` changes."""
+
+
+def _kernel_turns(out_BHTK: Tensor, x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> bool:
+    types = x_BHTK.device.type, x_BHTK.dtype, cos.dtype
+    if types != ("cpu", torch.bfloat16, torch.float32) or cos.stride() != sin.stride():
+        return False
+    rows = all(x.stride(-1) == 1 for x in (x_BHTK, out_BHTK, cos))
+    return rows and isinstance(kernel(_SOURCE), ctypes.CDLL)
+
+
 def _turn_into(out_BHTK: Tensor, x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    if _kernel_turns(out_BHTK, x_BHTK, cos, sin):
+        _turn_by_kernel(out_BHTK, x_BHTK, cos, sin)
+        return out_BHTK
     half, wide = cos.shape[-1], torch.promote_types(x_BHTK.dtype, cos.dtype)
     a, b = x_BHTK[..., : 2 * half].to(wide).split(half, dim=-1)
     out_BHTK[..., :half] = (a * cos).sub_(b * sin)

@@ -1,8 +1,9 @@
-"""A C file of the package as a library: compiled where it is first used, and kept among the user's cached files."""
+"""C files of the package, for CPUs: compiled where they are first used, and kept among the user's cached files."""
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import hashlib
 import os
 import shlex
@@ -10,9 +11,12 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import torch
+
 from ....files import atomic_path, one_line, user_path
 
-_FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno")
+_FLAGS = ("-O3", "-std=c11", "-fPIC", "-shared", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
+_INSTRUCTIONS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mfma")
 #: Seconds after which a compiler is taken not to come back; ours takes three.
 _PATIENCE = 120
 
@@ -21,13 +25,26 @@ class CannotCompileError(Exception):
     """There is no library; the message says why, in a few words."""
 
 
+@functools.cache
+def kernel(source: Path) -> ctypes.CDLL | str:
+    """The library of a C file; or why there is none on this machine, in a few words."""
+    if not torch.cpu._is_avx512_bf16_supported():
+        return "the processor has no AVX-512 BF16 instructions"
+    if torch.cpu._is_amx_tile_supported():
+        return "the processor has AMX, where it was not timed beside torch's products"
+    try:
+        return load(source)
+    except CannotCompileError as error:
+        return str(error)
+
+
 def cache_folder() -> Path:
     """Where compiled files are kept: ``$XDG_CACHE_HOME/birthmark``, by default ``~/.cache/birthmark``."""
     return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "birthmark"
 
 
-def load(source: Path, instructions: tuple[str, ...]) -> ctypes.CDLL:
-    """The library of a C file, compiled by ``$CC`` (gcc) with these flags of the processor's instructions.
+def load(source: Path) -> ctypes.CDLL:
+    """The library of a C file, compiled by ``$CC`` (gcc).
 
     A compiled file is named by what it was made of, and put in place whole: processes that begin together may each
     make it.
@@ -36,7 +53,7 @@ def load(source: Path, instructions: tuple[str, ...]) -> ctypes.CDLL:
         CannotCompileError: there is no compiler, it fails, or the result cannot be kept or loaded.
     """
     command = shlex.split(os.environ.get("CC", "gcc"))
-    flags = (*_FLAGS, *instructions)
+    flags = (*_FLAGS, *_INSTRUCTIONS)
     made_of = hashlib.sha256(source.read_bytes() + "\0".join((*command, *flags)).encode()).hexdigest()
     library = cache_folder() / f"{source.stem}-{made_of[:16]}.so"
     try:

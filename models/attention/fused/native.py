@@ -10,30 +10,15 @@ Legend: B sequences, H query heads, G key/value heads, T positions, K head width
 from __future__ import annotations
 
 import ctypes
-import functools
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .c_library import CannotCompileError, load
+from .c_library import kernel
 
 _SOURCE = Path(__file__).with_name("causal.c")
-_INSTRUCTIONS = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16", "-mfma")
-
-
-@functools.cache
-def _library() -> ctypes.CDLL | str:
-    """The kernel, or why there is none."""
-    if not torch.cpu._is_avx512_bf16_supported():
-        return "the processor has no AVX-512 BF16 instructions"
-    if torch.cpu._is_amx_tile_supported():
-        return "the processor has AMX, where it was not timed beside torch's products"
-    try:
-        return load(_SOURCE, _INSTRUCTIONS)
-    except CannotCompileError as error:
-        return str(error)
 
 
 @torch.compiler.assume_constant_result
@@ -44,7 +29,7 @@ def is_here() -> bool:
 
 def why_not() -> str:
     """Why the kernel does not run on this machine; empty where it does."""
-    library = _library()
+    library = kernel(_SOURCE)
     return library if isinstance(library, str) else ""
 
 
@@ -73,7 +58,7 @@ class _Attention(ctypes.Structure):
 def _call(name: str, window: int, scale: float, q: Tensor, k: Tensor, v: Tensor, **others: Tensor | None) -> None:
     """Call a function of the kernel. Tensors of four axes are ``[B, heads, T, width]``, the last one contiguous; those
     of three ``[B, H, T]``, float32 and contiguous; None, or a tensor without elements: not wanted."""
-    library = _library()
+    library = kernel(_SOURCE)
     assert isinstance(library, ctypes.CDLL), library
     call = _Attention(*q.shape[:2], k.shape[1], *q.shape[2:], v.shape[3], window, scale)
     for field, x in {"q": q, "k": k, "v": v, **others}.items():

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from birthmark.models.attention.fused import kernels, native
+from birthmark.models.attention.fused import c_library, kernels, native
 
 runs_here = pytest.mark.skipif(bool(native.why_not()), reason=f"the kernel in C does not run: {native.why_not()}")
 
@@ -17,9 +17,9 @@ runs_here = pytest.mark.skipif(bool(native.why_not()), reason=f"the kernel in C 
 @pytest.fixture
 def forgotten():
     """As in a process that has not asked for the kernel yet."""
-    native._library.cache_clear()
+    c_library.kernel.cache_clear()
     yield
-    native._library.cache_clear()
+    c_library.kernel.cache_clear()
 
 
 def qkv(length=150, n_heads=4, n_kv_heads=2, width=24, of_values=40):
@@ -118,7 +118,7 @@ def test_without_a_compiler_that_works_blocks_of_products_take_its_place(
 ):
     q, k, v = qkv()
     ours = kernels.attention_with_lse(q, k, v, 0.2)
-    native._library.cache_clear()
+    c_library.kernel.cache_clear()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("CC", compiler)
     assert reason in native.why_not()
@@ -132,5 +132,5 @@ def test_without_a_compiler_that_works_blocks_of_products_take_its_place(
 def test_processors_whose_products_are_another_case_are_left_to_torch(has_amx, monkeypatch, forgotten):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_amx)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: has_amx)
-    monkeypatch.setattr(native, "load", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr(c_library, "load", lambda *_: pytest.fail("compiled"))
     assert ("AMX" if has_amx else "AVX-512") in native.why_not()
