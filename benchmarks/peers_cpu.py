@@ -4,8 +4,8 @@
     python benchmarks/peers_cpu.py [--models llama-134m gpt2-124m] [--modes eager compiled] [--rounds 7]
 
 A step is forward, loss, backward and dropping the gradients: of 134M parameters (LLaMA-like, V 32000), and of GPT-2's
-124M, which nanoGPT has; two sequences of 512 tokens, bf16 autocast where the CPU has instructions for it and float32
-where it has not. Every library lives in a process of its own with the same allocator setting, and takes its turn in
+124M, which nanoGPT has; two sequences of 512 tokens, or one of 2,048 (134M) or 1,024 (GPT-2's own length), bf16
+autocast where the CPU has instructions for it and float32 where it has not. Every library lives in a process of its own with the same allocator setting, and takes its turn in
 every round: the median of the rounds' ratios counts. Ours should be at least 1.15 × the best of the others. The
 matrix products of a step alone take their turn too: they say what is left to gain.
 
@@ -40,6 +40,7 @@ MODELS = {
     "llama-134m": Shape(d_ff=2048, vocab_size=32000, seq_len=512, micro_batch=2, tie_embeddings=False),
     "llama-134m-t2048": Shape(d_ff=2048, vocab_size=32000, seq_len=2048, tie_embeddings=False),
     "gpt2-124m": Shape(vocab_size=50304, seq_len=512, micro_batch=2, gpt2=True),
+    "gpt2-124m-t1024": Shape(vocab_size=50304, gpt2=True),
 }
 #: For a rehearsal.
 TINY = {"d_model": 64, "n_layers": 1, "n_heads": 2, "d_ff": 256, "vocab_size": 256, "seq_len": 32}

@@ -9,7 +9,8 @@
 //
 // The score gradient is p ∘ (dp − shift + 2h·p), with shift = rowsum(dO ∘ O) − g + 2h·Σp², g the gradient of the
 // log-sum-exp and h that of the sum of squared weights. Where one key takes most of a row, dp and rowsum(dO ∘ O) are
-// almost equal: so the forward pass also returns what bf16 leaves of O, and dp is never rounded.
+// almost equal: so the forward pass also returns what bf16 leaves of O, in 256ths of its last digit, and dp is never
+// rounded.
 //
 // Legend: B sequences, H query heads, G key/value heads, T positions, K head width, V that of values.
 
@@ -37,7 +38,8 @@ typedef struct {
     int64_t window;              // keys that a query sees at most, itself among them; the length, where there is none
     float scale;
     tensor q, k, v;
-    tensor out, rest;            // rest: what bf16 leaves of the output; its data: NULL where it is not wanted
+    tensor out;
+    int8_t *rest;                // [B, T, H, V]: what bf16 leaves of the output; NULL where it is not wanted
     float *lse, *squares;        // [B, H, T]; squares: NULL where they are not wanted
     tensor d_out, dq, dk, dv;
     float *d_lse, *d_squares;    // [B, H, T]; NULL where no gradient comes
@@ -46,6 +48,10 @@ typedef struct {
 static inline int64_t round_up(int64_t n, int64_t to) { return (n + to - 1) / to * to; }
 
 static inline int64_t at_most(int64_t n, int64_t most) { return n < most ? n : most; }
+
+static inline int8_t *rest_of(const attention *a, int64_t b, int64_t h, int64_t t) {
+    return a->rest + ((b * a->length + t) * a->n_heads + h) * a->value_width;
+}
 
 static inline bf16 *rows_of(tensor x, int64_t sequence, int64_t head, int64_t position) {
     return x.data + sequence * x.sequence + head * x.head + position * x.position;
@@ -77,6 +83,18 @@ static inline void store_bf16(bf16 *to, __mmask16 lanes, __m512 x) {
 
 static inline __m512 load_bf16(const bf16 *x, __mmask16 lanes) {
     return (__m512)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(lanes, x)), 16);
+}
+
+// What bf16 leaves of numbers: half of the last of its eight binary digits at most, here in 256ths of that digit.
+static inline void store_rest(int8_t *to, __mmask16 lanes, __m512 x, __m512 rounded) {
+    __m512 digit = _mm512_sub_ps(_mm512_set1_ps(15.f), _mm512_getexp_ps(rounded));
+    __m512i rest = _mm512_cvtps_epi32(_mm512_scalef_ps(_mm512_sub_ps(x, rounded), digit));
+    _mm_mask_storeu_epi8(to, lanes, _mm512_cvtsepi32_epi8(rest));
+}
+
+static inline __m512 load_rest(const int8_t *rest, __mmask16 lanes, __m512 rounded) {
+    __m512 digit = _mm512_sub_ps(_mm512_getexp_ps(rounded), _mm512_set1_ps(15.f));
+    return _mm512_scalef_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_maskz_loadu_epi8(lanes, rest))), digit);
 }
 
 // Two rows of numbers as one row of pairs.
@@ -299,13 +317,14 @@ static void finish(const attention *a, const forward_space *w, const running *r,
         int64_t row = (b * a->n_heads + h) * a->length + start + t;
         a->lse[row] = tops[t] + logf(sums[t]);
         if (a->squares) a->squares[row] = squares[t] / (sums[t] * sums[t]);
-        bf16 *out = rows_of(a->out, b, h, start + t), *rest = a->rest.data ? rows_of(a->rest, b, h, start + t) : NULL;
+        bf16 *out = rows_of(a->out, b, h, start + t);
         __m512 share = _mm512_set1_ps(1.f / sums[t]);
         for (int64_t channel = 0; channel < a->value_width; channel += LANES) {
             __mmask16 lanes = first_lanes(a->value_width - channel);
             __m512 x = _mm512_mul_ps(share, of_query(w->out, t, channel, lanes));
             store_bf16(out + channel, lanes, x);
-            if (rest) store_bf16(rest + channel, lanes, _mm512_sub_ps(x, load_bf16(out + channel, lanes)));
+            if (a->rest)
+                store_rest(rest_of(a, b, h, start + t) + channel, lanes, x, load_bf16(out + channel, lanes));
         }
     }
 }
@@ -412,11 +431,13 @@ static known known_of(const attention *a, int64_t b, int64_t h, int64_t start, i
     int64_t row = (b * a->n_heads + h) * a->length + start;
     for (int64_t t = 0; t < count; t++) {
         const bf16 *d_out = rows_of(a->d_out, b, h, start + t);
-        const bf16 *out = rows_of(a->out, b, h, start + t), *rest = rows_of(a->rest, b, h, start + t);
+        const bf16 *out = rows_of(a->out, b, h, start + t);
+        const int8_t *rest = rest_of(a, b, h, start + t);
         __m512 sum = _mm512_setzero_ps();
         for (int64_t channel = 0; channel < a->value_width; channel += LANES) {
             __mmask16 lanes = first_lanes(a->value_width - channel);
-            __m512 whole = _mm512_add_ps(load_bf16(out + channel, lanes), load_bf16(rest + channel, lanes));
+            __m512 whole = load_bf16(out + channel, lanes);
+            whole = _mm512_add_ps(whole, load_rest(rest + channel, lanes, whole));
             sum = _mm512_fmadd_ps(load_bf16(d_out + channel, lanes), whole, sum);
         }
         shift[t] = _mm512_reduce_add_ps(sum);

@@ -48,23 +48,24 @@ class _Attention(ctypes.Structure):
             for name in ("n_sequences", "n_heads", "n_kv_heads", "length", "width", "value_width", "window")
         ),
         ("scale", ctypes.c_float),
-        *((name, _Tensor) for name in ("q", "k", "v", "out", "rest")),
-        *((name, ctypes.c_void_p) for name in ("lse", "squares")),
+        *((name, _Tensor) for name in ("q", "k", "v", "out")),
+        *((name, ctypes.c_void_p) for name in ("rest", "lse", "squares")),
         *((name, _Tensor) for name in ("d_out", "dq", "dk", "dv")),
         *((name, ctypes.c_void_p) for name in ("d_lse", "d_squares")),
     ]
 
 
 def _call(name: str, window: int, scale: float, q: Tensor, k: Tensor, v: Tensor, **others: Tensor | None) -> None:
-    """Call a function of the kernel. Tensors of four axes are ``[B, heads, T, width]``, the last one contiguous; those
-    of three ``[B, H, T]``, float32 and contiguous; None, or a tensor without elements: not wanted."""
+    """Call a function of the kernel. Tensors in bf16 are ``[B, heads, T, width]``, their last axis contiguous. The
+    others are contiguous: ``[B, H, T]`` in float32, and what bf16 leaves of the output, ``[B, T, H, V]`` in int8. None,
+    or a tensor without elements: not wanted."""
     library = kernel(_SOURCE)
     assert isinstance(library, ctypes.CDLL), library
     call = _Attention(*q.shape[:2], k.shape[1], *q.shape[2:], v.shape[3], window, scale)
     for field, x in {"q": q, "k": k, "v": v, **others}.items():
         if x is not None and x.numel():
-            of_rows = x.dim() == 3
-            setattr(call, field, x.data_ptr() if of_rows else _Tensor(x.data_ptr(), *x.stride()[:3]))
+            in_bf16 = x.dtype == torch.bfloat16
+            setattr(call, field, _Tensor(x.data_ptr(), *x.stride()[:3]) if in_bf16 else x.data_ptr())
     if getattr(library, f"birthmark_causal_{name}")(ctypes.byref(call)):
         raise MemoryError(f"attention over {q.shape[2]} positions: no memory is left for its workspace")
 
@@ -78,9 +79,11 @@ def _by_positions(x_BHTK: Tensor, width: int) -> Tensor:
 def _empty_results(
     q: Tensor, v: Tensor, wants_squares: bool, wants_rest: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    lse, none = q.new_empty(q.shape[:3], dtype=torch.float32), q.new_empty(0)
-    squares = torch.empty_like(lse) if wants_squares else none.float()
-    return _by_positions(q, v.shape[-1]), lse, squares, _by_positions(q, v.shape[-1]) if wants_rest else none
+    n_sequences, n_heads, length, width = *q.shape[:3], v.shape[-1]
+    lse = q.new_empty(q.shape[:3], dtype=torch.float32)
+    squares = torch.empty_like(lse) if wants_squares else lse.new_empty(0)
+    rest = q.new_empty((n_sequences, length, n_heads, width) if wants_rest else 0, dtype=torch.int8)
+    return _by_positions(q, width), lse, squares, rest
 
 
 @torch.library.custom_op("birthmark::causal_native", mutates_args=(), device_types="cpu")
