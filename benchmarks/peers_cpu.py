@@ -5,9 +5,10 @@
 
 A step is forward, loss, backward and dropping the gradients: of 134M parameters (LLaMA-like, V 32000), and of GPT-2's
 124M, which nanoGPT has; two sequences of 512 tokens, or one of 2,048 (134M) or 1,024 (GPT-2's own length), bf16
-autocast where the CPU has instructions for it and float32 where it has not. Every library lives in a process of its own with the same allocator setting, and takes its turn in
-every round: the median of the rounds' ratios counts. Ours should be at least 1.15 × the best of the others. The
-matrix products of a step alone take their turn too: they say what is left to gain.
+autocast where the CPU has instructions for it and float32 where it has not. Every library lives in a process of its own
+with the same allocator setting, and takes its turn in every round: the median of the rounds' ratios counts. Ours should
+be at least 1.15 × the best of the others. The matrix products of a step alone take their turn too: they say what is
+left to gain.
 
 Each model and mode is a part of ``benchmarks/results/peers_cpu.md`` and ``.json``, which another run of it replaces. On
 two quiet cores the default, eager and compiled, takes under 8 minutes.
