@@ -14,6 +14,7 @@ from ..init import Embedding
 from ..parameter_roles import ParameterRole
 from .document_mask import Documents
 from .eviction import Eviction
+from .rotation import turning
 
 
 @dataclass(frozen=True)
@@ -23,8 +24,8 @@ class Placement:
     first: int = 0
     """Position of the first query; those before it lie in the cache."""
     rotation: Tensor | None = None
-    """Cosines and sines ``[2, T, r/2]``, or ``[2, B, 1, T, r/2]`` where sequences hold several documents, float32, that
-    queries and keys turn by."""
+    """What queries and keys turn by (:func:`.rotation.turning`) ``[2, T, r]``, or ``[2, B, 1, T, r]`` where sequences
+    hold several documents, float32."""
     slopes_H: Tensor | None = None
     """Each head's penalty on its scores per position of distance."""
     bias_HS: Tensor | None = None
@@ -101,7 +102,7 @@ class RotaryPositions(NoPositions):
         """Cosines and sines of the angles."""
         # Computed anew in each forward: it is cheap, and a buffer would have to survive meta construction and sharding.
         angles = _angles(_positions(first, n_positions, device, documents), self.d_rope, self.base)
-        rotation = torch.stack([angles.cos(), angles.sin()]).float()
+        rotation = turning(angles).float()
         return Placement(first, rotation if documents is None else rotation.unsqueeze(2), documents=documents)
 
 

@@ -21,6 +21,19 @@ from .fused.kernels import trains_on_cpu
 _SOURCE = Path(__file__).with_suffix(".c")
 
 
+def turning(angles_TP: Tensor) -> Tensor:
+    """What :func:`rotate` turns by: the cosine of every channel, and the sine with the sign that it has in the sum.
+
+    Args:
+        angles_TP: of each position and channel pair, ``[T, P]`` or ``[B, 1, T, P]``.
+
+    Returns:
+        ``[2, T, 2P]`` or ``[2, B, 1, T, 2P]``, in the type of the angles.
+    """
+    cos, sin = angles_TP.cos(), angles_TP.sin()
+    return torch.stack([torch.cat([cos, cos], dim=-1), torch.cat([-sin, sin], dim=-1)])
+
+
 def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
     """Turn the channel pairs of queries or keys ``[B, H, T, K]`` by the angles of a placement, in float32 or more.
 
@@ -28,7 +41,7 @@ def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
 
     Args:
         x_BHTK: queries or keys.
-        rotation: cosines and sines ``[2, T, P]`` or ``[2, B, 1, T, P]``; None leaves ``x_BHTK`` as it is.
+        rotation: what :func:`turning` gives; None leaves ``x_BHTK`` as it is.
     """
     if rotation is None:
         return x_BHTK
@@ -40,14 +53,22 @@ def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
 
 def turned(x_BHTK: Tensor, rotation: Tensor) -> Tensor:
     """The formula of :func:`rotate`."""
-    cos, sin = rotation
-    half, wide = cos.shape[-1], torch.promote_types(x_BHTK.dtype, cos.dtype)
-    rest = x_BHTK.shape[-1] - 2 * half
+    cos, sin = rotation.unbind()
+    width = cos.shape[-1]
     # Split, whose backward pass is one concatenation; that of a slice fills a tensor with zeros.
-    a, b, *still = x_BHTK.split([half, half, rest] if rest else half, dim=-1)
-    a, b = a.to(wide), b.to(wide)
-    both = (a * cos - b * sin, b * cos + a * sin)
-    return torch.cat([*(x.to(x_BHTK.dtype) for x in both), *still], dim=-1)
+    x, *still = x_BHTK.split([width, x_BHTK.shape[-1] - width], dim=-1) if width < x_BHTK.shape[-1] else [x_BHTK]
+    x = x.to(torch.promote_types(x.dtype, cos.dtype))
+    # Each channel beside the other of its pair: four operations on whole heads, not seven on their halves. A model that
+    # writes a token at a time pays for their number.
+    y = (x * cos + x.roll(width // 2, dims=-1) * sin).to(x_BHTK.dtype)
+    return torch.cat([y, *still], dim=-1) if still else y
+
+
+def _of_pairs(rotation: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of channel pairs, ``[…, T, P]``."""
+    cos, sin = rotation.unbind()
+    half = cos.shape[-1] // 2
+    return cos[..., :half], sin[..., half:]
 
 
 def _of_tensor(name: str) -> list[tuple[str, Any]]:
@@ -109,12 +130,13 @@ class _Turn(torch.autograd.Function):
     def forward(ctx: Any, x_BHTK: Tensor, rotation: Tensor) -> Tensor:
         ctx.save_for_backward(rotation)
         ctx.strides = torch.empty_like(x_BHTK, device="meta").stride()
-        return _turn_into(torch.empty_like(x_BHTK, memory_format=torch.contiguous_format), x_BHTK, *rotation)
+        out_BHTK = torch.empty_like(x_BHTK, memory_format=torch.contiguous_format)
+        return _turn_into(out_BHTK, x_BHTK, *_of_pairs(rotation))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_BHTK: Tensor) -> tuple[Tensor, None]:
-        cos, sin = ctx.saved_tensors[0]
+        cos, sin = _of_pairs(ctx.saved_tensors[0])
         # As the map that gave the queries or keys laid them out: its own gradients read them so.
         dx_BHTK = torch.empty_strided(d_BHTK.shape, ctx.strides, dtype=d_BHTK.dtype, device=d_BHTK.device)
         return _turn_into(dx_BHTK, d_BHTK, cos, -sin), None

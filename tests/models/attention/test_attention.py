@@ -18,7 +18,7 @@ from birthmark.models.attention.config import SIMILARITIES
 from birthmark.models.attention.kernel_choice import explicit_because
 from birthmark.models.attention.normalisers import Explicit, FusedSoftmax
 from birthmark.models.attention.positions import Placement, RotaryPositions
-from birthmark.models.attention.rotation import rotate
+from birthmark.models.attention.rotation import rotate, turning
 from birthmark.models.attention.scores import Scores
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
@@ -249,7 +249,7 @@ def place(kind: str) -> tuple[Placement, Tensor | None, Tensor | None]:
     """What attention is given, and for the definition: angles of each position, additions by distance."""
     if kind == "rope":
         angles = torch.arange(T)[:, None] * torch.tensor([1.0, 0.3, 0.05], dtype=torch.float64)
-        return Placement(rotation=torch.stack([angles.cos(), angles.sin()])), angles, None
+        return Placement(rotation=turning(angles)), angles, None
     if kind == "alibi":
         return Placement(slopes_H=SLOPES), None, -SLOPES.double()[:, None] * torch.arange(T)
     if kind == "t5":

@@ -99,8 +99,8 @@ def test_it_is_measured_as_deepseeks_is(ours):
 
 def slow(p, x, config):
     """Token by token and head by head, of arms that stand beside latent attention."""
-    kind, generator = config.attention, RotaryPositions(config).place(T, torch.device("cpu")).rotation.double()
-    turning = torch.view_as_complex(torch.stack([generator[0], generator[1]], -1))
+    kind, rotation = config.attention, RotaryPositions(config).place(T, torch.device("cpu")).rotation.double()
+    turning = torch.complex(rotation[0, :, P // 2 :], rotation[1, :, P // 2 :])
 
     def rms(y):
         return y / (y.square().mean(-1, keepdim=True) + config.norm_eps).sqrt()

@@ -7,7 +7,7 @@ import torch
 
 from birthmark.models.attention import rotation as rotation_module
 from birthmark.models.attention.fused import native
-from birthmark.models.attention.rotation import rotate, turned
+from birthmark.models.attention.rotation import rotate, turned, turning
 
 B, H, T, K = 2, 3, 7, 12
 
@@ -21,9 +21,8 @@ def written_by(request, monkeypatch):
         pytest.skip(f"the kernel in C does not run here: {why}")
 
 
-def rotation_of(n_pairs, per_sequence):
-    angles = torch.randn(*((B, 1) if per_sequence else ()), T, n_pairs, generator=torch.Generator().manual_seed(3))
-    return torch.stack([angles.cos(), angles.sin()])
+def angles_of(n_pairs, per_sequence):
+    return torch.randn(*((B, 1) if per_sequence else ()), T, n_pairs, generator=torch.Generator().manual_seed(3))
 
 
 def heads(dtype, seed, width=K):
@@ -32,11 +31,10 @@ def heads(dtype, seed, width=K):
     return x.transpose(1, 2)
 
 
-def as_complex(x, rotation, back=False):
+def as_complex(x, angles, back=False):
     """A pair as one complex number, times that of its angle or its conjugate, in float64."""
-    cos, sin = rotation.double()
-    n = cos.shape[-1]
-    turn = torch.complex(cos, -sin if back else sin)
+    n = angles.shape[-1]
+    turn = torch.polar(torch.ones_like(angles, dtype=torch.float64), -angles.double() if back else angles.double())
     pairs = torch.complex(x[..., :n].double(), x[..., n : 2 * n].double()) * turn
     return torch.cat([pairs.real, pairs.imag, x[..., 2 * n :].double()], dim=-1)
 
@@ -45,15 +43,15 @@ def as_complex(x, rotation, back=False):
 @pytest.mark.parametrize("n_pairs", [K // 2, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_values_and_gradients_are_turned_forth_and_back(dtype, n_pairs, per_sequence, written_by):
-    rotation, x, d = rotation_of(n_pairs, per_sequence), heads(dtype, 0).requires_grad_(), heads(dtype, 1)
-    y = rotate(x, rotation)
+    angles, x, d = angles_of(n_pairs, per_sequence), heads(dtype, 0).requires_grad_(), heads(dtype, 1)
+    y = rotate(x, turning(angles.double()).to(torch.promote_types(dtype, torch.float32)))
     (dx,) = torch.autograd.grad(y, x, d)
     assert y.dtype == dx.dtype == dtype
     # Two products and a sum in float32, then one rounding.
     error = {torch.float32: 3e-7, torch.bfloat16: 2**-8, torch.float64: 1e-15}[dtype]
     for found, given, back in ((y, x.detach(), False), (dx, d, True)):
         size = given.abs().max().double()
-        assert (found.detach().double() - as_complex(given, rotation, back)).abs().max() <= 1.5 * error * size
+        assert (found.detach().double() - as_complex(given, angles, back)).abs().max() <= 1.5 * error * size
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -62,7 +60,7 @@ def test_values_and_gradients_are_turned_forth_and_back(dtype, n_pairs, per_sequ
 def test_a_training_pass_has_the_bits_of_the_formula_and_the_layouts_that_are_read_next(
     dtype, n_pairs, width, per_sequence, written_by
 ):
-    rotation, x = rotation_of(n_pairs, per_sequence), heads(dtype, 0, width).requires_grad_()
+    rotation, x = turning(angles_of(n_pairs, per_sequence)), heads(dtype, 0, width).requires_grad_()
     d = heads(dtype, 1, width)
     with torch.no_grad():
         d[0, 0, 1, 0], d[0, 1, 2, :2] = torch.nan, torch.tensor([torch.inf, -torch.inf])
