@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _WIDTH = 540  # points: the text of a page with small margins
 _COLUMNS = 4
-_MARKERS = "osD^vPXph*"
+_MARKERS = "osD^vPXph<"
 _SMALL = 7
 #: A mass above which sinks are drawn on an axis from 0 to 1.
 _A_SINK = 0.3
@@ -56,7 +56,7 @@ class Look(NamedTuple):
 
 
 def families(study: ArmStudy, results: Sequence[ArmResult]) -> list[Family]:
-    """The study's families, then what they leave out, as many arms together as there are colours.
+    """The study's families, then what they leave out, at most as many arms together as there are colours.
 
     The first arm, which all panels show, stands for itself.
     """
@@ -64,13 +64,19 @@ def families(study: ArmStudy, results: Sequence[ArmResult]) -> list[Family]:
     named = [Family(title, [by_name[arm] for arm in arms if arm in by_name]) for title, arms in study.families.items()]
     inside = {result.arm for family in named for result in family.arms}
     left = [result for result in results if result.arm not in inside and result.arm != next(iter(study.arms))]
-    size = len(RUN_COLOURS)
-    # Evenly: 7 arms are 4 and 3, not 6 and 1.
-    chunks = np.array_split(np.arange(len(left)), -(-len(left) // size)) if left else []
     return [
-        *(family for family in named if family.arms),
-        *(Family("other arms" if named else "", [left[i] for i in chunk]) for chunk in chunks),
+        *(part for family in named for part in _in_parts(family)),
+        *_in_parts(Family("other arms" if named else "", left)),
     ]
+
+
+def _in_parts(family: Family) -> list[Family]:
+    """A family in as few parts as have a colour for each arm."""
+    n_arms = len(family.arms)
+    n_parts = -(-n_arms // len(RUN_COLOURS))
+    # Evenly: 7 arms are 4 and 3, not 6 and 1.
+    chunks = np.array_split(np.arange(n_arms), n_parts) if n_arms else []
+    return [Family(family.title, [family.arms[i] for i in chunk]) for chunk in chunks]
 
 
 def draw_study(study: ArmStudy, results: Sequence[ArmResult], out: Path) -> list[str]:

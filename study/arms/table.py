@@ -6,6 +6,7 @@ import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from rich import box
 from rich.console import Console
@@ -39,14 +40,15 @@ _OUTLIERS = ("largest_value", "kurtosis")
 _ABOUT_OUTLIERS = (
     "Largest value and kurtosis: of the residual stream on that text, behind the block where they are largest. "
 )
-_OPTIONAL = ("sink_mass_normalised", "document_sink_mass", "sink_mass_random_normalised", *_OUTLIERS)
+_OPTIONAL = ("sink_mass_normalised", "document_sink_mass", "sink_mass_random_normalised", "trigger_loss", *_OUTLIERS)
 _FORMATS = {"sink_key": ".3g", **dict.fromkeys(_OUTLIERS, "ratio")}
+_Detail = Literal["range", "sd", "mean"]
 _NARROW = ("sink_mass", "sink_mass_normalised", "trigger_loss", "val_loss", "end")
 
 
 def _shown(results: Sequence[ArmResult]) -> list[str]:
-    """Columns of the table; those of documents, of outliers, of rows that do not sum to 1, and of sinks at other keys
-    than the first, only where an arm has them."""
+    """Columns of the table; those of documents, of triggers, of outliers, of rows that do not sum to 1, and of sinks at
+    other keys than the first, only where an arm has them."""
     shown = [key for key in _COLUMNS if key not in _OPTIONAL or any(r.figures[key].n for r in results)]
     if not any(_sink_is_elsewhere(r) for r in results):
         shown = [key for key in shown if key not in ("sink_key", "sink_key_importance")]
@@ -60,22 +62,21 @@ def _sink_is_elsewhere(result: ArmResult) -> bool:
     return key.n > 0 and key.max > 0 and importance.max > SnapshotConfig.sink_epsilon
 
 
-def _cell(result: ArmResult, column: str, *, ranges: bool) -> str:
+def _cell(result: ArmResult, column: str, detail: _Detail) -> str:
     if column not in ("birth", "end"):
-        return _format_spread(result.figures[column], _FORMATS.get(column, ".3f"), ranges=ranges)
+        return _format_spread(result.figures[column], _FORMATS.get(column, ".3f"), detail)
     layers = result.layers(column)
     if len(layers) == 1:
-        return _format_spread(layers[0], ".3g", ranges=ranges)
+        return _format_spread(layers[0], ".3g", detail)
     return ", ".join(format_value(layer.mean, ".3g") for layer in layers) or MISSING
 
 
-def _format_spread(value: Spread, spec: str, *, ranges: bool) -> str:
-    """Mean ± sd (min–max); the mean alone of one seed."""
-    if value.n < 2:
-        return format_value(value.mean, spec)
-    low, high = format_value(value.min, spec), format_value(value.max, spec)
-    text = f"{format_value(value.mean, spec)} ± {format_value(value.sd, spec)}"
-    return f"{text} ({low}–{high})" if ranges else text
+def _format_spread(value: Spread, spec: str, detail: _Detail) -> str:
+    """Mean ± sd (min–max), or as much of it as ``detail`` says; the mean alone of one seed."""
+    mean, sd, low, high = (format_value(part, spec) for part in value[:4])
+    if value.n < 2 or detail == "mean":
+        return mean
+    return f"{mean} ± {sd} ({low}–{high})" if detail == "range" else f"{mean} ± {sd}"
 
 
 def titles_and_rows(study: ArmStudy, results: Sequence[ArmResult]) -> tuple[list[str], list[list[str]]]:
@@ -86,7 +87,7 @@ def titles_and_rows(study: ArmStudy, results: Sequence[ArmResult]) -> tuple[list
             result.arm,
             f"{result.n_runs}/{len(study.init_seeds)}",
             f"{result.step:,}",
-            *(_cell(result, column, ranges=True) for column in columns),
+            *(_cell(result, column, "range") for column in columns),
         ]
         for result in results
     ]
@@ -124,7 +125,7 @@ def write_csv(results: Sequence[ArmResult], path: Path) -> None:
             table.writerow([result.arm, result.n_runs, result.step, *cells])
 
 
-def _rich_table(study: ArmStudy, results: Sequence[ArmResult], columns: Sequence[str], *, ranges: bool) -> Table:
+def _rich_table(study: ArmStudy, results: Sequence[ArmResult], columns: Sequence[str], detail: _Detail) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     table.add_column("arm", no_wrap=True)
     table.add_column("runs", justify="right", no_wrap=True)
@@ -133,7 +134,7 @@ def _rich_table(study: ArmStudy, results: Sequence[ArmResult], columns: Sequence
         first, _, second = _COLUMNS[column].rpartition(" ")
         table.add_column(f"{first}\n{second}" if first else second, justify="right", no_wrap=True, overflow="ellipsis")
     for result in results:
-        cells = [Text(_cell(result, column, ranges=ranges)) for column in columns]
+        cells = [Text(_cell(result, column, detail)) for column in columns]
         table.add_row(Text(result.arm), f"{result.n_runs}/{len(study.init_seeds)}", f"{result.step:,}", *cells)
     return table
 
@@ -142,8 +143,18 @@ def print_results(study: ArmStudy, results: Sequence[ArmResult], console: Consol
     """Print the widest form of the table that fits the console."""
     wide = _shown(results)
     narrow = [column for column in _NARROW if column in wide]
-    for columns, ranges in ((wide, True), (wide, False), (narrow, False), (narrow[:-2], False)):
-        table = _rich_table(study, results, columns, ranges=ranges)
+    loss = "trigger_loss" if "trigger_loss" in narrow else "val_loss"
+    narrowest = [column for column in narrow if column == loss or column.startswith("sink_mass")]
+    forms: tuple[tuple[list[str], _Detail], ...] = (
+        (wide, "range"),
+        (wide, "sd"),
+        (narrow, "sd"),
+        (narrowest, "sd"),
+        (narrow, "mean"),
+        (narrowest, "mean"),
+    )
+    for columns, detail in forms:
+        table = _rich_table(study, results, columns, detail)
         if Measurement.get(console, console.options, table).maximum < console.width:
             break
     console.print(table)

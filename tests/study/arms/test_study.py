@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import io
 import shutil
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
 
 import birthmark
 from birthmark.errors import RunError, UsageError
@@ -19,7 +21,7 @@ from birthmark.study.arms.arms_page import arms_page
 from birthmark.study.arms.figure import families, study_figure
 from birthmark.study.arms.file import read_arm_study
 from birthmark.study.arms.results import ARRAYS, read_results, spread
-from birthmark.study.arms.table import markdown, notes, titles_and_rows, write_csv
+from birthmark.study.arms.table import markdown, notes, print_results, titles_and_rows, write_csv
 from birthmark.study.arms.trials import arm_trials
 from birthmark.study.trials import check_buildable, check_stored, next_move
 from birthmark.trainer.saved_config import write_config
@@ -208,6 +210,19 @@ def write_run(trial, steps=(0, 3, 6), *, checkpoint=True, sink=0.5, text=True, v
         run.checkpoint(steps[-1]).mkdir(parents=True)
 
 
+@pytest.mark.parametrize("width", [80, 100, 130, 160, 250])
+def test_a_console_shows_no_part_of_a_figure(width, write, tmp_path):
+    arms = {"plain": {}, "another_place_for_the_mass": {"model.attention.normaliser": "softmax_off_by_one"}}
+    study, trials = planned(write, tmp_path, arms=arms)
+    for trial in trials:
+        write_run(trial, normalised=0.5)
+    console = Console(width=width, file=io.StringIO())
+    print_results(study, read_results(study, trials), console)
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert "0.500" in text
+
+
 def test_what_is_missing_is_a_dash_and_never_zero(write, tmp_path):
     study, trials = planned(write, tmp_path)
     for trial in trials:
@@ -216,7 +231,7 @@ def test_what_is_missing_is_a_dash_and_never_zero(write, tmp_path):
     lines = markdown(study, results).splitlines()
     cells = [cell.strip() for cell in lines[2].strip("|").split("|")]
     assert cells == [
-        "plain", "2/2", "6", "–", "–", "0.250 ± 0.000 (0.250–0.250)", "–", "2.400 ± 0.000 (2.400–2.400)", "–", "–",
+        "plain", "2/2", "6", "–", "–", "0.250 ± 0.000 (0.250–0.250)", "2.400 ± 0.000 (2.400–2.400)", "–", "–",
     ]  # fmt: skip
     write_csv(results, tmp_path / "table.csv")
     row = next(csv.DictReader((tmp_path / "table.csv").open()))
@@ -367,12 +382,20 @@ def test_a_spread_is_over_the_seeds_that_have_a_figure():
     assert np.isnan(spread([]).mean)
 
 
-def test_arms_without_a_family_fill_panels_of_their_own(write, tmp_path):
+@pytest.mark.parametrize(
+    ("named", "panels"),
+    [
+        ({"two": ["arm0", "arm1"]}, {"two": [2], "other arms": [4, 3]}),
+        ({"seven": [f"arm{i}" for i in range(7)]}, {"seven": [4, 3], "other arms": [2]}),
+    ],
+    ids=["a small family", "a family of more arms than colours"],
+)
+def test_no_panel_has_more_arms_than_colours(named, panels, write, tmp_path):
     names = ["plain", *(f"arm{i}" for i in range(9))]
     arms = {name: {"model.attention.window": i + 1} if i else {} for i, name in enumerate(names)}
-    study, trials = planned(write, tmp_path, init_seeds=[0], arms=arms, families={"two": ["arm0", "arm1"]})
+    study, trials = planned(write, tmp_path, init_seeds=[0], arms=arms, families=named)
     for trial in trials:
         write_run(trial)
     grouped = families(study, read_results(study, trials))
-    assert [[result.arm for result in family.arms] for family in grouped] == [names[1:3], names[3:7], names[7:]]
-    assert [family.title for family in grouped] == ["two", "other arms", "other arms"]
+    assert [result.arm for family in grouped for result in family.arms] == names[1:]
+    assert [(family.title, len(family.arms)) for family in grouped] == [(t, n) for t in panels for n in panels[t]]
