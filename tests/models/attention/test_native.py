@@ -128,6 +128,57 @@ def test_without_a_compiler_that_works_blocks_of_products_take_its_place(
     assert not torch.equal(ours[1], theirs[1])
 
 
+#: Takes the place of the C library's function: the call with this number from now gets no memory.
+_REFUSING = """
+#include <stdlib.h>
+int refused_call;
+void *aligned_alloc(size_t alignment, size_t size) {
+    void *memory = NULL;
+    int refuses = __atomic_fetch_sub(&refused_call, 1, __ATOMIC_SEQ_CST) == 1;
+    return refuses || posix_memalign(&memory, alignment, size) ? NULL : memory;
+}
+"""
+_IN_SHORT_MEMORY = """
+import ctypes, sys, torch
+from birthmark.models.attention.fused import native
+
+torch.set_num_threads(2)
+refused_call = ctypes.c_int.in_dll(ctypes.CDLL(sys.argv[1]), "refused_call")
+q, k, v = (torch.randn(2, 2, 100, 32).bfloat16().requires_grad_() for _ in range(3))
+forward = lambda: native.causal_tiles(q, k, v, 0.2, wants_sums=False)[0]
+out = forward()
+backward = lambda: torch.cat(torch.autograd.grad(out.float().sum(), (q, k, v), retain_graph=True))
+before = backward()
+for call in (forward, backward):
+    for thread in (1, 2):
+        refused_call.value = thread
+        try:
+            call()
+            raise SystemExit(f"thread {thread} was refused its memory, and nobody said so")
+        except MemoryError as error:
+            print(error)
+        refused_call.value = 0
+assert torch.equal(forward(), out) and torch.equal(backward(), before)
+"""
+
+
+@runs_here
+def test_a_thread_without_memory_ends_the_whole_call(tmp_path):
+    """By an error, and not in a wait for that thread; the next call is as good as any."""
+    source, library = tmp_path / "refusing.c", tmp_path / "refusing.so"
+    source.write_text(_REFUSING)
+    subprocess.run(["gcc", "-shared", "-fPIC", str(source), "-o", str(library)], check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", _IN_SHORT_MEMORY, str(library)],
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert not ran.returncode, ran.stderr
+    assert ran.stdout.splitlines() == 4 * ["attention over 100 positions: no memory is left for its workspace"]
+
+
 @pytest.mark.parametrize("has_amx", [True, False])
 def test_processors_whose_products_are_another_case_are_left_to_torch(has_amx, monkeypatch, forgotten):
     monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has_amx)
