@@ -211,6 +211,8 @@ class Point:
     x_error: tuple[float, float] | None = None
     """Ends of its interval."""
     y_error: tuple[float, float] | None = None
+    hollow: bool = False
+    """A ring: where there are more kinds of points than colours."""
 
 
 @dataclass(frozen=True)

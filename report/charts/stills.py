@@ -329,7 +329,12 @@ def _scatter(panel: ScatterPanel) -> Markup:
         middle = (left + size[0] / 2, top + size[1] / 2)
         if math.dist(middle, (x, y)) > 12 + size[0] / 2:
             parts.append(f'<line class="g" x1="{x:.1f}" y1="{y:.1f}" x2="{middle[0]:.1f}" y2="{middle[1]:.1f}"/>')
-        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4.5" fill="{colour}" data-tip="{tip}"/>')
+        look = (
+            f'r="3.8" fill="var(--paper)" stroke="{colour}" stroke-width="1.8"'
+            if p.hollow
+            else f'r="4.5" fill="{colour}"'
+        )
+        parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" {look} data-tip="{tip}"/>')
         parts.append(f'<text class="name" x="{left:.1f}" y="{top + 9.5:.1f}">{escape(shorten(p.name, 28))}</text>')
     described = escape(panel.title)
     return Markup(f'<svg class="scatter" viewBox="0 0 {width} {height}" role="img" aria-label="{described}">') + Markup(

@@ -106,14 +106,15 @@ def _by_loss(
 
 def _scatter(results: Sequence[ArmResult], grouped: Sequence[Family], first: ArmResult | None) -> ScatterPanel:
     name = task_loss(results)
-    colours = {arm.arm: _colour(place) for place, family in enumerate(grouped) for arm in family.arms}
+    places = {arm.arm: place for place, family in enumerate(grouped) for arm in family.arms}
     points = [
         Point(
             r.sink.mean,
             r.figures[name].mean,
             r.arm,
             tip=f"{r.sink.n} seed{'' if r.sink.n == 1 else 's'}, step {r.step:,}",
-            colour=colours.get(r.arm, _FIRST_COLOUR),
+            colour=_colour(places[r.arm]) if r.arm in places else _FIRST_COLOUR,
+            hollow=_is_hollow(places.get(r.arm, 0)),
             x_error=_ends(r.sink),
             y_error=_ends(r.figures[name]),
         )
@@ -155,15 +156,23 @@ def _colour(family: int, arm: int = 0) -> int:
     return 1 + (family + arm) % (len(RUN_COLOURS) - 1)
 
 
+def _is_hollow(family: int) -> bool:
+    """Whether the points of a family are rings: the colours begin again with them."""
+    return family // (len(RUN_COLOURS) - 1) % 2 == 1
+
+
 def _legend(grouped: Sequence[Family], first: ArmResult | None) -> Markup:
-    """Families by their colours."""
-    entries = [(family.title or "arms", _colour(place)) for place, family in enumerate(grouped)]
+    """Families by how their points look."""
+    entries = [
+        (family.title or "arms", _colour(place), "ring" if _is_hollow(place) else "dot")
+        for place, family in enumerate(grouped)
+    ]
     inside = {arm.arm for family in grouped for arm in family.arms}
     if first is not None and first.arm not in inside:
-        entries.insert(0, (first.arm, _FIRST_COLOUR))
+        entries.insert(0, (first.arm, _FIRST_COLOUR, "dot"))
     spans = (
-        f'<span><i class="solid" style="--c:var(--run-{colour})"></i>{escape(title)}</span>'
-        for title, colour in entries
+        f'<span><i class="{look}" style="--c:var(--run-{colour})"></i>{escape(title)}</span>'
+        for title, colour, look in entries
     )
     return Markup(f'<div class="keys">{"".join(spans)}</div>')
 

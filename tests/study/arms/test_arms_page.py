@@ -87,6 +87,20 @@ def test_every_arm_is_in_the_page_and_none_is_markup(page):
     assert all(name in text for name in names if "<" not in name)
 
 
+def test_ten_families_are_told_apart_by_their_points(tmp_path):
+    results = [arm(f"arm-{i}", [0.05 * i, 0.05 * i], [1 + i, 1 + i]) for i in range(11)]
+    families = {f"family {i}": [f"arm-{i}"] for i in range(1, 11)}
+    text = arms_page(study_of(results, families), results, [], tmp_path)
+    keys = re.findall(r'<i class="(dot|ring)" style="--c:var\((--run-\d)\)"></i>([^<]+)<', text)
+    circles = re.findall(
+        r'<circle [^>]*fill="var\((--[a-z0-9-]+)\)"(?: stroke="var\((--run-\d)\)")?[^>]*data-tip="(.+)', text
+    )
+    looks = {name: ("ring", ring) if fill == "--paper" else ("dot", fill) for fill, ring, name in circles}
+    assert len({key[:2] for key in keys}) == len(keys) == 11
+    for look, colour, title in keys:
+        assert looks[title.replace("family ", "arm-")] == (look, colour)
+
+
 @pytest.mark.heavy
 @pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (420, "dark")])
 def test_a_browser_draws_it(open_page, page, width, scheme):
