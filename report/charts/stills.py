@@ -287,6 +287,8 @@ def ranking_table(panel: RankingPanel, rows: Sequence[Sequence[str]], when: str)
 def _scatter(panel: ScatterPanel) -> Markup:
     points = [p for p in panel.points if math.isfinite(p.x) and math.isfinite(p.y)]
     width, height, foot = 2 * _WIDTH, 2 * _HEIGHT, 34
+    # The name of the y axis stands above its highest number.
+    top_y = 20
     if not points:
         return Markup('<p class="note">Nothing to draw yet.</p>')
     x_scale = fitting_scale([v for p in points for v in (p.x, *(p.x_error or ()))], panel.x_log)
@@ -295,7 +297,7 @@ def _scatter(panel: ScatterPanel) -> Markup:
     def place(x: float, y: float) -> tuple[float, float]:
         return (
             _LEFT + x_scale.share(x) * (width - _LEFT - 10),
-            height - foot - y_scale.share(y) * (height - foot - 10),
+            height - foot - y_scale.share(y) * (height - foot - top_y),
         )
 
     parts = []
@@ -318,7 +320,7 @@ def _scatter(panel: ScatterPanel) -> Markup:
         if p.y_error and all(map(math.isfinite, p.y_error)):
             bars.append((x - 1, place(p.x, p.y_error[1])[1], x + 1, place(p.x, p.y_error[0])[1]))
     taken = np.array(bars) if bars else None
-    corners = place_labels(at, sizes, (_LEFT, 10, width - 10, height - foot), 9, taken)
+    corners = place_labels(at, sizes, (_LEFT, top_y, width - 10, height - foot), 9, taken)
     for p, (x, y), (left, top), size in zip(points, at, corners, sizes, strict=True):
         colour = run_variable(p.colour)
         for ends, across in ((p.x_error, True), (p.y_error, False)):
