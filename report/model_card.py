@@ -90,8 +90,9 @@ def model_card(
     active = f" ({n_params - idle:,} of them for each token)" if (idle := n_idle(config)) else ""
     more = f', gguf_file="{gguf_file}"' if gguf_file else ", trust_remote_code=True" if code else ""
     if gguf_is_theirs:
-        library, options = "transformers", more if gguf_file else ""
-        tokenizer = f'tokenizer = AutoTokenizer.from_pretrained("{one_line(name)}"{options})' if has_tokenizer else ""
+        library = "transformers"
+        # The tokenizer has no code, but AutoTokenizer reads the model's config class first, and asks whether it may.
+        tokenizer = f'tokenizer = AutoTokenizer.from_pretrained("{one_line(name)}"{more})' if has_tokenizer else ""
         load = _LOAD.format(name=one_line(name), more=more, tokenizer=tokenizer).replace("\n\n```\n", "\n```\n")
     else:
         library, load = "llama.cpp", _GGUF.format(file=gguf_file)

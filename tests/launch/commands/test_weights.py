@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -177,8 +178,18 @@ def test_the_card_of_a_certified_run_commits_and_does_not_tell(trained, tmp_path
     assert f"| init seed | `{certificate['commitments']['init_seed']}` |" in card
     assert f"| certificate | `{certificate['sha256']}` |" in card
     assert trained.read_birth()["digest"] not in card
-    assert 'AutoModelForCausalLM.from_pretrained("out", trust_remote_code=True)' in card
     assert "`configuration_birthmark.py` and `modeling_birthmark.py`" in card
+    # What it says to run loads both, and asks nothing.
+    text = "which token a newborn likes"
+    shown = f"print(type(model).__name__, tokenizer({text!r}).input_ids)"
+    snippet = card.split("```python\n")[1].split("```")[0] + shown
+    ran = subprocess.run(
+        [sys.executable, "-c", snippet], cwd=tmp_path, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+    ids = Tokenizer.from_file(str(trained.tokenizer)).encode(text).ids
+    assert ran.stdout == f"BirthmarkForCausalLM {ids}\n", ran.stderr
+    assert "custom code" not in ran.stderr
+    assert "is otherwise not supported" not in ran.stderr
 
 
 def test_a_gguf_file_has_the_weights_and_the_tokenizer(trained, tmp_path, capsys):
