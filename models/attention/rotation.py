@@ -64,11 +64,11 @@ def turned(x_BHTK: Tensor, rotation: Tensor) -> Tensor:
     return torch.cat([y, *still], dim=-1) if still else y
 
 
-def _of_pairs(rotation: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of channel pairs, ``[…, T, P]``."""
+def _of_pairs(rotation: Tensor, back: bool = False) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of channel pairs, ``[…, T, P]``; of the opposite angles to turn back. Views, laid out alike."""
     cos, sin = rotation.unbind()
     half = cos.shape[-1] // 2
-    return cos[..., :half], sin[..., half:]
+    return cos[..., :half], sin[..., :half] if back else sin[..., half:]
 
 
 def _of_tensor(name: str) -> list[tuple[str, Any]]:
@@ -136,7 +136,6 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, d_BHTK: Tensor) -> tuple[Tensor, None]:
-        cos, sin = _of_pairs(ctx.saved_tensors[0])
         # As the map that gave the queries or keys laid them out: its own gradients read them so.
         dx_BHTK = torch.empty_strided(d_BHTK.shape, ctx.strides, dtype=d_BHTK.dtype, device=d_BHTK.device)
-        return _turn_into(dx_BHTK, d_BHTK, cos, -sin), None
+        return _turn_into(dx_BHTK, d_BHTK, *_of_pairs(ctx.saved_tensors[0], back=True)), None

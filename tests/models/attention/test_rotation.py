@@ -17,8 +17,17 @@ def written_by(request, monkeypatch):
     """What writes bf16 results: our kernel in C, and torch's operators."""
     if request.param == "torch":
         monkeypatch.setattr(rotation_module, "_kernel_turns", lambda *_: False)
-    elif why := native.why_not():
+        return
+    if why := native.why_not():
         pytest.skip(f"the kernel in C does not run here: {why}")
+    kernel_turns = rotation_module._kernel_turns
+
+    def turns_all_of_bf16(out, x, *tables):
+        turns = kernel_turns(out, x, *tables)
+        assert turns == (x.dtype == torch.bfloat16)
+        return turns
+
+    monkeypatch.setattr(rotation_module, "_kernel_turns", turns_all_of_bf16)
 
 
 def angles_of(n_pairs, per_sequence):
