@@ -79,7 +79,7 @@ class KeySummer:
 
     def read(self, part: tuple[slice, slice], start: int, weights_BHRS: Tensor) -> None:
         """Add the weights of the queries from ``start`` on, of some sequences and heads, on keys 0, 1, …; the queries
-        of a part come in order. Writes into them."""
+        of a part come in order. Writes into them and keeps nothing of them."""
         if self.total_CBHT is None:
             # C: the kinds, as they are and normalised.
             self.total_CBHT = weights_BHRS.new_zeros(self.n_kinds, *self.shape_BHT)
@@ -112,7 +112,9 @@ class KeySummer:
         queries = self.entropy_queries
         if start == 0:
             self.kept: list[Tensor] = []
-        self.kept.append(share_BHRS[:, :, (queries.start - start) % queries.step :: queries.step].flatten(2))
+        rows_BHRS = share_BHRS[:, :, (queries.start - start) % queries.step :: queries.step]
+        # A copy: the reader's weights lie in a buffer that the next block of queries overwrites.
+        self.kept.append(rows_BHRS.clone(memory_format=torch.contiguous_format).flatten(2))
         if start + share_BHRS.shape[2] == self.shape_BHT[2]:
             # N: the weights of all these queries. 0 · ln 0 is 0.
             kept_BHN = torch.cat(self.kept, dim=-1)

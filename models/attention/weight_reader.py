@@ -34,11 +34,11 @@ class WeightReader(Protocol):
 
     def read_scores(self, part: Part, scores_BHRS: Tensor) -> None:
         """Of these sequences and heads, scores of a block of queries before they become weights, −inf where a key is
-        not seen. Must not write into them."""
+        not seen. Must not write into them, nor keep them: the next block takes their place."""
 
     def read(self, part: Part, start: int, weights_BHRS: Tensor) -> None:
         """Of these sequences and heads, the weights of the queries from ``start`` on, on keys 0, 1, …: float32 or
-        wider. May write into them."""
+        wider. May write into them; must not keep them: the next block takes their place."""
 
 
 #: (B, H and T of an attention, whether its rows sum to 1, whether no query gives weight to a later key) → its reader.

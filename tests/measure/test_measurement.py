@@ -7,14 +7,18 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 from torchmetrics import Metric
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError
 from birthmark.measure.measurement import BirthReference, birth_reference, measure
-from birthmark.metrics.sinks import key_sums
+from birthmark.measure.observed import AttentionView
+from birthmark.measure.observer import MetricObserver
+from birthmark.metrics.sinks import KeySummer, key_sums
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.models.experts.experts_config import ExpertsConfig
 
 CONFIG = ModelConfig(d_model=16, n_layers=2, n_heads=4, n_kv_heads=2, vocab_size=32, max_seq_len=12)
 PROBE = random_probe(32, 9, 12, 0)
@@ -205,6 +209,55 @@ def test_a_measurement_is_one_forward_pass(monkeypatch):
     model.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[0]))
     measure(model, PROBE, birth, [birth], batch_size=4)
     assert seen == [4, 4, 1]
+
+
+class LendingObserver(MetricObserver):
+    """Lends metrics copies of what a pass shows, and takes them back when each call ends."""
+
+    def _show(self, place, *tensors):
+        for hook in self.hooks[place]:
+            lent = [self._copied(x) for x in tensors]
+            hook(*lent)
+            for x in lent:
+                self._take_back(x)
+
+    def _copied(self, x):
+        if isinstance(x, AttentionView):
+            return replace(x, **{name: getattr(x, name).clone() for name in LENT})
+        return x.clone() if isinstance(x, Tensor) else x
+
+    def _take_back(self, x):
+        for taken in [getattr(x, name) for name in LENT] if isinstance(x, AttentionView) else [x]:
+            if isinstance(taken, Tensor):
+                taken.fill_(torch.nan if taken.is_floating_point() else -1)
+
+
+LENT = ("q_BHTK", "k_BHTK", "v_BHTK", "o_BHTK", "out_BHTK")
+
+
+class LendingSummer(KeySummer):
+    def read_scores(self, part, scores_BHRS):
+        super().read_scores(part, lent := scores_BHRS.clone())
+        lent.fill_(torch.nan)
+
+    def read(self, part, start, weights_BHRS):
+        super().read(part, start, lent := weights_BHRS.clone())
+        lent.fill_(torch.nan)
+
+
+@pytest.mark.parametrize("seq_len", [17, 33, 64, 65, 257])
+def test_no_metric_keeps_what_a_pass_lends_to_it(seq_len, monkeypatch):
+    experts = ExpertsConfig(n_experts=4, top_k=2) if seq_len == 65 else ExpertsConfig()
+    config = ModelConfig(d_model=32, n_layers=2, n_heads=4, vocab_size=50, max_seq_len=seq_len, experts=experts)
+    model, probe = born(config, 0), random_probe(50, 6, seq_len, 0)
+    birth = birth_reference(model, probe, 4)
+    expected = measure(model, probe, birth, batch_size=4)
+    monkeypatch.setattr("birthmark.measure.measurement.MetricObserver", LendingObserver)
+    monkeypatch.setattr("birthmark.measure.measurement.KeySummer", LendingSummer)
+    found = measure(model, probe, birth, batch_size=4)
+    assert found.scalars == expected.scalars
+    for name, array in expected.arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], array, err_msg=name)
 
 
 def test_nothing_of_the_size_of_all_attention_weights_is_allocated():
