@@ -17,7 +17,7 @@ setup(
     package_dir={"birthmark": "."},
     packages=[
         "birthmark",
-        *(f"birthmark.{name}" for name in find_packages(exclude=["build*", "tests*", "benchmarks*"])),
+        *(f"birthmark.{name}" for name in find_packages(exclude=["build*", "tests*", "benchmarks*", "research*"])),
     ],
     cmdclass={"build_py": BuildPackages},
 )

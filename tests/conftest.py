@@ -40,7 +40,8 @@ settings.load_profile("birthmark")
 
 #: Fixtures of one matter each (tests/fixtures).
 pytest_plugins = [
-    f"fixtures.{name}" for name in ("small_models", "two_arms", "processes", "offline_wandb", "browser", "wheel")
+    f"fixtures.{name}"
+    for name in ("small_models", "two_arms", "processes", "offline_wandb", "browser", "wheel", "real_models")
 ]
 
 _TINY = RunConfig(

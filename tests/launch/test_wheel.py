@@ -12,14 +12,14 @@ ROOT = Path(birthmark.__file__).resolve().parent
 
 def test_the_wheel_holds_every_package_template_and_config_and_nothing_else(wheel):
     names = {name for name in zipfile.ZipFile(wheel).namelist() if not name.split("/")[0].endswith(".dist-info")}
-    rooms = [folder for folder in ROOT.iterdir() if (folder / "__init__.py").is_file()]
+    rooms = [f for f in ROOT.iterdir() if (f / "__init__.py").is_file() and f.name != "research"]
     expected = {file for room in rooms for file in room.rglob("*") if file.suffix in (".py", ".c", ".yaml", ".j2")}
     ground = ("__init__.py", "errors.py", "files.py", "pace.py", "schema.py", "yaml_files.py", "py.typed")
     expected |= {ROOT / name for name in ground}
     expected |= {*(ROOT / "launch").glob("*.s[hb]*"), ROOT / "launch/hostfile"}
     expected |= set((ROOT / "report/assets").iterdir())
     assert names == {f"birthmark/{file.relative_to(ROOT)}" for file in expected}
-    assert not {name.split("/")[1] for name in names} & {"tests", "benchmarks", "docs", "build"}
+    assert not {name.split("/")[1] for name in names} & {"tests", "benchmarks", "research", "docs", "build"}
 
 
 def test_a_shipped_config_trains_outside_of_the_repository(installed):

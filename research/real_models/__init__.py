@@ -1,0 +1,1 @@
+"""Models of the Python index, from file to finding."""
