@@ -214,8 +214,15 @@ def wandb_run(
             **given,
             mode=mode,
             config=record,
-            # Its own process may take long to come up on a busy node.
-            settings=wandb.Settings(silent=True, console="off", x_service_wait=_PATIENCE_S, init_timeout=_PATIENCE_S),
+            settings=wandb.Settings(
+                silent=True,
+                console="off",
+                # The process that W&B starts may take long to come up on a busy node.
+                x_service_wait=_PATIENCE_S,
+                init_timeout=_PATIENCE_S,
+                # W&B would run git, which runs what the repository configures. The record has the commit.
+                disable_git=True,
+            ),
         )
     except (wandb.Error, TimeoutError, OSError) as error:
         reason = one_line(error) or type(error).__name__

@@ -47,6 +47,72 @@ def test_an_installed_package_tells_of_the_working_folder(repository, tmp_path, 
     assert code(folder / "package") is None
 
 
+def test_nothing_that_a_repository_configures_is_run(repository, tmp_path, monkeypatch):
+    """A monitor, a filter, hooks and programs for differences, each of which would leave a file."""
+    folder, commit = repository
+    git, told = ["git", "-C", str(folder)], tmp_path / "told"
+    told.mkdir()
+
+    def plant(name):
+        file = folder / ".git" / name
+        file.write_text(f"#!/bin/sh\ntouch {told}/{name}\ncat\n")
+        file.chmod(0o755)
+        return str(file)
+
+    for hook in ("post-index-change", "reference-transaction", "post-checkout", "pre-auto-gc"):
+        (folder / ".git/hooks").mkdir(exist_ok=True)
+        plant(f"hooks/{hook}")
+        (told / "hooks").mkdir(exist_ok=True)
+    fields = ("core.fsmonitor", "filter.f.clean", "filter.f.process", "diff.external", "diff.f.textconv", "core.pager")
+    for field in fields:
+        subprocess.run([*git, "config", field, plant(field)], check=True)
+    (folder / ".gitattributes").write_text("* filter=f diff=f\n")
+    (folder / "package" / "file.py").write_text("2\n")
+    monkeypatch.chdir(folder)
+    for package in (folder / "package", tmp_path):
+        assert code(package) == {"commit": commit, "changed": True}
+    assert [file for file in told.rglob("*") if file.is_file()] == []
+    # The plants work: git itself runs them where it reads this configuration.
+    subprocess.run([*git, "status"], capture_output=True, stdin=subprocess.DEVNULL)
+    assert (told / "core.fsmonitor").is_file()
+
+
+def test_the_commit_is_found_wherever_git_keeps_it(repository, tmp_path, monkeypatch):
+    folder, commit = repository
+    git = ["git", "-C", str(folder)]
+    monkeypatch.chdir(tmp_path)
+    subprocess.run([*git, "worktree", "add", "-q", "--detach", tmp_path / "linked"], check=True)
+    assert code(tmp_path / "linked/package") == {"commit": commit, "changed": False}
+    subprocess.run([*git, "pack-refs", "--all"], check=True)
+    assert not (folder / ".git/refs/heads/trunk").exists()
+    assert code(folder / "package") == {"commit": commit, "changed": False}
+    # Staged and not committed.
+    (folder / "package" / "file.py").write_text("2\n")
+    subprocess.run([*git, "add", "."], check=True)
+    assert code(folder / "package") == {"commit": commit, "changed": True}
+
+
+@pytest.mark.parametrize(
+    "head", ["", "ref: ../../secret", "ref: refs/heads/../../secret", "ref: refs/heads/none", "secret", "é" * 40]
+)
+def test_a_head_that_names_no_commit_is_none(repository, head, tmp_path, monkeypatch):
+    folder, _ = repository
+    (folder / ".git/secret").write_text("f" * 39)
+    (folder / ".git/HEAD").write_text(head)
+    monkeypatch.chdir(tmp_path)
+    assert code(folder / "package") is None
+
+
+def test_a_damaged_repository_has_a_commit_and_no_comparison(repository, tmp_path, monkeypatch):
+    folder, commit = repository
+    monkeypatch.chdir(folder)
+    (folder / ".git/index").write_bytes(b"DIRC" + bytes(100))
+    assert code(tmp_path) == {"commit": commit, "changed": None}
+    for name, content in ((".git/HEAD", bytes([255])), (".git/commondir", b"/dev/zero")):
+        (folder / name).write_bytes(content)
+        assert code(tmp_path) is None
+
+
 @pytest.mark.slow
 def test_many_ranks_are_one_wandb_run_that_is_resumed_under_its_id(
     tiny, launched, pretrain_script, offline_wandb, tmp_path
