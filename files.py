@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import errno
 import hashlib
+import io
 import json
 import math
 import os
@@ -11,7 +13,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -178,6 +180,29 @@ def finite_or_nan(value: Any) -> float:
     """A logged value as a finite float, or NaN."""
     finite = isinstance(value, (int, float)) and math.isfinite(value)
     return float(value) if finite else math.nan
+
+
+#: The first characters of text that a spreadsheet computes, and numbers, which may begin with one of them.
+_FORMULA, _NUMBER = tuple("=+-@\t\n＝＋－＠"), re.compile(r"[+-]?(?:(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?|inf|nan)")
+
+
+def csv_text(rows: Iterable[Iterable[object]]) -> str:
+    """Write rows as CSV, the form of every table of the package.
+
+    Text that a spreadsheet would compute gets an apostrophe in front, which spreadsheets do not show. Numbers stay as
+    they are; None is an empty cell.
+    """
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows([_csv_cell(value) for value in row] for row in rows)
+    return buffer.getvalue()
+
+
+def _csv_cell(value: object) -> object:
+    if value is None or isinstance(value, int | float):
+        return value
+    # The writer does not quote a carriage return, at which readers end a row.
+    text = str(value).replace("\r", "\\r")
+    return f"'{text}" if text.startswith(_FORMULA) and not _NUMBER.fullmatch(text) else text
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from markupsafe import Markup
 
-from ..files import write_text
+from ..files import csv_text, write_text
 from ..metrics.between.weight_kinship import LEAST_COSINE
 from ..report.charts.chart_page import Block, Fold, Panels, Prose, Table, render_page
 from ..report.charts.specs import CurvePanel, MatrixPanel, PageRun, Series
@@ -134,18 +131,11 @@ def _checkpoints_csv(found: Audit) -> str:
          one.distance_from_previous)), one.verdict, " | ".join(finding.what for finding in one.findings)]
         for one in found.judged
     ]  # fmt: skip
-    return _csv(["checkpoint", "step", "cosine_with_first", "distance_from_previous", "verdict", "evidence"], rows)
+    titles = ["checkpoint", "step", "cosine_with_first", "distance_from_previous", "verdict", "evidence"]
+    return csv_text([titles, *rows])
 
 
 def _pairs_csv(found: Audit) -> str:
     names, n = [one.member.name for one in found.compared], len(found.compared)
     rows = [[names[a], names[b], float(found.cosine_MM[a, b])] for a in range(n) for b in range(a + 1, n)]
-    return _csv(["a", "b", "cosine"], rows)
-
-
-def _csv(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    buffer = io.StringIO()
-    table = csv.writer(buffer, lineterminator="\n")
-    table.writerow(header)
-    table.writerows(rows)
-    return buffer.getvalue()
+    return csv_text([["a", "b", "cosine"], *rows])

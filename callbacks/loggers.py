@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import importlib.util
-import io
 from argparse import Namespace
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -12,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from ..errors import UsageError
-from ..files import disk_full, strict, write_text
+from ..files import csv_text, disk_full, strict, write_text
 from ..measure.records import RunDir, Snapshot, append_metrics, write_metrics_csv
 from .config import LogConfig
 from .snapshot_charts import TOKEN_COLUMNS, block_curves, chart_groups, head_tables, sink_map, token_rows
@@ -57,9 +56,7 @@ class CsvLogger(_OwnFile):
 
     def __init__(self, run: RunDir) -> None:
         super().__init__(run)
-        write_metrics_csv(run)
-        with run.metrics_csv.open(newline="", encoding="utf-8") as file:
-            self._columns = next(csv.reader(file))
+        self._columns = write_metrics_csv(run)
         self._row: dict[str, Any] = {}
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
@@ -77,18 +74,17 @@ class CsvLogger(_OwnFile):
         row, self._row = self._row, {}
         if new := row.keys() - self._columns:
             with self.run.metrics_csv.open(newline="", encoding="utf-8") as file:
-                rows = list(csv.DictReader(file))
+                _, *rows = [dict(zip(self._columns, cells, strict=True)) for cells in csv.reader(file)]
             self._columns = ["step", *sorted({*self._columns, *new} - {"step"})]
-            lines = io.StringIO(newline="")
-            table = csv.DictWriter(lines, self._columns)
-            table.writeheader()
-            table.writerows(rows)
-            write_text(self.run.metrics_csv, lines.getvalue())
+            write_text(self.run.metrics_csv, csv_text([self._columns, *map(self._cells, rows)]))
         try:
             with self.run.metrics_csv.open("a", newline="", encoding="utf-8") as file:
-                csv.DictWriter(file, self._columns).writerow(row)
+                file.write(csv_text([self._cells(row)]))
         except OSError as error:
             raise disk_full(self.run.metrics_csv, error) from None
+
+    def _cells(self, row: Mapping[str, Any]) -> list[Any]:
+        return [row.get(name) for name in self._columns]
 
 
 def check_installed(config: LogConfig) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import re
@@ -19,6 +18,7 @@ from ..errors import RunError, UsageError
 from ..files import (
     atomic_path,
     check_file,
+    csv_text,
     disk_full,
     file_sha256,
     find_folder,
@@ -415,14 +415,17 @@ def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
         raise disk_full(path, error) from None
 
 
-def write_metrics_csv(run: RunDir) -> None:
-    """Write ``metrics.csv``: the lines of ``metrics.jsonl`` as one row per step and one column per name."""
+def write_metrics_csv(run: RunDir) -> list[str]:
+    """Write ``metrics.csv``, the lines of ``metrics.jsonl`` with a row for each step and a column for each name.
+
+    Returns:
+        The names of the columns.
+    """
     rows = metrics_by_step(run)
     names = sorted({name for row in rows.values() for name in row} - {"step"})
-    with atomic_path(run.metrics_csv) as new, new.open("w", newline="", encoding="utf-8") as f:
-        table = csv.DictWriter(f, ["step", *names])
-        table.writeheader()
-        table.writerows(rows.values())
+    columns = ["step", *names]
+    write_text(run.metrics_csv, csv_text([columns, *([row.get(name) for name in columns] for row in rows.values())]))
+    return columns
 
 
 def truncate_metrics(path: Path, last_step: int) -> None:

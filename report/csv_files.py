@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..errors import UsageError
-from ..files import atomic_path
+from ..files import atomic_path, csv_text
 from ..metrics.quantity import CSV_COLUMNS
 from .text import one_line
 
@@ -73,12 +71,8 @@ def to_csv(arrays: Sequence[LabelledArray]) -> str:
     """The numbers as CSV in long form: a header, then one value per line."""
     used = {name for array in arrays for name in array.columns()}
     columns = [name for name in COLUMNS if name in used]
-    buffer = io.StringIO()
-    table = csv.writer(buffer, lineterminator="\n")
-    table.writerow(columns)
-    for array in arrays:
-        table.writerows(array.rows(columns))
-    return buffer.getvalue()
+    # An array gives one list again and again, so that no two rows may be held.
+    return csv_text(chain([columns], chain.from_iterable(array.rows(columns) for array in arrays)))
 
 
 def data_folder(page: Path) -> Path:

@@ -4,13 +4,17 @@ One process writes the same things again and again, in forks. The n-th fork is k
 a name or flushes something, for every n there is.
 """
 
+import ast
+import csv
+import io
 import json
 import subprocess
+from pathlib import Path
 
 import pytest
 
 from birthmark.errors import UsageError
-from birthmark.files import reason_of, write_text
+from birthmark.files import csv_text, reason_of, write_text
 
 PROGRAM = """
 import json, os, shutil, signal, sys, time
@@ -215,3 +219,29 @@ def test_a_file_never_takes_the_place_of_a_folder(tmp_path):
         write_text(folder, "a page")
     assert [path.name for path in tmp_path.iterdir()] == ["results"]
     assert (folder / "kept").read_text() == "of the user"
+
+
+def test_a_spreadsheet_computes_no_cell_and_numbers_stay_numbers():
+    computed = ["=1+1", '=HYPERLINK("http://x","y")', "+1+1", "-1+1", "@SUM(A1)", "\t=1", "＝1+1", "-"]
+    plain = ["a=1", "", "'=1", "step-1", "a,b", 'say "x"', "two\nlines"]
+    numbers = ["-0.5", "+1e-05", "-3", "-inf", "-.5", -0.5, -3, float("-inf"), 1e-7, True]
+    rows = [computed, plain, numbers, [None]]
+    read = list(csv.reader(io.StringIO(csv_text(rows), newline="")))
+    assert read == [[f"'{text}" for text in computed], plain, [str(number) for number in numbers], [""]]
+    assert csv_text([["\r=1+1"]]) == "\\r=1+1\n"
+    # Cells that were read from such a file and are written again stay as they are.
+    assert csv_text(read) == csv_text(rows)
+
+
+def test_every_csv_is_written_by_one_function():
+    root = Path(__file__).parent.parent
+    rooms = [path for path in root.iterdir() if path.is_dir() and path.name not in ("tests", ".venv")]
+    writers = [
+        file.relative_to(root).as_posix()
+        for file in [*root.glob("*.py"), *(file for room in rooms for file in room.rglob("*.py"))]
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.value, ast.Name)
+        and (node.value.id, node.attr) in {("csv", "writer"), ("csv", "DictWriter")}
+    ]
+    assert writers == ["files.py"]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ...files import atomic_path
+from ...files import csv_text, write_text
 from ...measure.config import SnapshotConfig
 from ...report.text import MISSING, format_value, markdown_table
 from .file import ArmStudy
@@ -116,13 +115,13 @@ def markdown(study: ArmStudy, results: Sequence[ArmResult]) -> str:
 def write_csv(results: Sequence[ArmResult], path: Path) -> None:
     """The table for programs: a row per arm, ``FIGURE_mean``, ``_sd``, ``_min``, ``_max`` and ``_n`` per figure."""
     names = list(dict.fromkeys(name for result in results for name in result.figures))
-    with atomic_path(path) as new, new.open("w", newline="", encoding="utf-8") as f:
-        table = csv.writer(f)
-        table.writerow(["arm", "runs", "step", *(f"{name}_{part}" for name in names for part in Spread._fields)])
-        for result in results:
-            figures = [value for name in names for value in result.figures.get(name, spread([]))]
-            cells = ["" if isinstance(value, float) and math.isnan(value) else repr(value) for value in figures]
-            table.writerow([result.arm, result.n_runs, result.step, *cells])
+    titles = ["arm", "runs", "step", *(f"{name}_{part}" for name in names for part in Spread._fields)]
+    rows: list[list[object]] = [titles]
+    for result in results:
+        figures = [value for name in names for value in result.figures.get(name, spread([]))]
+        cells = [None if isinstance(value, float) and math.isnan(value) else repr(value) for value in figures]
+        rows.append([result.arm, result.n_runs, result.step, *cells])
+    write_text(path, csv_text(rows))
 
 
 def _rich_table(study: ArmStudy, results: Sequence[ArmResult], columns: Sequence[str], detail: _Detail) -> Table:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from string import ascii_uppercase
 
 import numpy as np
 
-from ...files import write_text
+from ...files import csv_text, write_text
 from ...metrics.seedprint import Fingerprint
 from ...report.charts.chart_page import Block, Fold, Panels, Prose, Table, render_page
 from ...report.charts.specs import CurvePanel, MatrixPanel, Series
@@ -122,13 +120,11 @@ def _notes(found: Sequence[Fingerprint]) -> list[Prose]:
 
 
 def _csv(leading: Sequence[str], rows: Sequence[tuple[Sequence[str], Fingerprint]]) -> str:
-    buffer = io.StringIO()
-    table = csv.writer(buffer, lineterminator="\n")
-    table.writerow([*leading, "statistic", "z", "log10_p", "k", "n_inputs", "verdict"])
+    lines: list[list[object]] = [[*leading, "statistic", "z", "log10_p", "k", "n_inputs", "verdict"]]
     for names, found in rows:
-        numbers = ("" if value != value else value for value in (found.statistic, found.z, found.log10_p))
-        table.writerow([*names, *numbers, found.k, found.n_inputs, found.verdict])
-    return buffer.getvalue()
+        numbers = (None if value != value else value for value in (found.statistic, found.z, found.log10_p))
+        lines.append([*names, *numbers, found.k, found.n_inputs, found.verdict])
+    return csv_text(lines)
 
 
 def _write(out: Path, title: str, blocks: Sequence[Block], test: str, texts: dict[str, str]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...files import atomic_path
+from ...files import csv_text, write_text
 from ...metrics.seedprint import LEVEL, Fingerprint
 from ...report.text import format_value, markdown_table
 from .comparison import describe_probe
@@ -114,15 +113,14 @@ def write_csv(study: LineageStudy, results: Sequence[PairResult], path: Path) ->
     """Everything for programs: a row per table, pair and test; numbers of an undefined test are empty."""
     titles = ["table", "a", "b", "a_seed", "a_step", "a_continuation", "b_seed", "b_step", "b_continuation", "in_truth"]
     titles += ["test", "probe", "null", *FINGERPRINT_COLUMNS]
-    with atomic_path(path) as new, new.open("w", newline="", encoding="utf-8") as f:
-        table = csv.writer(f)
-        table.writerow(titles)
-        for result in results:
-            pair = [result.table + 1, result.a.label, result.b.label]
-            pair += [value for model in (result.a, result.b) for value in (model.seed, model.step, model.continuation)]
-            for test, found in result.fingerprints.items():
-                of_test = [test, study.tests[test].probe.kind, found.null, *fingerprint_cells(found)]
-                table.writerow([*pair, result.expected, *of_test])
+    rows: list[list[object]] = [titles]
+    for result in results:
+        pair = [result.table + 1, result.a.label, result.b.label]
+        pair += [value for model in (result.a, result.b) for value in (model.seed, model.step, model.continuation)]
+        for test, found in result.fingerprints.items():
+            of_test = [test, study.tests[test].probe.kind, found.null, *fingerprint_cells(found)]
+            rows.append([*pair, result.expected, *of_test])
+    write_text(path, csv_text(rows))
 
 
 def print_summary(study: LineageStudy, results: Sequence[PairResult], console: Console) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ...files import atomic_path
+from ...files import csv_text, write_text
 from ...metrics.seedprint import LEVEL
 from ...report.text import format_value, markdown_table
 from ..lineage.calibration import KinRate
@@ -124,13 +123,11 @@ def write_csv(results: Sequence[ChangedTest], path: Path) -> None:
         "null",
     ]
     titles += FINGERPRINT_COLUMNS
-    with atomic_path(path) as new, new.open("w", newline="", encoding="utf-8") as f:
-        table = csv.writer(f)
-        table.writerow(titles)
-        for r in results:
-            second = "" if r.second is None else r.second
-            pair = [r.change, r.own, second, r.role, r.reference, r.seed, in_truth(r)]
-            table.writerow([*pair, r.test, r.found.null, *fingerprint_cells(r.found)])
+    rows: list[list[object]] = [titles]
+    for r in results:
+        pair = [r.change, r.own, r.second, r.role, r.reference, r.seed, in_truth(r)]
+        rows.append([*pair, r.test, r.found.null, *fingerprint_cells(r.found)])
+    write_text(path, csv_text(rows))
 
 
 def in_truth(result: ChangedTest) -> str:

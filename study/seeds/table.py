@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from ...files import atomic_path
+from ...files import csv_text, write_text
 from ...report.text import MISSING, format_value, markdown_table
 from .file import SeedsStudy
 from .results import SeedsResult
@@ -99,13 +98,12 @@ def markdown(study: SeedsStudy, results: Sequence[SeedsResult]) -> str:
 
 def write_csv(study: SeedsStudy, results: Sequence[SeedsResult], path: Path) -> None:
     """The table for programs: a row per run, a column per figure."""
-    with atomic_path(path) as new, new.open("w", newline="", encoding="utf-8") as f:
-        table = csv.writer(f)
-        table.writerow(["init_seed", "data_seed", *(result.name for result in results)])
-        for i, init in enumerate(study.init_seeds):
-            for j, data in enumerate(study.data_seeds):
-                values = [float(result.values_NM[i, j]) for result in results]
-                table.writerow([init, data, *("" if math.isnan(v) else repr(v) for v in values)])
+    rows: list[list[object]] = [["init_seed", "data_seed", *(result.name for result in results)]]
+    for i, init in enumerate(study.init_seeds):
+        for j, data in enumerate(study.data_seeds):
+            values = [float(result.values_NM[i, j]) for result in results]
+            rows.append([init, data, *(None if math.isnan(value) else value for value in values)])
+    write_text(path, csv_text(rows))
 
 
 def print_results(results: Sequence[SeedsResult], console: Console) -> None:

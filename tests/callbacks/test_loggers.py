@@ -72,7 +72,9 @@ def test_the_csv_file_is_at_any_time_what_is_written_at_the_end(tmp_path):
         (1, {"train/loss": 1.0}),
         (1, {"bias/a": float("nan")}),
         (2, {"train/loss": 0.5, "b": 1}),
-        (4, {"b": 2}),
+        (4, {"b": 2, "=1+1": 3}),
+        (5, {"=1+1": -4.5}),
+        (6, {"c": 1}),
     ]
 
     def written_at_the_end(name, before):
@@ -91,7 +93,10 @@ def test_the_csv_file_is_at_any_time_what_is_written_at_the_end(tmp_path):
         logger.log_metrics(values, step)
         assert run.metrics_csv.read_bytes() == written_at_the_end(f"after-{number}", before=step)
     logger.finalize("success")
-    assert run.metrics_csv.read_bytes() == written_at_the_end("whole", before=5)
+    assert run.metrics_csv.read_bytes() == written_at_the_end("whole", before=7)
+    with run.metrics_csv.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["'=1+1"] for row in rows] == ["", "", "", "3", "-4.5", ""]
 
 
 def test_a_run_that_goes_on_neither_loses_nor_repeats_a_line(run):
