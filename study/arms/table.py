@@ -116,7 +116,7 @@ def write_csv(results: Sequence[ArmResult], path: Path) -> None:
     """The table for programs: a row per arm, ``FIGURE_mean``, ``_sd``, ``_min``, ``_max`` and ``_n`` per figure."""
     names = list(dict.fromkeys(name for result in results for name in result.figures))
     titles = ["arm", "runs", "step", *(f"{name}_{part}" for name in names for part in Spread._fields)]
-    rows: list[list[object]] = [titles]
+    rows: list[Sequence[object]] = [titles]
     for result in results:
         figures = [value for name in names for value in result.figures.get(name, spread([]))]
         cells = [None if isinstance(value, float) and math.isnan(value) else repr(value) for value in figures]

@@ -113,7 +113,7 @@ def write_csv(study: LineageStudy, results: Sequence[PairResult], path: Path) ->
     """Everything for programs: a row per table, pair and test; numbers of an undefined test are empty."""
     titles = ["table", "a", "b", "a_seed", "a_step", "a_continuation", "b_seed", "b_step", "b_continuation", "in_truth"]
     titles += ["test", "probe", "null", *FINGERPRINT_COLUMNS]
-    rows: list[list[object]] = [titles]
+    rows: list[Sequence[object]] = [titles]
     for result in results:
         pair = [result.table + 1, result.a.label, result.b.label]
         pair += [value for model in (result.a, result.b) for value in (model.seed, model.step, model.continuation)]

@@ -123,7 +123,7 @@ def write_csv(results: Sequence[ChangedTest], path: Path) -> None:
         "null",
     ]
     titles += FINGERPRINT_COLUMNS
-    rows: list[list[object]] = [titles]
+    rows: list[Sequence[object]] = [titles]
     for r in results:
         pair = [r.change, r.own, r.second, r.role, r.reference, r.seed, in_truth(r)]
         rows.append([*pair, r.test, r.found.null, *fingerprint_cells(r.found)])
