@@ -110,6 +110,7 @@ def measure(
         sink_epsilon,
         documents_NT is not None,
         by_block=run.by_block,
+        n_same=int((probe_NT == probe_NT[:1]).all(0).cumprod().sum()),
     )
     finite = FiniteWatch(config.n_layers, setting.device)
     # Weights that are gone with their block are not compared: what a metric did to them is gone too.

@@ -88,6 +88,13 @@ class Setting:
     """Whether the probe's sequences hold several documents."""
     by_block: bool = False
     """Whether all batches pass a block before any passes the next, so that a place is whole when it is passed."""
+    n_same: int = 0
+    """Leading positions at which all sequences of the probe hold the same tokens."""
+
+    @property
+    def n_constant(self) -> int:
+        """Leading positions whose states are the same in all sequences; in a prefix, queries see later tokens."""
+        return 0 if self.model.config.attention.prefix else self.n_same
 
     @cached_property
     def sizes(self) -> Sizes:

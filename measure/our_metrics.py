@@ -240,10 +240,14 @@ class ObservedAggregation(_Ours):
         self.rows_sum_to_one = setting.rows_sum_to_one
         self.tokens = EffectiveTokens(sizes.n_layers, sizes.n_heads, sizes.seq_len).to(device)
         shape = sizes.n_layers, sizes.n_heads, sizes.seq_len, sizes.d_value or sizes.d_head
-        self.variance = PositionalVariance(*shape, dtype=setting.dtype).to(device)
+
+        def made() -> PositionalVariance:
+            return PositionalVariance(*shape, n_constant=setting.n_constant, dtype=setting.dtype).to(device)
+
+        self.variance = made()
         # Of what norm, calibration, gate and adapter make of the value aggregation; without them it is the same.
         plain = attention.aggregation == "plain" and attention.gate == "none" and not setting.adapter.changes_outputs
-        self.variance_out = self.variance if plain else PositionalVariance(*shape, dtype=setting.dtype).to(device)
+        self.variance_out = self.variance if plain else made()
 
     def attention(self, layer: int, attended: AttentionView) -> None:
         """See models/observe.py."""

@@ -38,6 +38,8 @@ class PositionalVariance(AdditiveMetric):
         n_heads: query heads per layer.
         seq_len: T, the length of every probe sequence.
         d_head: channels per head.
+        n_constant: leading positions whose outputs are the same in all sequences, as behind a fixed BOS. Their variance
+            is 0, and what is summed there is rounding.
         dtype: of the means, and of the arithmetic inside a batch.
     """
 
@@ -46,9 +48,17 @@ class PositionalVariance(AdditiveMetric):
     n_sequences: Tensor
 
     def __init__(
-        self, n_layers: int, n_heads: int, seq_len: int, d_head: int, *, dtype: torch.dtype = torch.float64
+        self,
+        n_layers: int,
+        n_heads: int,
+        seq_len: int,
+        d_head: int,
+        *,
+        n_constant: int = 0,
+        dtype: torch.dtype = torch.float64,
     ) -> None:
         super().__init__()
+        self.n_constant = n_constant
         # Positions before heads, as outputs lie in memory.
         self.add_sums(dtype, mean=(n_layers, seq_len, n_heads, d_head))
         self.add_sums(scatter=(n_layers, seq_len, n_heads), n_sequences=(n_layers,))
@@ -92,6 +102,7 @@ class PositionalVariance(AdditiveMetric):
         n_positions, _, d_head = self.mean.shape[1:]
         # A constant head's scatter is 0 up to rounding, on either side.
         variance_LTH = (self.scatter.clamp_min(0) / (d_head * (n_L11 - 1))).masked_fill(n_L11 < 2, torch.nan)
+        variance_LTH[:, : self.n_constant] *= 0  # NaN stays
         over_heads_LT = variance_LTH.mean(-1)
         late_L = over_heads_LT[:, (n_positions + 1) // 2 :].mean(-1)
         return VarianceResult(

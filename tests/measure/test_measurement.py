@@ -171,6 +171,20 @@ def test_every_quantity_equals_the_slow_way_however_the_probe_is_split(slow, bat
         assert found.scalars[name] == pytest.approx(float(value), rel=1e-5, abs=1e-6), name
 
 
+@pytest.mark.parametrize("prefix", [None, 3])
+def test_a_first_token_that_all_sequences_share_has_no_variance(prefix):
+    model, probe = trained(replace(CONFIG, attention=AttentionConfig(prefix=prefix))), PROBE.copy()
+    probe[:, 0] = 3
+    found = measure(model, probe, batch_size=4)
+    variance = found.arrays["positional_variance"]
+    assert (variance[:, :, 1:] > 0).all()
+    if prefix is None:
+        assert (variance[:, :, 0] == 0).all()
+        assert found.scalars["variance_discrepancy"] == found.scalars["variance_discrepancy_out"] == 0
+    else:
+        assert (variance[:, :, 0] > 0).all()  # in a prefix the first query sees the others
+
+
 def test_a_newborn_is_aligned_with_itself_and_not_with_strangers():
     birth, stranger = (birth_reference(born(CONFIG, seed), PROBE, 4) for seed in (0, 1))
     found = measure(born(CONFIG, 0), PROBE, birth, [stranger])

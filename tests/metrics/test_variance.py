@@ -168,3 +168,14 @@ def test_effective_tokens_of_rows_that_do_not_sum_to_one():
     raw = np.divide(1, (a**2).sum(-1).numpy(), where=(sums > 0).numpy(), out=np.zeros(sums.shape))
     np.testing.assert_allclose(found.n_eff[0], raw.mean(0))
     np.testing.assert_allclose(found.n_eff_normalised[0], 9 * raw.mean(0))
+
+
+def test_where_outputs_are_the_same_by_construction_the_variance_is_zero_and_no_rounding():
+    o = outputs(9, 2, 8, 4, dtype=torch.float32)
+    o[:, :, :2] = o[:1, :, :2] * (1 + 1e-7 * torch.randn(9, 1, 1, 1, generator=torch.Generator().manual_seed(0)))
+    assert measured([o]).discrepancy[0] > 0
+    found, free = measured([o], n_constant=2), measured([o])
+    assert (found.variance[:, :, :2] == 0).all()
+    assert found.discrepancy[0] == 0
+    np.testing.assert_array_equal(found.variance[:, :, 2:], free.variance[:, :, 2:])
+    assert np.isnan(measured([o[:1]], n_constant=2).discrepancy).all()  # one sequence has no variance
