@@ -124,13 +124,18 @@ class AnalyticCalibration(PlainAggregation):
 
 
 class ExactCalibration(AnalyticCalibration):
-    """The same with ``1/n_eff = Σ a²`` of the actual weights."""
+    """The same with ``1/n_eff = Σ a²`` of the actual weights, on tokens and on keys that have no value.
+
+    Weights on tokens alone are those of the plain softmax times a factor of the row, ``1 − a_sink``. At ρ = 0 the
+    calibration would divide by that factor, and what the head leaves to a sink would change nothing.
+    """
 
     needs_squares = True
 
     def squares(self, weighted: WeightedSum) -> Tensor:
         """``[B, H, T]``."""
-        return weighted.sum_squares()
+        squares_BHT, without_value_BHT = weighted.sum_squares(), weighted.squares_without_value()
+        return squares_BHT if without_value_BHT is None else squares_BHT + without_value_BHT
 
 
 #: Value aggregations by name; ``calibrated`` has two forms.

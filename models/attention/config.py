@@ -51,7 +51,8 @@ class CalibrationConfig:
     """Variance-calibrated attention [BB] (definitions §9); read where attention.aggregation is ``calibrated``."""
 
     n_eff: Literal["analytic", "exact"] = "exact"
-    """Effective number of tokens: ``analytic`` takes t+1 (uniform attention), ``exact`` 1/Σ a² of the weights."""
+    """Effective number of tokens: ``analytic`` takes t+1 (uniform attention), ``exact`` 1/Σ a² of the weights, those on
+    keys without a value (a sink's logit) among them."""
 
     direction: Literal["amplify", "attenuate"] = "amplify"
     """``amplify`` multiplies head outputs by √n_eff; ``attenuate`` by √(n_eff/t_ref), so that no factor exceeds 1."""

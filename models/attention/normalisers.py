@@ -54,6 +54,12 @@ class WeightedSum:
         """``Σ_j a[t,j]²`` over tokens, ``[B, H, T]``, float32 or wider, differentiable."""
         raise NotImplementedError
 
+    def squares_without_value(self) -> Tensor | None:
+        """``Σ a²`` over the keys that have no value, such as a sink's logit, ``[B, H, T]``; None where there are none.
+
+        Differentiable, float32 or wider."""
+        return None
+
     def prefix_share(self) -> Tensor | None:
         """Each query's weight on the keys of an adapter's prefix ``[B, H, T]``; None where there is none."""
         return None
@@ -131,6 +137,11 @@ class FusedSoftmax(WeightedSum):
             return self._squares_BHT * (2 * (self._lse() - self._total())).exp() if self.extra else self._squares_BHT
         return (self.scores.lse(sharpness=2.0) - 2 * self._total()).exp()
 
+    def squares_without_value(self) -> Tensor | None:
+        """See :class:`WeightedSum`."""
+        squares = [(2 * (key.score_BHT - self._total())).exp() for key in self.extra if key.value is None]
+        return sum(squares[1:], squares[0]) if squares else None
+
     def prefix_share(self) -> Tensor | None:
         """See :class:`WeightedSum`."""
         shares = [(key.score_BHT - self._total()).exp() for key in self.extra if key.of_prefix]
@@ -188,15 +199,22 @@ class Explicit(WeightedSum):
         """Of the weights as they are."""
         return self._by_block(lambda start, stop: self.rows(start, stop).square().sum(-1))
 
+    def squares_without_value(self) -> Tensor | None:
+        """See :class:`WeightedSum`."""
+        return self._sum_over_extra([key.value is None for key in self.extra], power=2)
+
     def prefix_share(self) -> Tensor | None:
         """See :class:`WeightedSum`."""
-        chosen = [i for i, key in enumerate(self.extra) if key.of_prefix]
-        if not chosen:
+        return self._sum_over_extra([key.of_prefix for key in self.extra], power=1)
+
+    def _sum_over_extra(self, is_chosen: list[bool], power: int) -> Tensor | None:
+        """Sum a power of the weights on some extra keys ``[B, H, T]``; None where no key is chosen."""
+        if not any(is_chosen):
             return None
 
         def of_block(start: int, stop: int) -> Tensor:
-            shares = self._weights(start, stop)[1]
-            return sum((shares[i][..., 0] for i in chosen[1:]), shares[chosen[0]][..., 0])
+            shares = zip(self._weights(start, stop)[1], is_chosen, strict=True)
+            return torch.stack([share[..., 0] ** power for share, chosen in shares if chosen]).sum(0)
 
         return self._by_block(of_block)
 

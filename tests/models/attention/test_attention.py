@@ -62,6 +62,8 @@ AROUND = {
     "no biases of queries, keys and values": AttentionConfig(qkv_bias=False),
     "all at once": AttentionConfig("headnorm", gate="channel", qk_norm="head"),
     "all at once, exact": AttentionConfig("calibrated", gate="head", qk_norm="width"),
+    "calibrated beside a sink": AttentionConfig("calibrated", normaliser="softmax_sink", kv_bias="key"),
+    "calibrated beside a sink, explicit": AttentionConfig("calibrated", normaliser="softmax_off_by_one", prefix=2),
     "a window": AttentionConfig(window=4),
     "a window of one": AttentionConfig(window=1),
     "a window longer than the text": AttentionConfig(window=40),
@@ -201,10 +203,13 @@ def slow_attention(
                 if kind.kv_bias in ("key", "key_value"):
                     others.append(similarity(p["bias.key"][g_bias] @ q_h[t] / width**0.5))
                 total = a.sum() + sum(others)
+                without_value = list(others) if kind.kv_bias == "key" else []
                 if kind.normaliser == "softmax_off_by_one":
+                    without_value.append(torch.ones((), dtype=torch.float64))
                     total = total + 1
                 if kind.normaliser == "softmax_sink":
-                    total = total + p["normaliser.logit"][h].exp()
+                    without_value.append(p["normaliser.logit"][h].exp())
+                    total = total + without_value[-1]
                 if kind.normaliser in SIMILARITIES:
                     small = 1.0 if kind.normaliser == "identity" else 1e-6
                     total = total.abs().clamp_min(small) if kind.normalise_rows else torch.ones(())
@@ -218,7 +223,9 @@ def slow_attention(
                     o = o / (o.square().mean() + 1e-3).sqrt() * p["aggregate.gain"]
                 if kind.aggregation == "calibrated":
                     c = kind.calibration
-                    n_eff = torch.tensor(t + 1.0, dtype=torch.float64) if c.n_eff == "analytic" else 1 / (a * a).sum()
+                    n_eff = torch.tensor(t + 1.0, dtype=torch.float64)
+                    if c.n_eff == "exact":
+                        n_eff = 1 / ((a * a).sum() + sum((one / total) ** 2 for one in without_value))
                     rho = torch.zeros((), dtype=torch.float64)
                     if c.correlation == "learned":
                         rho = 1 / (1 + torch.exp(-p["aggregate.rho.logit"][h]))
