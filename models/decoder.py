@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import overload
 
+import torch
 from torch import Tensor, nn
 
 from .attention.document_mask import Documents
@@ -17,10 +18,10 @@ from .attention.positions import POSITIONS, Placement
 from .config import ModelConfig
 from .dropout.masks import Dropout
 from .experts.routed_mlp import Mixture
-from .experts.routing_losses import RoutingCost, RoutingLosses
+from .experts.routing_losses import GlobalChoices, RoutingCost, RoutingLosses
 from .head import Head, read_out
 from .init import Embedding
-from .linear_cross_entropy import TokenLosses
+from .linear_cross_entropy import IGNORED, TokenLosses
 from .mlp import MLP
 from .norms import NORMS, cast_once, sublayer_norms
 from .observe import Observer, show_residual, show_sublayer
@@ -97,6 +98,7 @@ class Decoder(nn.Module):
         targets_BS: Tensor,
         z_loss: float = ...,
         dropout: Dropout | None = ...,
+        global_choices: GlobalChoices | None = ...,
         cache: KeyValueCache | None = ...,
         documents_BT: Tensor | None = ...,
     ) -> TokenLosses: ...
@@ -108,6 +110,7 @@ class Decoder(nn.Module):
         targets_BS: Tensor | None = None,
         z_loss: float = 0.0,
         dropout: Dropout | None = None,
+        global_choices: GlobalChoices | None = None,
         last_only: bool = False,
         observer: Observer | None = None,
         cache: KeyValueCache | None = None,
@@ -120,6 +123,8 @@ class Decoder(nn.Module):
             targets_BS: int64 ids of the tokens that follow the last S positions, −100 where one counts nowhere.
             z_loss: coefficient of the squared log-sum-exp in the losses.
             dropout: masks of a training pass.
+            global_choices: of a model with experts in training, sums how often each is chosen over the global batch
+                that these tokens are a part of, for the load-balance loss; None: they are all of it.
             last_only: compute logits at the last position only.
             observer: is shown the places named in ``models/observe.py`` as the pass runs.
             cache: holds the positions before these tokens, and these from now on.
@@ -138,13 +143,15 @@ class Decoder(nn.Module):
             x_BTD, place = dropout.of_stream(x_BTD, "embedding"), replace(place, dropout=dropout)
         if cache is not None:
             place = cache.placed(place, tokens_BT)
-        routed = RoutingLosses() if self.training and targets_BS is not None and self.config.experts.is_on else None
+        routed = None
+        if self.training and targets_BS is not None and self.config.experts.is_on:
+            routed = RoutingLosses(_counting(tokens_BT, targets_BS))
         for i, block in enumerate(self.blocks):
             x_BTD = block(x_BTD, place, observer, None if cache is None else cache.layers[i], routed)
         if targets_BS is not None:
             x_BTD = x_BTD[:, -targets_BS.shape[1] :]
         left = self.leave(x_BTD[:, -1] if last_only else x_BTD, targets_BS, z_loss)
-        return left if routed is None else self._with_routing(left, routed)
+        return left if routed is None else self._with_routing(left, routed.cost(global_choices))
 
     def enter(
         self, tokens_BT: Tensor, observer: Observer | None = None, first: int = 0, documents: Documents | None = None
@@ -163,10 +170,18 @@ class Decoder(nn.Module):
         losses_or_logits: Tensor | TokenLosses = self.head(x, targets_BS, z_loss)
         return losses_or_logits
 
-    def _with_routing(self, losses: Tensor | TokenLosses, routed: RoutingLosses) -> TokenLosses:
+    def _with_routing(self, losses: Tensor | TokenLosses, cost: RoutingCost) -> TokenLosses:
         """The losses with what the routers cost in the objective."""
         assert isinstance(losses, TokenLosses)
-        cost, experts = routed.mean(), self.config.experts
+        experts = self.config.experts
         added = experts.load_balance * cost.load_balance + (experts.router_z_loss or 0.0) * cost.router_z
         seen = RoutingCost(*(part.detach() for part in cost))
         return TokenLosses(losses.objective + added, *losses[1:4], routing=seen)
+
+
+def _counting(tokens_BT: Tensor, targets_BS: Tensor) -> Tensor:
+    """The positions ``[B, T]`` whose router's choices count: those whose loss does, and a prefix that predicts
+    nothing."""
+    counts_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
+    counts_BT[:, -targets_BS.shape[1] :] = targets_BS != IGNORED
+    return counts_BT

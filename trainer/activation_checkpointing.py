@@ -13,12 +13,13 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from ..models.attention.kv_cache import LayerCache
 from ..models.attention.positions import Placement
 from ..models.decoder import Block, Decoder
-from ..models.experts.routing_losses import RoutingLosses
+from ..models.experts.routing_losses import BlockRouting, RoutingLosses
 from ..models.observe import Observer
 from .config import TrainerConfig
 
-#: What training runs of a block: (block, ``[B, T, D]``, positions) → ``[B, T, D]``, and what its router costs.
-TrainPass = Callable[[Block, Tensor, Placement], tuple[Tensor, list[Tensor]]]
+#: The training pass of a block: (block, ``[B, T, D]``, positions, the positions that count) → ``[B, T, D]``, and what
+#: its router chooses and costs.
+TrainPass = Callable[[Block, Tensor, Placement, Tensor | None], tuple[Tensor, list[BlockRouting]]]
 
 #: Operators whose results ``selective`` keeps, by name: matrix products with weights, and fused attention. All else is
 #: cheap to compute again, or as large as an attention matrix.
@@ -43,9 +44,7 @@ def _policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> Checkpoin
 
 def _checkpointed(around: TrainPass, **options: Any) -> TrainPass:
     # Nothing in a block is random, so that there is no random state to put back.
-    return lambda block, x_BTD, place: checkpoint(
-        around, block, x_BTD, place, use_reentrant=False, preserve_rng_state=False, **options
-    )
+    return lambda *args: checkpoint(around, *args, use_reentrant=False, preserve_rng_state=False, **options)
 
 
 #: Kinds of activation checkpointing by name.
@@ -58,9 +57,11 @@ CHECKPOINTING: dict[str, Callable[[TrainPass], TrainPass]] = {
 }
 
 
-def _block_pass(block: Block, x_BTD: Tensor, place: Placement) -> tuple[Tensor, list[Tensor]]:
-    # A collector of its own: what is computed again in the backward pass is not counted again.
-    losses = RoutingLosses()
+def _block_pass(
+    block: Block, x_BTD: Tensor, place: Placement, counts_BT: Tensor | None
+) -> tuple[Tensor, list[BlockRouting]]:
+    # A new collector for each pass: what is computed again in the backward pass is not counted again.
+    losses = RoutingLosses(counts_BT)
     return Block.forward(block, x_BTD, place, losses=losses), losses.by_block
 
 
@@ -75,7 +76,7 @@ def _wrapped(
 ) -> Tensor:
     """In training the wrapped pass; with an observer or a cache, and in evaluation, the block's own."""
     if block.training and observer is None and cache is None:
-        x_BTD, by_block = train_pass(block, x_BTD, place)
+        x_BTD, by_block = train_pass(block, x_BTD, place, None if losses is None else losses.counts_BT)
         if losses is not None:
             losses.by_block += by_block
         return x_BTD

@@ -15,17 +15,18 @@ from torch import Tensor
 from ..data.batch_shares import BatchShares
 from ..data.packing.borders import DocumentBorders
 from ..errors import RunError
-from ..measure.ranks import max_over_ranks
+from ..measure.ranks import max_over_ranks, sum_over_ranks, world_size
 from ..models.adapters.attach import is_adapter
 from ..models.decoder import Decoder
 from ..models.dropout.masks import Dropout, keys_of_samples
-from ..models.experts.routing_losses import RoutingCost
+from ..models.experts.routing_losses import GlobalChoices, RoutingCost
 from ..models.linear_cross_entropy import TokenLosses
 from ..models.tensor_shards import full_tensor, shard_of
 from .activation_checkpointing import set_train_passes
 from .checkpoints.state_file import BASE
 from .config import OptimConfig, TrainerConfig
 from .fp8 import use_fp8
+from .loop.read_ahead import ReadAhead
 from .loop.step_guard import StepGuard, UpdateSkippedError
 from .loop.step_watch import StepWatch
 from .lr_schedule import LearningRate
@@ -46,12 +47,14 @@ def next_token_loss(
     z_loss: float = 0.0,
     borders: DocumentBorders | None = None,
     dropout: Dropout | None = None,
+    global_choices: GlobalChoices | None = None,
 ) -> TokenLosses:
     """Losses of every next token of ``[B, T+1]`` ids, in nats; ``per_token`` is ``[B, T − skipped]``.
 
     The positions of a prefix see one another, so all but the last would predict what they see: they are skipped.
     Padding is predicted nowhere, and since it stands at the end no token sees it. ``borders`` tell a model with
     ``attention.documents`` where documents begin; what follows a document's last token is a target like any other.
+    ``global_choices`` sums the experts' choices over the global batch.
     """
     skipped = model.config.attention.first_prediction
     inputs_BT = batch_BT[:, :-1].clamp_min(0)
@@ -61,6 +64,7 @@ def next_token_loss(
         targets_BS=batch_BT[:, 1 + skipped :],
         z_loss=z_loss,
         dropout=dropout,
+        global_choices=global_choices,
         documents_BT=documents_of(model, batch_BT[:, :-1], borders),
     )
     return losses
@@ -129,6 +133,10 @@ class PretrainModule(L.LightningModule):
         """Of the losses of a step's micro-batches."""
         self._parts: list[range] = []
         """Places of their samples in the global batch."""
+        self._n_micro_batches = 0
+        """Trained on since this start."""
+        self._choices_LE: Tensor | None = None
+        """How often each expert is chosen in this step, where micro-batches add up to it."""
         self.precision, self.engine_clips = trainer.precision, STRATEGIES[trainer.strategy].engine
         self.loss_sum: Tensor | None = None
         """Cross-entropy and z-loss of the step's micro-batches so far, ``[2]``; with experts, and what routers cost."""
@@ -153,8 +161,14 @@ class PretrainModule(L.LightningModule):
             self.guard.begin()
         with self.forward_context():
             losses = self._loss(
-                self.model, batch_BT, self.optim.z_loss, self._borders, self._dropout(batch_BT, batch_idx)
+                self.model,
+                batch_BT,
+                self.optim.z_loss,
+                self._borders,
+                self._dropout(batch_BT, batch_idx),
+                self._global_choices(batch_idx),
             )
+        self._n_micro_batches += 1
         # A loss that is not finite makes the gradient so, and with it the norm, which all ranks have alike: they skip
         # the step together without a word about the loss. A finite one changes nothing.
         weight = self._weights[batch_idx % len(self._weights)]
@@ -165,6 +179,58 @@ class PretrainModule(L.LightningModule):
         share = torch.stack(parts) * weight / self.trainer.accumulate_grad_batches
         self.loss_sum = share if self.loss_sum is None else self.loss_sum + share
         return losses.objective * (losses.objective.detach() * 0 + weight)
+
+    def _global_choices(self, batch_idx: int) -> GlobalChoices | None:
+        """Sums how often experts are chosen over the global batch; None where a micro-batch is all of it."""
+        if not self.model.config.experts.is_on:
+            return None
+        n_micro_batches = len(self._weights)
+        if n_micro_batches == 1:
+            return None if world_size() == 1 else self._summed_over_ranks
+        if not self.model.config.experts.balances_load:
+            return None
+        if batch_idx % n_micro_batches == 0:
+            self._choices_LE = self._count_choices(batch_idx)
+        return self._counted_beforehand
+
+    # How choices come together is no part of a compiled graph.
+    @torch.compiler.disable
+    def _summed_over_ranks(self, count_LE: Tensor) -> Tensor:
+        # A micro-batch of another process's sample has no weight.
+        return sum_over_ranks(count_LE * (self._weights[0] > 0))
+
+    @torch.compiler.disable
+    def _counted_beforehand(self, _: Tensor) -> Tensor:
+        assert self._choices_LE is not None
+        return self._choices_LE
+
+    @torch.no_grad()
+    def _count_choices(self, batch_idx: int) -> Tensor:
+        """Count the choices of each expert ``[L, E]`` over the global batch of the step that begins.
+
+        The gradients of the first micro-batch need the choices of the last. So each is passed once more, without
+        gradients, and what the passes move is put back.
+        """
+        ahead, found = self.trainer.train_dataloader, list[Tensor]()
+        assert isinstance(ahead, ReadAhead)
+
+        def keep(count_LE: Tensor) -> Tensor:
+            found.append(count_LE)
+            return count_LE
+
+        for i, micro_batch_BT in enumerate(ahead.upcoming(self._n_micro_batches, len(self._weights))):
+            tokens_BT = micro_batch_BT.to(self.device)
+            next_token_loss(
+                self.model,
+                tokens_BT,
+                borders=self._borders,
+                dropout=self._dropout(tokens_BT, batch_idx + i),
+                global_choices=keep,
+            )
+        self.guard.put_back()
+        # A micro-batch of another process's sample has no weight.
+        counted = [count_LE for count_LE, weight in zip(found, self._weights, strict=True) if weight > 0]
+        return sum_over_ranks(torch.stack(counted).sum(0) if counted else torch.zeros_like(found[0]))
 
     def _dropout(self, batch_BT: Tensor, batch_idx: int) -> Dropout | None:
         """Masks of a micro-batch's samples: the same ones whichever process and micro-batch a sample is in."""

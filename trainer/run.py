@@ -403,7 +403,12 @@ def pretrain(
             model, config.optim, running.trainer, progress, data.n_targets, data.borders, base, config.data.data_seed
         )
         steps = TrainingData(
-            running, data, lambda batches: held.enter_context(ReadAhead(batches, device, progress)), held.callback
+            running,
+            data,
+            lambda batches: held.enter_context(
+                ReadAhead(batches, device, progress, keep=config.model.experts.balances_load)
+            ),
+            held.callback,
         )
         try:
             with collector_at_rest(device):

@@ -38,8 +38,9 @@ class ExpertsConfig:
 
     load_balance: float = 0.01
     """Coefficient of the load-balance loss in what training minimises: in each block n_experts · Σ_e f_e · P_e, mean
-    over blocks, where f_e is expert e's share of the choices of a micro-batch and P_e the mean of its softmax share. It
-    is 1 where all get as much (Switch Transformers, arXiv 2101.03961)."""
+    over blocks, where f_e is expert e's share of the choices of the global batch (arXiv 2501.11873) and P_e the mean of
+    its softmax share, both over the tokens whose loss counts. It is 1 where all get as much (Switch Transformers,
+    arXiv 2101.03961). With several micro-batches in a step it takes one more forward pass of each."""
 
     router_z_loss: float | None = None
     """Coefficient of the mean square of the log-sum-exp of the router's logits, mean over blocks; by default 0 (ST-MoE,
@@ -49,6 +50,11 @@ class ExpertsConfig:
     def is_on(self) -> bool:
         """Whether any block has experts."""
         return self.n_experts is not None
+
+    @property
+    def balances_load(self) -> bool:
+        """True if training minimises a load-balance loss."""
+        return self.is_on and self.load_balance > 0
 
     def in_block(self, block: int) -> bool:
         """Whether block ``block``, from 0, has experts."""

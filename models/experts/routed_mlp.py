@@ -99,7 +99,7 @@ class Mixture(nn.Module):
         flat_M = chosen_BTK.flatten()
         count_E = flat_M.new_zeros(len(self.experts)).scatter_add_(0, flat_M, torch.ones_like(flat_M))
         if losses is not None:
-            losses.add(logits_BTE, share_BTE, count_E)
+            losses.add(logits_BTE, share_BTE, chosen_BTK)
         x_ND, weight_NK, chosen_NK = (x.flatten(0, 1) for x in (x_BTD, weight_BTK, chosen_BTK))
         # The operator keeps no activations without gradients.
         looks = observer if isinstance(observer, ExpertObserver) else None

@@ -1,14 +1,18 @@
 """What routers cost in training: uneven use of the experts, and large logits.
 
-Legend: B sequences, T positions, E experts.
+Legend: B sequences, T positions, N counted tokens, L blocks with experts, E experts, K experts of a token.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+#: (how often this batch chooses each expert ``[L, E]``) → how often the global batch does, in any one unit.
+GlobalChoices = Callable[[Tensor], Tensor]
 
 
 class RoutingCost(NamedTuple):
@@ -22,19 +26,59 @@ class RoutingCost(NamedTuple):
     """Mean of the squared log-sum-exp of the router's logits (ST-MoE, arXiv 2202.08906)."""
 
 
+class BlockRouting(NamedTuple):
+    """Statistics of one block's router over the tokens of a batch that count."""
+
+    count_E: Tensor
+    """Choices of each expert, int64."""
+    share_E: Tensor
+    """Mean of each expert's softmax share; carries gradients."""
+    router_z: Tensor
+    """Mean of the squared log-sum-exp of the logits, a scalar; carries gradients."""
+
+
 class RoutingLosses:
-    """Collects what the routers of one training pass cost, block by block."""
+    """Collector of what the routers of one training pass choose and cost, block by block.
 
-    def __init__(self) -> None:
-        self.by_block: list[Tensor] = []
-        """``[2]`` of each block with experts: load balance and router z."""
+    Args:
+        counts_BT: True at the positions that count, those whose loss does: padding is routed too, and counts nowhere.
+            None: all count.
+    """
 
-    def add(self, logits_BTE: Tensor, share_BTE: Tensor, count_E: Tensor) -> None:
-        """One block's: its router's logits, their softmax, and how often each expert is chosen."""
-        chosen_E = count_E / count_E.sum()
-        balance = len(count_E) * (chosen_E * share_BTE.flatten(0, -2).mean(0)).sum()
-        self.by_block.append(torch.stack([balance, logits_BTE.logsumexp(-1).square().mean()]))
+    def __init__(self, counts_BT: Tensor | None = None) -> None:
+        self.counts_BT = counts_BT
+        self.by_block: list[BlockRouting] = []
 
-    def mean(self) -> RoutingCost:
-        """Over the blocks that have experts."""
-        return RoutingCost(*torch.stack(self.by_block).mean(0).unbind())
+    def add(self, logits_BTE: Tensor, share_BTE: Tensor, chosen_BTK: Tensor) -> None:
+        """Add one block's router: its logits, their softmax, and the experts that it chooses."""
+        squares_BT = logits_BTE.logsumexp(-1).square()
+        counts_BT = torch.ones_like(squares_BT, dtype=torch.bool) if self.counts_BT is None else self.counts_BT
+        # Sums over numbers: where all count, these are the means to the last bit.
+        n_tokens = counts_BT.sum()
+        share_E = (share_BTE * counts_BT[..., None]).flatten(0, -2).sum(0) / n_tokens
+        router_z = (squares_BT * counts_BT).sum() / n_tokens
+        counted_M = counts_BT[..., None].expand_as(chosen_BTK).flatten().long()
+        count_E = counted_M.new_zeros(logits_BTE.shape[-1]).scatter_add_(0, chosen_BTK.flatten(), counted_M)
+        self.by_block.append(BlockRouting(count_E, share_E, router_z))
+
+    def counts(self) -> Tensor:
+        """Choices of each expert by block, int64 ``[L, E]``."""
+        return torch.stack([block.count_E for block in self.by_block])
+
+    def cost(self, global_choices: GlobalChoices | None = None) -> RoutingCost:
+        """Mean cost over the blocks.
+
+        The shares f_e are those of the whole global batch (arXiv 2501.11873): then the costs of its micro-batches,
+        weighed by their tokens, sum to its own, however it is split. Within a micro-batch alone, no expert could
+        specialise in what that micro-batch holds.
+
+        Args:
+            global_choices: sums the choices over micro-batches and processes; None where this batch is the whole.
+        """
+        count_LE = self.counts()
+        if global_choices is not None:
+            count_LE = global_choices(count_LE)
+        chosen_LE = count_LE / count_LE.sum(-1, keepdim=True)
+        share_LE = torch.stack([block.share_E for block in self.by_block])
+        balance_L = chosen_LE.shape[-1] * (chosen_LE * share_LE).sum(-1)
+        return RoutingCost(balance_L.mean(), torch.stack([block.router_z for block in self.by_block]).mean())

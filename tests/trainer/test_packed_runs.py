@@ -32,8 +32,34 @@ def fields(tmp_path_factory, write_documents):
     }
 
 
-def test_every_token_of_the_global_batch_counts_alike(tiny, fields, tmp_path):
+#: A coefficient so large that the loss of later steps shows how the load is balanced.
+EXPERTS = {"model.experts.n_experts": 5, "model.experts.d_ff": 8, "model.experts.load_balance": 2.0}
+EXPERTS |= {"model.experts.router_z_loss": 0.3}
+
+
+def routing_cost(model, inputs_BT, real_BT):
+    """What routers add to the loss of a batch, by hand, over its real tokens: logits from hooks."""
+    routers, logits, experts = [block.mlp.router for block in model.blocks], [], model.config.experts
+    handles = [router.register_forward_hook(lambda module, inputs, z: logits.append(z)) for router in routers]
+    model(inputs_BT)
+    for handle in handles:
+        handle.remove()
+    balance, z_loss = torch.zeros(()), torch.zeros(())
+    for z_BTE in logits:
+        z_NE = z_BTE[real_BT]
+        p_NE = z_NE.exp() / z_NE.exp().sum(-1, keepdim=True)
+        chosen_NK = p_NE.argsort(-1, descending=True)[:, : experts.top_k]
+        for e in range(experts.n_experts):
+            f = (chosen_NK == e).float().mean()
+            balance = balance + experts.n_experts * f * p_NE[:, e].mean() / len(logits)
+        z_loss = z_loss + z_NE.exp().sum(-1).log().square().mean() / len(logits)
+    return balance, experts.load_balance * balance + experts.router_z_loss * z_loss
+
+
+@pytest.mark.parametrize("more", [{}, EXPERTS], ids=["dense", "experts"])
+def test_every_token_of_the_global_batch_counts_alike(tiny, fields, more, tmp_path):
     """Losses and gradients are those of the mean over its tokens, by hand, whatever the micro-batches are."""
+    fields = fields | more
     config = tiny(fields | {"trainer.global_batch_size": 6, "optim.grad_clip": 0.0})
     data = prepare(config.data, vocab_size=280, seq_len=config.model.max_seq_len)
     model = born(tiny(fields | {"model.vocab_size": data.vocab_size}).model, config.init_seed)
@@ -42,14 +68,21 @@ def test_every_token_of_the_global_batch_counts_alike(tiny, fields, tmp_path):
     logits = model(batch[:, :-1].clamp_min(0))
     real = batch[:, 1:] >= 0
     loss = F.cross_entropy(logits[real], batch[:, 1:][real])
-    loss.backward()
+    balance, cost = routing_cost(model, batch[:, :-1].clamp_min(0), real) if more else (None, 0)
+    (loss + cost).backward()
     norm = torch.linalg.vector_norm(torch.cat([p.grad.flatten() for p in model.parameters()])).item()
 
+    by_size = []
     for size in (1, 2, 6):
         asked = tiny(fields | {"trainer.global_batch_size": 6, "trainer.micro_batch_size": size})
         done = pretrain(asked, RunDir(tmp_path / str(size)), console=Console(quiet=True)).run
         assert logged(done, "train/loss")[1] == pytest.approx(loss.item(), rel=1e-5)
         assert logged(done, "train/grad_norm")[1] == pytest.approx(norm, rel=1e-5)
+        if balance is not None:
+            assert logged(done, "train/load_balance")[1] == pytest.approx(balance.item(), rel=1e-6)
+        by_size.append(np.array([logged(done, "train/loss")[step] for step in (1, 2, 3)]))
+    for losses in by_size[1:]:
+        np.testing.assert_allclose(losses, by_size[0], rtol=1e-6)
     # Validation: the mean over tokens too.
     val = torch.from_numpy(data.val.batch(0, min(data.val.n_samples, asked.trainer.val_sequences)))
     fresh = born(tiny(fields | {"model.vocab_size": data.vocab_size}).model, config.init_seed)

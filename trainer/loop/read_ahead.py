@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -28,14 +29,19 @@ class ReadAhead(Iterator[Tensor]):
         batches: where they come from; read by the thread alone.
         device: where they will go. From pinned memory a GPU copies while it computes.
         progress: told for how long the main thread waited, and for whom, so that a hang shows where data do not come.
+        keep: keep what was handed out until :meth:`upcoming` passes it; only for a caller of that.
     """
 
-    def __init__(self, batches: Iterable[Tensor], device: torch.device, progress: Progress) -> None:
+    def __init__(
+        self, batches: Iterable[Tensor], device: torch.device, progress: Progress, *, keep: bool = False
+    ) -> None:
         self.batches, self.device, self.progress = batches, device, progress
         self._ready: SimpleQueue[Tensor | BaseException] = SimpleQueue()
         self._room = threading.Semaphore(_DEPTH)
         self._over = threading.Event()
         self._failure: BaseException | None = None
+        self._keep, self._kept, self._first_kept = keep, deque[Tensor](), 0
+        self._n_given = 0
         self._thread = threading.Thread(target=self._read, name="read-ahead", daemon=True)
 
     def __enter__(self) -> ReadAhead:
@@ -68,6 +74,26 @@ class ReadAhead(Iterator[Tensor]):
         return self
 
     def __next__(self) -> Tensor:
+        if not self._keep:
+            return self._take()
+        if self._n_given == self._first_kept + len(self._kept):
+            self._kept.append(self._take())
+        self._n_given += 1
+        return self._kept[self._n_given - 1 - self._first_kept]
+
+    def upcoming(self, first: int, n: int) -> list[Tensor]:
+        """Look at the ``n`` batches from number ``first`` on, counted from 0, handed out or not; they stay in line.
+
+        Those before ``first`` are let go. Lightning fetches a batch before it trains on the one before.
+        """
+        while self._first_kept < min(first, self._n_given):
+            self._kept.popleft()
+            self._first_kept += 1
+        while self._first_kept + len(self._kept) < first + n:
+            self._kept.append(self._take())
+        return [self._kept[i - self._first_kept] for i in range(first, first + n)]
+
+    def _take(self) -> Tensor:
         if self._failure is not None:
             raise self._failure
         try:

@@ -38,6 +38,11 @@ class StepGuard:
         # Asked for now: a model that is moved to its device gets other tensors.
         self._buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
 
+    def put_back(self) -> None:
+        """Put back the buffers that passes have moved since the step began."""
+        for buffer, before in self._buffers:
+            buffer.copy_(before)
+
     def judge(self, grad_norm: Tensor) -> None:
         """Take the norm of the step's gradient, which is the same on all ranks and lies where the model does."""
         if self._buffers:

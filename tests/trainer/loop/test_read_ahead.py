@@ -84,3 +84,21 @@ def test_waiting_is_measured_and_the_thread_that_is_waited_for_is_known():
         assert all(seen)
         assert progress.waits_for is None
     assert 0.25 < progress.waited_s < 3
+
+
+def test_batches_to_come_are_seen_and_stay_in_line():
+    expected = list(micro_batches(Counted()))
+    with ReadAhead(micro_batches(Counted()), CPU, Progress(), keep=True) as ahead:
+        batches, found = iter(ahead), []
+        for first in range(0, 34, 2):
+            found.append(next(batches))
+            if first == 4:
+                found.append(next(batches))  # fetched before the step that it belongs to begins
+            seen = ahead.upcoming(first, 2)
+            assert all(torch.equal(a, b) for a, b in zip(seen, expected[first : first + 2], strict=True))
+            if len(found) < first + 2:
+                found.append(next(batches))
+        with pytest.raises(StopIteration):
+            next(batches)
+    assert len(found) == 34
+    assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

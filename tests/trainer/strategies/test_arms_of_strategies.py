@@ -183,25 +183,24 @@ def measured(arms):
 
 
 def routing_by_hand(model, tokens_BT, keys_B):
-    """What the routers add to the objective, mean over two ranks: from hooks on them, a half of the batch at a time."""
-    experts, shares = model.config.experts, []
+    """The cost of the routers of the whole batch: from hooks on them, and a loop over experts."""
+    experts, logits = model.config.experts, []
     routers = [block.mlp.router for block in model.blocks if hasattr(block.mlp, "router")]
-    all_reached = []
-    handles = [router.register_forward_hook(lambda module, inputs, z: shares.append(z)) for router in routers]
-    added = torch.zeros(())
-    for half_BT, half_B in zip(tokens_BT.chunk(2), keys_B.chunk(2), strict=True) if routers else ():
-        shares.clear()
-        model(half_BT, dropout=Dropout(model.config.dropout, half_B))
-        for z_BTE in shares:
-            p_NE = z_BTE.softmax(-1).flatten(0, 1)
-            chosen_NE = p_NE >= p_NE.sort(-1).values[:, -experts.top_k, None]
-            all_reached.append(chosen_NE.any(0).all().item())
-            balance = experts.n_experts * (chosen_NE.float().mean(0) / experts.top_k * p_NE.mean(0)).sum()
-            added = added + experts.load_balance * balance / len(routers) / 2
-            added = added + experts.router_z_loss * z_BTE.exp().sum(-1).log().square().mean() / len(routers) / 2
+    handles = [router.register_forward_hook(lambda module, inputs, z: logits.append(z)) for router in routers]
+    added, all_reached = torch.zeros(()), []
+    if routers:
+        model(tokens_BT, dropout=Dropout(model.config.dropout, keys_B))
+    for z_BTE in logits:
+        p_BTE = z_BTE.softmax(-1)
+        chosen_BTE = p_BTE >= p_BTE.sort(-1).values[..., -experts.top_k, None]
+        all_reached += [half_BTE.any((0, 1)).all().item() for half_BTE in chosen_BTE.chunk(2)]
+        for e in range(experts.n_experts):
+            f, share = chosen_BTE[..., e].float().mean() / experts.top_k, p_BTE[..., e].mean()
+            added = added + experts.load_balance * experts.n_experts * f * share / len(routers)
+        added = added + experts.router_z_loss * z_BTE.exp().sum(-1).log().square().mean() / len(routers)
     for handle in handles:
         handle.remove()
-    assert not routers or not all(all_reached)
+    assert not routers or not all(all_reached)  # some expert gets no token of one process
     return added
 
 

@@ -24,6 +24,7 @@ from birthmark.measure.records import RunDir, Snapshot
 from birthmark.models.birth import born, digest
 from birthmark.models.config import AttentionConfig, CalibrationConfig, ModelConfig
 from birthmark.trainer.config import RunConfig, TrainerConfig
+from birthmark.trainer.config_file import read_config
 from birthmark.trainer.processes.launched_process import LaunchedProcess
 from birthmark.trainer.run import pretrain
 from birthmark.trainer.strategies.lightning_setup import check_launch
@@ -85,6 +86,17 @@ OPTIONS = {
     ],
 }
 
+#: A mixture whose load balance shows in the losses, and batches that two processes share as 1 + 1 and 1 + 0 samples.
+MIXTURE = [
+    "--model.experts.n_experts=5",
+    "--model.experts.d_ff=16",
+    "--model.experts.load_balance=2.0",
+    "--model.experts.router_z_loss=0.1",
+    "--trainer.global_batch_size=3",
+    "--trainer.micro_batch_size=1",
+    "--snapshot.enabled=false",
+]
+
 
 def is_zero(name):
     return any(kind in name for kind in ZERO)
@@ -139,6 +151,9 @@ def runs(folder, launch_runs):
     flags["ddp"] = ["--trainer.strategy=ddp", f"--trainer.max_steps={HALF}"]
     shorter = [f"--trainer.max_steps={HALF}", "--snapshot.gradients=false"]
     flags |= {name: [*given, *shorter] for name, given in OPTIONS.items()}
+    flags |= {f"{name}-mixture": [f"--trainer.strategy={name}", *MIXTURE] for name in ("ddp", "fsdp2", *ZERO)}
+    flags["fsdp2-mixture"].append("--trainer.activation_checkpointing=full")
+    flags["ddp-mixture"].append(f"--trainer.max_steps={HALF}")
     flags |= {f"{name}-forwards": [f"--trainer.strategy={name}", *shorter] for name in ZERO}
     flags |= {
         f"bf16-{name}": [
@@ -387,3 +402,18 @@ def test_running_moments_would_move_twice_in_a_block_that_is_computed_again():
             model=ModelConfig(attention=calibrated),
             trainer=TrainerConfig(activation_checkpointing="full", device="cpu"),
         )
+
+
+@pytest.mark.parametrize("name", params(["ddp", "fsdp2", *ZERO]))
+def test_a_mixture_trains_the_same_loss_however_its_batch_is_split(config, folder, runs, name, tmp_path):
+    """The load balance is of the global batch: that of one process and one micro-batch, from birth or resumed."""
+    whole = dict(flag.removeprefix("--").split("=", 1) for flag in MIXTURE) | {"trainer.micro_batch_size": "3"}
+    one = read_config(folder / "run.yaml", whole)
+    single = pretrain(one, RunDir(tmp_path / "one"), console=Console(quiet=True)).run
+    run = runs(f"{name}-mixture")
+    if name == "ddp":
+        pretrain(one, run, resume=True, console=Console(quiet=True))
+    for key in ("train/loss", "train/load_balance", "train/router_z", "train/grad_norm", "val/loss"):
+        found, expected = logged(run, key), logged(single, key)
+        assert found.keys() == expected.keys()
+        assert found == pytest.approx(expected, rel=1e-6), key
