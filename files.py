@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,26 @@ from safetensors import SafetensorError, safe_open
 from .errors import RunError, UsageError
 from .schema import SchemaError, checked
 
+#: Reasons why a device takes no more bytes, with the mend.
+_NO_ROOM = {
+    errno.ENOSPC: "no space left on the device; free some, then go on",
+    errno.EDQUOT: "the disk quota is used up; free some space or have it raised, then go on",
+    errno.EFBIG: "larger than a file may be (ulimit -f, or the file system's limit); have it raised, then go on",
+    errno.EIO: "the device failed to write (input/output error); mend it or write elsewhere, then go on",
+}
 
-def disk_full(path: Path, error: Exception) -> Exception:
-    """``error`` as a RunError that names ``path`` if the disk is full, else as it is."""
-    # safetensors hands on what the system said as text.
-    if getattr(error, "errno", None) == errno.ENOSPC or f"os error {errno.ENOSPC}" in str(error):
-        return RunError(f"{path}: no space left on the device; free some, then go on")
-    return error
+
+def write_failure(path: Path, error: Exception) -> Exception:
+    """Make a RunError that names ``path`` of what a full, limited or broken device said; other errors stay."""
+    number, said = getattr(error, "errno", None), str(error)
+    # safetensors hands on what the system said as text; numpy says how many bytes were taken.
+    if (named := re.search(r"os error (\d+)", said)) is not None:
+        number = int(named[1])
+    elif number is None and isinstance(error, OSError) and re.search(r"requested and \d+ written", said):
+        return RunError(
+            f"{path}: not written whole ({one_line(said)} bytes): the device is full, or a limit is reached"
+        )
+    return RunError(f"{path}: {_NO_ROOM[number]}") if number in _NO_ROOM else error
 
 
 # ── what outlasts a crash ────────────────────────────────────────────────────────────────────────────────────────────
@@ -153,7 +166,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
         sync_tree(new)
         put_in_place(new, path)
     except (OSError, SafetensorError) as error:
-        raise disk_full(path, error) from None
+        raise write_failure(path, error) from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -345,6 +358,23 @@ def read_sealed_json(path: Path, schema: Any, mend: str = "") -> Any:
     if content.pop("sha256", None) not in (None, content_digest(content)):
         raise RunError(f"{path}: damaged (its SHA-256 is not the one in it){_then(mend)}")
     return content
+
+
+def save_tensors(save: Callable[..., object], tensors: Mapping[str, Any], path: Path, **more: Any) -> None:
+    """Write a safetensors file that those may read who may read any new file.
+
+    The library makes its files readable to their owner alone, whatever the umask says.
+
+    Args:
+        save: ``save_file`` of safetensors for the kind of tensors.
+        tensors: by name.
+        path: new.
+        more: further arguments of ``save``.
+    """
+    path.touch()
+    mode = stat.S_IMODE(path.stat().st_mode)
+    save(tensors, path, **more)
+    path.chmod(mode)
 
 
 @contextmanager

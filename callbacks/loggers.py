@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch.loggers import Logger, TensorBoardLogger, WandbLogger
 
 from ..errors import UsageError
-from ..files import csv_text, disk_full, strict, write_text
+from ..files import csv_text, strict, write_failure, write_text
 from ..measure.records import RunDir, Snapshot, append_metrics, write_metrics_csv
 from .config import LogConfig
 from .snapshot_charts import TOKEN_COLUMNS, block_curves, chart_groups, head_tables, sink_map, token_rows
@@ -81,7 +81,7 @@ class CsvLogger(_OwnFile):
             with self.run.metrics_csv.open("a", newline="", encoding="utf-8") as file:
                 file.write(csv_text([self._cells(row)]))
         except OSError as error:
-            raise disk_full(self.run.metrics_csv, error) from None
+            raise write_failure(self.run.metrics_csv, error) from None
 
     def _cells(self, row: Mapping[str, Any]) -> list[Any]:
         return [row.get(name) for name in self._columns]

@@ -21,7 +21,7 @@ from ..data.cache import build_once, fingerprint
 from ..data.probes import random_probe
 from ..data.streams import stream_key
 from ..errors import UsageError
-from ..files import file_sha256, tensor_file, user_path
+from ..files import file_sha256, save_tensors, tensor_file, user_path
 from ..models.birth import digest_of
 from ..models.by_block.decoder_by_block import DecoderByBlock
 from ..models.config import ModelConfig
@@ -221,7 +221,7 @@ def cached_hidden_states(
 
     def build(folder: Path) -> dict[str, Any]:
         file = folder / _FILE
-        save_file({"hidden": hidden_states(model, probe, advance=advance)}, file)
+        save_tensors(save_file, {"hidden": hidden_states(model, probe, advance=advance)}, file)
         facts = {"bytes": file.stat().st_size, "sha256": file_sha256(file)}
         return {"probe": asdict(probe), "files": {_FILE: facts}}
 

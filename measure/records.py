@@ -19,7 +19,6 @@ from ..files import (
     atomic_path,
     check_file,
     csv_text,
-    disk_full,
     file_sha256,
     find_folder,
     list_folders,
@@ -29,8 +28,10 @@ from ..files import (
     read_bytes,
     read_sealed_json,
     remove_leftovers,
+    save_tensors,
     strict,
     tensor_file,
+    write_failure,
     write_sealed_json,
     write_text,
 )
@@ -193,7 +194,7 @@ class Snapshot:
         """Write ``summary.json`` and ``arrays.safetensors`` into ``folder``, which appears whole or not at all."""
         with atomic_path(folder) as new:
             new.mkdir()
-            save_file({k: np.ascontiguousarray(v) for k, v in self.arrays.items()}, new / ARRAYS)
+            save_tensors(save_file, {k: np.ascontiguousarray(v) for k, v in self.arrays.items()}, new / ARRAYS)
             write_sealed_json(new / "summary.json", self.summary | {"arrays_sha256": file_sha256(new / ARRAYS)})
 
     @classmethod
@@ -412,7 +413,7 @@ def append_metrics(path: Path, step: int, metrics: Mapping[str, float]) -> None:
         with path.open("a", encoding="utf-8") as f:
             f.write(json.dumps(strict({"step": step, **metrics})) + "\n")
     except OSError as error:
-        raise disk_full(path, error) from None
+        raise write_failure(path, error) from None
 
 
 def write_metrics_csv(run: RunDir) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 
+from ..files import save_tensors
 from .birth import certificate_of
 from .config import ModelConfig
 from .decoder import Decoder
@@ -49,7 +50,7 @@ def write_birth(
         each(name, values)
         shard[name] = values
         if name in last:
-            save_file(shard, folder / file_of[name], metadata={"format": "pt"})
+            save_tensors(save_file, shard, folder / file_of[name], metadata={"format": "pt"})
             shard.clear()
 
     certificate = certificate_of(config, init_seed, keep)

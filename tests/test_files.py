@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+import birthmark
 from birthmark.errors import UsageError
 from birthmark.files import csv_text, reason_of, write_text
 
@@ -245,3 +246,16 @@ def test_every_csv_is_written_by_one_function():
         and (node.value.id, node.attr) in {("csv", "writer"), ("csv", "DictWriter")}
     ]
     assert writers == ["files.py"]
+
+
+def test_every_safetensors_file_is_written_by_the_one_function_that_heeds_the_umask():
+    root = Path(birthmark.__file__).resolve().parent
+    others = ("tests", "benchmarks", "research", ".venv", "build")
+    found = []
+    for file in root.rglob("*.py"):
+        if file.relative_to(root).parts[0] in others:
+            continue
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "save_file":
+                found.append(f"{file.relative_to(root)}:{node.lineno}")
+    assert found == []

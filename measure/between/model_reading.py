@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...errors import RunError
-from ...files import disk_full
+from ...files import write_failure
 from ...metrics.between.cka import gram_vector, minibatches
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
@@ -134,7 +134,7 @@ def read_model(
     except RunError as error:
         raise RunError(f"{name}: {error}") from None
     except OSError as error:
-        raise disk_full(folder, error) from None
+        raise write_failure(folder, error) from None
     return ModelReading(name, model.config, folder, n_batches, n_grams, head.factor, head.cap)
 
 

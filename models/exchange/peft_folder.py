@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import UsageError
+from ...files import save_tensors
 from ..adapters.attach import adapter_of
 from ..adapters.lora import Lora
 from ..adapters.prefix import PrefixKeys
@@ -48,7 +49,8 @@ def write_peft(model: Decoder, folder: Path, base: str) -> None:
         )
     settings, tensors = _KINDS[kind](model, family_of(model.config))
     folder.mkdir(parents=True)
-    save_file({name: x.detach().float().contiguous() for name, x in tensors.items()}, folder / _TENSORS)
+    contiguous = {name: x.detach().float().contiguous() for name, x in tensors.items()}
+    save_tensors(save_file, contiguous, folder / _TENSORS)
     common = {"task_type": "CAUSAL_LM", "base_model_name_or_path": base, "inference_mode": True}
     (folder / _CONFIG).write_text(json.dumps(common | settings, indent=2) + "\n", encoding="utf-8")
 

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...errors import RunError, UsageError
-from ...files import one_line, read_bytes, read_json, tensor_file
+from ...files import one_line, read_bytes, read_json, save_tensors, tensor_file
 from ..birth import Sharder, empty_decoder
 from ..config import ModelConfig
 from ..decoder import Decoder
@@ -298,7 +298,7 @@ def write_pretrained(
     total = size = 0
 
     def flush() -> None:
-        save_file(held, folder / f"{len(shards)}.part", metadata=aligning_metadata(held))
+        save_tensors(save_file, held, folder / f"{len(shards)}.part", metadata=aligning_metadata(held))
         shards.append(list(held))
         held.clear()
 

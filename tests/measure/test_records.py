@@ -1,6 +1,10 @@
 import csv
 import errno
 import json
+import os
+import resource
+import stat
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -16,6 +20,10 @@ from birthmark.measure.records import (
     truncate_metrics,
     write_metrics_csv,
 )
+from birthmark.models.birth import born
+from birthmark.models.birth_files import write_birth
+from birthmark.models.config import ModelConfig
+from birthmark.models.exchange.pretrained import save_pretrained
 
 SNAPSHOT = Snapshot(
     {"step": 3, "bias": {"alignment": 0.5}, "bias_text": {"sink_mass": 0.1}},
@@ -56,12 +64,71 @@ def test_a_folder_is_replaced_whole(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "error", [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("No space left (os error 28)")]
+    ("number", "words"),
+    [
+        (errno.ENOSPC, "no space left"),
+        (errno.EDQUOT, "disk quota"),
+        (errno.EFBIG, "larger than a file may be"),
+        (errno.EIO, "the device failed to write"),
+    ],
 )
-def test_a_full_disk_is_one_line_with_the_file(tmp_path, error):
-    with pytest.raises(RunError, match=r"a\.txt: no space left"), atomic_path(tmp_path / "a.txt"):
+@pytest.mark.parametrize("kind", [OSError, SafetensorError])
+def test_what_a_device_refuses_is_one_line_with_the_file(tmp_path, kind, number, words):
+    error = (
+        OSError(number, "said") if kind is OSError else SafetensorError(f"Error: I/O error: said (os error {number})")
+    )
+    with pytest.raises(RunError, match=rf"a\.txt: .*{words}"), atomic_path(tmp_path / "a.txt"):
         raise error
     assert list(tmp_path.iterdir()) == []
+
+
+@contextmanager
+def file_limit(n_bytes):
+    """A real limit on the size of files that this process writes."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (n_bytes, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+LARGE = Snapshot({"step": 3, "bias": {"x": 1.0}}, {"a": np.zeros(1 << 16)})
+
+
+@pytest.mark.parametrize(
+    ("file", "write"),
+    [
+        ("step", LARGE.write),
+        ("a.json", lambda path: write_json(path, ["x" * 1000] * 100)),
+        ("a.txt", lambda path: write_text(path, "x" * 100_000)),
+        ("metrics.jsonl", lambda path: append_metrics(path, 1, {f"name-{i}": 1.0 for i in range(9999)})),
+    ],
+)
+def test_a_limit_on_files_is_one_line_with_the_file_and_leaves_the_last_good_state(tmp_path, file, write):
+    Snapshot({"step": 3, "bias": {"x": 0.5}}, {"a": np.zeros(3)}).write(tmp_path / "step")
+    before = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*"))
+    with file_limit(1 << 14), pytest.raises(RunError, match=rf"{file}: larger than a file may be"):
+        write(tmp_path / file)
+    (tmp_path / "metrics.jsonl").unlink(missing_ok=True)
+    assert sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("*")) == before
+    assert Snapshot.read(tmp_path / "step").bias == {"x": 0.5}
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o007, 0o077])
+def test_the_umask_decides_who_may_read_every_file(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        SNAPSHOT.write(tmp_path / "step")
+        config = ModelConfig(d_model=8, n_layers=1, n_heads=2, vocab_size=16, max_seq_len=8)
+        (tmp_path / "birth").mkdir()
+        write_birth(config, 0, tmp_path / "birth", max_shard_bytes=1000)
+        save_pretrained(born(config, 0), tmp_path / "exported")
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len([path for path in files if path.suffix == ".safetensors"]) >= 4
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o666 & ~umask}
 
 
 def test_a_full_disk_under_the_log_is_one_line(tmp_path):

@@ -28,7 +28,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import RunError
-from ...files import atomic_path, file_sha256, make_folder, put_in_place, read_json, write_json
+from ...files import atomic_path, file_sha256, make_folder, put_in_place, read_json, save_tensors, write_json
 from ...measure.ranks import from_rank_zero, rank, world_size
 from ...models.tensor_shards import TensorShard
 from ..processes.joint_failure import raise_on_every_rank
@@ -138,7 +138,7 @@ class _Write:
         part: dict[str, Any] = {"file": file, "sha256": None, "pieces": {}}
         if self.copies or self.world_size == 1:
             with atomic_path(self.scratch / file) as new:
-                save_file(self.copies, new)
+                save_tensors(save_file, self.copies, new)
             part["sha256"] = file_sha256(self.scratch / file)
             part["pieces"] = {name: (self.starts[name], copy.numel()) for name, copy in self.copies.items()}
         if self.rank > 0:
