@@ -392,6 +392,36 @@ def tensor_file(path: Path, framework: str, mend: str = "") -> Iterator[Any]:
         raise RunError(f"{path}: damaged ({one_line(error)}){_then(mend)}") from None
 
 
+#: Characters that no name from outside may have: they do not print, or are half of one.
+_NOT_IN_NAMES = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_DRIVE = re.compile("[A-Za-z]:")
+#: Bytes of UTF-8 of a name, and of a path of several.
+_LONGEST_NAME, _LONGEST_PATH = 255, 4096
+
+
+def path_below(folder: Path, key: str, fail: Callable[[str], Exception], *, nested: bool = False) -> Path:
+    """Join a folder and the name of a file that somebody else chose: in an index, a listing, an archive, a URL.
+
+    Args:
+        folder: that the file lies in.
+        key: its name.
+        fail: makes the error from the key and why it is refused, as in ``'../a', outside of this folder``.
+        nested: allow folders between the two, divided by ``/``.
+
+    Raises:
+        Exception: as ``fail`` made it, where the key is absolute, leads out of the folder, or is no name of a file on
+            every system.
+    """
+    parts = key.split("/") if nested else [key]
+    if ".." in parts or "\\" in key or _DRIVE.match(key) or key.startswith("/") or ("/" in key and not nested):
+        raise fail(f"{one_line(key)!r}, outside of this folder")
+    empty = any(part in ("", ".") for part in parts)
+    long = any(len(part.encode(errors="replace")) > _LONGEST_NAME for part in parts)
+    if empty or long or len(key.encode(errors="replace")) > _LONGEST_PATH or _NOT_IN_NAMES.search(key):
+        raise fail(f"{one_line(key, 60)!r}, which cannot be a file's name")
+    return folder.joinpath(*parts)
+
+
 def user_path(text: str | Path) -> Path:
     """A path that a person gave, ``~`` and ``~name`` resolved.
 

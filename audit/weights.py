@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError
-from ..files import check_file, one_line, parse_json, read_json
+from ..files import check_file, one_line, parse_json, path_below, read_json
 from ..models.exchange.pretrained import WeightIndex
 from ..models.exchange.weight_files import INDEX
 
@@ -186,9 +186,8 @@ def open_safetensors(folder: Path) -> FileWeights:
     files = sorted(folder.glob("*.safetensors"))
     if (folder / INDEX).exists():
         wanted = read_json(folder / INDEX, WeightIndex)["weight_map"]
-        if strange := [name for name in set(wanted.values()) if Path(name).name != name]:
-            raise RunError(f"{folder / INDEX}: names {one_line(strange[0])}, outside of its folder")
-        files = [folder / name for name in sorted(set(wanted.values()))]
+        names = sorted(set(wanted.values()))
+        files = [path_below(folder, name, lambda why: RunError(f"{folder / INDEX}: names {why}")) for name in names]
     for file in files:
         entries, begins = read_header(file)
         for name, entry in entries.items():

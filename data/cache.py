@@ -16,7 +16,7 @@ from typing import Any, NotRequired, TypedDict
 from filelock import FileLock, Timeout
 
 from ..errors import RunError, UsageError
-from ..files import check_file, content_digest, file_sha256, one_line, read_json, strict
+from ..files import check_file, content_digest, file_sha256, path_below, read_json, strict
 from ..schema import Count, Sha256
 
 META = "meta.json"
@@ -173,9 +173,7 @@ def read_built(folder: Path, verify: str, schema: type, mend: str = REBUILD) -> 
     if meta.pop("checksum") != fingerprint(meta=meta):
         raise RunError(f"{folder / META}: damaged (its checksum differs); {mend}")
     for name, facts in meta["files"].items():
-        path = folder / name
-        if Path(name).name != name:
-            raise RunError(f"{folder / META}: damaged (files has {one_line(name)}, outside of this folder); {mend}")
+        path = path_below(folder, name, lambda why: RunError(f"{folder / META}: damaged (files has {why}); {mend}"))
         check_file(path)
         if path.stat().st_size != facts["bytes"]:
             raise RunError(f"{path}: damaged ({path.stat().st_size} bytes, not {facts['bytes']}); {mend}")

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Literal, Self, get_args
 
 from ..files import user_path
 from ..schema import SEEDS, outside
+from ..urls import keep_credentials
 from .altering.token_places import read_places
 from .mixing.config import WeightChange, schedule_problems
 
@@ -51,6 +52,15 @@ BosName = Literal["document", "sequence", "none"]
 PackingName = Literal["concat", "documents", "best_fit"]
 
 
+def _keep_credentials(config: SourceConfig | DataConfig) -> None:
+    """Let no field hold the credentials of a URL, which this process keeps: a config is stored, logged and shown."""
+    for name in (one.name for one in fields(config)):
+        value = getattr(config, name)
+        if isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value)):
+            bare = keep_credentials(value) if isinstance(value, str) else [keep_credentials(one) for one in value]
+            object.__setattr__(config, name, bare)
+
+
 @dataclass(frozen=True)
 class SourceConfig:
     """One of several corpora that a run reads in asked shares."""
@@ -76,6 +86,9 @@ class SourceConfig:
 
     val_path: str | list[str] | None = None
     """See ``data.val_path``."""
+
+    def __post_init__(self) -> None:
+        _keep_credentials(self)
 
     @property
     def label(self) -> str:
@@ -199,6 +212,9 @@ class DataConfig:
 
     verify: Literal["checksum", "size"] = "checksum"
     """How shards are verified when reused: SHA-256 of every byte, or file sizes only (for corpora of terabytes)."""
+
+    def __post_init__(self) -> None:
+        _keep_credentials(self)
 
     @property
     def bos_at(self) -> str:

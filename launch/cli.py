@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ..errors import USAGE_STATUS, RunError, UsageError
 from ..files import one_line
+from ..urls import hide_credentials
 from .command_table import COMMANDS, command_parser, load_command, top_parser
 
 
@@ -30,6 +31,7 @@ def resolve_home(arguments: Sequence[str]) -> list[str]:
 
 def _report_failure(line: str, status: int) -> int:
     """Print ``line`` once, also where several processes are one run and fail together; the exit status."""
+    line = hide_credentials(line)
     # What torchrun and DeepSpeed set, and srun.
     if "WORLD_SIZE" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ:
         from ..trainer.processes.joint_failure import report_failure, tell_launcher
@@ -74,6 +76,9 @@ def _ignore_stops() -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (it failed), 2 (wrong usage), 130 (interrupted)."""
     arguments = resolve_home(normal_dashes(sys.argv[1:] if argv is None else argv))
+    if argv is None:
+        # Loggers record what is asked for.
+        sys.argv[1:] = map(hide_credentials, sys.argv[1:])
     debug = "--debug" in arguments
     # torch reads it once, when it is imported. Its warnings repeat a rank's end as forty lines of C++ in every other.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "INFO" if debug else "ERROR")

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import UsageError
 from ..trainer.config_parser import Parser, unknown_fields
+from ..urls import keep_credentials_in
 
 
 def add_overrides(parser: Parser, what: str) -> None:
@@ -33,5 +34,5 @@ def read_overrides(words: Sequence[str], refused: Sequence[str] = (), why: str =
             raise UsageError(f"--set {word}: {why}")
         if unknown := unknown_fields([field]):
             raise UsageError(f"--set {word}: {unknown[0]}")
-        found[field] = value
+        found[field] = keep_credentials_in(value)
     return found

@@ -22,6 +22,7 @@ from rich.table import Column
 from ..errors import RunError
 from ..pace import Pace, duration
 from ..trainer.saved_config import write_config
+from ..urls import credentials_for_children
 from .request import StudyRequest
 from .taking.claims import Claim, claim, owner_of
 from .taking.tries import WRONG_REQUEST, Failed, add_failure
@@ -212,7 +213,7 @@ class _Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | process_environment(self.jobs, slot),
+                env=os.environ | process_environment(self.jobs, slot) | credentials_for_children(),
                 start_new_session=True,
             )
         claim.hand_to(process.pid)

@@ -41,7 +41,16 @@ settings.load_profile("birthmark")
 #: Fixtures of one matter each (tests/fixtures).
 pytest_plugins = [
     f"fixtures.{name}"
-    for name in ("small_models", "two_arms", "processes", "offline_wandb", "browser", "wheel", "real_models")
+    for name in (
+        "small_models",
+        "two_arms",
+        "processes",
+        "offline_wandb",
+        "browser",
+        "wheel",
+        "real_models",
+        "web_server",
+    )
 ]
 
 _TINY = RunConfig(

@@ -26,7 +26,7 @@ ROOT = Path(birthmark.__file__).parent
 
 #: The floors, from the ground up: a room imports from lower floors only. Rooms of one floor leave each other alone.
 FLOORS = (
-    ("errors", "files", "pace", "schema", "yaml_files"),
+    ("errors", "files", "pace", "schema", "urls", "yaml_files"),
     ("metrics",),
     ("models", "data"),
     ("measure",),

@@ -1,14 +1,26 @@
 from __future__ import annotations
 
 import json
+import ntpath
 import os
+import posixpath
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from birthmark.errors import RunError, UsageError
-from birthmark.files import find_folder, parse_json, read_json, read_sealed_json, read_text, write_sealed_json
+from birthmark.files import (
+    find_folder,
+    parse_json,
+    path_below,
+    read_json,
+    read_sealed_json,
+    read_text,
+    write_sealed_json,
+)
 from birthmark.yaml_files import read_yaml
 
 
@@ -109,3 +121,37 @@ def test_aliases_and_merges_of_ordinary_size_are_yaml(tmp_path):
     file.write_text("base: &base {a: 1, b: 2}\nmore: {<<: *base, b: 3}\nsame: *base\n")
     base = {"a": 1, "b": 2}
     assert read_yaml(file) == {"base": base, "more": {"a": 1, "b": 3}, "same": base}
+
+
+# ── names from outside ───────────────────────────────────────────────────────────────────────────────────────────────
+
+#: Pieces of names that lead elsewhere, and of ones that do not.
+_PIECES = st.sampled_from(
+    ["a", "b.txt", "..", ".", "", "/", "\\", "C:", "\0", "\n", "\x7f", "\ud800", "é", "x" * 256, "a" * 90]
+)
+
+
+@given(pieces=st.lists(_PIECES, min_size=1, max_size=60), joint=st.sampled_from(["/", "", "\\"]), nested=st.booleans())
+def test_a_name_from_outside_stays_below_its_folder_or_is_refused(pieces, joint, nested):
+    key, folder = joint.join(pieces), Path("/srv/folder")
+    try:
+        found = path_below(folder, key, ValueError, nested=nested)
+    except ValueError as error:
+        said = str(error)
+        assert said.endswith(("outside of this folder", "which cannot be a file's name"))
+        assert said.isprintable()
+        return
+    # As the system and Windows resolve it, without a look at the disk.
+    assert posixpath.normpath(f"{folder}/{key}") == str(found)
+    windows = ntpath.normpath(ntpath.join("D:\\srv\\folder", key))
+    assert windows == "D:\\srv\\folder\\" + key.replace("/", "\\")
+    assert nested or "/" not in key
+    found.relative_to(folder).as_posix().encode()
+    assert key.isprintable()
+    assert all(0 < len(part.encode()) <= 255 for part in key.split("/"))
+
+
+@pytest.mark.parametrize("key", ["a.txt", "model-00001-of-00002.safetensors", "é.txt", "a b", ".hidden", "x" * 255])
+def test_the_name_of_a_file_is_taken(key):
+    assert path_below(Path("f"), key, ValueError) == Path("f") / key
+    assert path_below(Path("f"), f"g/{key}", ValueError, nested=True) == Path("f/g") / key

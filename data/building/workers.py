@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from ...errors import RunError, UsageError
+from ...urls import credentials_for_children
 
 Job = TypeVar("Job")
 Result = TypeVar("Result")
@@ -90,7 +91,8 @@ def _start(n_threads: int) -> subprocess.Popen[bytes]:
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     }
     command = [sys.executable, "-P", "-c", _START]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=os.environ | own)
+    variables = os.environ | own | credentials_for_children()
+    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
 
 
 def _feed(

@@ -6,8 +6,12 @@ changes, it is made anew. It is checked against the promised size, and takes its
 
 from __future__ import annotations
 
+import asyncio
+import ipaddress
+import socket
 import threading
 import time
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
@@ -15,7 +19,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
 from ...errors import RunError, UsageError
-from ...files import reason_of, user_path
+from ...files import one_line, path_below, reason_of, user_path
+from ...urls import VARIABLE, credentials_of, hide_credentials, keep_credentials, with_credentials
 from ..cache import build_once, facts_of_files, fingerprint
 from ..config import DataConfig, is_remote
 
@@ -83,7 +88,7 @@ def fetched(url: str, config: DataConfig) -> Path:
 
     def build(scratch: Path) -> dict[str, Any]:
         for found, copy in zip(files, copies, strict=True):
-            link = scratch / "files" / found.key
+            link = path_below(scratch / "files", found.key, store.strange_name, nested=True)
             link.parent.mkdir(parents=True, exist_ok=True)
             link.symlink_to(copy.absolute())
         return {"files": {}}
@@ -91,7 +96,8 @@ def fetched(url: str, config: DataConfig) -> Path:
     build_once(folder, build)
     single = _name(url) if not url.endswith("/") else ""
     whole = folder / "files"
-    return whole / single if single and (whole / single).is_file() else whole
+    file = path_below(whole, single, store.strange_name) if single else whole
+    return file if file.is_file() else whole
 
 
 def _copied(store: _Store, found: _Found, cache_dir: Path, verify: str) -> Path:
@@ -100,11 +106,12 @@ def _copied(store: _Store, found: _Found, cache_dir: Path, verify: str) -> Path:
     folder = cache_dir / f"remote-{fingerprint(url=found.path, protocol=store.protocol, said=said, format=1)[:16]}"
 
     def build(scratch: Path) -> dict[str, Any]:
-        store.copy(found, scratch / name)
+        store.copy(found, path_below(scratch, name, store.strange_name))
         return {"files": facts_of_files(scratch)}
 
+    copy = path_below(folder, name, store.strange_name)
     build_once(folder, build, verify)
-    return folder / name
+    return copy
 
 
 class _Store:
@@ -113,10 +120,13 @@ class _Store:
     def __init__(self, url: str, timeout_s: float) -> None:
         import fsspec
 
+        url = keep_credentials(url)
         self.url, self.timeout_s = url, timeout_s
         self.protocol = url.partition("://")[0].lower()
+        # HTTP's stand beside the address, which then names a file and its listing alike.
+        address = url if self.protocol in ("http", "https") else with_credentials(url, credentials_of(url))
         try:
-            self._fs, self._root = fsspec.core.url_to_fs(url, **self._options())
+            self._fs, self._root = fsspec.core.url_to_fs(address, **self._options())
         except (ImportError, ValueError) as error:
             package = _PACKAGES.get(self.protocol)
             if package is None and isinstance(error, ValueError):
@@ -127,13 +137,41 @@ class _Store:
     def _options(self) -> dict[str, Any]:
         if self.protocol not in ("http", "https"):
             return {}
+        from fsspec.config import conf
+
         try:
             import aiohttp
         except ImportError:
             return {}  # fsspec says so
         # aiohttp would end every copy after five minutes.
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self.timeout_s, sock_read=self.timeout_s)
-        return {"client_kwargs": {"timeout": timeout}, "skip_instance_cache": True}
+        watched = aiohttp.TraceConfig()
+        watched.on_request_redirect.append(self._check_redirect)
+        ours = {"timeout": timeout, "trace_configs": [watched]}
+        # What is given at a call replaces what fsspec's configuration says of the same.
+        configured = conf.get("http", {}) | conf.get("https", {})
+        client = configured.get("client_kwargs", {}) | ours
+        options: dict[str, Any] = {"client_kwargs": client, "skip_instance_cache": True}
+        credentials = credentials_of(self.url)
+        if credentials.user:
+            word = b64encode(unquote(credentials.user).encode()).decode()
+            options["headers"] = configured.get("headers", {}) | {"Authorization": f"Basic {word}"}
+        if credentials.query:
+            options["params"] = credentials.query
+        return options
+
+    async def _check_redirect(self, session: Any, context: Any, asked: Any) -> None:
+        """Refuse another protocol, and this machine where the URL names another."""
+        from yarl import URL
+
+        location = asked.response.headers.get("Location", "")
+        to = asked.url.join(URL(location))
+        if to.scheme not in ("http", "https") or (await _is_within(to.host) and not await _is_within(asked.url.host)):
+            raise _StrangeRedirect(f"redirects to {hide_credentials(one_line(location))}, which is not followed")
+
+    def strange_name(self, why: str) -> UsageError:
+        """The error of a file whose name leads elsewhere."""
+        return UsageError(f"data.path: {self.url}: what is there names {why}")
 
     def files(self) -> list[_Found]:
         """The file, or the files of the folder, that the URL names; a ``.bin`` with the ``.idx`` beside it."""
@@ -211,7 +249,7 @@ class _Store:
                     raise UsageError(f"data.path: {name}: {reason}") from None
                 last = error
         assert last is not None
-        said = reason_of(last)
+        said = hide_credentials(reason_of(last))
         raise RunError(f"data.path: {name}: cannot be read after {_TRIES} tries ({said})") from None
 
     def _within(self, work: Callable[[Callable[[], None]], Any]) -> Any:
@@ -244,6 +282,21 @@ class _Hangs(Exception):  # noqa: N818 - says what it is
     """A store gives no sign of life."""
 
 
+class _StrangeRedirect(Exception):  # noqa: N818 - says what it is
+    """A server sends the reader to another protocol, or into this machine."""
+
+
+async def _is_within(host: str | None) -> bool:
+    """Whether a host is this machine, or an address of its link alone, where clouds answer with credentials."""
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host or "", None, type=socket.SOCK_STREAM)
+    except OSError:
+        return False  # it cannot be reached either
+    addresses = [ipaddress.ip_address(str(address[0]).partition("%")[0]) for *_, address in found]
+    plain = [getattr(address, "ipv4_mapped", None) or address for address in addresses]
+    return any(one.is_loopback or one.is_link_local or one.is_unspecified for one in plain)
+
+
 def _name(url: str) -> str:
     """The last part of a URL's path."""
     return unquote(PurePosixPath(urlsplit(url).path).name)
@@ -254,12 +307,15 @@ def _reason(error: BaseException) -> str:
     seen: list[BaseException] = [error]
     while (before := seen[-1].__cause__ or seen[-1].__context__) is not None and before not in seen:
         seen.append(before)
+    if (redirect := next((one for one in seen if isinstance(one, _StrangeRedirect)), None)) is not None:
+        return f"{redirect}; give the address of the file itself"
     if any(isinstance(one, TimeoutError) for one in seen):
         return "hangs"
     codes = (getattr(one, "status", None) for one in seen)
     status = next((code for code in codes if isinstance(code, int)), None)
     if status in (401, 403) or any(isinstance(one, PermissionError) for one in seen):
-        return f"is forbidden{f' ({status})' if status else ''}; check the address and your credentials"
+        where = f", which {VARIABLE} gives too" if status == 401 else ""
+        return f"is forbidden{f' ({status})' if status else ''}; check the address and your credentials{where}"
     if any("Credential" in type(one).__name__ for one in seen):
         return "needs credentials; set them up as its package asks"
     if status in (404, 410) or (status is None and isinstance(error, FileNotFoundError) and len(seen) == 1):

@@ -12,6 +12,7 @@ from typing import Any
 
 from ...errors import RunError, UsageError
 from ...files import reason_of
+from ...urls import credentials_of, hide_credentials, with_credentials
 from ..cache import fingerprint
 from ..config import TEXT_SUFFIXES, TOKEN_SUFFIXES, DataConfig, corpus_suffix, is_remote
 from ..corpora import files_by_suffix
@@ -59,20 +60,26 @@ class StreamedTable:
             return builder.as_streaming_dataset(split="train")
         except Exception as error:  # many libraries speak here, without a common base class
             raise UsageError(
-                f"data.path: cannot open {self.path!r} ({reason_of(error)}); check the name, the network and the file"
+                f"data.path: cannot open {self.path!r} ({hide_credentials(reason_of(error))}); check the name, the "
+                "network and the file"
             ) from error
+
+    @property
+    def file_names(self) -> list[str]:
+        """The files as they may be shown: without credentials."""
+        return [hide_credentials(file) for file in self.files]
 
     def identity(self) -> str:
         """A hash of the column's name and of the names of all files.
 
         Local files are told apart by their sizes too, those of a hub by its revision, which is in their names.
         """
-        facts = [[Path(f).name, Path(f).stat().st_size] if Path(f).is_file() else [f] for f in self.files]
+        facts = [[Path(f).name, Path(f).stat().st_size] if Path(f).is_file() else [f] for f in self.file_names]
         return fingerprint(column=self._column, files=facts)
 
     def name(self, file: int) -> str:
         """Of a file, for messages."""
-        return self.files[file] if len(self.files) == self.n_files else f"{self.path!r}, file {file + 1}"
+        return self.file_names[file] if len(self.files) == self.n_files else f"{self.path!r}, file {file + 1}"
 
     def texts(self, file: int, first_row: int = 0) -> Iterator[str | None]:
         """Texts of a file from a row on, in its order.
@@ -88,7 +95,7 @@ class StreamedTable:
                     yield from column.slice(max(0, first_row - row)).to_pylist()
                 row += len(table)
         except Exception as error:
-            about = "no such column" if isinstance(error, KeyError) else reason_of(error)
+            about = "no such column" if isinstance(error, KeyError) else hide_credentials(reason_of(error))
             raise RunError(
                 f"{self.name(file)}: column {self._column!r} cannot be read after row {row} ({about}); mend the file, "
                 "or check data.text_field and the network, and go on with --resume"
@@ -105,7 +112,7 @@ def _tables(config: DataConfig) -> tuple[str, list[str]]:
     local = files_by_suffix([entry for entry in config.entries if not is_remote(entry)])
     found = {suffix: [str(file.path.resolve()) for file in files] for suffix, files in local.items()}
     for url in remote:
-        found.setdefault(corpus_suffix(url), []).append(url)
+        found.setdefault(corpus_suffix(url), []).append(with_credentials(url, credentials_of(url)))
     tables = [suffix for suffix in found if suffix in READERS]
     if len(tables) != 1 or found.keys() & {*TEXT_SUFFIXES, *TOKEN_SUFFIXES}:
         raise UsageError(

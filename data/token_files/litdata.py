@@ -15,7 +15,7 @@ from typing import Any, NotRequired, TypedDict
 import numpy as np
 
 from ...errors import UsageError
-from ...files import check_file, one_line, read_json
+from ...files import check_file, one_line, path_below, read_json
 from ...schema import Count
 from .layout import TokenFile, file_bytes, known_dtype
 
@@ -93,11 +93,9 @@ def read_litdata(key: str, folder: Path, token_dtype: str) -> list[TokenFile]:
 
 def _chunk(key: str, folder: Path, chunk: _Chunk, dtype: str) -> TokenFile:
     name, n_items, n_tokens = chunk["filename"], chunk["chunk_size"], chunk["dim"]
-    if Path(name).name != name:
-        raise UsageError(f"{folder / INDEX}: damaged (chunk {one_line(name)!r} is outside of this folder){_MEND}")
+    path = path_below(folder, name, lambda why: UsageError(f"{folder / INDEX}: damaged (chunk {why}){_MEND}"))
     if n_tokens is None:
         raise UsageError(f"{folder / INDEX}: chunk {name} does not say how many tokens it has (dim){_MEND}")
-    path = folder / name
     check_file(path, fail=UsageError)
     offset, itemsize = 4 * (n_items + 2), np.dtype(dtype).itemsize
     if file_bytes(path) != offset + n_tokens * itemsize:

@@ -11,6 +11,7 @@ from jsonargparse import Namespace
 from ...errors import UsageError
 from ...trainer.by_name.shipped_configs import find_config
 from ...trainer.config_parser import Parser
+from ...urls import hide_credentials
 from ..overrides import add_overrides, read_overrides
 
 if TYPE_CHECKING:
@@ -122,7 +123,7 @@ def _hand_over(options: Namespace, request: StudyRequest) -> int:
     # Whoever runs them may stand in another folder.
     words = ["ablate", str(request.file.absolute()), f"--out={planned.out.absolute()}", f"--retries={options.retries}"]
     words += [f"--{name}={options[name]}" for name in ("scale", "arms") if options[name] is not None]
-    words += ["--set", *options["set"]] if options["set"] else []
+    words += ["--set", *map(hide_credentials, options["set"])] if options["set"] else []
     grid = make_grid(planned.name, planned.out, planned.trials, words, options.jobs)
     if not grid.missing:
         print(f"all {len(grid.trials)} runs are finished: the same command without --launcher writes the tables")

@@ -19,6 +19,7 @@ from ...errors import UsageError
 from ...trainer.config import RunConfig
 from ...trainer.config_file import config_of
 from ...trainer.config_parser import Parser
+from ...urls import hide_credentials
 from ..batch_file import fill_in, write_executable
 from . import pretrain
 
@@ -193,6 +194,7 @@ def _write(launcher: _Launcher, given: Mapping[str, str], words: Sequence[str], 
     variables = {"PYTHON": sys.executable} | _variables(launcher, given)
     options = launcher.program_options
     sbatch = {options[name].removeprefix("--"): value for name, value in given.items() if name in options}
+    words = [hide_credentials(word) for word in words]
     text = fill_in((_FILES / launcher.file).read_text(encoding="utf-8"), variables, words, sbatch)
     write_executable(Path(out), text)
     print(f"{out}: start it with {'sbatch' if launcher.needs == 'sbatch' else 'bash'} {out}")

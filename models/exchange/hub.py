@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import UsageError
-from ...files import one_line, user_path
+from ...files import one_line, path_below, user_path
 from .weight_files import INDEX
 
 #: Seconds that the hub has to answer, and how often it is asked. It asks six times by itself, for minutes.
@@ -101,13 +101,21 @@ def _why_not(name: str, revision: str | None) -> str:
     found = ""
     for _ in range(_ATTEMPTS):
         try:
-            HfApi().model_info(name, revision=revision, timeout=_ANSWER_S)
+            found_there = HfApi().model_info(name, revision=revision, timeout=_ANSWER_S)
+            for file in found_there.siblings or ():
+                path_below(Path(), file.rfilename, _StrangeName, nested=True)
             return ""
+        except _StrangeName as error:
+            return f"it names a file {error}"
         except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled) as error:
             return _first_sentence(error)
         except Exception as error:  # of the transport, which is one library in some versions and another in others
             found = f"the hub does not answer: {_first_sentence(error)}"
     return found
+
+
+class _StrangeName(Exception):  # noqa: N818 - says what it is
+    """A repository names a file that would lie outside of its folder."""
 
 
 #: What the hub's library says of these is the number of the answer.

@@ -67,7 +67,7 @@ def test_an_index_that_names_a_file_elsewhere_and_another_vocabulary_are_found(s
         (suite / f"step-{step}" / "tokenizer.json").write_text(json.dumps(content))
     found = audited(suite)
     assert found.kinds == {4: ["damaged"], 16: ["tokenizer"]}
-    assert "names ../step-8/model.safetensors, outside of its folder" in found.said[4]
+    assert "names '../step-8/model.safetensors', outside of this folder" in found.said[4]
 
 
 class Planted:

@@ -10,13 +10,14 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypedDict
 
 import torch
 
 from ...errors import RunError, UsageError
-from ...files import check_file, one_line, read_json, tensor_file
+from ...files import check_file, one_line, path_below, read_json, tensor_file
 from ...measure.foreign import ForeignConfig, ForeignModel
 from ...models.exchange.hub import pretrained_folder
 from ...models.exchange.pretrained import weight_files
@@ -187,8 +188,14 @@ def _code_files(name: str, config: TheirConfig) -> list[str]:
                     f"{name}: auto_map.{kind} of its config.json is {one_line(reference)}: code of another repository; "
                     "fetch the model with its code into a folder, and name that"
                 )
-            found.append(f"{dotted.rpartition('.')[0]}.py")
+            file = f"{dotted.rpartition('.')[0]}.py"
+            path_below(Path(), file, partial(_strange_code, name, kind), nested=True)
+            found.append(file)
     return list(dict.fromkeys(found))
+
+
+def _strange_code(name: str, kind: str, why: str) -> UsageError:
+    return UsageError(f"{name}: auto_map.{kind} of its config.json names {why}")
 
 
 def _with_imports(folder: Path, files: list[str]) -> list[str]:

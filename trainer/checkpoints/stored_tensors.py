@@ -15,7 +15,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ...errors import RunError
-from ...files import check_file, content_digest, file_sha256, find_folder, one_line, read_json
+from ...files import check_file, content_digest, file_sha256, find_folder, one_line, path_below, read_json
 from ...measure.ranks import rank, world_size
 from ...measure.records import is_step, step_of
 from ...models.tensor_shards import TensorShard, shard_of
@@ -120,8 +120,7 @@ class CheckpointFolder:
         if is_step(self.path) and step not in (None, step_of(self.path)):
             raise SchemaError(f"step is {step}, and the folder is of another")
         for name in self.files:
-            if Path(name).name != name or "\0" in name:
-                raise SchemaError(f"files has {shown(name)}, outside of this folder")
+            path_below(self.path, name, lambda why: SchemaError(f"files has {why}"))
         for name, facts in self._content.get("tensors", {}).items():
             if unknown := [piece["file"] for piece in facts["pieces"] if piece["file"] not in self.files]:
                 raise SchemaError(f"{shown(name)} is in {shown(unknown[0])}, which is not among files")

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import random
+import re
+import socket
 import struct
 import threading
 import time
+from base64 import b64encode
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 import fsspec
 import pytest
@@ -26,6 +32,7 @@ from birthmark.data.prepare import prepare
 from birthmark.data.probes import passage_probe
 from birthmark.data.tokenizer import TextTokenizer
 from birthmark.errors import RunError, UsageError
+from birthmark.urls import VARIABLE
 
 SEQ_LEN, VOCAB = 8, 320
 
@@ -221,6 +228,141 @@ def test_what_cannot_be_asked(url: str, message: str, config: DataConfig, memory
     with pytest.raises(UsageError, match=rf"^data\.path: .*{message}") as error:
         prepare(replace(config, path=url), vocab_size=300, seq_len=8)
     assert "\n" not in str(error.value)
+
+
+# ── servers that lead elsewhere ──────────────────────────────────────────────────────────────────────────────────────
+
+Answer = tuple[int, dict[str, str], bytes]
+Serve = Callable[..., str]
+
+
+def listing(*names: str) -> Answer:
+    """A server's page of files."""
+    return 200, {"Content-Type": "text/html"}, "".join(f'<a href="{name}">x</a>' for name in names).encode()
+
+
+@pytest.mark.parametrize(
+    ("link", "refused"),
+    [
+        ("/dir/{planted}", True),
+        ("C:/evil.txt", True),
+        ("a\\..\\evil.txt", True),
+        ("a//b.txt", True),
+        (f"{'x' * 300}.txt", True),
+        ("a\x7f.txt", True),
+        # These are no part of the folder, as hidden files are not.
+        ("{planted}", False),
+        ("/dir/../../../../../..{planted}", False),
+        ("a/../../../../../../../..{planted}", False),
+        ("..\\..\\evil.txt", False),
+    ],
+)
+def test_a_listing_plants_nothing(config: DataConfig, serve: Serve, tmp_path: Path, link: str, refused: bool) -> None:
+    planted = tmp_path / "home" / "planted.txt"
+    name = link.format(planted=planted)
+
+    def answer(path: str, headers: Message) -> Answer:
+        return listing(name, "good.txt") if path == "/dir/" else (200, {}, b"import os")
+
+    before = set(tmp_path.rglob("*"))
+    expected = pytest.raises(UsageError, match=r"^data\.path: http://.*/dir/: what is there names '")
+    with expected if refused else contextlib.nullcontext() as error:
+        assert [path.name for path in remote.fetched(f"{serve(answer)}/dir/", config).iterdir()] == ["good.txt"]
+    assert error is None or str(error.value).isprintable()
+    new = set(tmp_path.rglob("*")) - before
+    assert not [path for path in new if not path.is_relative_to(config.cache_dir)]
+    assert len([path for path in new if path.is_symlink()]) == (not refused)
+
+
+def test_a_listing_of_files_and_folders_is_read(config: DataConfig, serve: Serve) -> None:
+    pages = {"/dir/": listing("a.txt", "/dir/sub/", "?C=N;O=D", "/"), "/dir/sub/": listing("b.txt")}
+    pages["/dir/sub"] = 301, {"Location": "/dir/sub/"}, b""
+
+    def answer(path: str, headers: Message) -> Answer:
+        return pages.get(path, (200, {}, path.encode()))
+
+    folder = remote.fetched(f"{serve(answer)}/dir/", config)
+    found = {path.relative_to(folder).as_posix(): path.read_text() for path in folder.rglob("*.txt")}
+    assert found == {"a.txt": "/dir/a.txt", "sub/b.txt": "/dir/sub/b.txt"}
+
+
+def test_a_redirect_to_another_protocol_is_refused(config: DataConfig, serve: Serve, tmp_path: Path) -> None:
+    secret = tmp_path / "secret.txt"
+    secret.write_text("secret")
+    for to in (secret.as_uri(), "ftp://127.0.0.1/a.txt", "data:text/plain,abc"):
+        server = serve(lambda path, headers, to=to: (302, {"Location": to}, b""))
+        with pytest.raises(UsageError, match=f"a.txt: redirects to {re.escape(to)}, which is not followed; give the"):
+            remote.fetched(f"{server}/a.txt", config)
+
+
+def test_a_redirect_within_a_host_is_followed(config: DataConfig, serve: Serve) -> None:
+    def answer(path: str, headers: Message) -> Answer:
+        return (302, {"Location": "/b.txt"}, b"") if path == "/a.txt" else (200, {}, b"text")
+
+    assert remote.fetched(f"{serve(answer)}/a.txt", config).read_bytes() == b"text"
+
+
+def test_a_redirect_into_this_machine_is_refused(config: DataConfig, serve: Serve) -> None:
+    """From an address of this machine that others reach too, which is what a remote host looks like."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: the system says which of its addresses it would use
+        except OSError:
+            pytest.skip("this machine has no address but that of itself")
+        host = probe.getsockname()[0]
+    within = serve(lambda path, headers: (200, {}, b"within"))
+    outside = serve(lambda path, headers: (302, {"Location": f"{within}/a.txt"}, b""), host)
+    with pytest.raises(UsageError, match=f"a.txt: redirects to {within}/a.txt, which is not followed"):
+        remote.fetched(f"{outside}/a.txt", config)
+
+
+@pytest.mark.parametrize(
+    ("host", "within"),
+    [
+        *((host, True) for host in ("127.0.0.1", "127.8.9.1", "::1", "0.0.0.0", "169.254.169.254", "::ffff:127.0.0.1")),
+        *((host, True) for host in ("fe80::1", "localhost")),
+        *((host, False) for host in ("192.0.2.1", "10.0.0.1", "2001:db8::1")),
+    ],
+)
+def test_addresses_of_this_machine(host: str, within: bool) -> None:
+    assert asyncio.run(remote._is_within(host)) is within
+
+
+# ── credentials ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def guarded(path: str, headers: Message) -> Answer:
+    """A server that wants a user with a password, and a signature."""
+    asked = urlsplit(path)
+    right = "Basic " + b64encode(b"me:S3cr3t w0rd").decode()
+    if headers["Authorization"] != right or parse_qs(asked.query).get("sig") != ["S3cr3t+s1g"]:
+        return 401, {}, b""
+    return listing("a.txt", "b.txt") if asked.path == "/dir/" else (200, {}, asked.path.encode())
+
+
+def test_credentials_of_a_url_let_in_and_stay_out_of_the_cache(config: DataConfig, serve: Serve) -> None:
+    server = serve(guarded)
+    signed = server.replace("http://", "http://me:S3cr3t%20w0rd@")
+    folder = remote.fetched(f"{signed}/dir/?sig=S3cr3t%2Bs1g", config)
+    assert {path.name: path.read_text() for path in folder.iterdir()} == {"a.txt": "/dir/a.txt", "b.txt": "/dir/b.txt"}
+    for path in Path(config.cache_dir).rglob("*"):
+        assert "S3cr3t" not in str(path)
+        assert path.is_dir() or b"S3cr3t" not in path.read_bytes()
+    # Known to the process from now on.
+    assert remote.fetched(f"{server}/dir/", config) == folder
+
+
+def test_the_environment_or_fsspec_lets_in(config: DataConfig, serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    server = serve(guarded)
+    with pytest.raises(
+        UsageError, match=r"/a.txt: is forbidden \(401\); .* which BIRTHMARK_URL_CREDENTIALS gives too$"
+    ):
+        remote.fetched(f"{server}/a.txt", config)
+    monkeypatch.setenv(VARIABLE, f"{server.replace('//', '//me:S3cr3t%20w0rd@')}?sig=S3cr3t%2Bs1g")
+    assert remote.fetched(f"{server}/a.txt", config).read_bytes() == b"/a.txt"
+    by_header = serve(lambda path, headers: (200, {}, b"in") if headers["X-Key"] == "S3cr3t" else (403, {}, b""))
+    monkeypatch.setitem(fsspec.config.conf, "http", {"client_kwargs": {"headers": {"X-Key": "S3cr3t"}}})
+    assert remote.fetched(f"{by_header}/a.txt", config).read_bytes() == b"in"
 
 
 def test_no_patience_at_all() -> None:

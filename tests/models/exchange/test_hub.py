@@ -1,13 +1,15 @@
 """Names of models where no folder is: a path is never looked up on the hub, and a hub that is silent soon given up."""
 
+import json
 import socket
 from threading import Thread
+from urllib.parse import urlsplit
 
 import pytest
 
 from birthmark.errors import UsageError
 from birthmark.launch.cli import main
-from birthmark.models.exchange.hub import pretrained_folder
+from birthmark.models.exchange.hub import downloaded, pretrained_folder
 
 
 @pytest.fixture
@@ -85,3 +87,23 @@ def test_a_copy_in_the_cache_is_taken_where_the_hub_is_silent(silent_hub, tmp_pa
     (repository / "refs/main").write_text(commit)
     assert pretrained_folder("someone/small") == repository / "snapshots" / commit
     assert len(silent_hub) == 2
+
+
+def test_a_repository_whose_files_lie_elsewhere_is_refused(ask_at, serve, monkeypatch, tmp_path):
+    """Also by ``audit``, which fetches into a folder of its own."""
+    monkeypatch.setattr("birthmark.models.exchange.hub._ANSWER_S", 10.0)
+    asked = []
+    told = {"id": "org/name", "sha": "f" * 40, "siblings": [{"rfilename": "model/../../../planted.safetensors"}]}
+
+    def answer(path, headers):
+        asked.append(path)
+        return 200, {"Content-Type": "application/json"}, json.dumps(told).encode()
+
+    ask_at(urlsplit(serve(answer)).port)
+    refused = r"not from the hub .*it names a file 'model/\.\./\.\./\.\./planted\.safetensors', outside of this folder"
+    with pytest.raises(UsageError, match=refused):
+        pretrained_folder("org/name")
+    with pytest.raises(UsageError, match=refused), downloaded("org/name"):
+        pass
+    assert not [path for path in asked if "/api/models/" not in path]
+    assert not list(tmp_path.rglob("planted*"))
