@@ -21,8 +21,9 @@ from ...models.observe import Observer, Unseen
 from ...models.tensor_shards import compute_dtype, full_shape, full_tensor
 from .expert_units import expert_width, weights_here
 from .family_places import EXPERTS, FamilyPlaces, places_of
-from .first_look import Passed, Record, difference, has_experts, unseen_places
+from .first_look import Record, unseen_places
 from .observed_pass import ObservedPass, find
+from .same_attention import SameAttention, times_of_logits
 
 #: Tokens of the one sequence that says what can be seen.
 _LOOK = 64
@@ -138,21 +139,10 @@ class ForeignModel(nn.Module):
         """
         if self._unseen is None:
             length = min(seq_len, _LOOK, self.config.max_seq_len or _LOOK)
-            tokens_1T = torch.arange(length, device=self.device)[None] % self.config.vocab_size
-            own = self._look(tokens_1T, attends=False)
-            observed = self._look(tokens_1T, attends=True) if self._attends else own
-            dtype = compute_dtype(self.model)
-            where = difference(own, observed, dtype, lambda layer: has_experts(self._blocks[layer - 1]))
-            if where is not None and self._places is not None:
-                raise UsageError(
-                    f"this {self._type} model's attention is not what it should be: observed, it first differs "
-                    f"{where} of its standard deviation; it cannot be measured"
-                )
-            if where is not None:
-                self._attends, observed = False, own
+            record = self._look(torch.arange(length, device=self.device)[None] % self.config.vocab_size)
             config = self.config
             shape = config.n_heads, config.d_head, config.d_value
-            self._unseen = unseen_places(observed.record, self._blocks, self._places, shape, config.ff)
+            self._unseen = unseen_places(record, self._blocks, self._places, shape, config.ff)
         return self._unseen
 
     @property
@@ -188,10 +178,48 @@ class ForeignModel(nn.Module):
 
     # ---------------------------------------------------------------- passes
 
-    def _look(self, tokens_1T: Tensor, *, attends: bool) -> Passed:
-        record = Record()
-        with self._pass(record, attends=attends).running():
-            return Passed(record, self._logits(tokens_1T, last_only=False))
+    def _look(self, tokens_1T: Tensor) -> Record:
+        """What one sequence shows. An unknown model whose attention is another one than the observed one is seen
+        without it from then on."""
+        same = SameAttention(self._attention_modules(tokens_1T))
+        without, seen = Record(), Record()
+        with self._pass(without, attends=False).running(), same.keeping():
+            logits = self._logits(tokens_1T, last_only=False)
+        if not self._attends:
+            return without
+        observed = self._pass(seen, attends=True)
+        with observed.running(), same.comparing(observed):
+            off = self._logits(tokens_1T, last_only=False) - logits
+        found = same.first_other()
+        where = None if found is None else f"after the attention of block {found[0]}, by {found[1]:.2g} times"
+        if where is None and bool(off.any()):
+            with same.moving():
+                allowed = self._logits(tokens_1T, last_only=False) - logits
+            times = times_of_logits(off, allowed)
+            where = f"in the logits, by {times:.2g} times" if times > 1 else None
+        if where is None:
+            return seen
+        if self._places is not None:
+            dtype = str(compute_dtype(self.model)).removeprefix("torch.")
+            raise UsageError(
+                f"this {self._type} model's attention is not what it should be: observed, it first differs {where} "
+                f"what rounding in {dtype} allows; load it with attn_implementation='eager', or with another version "
+                "of transformers"
+            )
+        self._attends = False
+        return without
+
+    def _attention_modules(self, tokens_1T: Tensor) -> dict[nn.Module, int]:
+        """The attention modules of the blocks that have one, each with the number of its block."""
+        if self._places is not None:
+            found = ((find(block, self._places.attn), layer) for layer, block in enumerate(self._blocks, start=1))
+            return {module: layer for module, layer in found if module is not None}
+        if not self._attends:
+            return {}
+        observed = self._pass(Record(), attends=True)
+        with observed.running():
+            self._logits(tokens_1T, last_only=True)
+        return observed.attention_modules
 
     def _pass(self, observer: Observer, *, attends: bool) -> ObservedPass:
         return ObservedPass(observer, self._type, self._places, self._blocks, self.decoder, attends=attends)

@@ -19,7 +19,7 @@ from ...models.observe import Attended, Observer, Sublayer, show_sublayer
 from .expert_units import expert_width, show_expert_units
 from .family_places import EXPERTS, FamilyPlaces
 from .own_forwards import OWN_FORWARDS
-from .their_scores import ReadMask, weigh
+from .their_scores import Attending, ReadMask
 
 _NAME = "birthmark"
 _IMPLEMENTATION = "_attn_implementation"
@@ -56,6 +56,9 @@ class ObservedPass:
         self.blocks, self.decoder, self.attends = blocks, decoder, attends
         self._masks: dict[int, tuple[Tensor, ReadMask]] = {}
         self._before_gate: dict[int, Attended] = {}
+        self._rounds = False
+        self.attention_modules: dict[nn.Module, int] = {}
+        """Of the pass so far: the modules that attended, each with the number of its block."""
 
     # ---------------------------------------------------------------- attention
 
@@ -82,7 +85,11 @@ class ObservedPass:
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
         # What is shown is what goes on: gradients come back through it.
         k, v = (over_heads(x, query.shape[1]) for x in (key, value))
-        weighted = weigh(query, k, v, scale, mask, softcap=softcap, added=position_bias, sinks_H=s_aux)
+        attending = Attending.of(query, k, v, scale, mask, softcap=softcap, added=position_bias, sinks_H=s_aux)
+        if self._rounds:
+            return attending.rounded().to(value.dtype)
+        self.attention_modules[module] = layer
+        weighted = attending.weighed()
         o = weighted.o_BHTK
         attended = Attended(query, k, v, o, o, weighted)
         if self.places is not None and self.places.gated:
@@ -98,6 +105,15 @@ class ObservedPass:
             # Blocks share a mask; held here, no other gets its number.
             self._masks[id(mask)] = mask, ReadMask.of(mask, n_positions, window, causal=causal)
         return self._masks[id(mask)][1]
+
+    @contextmanager
+    def rounding(self) -> Iterator[None]:
+        """Inside, attentions are moved by the rounding of their dtype, and not shown."""
+        self._rounds = True
+        try:
+            yield
+        finally:
+            self._rounds = False
 
     # ---------------------------------------------------------------- hooks
 

@@ -5,14 +5,16 @@ Legend: B sequences, H query heads, G key/value heads, T queries, S keys, K head
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ...models.attention.extra_keys import ExtraKey
+from ...models.attention.grouped_heads import over_heads
 from ...models.attention.normalisers import Softmax, WeightedSum
 from ...models.attention.positions import Placement
+from ...models.attention.row_weights import softmax_rows
 from ...models.attention.scores import Scores
 from ...models.config import ModelConfig
 from ...models.linear_cross_entropy import soft_capped
@@ -95,43 +97,101 @@ class ReadMask:
 
 #: The softmax of our own arms, with whatever keys beside the tokens' are given.
 _SOFTMAX = Softmax(ModelConfig())
+#: Fused kernels take the exponential in fewer digits than float32 has (seen: some units of 2⁻²⁰).
+_EXPONENTIAL = 2.0**-18
+#: How often scores are rounded: as products, and scaled.
+_STORED = 2
+#: Of the ways in which rounding may fall out: so many are tried.
+_DRAWS = 8
+#: By the name that torch gives to the precision of float32 products: the rounding of one.
+_FLOAT32_PRODUCTS = {"highest": 2.0**-24, "high": 2.0**-11, "medium": 2.0**-8}
 
 
-def weigh(
-    q_BHTK: Tensor,
-    k_BGSK: Tensor,
-    v_BGSK: Tensor,
-    scale: float,
-    mask: ReadMask,
-    *,
-    softcap: float | None = None,
-    added: Tensor | None = None,
-    sinks_H: Tensor | None = None,
-) -> WeightedSum:
-    """The attention of some queries, keys and values, with weights that can be read.
+@dataclass(frozen=True)
+class Attending:
+    """One attention: its scores, values, and a logit per head of a key that every query sees and that has value 0."""
 
-    Args:
-        q_BHTK: queries as they enter the scores.
-        k_BGSK: keys, those of grouped heads once.
-        v_BGSK: values, of any width.
-        scale: of ``q·k``.
-        mask: which keys are seen, and what it adds.
-        softcap: of the scores, before anything is added.
-        added: to the scores beside what the mask adds: a bias of positions.
-        sinks_H: a logit per head of a key that every query sees and that has value 0.
-    """
-    parts = [x for x in (mask.added, added) if x is not None]
-    more = None if not parts else sum(parts[1:], parts[0])
-    place = Placement()
-    # Fused kernels want values as wide as keys.
-    one_width = v_BGSK.shape[-1] == k_BGSK.shape[-1]
-    if softcap is None and more is None and mask.seen is None and one_width:
-        scores = Scores(q_BHTK, k_BGSK, scale, place, mask.window, mask.prefix)
-    else:
+    scores: Scores
+    v_BGSK: Tensor
+    sinks_H: Tensor | None = None
+
+    @classmethod
+    def of(
+        cls,
+        q_BHTK: Tensor,
+        k_BGSK: Tensor,
+        v_BGSK: Tensor,
+        scale: float,
+        mask: ReadMask,
+        *,
+        softcap: float | None = None,
+        added: Tensor | None = None,
+        sinks_H: Tensor | None = None,
+    ) -> Attending:
+        """Put the parts of an attention together.
+
+        Args:
+            q_BHTK: queries as they enter the scores.
+            k_BGSK: keys, those of grouped heads once.
+            v_BGSK: values, of any width.
+            scale: of ``q·k``.
+            mask: which keys are seen, and what it adds.
+            softcap: of the scores, before anything is added.
+            added: to the scores beside what the mask adds: a bias of positions.
+            sinks_H: see the class.
+        """
+        parts = [x for x in (mask.added, added) if x is not None]
+        more = None if not parts else sum(parts[1:], parts[0])
+        place = Placement()
+        # Fused kernels want values as wide as keys, and on a CPU no float16.
+        fits = v_BGSK.shape[-1] == k_BGSK.shape[-1] and not (q_BHTK.dtype == torch.float16 and q_BHTK.is_cpu)
+        if softcap is None and more is None and mask.seen is None and fits:
+            return cls(Scores(q_BHTK, k_BGSK, scale, place, mask.window, mask.prefix), v_BGSK, sinks_H)
         scores = TheirScores(
             q_BHTK, k_BGSK, scale, place, mask.window, mask.prefix, softcap=softcap, added=more, seen=mask.seen
         )
-    extra = [] if sinks_H is None else [ExtraKey(sinks_H[:, None].expand(q_BHTK.shape[:3]))]
-    found = _SOFTMAX(scores, v_BGSK, extra, needs_weights=True, needs_squares=False)
-    assert isinstance(found, WeightedSum)
-    return found
+        return cls(scores, v_BGSK, sinks_H)
+
+    def weighed(self) -> WeightedSum:
+        """The values' sum by weights that can be read."""
+        extra = [] if self.sinks_H is None else [ExtraKey(self._sinks_BHT)]
+        found = _SOFTMAX(self.scores, self.v_BGSK, extra, needs_weights=True, needs_squares=False)
+        assert isinstance(found, WeightedSum)
+        return found
+
+    def rounded(self) -> Tensor:
+        """The values' sum ``[B, H, T, K]`` in float64, each number off by what rounding on the way makes of it: of the
+        products, of the scores each time that they are stored, of the weights, and of the sum."""
+        scores, dtype = self.scores, self.v_BGSK.dtype
+        # Models of float64 have their softmax in float32.
+        unit = max(torch.finfo(dtype).eps / 2, 2.0**-24)
+        summing = 2.0**-24 if dtype != torch.float32 else _FLOAT32_PRODUCTS[torch.get_float32_matmul_precision()]
+        generator = torch.Generator(self.v_BGSK.device).manual_seed(0)
+
+        def signs(x: Tensor) -> Tensor:
+            """Of rows and columns, the same for all heads."""
+            return torch.rand(x.shape[-2:], generator=generator, device=x.device).sub_(0.5).sign_()
+
+        q, k = scores.q_BHTK.double(), scores.k_BHSK.double()
+        v = over_heads(self.v_BGSK, q.shape[1]).double()
+        s_BHTS, seen = replace(scores, q_BHTK=q, k_BGSK=k).block(0, q.shape[2])
+        size = s_BHTS.abs()
+        if isinstance(scores, TheirScores) and scores.added is not None:
+            size = size + scores.added[..., : size.shape[-1]].abs()
+        by = _STORED * unit * size + summing * scores.scale * (q.abs() @ k.abs().mT)
+        extra = [] if self.sinks_H is None else [self._sinks_BHT[..., None].double()]
+
+        def summed(s_BHTS: Tensor, off: float | Tensor = 0.0) -> Tensor:
+            return softmax_rows(s_BHTS, seen, extra)[0].mul_(1 + off) @ v
+
+        o_BHTK = summed(s_BHTS)
+        square = (unit * o_BHTK).square()
+        for _ in range(_DRAWS):
+            drawn = summed(s_BHTS + signs(by) * by, max(unit, _EXPONENTIAL) * signs(by))
+            square += (drawn - o_BHTK).square() / _DRAWS
+        return o_BHTK + signs(o_BHTK) * square.sqrt()
+
+    @property
+    def _sinks_BHT(self) -> Tensor:  # noqa: N802 - a shape suffix
+        assert self.sinks_H is not None
+        return self.sinks_H[:, None].expand(self.scores.q_BHTK.shape[:3])
