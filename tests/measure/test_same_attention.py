@@ -143,7 +143,7 @@ def test_a_pass_that_is_another_one_outside_of_the_attention_is_refused_by_its_l
     def scaled(module, args, output):
         return output * (1.25 if model.config._attn_implementation == "birthmark" else 1.0)
 
-    model.model.layers[1].mlp.register_forward_hook(scaled)
+    model.model.layers[-1].mlp.register_forward_hook(scaled)
     with pytest.raises(UsageError, match=r"first differs in the logits, by \S+ times what rounding in"):
         ForeignModel(model).unseen()
 
