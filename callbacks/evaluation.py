@@ -53,7 +53,7 @@ class Evaluation(MilestoneCallback):
         """Birth; where it took."""
         super().on_train_start(trainer, pl_module)
         if self.acted_at == 0:
-            self.say(f"evaluation of {self.told}: {self.seconds:.2g} s at birth")
+            self.say(f"evaluation of {self.told}: {self.seconds:.2g} s at step 0")
 
     @property
     def figures(self) -> list[str]:
@@ -80,7 +80,7 @@ class Evaluation(MilestoneCallback):
         self.nth = thinned(max_steps, self.every, seconds / step_s, self.share)
         if self.nth > 1:
             steps = self.every * self.nth
-            rarely = f"every {steps} steps, not {self.every}" if steps < max_steps else "at birth and at the end alone"
+            rarely = f"every {steps} steps, not {self.every}" if steps < max_steps else "at step 0 and at the end alone"
             part = (2 + max(0, math.ceil(max_steps / steps) - 1)) * seconds / (max_steps * step_s)
             self.say(
                 f"eval.share is {self.share:.3g}, and one evaluation takes as long as {seconds / step_s:.3g} steps: "

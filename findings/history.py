@@ -8,6 +8,7 @@ from typing import Any
 
 from ..files import finite_or_nan
 from ..measure.records import RunDir, Snapshot
+from .start import Start, start_of
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,12 @@ class RunHistory:
     @classmethod
     def of_snapshot(cls, snapshot: Snapshot, name: str = "") -> RunHistory:
         """A run of which one snapshot is known, and nothing else."""
-        return cls(0, name, RunDir(Path()), {}, "", {}, [snapshot], [])
+        return cls(0, name, RunDir(Path()), _birth_of(snapshot.summary), "", {}, [snapshot], [])
+
+    @property
+    def start(self) -> Start:
+        """The model of step 0, in words."""
+        return start_of(self.birth)
 
     @property
     def first(self) -> Snapshot | None:
@@ -56,3 +62,13 @@ class RunHistory:
         """Steps and values of a metrics.jsonl key, where it was logged; what is not a number is NaN."""
         logged = [(step, finite_or_nan(record[key])) for step, record in self.metrics.items() if key in record]
         return [step for step, _ in logged], [value for _, value in logged]
+
+
+def _birth_of(summary: dict[str, Any]) -> dict[str, Any]:
+    """What one snapshot says of its model's start, as a certificate would; empty where it says nothing."""
+    found = {name: value for name, value in summary.items() if name in ("init_from", "init_seed")}
+    if found:
+        return found
+    # A model that a command loads is compared with nothing but its birth.
+    is_compared = "source" in summary and "alignment" in summary["bias"]
+    return {"source": summary["source"]} if is_compared else {}

@@ -20,33 +20,59 @@ def what_is_missing(history: RunHistory) -> Verdict | None:
 
 
 def loss(history: RunHistory) -> Verdict | None:
-    """Whether the model learned, by its validation loss."""
+    """Whether the model learned, by its validation loss: one that started from a model is judged against its start."""
     steps, losses = history.series("val/loss")
     if not steps:
         return None
-    entropy, learned = _unigram_entropy(history), has_learned(history)
-    fell = f"validation loss {in_prose(losses[0], 2)} → {in_prose(losses[-1], 2)} nats"
-    tone: Tone = "unclear" if learned is None else "present" if learned else "absent"
-    if isnan(losses[-1]):
-        sentence = f"The validation loss is not a number at step {steps[-1]:,}."
-    elif learned is None or len(steps) == 1:
-        sentence, tone = f"The validation loss is {in_prose(losses[-1], 2)} nats; before, it is not known.", "unclear"
-    elif isnan(entropy):
-        sentence = f"The model has {'' if learned else 'not '}learned: {fell}."
-    elif learned:
-        sentence = f"The model has learned: {fell}, below the {in_prose(entropy, 2)} of token frequencies."
-    else:
-        sentence = f"The model has learned no more than token frequencies ({in_prose(entropy, 2)}): {fell}."
+    entropy = _unigram_entropy(history)
     control = [entropy] * len(steps) if isfinite(entropy) else None
+    if history.birth.get("init_from"):
+        control = [losses[0]] * len(steps) if steps[0] == 0 and isfinite(losses[0]) else None
+        sentence, tone = _against_its_start(losses, control is not None, entropy)
+    else:
+        sentence, tone = _against_its_data(history, losses, entropy)
+    if isnan(losses[-1]):
+        sentence, tone = f"The validation loss is not a number at step {steps[-1]:,}.", "unclear"
     return Verdict("loss", sentence, tone, steps, losses, control, "loss")
 
 
-def has_learned(history: RunHistory) -> bool | None:
-    """Whether the validation loss says that the model learned its data; None where it does not say."""
+def _against_its_data(history: RunHistory, losses: list[float], entropy: float) -> tuple[str, Tone]:
+    learned = knows_its_data(history)
+    fell = f"validation loss {in_prose(losses[0], 2)} → {in_prose(losses[-1], 2)} nats"
+    tone: Tone = "present" if learned else "absent"
+    if learned is None or len(losses) == 1:
+        return f"The validation loss is {in_prose(losses[-1], 2)} nats; before, it is not known.", "unclear"
+    if isnan(entropy):
+        return f"The model has {'' if learned else 'not '}learned: {fell}.", tone
+    if learned:
+        return f"The model has learned: {fell}, below the {in_prose(entropy, 2)} of token frequencies.", tone
+    return f"The model has learned no more than token frequencies ({in_prose(entropy, 2)}): {fell}.", tone
+
+
+def _against_its_start(losses: list[float], knows_start: bool, entropy: float) -> tuple[str, Tone]:
+    """A training that goes on from a model: whether its validation loss moved from where that model was."""
+    now = f"{in_prose(losses[-1], 2)} nats"
+    if not knows_start or len(losses) == 1:
+        return f"The validation loss is {now}; that of the model it started from is not known.", "unclear"
+    fell = losses[0] - losses[-1]
+    beside = f"; token frequencies alone give {in_prose(entropy, 2)}" if isfinite(entropy) else ""
+    numbers = f"validation loss {in_prose(losses[0], 2)} → {now}{beside}"
+    if abs(fell) < threshold("learned"):
+        return f"Training has hardly changed how well the model it started from predicts: {numbers}.", "absent"
+    if fell < 0:
+        return f"Training has made the model it started from worse: {numbers}.", "absent"
+    return f"Training has improved the model it started from: {numbers}.", "present"
+
+
+def knows_its_data(history: RunHistory) -> bool | None:
+    """Whether the validation loss says that the model learned its data, in this training or before; None where it does
+    not say."""
     steps, losses = history.series("val/loss")
     if not steps or isnan(losses[-1]):
         return None
     entropy = _unigram_entropy(history)
+    if isnan(entropy) and history.birth.get("init_from"):
+        return None  # a small step from its start says nothing of what the model knew before
     reference = entropy if isfinite(entropy) else losses[0] if len(steps) > 1 else nan
     return None if isnan(reference) else losses[-1] <= reference - threshold("learned")
 

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
 
 from ..files import finite_or_nan
+from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED
+from .along_depth import Profile
 from .history import RunHistory
+from .massive_channel import dominance_by_block
 from .sink_chain import SinkReading
+from .verdict import Group
 from .wording import in_prose
 
 
@@ -28,6 +34,19 @@ def _all(runs: Sequence[RunHistory], name: str) -> list[tuple[float, float]]:
                 if math.isfinite(value):
                     found.append((value, MEASURED[name].level(snapshot.summary, group)))
     return found
+
+
+def _by_block(runs: Sequence[RunHistory], read: Callable[[Snapshot, Group], Profile | None]) -> Iterator[np.ndarray]:
+    """The values of the blocks that show something over their controls, of every snapshot on every probe."""
+    groups: tuple[Group, ...] = ("bias", "bias_text")
+    for snapshot in (snapshot for run in runs for snapshot in run.dated):
+        for group in groups:
+            if (found := read(snapshot, group)) is not None:
+                yield found.ratio[found.is_seen]
+
+
+def _profile(name: str) -> Callable[[Snapshot, Group], Profile | None]:
+    return lambda snapshot, group: Profile.of(snapshot, name, group)
 
 
 def _sink(runs: Sequence[RunHistory]) -> str:
@@ -58,6 +77,7 @@ def _neurons(runs: Sequence[RunHistory]) -> str:
 def _dominance(runs: Sequence[RunHistory]) -> str:
     first, median = _all(runs, "dominance_first"), _all(runs, "dominance_median")
     alike = len(first) == len(median) and all(a <= 1.25 * b for (a, _), (b, _) in zip(first, median, strict=True))
+    alike = alike and all((ratio <= 1.25).all() for ratio in _by_block(runs, dominance_by_block))
     return "position 0 is like the median position" if first and alike else ""
 
 
@@ -65,13 +85,18 @@ def _lock(runs: Sequence[RunHistory]) -> str:
     cosines = _all(runs, "qk_cosine")
     if not cosines or any(not cosine <= 1.5 * chance for cosine, chance in cosines):
         return ""
+    if any((ratio > 1.5).any() for ratio in _by_block(runs, _profile("qk_cosine"))):
+        return ""
     most, chance = max(cosines)
     return f"at most {in_prose(most)}; chance is {in_prose(chance)}"
 
 
 def _aggregation(runs: Sequence[RunHistory]) -> str:
     ratios = _all(runs, "variance_discrepancy")
-    return "the variance is the same at all positions" if ratios and all(0.8 <= r <= 1.25 for r, _ in ratios) else ""
+    alike = all(0.8 <= ratio <= 1.25 for ratio, _ in ratios)
+    for ratio in _by_block(runs, _profile("variance_discrepancy")):
+        alike = alike and bool(((ratio >= 0.8) & (ratio <= 1.25)).all())
+    return "the variance is the same at all positions" if ratios and alike else ""
 
 
 def _contraction(runs: Sequence[RunHistory]) -> str:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import isfinite, isnan, nan, sqrt
 
-from ..files import finite_or_nan
+from ..files import finite_or_nan, one_line
 from ..measure.records import Snapshot
 from .history import RunHistory
 from .thresholds import threshold
-from .verdict import Tone, Verdict, at_step, is_birth, is_measured, over_training, scalar
+from .verdict import Tone, Verdict, at_step, is_measured, over_training, scalar
 from .wording import in_prose, p_in_prose
 
 
@@ -17,7 +17,7 @@ def birth_bias(history: RunHistory) -> Verdict | None:
     """How biased the newborn model was; nothing where it is not known that it was drawn from a seed."""
     first = history.first
     inter, kl, ratio = (scalar(first, name) for name in ("inter", "kl_uniform", "preference_ratio"))
-    if first is None or not is_birth(history) or isnan(inter) or isnan(kl) or isnan(ratio):
+    if first is None or not history.start.is_birth or isnan(inter) or isnan(kl) or isnan(ratio):
         return None
     numbers = (
         f"outputs for different inputs have a mean cosine of {in_prose(inter)}, and the favourite token gets "
@@ -44,7 +44,7 @@ class _Mark:
     scalar: str
     strangers: str
     subject: str
-    """What it is called; ``{whose}`` and ``{start}`` say whether the start was a birth."""
+    """What it is called; ``{whose}`` and ``{start}`` are the words of the start."""
 
     def deviations(self, snapshot: Snapshot) -> float:
         """How many standard deviations of chance today's value is."""
@@ -57,7 +57,7 @@ class _Mark:
 
 _DIRECTION = _Mark("direction", "direction", "alignment", "alignment_stranger", "{whose} direction")
 _RANKING = _Mark(
-    "ranking", "persistence", "rank_persistence", "rank_persistence_stranger", "The ranking of tokens at {start}"
+    "ranking", "persistence", "rank_persistence", "rank_persistence_stranger", "The ranking of tokens {start}"
 )
 
 
@@ -84,13 +84,13 @@ def _what_is_left(history: RunHistory, mark: _Mark, now: Snapshot) -> tuple[str,
     """Judged against strangers, against chance, and against birth."""
     value, at_birth = scalar(now, mark.scalar), scalar(history.first, mark.scalar)
     most, inter = abs(scalar(now, mark.strangers)), scalar(history.first, "inter")
-    start, whose = ("birth", "The seed's") if is_birth(history) else ("the start", "The starting model's")
+    start, whose = history.start.at, history.start.whose
     subject = mark.subject.format(start=start, whose=whose)
     asked = subject[0].lower() + subject[1:]
     if isnan(value):
         return f"{subject}: not a number {at_step(now)}.", "unclear"
     if mark is _DIRECTION and inter < threshold("contraction"):
-        hardly = f"at {start} the outputs for different inputs had hardly one (mean cosine {in_prose(inter)})"
+        hardly = f"{start} the outputs for different inputs had hardly one (mean cosine {in_prose(inter)})"
         return f"{subject} says little: {hardly}; the alignment is {in_prose(value)}.", "unclear"
     if isnan(most):
         return f"{subject}: {in_prose(value)}; no strangers were measured to say how much of it is chance.", "unclear"
@@ -112,8 +112,8 @@ def _survives(subject: str, control: str, start: str, value: float, at_birth: fl
     if value < 0:
         return f"{subject} is turned round: {control}.", "present"
     if not at_birth > 0:
-        return f"{subject} survives: {control}; the value at {start} is not known.", "present"
-    share, beside = value / at_birth, f"{control}; {in_prose(at_birth)} at {start}."
+        return f"{subject} survives: {control}; the value {start} is not known.", "present"
+    share, beside = value / at_birth, f"{control}; {in_prose(at_birth)} {start}."
     if share >= threshold("stands"):
         return f"{subject} stands: {beside}", "present"
     if share >= threshold("trace"):
@@ -141,9 +141,10 @@ def lineage(history: RunHistory) -> Verdict | None:
     logged = history.metrics[steps[-1]]
     z, log10_p = zs[-1], finite_or_nan(logged.get("seedprint/log10_p"))
     stranger = finite_or_nan(logged.get("seedprint/z_stranger"))
-    seed = f"seed {history.birth['init_seed']}" if is_birth(history) and "init_seed" in history.birth else "its start"
+    is_seed = history.start.is_birth and "init_seed" in history.birth
+    seed = f"seed {history.birth['init_seed']}" if is_seed else history.start.noun
     control = f"strangers at most {in_prose(stranger, 1)}" if isfinite(stranger) else "no stranger was tested"
-    test = "The lineage test" if steps[-1] else "At birth the lineage test"
+    test = "The lineage test" if steps[-1] else f"{history.start.at.capitalize()} the lineage test"
     tone: Tone
     found, tone = f"could not be made at step {steps[-1]:,}", "unclear"
     if not isnan(z + log10_p):
@@ -161,3 +162,25 @@ def _lineage_in_words(seed: str, z: float, log10_p: float, stranger: float) -> t
     if z < stranger + threshold("lineage_margin"):
         return f"cannot tell {seed} from strangers", "unclear"
     return f"finds {seed}", "present"
+
+
+def preference(history: RunHistory) -> Verdict | None:
+    """Which token the model favours whatever it reads; nothing where its birth says as much."""
+    now = history.last or history.first
+    kl, ratio = (scalar(now, name) for name in ("kl_uniform", "preference_ratio"))
+    if now is None or not is_measured(history, "preference_ratio") or (now.step == 0 and history.start.is_birth):
+        return None
+    steps, values, _ = over_training(history, "preference_ratio", "preference_ratio")
+    tokens = now.summary.get("top_tokens") or [{}]
+    favourite = one_line(tokens[0].get("text", ""), 24)
+    named = f"the favourite token{favourite and f' “{favourite}”'}"
+    numbers = f"{named} gets {in_prose(ratio, 1)} times its even share on random tokens"
+    control = f"1 is none; KL {in_prose(kl)} nats from uniform"
+    tone: Tone = "unclear"
+    if isnan(kl + ratio):
+        sentence = f"Which tokens the model favours is not known: p̄ is not a number {at_step(now)}."
+    elif kl >= threshold("preference"):
+        sentence, tone = f"The model favours some tokens whatever it reads: {numbers} ({control}).", "present"
+    else:
+        sentence, tone = f"The model hardly favours any token: {numbers} ({control}).", "absent"
+    return Verdict("preference", sentence, tone, steps, values, [1.0] * len(steps), "preference", headline=False)

@@ -1,4 +1,4 @@
-"""The attention sink, and the links of the chain that leads to it."""
+"""The attention sink: in which blocks heads park on one position, and beside what."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from math import isfinite, isnan, nan
 import numpy as np
 
 from ..measure.records import Snapshot
-from ..metrics.quantities import MEASURED
+from .along_depth import Profile, blocks_in_words
 from .history import RunHistory
-from .learning import has_learned
+from .learning import knows_its_data
 from .thresholds import threshold
-from .verdict import Group, Tone, Verdict, at_step, is_measured, over_training, over_training_beside_level, scalar
+from .verdict import Group, Tone, Verdict, array_of, at_step, is_measured, over_training, scalar
 from .wording import in_prose
 
 
@@ -65,13 +65,17 @@ class SinkReading:
         if not self.of_documents:
             return scalar(snapshot, f"{name}_max", self.group)
         # Of documents there is the array of all heads alone.
-        array_LH = None if snapshot is None else snapshot.arrays.get(f"text.{name}")
+        array_LH = self.of_heads(snapshot, name)
         known = np.zeros(0) if array_LH is None else array_LH[np.isfinite(array_LH)]
         return float(known.max()) if known.size else nan
 
+    def of_heads(self, snapshot: Snapshot | None, name: str) -> np.ndarray | None:
+        """``name`` of every head ``[blocks, heads]``; None where that was not recorded."""
+        return array_of(snapshot, name, self.group)
+
 
 @dataclass(frozen=True)
-class _Sink:
+class Sink:
     """The sink of one snapshot on one probe."""
 
     mean: float
@@ -82,17 +86,32 @@ class _Sink:
     epsilon: float
     knows_heads: bool = True
     """Whether ``most`` is that of the largest head."""
+    means: Profile | None = None
+    """By block, the mean over heads beside the uniform share; None where blocks were not recorded."""
+    largest: Profile | None = None
+    """The same of the largest head of each block."""
 
     @classmethod
-    def of(cls, snapshot: Snapshot | None, reading: SinkReading, name: str) -> _Sink:
-        """Of the numbers of one probe; ``name`` is the reading's mass, or that of normalised rows."""
+    def of(cls, snapshot: Snapshot | None, reading: SinkReading, name: str = "") -> Sink:
+        """Read the numbers of one probe.
+
+        Args:
+            snapshot: where they are; None gives NaN.
+            reading: of the probe.
+            name: the scalar that is judged: the reading's mass, or that of normalised rows.
+        """
+        name = name or reading.mass
         mean, uniform, epsilon = (
             scalar(snapshot, key, reading.group) for key in (name, reading.uniform, "sink_epsilon")
         )
-        most = reading.largest(snapshot, name)
+        most, array_LH = reading.largest(snapshot, name), reading.of_heads(snapshot, name)
         if reading.of_documents and isnan(most):
             return cls(mean, mean, uniform, epsilon, knows_heads=False)
-        return cls(mean, most, uniform, epsilon)
+        if array_LH is None or array_LH.ndim != 2 or not np.isfinite(array_LH).any():
+            return cls(mean, most, uniform, epsilon)
+        level_L = np.full(len(array_LH), uniform)
+        means, largest = (Profile(values_L, level_L) for values_L in (array_LH.mean(1), array_LH.max(1)))
+        return cls(mean, most, uniform, epsilon, means=means, largest=largest)
 
     @property
     def times(self) -> float:
@@ -105,12 +124,28 @@ class _Sink:
         """Whether the largest head has a sink."""
         return self.times >= threshold("sink") and self.most > self.epsilon
 
+    @property
+    def blocks(self) -> np.ndarray | None:
+        """Mask ``[blocks]`` of those in which a head has a sink; None where there is none, or blocks are not known."""
+        if self.largest is None:
+            return None
+        found = self.largest.at_least(threshold("sink")) & (self.largest.values > self.epsilon)
+        return found if found.any() else None
+
     def share(self) -> str:
-        """What the first position gets, in words."""
-        if self.mean >= threshold("sink") * self.uniform:
-            return f"{in_prose(self.mean)} of the attention"
-        times = self.mean / self.uniform
-        return f"{in_prose(times, 1)} times its uniform share" if times >= 0.1 else "under a tenth of its uniform share"
+        """What the first position gets, in words: in the blocks that have a sink, where blocks are known."""
+        blocks, mean, there = self.blocks, self.mean, ""
+        if blocks is not None and self.means is not None:
+            mean = float(self.means.values[blocks].mean())
+            there = "" if blocks[self.means.is_seen].all() else " there"
+        if mean >= threshold("sink") * self.uniform:
+            return f"{in_prose(mean)} of the attention{there}"
+        times = mean / self.uniform
+        return (
+            f"{in_prose(times, 1)} times its uniform share{there}"
+            if times >= 0.1
+            else "under a tenth of its uniform share"
+        )
 
 
 def sink(history: RunHistory) -> Verdict | None:
@@ -122,7 +157,7 @@ def sink(history: RunHistory) -> Verdict | None:
         return None
     rows = "_normalised" if is_measured(history, f"{reading.mass}_normalised", group) else ""
     name = reading.mass + rows
-    now_sink, before = _Sink.of(now, reading, name), _Sink.of(history.first, reading, name)
+    now_sink, before = Sink.of(now, reading, name), Sink.of(history.first, reading, name)
     on = "on text" if group == "bias_text" else "on random tokens"
     if isnan(now_sink.times):
         tone: Tone = "unclear"
@@ -131,102 +166,57 @@ def sink(history: RunHistory) -> Verdict | None:
         what, tone = _sink_in_words(history, now_sink, before, reading.place)
         beside = _sink_beside(now, now_sink, group, f"sink_mass{rows}")
         sentence = f"{what} {on}: {reading.place} gets {now_sink.share()}{beside}."
+        sentence += _without(now_sink) + _before(history, before, now_sink)
         sentence += "" if group == "bias_text" else " Text was not measured, where it may be larger."
     return Verdict("sink", sentence, tone, *over_training(history, name, reading.uniform, group), "sink")
 
 
-def _sink_in_words(history: RunHistory, sink: _Sink, before: _Sink, place: str) -> tuple[str, Tone]:
+def _sink_in_words(history: RunHistory, sink: Sink, before: Sink, place: str) -> tuple[str, Tone]:
+    start = history.start
     if not sink.is_there and not sink.knows_heads:
         return "No sink in the mean over heads, of which the largest is not recorded,", "unclear"
-    if history.last is None:
-        return ("A sink at birth", "present") if sink.is_there else ("No sink at birth", "absent")
     if sink.is_there:
-        return ("A sink stands" if before.is_there or isnan(before.times) else "A sink forms"), "present"
+        depth = "stands" if before.is_there or isnan(before.times) else "forms"
+        if sink.largest is not None and sink.blocks is not None:
+            depth = f"{sink.largest.story(sink.blocks)},"
+        return f"{f'{start.at.capitalize()} a' if history.last is None else 'A'} sink {depth}", "present"
+    if history.last is None:
+        return f"No sink {start.at}", "absent"
     if before.is_there:
-        return "The sink of the start has faded", "weak" if sink.times >= threshold("no_sink") else "absent"
+        return f"The sink of {start.noun} has faded", "weak" if sink.times >= threshold("no_sink") else "absent"
     if sink.times >= threshold("no_sink"):
-        return f"A pull towards {place}, short of a sink,", "weak"
-    if has_learned(history) is False:
+        pulled = None if sink.largest is None else sink.largest.at_least(threshold("no_sink"))
+        depth = "" if sink.largest is None or pulled is None else f" {sink.largest.where(pulled)}"
+        return f"A pull towards {place}{depth}, short of a sink,", "weak"
+    if knows_its_data(history) is False:
         return "No sink yet, but the model has not learned either,", "unclear"
-    return "No sink forms", "absent"
+    return "No sink forms" + ("" if sink.largest is None else " in any block"), "absent"
 
 
-def _sink_beside(now: Snapshot, sink: _Sink, group: Group, name: str) -> str:
+def _without(sink: Sink) -> str:
+    """The blocks without a sink, where others have one."""
+    if sink.blocks is None or sink.largest is None:
+        return ""
+    without = sink.largest.ratio < threshold("no_sink")
+    if not without.any():
+        return ""
+    found = blocks_in_words(sink.largest.blocks[without])
+    return f" {found[0].upper()}{found[1:]} {'has' if without.sum() == 1 else 'have'} none."
+
+
+def _before(history: RunHistory, before: Sink, now: Sink) -> str:
+    """Whether a sink of now was there before training."""
+    if history.last is None or not now.is_there or isnan(before.times):
+        return ""
+    at = history.start.at
+    if before.is_there:
+        return f" It was there {at}."
+    return f" There was none {at}."
+
+
+def _sink_beside(now: Snapshot, sink: Sink, group: Group, name: str) -> str:
     """What the mean over heads leaves out: the largest head, the uniform share, the other probe."""
     heads = "" if sink.most == sink.mean else f"largest head {in_prose(sink.most)}, "
     random = scalar(now, name) if group == "bias_text" else nan
     also = f"; on random tokens {in_prose(random)}" if isfinite(random) else ""
     return f" ({heads}uniform {in_prose(sink.uniform)}{also})"
-
-
-def aggregation(history: RunHistory) -> Verdict | None:
-    """Whether values of position 0 vary more than later ones: on random tokens, since a fixed first token has none."""
-    name, now = "variance_discrepancy", history.last or history.first
-    if now is None or not is_measured(history, name):
-        return None
-    value, least = scalar(now, name), threshold("variance")
-    times = f"σ²(0) is {in_prose(value, 2)} times σ² of later positions; 1 is equal variance"
-    sentence, tone = _graded(
-        value / least,
-        "The variance of the first position",
-        f"The variance of the first position stands out: {times}.",
-        f"The variance of the first position does not stand out: {times}.",
-    )
-    return Verdict(
-        "aggregation", sentence, tone, *over_training_beside_level(history, name, "bias"), "aggregation", headline=False
-    )
-
-
-def neurons(history: RunHistory) -> Verdict | None:
-    """Whether hidden units fire at position 0 alone."""
-    now = history.last or history.first
-    if now is None or not is_measured(history, "super_neurons"):
-        return None
-    count = scalar(now, "super_neurons")
-    one = f"{count:,.0f} super neuron fires" if count == 1 else f"{count:,.0f} super neurons fire"
-    absent = "No hidden unit is a super neuron."
-    sentence, tone = _graded(count, "The number of super neurons", f"{one} at the first position.", absent)
-    steps, values, _ = over_training(history, "super_neurons", "super_neurons")
-    return Verdict("neurons", sentence, tone, steps, values, None, "neurons", headline=False)
-
-
-def dominance(history: RunHistory) -> Verdict | None:
-    """Whether one channel dominates the state of position 0."""
-    now = history.last or history.first
-    if now is None or not is_measured(history, "dominance_first"):
-        return None
-    first, median = (scalar(now, f"dominance_{place}") for place in ("first", "median"))
-    numbers = f"max over mean {in_prose(first, 1)}, {in_prose(median, 1)} at the median position"
-    sentence, tone = _graded(
-        first / median / threshold("dominance") if median > 0 else nan,
-        "Which channels dominate the first position",
-        f"One channel dominates the first position: {numbers}.",
-        f"No channel dominates the first position: {numbers}.",
-    )
-    series = over_training(history, "dominance_first", "dominance_median")
-    return Verdict("dominance", sentence, tone, *series, "dominance", headline=False)
-
-
-def lock(history: RunHistory) -> Verdict | None:
-    """Whether the key of position 0 lies along the queries' direction."""
-    now = history.last or history.first
-    if now is None or not is_measured(history, "qk_cosine"):
-        return None
-    value, chance = scalar(now, "qk_cosine"), MEASURED["qk_cosine"].level(now.summary)
-    numbers = f"mean |cosine| {in_prose(value)}, chance {in_prose(chance)}"
-    sentence, tone = _graded(
-        value / chance / threshold("lock") if chance > 0 else nan,
-        "Whether the first key is locked",
-        f"The first key is locked onto the queries' direction: {numbers}.",
-        f"The first key is not locked onto the queries' direction: {numbers}.",
-    )
-    return Verdict(
-        "lock", sentence, tone, *over_training_beside_level(history, "qk_cosine", "bias"), "lock", headline=False
-    )
-
-
-def _graded(over_threshold: float, subject: str, present: str, absent: str) -> tuple[str, Tone]:
-    """The sentence and tone of a value as a multiple of its threshold."""
-    if isnan(over_threshold):
-        return f"{subject}: not a number at the newest snapshot.", "unclear"
-    return (present, "present") if over_threshold >= 1 else (absent, "absent")

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any, Literal
 
+import numpy as np
+
 from ..files import finite_or_nan
 from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED
@@ -56,6 +58,11 @@ def scalar(snapshot: Snapshot | None, name: str, group: Group = "bias") -> float
     return nan if snapshot is None else finite_or_nan((snapshot.summary.get(group) or {}).get(name))
 
 
+def array_of(snapshot: Snapshot | None, name: str, group: Group = "bias") -> np.ndarray | None:
+    """An array of a snapshot on one probe; None where it has none."""
+    return None if snapshot is None else snapshot.arrays.get(("text." if group == "bias_text" else "") + name)
+
+
 def is_measured(history: RunHistory, name: str, group: Group = "bias") -> bool:
     """Whether the newest snapshot has such a scalar, even one that is no number."""
     newest = history.last or history.first
@@ -81,11 +88,6 @@ def over_training_beside_level(
     return steps, values, levels if any(map(isfinite, levels)) else None
 
 
-def is_birth(history: RunHistory) -> bool:
-    """Whether the model of step 0 was drawn from a seed, as far as we know."""
-    return bool(history.birth) and not history.birth.get("init_from")
-
-
 def at_step(snapshot: Snapshot) -> str:
     """When a snapshot was taken, in words."""
-    return f"at step {snapshot.step:,}" if snapshot.step >= 0 else "at a step that is not known"
+    return f"at step {snapshot.step:,}" if snapshot.step >= 0 else "in this snapshot"

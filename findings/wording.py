@@ -1,15 +1,21 @@
-"""Numbers as sentences have them."""
+"""Numbers and lists as sentences have them."""
 
 from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 
 
 def in_prose(value: float, decimals: int = 3) -> str:
     """A number as sentences have it: without the zero before its point."""
     # A small negative number rounds to -.000, which says nothing that .000 does not.
     return re.sub(r"^(-?)0\.", r"\1.", re.sub(r"^-(0\.?0*)$", r"\1", f"{value:,.{decimals}f}"))
+
+
+def enumerated(parts: Sequence[str]) -> str:
+    """Parts of a sentence behind one another: "a, b and c"."""
+    return " and ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -23,7 +29,12 @@ def p_in_prose(log10_p: float) -> str:
     return f"p < 10{str(math.floor(log10_p) + 1).translate(_SUPERSCRIPT)}"
 
 
+_IN_ASCII = {"→": "->", "–": "-", "σ²": "var", "p̄": "p", "‖": "||", "ε": "epsilon"}
+
+
 def in_ascii(sentence: str) -> str:
     """A sentence for a terminal that knows no more than ASCII."""
     plain = re.sub(r"10([⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+)", lambda found: "1e" + found[1].translate(_PLAIN), sentence)
-    return plain.replace("→", "->").encode("ascii", "backslashreplace").decode()
+    for symbol, letters in _IN_ASCII.items():
+        plain = plain.replace(symbol, letters)
+    return plain.encode("ascii", "backslashreplace").decode()

@@ -197,6 +197,7 @@ class SnapshotRecorder:
             how many were seen.
         metrics: your own beside those that ``config`` names: classes, instances or ``module:Class``.
         borders: how ids say where documents begin in your ``probes``; by default a sequence is one document.
+        init_from: the model that training started from, where step 0 is no birth; each snapshot names it.
 
     Raises:
         UsageError: an impossible config, a folder that holds a run of ``birthmark pretrain``, a probe that is none
@@ -218,8 +219,9 @@ class SnapshotRecorder:
         tokens_per_step: int | Callable[[int], int] | None = None,
         metrics: Sequence[MetricLike] = (),
         borders: DocumentBorders | None = None,
+        init_from: str | None = None,
     ) -> None:
-        self.borders = borders
+        self.borders, self.init_from = borders, init_from
         self.run, self.config = RunDir(Path(dirpath)), config or SnapshotConfig()
         self.probes = dict(probes or {})
         self.text, self.tokenizer = text, tokenizer
@@ -381,7 +383,7 @@ class SnapshotRecorder:
     ) -> Snapshot:
         per_step = self.tokens_per_step
         tokens = per_step(step) if callable(per_step) else None if per_step is None else step * per_step
-        about = {"step": step, "tokens": tokens, "init_seed": self.init_seed}
+        about = {"step": step, "tokens": tokens, "init_seed": self.init_seed, "init_from": self.init_from or None}
         snapshot = snapshot_of(
             model,
             by_probe["random"],

@@ -105,6 +105,7 @@ class Summary(TypedDict):
     bias_text: NotRequired[dict[str, Number]]
     tokens: NotRequired[Count | None]
     init_seed: NotRequired[int]
+    init_from: NotRequired[str]
     source: NotRequired[str]
     probe: NotRequired[ProbeFacts]
     model: NotRequired[ModelFacts]

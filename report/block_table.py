@@ -11,13 +11,12 @@ from rich.table import Table
 
 from ..files import strict
 from ..findings.history import RunHistory
-from ..findings.sink_chain import sink
-from ..findings.wording import in_ascii
 from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED, by_block
 from ..metrics.quantity import Column, Quantity
 from .probe_arrays import PROBES
 from .text import format_value
+from .verdicts import printed, snapshot_verdicts
 
 _ON_TEXT_TOO = ("sink", "gradient")
 """Sections whose figures of the text probe stand beside those of random tokens."""
@@ -65,10 +64,10 @@ def _table(shown: Sequence[tuple[Quantity, Column]], rows: list[dict[str, float]
 
 
 def print_snapshot(snapshot: Snapshot, console: Console) -> None:
-    """Print a snapshot, below what it says of sinks; columns give way where the terminal is narrow."""
-    if (verdict := sink(RunHistory.of_snapshot(snapshot))) is not None:
-        sentence = in_ascii(verdict.sentence) if console.options.ascii_only else verdict.sentence
-        console.print(f"{sentence}\n", highlight=False, markup=False)
+    """Print a snapshot, below what it says in sentences; columns give way where the terminal is narrow."""
+    found = snapshot_verdicts(RunHistory.of_snapshot(snapshot))
+    console.print(printed(found, ascii_only=console.options.ascii_only))
+    console.print()
     probe, rows = snapshot.summary["probe"], layers(snapshot)
     shown = by_block(snapshot.quantities.values())
     for given_way in sorted({0, *(column.gives_way for _, column in shown)}):

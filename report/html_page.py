@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import jinja2
 from filelock import FileLock
 
 from ..files import remove_leftovers, write_text
+from ..findings.chain_links import LINKS_BY_BLOCK, peak_of
 from ..findings.sink_chain import SinkReading
 from ..findings.terms import explained
+from ..findings.verdict import Group, scalar
 from ..measure.records import RunDir, Snapshot
 from ..metrics.quantities import MEASURED, SECTIONS
 from .csv_files import check_data_folder, data_folder, write_csv_files
@@ -106,18 +109,24 @@ def navigation(
 
 
 def _headline(name: str, moments: Sequence[Snapshot]) -> str:
-    """A scalar at those moments, after what it is in a word: of sinks the one on text, where that was measured."""
+    """A scalar at those moments, after what it is in a word: of sinks the one on text, where that was measured; of a
+    link that is judged by block the value of the block where it stands out most."""
     if not name:
         return ""
     quantity = MEASURED[name]
-    group = "bias"
+    group: Group = "bias"
     if moments and quantity.section in ("sink", "gradient"):
         reading = SinkReading.leading(moments[-1])
         group, name = reading.group, reading.mass if quantity.section == "sink" else name
-    found = [(m.summary.get(group) or {}).get(name) for m in moments]
-    values = " → ".join(format_value(value, quantity.format) for value in found if value is not None)
+    found = [
+        peak_of(moment, name, group) if name in LINKS_BY_BLOCK else (scalar(moment, name, group), "")
+        for moment in moments
+    ]
+    found = [(value, block) for value, block in found if not isnan(value)]
+    values = " → ".join(format_value(value, quantity.format) for value, _ in found)
+    where = f" in {found[-1][1]}" if found and found[-1][1] else ""
     on_text = " on text" if group == "bias_text" else ""
-    return f"{quantity.symbol} {values}{on_text}".strip() if values else ""
+    return f"{quantity.symbol} {values}{where}{on_text}".strip() if values else ""
 
 
 def colour_variable(run: int) -> str:

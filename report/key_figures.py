@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..findings.chain_links import peak_of
+from ..findings.massive_channel import dominance_by_block
 from ..findings.sink_chain import SinkReading
-from ..findings.verdict import is_birth
+from ..findings.start import BIRTH, Start
+from ..findings.verdict import scalar
 from ..measure.records import Snapshot
 from ..metrics.quantities import LOGGED, MEASURED
 from .run_history import RunHistory
@@ -19,15 +22,15 @@ def of_run(run: RunHistory) -> list[KeyFigure]:
     """Key figures of a run: what the lineage test says, its validation loss, and its newest snapshot beside birth."""
     newest = run.last or run.first
     bias: Mapping[str, Any] = newest.bias if newest else {}
-    start = "birth" if is_birth(run) else "the start"
+    start = run.start.noun
     ratio, when = _value("preference_ratio", bias), ""
     if run.first is not None and run.last is not None:
         ratio, when = f"{_value('preference_ratio', run.first.bias)} → {ratio}", f", {start} → now"
     steps, losses = run.series("val/loss")
     return [
-        *lineage_figure(run.rows),
+        *lineage_figure(run.rows, run.start),
         *([_loss(run, steps, losses)] if run.birth or losses else []),
-        ("Alignment", _value("alignment", bias), _judged("with the seed direction", "alignment", bias)),
+        ("Alignment", _value("alignment", bias), _judged(run.start.says("with the seed direction"), "alignment", bias)),
         ("Rank persistence", _value("rank_persistence", bias), _judged(f"ρ to {start}", "rank_persistence", bias)),
         ("Preference ratio", ratio, f"V · max p̄{when}; 1 is none"),
         _sink_mass(newest),
@@ -36,34 +39,49 @@ def of_run(run: RunHistory) -> list[KeyFigure]:
 
 def of_snapshot(snapshot: Snapshot) -> list[KeyFigure]:
     """Key figures of a snapshot; what is compared with birth only where birth is known."""
-    bias = snapshot.bias
+    bias, start = snapshot.bias, RunHistory.of_snapshot(snapshot).start
     figures = [
         _sink_mass(snapshot),
-        ("Dominance", _value("dominance_first", bias), f"of position 0; median {_value('dominance_median', bias)}"),
+        _dominance(snapshot),
         ("Preference ratio", _value("preference_ratio", bias), "V · max p̄; 1 is none"),
     ]
     if "alignment" in bias:
         return figures + [
             (title, _value(name, bias), _judged(what, name, bias) if MEASURED[name].control in bias else what)
             for title, name, what in (
-                ("Alignment", "alignment", "with the seed direction"),
-                ("Rank persistence", "rank_persistence", "ρ to birth"),
+                ("Alignment", "alignment", start.says("with the seed direction")),
+                ("Rank persistence", "rank_persistence", f"ρ to {start.noun}"),
             )
         ]
     return [
         *figures,
         ("Contraction", _value("inter", bias), f"across sequences; within them {_value('intra', bias)}"),
-        ("Effective rank", _value("effective_rank", bias), "of the last block's states"),
+        _effective_rank(snapshot),
     ]
 
 
-def lineage_figure(rows: Sequence[Mapping[str, Any]]) -> list[KeyFigure]:
+def _dominance(snapshot: Snapshot) -> KeyFigure:
+    value, block = peak_of(snapshot, "dominance_first")
+    found, quantity = dominance_by_block(snapshot), MEASURED["dominance_first"]
+    median = scalar(snapshot, "dominance_median") if found is None else float(found.controls[found.peak])
+    beside = f"median {format_value(median, quantity.format)}"
+    return "Dominance", format_value(value, quantity.format), f"of position 0{f', {block}' if block else ''}; {beside}"
+
+
+def _effective_rank(snapshot: Snapshot) -> KeyFigure:
+    value, block = peak_of(snapshot, "effective_rank")
+    last = _value("effective_rank", snapshot.bias)
+    what = f"lowest, after {block}; last block {last}" if block else "of the last block's states"
+    return "Effective rank", format_value(value, MEASURED["effective_rank"].format), what
+
+
+def lineage_figure(rows: Sequence[Mapping[str, Any]], start: Start = BIRTH) -> list[KeyFigure]:
     """The newest lineage test of a run's rows (`rows.join_rows`), if there is one: z, p, and the strangers' z."""
     tested = [row for row in rows if "seedprint_z" in row]
     if not tested:
         return []
     row = tested[-1]
-    judged = f"against its own birth; p {format_p(row['seedprint_log10_p'])}"
+    judged = f"against its own {start.label}; p {format_p(row['seedprint_log10_p'])}"
     if "seedprint_z_stranger" in row:
         judged += f"; against other births at most {format_value(row['seedprint_z_stranger'], '.1f')}"
     return [("Lineage", f"z {format_value(row['seedprint_z'], '.1f')}", judged)]

@@ -15,6 +15,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from ..findings.start import Start
 from ..measure.between.all_pairs import Compared
 from ..measure.records import RunDir, Snapshot
 from .html_page import render
@@ -22,7 +23,7 @@ from .key_figures import of_run, of_snapshot
 from .pictures.between_models import draw_model_matrices
 from .pictures.later import later
 from .pictures.style import GRID, INK, MUTED
-from .run_history import read_runs
+from .run_history import RunHistory, read_runs
 from .sections.direction import DIRECTION
 from .sections.link import Link
 from .sections.persistence import PERSISTENCE
@@ -35,6 +36,7 @@ from .sections.training_view import TrainingView
 from .sections.value_aggregation import AGGREGATION
 from .snapshot_table import shown_columns
 from .text import step_in_words, without_shared_folder
+from .verdicts import MARKS, snapshot_verdicts, verdicts
 
 #: Whose first picture stands for a run, and for a snapshot.
 _OF_RUN = (LOSS, SINK, DIRECTION, PERSISTENCE)
@@ -45,7 +47,7 @@ _MOST_PAIRS = 6
 
 
 def run_html(run: RunDir) -> str:
-    """A run over training: its table of snapshots, its main curves.
+    """A run over training: what it says in sentences, its table of snapshots, its main curves.
 
     Raises:
         RunError: a file of the run is damaged; the message names it.
@@ -59,26 +61,29 @@ def run_html(run: RunDir) -> str:
     return _render(
         history.name,
         of_run(history),
-        _first_pictures(_OF_RUN, section) if history.snapshots or history.metrics else [],
+        _first_pictures(_OF_RUN, section, history.start) if history.snapshots or history.metrics else [],
+        sentences=[verdict for verdict in verdicts(history) if verdict.headline],
         columns=shown_columns(history.rows, view.quantities),
         rows=history.rows,
     )
 
 
 def snapshot_html(snapshot: Snapshot, name: str = "") -> str:
-    """One snapshot: its key figures, its main pictures.
+    """One snapshot: what it says in sentences, its key figures, its main pictures.
 
     Args:
         snapshot: the measurement.
         name: what it is of.
     """
-    view = SnapshotView(name, snapshot)
+    history = RunHistory.of_snapshot(snapshot)
+    view = SnapshotView(name, snapshot, history.start)
 
     def section(link: Link, shown: Section) -> None:
         link.in_snapshot(view, shown)
 
-    title = " · ".join(filter(None, [name, step_in_words(snapshot.step)]))
-    return _render(title, of_snapshot(snapshot), _first_pictures(_OF_SNAPSHOT, section))
+    title = " · ".join(filter(None, [name, step_in_words(snapshot.step, history.start)]))
+    pictures = _first_pictures(_OF_SNAPSHOT, section, history.start)
+    return _render(title, of_snapshot(snapshot), pictures, sentences=snapshot_verdicts(history))
 
 
 def comparison_html(compared: Compared) -> str:
@@ -99,7 +104,7 @@ def comparison_html(compared: Compared) -> str:
     return _render("Between models", strip, pictures)
 
 
-def _first_pictures(links: Iterable[Link], fill: Any) -> list[Picture]:
+def _first_pictures(links: Iterable[Link], fill: Any, start: Start) -> list[Picture]:
     """The first picture of each link that has one; none where matplotlib is missing."""
     if importlib.util.find_spec("matplotlib") is None:
         return []
@@ -107,7 +112,7 @@ def _first_pictures(links: Iterable[Link], fill: Any) -> list[Picture]:
     for link in links:
         section = Section(link.id, link.title, "")
         fill(link, section)
-        found += section.pictures[:1]
+        found += section.in_words_of(start).pictures[:1]
     return found
 
 
@@ -119,7 +124,8 @@ def _render(title: str, figures: Sequence[tuple[str, str, str]], pictures: Seque
         strip=figures,
         pictures=shown,
         colours={"ink": INK, "muted": MUTED, "grid": GRID},
-        **{"columns": [], "rows": [], **table},
+        marks={tone: mark for tone, (mark, _) in MARKS.items()},
+        **{"columns": [], "rows": [], "sentences": [], **table},
     )
     # Ids of a notebook's outputs share one page.
     digest = hashlib.sha256(page.encode()).hexdigest()[:8]

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from markupsafe import Markup, escape
 
 from ..findings.compared_runs import Comparison, Difference, paired_differences
 from ..findings.nothing_here import nothing_here
+from ..findings.start import Start, start_of_all
 from .charts.chart_page import Block, Controls, Finding, Findings, Fold, Panels, Prose, Table
 from .charts.run_panels import panels_of_runs
-from .charts.specs import ChartPanel, PageRun
+from .charts.specs import ChartPanel, CurvePanel, PageRun, RankingPanel
 from .charts.stills import run_variable
 from .run_history import RunHistory
 from .text import MISSING, format_value, printable
@@ -32,6 +34,7 @@ def page_runs(runs: Sequence[RunHistory], comparison: Comparison) -> list[PageRu
             # A second run of one seed is no further seed: it stands for itself.
             group if group in several and is_first else "",
             {s.step: tokens for s in run.dated if isinstance(tokens := s.summary.get("tokens"), int)},
+            run.start.at,
         )
         for run, group, is_first in zip(runs, comparison.groups, comparison.first_of_seed, strict=True)
     ]
@@ -51,7 +54,10 @@ def story(
         blocks.append(Prose(about_run(runs[0]), note=True))
     else:
         blocks += _compared(runs, comparison)
-    panels = panels_of_runs(runs)
+    start = start_of_all(run.start for run in runs)
+    panels = {
+        section: [_in_words_of(start, panel) for panel in found] for section, found in panels_of_runs(runs).items()
+    }
     nothing = {section: why for section in panels if (why := nothing_here(runs, section))}
     shown = {section: found for section, found in panels.items() if found and section not in nothing}
     places = {section: f"panel-{found[0].id}" for section, found in shown.items()}
@@ -63,8 +69,19 @@ def story(
     return blocks, {section: panels[section] for section in nothing}, nothing
 
 
+def _in_words_of(start: Start, panel: ChartPanel) -> ChartPanel:
+    """A panel, which speaks of a birth, in the words of another start."""
+    if start.is_birth:
+        return panel
+    if isinstance(panel, RankingPanel):
+        panel = replace(panel, headings=[start.says(heading) for heading in panel.headings], start=start.at)
+    elif isinstance(panel, CurvePanel):
+        panel = replace(panel, series=[replace(series, name=start.says(series.name)) for series in panel.series])
+    return replace(panel, title=start.says(panel.title))
+
+
 def about_run(run: RunHistory) -> str:
-    """Model, data and seed of a run in a line."""
+    """Model, data and start of a run in a line."""
     birth = run.birth
     model, data = birth.get("model") or {}, birth.get("data") or {}
     summary: Mapping[str, Any] = run.snapshots[-1].summary if run.snapshots else {}
@@ -85,7 +102,9 @@ def about_run(run: RunHistory) -> str:
         named = data.get("sources") or data["path"]
         said = named if isinstance(named, str) else ", ".join(named)
         parts.append(f"data {said}" + (f" ({_counted(tokens)} tokens)" if isinstance(tokens, int) else ""))
-    if birth.get("init_seed") is not None:
+    if birth.get("init_from"):
+        parts.append(f"started from {birth['init_from']}")
+    elif birth.get("init_seed") is not None:
         parts.append(f"init_seed {birth['init_seed']}")
     last = max([*run.metrics, *(s.step for s in run.dated)], default=0)
     if last > 0:

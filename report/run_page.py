@@ -8,6 +8,7 @@ from typing import Any
 
 from ..files import strict
 from ..findings.compared_runs import compare_configs
+from ..findings.start import start_of_all
 from ..measure.records import RunDir
 from ..metrics.quantities import LOGGED
 from ..metrics.quantity import Quantity
@@ -65,9 +66,8 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
         "live": live,
         "pictured": PICTURED,
         "nothing": nothing,
-        "said": {
-            v.section: v.sentence for v in (verdicts(histories[0]) if len(histories) == 1 else []) if not v.headline
-        },
+        "said": _said(histories),
+        "start": start_of_all(run.start for run in histories),
         "pages": [
             (name if len(histories) == 1 else f"{run.name}, {name}", link)
             for run in histories
@@ -84,6 +84,15 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
     )
 
 
+def _said(runs: Sequence[RunHistory]) -> dict[str, str]:
+    """What is said in the sections of the page of one run and not on its first screen, by section."""
+    found: dict[str, list[str]] = {}
+    for verdict in verdicts(runs[0]) if len(runs) == 1 else []:
+        if not verdict.headline:
+            found.setdefault(verdict.section, []).append(verdict.sentence)
+    return {section: " ".join(sentences) for section, sentences in found.items()}
+
+
 def _live(section: Section, runs: Sequence[str], declared: Mapping[str, Quantity]) -> list[ChartPanel | None]:
     """The live panel of each picture of a section."""
     return [
@@ -98,7 +107,12 @@ def _pages(run: RunHistory, out: Path) -> list[tuple[str, str]]:
     for snapshot in run.snapshots:
         page = snapshot_page(run.folder.snapshot(snapshot.step)).resolve()
         if page.is_file() and page.is_relative_to(out.resolve().parent):
-            links.append((step_in_words(snapshot.step), page.relative_to(out.resolve().parent).as_posix()))
+            links.append(
+                (
+                    step_in_words(snapshot.step, run.start) or "snapshot",
+                    page.relative_to(out.resolve().parent).as_posix(),
+                )
+            )
     return links
 
 
@@ -131,7 +145,8 @@ def _certificate(run: RunHistory) -> list[tuple[str, str]]:
     if not birth:
         summary = run.snapshots[-1].summary
         return [(name, printable(_flat(summary[name]))) for name in ("source", "model", "probe") if name in summary]
-    lines = {key: birth.get(key) for key in ("digest", "init_seed", "data_seed", "probe_seed", "created")}
+    named = ("digest", "init_from" if birth.get("init_from") else "init_seed", "data_seed", "probe_seed", "created")
+    lines = {key: birth.get(key) for key in named}
     lines["parameters"] = birth.get("n_params")
     lines |= {group: birth.get(group) for group in ("model", "data", "versions", "code")}
     return [(name, printable(_flat(value))) for name, value in lines.items() if value is not None]

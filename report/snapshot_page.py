@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ from ..measure.records import RunDir, Snapshot
 from .html_page import navigation, render, write_page
 from .key_figures import of_snapshot
 from .pictures.style import our_style
+from .run_history import RunHistory
 from .sections.chain import sections_in_snapshot
 from .sections.snapshot_view import SnapshotView
 from .text import finite_or_nan, format_value, printable, step_in_words
+from .verdicts import MARKS, snapshot_verdicts
 
 
 def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
@@ -27,13 +30,17 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
     out = snapshot_page(folder) if out is None else out
     whole = folder.resolve()
     owner = whole.parent.parent if whole.parent.name == "snapshots" else None
-    name = printable(whole.name if owner is None else owner.name)
-    sections = sections_in_snapshot(SnapshotView(name, snapshot))
+    name = printable(_model_name(snapshot) or whole.name if owner is None else owner.name)
+    history = _history(snapshot, RunDir(owner) if owner is not None and RunDir.is_run(owner) else None)
+    sections = sections_in_snapshot(SnapshotView(name, snapshot, history.start))
     inside = owner is not None and RunDir.is_run(owner) and out == snapshot_page(folder)
     values: dict[str, Any] = {
         "name": name,
-        "when": step_in_words(snapshot.step),
+        "when": step_in_words(snapshot.step, history.start),
+        "verdicts": snapshot_verdicts(history),
+        "marks": {tone: mark for tone, (mark, _) in MARKS.items()},
         "strip": of_snapshot(snapshot),
+        "linked": {section.id for section in sections},
         "chain": navigation(sections, [snapshot]),
         "about": _about(snapshot),
         "unseen": [printable(str(place)) for place in snapshot.summary.get("unseen") or []],
@@ -43,6 +50,21 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
     with our_style():  # set once, not for each picture
         write_page(out, sections, lambda data: render("snapshot.html.j2", sections=sections, data=data, **values))
     return out
+
+
+def _model_name(snapshot: Snapshot) -> str:
+    """The model's name as a title has it: the last part of where it came from; "" where that is not known."""
+    source = str(snapshot.summary.get("source", ""))
+    return source.rstrip("/").rpartition("/")[2]
+
+
+def _history(snapshot: Snapshot, run: RunDir | None) -> RunHistory:
+    """A snapshot beside the start of its run, where it is of one."""
+    alone = RunHistory.of_snapshot(snapshot)
+    if run is None or not run.birth.exists():
+        return alone
+    first = [Snapshot.read(run.snapshot(0))] if snapshot.step > 0 and run.snapshot(0).is_dir() else []
+    return replace(alone, birth=run.read_birth(), snapshots=[*first, snapshot])
 
 
 def snapshot_page(folder: Path) -> Path:

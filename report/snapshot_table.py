@@ -12,14 +12,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from ..findings.wording import in_ascii
 from ..measure.records import RunDir
 from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
 from .rows import declared_quantities, row_key
 from .run_history import read_runs
 from .text import MISSING, format_value
-from .verdicts import Tone, Verdict, verdicts
+from .verdicts import printed, verdicts
 
 _LINEAGE = ("seedprint_z", "seedprint_log10_p")
 _LOSSES = ("val_loss", "train_loss")  # the terminal shows the first of them that was logged
@@ -104,7 +103,8 @@ def print_table(run: RunDir, console: Console) -> None:
     if not rows:
         console.print(Text(f"{run.path}: no snapshots yet"))
         return
-    console.print(_sentences(verdicts(history), ascii_only=console.options.ascii_only))
+    found = [verdict for verdict in verdicts(history) if verdict.headline]
+    console.print(printed(found, ascii_only=console.options.ascii_only))
     console.print()
     full = _terminal_columns(rows, declared_quantities(history.snapshots))
     table = _table(rows, full, console, controls=True)
@@ -114,25 +114,6 @@ def print_table(run: RunDir, console: Console) -> None:
         kept = [column for column in full if not 0 < column.gives_way < least]
         table = _table(rows, kept, console, controls=False)
     console.print(table)
-
-
-#: How a verdict's tone looks, and in ASCII.
-_MARKS: Mapping[Tone, tuple[str, str]] = {
-    "present": ("●", "*"),
-    "weak": ("◐", "+"),
-    "absent": ("○", "-"),
-    "unclear": ("?", "?"),
-}
-
-
-def _sentences(found: Sequence[Verdict], *, ascii_only: bool) -> Table:
-    """The verdicts of the first screen, each behind the mark of its tone."""
-    lines = Table.grid(padding=(0, 1))
-    for verdict in found:
-        if verdict.headline:
-            sentence = in_ascii(verdict.sentence) if ascii_only else verdict.sentence
-            lines.add_row(_MARKS[verdict.tone][ascii_only], Text(sentence))
-    return lines
 
 
 def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity]) -> list[Column]:

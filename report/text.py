@@ -9,6 +9,7 @@ from os.path import commonprefix
 from typing import Any
 
 from ..files import finite_or_nan as finite_or_nan
+from ..findings.start import Start
 
 MISSING = "–"
 """What stands where there is no number."""
@@ -66,9 +67,14 @@ def without_shared_folder(names: Sequence[str]) -> list[str]:
     return [name.removeprefix(f"{shared}/") if shared else name for name in names]
 
 
-def step_in_words(step: int) -> str:
-    """A snapshot's step; a negative one is unknown."""
-    return "at birth" if step == 0 else f"step {step:,}" if step > 0 else "step unknown"
+def step_in_words(step: int, start: Start) -> str:
+    """A snapshot's step; "" for a negative one, which is unknown.
+
+    Args:
+        step: optimizer steps.
+        start: the model that training began with.
+    """
+    return start.at if step == 0 else f"step {step:,}" if step > 0 else ""
 
 
 def markdown_table(titles: Sequence[str], rows: Sequence[Sequence[str]], n_text: int) -> str:

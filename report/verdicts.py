@@ -6,33 +6,66 @@ Every sentence names its control, or says that there is none. What it calls larg
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
+from rich.table import Table
+from rich.text import Text
+
+from ..findings.chain_links import aggregation, dominance, gradient, lock, neurons, rank
 from ..findings.learning import loss, what_is_missing
-from ..findings.seed_mark import birth_bias, direction, lineage, ranking
-from ..findings.sink_chain import aggregation, dominance, lock, neurons, sink
+from ..findings.seed_mark import birth_bias, direction, lineage, preference, ranking
+from ..findings.sink_chain import sink
 from ..findings.verdict import Tone, Verdict
+from ..findings.wording import in_ascii
 from .run_history import RunHistory
 
-__all__ = ["QUESTIONS", "Tone", "Verdict", "verdicts"]
+__all__ = ["QUESTIONS", "Tone", "Verdict", "printed", "snapshot_verdicts", "verdicts"]
 
-QUESTIONS: tuple[Callable[[RunHistory], Verdict | None], ...] = (
+Question = Callable[[RunHistory], Verdict | None]
+
+#: About one snapshot, the sink and what leads to it first.
+_OF_SNAPSHOT: tuple[Question, ...] = (sink, neurons, dominance, aggregation, lock, gradient, rank)
+
+QUESTIONS: tuple[Question, ...] = (
     what_is_missing,
     loss,
     birth_bias,
     direction,
     ranking,
     lineage,
-    sink,
-    aggregation,
-    neurons,
-    dominance,
-    lock,
+    *_OF_SNAPSHOT,
+    preference,
 )
 """In the order of the page."""
+
+MARKS: Mapping[Tone, tuple[str, str]] = {
+    "present": ("●", "*"),
+    "weak": ("◐", "+"),
+    "absent": ("○", "-"),
+    "unclear": ("?", "?"),
+}
+"""How a verdict's tone looks, and in ASCII."""
 
 
 def verdicts(history: RunHistory) -> list[Verdict]:
     """What a run's numbers say, what matters most first; a question without numbers has no verdict."""
-    found = [question(history) for question in QUESTIONS]
+    return _answers(history, QUESTIONS)
+
+
+def snapshot_verdicts(history: RunHistory) -> list[Verdict]:
+    """What the newest snapshot of a run says, the sink first; a question without numbers has no verdict."""
+    return _answers(history, (*_OF_SNAPSHOT, preference, birth_bias, direction, ranking))
+
+
+def _answers(history: RunHistory, questions: Sequence[Question]) -> list[Verdict]:
+    found = [question(history) for question in questions]
     return [verdict for verdict in found if verdict is not None]
+
+
+def printed(found: Sequence[Verdict], *, ascii_only: bool) -> Table:
+    """Verdicts for a terminal, each behind the mark of its tone."""
+    lines = Table.grid(padding=(0, 1))
+    for verdict in found:
+        sentence = in_ascii(verdict.sentence) if ascii_only else verdict.sentence
+        lines.add_row(MARKS[verdict.tone][ascii_only], Text(sentence))
+    return lines

@@ -182,7 +182,8 @@ def _print_start(
 ) -> None:
     """What starts, how much is to be trained, what is otherwise than ``asked``, and how attention is computed where no
     fused kernel does it."""
-    birth = f"{start.birth['n_params']:,} parameters  birth {start.birth['digest'][:12]}…"
+    kind = "start" if config.init_from else "birth"
+    birth = f"{start.birth['n_params']:,} parameters  {kind} {start.birth['digest'][:12]}…"
     console.print(
         f"[bold]{escape(str(run.path))}[/bold]  {birth}  "
         + (f"resumed at step {start.step}" if resumed else escape(config.init_from) or f"init_seed {config.init_seed}")

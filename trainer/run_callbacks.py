@@ -69,6 +69,7 @@ def build_recorder(
         token_texts=data.token_texts,
         tokens_per_step=config.tokens_after,
         borders=data.borders,
+        init_from=config.init_from,
     )
 
 

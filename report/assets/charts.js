@@ -392,6 +392,8 @@ const charts = (() => {
   };
 
   // ── maps and rankings ────────────────────────────────────────────────────────────────────────────────────────────
+  const whenOf = (data, run, step) => step === 0 ? (data.runs[run || 0] || { start: "at birth" }).start : `step ${step}`;
+
   const drawHeatmap = (panel, box, state, data) => {
     box.replaceChildren();
     const fits = s => (s.run === undefined || s.run === state.focus) && (!s.probe || !state.probe || s.probe === state.probe);
@@ -400,7 +402,7 @@ const charts = (() => {
     let series = found, when = "";
     if (axisOf(series, "step")) {
       const steps = axisOf(series, "step")[1], i = stepIndex(steps, state.step);
-      when = steps[i] === 0 ? "at birth" : `step ${steps[i]}`;
+      when = whenOf(data, found.run, steps[i]);
       series = reduce(series, "step", i);
     }
     const rows = axisOf(series, panel.rows)[1], columns = axisOf(series, panel.columns)[1];
@@ -450,7 +452,7 @@ const charts = (() => {
       table.append(line);
     }
     const who = data.runs.length > 1 ? data.runs[list.run].name + ", " : "";
-    box.append(node("p", "when", who + (list.step === 0 ? "at birth" : `step ${list.step}`)), table);
+    box.append(node("p", "when", who + whenOf(data, list.run, list.step)), table);
     return null;
   };
 

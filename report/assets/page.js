@@ -148,7 +148,7 @@
         const index = data.steps.reduce((found, step, i) => step <= state.step ? i : found, 0), step = data.steps[index];
         slider.value = index;
         const seen = tokens[step] ? `, ${counted(tokens[step])} tokens` : "";
-        told.textContent = (step === 0 ? "0, birth" : `${step}`) + seen;
+        told.textContent = (step === 0 ? `0, ${(data.runs[0] || { start: "at birth" }).start.replace(/^at /, "")}` : `${step}`) + seen;
         slider.setAttribute("aria-valuetext", told.textContent);
       });
     }

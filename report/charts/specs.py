@@ -158,6 +158,8 @@ class RankingPanel:
     caption: str = ""
     csv: str = ""
     unit: str = ""
+    start: str = "at birth"
+    """What step 0 is called."""
     kind: str = "ranking"
 
     def to_json(self) -> dict[str, Any]:
@@ -252,8 +254,11 @@ class PageRun:
     """Runs of one group are seeds of one config: drawn as a band."""
     tokens: Mapping[int, int] | None = None
     """Tokens seen, by step."""
+    start: str = "at birth"
+    """What step 0 is called."""
 
     def to_json(self) -> dict[str, Any]:
         """The run as the page's script reads it."""
         tokens = {str(step): int(n) for step, n in (self.tokens or {}).items()}
-        return {"name": self.name, "group": self.group, **({"tokens": tokens} if tokens else {})}
+        found: dict[str, Any] = {"name": self.name, "group": self.group, "start": self.start}
+        return found | ({"tokens": tokens} if tokens else {})

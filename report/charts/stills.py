@@ -255,7 +255,7 @@ def _ranking(panel: RankingPanel) -> Markup:
     for run in runs:
         held = sorted((r for r in panel.rankings if r.run == run), key=lambda r: r.step)
         for ranking in held if len(held) < 2 else (held[0], held[-1]):
-            when = "at birth" if ranking.step == 0 else f"step {ranking.step:,}"
+            when = panel.start if ranking.step == 0 else f"step {ranking.step:,}"
             parts.append(ranking_table(panel, ranking.rows, when))
     return Markup('<div class="lists">') + Markup("").join(parts) + Markup("</div>")
 

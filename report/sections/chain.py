@@ -67,13 +67,15 @@ def sections_over_training(view: TrainingView) -> list[Section]:
     """The sections of the page of runs, in its order."""
     logged = (quantity for quantity in LOGGED.values() if quantity.section)
     links = _with_declared([*logged, *view.quantities.values()])
-    return [s for link, declared in links if (s := link.section_over_training(view, declared)) is not None]
+    found = (link.section_over_training(view, declared) for link, declared in links)
+    return [section.in_words_of(view.start) for section in found if section is not None]
 
 
 def sections_in_snapshot(view: SnapshotView) -> list[Section]:
     """The sections of the page of a snapshot, in its order."""
     links = _with_declared(view.quantities.values())
-    return [s for link, declared in links if (s := link.section_in_snapshot(view, declared)) is not None]
+    found = (link.section_in_snapshot(view, declared) for link, declared in links)
+    return [section.in_words_of(view.start) for section in found if section is not None]
 
 
 def _with_declared(quantities: Iterable[Quantity]) -> list[tuple[Link, list[Quantity]]]:

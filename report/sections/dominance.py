@@ -6,6 +6,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...findings.along_depth import blocks_in_words, in_block
+from ...findings.massive_channel import massive_pairs
+from ...findings.verdict import Group
 from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.axes import log_ticks, position_axis
@@ -14,7 +17,7 @@ from ..pictures.later import later
 from ..pictures.layers import draw_blocks
 from ..pictures.panels import Panel
 from ..pictures.style import SOLID
-from ..probe_arrays import PROBES, arrays_of, measured_probes
+from ..probe_arrays import PROBES, measured_probes
 from ..text import format_value
 from .link import Link
 from .section import Drawing, Listing, Section
@@ -121,25 +124,25 @@ def _draw_spectrum(arrays: Arrays) -> Drawing | None:
 
 
 def _list_massive(view: SnapshotView, section: Section, prefix: str) -> None:
-    arrays = arrays_of(view.snapshot, prefix)
-    if any(f"massive_{name}" not in arrays for name in ("value", "position", "channel")):
+    group: Group = "bias_text" if prefix else "bias"
+    pairs = massive_pairs(view.snapshot, group)[:LISTED]
+    if not pairs:
         return
-    value, position, channel = (arrays[f"massive_{name}"] for name in ("value", "position", "channel"))
-    order = np.argsort(-np.nan_to_num(value, nan=-np.inf).ravel(), kind="stable")[:LISTED]
     rows = [
         [
-            format_value(float(value[at]), ".2f"),
-            str(at[0]) if at[0] else "embeddings",
-            str(position[at]),
-            str(channel[at]),
+            str(pair.position),
+            str(pair.channel),
+            format_value(pair.value, ".2f" if pair.value < 1000 else ",.0f"),
+            in_block(pair.block).removeprefix("block "),
+            blocks_in_words(pair.blocks).removeprefix("blocks ").removeprefix("block "),
         ]
-        for at in zip(*np.unravel_index(order, value.shape), strict=True)
+        for pair in pairs
     ]
     probe = PROBES[prefix]
     section.listings.append(
         Listing(
             "Massive activations" + (f", {probe} probe" if prefix else ""),
-            ["|h|", "block", "position", "channel"],
+            ["position", "channel", "largest |h|", "after block", "listed in blocks"],
             rows,
             f"dominance-massive{'-' + probe if prefix else ''}.csv",
             [],  # the picture's file holds them

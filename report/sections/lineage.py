@@ -10,7 +10,9 @@ from .training_view import TrainingView
 
 
 def _over_training(view: TrainingView, section: Section) -> None:
-    curves = view.logged({"seedprint/z": ("own birth", SOLID), "seedprint/z_stranger": ("strangers, largest", DASHED)})
+    curves = view.logged(
+        {"seedprint/z": (view.start.says("own birth"), SOLID), "seedprint/z_stranger": ("strangers, largest", DASHED)}
+    )
     view.add_curves(section, "z", "z of the lineage test.", curves, "z")
     p = view.logged({"seedprint/log10_p": ("", SOLID)})
     caption = "Chance of as large a z between strangers, as a power of ten; below −2 it is the same lineage."

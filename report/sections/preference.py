@@ -97,8 +97,9 @@ def favourites(run: RunHistory) -> list[tuple[str, str, list[dict[str, Any]]]]:
             }
             for token in snapshot.summary.get("top_tokens", [])[:_FAVOURITES]
         ]
-        title = f"Now, {step_in_words(snapshot.step)}" if now else "At birth"
-        lists.append((title, "" if elsewhere is None else "rank at birth" if now else "rank now", rows))
+        when = step_in_words(snapshot.step, run.start)
+        title = (f"Now, {when}" if when else "Now") if now else run.start.at.capitalize()
+        lists.append((title, "" if elsewhere is None else f"rank {run.start.at}" if now else "rank now", rows))
     return lists
 
 
@@ -122,7 +123,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
         for token in tokens
     ]
     if rows:
-        headings = ["", "token", "id", "V · p̄", "argmax share", *(["rank at birth"] if at_birth else [])]
+        headings = ["", "token", "id", "V · p̄", "argmax share", *([f"rank {view.start.at}"] if at_birth else [])]
         axis = {
             "rank": [token["rank"] for token in tokens],
             "token": [token["id"] for token in tokens],

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from markupsafe import Markup
 
+from ...findings.start import Start
 from ..csv_files import LabelledArray, to_csv
 from ..pictures.later import Later
 from ..pictures.saving import to_svg
@@ -71,6 +72,18 @@ class Section:
     """What a reader must know before the pictures, or why there are none."""
     unpictured: list[tuple[str, Sequence[LabelledArray]]] = field(default_factory=list)
     """CSV file and numbers of what has no picture: of runs that are too many."""
+
+    def in_words_of(self, start: Start) -> Section:
+        """It, which speaks of a birth, in the words of another start."""
+        if start.is_birth:
+            return self
+        return replace(
+            self,
+            title=start.says(self.title),
+            lede=start.says(self.lede),
+            notes=[start.says(note) for note in self.notes],
+            pictures=[replace(picture, caption=start.says(picture.caption)) for picture in self.pictures],
+        )
 
     def add(
         self, drawing: Later, key: str, caption: str, numbers: Sequence[LabelledArray], index: int | None = None

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ...metrics.anatomy.judged_keys import n_judged_keys
 from ...metrics.quantities import MEASURED
 from ..csv_files import LabelledArray
 from ..pictures.axes import position_axis
@@ -79,13 +80,25 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     caption = of_blocks("Importance by key position.", view.n_layers)
     view.add(section, "keys", caption, ["importance"], _draw_keys)
     for prefix in measured_probes(view.snapshot):
-        found = arrays_of(view.snapshot, prefix).get("sink_position")
-        if found is not None:
-            places, counts = np.unique(found, return_counts=True)
-            order = np.argsort(-counts, kind="stable")[:4]
-            most = ", ".join(f"position {places[i]} ({counts[i]})" for i in order)
-            section.notes.append(f"Heads by their key of largest importance, {PROBES[prefix]} probe: {most}.")
+        importance = arrays_of(view.snapshot, prefix).get("importance")
+        if importance is not None and np.isfinite(importance).any():
+            section.notes.append(_heads_by_key(importance, PROBES[prefix]))
     _list_secondary(view, section)
+
+
+def _heads_by_key(importance: np.ndarray, probe: str) -> str:
+    """How many heads have their largest importance on which key, of ``[L, H, T]``.
+
+    The array ``sink_position`` counts every key; the last ones are seen by few queries, and no sentence rests on them.
+    """
+    judged = importance[np.isfinite(importance).all(-1), : n_judged_keys(importance.shape[-1])]
+    places, counts = np.unique(judged.argmax(-1), return_counts=True)
+    order = np.argsort(-counts, kind="stable")[:4]
+    most = ", ".join(f"position {places[i]} ({counts[i]})" for i in order)
+    return (
+        f"Heads by their key of largest importance, {probe} probe: {most}. "
+        f"Judged are the first {judged.shape[-1]} keys, which at least a quarter of the queries see."
+    )
 
 
 def _list_secondary(view: SnapshotView, section: Section) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...findings.start import BIRTH, Start
 from ...measure.records import Snapshot
 from ...metrics.quantity import Quantity
 from ..csv_files import LabelledArray
@@ -35,6 +36,8 @@ class SnapshotView:
     name: str
     """What it is of."""
     snapshot: Snapshot
+    start: Start = BIRTH
+    """The words for what its model's training began with."""
 
     @property
     def n_layers(self) -> int:

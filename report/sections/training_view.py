@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...findings.start import Start, start_of_all
 from ...metrics.quantities import LOGGED
 from ...metrics.quantity import Quantity
 from ..csv_files import LabelledArray
@@ -84,6 +85,11 @@ class TrainingView:
         """First step of snapshots that lie close early and wide late; None if they are spaced evenly."""
         steps = sorted({snapshot.step for run in self.runs for snapshot in run.dated} - {0})
         return steps[0] if steps and steps[len(steps) // 2] < steps[-1] / 4 else None
+
+    @property
+    def start(self) -> Start:
+        """The words for what these runs began with."""
+        return start_of_all(run.start for run in self.runs)
 
     def legend_name(self, run: RunHistory) -> str:
         """One run needs no name in every legend: the page is its own."""
@@ -315,11 +321,11 @@ def thin(steps: list[int], values: list[float]) -> tuple[Sequence[float], Sequen
 
 
 def arrays_at(run: RunHistory, prefix: str, *names: str) -> list[tuple[str, int, dict[str, np.ndarray]]]:
-    """(when, step, arrays) of birth and of now, where all these arrays were measured."""
+    """(when, step, arrays) of the start and of now, where all these arrays were measured."""
     found = []
     for now, snapshot in run.moments:
         arrays = arrays_of(snapshot, prefix)
         if all(name in arrays for name in names):
-            title = "at birth" if not now else f"now, step {snapshot.step:,}" if snapshot.step > 0 else "now"
+            title = run.start.at if not now else f"now, step {snapshot.step:,}" if snapshot.step > 0 else "now"
             found.append((title, snapshot.step, arrays))
     return found

@@ -221,7 +221,7 @@ def test_what_takes_too_long_is_evaluated_more_rarely_and_says_so(monkeypatch):
         first.on_step_end(trainer, Holder, step)
     # Ten of 6 steps each are a tenth of 600: nine intervals, of 70 steps.
     assert taken == [0, 70, 140, 210, 280]
-    assert said[0] == "evaluation of a text: 3 s at birth"
+    assert said[0] == "evaluation of a text: 3 s at step 0"
     assert said[1].startswith("eval.share is 0.1, and one evaluation takes as long as 6 steps")
     assert "every 70 steps, not 10" in said[1]
     trainer.should_stop = True

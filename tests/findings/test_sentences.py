@@ -97,7 +97,8 @@ def test_text_leads_for_sinks():
     text = {"sink_mass": 0.702, "sink_mass_max": 0.702, "sink_uniform": 0.059, "sink_epsilon": 0.3}
     verdict = answer("sink", [snapshot(0, END, END), snapshot(9, END | {"sink_mass": 0.127}, text)])
     assert verdict.sentence == (
-        "A sink forms on text: the first position gets .702 of the attention (uniform .059; on random tokens .127)."
+        "A sink forms on text: the first position gets .702 of the attention (uniform .059; on random tokens .127). "
+        "There was none at birth."
     )
     assert verdict.values == [0.03, 0.702]
 
@@ -130,8 +131,8 @@ def test_sinks_of_documents_that_see_themselves_alone_are_judged_within_them(len
     uniform = np.mean([1 / (t + 1) for t in range(1, length)])
     assert verdict.tone == "present"
     assert verdict.sentence == (
-        "A sink forms on text: the first token of a document gets 1.000 of the attention "
-        f"(uniform {uniform:.3f}; on random tokens .030).".replace(" 0.", " .")
+        "A sink is there in every block, on text: the first token of a document gets 1.000 of the attention "
+        f"(uniform {uniform:.3f}; on random tokens .030). There was none at birth.".replace(" 0.", " .")
     )
     assert verdict.values[1] == 1.0
     assert verdict.control == pytest.approx([uniform, uniform])

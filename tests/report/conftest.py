@@ -45,7 +45,14 @@ def _make_snapshot(step, rng, *, n_layers=3, n_heads=2, vocab=120, length=16, st
         {"rank": i + 1, "id": int(t), "text": TEXTS[i % len(TEXTS)], "p": float(p[t]), "argmax_share": 0.01}
         for i, t in enumerate(order)
     ]
-    summary = {"step": step, "tokens": step * 100, "vocab_size": vocab, "bias": scalars | bias, "top_tokens": top}
+    summary = {
+        "step": step,
+        "tokens": step * 100,
+        "init_seed": 0,
+        "vocab_size": vocab,
+        "bias": scalars | bias,
+        "top_tokens": top,
+    }
     return Snapshot(summary, {name: array for name, array in arrays.items() if only is None or name in only})
 
 

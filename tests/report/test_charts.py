@@ -85,7 +85,7 @@ def test_the_island_holds_the_panels(page):
     text = re.search(r'<script type="application/json" id="charts">(.*?)</script>', page, re.S)[1]
     data = json.loads(text)
     assert data["steps"] == [0, 10, 100]
-    assert data["runs"] == [{"name": EVIL, "group": EVIL, "tokens": {"0": 0, "10": 2000}}]
+    assert data["runs"] == [{"name": EVIL, "group": EVIL, "start": "at birth", "tokens": {"0": 0, "10": 2000}}]
     curve, heads = data["panels"]["curve"]["series"]
     assert curve == {"axes": [["step", [0, 10, 100]]], "v": [1, None, 3], "run": 0, "name": EVIL}
     assert heads["v"] == list(range(12))

@@ -175,7 +175,7 @@ def test_an_arrow_leads_from_a_birth_where_there_is_one(run, tmp_path):
     assert ratio_of(run) == ("12.35 → 12.35", "V · max p̄, birth → now; 1 is none")
     # What a run with --init_from starts from is no birth.
     write_json(run.birth, {"digest": "0" * 64, "init_seed": 0, "n_params": 1, "init_from": "a/model"})
-    assert ratio_of(run) == ("12.35 → 12.35", "V · max p̄, the start → now; 1 is none")
+    assert ratio_of(run) == ("12.35 → 12.35", "V · max p̄, the model it started from → now; 1 is none")
     # Attached late: the first snapshot is no birth either.
     late = RunDir(tmp_path / "late")
     for step, ratio in ((500, 9.0), (1000, 11.0)):

@@ -19,7 +19,7 @@ from ...measure.config import SnapshotConfig
 from ...measure.foreign import ForeignModel
 from ...measure.measurement import BirthReference, Measurement, birth_reference, measure
 from ...measure.recorder import add_probe, snapshot_of
-from ...measure.records import Snapshot
+from ...measure.records import RunDir, Snapshot
 from ...measure.user_metrics import MetricLike
 from ...models.by_block.decoder_by_block import DecoderByBlock
 from ...models.decoder import Decoder
@@ -207,6 +207,7 @@ def measure_loaded(
             found[name] = with_gradients(found[name], more)
     except (RunError, UsageError) as error:
         raise type(error)(f"{loaded.name}: {error}") from None
+    origin = None if loaded.run is None else RunDir(loaded.run).read_birth().get("init_from")
     tokenizer = None if loaded.tokenizer_file is None else TextTokenizer.load(loaded.tokenizer_file)
     token_texts = None if tokenizer is None else tokenizer.token_texts
     snapshot = snapshot_of(
@@ -214,7 +215,7 @@ def measure_loaded(
         found["random"],
         probe_NT,
         probe_seed,
-        about={"step": loaded.step, "source": loaded.name},
+        about={"step": loaded.step, "source": loaded.name} | ({"init_from": origin} if origin else {}),
         seconds=time.perf_counter() - start,
         birth=birth,
         top_k=settings.top_k,

@@ -1,0 +1,63 @@
+"""The model that training began with, and its words: a birth, a pretrained model, or one of which nothing is known."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Start:
+    """The model of step 0, in words."""
+
+    is_birth: bool
+    """Whether a seed drew it."""
+    noun: str
+    """The model itself."""
+    label: str
+    """It in a word, for tables."""
+    at: str
+    """When it was measured."""
+    whose: str
+    """Whose direction the model began with."""
+
+    def says(self, text: str) -> str:
+        """``text``, which speaks of a birth, in the words of this start."""
+        if self.is_birth:
+            return text
+        return reduce(lambda found, pair: re.sub(pair[0], pair[1], found), _OF_NO_BIRTH, text)
+
+
+#: Words of births, and those of a start that is none. The longer phrase comes first.
+_OF_NO_BIRTH = (
+    (r"\bbirths of the same config from other seeds\b", "models that other seeds draw from its config"),
+    (r"\bthe newborn model\b", "the starting model"),
+    (r"\bThe seed direction\b", "The starting direction"),
+    (r"\bseed direction\b", "starting direction"),
+    (r"\bSeed direction\b", "Starting direction"),
+    (r"\bseed directions of other seeds\b", "directions of strangers"),
+    (r"\bbirth's\b", "the start's"),
+    (r"\b[Ii]ts own birth\b", "its own start"),
+    (r"\bown birth\b", "own start"),
+    (r"\bother births\b", "strangers"),
+    (r"\bAt birth\b", "At the start"),
+    (r"\b(?<!the )birth\b", "the start"),
+)
+
+BIRTH = Start(True, "birth", "birth", "at birth", "The seed's")
+PRETRAINED = Start(False, "the model it started from", "start", "at the start", "The starting model's")
+UNKNOWN = Start(False, "the start", "start", "at the start", "The starting model's")
+
+
+def start_of(birth: Mapping[str, Any]) -> Start:
+    """The start of a training by its certificate, which is empty where there is none."""
+    return PRETRAINED if birth.get("init_from") else BIRTH if birth else UNKNOWN
+
+
+def start_of_all(starts: Iterable[Start]) -> Start:
+    """The words for several trainings together: those of births where one of them began with a birth."""
+    found = list(starts)
+    return next((start for start in found if start.is_birth), found[0] if found else BIRTH)
