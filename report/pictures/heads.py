@@ -13,12 +13,12 @@ from .panels import (
     Heights,
     Panel,
     block_colours,
-    block_entries,
     draw_references,
     drawable,
     fit_heights,
     heights_for,
     label_outer_panels,
+    name_blocks,
     small_multiples,
 )
 from .style import REFERENCE, add_legend, in_our_style, legend_line, new_figure, run_colour
@@ -140,7 +140,7 @@ def draw_importance(panels: Sequence[tuple[str, np.ndarray]]) -> Figure:
     grid[0][0].set_ylim(10 ** np.floor(np.log10(low)), max(high, 1.0))
     log_axis(grid[0][0].yaxis)
     grid[0][0].set_ylabel("importance")
-    add_legend(figure, [*block_entries(n_layers), ("uniform", legend_line(**REFERENCE))])
+    name_blocks(figure, grid[0], n_layers, {"uniform": legend_line(**REFERENCE)})
     return figure
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,12 +12,11 @@ from .panels import (
     Heights,
     Panel,
     block_colours,
-    block_entries,
     draw_references,
     drawable,
-    evenly_spaced,
     fit_heights,
     heights_for,
+    name_blocks,
 )
 from .style import (
     INK,
@@ -58,7 +57,6 @@ def draw_blocks(
     n_blocks = len(panels[0].lines) - embeddings
     colours = [MUTED] * embeddings + block_colours(n_blocks)
     entries: dict[str, Any] = {"embeddings": legend_line(color=MUTED)} if embeddings else {}
-    entries |= block_entries(n_blocks)
     for axes, panel in zip(grid[0], panels, strict=True):
         for colour, values in zip(colours, panel.lines, strict=True):
             look: dict[str, Any] = {
@@ -74,7 +72,7 @@ def draw_blocks(
         x_axis(axes)
     fit_heights(grid[0][0], heights, panels)
     grid[0][0].set_ylabel(heights.label)
-    add_legend(figure, list(entries.items()))
+    name_blocks(figure, grid[0], n_blocks, entries)
     return figure
 
 
@@ -111,6 +109,6 @@ def draw_contraction(profiles: Sequence[tuple[str, np.ndarray, np.ndarray]], *, 
     return figure
 
 
-def block_titles(n_layers: int) -> list[tuple[int, str]]:
+def block_titles(blocks: Iterable[int]) -> list[tuple[int, str]]:
     """(index, title) of the blocks that small multiples show."""
-    return [(layer, f"block {layer + 1}") for layer in evenly_spaced(n_layers)]
+    return [(block, f"block {block + 1}") for block in blocks]

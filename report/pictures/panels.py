@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .axes import AROUND_ZERO, log_heights, log_ticks
-from .style import DEPTH, INK, REFERENCE, legend_line, new_figure, our_style
+from .colour_bar import add_colour_bar
+from .style import DEPTH, INK, REFERENCE, add_legend, legend_line, new_figure, our_style
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -18,12 +19,39 @@ if TYPE_CHECKING:
 PREDICTION: dict[str, Any] = {"color": INK, "linestyle": (0, (2, 1.6)), "linewidth": 1.0}
 _REFERENCE_LOOKS = (REFERENCE, PREDICTION)  # of the first and the second reference of a picture
 MAX_PANELS = 12
-"""Panels of small multiples; of more blocks those are drawn that lie evenly between the first and the last."""
+"""Panels of small multiples; of more blocks `blocks_of_change` picks those that are drawn."""
+_NAMED_BLOCKS = 4
+"""Blocks whose lines a legend names; those of more have a scale of colours."""
 
 
 def evenly_spaced(n: int, most: int = MAX_PANELS) -> list[int]:
     """At most ``most`` of ``n`` indices, evenly, the first and the last among them."""
     return sorted({round(i) for i in np.linspace(0, n - 1, min(n, most))})
+
+
+def blocks_of_change(profiles: Iterable[np.ndarray], n_blocks: int, most: int = MAX_PANELS) -> list[int]:
+    """Indices of at most ``most`` blocks: the first, the last, and both sides of the largest changes along depth.
+
+    A change is the root mean square difference between neighbouring blocks, as a share of its profile's largest one.
+    Ties go to the earlier block. Blocks that lie evenly fill what is left where nothing else changes.
+
+    Args:
+        profiles: ``[L]`` or ``[L, X]`` each, of quantities along the blocks; logarithms where ratios count. A
+            difference that is not finite is no change.
+        n_blocks: L.
+        most: blocks to pick, at least two.
+    """
+    largest = np.zeros(max(n_blocks - 1, 0))
+    for profile in profiles:
+        with np.errstate(invalid="ignore"):
+            steps = np.diff(np.asarray(profile, dtype=float).reshape(n_blocks, -1), axis=0)
+        change = np.sqrt(np.square(np.where(np.isfinite(steps), steps, 0.0)).mean(axis=1))
+        if change.any():
+            largest = np.maximum(largest, change / change.max())
+    order = [int(i) for i in np.argsort(-largest, kind="stable") if largest[i] > 0]
+    # Behind a change the new state stands, so that side comes first where one place is left.
+    wanted = [0, n_blocks - 1, *(block for i in order for block in (i + 1, i)), *evenly_spaced(n_blocks, most)]
+    return sorted(list(dict.fromkeys([*wanted, *range(n_blocks)]))[:most]) if n_blocks else []
 
 
 def small_multiples(n: int, heights: tuple[float, float, float] = (200, 118, 96)) -> tuple[Figure, list[Axes]]:
@@ -72,16 +100,38 @@ def _columns(n: int) -> int:
 
 def block_colours(n_blocks: int) -> list[Any]:
     """Colours of the blocks, first to last."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    ramp = LinearSegmentedColormap.from_list("depth", list(DEPTH))
+    ramp = _depth_ramp()
     return [ramp(i / max(n_blocks - 1, 1)) for i in range(n_blocks)]
 
 
-def block_entries(n_blocks: int) -> list[tuple[str, Any]]:
-    """What a legend says about blocks: four of them at most."""
-    colours = block_colours(n_blocks)
-    return [(f"block {i + 1}", legend_line(color=colours[i])) for i in evenly_spaced(n_blocks, 4)]
+def _depth_ramp() -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    return LinearSegmentedColormap.from_list("depth", list(DEPTH))
+
+
+def name_blocks(
+    figure: Figure, panels: Sequence[Axes], n_blocks: int, entries: Mapping[str, Any], first: int = 1
+) -> None:
+    """Say which colour of `block_colours` is which block: few in the legend, many by a bar beside ``panels``.
+
+    Args:
+        figure: of `new_figure`.
+        panels: its axes, side by side.
+        n_blocks: lines of blocks in each.
+        entries: the legend's other words and lines.
+        first: number of the first block.
+    """
+    colours, last = block_colours(n_blocks), first + n_blocks - 1
+    if n_blocks <= _NAMED_BLOCKS:
+        blocks = {f"block {first + i}": legend_line(color=colour) for i, colour in enumerate(colours)}
+        add_legend(figure, [*blocks.items(), *entries.items()])
+        return
+    add_legend(figure, list(entries.items()))
+    every = next(size for size in (2, 5, 10, 20, 50, 100, 200, 500, n_blocks) if n_blocks / size <= 6)
+    # Round numbers that leave room for the first and the last.
+    inner = [tick for tick in range(every, last, every) if min(tick - first, last - tick) >= every / 2]
+    add_colour_bar(panels, _depth_ramp(), [first, *inner, last], limits=(first, last), label="block")
 
 
 @dataclass(frozen=True)

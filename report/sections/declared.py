@@ -27,7 +27,7 @@ from ..probe_arrays import GROUPS, measured_probes
 from ..run_history import RunHistory
 from ..text import finite_or_nan, format_value
 from .section import Drawing, Listing, Section
-from .snapshot_view import Arrays, SnapshotView, draw_by_block, of_blocks, shown_positions
+from .snapshot_view import Arrays, SnapshotView, draw_by_block, shown_positions
 from .training_view import BlockValues, TrainingView, arrays_at, control_label, heights_of
 
 if TYPE_CHECKING:
@@ -86,10 +86,11 @@ def draw_in_snapshot(view: SnapshotView, section: Section, quantities: Iterable[
             view.add(section, f"{key}-blocks", f"{caption} By block.", [name], draw)
         if _has_lines(quantity):
             over = AXES[quantity.axes[-1]].column
+            blocks: list[int] = []
             text = f"{caption} By {over}."
             if len(quantity.axes) == 3:
-                text = of_blocks(text, view.n_layers)
-            view.add(section, f"{key}-{over}", text, [name], partial(_draw_lines, quantity))
+                blocks, text = view.some_blocks(text, name)
+            view.add(section, f"{key}-{over}", text, [name], partial(_draw_lines, quantity, blocks))
         elif not _has_blocks(quantity) and name in view.snapshot.arrays:
             section.notes.append(_without_picture(quantity))
     _list_scalars(view, section, [quantity for quantity in every if quantity.has_scalar])
@@ -211,14 +212,14 @@ def _lines(quantity: Quantity, moments: Sequence[Moment], run: int) -> Drawing:
     return later(draw_blocks, panels, heights=heights_of(quantity), x_axis=axis, embeddings=embeddings), numbers
 
 
-def _draw_lines(quantity: Quantity, arrays: Arrays) -> Drawing | None:
+def _draw_lines(quantity: Quantity, blocks: Sequence[int], arrays: Arrays) -> Drawing | None:
     array = arrays[quantity.name].astype(float)
     if not np.isfinite(array).any():
         return None
     if len(quantity.axes) < 3:
         return _lines(quantity, [("", {}, array)], 0)
     shown, axis = _over_index(quantity, array.shape[-1])
-    titles = block_titles(len(array))
+    titles = block_titles(blocks)
     x = shown + AXES[quantity.axes[-1]].first
     panels = [Panel(title, x, array[layer][:, shown]) for layer, title in titles]
     figure = later(draw_heads, panels, run=0, heights=heights_of(quantity), x_axis=axis)

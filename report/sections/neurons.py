@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
+
 import numpy as np
 
 from ...metrics.quantities import MEASURED
@@ -13,7 +16,7 @@ from ..probe_arrays import PROBES, arrays_of, measured_probes
 from ..text import format_value
 from .link import Link
 from .section import Drawing, Listing, Section
-from .snapshot_view import LISTED, Arrays, SnapshotView, of_blocks
+from .snapshot_view import LISTED, Arrays, SnapshotView
 from .training_view import BlockValues, TrainingView, heights_of
 from .value_aggregation import positive_ratio
 
@@ -35,12 +38,13 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
         "neurons among the ten units of largest z."
     )
     needs = ["activation_first", "activation_others", "neuron_index", "neuron_is_super", "super_neurons"]
-    view.add(section, "units", of_blocks(caption, view.n_layers), needs, _draw_units, square=True)
+    blocks, caption = view.some_blocks(caption)
+    view.add(section, "units", caption, needs, partial(_draw_units, blocks), square=True)
     for prefix in measured_probes(view.snapshot):
         _list_units(view, section, prefix)
 
 
-def _draw_units(arrays: Arrays) -> Drawing | None:
+def _draw_units(blocks: Sequence[int], arrays: Arrays) -> Drawing | None:
     """Hidden units at the first position against the others."""
     first, others = arrays["activation_first"], arrays["activation_others"]
     # Blocks that show none, such as those with experts, have no number at all.
@@ -53,7 +57,7 @@ def _draw_units(arrays: Arrays) -> Drawing | None:
     np.put_along_axis(of_seen, arrays["neuron_index"][seen].astype(int), arrays["neuron_is_super"][seen] > 0, axis=1)
     is_super[seen] = of_seen
     silent = max(float(every[every > 0].min()), 1e-4 * float(every.max()))
-    titles = [(layer, title) for layer, title in block_titles(len(first)) if seen[layer]]
+    titles = [(layer, title) for layer, title in block_titles(blocks) if seen[layer]]
     if not titles:
         return None
     panels, numbers = [], []

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,7 +22,7 @@ from ..run_history import RunHistory
 from ..text import finite_or_nan, format_value, one_line, shorten
 from .link import Link
 from .section import Drawing, Listing, Section
-from .snapshot_view import Arrays, SnapshotView, block_and_head, head_lines, of_blocks, shown_positions
+from .snapshot_view import Arrays, SnapshotView, block_and_head, head_lines, shown_positions
 from .training_view import BlockValues, TrainingView, arrays_at, heights_of
 
 if TYPE_CHECKING:
@@ -77,8 +79,8 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     view.add(section, "map", caption, ["sink_mass"], _draw_maps)
     caption = "Sink rate of position 0 by the importance ε that makes a sink, mean over the heads of a block."
     view.add(section, "rate", caption, ["sink_rate_grid", "sink_epsilons"], _draw_rates)
-    caption = of_blocks("Importance by key position.", view.n_layers)
-    view.add(section, "keys", caption, ["importance"], _draw_keys)
+    blocks, caption = view.some_blocks("Importance by key position.")
+    view.add(section, "keys", caption, ["importance"], partial(_draw_keys, blocks))
     for prefix in measured_probes(view.snapshot):
         importance = arrays_of(view.snapshot, prefix).get("importance")
         if importance is not None and np.isfinite(importance).any():
@@ -157,10 +159,10 @@ def _draw_rates(arrays: Arrays) -> Drawing:
     return figure, [LabelledArray("sink_rate", grid.mean(2), axes)]
 
 
-def _draw_keys(arrays: Arrays) -> Drawing | None:
+def _draw_keys(blocks: Sequence[int], arrays: Arrays) -> Drawing | None:
     values = arrays["importance"]
     j = shown_positions(values.shape[2])
-    titles = block_titles(len(values))
+    titles = block_titles(blocks)
     uniform = uniform_importance(values.shape[2])[j]
     panels = [Panel(title, j, values[layer][:, j], {"uniform attention": uniform}) for layer, title in titles]
     if not any(np.isfinite(panel.lines).any() for panel in panels):

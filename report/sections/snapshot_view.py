@@ -15,7 +15,7 @@ from ..csv_files import LabelledArray
 from ..pictures.axes import block_axis
 from ..pictures.curves import Control, Curve, draw_curves
 from ..pictures.later import later, on_one_scale
-from ..pictures.panels import MAX_PANELS
+from ..pictures.panels import blocks_of_change
 from ..probe_arrays import PROBES, arrays_of, measured_probes, of_probe
 from ..rows import declared_quantities
 from .section import Drawing, Section
@@ -42,12 +42,39 @@ class SnapshotView:
     @property
     def n_layers(self) -> int:
         """Blocks."""
-        return int(self.snapshot.summary.get("n_layers") or len(self.snapshot.arrays.get("sink_mass", ())))
+        if n_layers := self.snapshot.summary.get("n_layers"):
+            return int(n_layers)
+        return max((len(a) for name, a in self.snapshot.arrays.items() if self._begins_with_blocks(name)), default=0)
+
+    def _begins_with_blocks(self, name: str) -> bool:
+        quantity = self.quantities.get(name.removeprefix("text."))
+        return quantity is not None and quantity.axes[:1] == ("layer",)
 
     @property
     def quantities(self) -> dict[str, Quantity]:
         """Declarations of all that it may hold, by name."""
         return declared_quantities([self.snapshot])
+
+    def some_blocks(self, caption: str, *names: str) -> tuple[list[int], str]:
+        """Indices of the blocks that small multiples show, and ``caption``, which says so if that is not all of them.
+
+        Args:
+            caption: one sentence.
+            names: quantities; the blocks are those where one of them changes most along depth, on any probe. By
+                default those of the sink, so that pictures of one page show the same blocks.
+        """
+        profiles, changing = [], []
+        for quantity in (self.quantities[name] for name in names or ("sink_mass", "massive_max")):
+            for prefix in measured_probes(self.snapshot):
+                array = arrays_of(self.snapshot, prefix).get(quantity.array)
+                if array is not None and len(array) >= self.n_layers:
+                    profiles.append(_along_depth(quantity, array, self.n_layers))
+                    changing.append(quantity.label)
+        blocks = blocks_of_change(profiles, self.n_layers)
+        if len(blocks) == self.n_layers:
+            return blocks, caption
+        why = f", where {' or '.join(dict.fromkeys(changing))} changes most" if changing else ""
+        return blocks, f"{caption.rstrip('.')}; {len(blocks)} of {self.n_layers} blocks{why}."
 
     def at(self, prefix: str) -> dict[str, Any]:
         """Columns that all numbers of one probe share."""
@@ -74,9 +101,15 @@ class SnapshotView:
             section.add(drawing, *of_probe(prefix, key, caption), [a.within(self.at(prefix)) for a in numbers])
 
 
-def of_blocks(caption: str, n_layers: int) -> str:
-    """``caption``, saying how many blocks are drawn if that is not all of them."""
-    return caption if n_layers <= MAX_PANELS else f"{caption.rstrip('.')}; {MAX_PANELS} of {n_layers} blocks."
+def _along_depth(quantity: Quantity, array: np.ndarray, n_layers: int) -> np.ndarray:
+    """``[L]`` or ``[L, X]``: a quantity of every block, the mean over heads; its logarithm where pictures show that."""
+    values = array.mean(1) if quantity.axes[1:2] == ("head",) else np.asarray(quantity.blocks(array))
+    # The residual stream begins with the embeddings.
+    values = values[len(values) - n_layers :].astype(float)
+    if quantity.scale != "log":
+        return values
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log(values)
 
 
 def shown_positions(length: int) -> np.ndarray:

@@ -17,7 +17,7 @@ from ..pictures.curves import Control, Curve, draw_over_training
 from ..pictures.heads import draw_heads
 from ..pictures.later import later, on_one_scale
 from ..pictures.layers import draw_blocks
-from ..pictures.panels import Heights, Panel, evenly_spaced
+from ..pictures.panels import Heights, Panel, blocks_of_change
 from ..pictures.style import DASHED, SOLID
 from ..probe_arrays import GROUPS, PROBES, arrays_of, of_probe
 from ..rows import declared_quantities
@@ -270,7 +270,7 @@ class TrainingView:
             if len(steps) < 2 or values.shape[1:] == (1, 1) or not np.isfinite(values).any():
                 return None
             references = _references(run, prefix, quantity, steps)
-            shown = evenly_spaced(values.shape[1])
+            shown = _changing_blocks(run, quantity)
             panels = [Panel(f"block {layer + 1}", steps, values[:, layer].T, references) for layer in shown]
             axis = _steps(panels, self.linear_until)
             figure = later(draw_heads, panels, run=run.index, heights=heights, x_axis=axis, markers=len(steps) < 25)
@@ -293,6 +293,16 @@ def _read(run: RunHistory, prefix: str, values: BlockValues) -> tuple[np.ndarray
     held = [(s.step, values.values(s.arrays[name])) for s in run.dated if name in s.arrays]
     held = [(step, found) for step, found in held if found.shape == held[-1][1].shape]
     return np.array([step for step, _ in held]), np.array([found for _, found in held])
+
+
+def _changing_blocks(run: RunHistory, quantity: BlockValues) -> list[int]:
+    """Indices of the blocks where a quantity of heads changes most along depth, on any probe and at any step."""
+    every = [found for prefix in PROBES if len(found := _read(run, prefix, quantity)[1])]
+    means = [values.mean(2).T for values in every]
+    if quantity.quantity.scale == "log":
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means = [np.log(mean) for mean in means]
+    return blocks_of_change(means, every[0].shape[1])
 
 
 def _references(run: RunHistory, prefix: str, values: BlockValues, steps: np.ndarray) -> dict[str, np.ndarray]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..pictures.style import DASHED, SOLID
 from ..probe_arrays import PROBES, arrays_of, measured_probes
 from .link import Link
 from .section import Drawing, Section
-from .snapshot_view import Arrays, SnapshotView, draw_by_block, head_lines, of_blocks, shown_positions
+from .snapshot_view import Arrays, SnapshotView, draw_by_block, head_lines, shown_positions
 from .training_view import BlockValues, TrainingView, heights_of
 
 
@@ -98,14 +98,15 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     n_layers = view.n_layers
 
     def variance(arrays: Arrays) -> Drawing | None:
-        return _draw_variance(arrays["positional_variance"], arrays["n_eff"])
+        return _draw_variance(blocks, arrays["positional_variance"], arrays["n_eff"])
 
     def variance_out(arrays: Arrays) -> Drawing | None:
-        return _draw_variance(arrays["positional_variance_out"], None) if _differ(arrays) else None
+        return _draw_variance(blocks, arrays["positional_variance_out"], None) if _differ(arrays) else None
 
-    caption = of_blocks("Positional variance σ²(t); dashed: the prediction from n_eff, mean over heads.", n_layers)
+    dashed = "dashed: the prediction from n_eff, mean over heads"
+    blocks, caption = view.some_blocks(f"Positional variance σ²(t); {dashed}.")
     view.add(section, "variance", caption, ["positional_variance", "n_eff"], variance)
-    caption = of_blocks("σ²(t) of what enters the output projection.", n_layers)
+    _, caption = view.some_blocks("σ²(t) of what enters the output projection.")
     view.add(section, "variance-out", caption, ["positional_variance_out"], variance_out)
 
     def tokens(arrays: Arrays) -> Drawing | None:
@@ -113,7 +114,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
         if not np.isfinite(n_eff).any():
             return None
         t = shown_positions(n_eff.shape[2])
-        titles = block_titles(len(n_eff))
+        titles = block_titles(blocks)
         panels = [Panel(title, t + 1, n_eff[layer][:, t], {"uniform attention": t + 1.0}) for layer, title in titles]
         figure = later(
             draw_heads,
@@ -124,7 +125,8 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
         )
         return figure, [head_lines("n_eff", n_eff, titles, t)]
 
-    view.add(section, "n-eff", of_blocks("Effective number of tokens n_eff(t).", n_layers), ["n_eff"], tokens)
+    _, caption = view.some_blocks("Effective number of tokens n_eff(t).")
+    view.add(section, "n-eff", caption, ["n_eff"], tokens)
 
     def discrepancy(arrays: Arrays) -> Drawing | None:
         names = {"variance_discrepancy": ("value aggregation", SOLID)}
@@ -143,10 +145,10 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     section.notes.extend(_notes_of_constant_first(view.snapshot))
 
 
-def _draw_variance(sigma: np.ndarray, n_eff: np.ndarray | None) -> Drawing | None:
+def _draw_variance(blocks: Sequence[int], sigma: np.ndarray, n_eff: np.ndarray | None) -> Drawing | None:
     """σ²(t) of every head of ``[L, H, T]``, beside what n_eff predicts of it where that is given."""
     t = shown_positions(sigma.shape[2])
-    titles = block_titles(len(sigma))
+    titles = block_titles(blocks)
     name = "positional_variance" if n_eff is not None else "positional_variance_out"
     panels, numbers = [], [head_lines(name, sigma, titles, t)]
     for layer, title in titles:
