@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ..files import strict
 from ..metrics.between.weight_kinship import FEWEST_TENSORS
+from ..report.terminal import Heading, print_table
 from ..report.text import format_value
 from .audit_suite import Audit
 from .judged import listed
@@ -77,21 +76,19 @@ def as_json(found: Audit) -> dict[str, Any]:
 def print_audit(found: Audit, console: Console) -> None:
     """The sentence, a row for each checkpoint, and below them what is wrong with which."""
     console.print(sentence(found), highlight=False, soft_wrap=True, markup=False)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("checkpoint", overflow="fold")
-    table.add_column("step", justify="right")
-    table.add_column("cosine with first", justify="right", no_wrap=True)
-    table.add_column("from previous", justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for one in found.judged:
-        table.add_row(
-            Text(one.name),
+    numbers = ("step", "cosine with first", "from previous")
+    rows: list[list[str | Text]] = [
+        [
+            one.name,
             "–" if one.member.step is None else str(one.member.step),
             format_value(one.cosine_with_first, ".3f"),
             format_value(one.distance_from_previous, ".3f"),
             Text(one.verdict, style="red" if one.findings else "yellow" if one.is_open else "green"),
-        )
-    console.print(table)
+        ]
+        for one in found.judged
+    ]
+    headings = [Heading("checkpoint", "name"), *map(Heading, numbers), Heading("verdict", "text")]
+    print_table(console, headings, rows)
     for line in what_is_unknown(found):
         console.print(f"note: {line}", highlight=False, soft_wrap=True, markup=False)
     for one in found.judged:

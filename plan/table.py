@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
+from ..report.terminal import Heading, print_table
 from ..trainer.config import RunConfig
 from ..trainer.gpu_specs import GPUS
 from .cluster import Cluster
@@ -112,15 +113,11 @@ def print_upkeep(upkeep: Upkeep, console: Console) -> None:
 def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
     """Print a row per plan, the best one marked."""
     chosen = best(list(plans))
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for title in ("strategy", "checkpointing"):
-        table.add_column(title)
-    for title in ("micro-batch", "peak GB", "computing", "sending"):
-        table.add_column(title, justify="right")
-    table.add_column("")
+    rows = []
     for plan in plans:
-        mark = "[bold]best" if plan is chosen else "" if plan.roomy else "barely fits" if plan.fits else "does not fit"
-        table.add_row(
+        mark = "best" if plan is chosen else "" if plan.roomy else "barely fits" if plan.fits else "does not fit"
+        look = "bold" if plan is chosen else "" if plan.fits else "dim"
+        cells = [
             plan.strategy + (f" × {plan.replicas}" if plan.replicas > 1 else ""),
             plan.activation_checkpointing,
             str(plan.micro_batch_size),
@@ -128,14 +125,16 @@ def print_alternatives(plans: Sequence[Plan], console: Console) -> None:
             _seconds(plan.step_seconds),
             _seconds(plan.sending_seconds),
             mark,
-            style="" if plan.fits else "dim",
-        )
+        ]
+        rows.append([Text(cell, style=look) for cell in cells])
     console.print(
         f"\nAlternatives, each with the largest micro-batch that leaves {100 * MARGIN:g} % of that memory free:",
         highlight=False,
         soft_wrap=True,
     )
-    console.print(table)
+    numbers = ("micro-batch", "peak GB", "computing", "sending")
+    headings = [Heading("strategy", "name"), Heading("checkpointing", "name"), *map(Heading, numbers)]
+    print_table(console, [*headings, Heading("", "text")], rows)
     if any(plan.replicas > 1 for plan in plans):
         console.print("strategy × N: trainer.replicas N, groups that each hold the whole model", highlight=False)
     if chosen is None:

@@ -8,10 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ..files import atomic_path, strict, write_json, write_text
 from ..measure.between.all_pairs import AllPairs, Compared
@@ -21,6 +18,7 @@ from .pictures.between_models import draw_layer_matrices, draw_lines, draw_model
 from .pictures.curves import Curve, draw_curves, draw_over_training
 from .pictures.panels import evenly_spaced
 from .pictures.saving import save_png
+from .terminal import Heading, print_table
 from .text import format_value, without_shared_folder
 
 if TYPE_CHECKING:
@@ -65,14 +63,11 @@ def print_compared(found: Sequence[Compared], probe: Mapping[str, Any], console:
     kind = "tokens of text" if probe["kind"] == "text" else "random tokens"
     title = f"{probe['n_sequences']} sequences of {probe['seq_len']} {kind}; KL in nats per token, ± standard error"
     console.print(title, highlight=False, soft_wrap=True, markup=False)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     steps, lines = any(one.step is not None for one in found), any(one.lines for one in found)
     losses = any(one.pairs.loss_AT is not None for one in found)
-    for name in ["step"] * steps + ["A", "B"]:
-        table.add_column(name, justify="right" if name == "step" else "left", overflow="fold")
-    shown = ["CKA, last states", "KL(A ‖ B)", "KL(B ‖ A)"] + ["loss of A", "loss of B"] * losses + ["barrier"] * lines
-    for name in shown:
-        table.add_column(name, justify="right", no_wrap=True)
+    shown = ["CKA,\nlast states", "KL(A ‖ B)", "KL(B ‖ A)"] + ["loss of A", "loss of B"] * losses + ["barrier"] * lines
+    headings = [*([Heading("step")] * steps), Heading("A", "name"), Heading("B", "name"), *map(Heading, shown)]
+    rows = []
     for one in found:
         names, pairs = without_shared_folder(one.pairs.names), one.pairs
         cka_AA, kl_AA, se_AA, loss_A = pairs.last_cka(), pairs.mean_kl(), pairs.kl_se_AA, pairs.mean_loss()
@@ -86,8 +81,8 @@ def print_compared(found: Sequence[Compared], probe: Mapping[str, Any], console:
                 barrier = barriers[a, b]
                 cells.append(f"{barrier.height:.4f} at α {barrier.alpha:.2g}" if barrier.height > 0 else "none")
             leading = [str(one.step)] if steps else []
-            table.add_row(*leading, Text(names[a]), Text(names[b]), *cells)
-    console.print(table)
+            rows.append([*leading, names[a], names[b], *cells])
+    print_table(console, headings, rows)
 
 
 def _numbers(found: Sequence[Compared]) -> list[LabelledArray]:

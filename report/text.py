@@ -61,6 +61,12 @@ def shorten(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
+def shorten_middle(text: str, limit: int) -> str:
+    """``text``, or its first and last characters around an ellipsis, ``limit`` in all, where it is longer."""
+    kept = max(limit - 1, 0)
+    return text if len(text) <= limit else f"{text[: kept // 2]}…{text[len(text) - (kept - kept // 2) :]}"
+
+
 def without_shared_folder(names: Sequence[str]) -> list[str]:
     """Names without the folders that all have in common."""
     shared = commonprefix(list(names)).rpartition("/")[0]  # noqa: RUF071, ends at a whole folder

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
-from string import ascii_uppercase
 from typing import Any
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from ...findings.wording import in_ascii
 from ...measure.hidden_states import FingerprintProbe
 from ...metrics.config import LineageTestConfig
 from ...metrics.seedprint import Fingerprint
+from ...report.terminal import Heading, print_table
 from ...report.text import without_shared_folder
 from ...trainer.by_name.model_names import AnySource
 from .answers import CANNOT_TELL, terms
@@ -57,36 +54,19 @@ def short_names(sources: Sequence[AnySource]) -> list[str]:
     return without_shared_folder([source.name for source in sources])
 
 
-def _print_table(console: Console, leading: Sequence[str], rows: Sequence[tuple[Sequence[str], Fingerprint]]) -> None:
-    """A row per test. Where the names do not fit, letters stand for them, and a line for each says which is whose."""
-    table = _table(leading, rows)
-    unbounded = console.options.update(max_width=10_000)
-    if Measurement.get(console, unbounded, table).maximum > console.width:
-        letters: dict[str, str] = {}
-        for names, _ in rows:
-            for name in names:
-                letters.setdefault(name, ascii_uppercase[len(letters)] if len(letters) < 26 else str(len(letters) + 1))
-        for name, letter in letters.items():
-            console.print(f"{letter}  {name}", highlight=False, soft_wrap=True, markup=False)
-        table = _table(leading, [([letters[name] for name in names], found) for names, found in rows])
-    console.print(table)
-
-
-def _table(leading: Sequence[str], rows: Iterable[tuple[Sequence[str], Fingerprint]]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for title in leading:
-        table.add_column(title, no_wrap=True)
-    for title in ("statistic", "z", "log10 p", "k", "N"):
-        table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("verdict", no_wrap=True)
-    for names, found in rows:
+def _print_tests(console: Console, leading: Sequence[str], tests: Sequence[tuple[Sequence[str], Fingerprint]]) -> None:
+    """Print a row per test."""
+    rows: list[list[str | Text]] = []
+    for names, found in tests:
         numbers = (getattr(found, name) for name, _ in _COLUMNS)
         cells = [
             "–" if value != value else format(value, spec) for value, (_, spec) in zip(numbers, _COLUMNS, strict=True)
         ]
         verdict = Text(found.verdict, style=_COLOURS[found.verdict])
-        table.add_row(*(Text(name) for name in names), *cells, str(found.n_inputs), verdict)
-    return table
+        rows.append([*names, *cells, str(found.n_inputs), verdict])
+    headings = [Heading(title, "name") for title in leading]
+    headings += [*map(Heading, ("statistic", "z", "log10 p", "k", "N")), Heading("verdict", "text")]
+    print_table(console, headings, rows)
 
 
 def _say(console: Console, text: str) -> None:
@@ -108,7 +88,7 @@ def print_pairs(
     _say(console, f"{answer}\n")
     _say(console, title)
     names = short_names(sources)
-    _print_table(console, ("A", "B"), [((names[p.a], names[p.b]), p.fingerprint) for p in compared.pairs])
+    _print_tests(console, ("A", "B"), [((names[p.a], names[p.b]), p.fingerprint) for p in compared.pairs])
     _print_notes(console, [pair.fingerprint for pair in compared.pairs])
     _say(console, terms(compared.pairs[0].fingerprint.null))
     _say(console, CANNOT_TELL)
@@ -120,24 +100,20 @@ def print_ranking(
     """Print the answer, and the best seeds."""
     _say(console, f"{answer}\n")
     _say(console, title)
-    _print_table(console, ("seed",), [((str(seed),), result) for seed, result in found[:n]])
+    _print_tests(console, ("seed",), [((str(seed),), result) for seed, result in found[:n]])
     _print_notes(console, [result for _, result in found])
     _say(console, f"{terms(found[0][1].null)} p counts all {len(found)} candidates.")
 
 
 def print_rates(found: Sequence[NullRates], title: str, console: Console) -> None:
     """Print a row per null."""
-    console.print(title, highlight=False, soft_wrap=True, markup=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    table.add_column("null", no_wrap=True)
-    for heading in ("strangers, %", "no test", "sd of z", "kin, %", "no test"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    rows = []
     for rates in found:
         sd = rates.strangers.sd_z
-        table.add_row(
-            rates.null, *_rate_cells(rates.strangers), "–" if sd != sd else f"{sd:.2f}", *_rate_cells(rates.kin)
-        )
-    console.print(table)
+        of_z = "–" if sd != sd else f"{sd:.2f}"
+        rows.append([rates.null, *_rate_cells(rates.strangers), of_z, *_rate_cells(rates.kin)])
+    numbers = ("strangers, %", "no test", "sd of z", "kin, %", "no test")
+    print_table(console, [Heading("null", "name"), *map(Heading, numbers)], rows, title=title)
     console.print("called kin, of those that had a test, with 95 % intervals", highlight=False)
 
 

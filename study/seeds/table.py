@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from ...files import csv_text, write_text
+from ...report.terminal import Heading, print_table
 from ...report.text import MISSING, format_value, markdown_table
 from .file import SeedsStudy
 from .results import SeedsResult
@@ -108,9 +107,4 @@ def write_csv(study: SeedsStudy, results: Sequence[SeedsResult], path: Path) -> 
 
 def print_results(results: Sequence[SeedsResult], console: Console) -> None:
     """Print the shares."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    for place, title in enumerate(TITLES):
-        table.add_column(title, justify="left" if place == 0 else "right")
-    for row in rows_of(results):
-        table.add_row(*row)
-    console.print(table)
+    print_table(console, [Heading(TITLES[0], "name"), *map(Heading, TITLES[1:])], rows_of(results))

@@ -81,13 +81,10 @@ def run(options: Namespace) -> int:
 
 
 def _print_sources(sources: list[dict[str, Any]], changes: list[dict[str, Any]], console: Console) -> None:
-    from rich.markup import escape
-    from rich.table import Table
+    from ....report.terminal import Heading, print_table
 
     numbers = ("documents", "tokens", "bytes/token", "share", "tokens read", "epochs")
-    table = Table("source", *numbers, box=None, pad_edge=False)
-    for column in table.columns[1:]:
-        column.justify = "right"
+    rows = []
     for facts in sources:
         cells = (
             (facts["documents"], ","),
@@ -98,8 +95,8 @@ def _print_sources(sources: list[dict[str, Any]], changes: list[dict[str, Any]],
             (facts["epochs"], ".3g"),
         )
         shown = ("–" if value is None else f"{value:{form}}" for value, form in cells)
-        table.add_row(escape(facts["name"] or facts["kind"]), *shown)
-    console.print(table)
+        rows.append([facts["name"] or facts["kind"], *shown])
+    print_table(console, [Heading("source", "name"), *map(Heading, numbers)], rows)
     for change in changes:
         shares = ", ".join(f"{name} {share:.1%}" for name, share in change["shares"].items() if share)
         console.print(f"from step {change['step']:,} on: {shares}", highlight=False, soft_wrap=True, markup=False)

@@ -153,22 +153,18 @@ def _as_json(result: LengthResult) -> dict[str, Any]:
 
 
 def _print(found: list[LengthResult], console: Console) -> None:
-    from rich import box
-    from rich.table import Table
+    from ....report.terminal import Heading, print_table
 
     for result in found:
         window = "" if result.window is None else f", window {result.window}"
-        console.print(f"{result.model}: prefix {result.prefix}{window}", highlight=False, soft_wrap=True, markup=False)
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        table.add_column("evicted", justify="right")
-        for start, stop in result.ranges:
-            table.add_column(f"{start:,}–{stop - 1:,}", justify="right", no_wrap=True)
-        table.add_column("cost", justify="right", no_wrap=True)
+        ranges = [Heading(f"{start:,}–{stop - 1:,}") for start, stop in result.ranges]
+        rows = []
         for arm in result.arms:
             cells = [f"{arm.between(*r)[0]:.3f}" for r in result.ranges]
             cost = result.cost(arm)
-            table.add_row(str(arm.evict), *cells, "–" if cost is None else "{:+.3f} ± {:.3f}".format(*cost))
-        console.print(table)
+            rows.append([str(arm.evict), *cells, "–" if cost is None else "{:+.3f} ± {:.3f}".format(*cost)])
+        title = f"{result.model}: prefix {result.prefix}{window}"
+        print_table(console, [Heading("evicted", "name"), *ranges, Heading("cost")], rows, title=title)
         console.print()
     console.print(
         "mean loss in nats by range of positions; cost: what it is higher by behind the prefix than where every key "

@@ -86,24 +86,14 @@ def run(options: Namespace) -> int:
 
 
 def _print(found: list[QuantisedCost], model: str, of_text: bool, console: Console) -> None:
-    from rich import box
-    from rich.table import Table
+    from ....report.terminal import Heading, print_table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("bits", no_wrap=True)
-    for heading in ("loss", "above", "± se", "V·max p̄", "KL to\nuniform", "ρ of p̄"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    numbers = ("loss", "above", "± se", "V·max p̄", "KL to\nuniform", "ρ of p̄")
+    rows = []
     for cost in found:
         above = [] if cost is found[0] else [f"{cost.increase:+.4f}", f"{cost.increase_se:.4f}"]
-        table.add_row(
-            cost.bits,
-            f"{cost.loss:.4f}",
-            *(above or ["", ""]),
-            f"{cost.preference_ratio:.2f}",
-            f"{cost.kl_uniform:.4f}",
-            f"{cost.rank_correlation:.4f}",
-        )
-    console.print(model, highlight=False, soft_wrap=True, markup=False)
-    console.print(table)
+        preference = [f"{cost.preference_ratio:.2f}", f"{cost.kl_uniform:.4f}", f"{cost.rank_correlation:.4f}"]
+        rows.append([cost.bits, f"{cost.loss:.4f}", *(above or ["", ""]), *preference])
+    print_table(console, [Heading("bits", "name"), *map(Heading, numbers)], rows, title=model)
     what = "text" if of_text else "random tokens, which cannot show what text would lose: give text, --data PATH"
     console.print(f"ρ is with p̄ of the first row; loss in nats per token, on {what}", highlight=False, soft_wrap=True)

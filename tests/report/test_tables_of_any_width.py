@@ -1,0 +1,85 @@
+"""Tables on narrow terminals: every cell, heading and name is on it somewhere."""
+
+import io
+import itertools
+
+import numpy as np
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from birthmark.measure.between.all_pairs import AllPairs, Compared
+from birthmark.report.compared_models import print_compared
+from birthmark.report.terminal import Heading, print_table
+
+NAMES = [f"/models/a-suite-whose-names-are-long/model-{i}-after-step-{1000 * i}" for i in range(4)]
+
+
+def shown(width, *arguments, **keywords):
+    console = Console(width=width, file=io.StringIO())
+    print_table(console, *arguments, **keywords)
+    return console.file.getvalue()
+
+
+def missing_in(text, *cells):
+    """Cells that a text lacks, the breaks of its lines aside."""
+    plain = "".join(text.split())
+    return [cell for cell in cells if "".join(cell.split()) not in plain]
+
+
+@pytest.mark.parametrize("width", [200, 80, 60, 30])
+@pytest.mark.parametrize("n_numbers", [1, 6, 30, 96])
+def test_no_cell_is_lost(width, n_numbers):
+    headings = [Heading("model", "name"), *(Heading(f"block {i}") for i in range(1, n_numbers + 1))]
+    rows = [[name, *(f"{i}.{place:03}" for i in range(1, n_numbers + 1))] for place, name in enumerate(NAMES)]
+    text = shown(width, headings, rows, title="a title")
+    assert all(len(line) <= width for line in text.splitlines() if not line.endswith(tuple(NAMES)))
+    cells = [cell for row in rows for cell in row]
+    assert missing_in(text, "a title", *(heading.text for heading in headings), *cells) == []
+
+
+def test_what_fits_is_one_table_of_whole_names():
+    text = shown(120, [Heading("model", "name"), Heading("loss")], [[name, "1"] for name in NAMES])
+    assert [line.split() for line in text.splitlines()[2:]] == [[name, "1"] for name in NAMES]
+
+
+def test_names_give_up_no_more_than_they_must():
+    headings = [Heading("model", "name"), Heading("loss")]
+    names = NAMES[1:]
+    rows = [[name, "1.2345"] for name in names]
+    widest = max(len(line) for line in shown(200, headings, rows).splitlines())
+    lines = shown(widest - 3, headings, rows).splitlines()
+    assert {len(line) for line in lines[2:5]} == {widest - 3}
+    assert lines[5:] == [f"{line.split()[0]}  {name}" for line, name in zip(lines[2:5], names, strict=True)]
+
+
+def test_names_that_would_be_one_are_numbered():
+    names = [f"{'a' * 40}{middle}{'b' * 40}" for middle in "xyz"]
+    text = shown(40, [Heading("model", "name"), Heading("loss")], [[name, "1"] for name in names])
+    assert [line.split() for line in text.splitlines()[2:]] == [
+        *([f"[{i}]", "1"] for i in (1, 2, 3)),
+        *([f"[{i}]", name] for i, name in enumerate(names, 1)),
+    ]
+
+
+def test_a_style_and_what_rich_would_read_as_one_stay():
+    console = Console(width=40, file=io.StringIO(), force_terminal=True, color_system="standard")
+    print_table(console, [Heading("m", "name"), Heading("v", "text")], [["[red]x", Text("kin", style="green")]])
+    assert "[red]x" in console.file.getvalue()
+    assert "\x1b[32mkin\x1b[0m" in console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [200, 80, 60])
+def test_compared_models_keep_their_names_and_figures(width):
+    rng = np.random.default_rng(0)
+    n, length = len(NAMES), 5
+    cka = {(a, b): rng.random((31, 31)) for a, b in itertools.combinations(range(n), 2)}
+    pairs = AllPairs(NAMES, cka, rng.random((n, n, length)), rng.random((n, n)), rng.random((n, length)))
+    console = Console(width=width, file=io.StringIO())
+    print_compared([Compared(None, pairs, [])], {"kind": "text", "n_sequences": 2, "seq_len": length}, console)
+    text = console.file.getvalue()
+    short = [name.rpartition("/")[2] for name in NAMES]
+    figures = [f"{kl:.4g}" for kl in pairs.mean_kl()[~np.eye(n, dtype=bool)]]
+    figures += [f"{loss:.4f}" for loss in pairs.mean_loss()]
+    headings = ["CKA,", "last states", "KL(A ‖ B)", "KL(B ‖ A)", "loss of A", "loss of B"]
+    assert missing_in(text, *headings, *short, *figures) == []
