@@ -106,6 +106,7 @@ class Summary(TypedDict):
     tokens: NotRequired[Count | None]
     init_seed: NotRequired[int]
     init_from: NotRequired[str]
+    stored_kinds: NotRequired[dict[str, Count]]
     source: NotRequired[str]
     probe: NotRequired[ProbeFacts]
     model: NotRequired[ModelFacts]

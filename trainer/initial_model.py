@@ -21,6 +21,7 @@ from ..models.by_block.drawn_weights import DrawnWeights
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.dotted import dotted
+from ..models.exchange.gguf_model import names_gguf
 from ..models.exchange.hub import is_path
 from ..models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
 from .checkpoints.folder_io import CheckpointWeights
@@ -131,7 +132,7 @@ def _source(named: str) -> InitialCheckpoint | Pretrained:
     try:
         return read_pretrained(named)
     except UsageError as error:
-        if user_path(named).exists() or is_path(named):
+        if not names_gguf(named) and (user_path(named).exists() or is_path(named)):
             raise UsageError(
                 f"--init_from {named}: neither a run, RUN@STEP, a checkpoint nor a folder of transformers "
                 f"({str(error).removeprefix(f'{named}: ')})"

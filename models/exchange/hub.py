@@ -10,6 +10,7 @@ from typing import Any
 
 from ...errors import UsageError
 from ...files import one_line, path_below, user_path
+from .gguf_model import gguf_files, gguf_folder
 from .weight_files import INDEX
 
 #: Seconds that the hub has to answer, and how often it is asked. It asks six times by itself, for minutes.
@@ -33,14 +34,20 @@ def is_path(name: str) -> bool:
 
 
 def pretrained_folder(source: str | Path, *, with_code: bool = False) -> Path:
-    """The folder itself, or the snapshot of a hub id, ``NAME`` or ``ORG/NAME``, with ``@REVISION`` if wanted.
+    """The folder of ``config.json`` that a name means.
 
-    ``with_code``: fetch the Python files of a repository too.
+    Args:
+        source: the folder itself; a GGUF file or a folder that holds one, for which it is made; or a hub id, ``NAME``
+            or ``ORG/NAME``, with ``@REVISION`` if wanted, which gives the snapshot in the hub's cache.
+        with_code: fetch the Python files of a repository too.
 
     Raises:
-        UsageError: neither; a name that can be a hub id says what the hub said.
+        UsageError: none of them; a name that can be a hub id says what the hub said.
+        RunError: a damaged GGUF file.
     """
     folder = user_path(source)
+    if files := gguf_files(folder):
+        return gguf_folder(files)
     if folder.is_dir():
         return folder
     if not isinstance(source, str) or is_path(source):

@@ -20,12 +20,13 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...errors import RunError, UsageError
-from ...files import one_line, path_below, read_bytes, read_json, save_tensors, tensor_file
+from ...files import one_line, path_below, read_bytes, read_json, save_tensors
 from ..birth import Sharder, empty_decoder
 from ..config import ModelConfig
 from ..decoder import Decoder
 from ..tensor_shards import shard_of
 from .conversion import TensorMapping
+from .gguf_model import GGUF_TENSORS, open_weights
 from .hub import pretrained_folder
 from .weight_files import FLOATS, INDEX, ONE_FILE, SHARD_BYTES, aligning_metadata, shard_file_names, write_index
 from .written_layout import Layout, expected_of, native_layout
@@ -69,7 +70,7 @@ class Pretrained:
         for mapping in self._mappings:
             by_file.setdefault(self._where[mapping.theirs][0], []).append(mapping)
         for file, held in by_file.items():
-            with tensor_file(file, "pt") as tensors:
+            with open_weights(file) as tensors:
                 for mapping in held:
                     tensor = tensors.get_tensor(self._where[mapping.theirs][1])
                     if mapping.ours == ("embed.weight",):
@@ -90,7 +91,7 @@ class Pretrained:
         wanted = list(names)
         while wanted:
             file, stored, mapping = self._found(wanted[0])
-            with tensor_file(file, "pt") as tensors:
+            with open_weights(file) as tensors:
                 for name, tensor in mapping.split(tensors.get_tensor(stored)):
                     if name in wanted:
                         wanted.remove(name)
@@ -105,7 +106,7 @@ class Pretrained:
         file, stored, mapping = self._found(name)
         assert mapping.ours == (name,)
         assert not mapping.transposed
-        with tensor_file(file, "pt") as tensors:
+        with open_weights(file) as tensors:
             rows: Tensor = tensors.get_slice(stored)[start:stop]
         return rows
 
@@ -118,7 +119,7 @@ class Pretrained:
         """
         for mapping in self._mappings:
             file, stored = self._where[mapping.theirs]
-            with tensor_file(file, "pt") as tensors:
+            with open_weights(file) as tensors:
                 kind = tensors.get_slice(stored).get_dtype()
             # Gains and biases are often kept in float32 beside matrices of half the precision.
             if self.declared is not None and len(mapping.shape) > 1 and kind != FLOATS.get(self.declared, kind):
@@ -127,7 +128,7 @@ class Pretrained:
             file, stored = self._tied_head
             for start in range(0, self.config.vocab_size, _ROWS):
                 stop = min(start + _ROWS, self.config.vocab_size)
-                with tensor_file(file, "pt") as tensors:
+                with open_weights(file) as tensors:
                     head = tensors.get_slice(stored)[start:stop]
                 if not torch.equal(head, self.rows("embed.weight", start, stop)):
                     raise self._untied(file, stored)
@@ -141,7 +142,7 @@ class Pretrained:
     def _check_tied_head(self, table: Tensor) -> None:
         if self._tied_head is not None:
             file, name = self._tied_head
-            with tensor_file(file, "pt") as tensors:
+            with open_weights(file) as tensors:
                 if not torch.equal(tensors.get_tensor(name), table):
                     raise self._untied(file, name)
 
@@ -175,7 +176,7 @@ def read_pretrained(source: str | Path) -> Pretrained:
     where: dict[str, tuple[Path, str]] = {}
     tied_head: tuple[Path, str] | None = None
     for file in weight_files(folder):
-        with tensor_file(file, "pt") as tensors:
+        with open_weights(file) as tensors:
             for stored in tensors.keys():  # noqa: SIM118, the library's object is no mapping
                 name = expected.aliases.get(stored, stored)
                 name = name if name in wanted or name == head else f"{expected.base}{name}"
@@ -358,7 +359,10 @@ def _tokenizer_config(file: Path, config: ModelConfig, eos_token_id: int | None)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The safetensors files of a checkpoint; of several, those that the index names, which must hold what it says."""
+    """The files of a checkpoint's weights: of safetensors, or ``gguf.json`` of a GGUF model. Of several, those that the
+    index names, which must hold what it says."""
+    if (folder / GGUF_TENSORS).is_file():
+        return [folder / GGUF_TENSORS]
     if (folder / ONE_FILE).is_file():
         return [folder / ONE_FILE]
     index = folder / INDEX
@@ -375,7 +379,7 @@ def weight_files(folder: Path) -> list[Path]:
 
     files = [path_below(folder, name, damaged) for name in names]
     for file in files:
-        with tensor_file(file, "pt") as tensors:
+        with open_weights(file) as tensors:
             held = set(tensors.keys())
         for name in sorted(held ^ {name for name, file_name in weight_map.items() if file_name == file.name}):
             raise RunError(f"{file}: {name} is {'not in' if name in held else 'only in'} {index.name}")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,6 +23,7 @@ from ...measure.records import RunDir, Snapshot
 from ...measure.user_metrics import MetricLike
 from ...models.by_block.decoder_by_block import DecoderByBlock
 from ...models.decoder import Decoder
+from ...models.exchange.gguf_model import kinds_of
 from .model_names import open_source_with_birth, their_folder_of
 from .own_text import data_of_run
 
@@ -48,6 +49,8 @@ class LoadedModel:
     """The run that it is of, where it is of one."""
     stranger: Callable[[int], Decoder | ForeignModel] | None = None
     """The n-th birth, from 1, of the same config from another seed; where that is known."""
+    stored_kinds: Mapping[str, int] = field(default_factory=dict)
+    """How the weights of a GGUF model are stored: type → number of tensors; empty of any other."""
 
     @property
     def n_positions(self) -> int | None:
@@ -90,9 +93,11 @@ def load_named(
 
 
 def _load_foreign(name: str, dtype: torch.dtype, trust_remote_code: bool, tell: Callable[[str], object]) -> LoadedModel:
-    """A folder of transformers or a hub id, as the library reads it."""
+    """A folder of transformers, a GGUF file or a hub id, as the library reads it."""
     found = their_folder_of(name, trust_remote_code, tell)
-    return LoadedModel(name, found.load(dtype), None, UNKNOWN_STEP, found.tokenizer)
+    return LoadedModel(
+        name, found.load(dtype), None, UNKNOWN_STEP, found.tokenizer, stored_kinds=kinds_of(found.folder)
+    )
 
 
 def default_seq_len(loaded: LoadedModel) -> int:
@@ -215,7 +220,9 @@ def measure_loaded(
         found["random"],
         probe_NT,
         probe_seed,
-        about={"step": loaded.step, "source": loaded.name} | ({"init_from": origin} if origin else {}),
+        about={"step": loaded.step, "source": loaded.name}
+        | ({"init_from": origin} if origin else {})
+        | ({"stored_kinds": dict(loaded.stored_kinds)} if loaded.stored_kinds else {}),
         seconds=time.perf_counter() - start,
         birth=birth,
         top_k=settings.top_k,

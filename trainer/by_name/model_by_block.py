@@ -35,7 +35,7 @@ def open_by_block(name: str, dtype: torch.dtype, streaming: Streaming) -> Loaded
 
     model = by_block(source.weights())
     if not isinstance(source, SourceWithBirth):
-        return LoadedModel(name, model, None, UNKNOWN_STEP, source.tokenizer)
+        return LoadedModel(name, model, None, UNKNOWN_STEP, source.tokenizer, stored_kinds=source.stored_kinds)
     return LoadedModel(
         name,
         model,

@@ -1,10 +1,10 @@
-"""A model by any of its names: a run, a checkpoint, a birth, a folder of transformers, a hub id."""
+"""A model by any of its names: a run, a checkpoint, a birth, a folder of transformers, a GGUF file, a hub id."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NotRequired, TypedDict
@@ -18,6 +18,7 @@ from ...measure.records import RunDir, step_of
 from ...models.by_block.block_weights import BlockWeights
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
+from ...models.exchange.gguf_model import kinds_of, names_gguf
 from ...models.exchange.hub import is_path
 from ...models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
 from ...schema import SEEDS, shown
@@ -43,6 +44,8 @@ class AnySource:
     """Allocates it and reads or draws its weights."""
     tokenizer: Path | None
     """``tokenizers`` JSON of the text it reads, where it has one."""
+    stored_kinds: Mapping[str, int] = field(default_factory=dict, kw_only=True)
+    """How the weights of a GGUF model are stored: type → number of tensors; empty of any other."""
 
     @property
     def longest(self) -> int | None:
@@ -114,7 +117,8 @@ def open_source(name: str) -> ModelSource:
     Args:
         name: ``RUN`` (its last checkpoint), ``RUN@STEP`` (``@0`` is its birth), a checkpoint's folder,
             ``CONFIG@SEED`` or ``CONFIG`` (a birth; a YAML file, or the name of one that comes with the package), a
-            folder that transformers' save_pretrained wrote, or a hub id, ``@REVISION`` if wanted.
+            folder that transformers' save_pretrained wrote, a GGUF file or a folder that holds one, or a hub id,
+            ``@REVISION`` if wanted.
 
     Raises:
         UsageError: there is no such model.
@@ -128,7 +132,12 @@ def open_source(name: str) -> ModelSource:
     except UsageError as error:
         raise no_such_model(name, error) from None
     return ModelSource(
-        name, found.config, partial(load_pretrained, found), found.tokenizer_file, partial(_checked, found)
+        name,
+        found.config,
+        partial(load_pretrained, found),
+        found.tokenizer_file,
+        partial(_checked, found),
+        stored_kinds=kinds_of(found.folder),
     )
 
 
@@ -156,7 +165,9 @@ def open_any_source(
     with contextlib.suppress(UsageError):
         return open_source(name)
     found = their_folder_of(name, trust_remote_code, tell)
-    return ForeignSource(name, found.shape(), found.load, found.tokenizer, found.birth)
+    return ForeignSource(
+        name, found.shape(), found.load, found.tokenizer, found.birth, stored_kinds=kinds_of(found.folder)
+    )
 
 
 def their_folder_of(name: str, trust_remote_code: bool, tell: Callable[[str], object]) -> TheirFolder:
@@ -177,7 +188,7 @@ def their_folder_of(name: str, trust_remote_code: bool, tell: Callable[[str], ob
 
 def no_such_model(name: str, error: UsageError) -> UsageError:
     """``error``, of looking for a model of ``transformers``, as that for a path where no model of any kind is."""
-    if (Path(name) / "config.json").is_file() or (not Path(name).exists() and not is_path(name)):
+    if names_gguf(name) or (Path(name) / "config.json").is_file() or (not Path(name).exists() and not is_path(name)):
         return error
     why = str(error).removeprefix(f"{name}: ")
     kinds = "neither a run, RUN@STEP, a checkpoint, CONFIG@SEED nor a folder of transformers"

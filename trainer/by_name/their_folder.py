@@ -17,8 +17,9 @@ from typing import Annotated, Any, NotRequired, TypedDict
 import torch
 
 from ...errors import RunError, UsageError
-from ...files import check_file, one_line, path_below, read_json, tensor_file
+from ...files import check_file, one_line, path_below, read_json
 from ...measure.foreign import ForeignConfig, ForeignModel
+from ...models.exchange.gguf_model import GGUF_TENSORS, kinds_in_words, kinds_of, open_weights
 from ...models.exchange.hub import pretrained_folder
 from ...models.exchange.pretrained import weight_files
 from ...models.exchange.weight_files import FLOATS
@@ -84,17 +85,28 @@ class TheirFolder:
             RunError: a tensor that is missing.
         """
         with self._library() as library:
-            loaded: Any = library.AutoModelForCausalLM.from_pretrained(
-                self.folder,
-                dtype=dtype,
-                use_safetensors=True,
-                trust_remote_code=self.runs_code,
-                output_loading_info=True,
-            )
-        model, info = loaded
+            if (self.folder / GGUF_TENSORS).is_file():
+                model, info = self._from_gguf(library, dtype)
+            else:
+                loaded: Any = library.AutoModelForCausalLM.from_pretrained(
+                    self.folder,
+                    dtype=dtype,
+                    use_safetensors=True,
+                    trust_remote_code=self.runs_code,
+                    output_loading_info=True,
+                )
+                model, info = loaded
         if missing := sorted(info["missing_keys"]) + sorted(str(key) for key in info["mismatched_keys"]):
             raise RunError(f"{self.name}: {missing[0]} is missing or of another shape: its values would be random")
         return ForeignModel(model)
+
+    def _from_gguf(self, library: Any, dtype: torch.dtype) -> Any:
+        """The model and what the library says of its loading; it dequantises a tensor when its turn comes."""
+        config = library.AutoConfig.from_pretrained(self.folder)
+        kind = getattr(library, config.architectures[0])
+        with open_weights(self.folder / GGUF_TENSORS) as tensors:
+            state = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118, as of safetensors
+            return kind.from_pretrained(None, config=config, state_dict=state, dtype=dtype, output_loading_info=True)
 
     def _newborn(self) -> Any:
         with self._library() as library:
@@ -138,7 +150,7 @@ def find_their_folder(
     """Find a model of ``transformers`` and check its files.
 
     Args:
-        name: a folder or a hub id.
+        name: a folder, a GGUF file or a hub id.
         trust_remote_code: run the code that it brings, if it brings any.
         tell: is called with a line that names the files that will run, before they do.
 
@@ -208,10 +220,12 @@ def _with_imports(folder: Path, files: list[str]) -> list[str]:
 
 def _check_weights(name: str, folder: Path, config: TheirConfig) -> str | None:
     """What to say of the weights' dtypes; RunError of those that cannot be what they stand for."""
+    if kinds := kinds_of(folder):
+        return f"{name}: its weights are stored as {kinds_in_words(kinds)}, and are read as float32"
     stored: dict[str, int] = {}
     quantised = bool(config.get("quantization_config"))
     for file in weight_files(folder):
-        with tensor_file(file, "pt") as tensors:
+        with open_weights(file) as tensors:
             for tensor in tensors.keys():  # noqa: SIM118, the library's object is no mapping
                 kind = tensors.get_slice(tensor).get_dtype()
                 stored[kind] = stored.get(kind, 0) + 1

@@ -1,0 +1,583 @@
+"""A GGUF file as what a folder of ``transformers`` is: ``config.json``, a tokenizer, and tensors under its names.
+
+``transformers`` says what config and tokenizer the metadata mean; ``gguf`` knows the names of tensors and dequantises
+them, one at a time. The first sees a copy of the checked header alone. Its answers are kept among the user's cached
+files.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+import struct
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from types import EllipsisType
+from typing import Any, TypedDict
+
+import numpy as np
+import torch
+from filelock import FileLock
+from torch import Tensor
+
+from ...errors import RunError, UsageError
+from ...files import atomic_path, read_json, read_sealed_json, reason_of, tensor_file, write_json, write_sealed_json
+from ..attention.fused.c_library import cache_folder
+from .gguf_header import MAGIC, GgufHeader, LongArray, StoredTensor, read_header
+
+#: What a folder in the cache says of the GGUF file that it stands for.
+GGUF_TENSORS = "gguf.json"
+#: Counts up where what is kept changes.
+_FORMAT = 1
+#: Keys of ``tokenizer_config.json`` that say how ``transformers`` found it.
+_OF_LOADING = ("backend", "is_local", "local_files_only", "name_or_path")
+#: Elements that are dequantised at a time: they stay in a processor's cache.
+_CHUNK = 1 << 16
+
+
+# ── what converters to GGUF change ───────────────────────────────────────────────────────────────────────────────────
+
+
+def _halves(tensor: Tensor, n_heads: int) -> Tensor:
+    """Channels that rotary positions turn as neighbours, as the halves of a head."""
+    return tensor.unflatten(0, (n_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+
+
+def _by_head(tensor: Tensor, n_heads: int) -> Tensor:
+    """Queries, keys and values one after the other, as they lie side by side in each head."""
+    return tensor.unflatten(0, (3, n_heads, -1)).transpose(0, 1).flatten(0, 2)
+
+
+#: Change → ``(tensor, heads)`` to the tensor of ``transformers``.
+_CHANGES: Mapping[str, Callable[[Tensor, int], Tensor]] = {
+    "halves": _halves,
+    "by_head": _by_head,
+    "from_0": lambda tensor, n_heads: tensor - 1,
+    "transposed": lambda tensor, n_heads: tensor.T,
+    "one_row": lambda tensor, n_heads: tensor[None],
+}
+#: Keys of the metadata, behind the architecture, that ``transformers`` leaves out of some configs → their fields.
+_NOT_TAKEN = {
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+    "context_length": "n_positions",
+}
+_PLAIN: Mapping[str, str] = {}
+_GAINS = {"norm.weight": "from_0"}
+_TRANSPOSED = {f"{name}.weight": "transposed" for name in ("attn_qkv", "attn_output", "ffn_up", "ffn_down")}
+#: Architecture → end of a tensor's name in the file → its change.
+READ: Mapping[str, Mapping[str, str]] = {
+    "llama": {"attn_q.weight": "halves", "attn_k.weight": "halves"},
+    "qwen2": _PLAIN,
+    "qwen3": _PLAIN,
+    "qwen2moe": {"ffn_gate_inp_shexp.weight": "one_row"},
+    "qwen3moe": _PLAIN,
+    "gemma2": _GAINS,
+    "gemma3": _GAINS,
+    "gpt2": _TRANSPOSED,
+    "bloom": {"attn_qkv.weight": "by_head", "attn_qkv.bias": "by_head"},
+    "phi3": _PLAIN,
+    "starcoder2": _PLAIN,
+    "stablelm": _PLAIN,
+    "nemotron": _GAINS,
+}
+
+
+# ── the files of a model ─────────────────────────────────────────────────────────────────────────────────────────────
+
+#: llama.cpp's name of one part of a model.
+_PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+
+
+def gguf_files(source: Path) -> list[Path]:
+    """The GGUF files that a path means, in order; none where it means something else.
+
+    Args:
+        source: a file, with the other parts of its model if it is one of several; or a folder that holds one model as
+            GGUF and no safetensors.
+
+    Raises:
+        UsageError: a part is missing, or a folder holds several models.
+    """
+    if not source.is_dir():
+        if source.suffix != ".gguf":
+            return []
+        if not source.exists():
+            raise UsageError(f"{source}: no such file; give a GGUF file that is there")
+        return _parts(source)
+    models = {
+        file.name if (part := _PART.fullmatch(file.name)) is None else part["stem"]: file
+        for file in sorted(source.glob("*.gguf"), reverse=True)
+    }
+    if not models:
+        return []
+    if safe := sorted(source.glob("*.safetensors")):
+        for file in models.values():
+            _check_same(source, safe[0], file)
+        return []
+    if len(models) > 1:
+        listed = ", ".join(sorted(file.name for file in models.values()))
+        raise UsageError(f"{source}: holds several GGUF models ({listed}); name one of these files")
+    return _parts(*models.values())
+
+
+def _parts(file: Path) -> list[Path]:
+    """All files of the model that a file is of."""
+    part = _PART.fullmatch(file.name)
+    if part is None:
+        return [file]
+    count = int(part["count"])
+    if not 0 < int(part["number"]) <= count:
+        raise UsageError(f"{file}: is part {int(part['number'])} of {count} by its name; give it the name it had")
+    found = [file.with_name(f"{part['stem']}-{number:05d}-of-{count:05d}.gguf") for number in range(1, count + 1)]
+    if missing := [one for one in found if not one.exists()]:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise UsageError(f"{missing[0]}: is missing{more}, part of the {count} of {part['stem']}; put it there")
+    return found
+
+
+#: Sizes that ``config.json`` has under one of several keys → key of the metadata, behind the architecture.
+_SIZES = {
+    ("num_hidden_layers", "n_layer", "n_layers", "num_layers"): "block_count",
+    ("hidden_size", "n_embd", "d_model", "n_embed"): "embedding_length",
+}
+
+
+def _check_same(folder: Path, safe: Path, file: Path) -> None:
+    """Refuse a folder whose safetensors and GGUF are of models of different sizes."""
+    if not (folder / "config.json").is_file():
+        raise UsageError(f"{folder}: holds {safe.name} without config.json beside {file.name}; name {file}")
+    config, header = read_json(folder / "config.json", dict[str, Any]), read_header(file)
+    for names, key in _SIZES.items():
+        theirs = next((config[name] for name in names if name in config), None)
+        ours = header.metadata.get(f"{header.architecture}.{key}")
+        if None not in (theirs, ours) and theirs != ours:
+            raise UsageError(
+                f"{folder}: {safe.name} and {file.name} are of different models ({names[0]} {theirs} and {ours}); "
+                f"name {file}, or move it elsewhere"
+            )
+
+
+def names_gguf(name: str) -> bool:
+    """Whether a name can only mean a GGUF model: a file of that suffix, or a folder that holds such files."""
+    return name.endswith(".gguf") or any(Path(name).glob("*.gguf"))
+
+
+# ── one folder for a model ───────────────────────────────────────────────────────────────────────────────────────────
+
+
+class TensorSource(TypedDict):
+    """Where a tensor of ``transformers`` lies, and what becomes of it."""
+
+    file: str
+    kind: str
+    shape: list[int]
+    offset: int
+    nbytes: int
+    change: str | None
+    n_heads: int
+
+
+class GgufFolder(TypedDict):
+    """``gguf.json`` of a folder in the cache."""
+
+    kinds: dict[str, int]
+    tensors: dict[str, TensorSource]
+
+
+def gguf_folder(files: Sequence[Path]) -> Path:
+    """The folder with ``config.json``, the tokenizer, and ``gguf.json`` that says where the tensors of a model lie.
+
+    It is made when the files are first seen, and again when they have changed.
+
+    Args:
+        files: all parts of the model, in order.
+
+    Raises:
+        UsageError: a library is missing, an architecture or a type of storage is not read, or the cache cannot be
+            written to.
+        RunError: a damaged file.
+    """
+    _check_libraries(files[0])
+    states = [(str(file.resolve()), *_state(file)) for file in files]
+    digest = hashlib.sha256(repr((_FORMAT, _versions(), states)).encode()).hexdigest()
+    folder = cache_folder() / f"gguf-{digest[:16]}"
+    if folder.is_dir():
+        return folder
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(folder.with_suffix(".lock")):
+            if not folder.is_dir():
+                header = _joined([read_header(file) for file in files])
+                with atomic_path(folder) as new:
+                    new.mkdir()
+                    _fill(new, header)
+    except PermissionError as error:
+        raise UsageError(
+            f"{folder}: cannot be written ({error.strerror}); set XDG_CACHE_HOME to another folder"
+        ) from None
+    return folder
+
+
+def kinds_of(folder: Path) -> dict[str, int]:
+    """How the weights of a GGUF model are stored: type → number of tensors; nothing of any other folder."""
+    file = folder / GGUF_TENSORS
+    return _said(file)["kinds"] if file.is_file() else {}
+
+
+@cache
+def _said(file: Path) -> GgufFolder:
+    """``gguf.json`` of a folder, whose name changes with its content."""
+    said: GgufFolder = read_sealed_json(file, GgufFolder)
+    return said
+
+
+def kinds_in_words(kinds: Mapping[str, int]) -> str:
+    """``Q4_1: 210 tensors, F32: 61``."""
+    parts = [f"{kind}: {n}{' tensors' if i == 0 else ''}" for i, (kind, n) in enumerate(kinds.items())]
+    return ", ".join(parts)
+
+
+def _state(file: Path) -> tuple[int, int, int, int]:
+    found = file.stat()
+    return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
+
+
+def _versions() -> tuple[str, ...]:
+    from importlib.metadata import version
+
+    return tuple(version(name) for name in ("gguf", "transformers", "tokenizers"))
+
+
+def _check_libraries(file: Path) -> None:
+    from importlib.metadata import PackageNotFoundError, version
+
+    for name, least in (("gguf", 0), ("transformers", 5)):
+        try:
+            found = version(name)
+        except PackageNotFoundError:
+            raise UsageError(f"{file}: reading GGUF needs {name}: pip install {name}") from None
+        if int(found.partition(".")[0]) < least:
+            raise UsageError(f"{file}: reading GGUF needs {name} {least}, and {found} is installed: update it")
+
+
+def _joined(headers: Sequence[GgufHeader]) -> GgufHeader:
+    """The header of a whole model: the metadata of its first part, and the tensors of all."""
+    first = headers[0]
+    count = first.metadata.get("split.count", 1)
+    if count != len(headers):
+        raise UsageError(
+            f"{first.file}: is one of {count} parts by its metadata; put all into one folder, named NAME-00001-of-"
+            f"{count:05d}.gguf and so on"
+        )
+    tensors: dict[str, StoredTensor] = {}
+    for number, header in enumerate(headers):
+        if len(headers) > 1 and header.metadata.get("split.no") != number:
+            raise RunError(f"{header.file}: is part {header.metadata.get('split.no')} by its metadata; fetch it again")
+        if twice := tensors.keys() & header.tensors.keys():
+            raise RunError(f"{header.file}: {min(twice)} is also in {tensors[min(twice)].file.name}; fetch both again")
+        tensors |= header.tensors
+    said = first.metadata.get("split.tensors.count", len(tensors))
+    if said != len(tensors):
+        raise RunError(f"{first.file}: its parts hold {len(tensors)} tensors, and it says {said}; fetch them again")
+    return GgufHeader(first.file, first.metadata, first.spans, tensors)
+
+
+def _fill(folder: Path, header: GgufHeader) -> None:
+    """Write ``config.json``, the tokenizer and ``gguf.json`` of a model."""
+    _check_readable(header)
+    import transformers
+
+    try:
+        config = _config(transformers, header)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+    except (RunError, UsageError):
+        raise
+    except Exception as error:  # the library raises a dozen kinds
+        raise UsageError(f"{header.file}: transformers cannot read its metadata ({reason_of(error)})") from None
+    config.architectures, config.dtype, config.name_or_path = [type(model).__name__], "float32", ""
+    config.save_pretrained(folder)
+    sources = _sources(header, model)
+    _write_tokenizer(transformers, header, folder)
+    write_sealed_json(folder / GGUF_TENSORS, {"kinds": header.kinds, "tensors": sources})
+
+
+def _check_readable(header: GgufHeader) -> None:
+    """Refuse a file of another architecture, type or scaling than those that are read, or that contradicts itself."""
+    import gguf
+
+    arch, file = header.architecture, header.file
+    if arch not in READ:
+        raise UsageError(f"{file}: holds a {arch} model, and of GGUF {', '.join(READ)} are read; give another")
+    scaling = header.metadata.get(f"{arch}.rope.scaling.type")
+    if scaling not in (None, "none") and header.metadata.get(f"{arch}.rope.scaling.factor") != 1:
+        raise UsageError(
+            f"{file}: {arch}.rope.scaling.type is {scaling}, which transformers does not read from GGUF; give the "
+            "model as a folder of transformers"
+        )
+    for name, tensor in header.tensors.items():
+        kind = gguf.GGMLQuantizationType[tensor.kind]
+        try:
+            gguf.dequantize(np.zeros((1, gguf.GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+        except NotImplementedError:
+            raise UsageError(f"{file}: {name} is of type {tensor.kind}, which gguf does not dequantise") from None
+    table = header.tensors.get("token_embd.weight")
+    if table is None:
+        raise RunError(f"{file}: token_embd.weight is missing; fetch the file again")
+    blocks = {int(found[1]) for name in header.tensors if (found := re.match(r"blk\.(\d{1,6})\.", name))}
+    sizes = {"block_count": 1 + max(blocks, default=-1), "embedding_length": table.shape[-1]}
+    for key, size in sizes.items():
+        if (said := header.metadata.get(f"{arch}.{key}")) != size:
+            raise RunError(f"{file}: damaged ({arch}.{key} is {said}, and its tensors say {size}); fetch it again")
+
+
+def _config(library: Any, header: GgufHeader) -> Any:
+    """The config that ``transformers`` finds in the metadata, with the sizes that the tensors have."""
+    arch = header.architecture
+    # The library decides by names of tensors which weights are tied, and walks through arrays element by element.
+    kept = [
+        key for key, value in header.metadata.items() if not isinstance(value, LongArray) and "chat_template" not in key
+    ]
+    with _header_alone(header, kept, list(header.tensors)) as (folder, name):
+        config = library.AutoConfig.from_pretrained(folder, gguf_file=name)
+    config.vocab_size = header.tensors["token_embd.weight"].shape[0]
+    said = {key.removeprefix(f"{arch}."): value for key, value in header.metadata.items()}
+    for key, field in _NOT_TAKEN.items():
+        if key in said and hasattr(config, field):
+            setattr(config, field, said[key])
+    rope = getattr(config, "rope_parameters", None)
+    if rope and "rope_theta" in rope:
+        d_head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        rope["rope_theta"] = said.get("rope.freq_base", rope["rope_theta"])
+        rotated = said.get("rope.dimension_count", d_head)
+        if "partial_rotary_factor" in rope:
+            rope["partial_rotary_factor"] = rotated / d_head
+        elif rotated != d_head:
+            raise UsageError(
+                f"{header.file}: {arch}.rope.dimension_count is {rotated}, and {config.model_type} models of "
+                f"transformers rotate all {d_head} channels of a head; give the model as a folder of transformers"
+            )
+    return config
+
+
+@contextmanager
+def _header_alone(header: GgufHeader, keys: Sequence[str], tensors: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
+    """A file of these entries of the metadata and of tensors of one element, for libraries to read: (folder, name)."""
+    described = b"".join(
+        struct.pack("<Q", len(encoded)) + encoded + struct.pack("<IQIQ", 1, 1, 0, 32 * number)
+        for number, encoded in enumerate(name.encode() for name in tensors)
+    )
+    with tempfile.TemporaryDirectory(prefix="birthmark-gguf-") as folder:
+        with (Path(folder) / "header.gguf").open("wb") as new, header.file.open("rb") as old:
+            new.write(MAGIC + struct.pack("<IQQ", 3, len(tensors), len(keys)))
+            for key in keys:
+                start, end = header.spans[key]
+                old.seek(start)
+                new.write(old.read(end - start))
+            new.write(described)
+            alignment = header.metadata.get("general.alignment", 32)
+            new.write(bytes(-new.tell() % alignment + 32 * len(tensors)))
+        yield folder, "header.gguf"
+
+
+def _write_tokenizer(library: Any, header: GgufHeader, folder: Path) -> None:
+    """The tokenizer that ``transformers`` makes of the metadata, if it holds one."""
+    metadata = header.metadata
+    if metadata.get("tokenizer.ggml.model", "none") == "none" or "tokenizer.ggml.tokens" not in metadata:
+        return
+    keys = [
+        key for key in metadata if key.startswith("tokenizer.") or key in ("general.architecture", "general.alignment")
+    ]
+    try:
+        with _header_alone(header, keys) as (inner, name):
+            made = library.PreTrainedTokenizerFast.from_pretrained(inner, gguf_file=name)
+            made.save_pretrained(folder)
+    except Exception as error:  # the library raises a dozen kinds
+        raise RunError(f"{header.file}: transformers cannot read its tokenizer ({reason_of(error)})") from None
+    file = folder / "tokenizer_config.json"
+    about = read_json(file, dict[str, Any]) | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    for name in ("add_bos_token", "add_eos_token"):
+        if (adds := metadata.get(f"tokenizer.ggml.{name}")) is not None:
+            about[name] = adds
+    write_json(file, {key: value for key, value in about.items() if key not in _OF_LOADING})
+
+
+def _sources(header: GgufHeader, model: Any) -> dict[str, TensorSource]:
+    """Where each tensor of a checkpoint of the model lies in the file.
+
+    Raises:
+        RunError: a tensor is missing, or of another shape than the config says.
+        UsageError: a tensor has no place in the model.
+    """
+    import gguf
+
+    arch, config = header.architecture, model.config
+    (number,) = [one for one, name in gguf.MODEL_ARCH_NAMES.items() if name == arch]
+    names = gguf.get_tensor_name_map(number, config.num_hidden_layers)
+    n_heads = config.num_attention_heads
+    kv_heads = getattr(config, "num_key_value_heads", None) or n_heads
+    found: dict[str, TensorSource] = {}
+    used = set()
+    for theirs, shape in _checkpoint_shapes(model):
+        stored = _stored_name(names, re.sub(r"\.experts\.\d+\.", ".experts.", theirs))
+        if stored is None or stored not in header.tensors:
+            if config.tie_word_embeddings and theirs == "lm_head.weight":
+                continue
+            raise RunError(f"{header.file}: {stored or theirs} is missing; fetch the file again")
+        used.add(stored)
+        change = next((change for end, change in READ[arch].items() if stored.endswith(end)), None)
+        heads = kv_heads if stored.endswith("attn_k.weight") else n_heads
+        expert = re.search(r"\.experts\.(\d+)\.", theirs)
+        found[theirs] = _source(header.tensors[stored], change, heads, None if expert is None else int(expert[1]))
+        with suppress(RuntimeError):  # heads do not divide its rows: its shape is another
+            if _shape(found[theirs]) == shape:
+                continue
+        raise RunError(
+            f"{header.file}: {stored} has shape {list(header.tensors[stored].shape)}, its metadata say another"
+        )
+    if left := sorted(header.tensors.keys() - used):
+        more = f" (and {len(left) - 1} more)" if len(left) > 1 else ""
+        raise UsageError(
+            f"{header.file}: {left[0]}{more} has no place in the {config.model_type} model that transformers reads "
+            "from GGUF; give the model as a folder of transformers"
+        )
+    return found
+
+
+def _checkpoint_shapes(model: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of a model's tensors in a checkpoint, where every expert has tensors of its own."""
+    for name, tensor in model.state_dict().items():
+        fused = re.fullmatch(r"(.+\.experts)\.(gate_up_proj|down_proj)", name)
+        if fused is None:
+            yield name, tuple(tensor.shape)
+            continue
+        n_experts, rows, columns = tensor.shape
+        inner = ("gate_proj", "up_proj") if fused[2] == "gate_up_proj" else ("down_proj",)
+        for expert in range(n_experts):
+            for one in inner:
+                yield f"{fused[1]}.{expert}.{one}.weight", (rows // len(inner), columns)
+
+
+def _stored_name(names: Any, theirs: str) -> str | None:
+    """The name in GGUF of a tensor of ``transformers``; some families were converted without their base's prefix."""
+    for name in (theirs, theirs.partition(".")[2]):
+        if (stored := names.get_name(name, try_suffixes=(".weight", ".bias"))) is not None:
+            return str(stored)
+    return None
+
+
+def _source(tensor: StoredTensor, change: str | None, n_heads: int, expert: int | None) -> TensorSource:
+    shape, nbytes = list(tensor.shape), tensor.nbytes
+    if expert is not None:
+        nbytes //= shape.pop(0)
+    return {
+        "file": str(tensor.file.absolute()),
+        "kind": tensor.kind,
+        "shape": shape,
+        "offset": tensor.offset + nbytes * (expert or 0),
+        "nbytes": nbytes,
+        "change": change,
+        "n_heads": n_heads,
+    }
+
+
+def _shape(source: TensorSource) -> tuple[int, ...]:
+    """That of the tensor of ``transformers``."""
+    empty = torch.empty(source["shape"], device="meta")
+    return tuple(_changed(empty, source).shape)
+
+
+def _changed(tensor: Tensor, source: TensorSource) -> Tensor:
+    return tensor if source["change"] is None else _CHANGES[source["change"]](tensor, source["n_heads"]).contiguous()
+
+
+# ── its tensors ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class GgufSlice:
+    """One tensor, dequantised when it is indexed: as a tensor of a safetensors file."""
+
+    def __init__(self, source: TensorSource) -> None:
+        self._source = source
+
+    def get_shape(self) -> list[int]:
+        """Its shape."""
+        return list(_shape(self._source))
+
+    def get_dtype(self) -> str:
+        """The name in safetensors of what is given."""
+        return "F32"
+
+    def __getitem__(self, rows: slice | EllipsisType) -> Tensor:
+        """Float32 values, on the CPU: all, or some rows."""
+        source = self._source
+        if isinstance(rows, slice) and source["change"] is None:
+            start, stop, _ = rows.indices(source["shape"][0])
+            return dequantised(source, start, stop)
+        whole = _changed(dequantised(source, 0, source["shape"][0]), source)
+        return whole if isinstance(rows, EllipsisType) else whole[rows]
+
+
+class GgufTensors:
+    """The tensors of a model by their names in ``transformers``: as an opened safetensors file."""
+
+    def __init__(self, tensors: Mapping[str, TensorSource]) -> None:
+        self._tensors = tensors
+
+    def keys(self) -> list[str]:
+        """Names of the tensors."""
+        return list(self._tensors)
+
+    def get_slice(self, name: str) -> GgufSlice:
+        """A tensor, not yet read."""
+        return GgufSlice(self._tensors[name])
+
+    def get_tensor(self, name: str) -> Tensor:
+        """A tensor, float32, on the CPU."""
+        return self.get_slice(name)[...]
+
+
+def dequantised(source: TensorSource, start: int, stop: int) -> Tensor:
+    """Rows ``start … stop`` of a tensor as they are stored, float32, dequantised by ``gguf``.
+
+    Raises:
+        RunError: the file is gone, or was cut short since its header was read.
+    """
+    import gguf
+
+    kind = gguf.GGMLQuantizationType[source["kind"]]
+    per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    shape = [stop - start, *source["shape"][1:]]
+    row_bytes = source["nbytes"] // source["shape"][0]
+    try:
+        raw = np.memmap(source["file"], np.uint8, "r", source["offset"] + start * row_bytes, shape[0] * row_bytes)
+    except (OSError, ValueError) as error:
+        raise RunError(f"{source['file']}: cannot be read ({reason_of(error)}); fetch the file again") from None
+    values = np.empty(math.prod(shape), np.float32)
+    n_bytes = _CHUNK // per_block * block_bytes
+    for i, first in enumerate(range(0, len(raw), n_bytes)):
+        # One long row: the library loops over short ones.
+        part = gguf.dequantize(raw[first : first + n_bytes][None], kind)[0]
+        values[i * _CHUNK : i * _CHUNK + len(part)] = part
+    return torch.from_numpy(values).view(shape)
+
+
+@contextmanager
+def open_weights(file: Path) -> Iterator[Any]:
+    """The tensors of one file of a folder: of safetensors, or ``gguf.json``; what is not read is not loaded.
+
+    Raises:
+        RunError: it is missing or damaged, also where a tensor is read in the block; names it.
+    """
+    if file.name == GGUF_TENSORS:
+        yield GgufTensors(_said(file)["tensors"])
+        return
+    with tensor_file(file, "pt") as tensors:
+        yield tensors

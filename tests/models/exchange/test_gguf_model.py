@@ -1,0 +1,486 @@
+"""GGUF files as models: every architecture against transformers' own reader, every type against gguf's."""
+
+import re
+import struct
+
+import gguf
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_hf_weights_map
+
+from birthmark.errors import RunError, UsageError
+from birthmark.models.config import ModelConfig
+from birthmark.models.exchange.gguf_file import write_gguf
+from birthmark.models.exchange.gguf_model import (
+    GGUF_TENSORS,
+    READ,
+    gguf_files,
+    gguf_folder,
+    kinds_in_words,
+    kinds_of,
+    open_weights,
+)
+from birthmark.models.exchange.pretrained import load_pretrained, read_pretrained
+from birthmark.trainer.by_name.their_folder import find_their_folder
+
+D, BLOCKS, HEADS, KV_HEADS, FF, VOCABULARY, LENGTH = 32, 2, 4, 2, 48, 61, 24
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    """A cache of the test's own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+# ---------------------------------------------------------------- architectures
+
+_GROUPED = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": D,
+    "intermediate_size": FF,
+    "num_hidden_layers": BLOCKS,
+    "num_attention_heads": HEADS,
+    "num_key_value_heads": KV_HEADS,
+    "max_position_embeddings": LENGTH,
+    "tie_word_embeddings": False,
+}
+_NARROW = {"vocab_size": VOCABULARY, "n_layer": BLOCKS, "n_head": HEADS}
+_EXPERTS = {"num_experts": 3, "num_experts_per_tok": 2, "moe_intermediate_size": FF}
+_WIDE_HEADS = {"head_dim": 16}
+#: Architecture of GGUF → (class of transformers, its config, what the file says beside the sizes of all).
+ARCHITECTURES = {
+    "llama": ("Llama", _GROUPED | _WIDE_HEADS, {"rope.dimension_count": 16, "rope.freq_base": 500.0}),
+    "qwen2": ("Qwen2", _GROUPED, {}),
+    "qwen3": ("Qwen3", _GROUPED | {"head_dim": 128}, {"attention.key_length": 128}),
+    "qwen2moe": (
+        "Qwen2Moe",
+        _GROUPED | _EXPERTS | {"shared_expert_intermediate_size": 40},
+        {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": FF}
+        | {"expert_shared_feed_forward_length": 40},
+    ),
+    "qwen3moe": (
+        "Qwen3Moe",
+        _GROUPED | _EXPERTS | _WIDE_HEADS,
+        {"expert_count": 3, "expert_used_count": 2, "expert_feed_forward_length": FF, "attention.key_length": 16},
+    ),
+    "gemma2": ("Gemma2", _GROUPED | _WIDE_HEADS, {"attention.key_length": 16, "attention.sliding_window": 8}),
+    "gemma3": ("Gemma3", _GROUPED | _WIDE_HEADS, {"attention.key_length": 16, "attention.sliding_window": 8}),
+    "gpt2": ("GPT2", _NARROW | {"n_embd": D, "n_positions": LENGTH}, {}),
+    "bloom": ("Bloom", _NARROW | {"hidden_size": D}, {}),
+    "phi3": ("Phi3", _GROUPED | {"pad_token_id": 0, "sliding_window": 8}, {"attention.sliding_window": 8}),
+    "starcoder2": ("Starcoder2", _GROUPED | {"use_bias": True}, {"rope.freq_base": 500.0}),
+    "stablelm": ("StableLm", _GROUPED, {"rope.dimension_count": 2}),
+    "nemotron": ("Nemotron", _GROUPED, {"rope.dimension_count": 4}),
+}
+#: Of these the library's own reader takes sizes or positions from its defaults: only names and values are compared.
+OTHER_CONFIG = ("qwen2moe", "qwen3moe", "gpt2", "phi3", "starcoder2")
+
+
+def causal_lm(arch):
+    kind, config, _ = ARCHITECTURES[arch]
+    config_kind = "Gemma3TextConfig" if arch == "gemma3" else f"{kind}Config"
+    config = getattr(transformers, config_kind)(**config)
+    with torch.device("meta"):
+        return transformers.AutoModelForCausalLM.from_config(config)
+
+
+def stored_shapes(arch):
+    """Names and shapes that a file of the architecture has, by the names that transformers' reader looks for."""
+    model = causal_lm(arch)
+    kind = transformers.modeling_gguf_pytorch_utils.TENSOR_PROCESSORS.get(arch, TensorProcessor)
+    config = model.config.to_dict()
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    found = {}
+    for stored, theirs in get_gguf_hf_weights_map(model, kind(config)).items():
+        shape = shapes[theirs]
+        if ".ffn_gate_exps" in stored or ".ffn_up_exps" in stored:
+            shape = (shape[0], shape[1] // 2, shape[2])
+        elif arch == "gpt2" and re.search(r"(attn_qkv|attn_output|ffn_up|ffn_down)\.weight", stored):
+            shape = shape[::-1]
+        elif stored.endswith("ffn_gate_inp_shexp.weight"):
+            shape = shape[1:]
+        if not (stored == "output.weight" and model.config.tie_word_embeddings):
+            found[f"{stored}.weight" if stored.endswith("_exps") else stored] = shape
+    return found
+
+
+def write_architecture(arch, file, seed=0, leave_out=(), more=()):
+    """A model of random values, as llama.cpp's converter names it."""
+    writer = gguf.GGUFWriter(file, arch)
+    writer.add_block_count(BLOCKS)
+    writer.add_context_length(LENGTH)
+    writer.add_embedding_length(D)
+    writer.add_feed_forward_length(4 * D if arch in ("gpt2", "bloom") else FF)
+    writer.add_head_count(HEADS)
+    writer.add_head_count_kv(HEADS if arch in ("gpt2", "bloom") else KV_HEADS)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_layer_norm_eps(1e-5)
+    writer.add_vocab_size(VOCABULARY)
+    writer.add_pad_token_id(0)
+    for key, value in ARCHITECTURES[arch][2].items():
+        (writer.add_float32 if isinstance(value, float) else writer.add_uint32)(f"{arch}.{key}", value)
+    rng = np.random.default_rng(seed)
+    for name, shape in [*stored_shapes(arch).items(), *more]:
+        if name not in leave_out:
+            writer.add_tensor(name, rng.normal(0, 0.2, shape).astype(np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return file
+
+
+def test_every_architecture_that_is_read_is_tried():
+    assert set(ARCHITECTURES) == set(READ)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("arch", ARCHITECTURES)
+def test_a_model_is_the_one_that_transformers_reads(tmp_path, arch):
+    file = write_architecture(arch, tmp_path / "model.gguf")
+    ours = find_their_folder(str(file)).load().model
+    kind = type(ours)
+    theirs = kind.from_pretrained(
+        tmp_path,
+        gguf_file="model.gguf",
+        dtype=torch.float32,
+        **({"config": ours.config} if arch in OTHER_CONFIG else {}),
+    )
+    assert type(theirs) is kind
+    state = theirs.state_dict()
+    assert ours.state_dict().keys() == state.keys()
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(tensor, state[name]), name
+    tokens_BT = torch.randint(0, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(ours(tokens_BT).logits, theirs(tokens_BT).logits, atol=0, rtol=0)
+    found, wanted = ours.config.to_dict(), ARCHITECTURES[arch][1]
+    assert {key: found[key] for key in wanted if key in found and key != "tie_word_embeddings"} == {
+        key: value for key, value in wanted.items() if key in found and key != "tie_word_embeddings"
+    }
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "qwen3moe", "gpt2"])
+def test_our_decoder_is_the_same_model(tmp_path, arch):
+    file = write_architecture(arch, tmp_path / "model.gguf")
+    theirs = find_their_folder(str(file)).load().model
+    tokens_BT = torch.randint(0, VOCABULARY, (2, LENGTH), generator=torch.Generator().manual_seed(0))
+    ours = load_pretrained(file).eval()
+    torch.testing.assert_close(ours(tokens_BT), theirs(tokens_BT).logits, atol=1e-4, rtol=1e-4)
+
+
+def test_positions_follow_from_the_file(tmp_path):
+    def rope(arch):
+        file = write_architecture(arch, tmp_path / f"{arch}.gguf")
+        return transformers.AutoConfig.from_pretrained(gguf_folder([file])).rope_parameters
+
+    assert rope("starcoder2")["rope_theta"] == 500.0
+    assert rope("nemotron")["partial_rotary_factor"] == 0.5
+
+
+# ---------------------------------------------------------------- types of storage
+
+
+def written_in(kind, file):
+    """A model of one block whose matrices are random bytes of a type: name → bytes ``[rows, bytes]``."""
+    per_block, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    d = 256
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(1)
+    writer.add_context_length(8)
+    writer.add_embedding_length(d)
+    writer.add_feed_forward_length(2 * d)
+    writer.add_head_count(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    rng, raw = np.random.default_rng(0), {}
+    shapes = {"token_embd": (300, d), "output": (300, d), "blk.0.ffn_down": (d, 2 * d)}
+    shapes |= {f"blk.0.attn_{name}": (d, d) for name in ("q", "k", "v", "output")}
+    shapes |= {f"blk.0.ffn_{name}": (2 * d, d) for name in ("gate", "up")}
+    for name, (rows, columns) in shapes.items():
+        raw[name] = rng.integers(0, 256, (rows, columns // per_block * block_bytes), dtype=np.uint8)
+        writer.add_tensor(f"{name}.weight", raw[name], raw_dtype=kind)
+    for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+        writer.add_tensor(f"{name}.weight", np.ones(d, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return raw
+
+
+@pytest.mark.parametrize("kind", gguf.GGMLQuantizationType, ids=lambda kind: kind.name)
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # random bytes are scales of any size
+def test_every_type_is_read_as_gguf_reads_it_or_refused_by_name(tmp_path, kind):
+    raw = written_in(kind, tmp_path / "m.gguf")
+    try:
+        expected = {name: gguf.dequantize(rows, kind) for name, rows in raw.items()}
+    except NotImplementedError:
+        with pytest.raises(UsageError, match=rf"m\.gguf: \S+ is of type {kind.name}, which gguf does not dequantise$"):
+            read_pretrained(tmp_path / "m.gguf")
+        return
+    found = read_pretrained(tmp_path / "m.gguf")
+    ours = dict(found.tensors())
+    theirs = {"embed.weight": "token_embd", "head.weight": "output", "blocks.0.mlp.down.weight": "blk.0.ffn_down"}
+    for name, stored in theirs.items():
+        np.testing.assert_array_equal(ours[name].numpy(), expected[stored])
+    np.testing.assert_array_equal(found.rows("embed.weight", 3, 290).numpy(), expected["token_embd"][3:290])
+    assert kinds_of(found.folder)[kind.name] >= len(raw)
+
+
+def test_types_are_counted_in_words():
+    assert kinds_in_words({"Q4_1": 210, "F32": 61}) == "Q4_1: 210 tensors, F32: 61"
+
+
+# ---------------------------------------------------------------- split files and folders
+
+
+def split(file, n_parts):
+    """Cut a file into parts as llama.cpp's gguf-split does: the metadata in the first, tensors in all."""
+    reader = gguf.GGUFReader(file)
+    parts = np.array_split(np.arange(len(reader.tensors)), n_parts)
+    written = []
+    for number, indices in enumerate(parts):
+        path = file.with_name(f"{file.stem}-{number + 1:05d}-of-{n_parts:05d}.gguf")
+        writer = gguf.GGUFWriter(path, "llama")
+        if number == 0:
+            for key, field in reader.fields.items():
+                if not key.startswith("GGUF.") and key != "general.architecture":
+                    writer.add_key_value(key, field.contents(), field.types[0], field.types[-1])
+        writer.add_uint16("split.no", number)
+        writer.add_uint16("split.count", n_parts)
+        writer.add_int32("split.tensors.count", len(reader.tensors))
+        for i in indices:
+            writer.add_tensor(reader.tensors[i].name, np.array(reader.tensors[i].data))
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        written.append(path)
+    return written
+
+
+@pytest.fixture
+def whole(tmp_path):
+    (tmp_path / "whole").mkdir()
+    return write_architecture("llama", tmp_path / "whole/m.gguf")
+
+
+@pytest.fixture
+def parts(whole, tmp_path):
+    written = split(whole, 3)
+    (tmp_path / "split").mkdir()
+    return [part.rename(tmp_path / "split" / part.name) for part in written]
+
+
+def test_split_files_are_one_model_by_any_of_their_names(whole, parts):
+    expected = dict(read_pretrained(whole).tensors())
+    for name in (parts[0], parts[2], parts[0].parent):
+        found = dict(read_pretrained(name).tensors())
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_missing_part_is_named(parts):
+    parts[1].unlink()
+    with pytest.raises(UsageError, match=r"m-00002-of-00003\.gguf: is missing, part of the 3 of m; put it there$"):
+        read_pretrained(parts[0])
+
+
+def test_a_part_under_another_name_is_named(parts):
+    alone = parts[0].rename(parts[0].with_name("alone.gguf"))
+    with pytest.raises(UsageError, match=r"alone\.gguf: is one of 3 parts by its metadata; put all into one folder"):
+        read_pretrained(alone)
+
+
+def test_parts_that_changed_places_are_named(parts):
+    other = parts[1].rename(parts[1].with_name("other"))
+    parts[2].rename(parts[1])
+    other.rename(parts[2])
+    with pytest.raises(RunError, match=r"m-00002-of-00003\.gguf: is part 2 by its metadata; fetch it again$"):
+        read_pretrained(parts[0])
+
+
+def test_a_folder_of_two_models_asks_which(whole):
+    write_architecture("qwen2", whole.with_name("n.gguf"))
+    with pytest.raises(UsageError, match=r"holds several GGUF models \(m\.gguf, n\.gguf\); name one of these files$"):
+        read_pretrained(whole.parent)
+
+
+def test_safetensors_beside_a_gguf_must_be_the_same_model(whole, their_model):
+    their_model("llama").save_pretrained(whole.parent)
+    assert gguf_files(whole.parent) == []  # the safetensors are read, as they always were
+    their_model("gpt2").save_pretrained(whole.parent)
+    assert gguf_files(whole.parent) == []
+    config = whole.with_name("config.json")
+    config.write_text(config.read_text().replace('"n_layer": 2', '"n_layer": 3'))
+    line = (
+        r"model\.safetensors and m\.gguf are of different models \(num_hidden_layers 3 and 2\); name .*m\.gguf, or move"
+    )
+    with pytest.raises(UsageError, match=line):
+        gguf_files(whole.parent)
+    config.unlink()
+    with pytest.raises(
+        UsageError, match=r"holds model\.safetensors without config\.json beside m\.gguf; name .*m\.gguf$"
+    ):
+        gguf_files(whole.parent)
+
+
+def test_a_file_is_looked_at_again_when_it_changes(whole):
+    before = dict(read_pretrained(whole).tensors())["embed.weight"]
+    write_architecture("llama", whole, seed=1)
+    after = dict(read_pretrained(whole).tensors())["embed.weight"]
+    assert not torch.equal(before, after)
+
+
+# ---------------------------------------------------------------- damage
+
+
+def patched(file, at, form, value):
+    content = bytearray(file.read_bytes())
+    struct.pack_into(f"<{form}", content, at, value)
+    file.write_bytes(content)
+
+
+def place_of(file, text):
+    return file.read_bytes().index(text.encode())
+
+
+#: What is done to a file, and the line that it gives; ``{m}`` is the file.
+DAMAGE = {
+    "cut short": (lambda m: m.write_bytes(m.read_bytes()[:-4000]), RunError, r"damaged \(\S+ ends [\d,]+ bytes after"),
+    "cut in its header": (
+        lambda m: m.write_bytes(m.read_bytes()[:300]),
+        RunError,
+        r"damaged \(\S+ ends 4 bytes after the end",
+    ),
+    "cut in its first word": (lambda m: m.write_bytes(b"GG"), UsageError, "is no GGUF file"),
+    "cut after its first word": (lambda m: m.write_bytes(b"GGUF"), RunError, r"damaged \(it has 4 bytes\)"),
+    "tensors": (lambda m: patched(m, 8, "Q", 1 << 60), RunError, r"damaged \(it says [\d,]+ tensors, for which"),
+    "one tensor more": (lambda m: patched(m, 8, "Q", 22), RunError, "damaged"),
+    "entries": (lambda m: patched(m, 16, "Q", 1 << 60), RunError, r"damaged \(it says [\d,]+ entries of metadata"),
+    "length of a key": (lambda m: patched(m, 24, "Q", 1 << 62), RunError, r"damaged \(key 0 of the metadata has"),
+    "length of a string": (
+        lambda m: patched(m, place_of(m, "general.architecture") + 24, "Q", 1 << 40),
+        RunError,
+        r"damaged \(general\.architecture has",
+    ),
+    "type of a value": (
+        lambda m: patched(m, place_of(m, "llama.block_count") + 17, "I", 77),
+        RunError,
+        r"damaged \(llama\.block_count is of type 77, which the format has not\)",
+    ),
+    "blocks": (
+        lambda m: patched(m, place_of(m, "llama.block_count") + 21, "I", 1 << 31),
+        RunError,
+        r"damaged \(llama\.block_count is 2147483648, and its tensors say 2\)",
+    ),
+    "dimensions": (
+        lambda m: patched(m, place_of(m, "token_embd.weight") + 17, "I", 1 << 30),
+        RunError,
+        r"damaged \(token_embd\.weight has 1,073,741,824 dimensions",
+    ),
+    "a dimension": (
+        lambda m: patched(m, place_of(m, "token_embd.weight") + 21, "Q", 1 << 62),
+        RunError,
+        r"damaged \(token_embd\.weight ends [\d,]+ bytes after",
+    ),
+    "type of a tensor": (
+        lambda m: patched(m, place_of(m, "token_embd.weight") + 37, "I", 9999),
+        UsageError,
+        r"token_embd\.weight is of type 9999, which gguf does not have",
+    ),
+    "offset": (
+        lambda m: patched(m, place_of(m, "blk.1.ffn_up.weight") + 39, "Q", 1 << 50),
+        RunError,
+        r"damaged \(blk\.1\.ffn_up\.weight begins at byte",
+    ),
+    "version": (lambda m: patched(m, 4, "I", 9), UsageError, "has version 9 of GGUF, and 2 and 3 are read"),
+    "byte order": (lambda m: patched(m, 4, "I", 3 << 24), UsageError, "is big-endian"),
+    "no GGUF": (lambda m: m.write_text("hello " * 99), UsageError, "is no GGUF file"),
+    "empty": (lambda m: m.write_bytes(b""), UsageError, "is no GGUF file"),
+    "heads": (
+        lambda m: patched(m, place_of(m, "llama.attention.head_count") + 30, "I", 8),
+        RunError,
+        r"has shape \[64, 32\], its metadata say another",
+    ),
+    "another architecture": (
+        lambda m: m.write_bytes(m.read_bytes().replace(b"llama", b"xxxxx")),
+        UsageError,
+        r"holds a xxxxx model, and of GGUF llama, .*nemotron are read; give another",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", DAMAGE)
+def test_damage_is_one_line(whole, kind):
+    damage, error, line = DAMAGE[kind]
+    damage(whole)
+    with pytest.raises(error, match=rf"^{re.escape(str(whole))}: .*{line}") as told:
+        read_pretrained(whole)
+    assert "\n" not in str(told.value)
+    assert len(str(told.value)) < 400
+
+
+def test_no_byte_of_a_header_brings_it_down(whole):
+    """Every fifth byte set to 255: a line, or a model."""
+    content = whole.read_bytes()
+    for at in range(0, content.index(b"blk.0.ffn_up.weight"), 5):
+        whole.write_bytes(content[:at] + b"\xff" + content[at + 1 :])
+        try:
+            gguf_folder([whole])
+        except (RunError, UsageError) as error:
+            assert "\n" not in str(error)  # noqa: PT017, either is right
+
+
+def test_a_tensor_too_few_or_too_many_is_named(tmp_path):
+    def refused(error, line, **more):
+        with pytest.raises(error, match=line):
+            read_pretrained(write_architecture("llama", tmp_path / "m.gguf", **more))
+
+    refused(RunError, r"m\.gguf: blk\.1\.ffn_up\.weight is missing", leave_out=["blk.1.ffn_up.weight"])
+    refused(RunError, r"m\.gguf: token_embd\.weight is missing", leave_out=["token_embd.weight"])
+    refused(
+        UsageError,
+        r"m\.gguf: rope_freqs\.weight has no place in the llama model that transformers reads from GGUF",
+        more=[("rope_freqs.weight", (8,))],
+    )
+
+
+def test_a_file_that_is_gone_or_a_pipe_is_named(tmp_path):
+    with pytest.raises(UsageError, match=r"none\.gguf: no such file; give a GGUF file that is there$"):
+        read_pretrained(tmp_path / "none.gguf")
+    with pytest.raises(UsageError, match=r"^model\.gguf: no such file"):
+        read_pretrained("model.gguf")  # the hub is not asked
+
+
+def test_weights_that_were_cut_short_since_are_named(whole):
+    folder = gguf_folder([whole])
+    whole.write_bytes(whole.read_bytes()[:-4000])
+    with open_weights(folder / GGUF_TENSORS) as tensors:
+        last = tensors.keys()[-1]
+        with pytest.raises(RunError, match=r"m\.gguf: cannot be read .*fetch the file again$"):
+            tensors.get_tensor(last)
+
+
+# ---------------------------------------------------------------- tokenizers
+
+
+@torch.no_grad()
+def test_a_tokenizer_comes_with_the_model(tmp_path, word_tokenizer, lively):
+    config = ModelConfig(d_model=32, n_layers=1, n_heads=2, d_ff=48, vocab_size=270, max_seq_len=24, mlp="swiglu")
+    ours = lively(config)
+    (tmp_path / "t.json").write_bytes(word_tokenizer.content)
+    write_gguf(config, ours.state_dict(), tmp_path / "m.gguf", tokenizer_file=tmp_path / "t.json")
+    found = read_pretrained(tmp_path / "m.gguf")
+    again = load_pretrained(found)
+    assert all(torch.equal(one, other) for one, other in zip(ours.parameters(), again.parameters(), strict=True))
+    loaded = transformers.AutoTokenizer.from_pretrained(found.folder)
+    text = "hello world, some other text; naïve 123"
+    assert loaded(text, add_special_tokens=False).input_ids == word_tokenizer.encode([text])[0].tolist()
+    assert loaded.add_bos_token is False
+
+
+def test_a_model_without_tokenizer_has_none(whole):
+    assert read_pretrained(whole).tokenizer_file is None
