@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..child_python import python_command, python_environment
 from ..errors import RunError
 from ..files import check_file, one_line
 from .weight_samples import Sampled, sample
@@ -73,9 +74,11 @@ def _sample_file(file: Path, scan: bool) -> Sampled:
     _check_archive(file)
     with tempfile.TemporaryDirectory(prefix="birthmark-audit-") as folder:
         out = Path(folder) / "sampled"
-        command = [sys.executable, "-c", _CHILD, str(file), str(out), str(int(scan))]
+        command = python_command("-c", _CHILD, file, out, str(int(scan)))
         try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_SECONDS, check=False, env=python_environment()
+            )
         except subprocess.TimeoutExpired:
             raise RunError(f"{file}: was not read within {_SECONDS} s") from None
         if done.returncode or not out.with_suffix(".json").exists():

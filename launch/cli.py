@@ -10,10 +10,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ..child_python import leave_working_folder
 from ..errors import USAGE_STATUS, RunError, UsageError
-from ..files import one_line
-from ..urls import hide_credentials
-from .command_table import COMMANDS, command_parser, load_command, top_parser
+
+# What imports more than the standard library is imported inside of functions: once the working folder is off the path.
 
 
 def normal_dashes(arguments: Sequence[str]) -> list[str]:
@@ -31,6 +31,8 @@ def resolve_home(arguments: Sequence[str]) -> list[str]:
 
 def _report_failure(line: str, status: int) -> int:
     """Print ``line`` once, also where several processes are one run and fail together; the exit status."""
+    from ..urls import hide_credentials
+
     line = hide_credentials(line)
     # What torchrun and DeepSpeed set, and srun.
     if "WORLD_SIZE" in os.environ or "SLURM_STEP_NUM_TASKS" in os.environ:
@@ -53,6 +55,8 @@ def _report_failure(line: str, status: int) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
+    from .command_table import COMMANDS, command_parser, load_command, top_parser
+
     name = arguments[0] if arguments else "--help"
     if name.startswith("-"):
         top_parser().parse_args(arguments or [name])  # prints help or version and leaves
@@ -77,8 +81,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status: 0, 1 (it failed), 2 (wrong usage), 130 (interrupted)."""
     arguments = resolve_home(normal_dashes(sys.argv[1:] if argv is None else argv))
     if argv is None:
+        leave_working_folder()
+    from ..files import one_line
+    from ..models.own_code import name_own_code
+    from ..urls import hide_credentials
+
+    if argv is None:
         # Loggers record what is asked for.
         sys.argv[1:] = map(hide_credentials, sys.argv[1:])
+    name_own_code(arguments)
     debug = "--debug" in arguments
     # torch reads it once, when it is imported. Its warnings repeat a rank's end as forty lines of C++ in every other.
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "INFO" if debug else "ERROR")

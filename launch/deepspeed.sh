@@ -4,6 +4,8 @@
 #   launch/deepspeed.sh --config configs/llama2_7b_zero3.yaml --run_dir runs/7b
 #   HOSTFILE=my.hosts launch/deepspeed.sh --config …             # lines of `host slots=GPUS`
 set -euo pipefail
+# No file of the working folder takes the place of a module, in any process that this one starts.
+export PYTHONSAFEPATH=1
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 . "$here/find_python.sh"

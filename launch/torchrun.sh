@@ -9,6 +9,8 @@
 # from its last checkpoint by itself. With NNODES=2:4 it also goes on with the nodes that are left, as long as
 # trainer.global_batch_size is at least the number of processes.
 set -euo pipefail
+# No file of the working folder takes the place of a module, in any process that this one starts.
+export PYTHONSAFEPATH=1
 
 here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)"
 . "$here/find_python.sh"

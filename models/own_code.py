@@ -1,24 +1,79 @@
-"""A user's own classes, named in a config as ``module:Class``: found on Python's path or in the working directory."""
+"""A user's own classes, named in a config as ``module:Class``, and where their modules may come from.
+
+A module comes from what is installed (any entry of Python's path but the working folder). If it is not there:
+
+- and a person named it, on the command line or in a config that is no run's, from the working folder;
+- and the config of a run alone names it, from the folders of :data:`VARIABLE`: a run may be somebody else's, and so may
+  the file that lies beside it.
+
+So no file of the working folder takes the place of an installed module, and no run decides that one is executed.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 
-_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*", re.ASCII)
+#: Environment variable with folders, divided as in PATH, of modules that any config may name.
+VARIABLE = "BIRTHMARK_CODE"
+
+_PATTERN = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
+_NAME = re.compile(_PATTERN, re.ASCII)
+_IN_TEXT = re.compile(rf"(?<![\w.:/]){_PATTERN}(?![\w.:/])", re.ASCII)
 
 
 def is_own(name: str) -> bool:
     """Whether ``name`` has the form ``module:Class``; nothing is imported."""
     return _NAME.fullmatch(name) is not None
+
+
+# ── who named it ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#: Names that a person gave to this process, and names that a run's config has.
+_named: set[str] = set()
+_of_runs: set[str] = set()
+
+
+def name_own_code(source: Any) -> None:
+    """Let what a person names come from the working folder.
+
+    Args:
+        source: a config as nested fields, or words of a command line: every ``module:Class`` in it is meant.
+    """
+    _named.update(_names_in(source))
+
+
+def note_code_of_run(config: Any) -> None:
+    """Remember the names in the config of a run, nested fields, which alone let no module come from there."""
+    _of_runs.update(_names_in(config))
+
+
+def _names_in(source: Any) -> Iterator[str]:
+    if isinstance(source, str):
+        yield from _IN_TEXT.findall(source)
+    elif isinstance(source, Mapping):
+        yield from _names_in(list(source.values()))
+    elif isinstance(source, Iterable):
+        for one in source:
+            yield from _names_in(one)
+
+
+def own_code_for_children() -> dict[str, str]:
+    """The environment that lets a process which this one starts import what a person has named to this one."""
+    folders = [*_code_folders(), *([str(Path.cwd())] if _named else [])]
+    return {VARIABLE: os.pathsep.join(folders)} if folders else {}
+
+
+# ── importing ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 def import_own(name: str, field: str) -> Any:
@@ -29,14 +84,23 @@ def import_own(name: str, field: str) -> Any:
         field: the config's field that names it; messages begin with it.
 
     Raises:
-        UsageError: no such form, the module lies in a run's folder, or it cannot be imported.
+        UsageError: no such form, the module lies in a run's folder, nobody but a run names it, or it cannot be
+            imported.
     """
     if not is_own(name):
         raise UsageError(f"{field} has {name!r}: give module:Class")
     module, _, attribute = name.partition(":")
+    top = module.partition(".")[0]
+    of_run_alone = name in _of_runs and name not in _named
     try:
-        with _working_directory_on_path():
-            if (run := _run_that_holds(module.partition(".")[0])) is not None:
+        with _search_path([*_code_folders(), *([] if of_run_alone else [str(Path.cwd())])]):
+            places = _places_of(top)
+            if not places and of_run_alone and top not in sys.modules:
+                raise UsageError(
+                    f"{field} {name}: the run's config names it, and nothing installed has the module {top}; if you "
+                    f"trust a {top}.py of yours, name its folder, as in {VARIABLE}=. for this one"
+                )
+            if (run := _run_that_holds(places)) is not None:
                 raise UsageError(
                     f"{field} {name}: the module lies in the run's folder {run}, and no code is taken from runs; "
                     "move it beside your own"
@@ -57,23 +121,35 @@ def in_words(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
+def _code_folders() -> list[str]:
+    return [str(Path(folder).absolute()) for folder in os.environ.get(VARIABLE, "").split(os.pathsep) if folder]
+
+
 @contextmanager
-def _working_directory_on_path() -> Iterator[None]:
-    """Modules beside a user's script are found, however Python was started."""
-    here = str(Path.cwd())
-    added = here not in sys.path
-    if added:
-        sys.path.insert(0, here)
+def _search_path(folders: Sequence[str]) -> Iterator[None]:
+    """Python's path with ``folders`` at its end, and without the working folder that Python itself puts first.
+
+    What a module adds to the path inside stays.
+    """
+    here, before = str(Path.cwd()), list(sys.path)
+    first = here if before[:1] == [here] and not sys.flags.safe_path else ""
+    during = [*(entry for entry in before if entry not in ("", first)), *folders]
+    sys.path[:] = during
     try:
         yield
     finally:
-        if added and here in sys.path:
-            sys.path.remove(here)
+        sys.path[:] = [*(entry for entry in sys.path if entry not in during), *before]
 
 
-def _run_that_holds(module: str) -> Path | None:
-    """The run's folder that a top-level module would come from: a run may be someone else's, with a module in it."""
+def _places_of(module: str) -> list[str]:
+    """Files and folders that a top-level module would come from; none of one that is loaded, or is not there."""
     spec = None if module in sys.modules else importlib.util.find_spec(module)
-    places = [] if spec is None else [spec.origin, *(spec.submodule_search_locations or [])]
-    folders = (parent for place in places if place is not None for parent in Path(place).resolve().parents)
+    return [
+        place for place in ([] if spec is None else [spec.origin, *(spec.submodule_search_locations or [])]) if place
+    ]
+
+
+def _run_that_holds(places: Sequence[str]) -> Path | None:
+    """The run's folder that a module would come from: a run may be someone else's, with a module in it."""
+    folders = (parent for place in places for parent in Path(place).resolve().parents)
     return next((folder for folder in folders if (folder / "birth.json").is_file()), None)

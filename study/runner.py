@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -19,7 +18,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
+from ..child_python import python_command, python_environment
 from ..errors import RunError
+from ..models.own_code import own_code_for_children
 from ..pace import Pace, duration
 from ..trainer.saved_config import write_config
 from ..urls import credentials_for_children
@@ -197,9 +198,12 @@ class _Runner:
         self.waiting.extend(free)
 
     def _start(self, trial: Trial, claim: Claim) -> None:
-        command = [sys.executable, "-m", "birthmark.launch.cli", "pretrain"]
+        command = python_command("-m", "birthmark.launch.cli", "pretrain")
         self.tries_left[trial.label] -= 1
+        own_code = {}
         if next_move(trial) == "resume":
+            # The study is what the user gave; the process that goes on reads the run alone.
+            own_code = own_code_for_children()
             command.append(f"--resume={trial.run.path}")
         else:
             write_config(trial.config, trial.config_file)
@@ -213,7 +217,7 @@ class _Runner:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=os.environ | process_environment(self.jobs, slot) | credentials_for_children(),
+                env=python_environment(process_environment(self.jobs, slot), credentials_for_children(), own_code),
                 start_new_session=True,
             )
         claim.hand_to(process.pid)

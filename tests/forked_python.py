@@ -90,21 +90,27 @@ os._exit(status)
 
 def _run(arguments: list[str]) -> None:
     """What ``python ARGUMENTS`` runs."""
-    while arguments and arguments[0] in ("-u", "-W"):
-        if arguments.pop(0) == "-W":
+    safe = bool(os.environ.get("PYTHONSAFEPATH"))
+    while arguments and arguments[0] in ("-u", "-W", "-P"):
+        if (flag := arguments.pop(0)) == "-W":
             warnings.simplefilter(arguments.pop(0))  # type: ignore[arg-type]
+        safe |= flag == "-P"
     kind, *rest = arguments
+    del sys.path[0]  # this file's folder
     if kind == "-c":
         code, *rest = rest
-        sys.argv, sys.path[0] = ["-c", *rest], ""
+        sys.argv = ["-c", *rest]
+        sys.path[:0] = [] if safe else [""]
         main = sys.modules["__main__"] = types.ModuleType("__main__")
         exec(compile(code, "<string>", "exec"), main.__dict__)
     elif kind == "-m":
         module, *rest = rest
-        sys.argv, sys.path[0] = [module, *rest], str(Path.cwd())
+        sys.argv = [module, *rest]
+        sys.path[:0] = [] if safe else [str(Path.cwd())]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
     else:
-        sys.argv, sys.path[0] = [kind, *rest], str(Path(kind).parent.absolute())
+        sys.argv = [kind, *rest]
+        sys.path[:0] = [] if safe else [str(Path(kind).parent.absolute())]
         runpy.run_path(kind, run_name="__main__")
 
 

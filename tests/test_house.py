@@ -1,6 +1,8 @@
 """The rules of the house, held by a machine."""
 
 import ast
+import dataclasses
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import birthmark
+from birthmark.data.config import DataConfig, SourceConfig
 from birthmark.study.arms.file import read_arm_study
 from birthmark.study.arms.trials import arm_trials
 from birthmark.study.kinds import KINDS, kind_of
@@ -26,7 +29,7 @@ ROOT = Path(birthmark.__file__).parent
 
 #: The floors, from the ground up: a room imports from lower floors only. Rooms of one floor leave each other alone.
 FLOORS = (
-    ("errors", "files", "pace", "schema", "urls", "yaml_files"),
+    ("child_python", "errors", "files", "pace", "schema", "urls", "yaml_files"),
     ("metrics",),
     ("models", "data"),
     ("measure",),
@@ -194,3 +197,96 @@ def test_the_readme_begins_with_the_two_commands():
     assert [line.split()[1] for line in lines[:2]] == ["pretrain", "test"]
     makefile = (ROOT / "Makefile").read_text()
     assert all(f"\n{target}:" in makefile for target in ("pretrain", "test", "check", "format", "clean"))
+
+
+# ---------------------------------------------------------------- trust: one function for each kind
+
+#: All code that a user runs, with the modules at the top.
+SHIPPED = [*FILES, *(ROOT / f"{name}.py" for name in FLOORS[0] if (ROOT / f"{name}.py").is_file())]
+#: Modules that start programs; docs/security.md names these programs.
+STARTERS = {
+    "audit/pickled_weights.py", "data/building/workers.py", "launch/commands/launch.py", "launch/grids/slurm_array.py",
+    "models/attention/fused/c_library.py", "study/runner.py", "trainer/provenance.py",
+}  # fmt: skip
+#: Modules that name this Python and start none: files for a launcher, a line that shows it, a folder of programs.
+NAMERS = {
+    "child_python.py", "launch/commands/launch.py", "launch/grids/slurm_array.py", "launch/readiness.py",
+    "trainer/strategies/zero.py",
+}  # fmt: skip
+STARTS = {"subprocess", "multiprocessing", "pty"}
+STARTING = {"system", "popen", "fork", "forkpty", "startfile", "ProcessPoolExecutor", "create_subprocess_exec"}
+#: What holds names of files that others chose: keys of indexes and configs, fields of a listing.
+KEYS_OF_OTHERS = {"weight_map", "filename", "rfilename", "auto_map"}
+
+
+def used_in(file):
+    """Names, attributes, imported modules and subscripts of a file."""
+    names, modules, subscripts = set(), set(), set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.Attribute):
+            names.add(node.attr)
+            whole = ast.unparse(node)
+            names |= {whole} if whole in ("sys.executable",) or whole.startswith(("os.exec", "os.spawn")) else set()
+        elif isinstance(node, ast.Name):
+            names.add(node.id)
+        elif isinstance(node, ast.Import):
+            modules |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            modules |= {(node.module or "").partition(".")[0]} if not node.level else set()
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+            subscripts.add(node.slice.value)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".get") and node.args:
+            subscripts |= {node.args[0].value} if isinstance(node.args[0], ast.Constant) else set()
+    return names, modules, subscripts
+
+
+@pytest.fixture(scope="module")
+def uses():
+    return {file.relative_to(ROOT).as_posix(): used_in(file) for file in SHIPPED}
+
+
+def starts(names, modules):
+    return bool(modules & STARTS or names & STARTING or any(name.startswith(("os.exec", "os.spawn")) for name in names))
+
+
+def test_programs_are_started_in_few_places_and_a_python_by_one_function(uses):
+    assert {file for file, (names, modules, _) in uses.items() if starts(names, modules)} == STARTERS
+    assert {file for file, (names, _, _) in uses.items() if "sys.executable" in names} == NAMERS
+    children = {file for file, (names, _, _) in uses.items() if "python_command" in names} - {"child_python.py"}
+    # A sweep's file has the command line; its agent is started by the user.
+    assert {file for file in children if "python_environment" not in uses[file][0]} == {"launch/grids/wandb_sweep.py"}
+    scripts = {file.name: file.read_text() for file in (ROOT / "launch").iterdir() if '$PYTHON"' in read_if_text(file)}
+    assert set(scripts) == {"array.sbatch", "deepspeed.sh", "slurm.sbatch", "torchrun.sh"}
+    for name, text in scripts.items():
+        assert 0 < text.find("\nexport PYTHONSAFEPATH=1\n") < text.find('"$PYTHON" '), name
+
+
+def read_if_text(file):
+    return file.read_text() if file.suffix in (".sh", ".sbatch") and file.name != "find_python.sh" else ""
+
+
+def test_names_that_others_chose_are_joined_by_one_function(uses):
+    readers = {file for file, (_, modules, keys) in uses.items() if keys & KEYS_OF_OTHERS or "fsspec" in modules}
+    readers |= {file for file, (names, _, _) in uses.items() if names & KEYS_OF_OTHERS - {"filename"}}
+    readers -= {"models/exchange/weight_files.py"}  # writes an index
+    assert {file for file in readers if "path_below" not in uses[file][0]} == set()
+    assert len(readers) > 4
+    assert not [file for file, (names, modules, _) in uses.items() if "tarfile" in modules or "extractall" in names]
+    own = [file for file in SHIPPED if re.search(r"Path\((\w+)\)\.name != \1", file.read_text())]
+    assert own == []
+
+
+def test_urls_are_opened_where_their_credentials_are_hidden(uses):
+    # These read the copies that are on this machine, or what the hub's library fetches.
+    local_rows = {"data/row_corpora.py", "data/survey/table_rows.py"}
+    libraries = {"fsspec", "aiohttp", "requests", "httpx", "urllib3", "datasets"}
+    clients = {file for file, (names, modules, _) in uses.items() if modules & libraries or "urlopen" in names}
+    hiding = {"hide_credentials", "without_credentials"}
+    assert {file for file in clients if not uses[file][0] & hiding} == local_rows
+    url = "http://me:S3cr3t@host/a.txt?sig=S3cr3t"
+    for kind in (DataConfig, SourceConfig):
+        for field in dataclasses.fields(kind):
+            for value in (url, ["b", url]):
+                given = {"path": "a", field.name: value}
+                assert "S3cr3t" not in repr(kind(**given)), field.name

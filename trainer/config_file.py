@@ -15,6 +15,7 @@ from jsonargparse import Namespace
 from ..errors import UsageError
 from ..models.config import ModelConfig
 from ..models.dotted import dotted, nested
+from ..models.own_code import name_own_code
 from ..schema import shown
 from .by_name.shipped_configs import find_config
 from .config import RunConfig
@@ -45,6 +46,7 @@ def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) ->
     file = find_config(path)
     fields = _dotted_fields(read_config_yaml(file), f"{file}: ")
     changes = _dotted_fields(overrides or {})
+    name_own_code(changes)
     try:
         return _build(fields | changes)
     except UsageError:
@@ -54,7 +56,9 @@ def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) ->
 
 def build_config(fields: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:
     """The run of these fields alone, by dotted names or nested, over the defaults; as `read_config`."""
-    return _build(_dotted_fields(fields) | _dotted_fields(overrides or {}))
+    asked = _dotted_fields(fields) | _dotted_fields(overrides or {})
+    name_own_code(asked)
+    return _build(asked)
 
 
 def build_model(fields: Mapping[str, Any]) -> ModelConfig:

@@ -13,6 +13,7 @@ from ..errors import RunError
 from ..files import read_text, write_text
 from ..measure.records import RunDir
 from ..models.dotted import dotted
+from ..models.own_code import name_own_code, note_code_of_run
 from ..yaml_files import MOST_BYTES, read_yaml
 from .config import RunConfig
 from .optimizers.optim_rows import unread_names
@@ -48,6 +49,7 @@ def read_config_yaml(file: Path) -> Any:
     """
     check_own_config(file)
     tree = read_yaml(file)
+    (note_code_of_run if _is_own(file) else name_own_code)(tree)
     optim = tree.get("optim") if isinstance(tree, dict) else None
     if _is_own(file) and isinstance(optim, dict) and (name := str(optim.get("schedule"))) in SCHEDULES:
         tree["optim"] = {field: optim[field] for field in optim if field not in unread_names(SCHEDULES, name)}

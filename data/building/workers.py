@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
+from ...child_python import python_command, python_environment, search_path
 from ...errors import RunError, UsageError
 from ...urls import credentials_for_children
 
@@ -84,15 +85,14 @@ def _close(pipe: Any) -> None:
 
 def _start(n_threads: int) -> subprocess.Popen[bytes]:
     own = {
-        "PYTHONPATH": os.pathsep.join(str(Path(path).absolute()) for path in sys.path),
+        "PYTHONPATH": search_path(path for path in sys.path if path != str(Path.cwd())),
         "TOKENIZERS_PARALLELISM": "true" if n_threads > 1 else "false",
         "RAYON_NUM_THREADS": str(n_threads),
         "OMP_NUM_THREADS": "1",
         "HF_DATASETS_DISABLE_PROGRESS_BARS": "1",
     }
-    command = [sys.executable, "-P", "-c", _START]
-    variables = os.environ | own | credentials_for_children()
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
+    variables = python_environment(own, credentials_for_children())
+    return subprocess.Popen(python_command("-c", _START), stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=variables)
 
 
 def _feed(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ...child_python import python_command
 from ...files import write_text
 from .grid import Grid
 
@@ -26,7 +26,7 @@ def sweep_config(grid: Grid) -> dict[str, Any]:
         "method": "grid",
         "metric": {"name": "val/loss", "goal": "minimize"},
         "parameters": {"trial": {"values": [trial.label for trial in missing]}},
-        "command": [sys.executable, "-m", "birthmark.launch.cli", *grid.words, "${args}"],
+        "command": [*python_command("-m", "birthmark.launch.cli"), *grid.words, "${args}"],
     }
 
 

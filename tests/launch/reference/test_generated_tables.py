@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from birthmark.launch.reference import glossary, run_directory, verdicts_page
+from birthmark.launch.reference import glossary, run_directory, security_page, verdicts_page
 from birthmark.launch.reference.generated_tables import regenerated
 
-PAGES = (glossary, run_directory, verdicts_page)
+PAGES = (glossary, run_directory, security_page, verdicts_page)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.FILE.name)

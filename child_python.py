@@ -1,0 +1,50 @@
+"""Python as a child process: no file of the working folder takes the place of a module.
+
+Python puts the working folder first on its search path for ``-c`` and ``-m``, and wherever PYTHONPATH has an empty
+entry. A ``torch.py`` that lies there, perhaps in a folder that somebody else published, would then be run. A child of
+this package therefore starts with ``-P``. It is not ``-I``, which also ignores PYTHONPATH and a user's site-packages:
+both are how some machines install this package, and both are named by the user.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+
+def python_command(*arguments: str | Path) -> list[str]:
+    """Make the command line of a Python that is given ``arguments``, such as ``-m MODULE``.
+
+    Pair it with :func:`python_environment`.
+    """
+    return [sys.executable, "-P", *map(str, arguments)]
+
+
+def python_environment(*more: Mapping[str, str]) -> dict[str, str]:
+    """Make the environment of such a child, and of what it starts itself: this process's own, and ``more``."""
+    found = dict(os.environ)
+    for variables in more:
+        found |= variables
+    found["PYTHONSAFEPATH"] = "1"
+    if "PYTHONPATH" in found:
+        found["PYTHONPATH"] = search_path(found["PYTHONPATH"].split(os.pathsep))
+    return found
+
+
+def search_path(entries: Iterable[str]) -> str:
+    """Write a search path for the environment: absolute, without the empty entries that mean the working folder."""
+    return os.pathsep.join(str(Path(entry).absolute()) for entry in entries if entry)
+
+
+def leave_working_folder() -> None:
+    """Take the working folder off this process's search path where nobody has named it, also for its children.
+
+    ``python -m`` puts it first before this can be called; ``python -P -m`` does not.
+    """
+    here, given = str(Path.cwd()), os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    os.environ.update(python_environment())
+    if here not in search_path(given).split(os.pathsep):
+        first = len(given) + 1  # that of ``-m``, then those of PYTHONPATH; what is installed follows
+        sys.path[:first] = [entry for entry in sys.path[:first] if entry not in ("", here)]
