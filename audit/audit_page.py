@@ -14,8 +14,9 @@ from ..report.charts.specs import CurvePanel, MatrixPanel, PageRun, Series
 from ..report.csv_files import check_data_folder, data_folder, write_csv_files
 from ..report.text import format_value, one_line, shorten
 from .audit_suite import Audit
-from .audit_table import sentence, what_is_unknown
+from .audit_table import notes_of_suite, sentence
 from .judged import Judged
+from .places import Place, at_step
 
 _RESTS = (
     "Rests on a thousandth of the values of each tensor, the same places in every checkpoint. No model was run. "
@@ -49,7 +50,7 @@ def write_audit_page(out: Path, title: str, found: Audit) -> None:
             texts=(0, 4, 5),
         ),
     ]
-    notes = [f"{_capital(line)}." for line in what_is_unknown(found)]
+    notes = [f"{_capital(line)}." for line in notes_of_suite(found)]
     notes += [f"{one.name}: {note}." for one in found.judged for note in one.notes]
     if notes:
         blocks.append(
@@ -81,13 +82,19 @@ def _evidence(one: Judged) -> Markup:
     return Markup('<span class="evidence">{}</span>').format(lines) if lines else lines
 
 
+def _by_place(one: Judged) -> tuple[bool, Place]:
+    return one.member.place is None, one.member.place or at_step(0)
+
+
 def _curves(found: Audit) -> list[Panels]:
     """Alignment and drift of those of the largest birth that say a step."""
-    with_step = [one for one in found.judged if one.member.step is not None and np.isfinite(one.cosine_with_first)]
-    shown = sorted(with_step, key=lambda one: one.member.step or 0)
+    with_step = [one for one in found.judged if one.member.place is not None and np.isfinite(one.cosine_with_first)]
+    shown = sorted(with_step, key=_by_place)
     if len(shown) < 2:
         return []
-    steps = [one.member.step for one in shown]
+    trainings = [one.member.place.chain for one in shown if one.member.place is not None]
+    parts = [[i for i, own in enumerate(trainings) if own == training] for training in dict.fromkeys(trainings)]
+    steps = np.array([one.member.step for one in shown])
     alignment, drift = [one.cosine_with_first for one in shown], [one.distance_from_previous for one in shown]
     quantities = [
         ("alignment", "Cosine with the first", "Over steps. Falls slowly, with no jump. Orange: a finding.", alignment),
@@ -96,20 +103,17 @@ def _curves(found: Audit) -> list[Panels]:
     panels = []
     for name, title, caption, found_values in quantities:
         values = np.array(found_values)
-        series = [Series(values, {"step": steps}, run=0)]
+        # A line for each training: steps begin again in each stage.
+        series = [Series(values[part], {"step": steps[part].tolist()}, run=0) for part in parts]
         # Each is a line of one point: a line through several would say that they belong together.
-        series += [
-            Series(values[i : i + 1], {"step": steps[i : i + 1]}, run=1) for i, one in enumerate(shown) if one.findings
-        ]
+        wrong = [i for i, one in enumerate(shown) if one.findings]
+        series += [Series(values[[i]], {"step": [int(steps[i])]}, run=1) for i in wrong]
         panels.append(CurvePanel(name, title, series, caption=caption, csv="checkpoints.csv"))
     return [Panels(panels, wide=True)]
 
 
 def _matrix(found: Audit) -> MatrixPanel:
-    order = sorted(
-        range(len(found.compared)),
-        key=lambda i: (found.compared[i].member.step is None, found.compared[i].member.step or 0, i),
-    )
+    order = sorted(range(len(found.compared)), key=lambda i: (_by_place(found.compared[i]), i))
     ordered = [found.compared[i] for i in order]
     numbers = [str(place + 1) for place in range(len(ordered))]
     rows = [

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ..errors import RunError, UsageError
 from ..metrics.between.weight_kinship import Kinship, births, kinships
 from ..report.text import without_shared_folder
-from .content_findings import alike, compare_configs, of_one_shape, say_duplicates
+from .content_findings import alike, compare_configs, of_one_shape, say_means
 from .curve_findings import Curve
-from .judged import Judged, Same, listed
+from .duplicate_findings import say_duplicates, settle_duplicates
+from .judged import Judged, Same, in_few_words, listed
+from .mixed_findings import say_mixed
+from .places import missing_places
 from .suite import Member, read_content
 from .suite_direction import Direction
 
@@ -33,6 +36,10 @@ class Audit:
     """All whose weights could be compared, those with the same weights side by side."""
     cosine_MM: np.ndarray
     """Of every two of them: mean over tensors of the cosine of their weights."""
+    overwritten: str = ""
+    """In words, that most of the suite has the same weights, and whose."""
+    notes: list[str] = field(default_factory=list)
+    """What is worth knowing of the suite and not wrong."""
 
     @property
     def of_unknown_birth(self) -> list[Judged]:
@@ -46,7 +53,11 @@ class Audit:
 
 
 def audit(
-    members: Sequence[Member], *, scan: bool = True, advance: Callable[[int], object] = lambda n_members: None
+    members: Sequence[Member],
+    *,
+    scan: bool = True,
+    advance: Callable[[int], object] = lambda n_members: None,
+    absent: Sequence[str] = (),
 ) -> Audit:
     """Read every checkpoint once, one at a time, and judge them together.
 
@@ -55,6 +66,7 @@ def audit(
         scan: read all values of each, for those that are broken, and all of those whose samples are alike; otherwise
             about a thousandth of the bytes is read.
         advance: is called with 1 after each.
+        absent: names of checkpoints that a listing of the suite has beside them.
     """
     names = without_shared_folder([member.name for member in members])
     judged = [Judged(member, name) for member, name in zip(members, names, strict=True)]
@@ -69,38 +81,75 @@ def audit(
         advance(1)
     compare_configs(judged)
     distinct = alike(of_one_shape(judged))
-    tests_MM = kinships([same.values for same in distinct])
+    tensors, notes = say_mixed(distinct)
+    notes += _absent(members, absent)
+    say_means(distinct)
+    own = [i for i, same in enumerate(distinct) if not same.is_copy]
+    distinct, distance_MM = [distinct[i] for i in own], tensors.without_mixed()[np.ix_(own, own)]
+    tests_MM = kinships([same.own_values for same in distinct])
     groups, of_curve = _births(distinct, tests_MM)
     for group in groups[1:]:
         for same in group:
             if len(same.members) > 1:
-                say_duplicates(same, fits=False, scan=scan)
+                same.right = same.claims
+                say_duplicates(same, scan=scan)
     order: list[Same] = []
     direction = None
-    if groups:
-        curve = Curve(of_curve)
-        curve.settle_duplicates(scan=scan)
+    of_curve = [i for i in of_curve if not distinct[i].is_mean]
+    if of_curve:
+        on_curve = [distinct[i] for i in of_curve]
+        distance_MM = distance_MM[np.ix_(of_curve, of_curve)]
+        settle_duplicates(on_curve, distance_MM, scan=scan)
+        curve = Curve(on_curve, distance_MM)
         order, direction = curve.judge(), curve.direction
     of_same = [i for i, same in enumerate(distinct) for _ in same.members]
     cosine_MM = np.array([[tests_MM[a][b].cosine for b in of_same] for a in of_same]).reshape(2 * [len(of_same)])
     by_birth = [[one for one in _all(group) if not one.birth_unknown] for group in groups]
-    on_curve = [same.members[0] for same in order]
-    return Audit(judged, [group for group in by_birth if group], on_curve, direction, _all(distinct), cosine_MM)
+    return Audit(
+        judged,
+        births=[group for group in by_birth if group],
+        order=[same.members[0] for same in order],
+        direction=direction,
+        compared=_all(distinct),
+        cosine_MM=cosine_MM,
+        overwritten=_overwritten(distinct, len(judged)),
+        notes=notes,
+    )
+
+
+def _absent(members: Sequence[Member], listed_only: Sequence[str]) -> list[str]:
+    """What is listed, or regular, and not there, in a line each."""
+    lines = [f"listed, and not in the suite: {in_few_words(listed_only)}"] if listed_only else []
+    if missing := missing_places(member.place for member in members if member.place is not None):
+        words = in_few_words([place.words for place in missing])
+        lines.append(f"not in the suite, whose steps are otherwise regular: {words}")
+    return lines
+
+
+def _overwritten(distinct: Sequence[Same], n_judged: int) -> str:
+    for same in distinct:
+        n = sum(one.member.place is not None for one in same.members)
+        if len(same.claims) > 1 and 2 * n > n_judged:
+            if len(same.right) == 1:
+                return f"{n - 1} are copies of {same.right[0].words}"
+            return f"{n} have the same weights, and nothing tells whose they are"
+    return ""
 
 
 def _all(group: Sequence[Same]) -> list[Judged]:
     return [one for same in group for one in same.members]
 
 
-def _births(found: Sequence[Same], tests_MM: Sequence[Sequence[Kinship]]) -> tuple[list[list[Same]], list[Same]]:
+def _births(found: Sequence[Same], tests_MM: Sequence[Sequence[Kinship]]) -> tuple[list[list[Same]], list[int]]:
     """The checkpoints by their births, the largest first; and those whose order is judged, which are that group and
     those that no test can tell from it. Says of the others that they are strangers to it."""
     kin_MM = np.array([[test.verdict is True for test in row] for row in tests_MM]).reshape(2 * [len(found)])
     places = births(kin_MM)
 
-    def size(group: Sequence[int]) -> tuple[int, float]:
-        steps = [step for i in group for step in found[i].claims]
-        return -len(_all([found[i] for i in group])), min(steps, default=np.inf)
+    # Copies of one checkpoint do not make its birth the usual one.
+    def size(group: Sequence[int]) -> tuple[int, int, float]:
+        steps = [claim.step for i in group for claim in found[i].claims]
+        return -len(group), -len(_all([found[i] for i in group])), min(steps, default=np.inf)
 
     places.sort(key=size)
     largest = places[0] if places else []
@@ -122,4 +171,4 @@ def _births(found: Sequence[Same], tests_MM: Sequence[Sequence[Kinship]]) -> tup
                 + (f"; {listed(own)} share a birth of their own" if len(own) > 1 else ""),
             )
     groups = [[found[i] for i in group] for group in (largest, *strangers)] if places else []
-    return groups, [found[i] for i in sorted([*largest, *unknown])]
+    return groups, sorted([*largest, *unknown])

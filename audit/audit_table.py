@@ -18,6 +18,8 @@ from .judged import listed
 def sentence(found: Audit) -> str:
     """The answer in a sentence."""
     n, wrong = len(found.judged), sum(bool(one.findings) for one in found.judged)
+    if n > 1 and all(one.content is None for one in found.judged):
+        return f"none of {n} checkpoints can be read"
     if n == 1:
         return "one checkpoint, beside no other: " + ("it is not what it says" if wrong else "nothing is wrong with it")
     if not wrong and (unknown := len(found.of_unknown_birth)):
@@ -28,14 +30,13 @@ def sentence(found: Audit) -> str:
         known = found.direction is None or found.direction.towards != "unknown"
         but = "" if known else ", but whether they stand in the order of training or in the reverse cannot be told"
         return f"{n} checkpoints of one birth: nothing is wrong with them{but}"
-    return (
-        f"{wrong} of {n} checkpoints {'is' if wrong == 1 else 'are'} not what {'it says' if wrong == 1 else 'they say'}"
-    )
+    says = "is not what it says" if wrong == 1 else "are not what they say"
+    return f"{wrong} of {n} checkpoints {says}" + (f"; {found.overwritten}" if found.overwritten else "")
 
 
-def what_is_unknown(found: Audit) -> list[str]:
-    """What cannot be told of the suite, and why, in a line each."""
-    lines = []
+def notes_of_suite(found: Audit) -> list[str]:
+    """List what is worth knowing of the suite and not wrong, or cannot be told and why, in a line each."""
+    lines = list(found.notes)
     if unknown := found.of_unknown_birth:
         lines.append(f"birth unknown: fewer than {FEWEST_TENSORS} tensors can be compared of {listed(unknown)}")
     if found.direction is not None and found.direction.towards == "unknown":
@@ -48,6 +49,8 @@ def as_json(found: Audit) -> dict[str, Any]:
     members = [
         {
             "name": one.member.name,
+            "stage": None if one.member.place is None else one.member.place.stage_words or None,
+            "ingredient": None if one.member.place is None else one.member.place.ingredient or None,
             "step": one.member.step,
             "verdict": "wrong" if one.findings else one.verdict,
             "findings": [{"kind": finding.kind, "what": finding.what} for finding in one.findings],
@@ -67,6 +70,7 @@ def as_json(found: Audit) -> dict[str, Any]:
             "births": [[one.member.name for one in group] for group in found.births],
             "birth_unknown": [one.member.name for one in found.of_unknown_birth],
             "order": [one.member.name for one in found.order],
+            "notes": found.notes,
             "direction": None if found.direction is None else found.direction._asdict(),
         }
     )
@@ -89,7 +93,7 @@ def print_audit(found: Audit, console: Console) -> None:
     ]
     headings = [Heading("checkpoint", "name"), *map(Heading, numbers), Heading("verdict", "text")]
     print_table(console, headings, rows)
-    for line in what_is_unknown(found):
+    for line in notes_of_suite(found):
         console.print(f"note: {line}", highlight=False, soft_wrap=True, markup=False)
     for one in found.judged:
         for text in (*(finding.what for finding in one.findings), *(f"note: {note}" for note in one.notes)):

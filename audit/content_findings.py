@@ -1,18 +1,22 @@
-"""What is wrong by content: other tensors, other configs, the same weights under several steps."""
+"""What is wrong by content: other tensors, other configs."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from ..metrics.between.weight_kinship import mean_distances, squared_distances
 from .judged import Judged, Same, listed
-from .suite import Member, weights_of
-from .weight_samples import exact_difference
-from .weights import describe_json
+from .places import at_step
+from .weights import Entry, describe_json
 
 #: Fields of a config that are named with both values; of the others the names.
 _MOST_FIELDS = 4
+#: A mean must be so many times as near as the nearest of the checkpoints that it is of.
+CLOSER = 0.2
 #: Width of the residual stream, as models of ours and of ``transformers`` name it.
 _WIDTHS = ("d_model", "hidden_size", "n_embd")
 
@@ -23,12 +27,8 @@ def _most_common(values: Sequence[Hashable]) -> Any:
 
 
 def of_one_shape(judged: Sequence[Judged]) -> list[Judged]:
-    """The checkpoints that have the tensors that most have; of the others says what is different."""
-    tensors = [
-        (one, {name: str(entry) for name, entry in one.content.sampled.entries.items()})
-        for one in judged
-        if one.content is not None
-    ]
+    """The checkpoints whose tensors have the names and shapes of most. Says which tensors of any are not as in most."""
+    tensors = [(one, one.content.sampled.entries) for one in judged if one.content is not None]
     usual = dict(_most_common([tuple(sorted(own.items())) for _, own in tensors]) or ())
     for one, own in tensors:
         names = sorted(name for name in own.keys() | usual.keys() if own.get(name) != usual.get(name))
@@ -36,7 +36,11 @@ def of_one_shape(judged: Sequence[Judged]) -> list[Judged]:
             here, there = (found.get(names[0], "missing") for found in (own, usual))
             more = f", and {len(names) - 1} more tensors differ" if len(names) > 1 else ""
             one.found("tensors", f"{names[0]} is {here}, and {there} in most others{more}")
-    return [one for one, own in tensors if own == usual]
+    return [one for one, own in tensors if _shapes(own) == _shapes(usual)]
+
+
+def _shapes(entries: Mapping[str, Entry]) -> dict[str, tuple[int, ...]]:
+    return {name: entry.shape for name, entry in entries.items()}
 
 
 def compare_configs(judged: Sequence[Judged]) -> None:
@@ -79,39 +83,24 @@ def alike(judged: Sequence[Judged]) -> list[Same]:
     for members in groups.values():
         assert members[0].content is not None
         same = Same(members, members[0].content.sampled.values, None)
-        same.step = min(same.claims, default=None)
+        same.place = min(same.claims, default=None)
         found.append(same)
     return found
 
 
-def say_duplicates(same: Same, *, fits: bool, scan: bool) -> None:
-    """Say of checkpoints with the same weights that they are.
-
-    Args:
-        same: of them.
-        fits: whether ``same.step`` fits the curve, and the other steps do not.
-        scan: compare all of their values first.
-    """
-    right = next((one for one in same.members if fits and one.member.step == same.step), None)
-    for one in same.members:
-        others = [other for other in same.members if other is not one]
-        beside = others[0] if right in (None, one) else right
-        assert beside is not None
-        if scan and (difference := _difference(one.member, beside.member)) is not None:
-            one.found(
-                "values", f"its weights are those of {beside.label} but for {difference}: one of them was changed"
-            )
-        elif len(same.claims) < 2 or one.member.step is None or one is right:
-            one.notes.append(f"has the weights of {listed(others)}")
-        else:
-            why = f"; on the curve they are at {same.label}" if right is not None else ""
-            one.found("duplicate", f"has the weights of {listed(others)}{why}")
-
-
-def _difference(a: Member, b: Member) -> str | None:
-    """Where two checkpoints differ whose samples are alike; None: nowhere, or they are not read whole."""
-    if not (a.is_local and b.is_local):
-        return None
-    with weights_of(a) as ours, weights_of(b) as theirs:
-        found = None if ours is None or theirs is None else exact_difference(ours, theirs)
-    return None if found is None else f"{found.n_values:,} of {found.n_all:,} values (first {found.first})"
+def say_means(members: Sequence[Same]) -> None:
+    """Say of checkpoints without a step that they are the mean of the ends of the last stage's ingredients."""
+    ends: dict[Any, Same] = {}
+    for same in sorted((one for one in members if one.place is not None), key=lambda one: one.place or at_step(0)):
+        assert same.place is not None
+        ends[same.place.chain] = same
+    last = [same for chain, same in ends.items() if chain[0] == max(stage for stage, *_ in ends)]
+    if len(last) < 2:
+        return
+    mean = {name: np.mean([same.values[name] for same in last], axis=0) for name in last[0].values}
+    for one in (one for one in members if not one.claims):
+        distance_M = mean_distances(squared_distances([one.values, mean, *(same.values for same in last)]))[0]
+        if distance_M[1] < CLOSER * distance_M[2:].min():
+            one.is_mean = True
+            for judged in one.members:
+                judged.notes.append(f"is the mean of {listed([same.members[0] for same in last])}")

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 
-from ..metrics.between.weight_kinship import distances, is_shorter, kinship, overshoot, shortest_path, tailedness
-from .content_findings import say_duplicates
+from ..metrics.between.weight_kinship import (
+    SHORTER,
+    Steps,
+    is_shorter,
+    kinship,
+    length_ratio,
+    overshoot,
+    shortest_path,
+    tailedness,
+)
+from .chains import Chain, chains, steps_of_chains
 from .judged import Kind, Same
 from .suite_direction import Direction, find_direction
 
@@ -23,54 +32,68 @@ class Curve:
 
     Args:
         members: those with the same weights together.
+        distance_MM: between every two of them.
     """
 
-    def __init__(self, members: Sequence[Same]) -> None:
+    def __init__(self, members: Sequence[Same], distance_MM: np.ndarray) -> None:
         self.members = list(members)
-        self.distance_MM = distances([same.values for same in members])
+        self.distance_MM = distance_MM
         self.direction: Direction | None = None
         """Of the order of the labels, or of the shortest path without labels; None for one checkpoint, and before
         `judge`."""
 
-    def by_step(self) -> list[int]:
-        """Those whose names say a step, by it."""
-        said = [(same.step, i) for i, same in enumerate(self.members) if same.step is not None]
-        return [i for _, i in sorted(said)]
-
-    def settle_duplicates(self, *, scan: bool) -> None:
-        """Of weights that claim several steps find the one that fits the curve, and say of the others what they are."""
-        for same in self.members:
-            claims = same.claims if len(same.claims) > 1 else []
-            orders = []
-            for same.step in claims:
-                orders.append(self.by_step())
-            fitting = [
-                claim
-                for claim, order in zip(claims, orders, strict=True)
-                if all(other is order or is_shorter(order, other, self.distance_MM) for other in orders)
-            ]
-            same.step = fitting[0] if fitting else min(same.claims, default=None)
-            if len(same.members) > 1:
-                say_duplicates(same, fits=bool(fitting), scan=scan)
-
     def judge(self) -> list[Same]:
         """Say which are not where their steps are, and where those lie that say none; the order of the weights."""
-        order = self.by_step()
-        if len(order) > 2:
-            path = shortest_path(self.distance_MM, order)
-            if is_shorter(path, order, self.distance_MM):
-                path = _as_labelled(path, order)
-                self._say_misplaced(order, path)
-                order = path
-        order = self._directed(order)
-        self._say_jumps([i for i in order if not any(one.has("order") for one in self.members[i].members)])
+        places = {i: same.place for i, same in enumerate(self.members) if same.place is not None}
+        trainings = self._exchanged_between(chains(places, self.distance_MM))
+        order = self._directed([i for training in trainings for i in self._order_within(training)])
+        for training in trainings:
+            self._say_jumps([i for i in training.own if not any(one.has("order") for one in self.members[i].members)])
         order = self._with_unlabelled(order) if order else self._by_weights_alone()
         for before, i in zip([None, *order], order, strict=False):
-            cosine = kinship(self.members[order[0]].values, self.members[i].values).cosine
+            cosine = kinship(self.members[order[0]].own_values, self.members[i].own_values).cosine
             for one in self.members[i].members:
                 one.cosine_with_first = cosine
                 one.distance_from_previous = np.nan if before is None else float(self.distance_MM[before, i])
         return [self.members[i] for i in order]
+
+    def _exchanged_between(self, trainings: list[Chain]) -> list[Chain]:
+        """The trainings without the exchange of two checkpoints of different ones that shortens them most; says so."""
+        steps = steps_of_chains(trainings)
+        most, pair = 0.0, None
+        for a, b in combinations(trainings, 2):
+            for i, j in ((i, j) for i in a.own for j in b.own):
+                touched = frozenset(step for step in steps if i in step or j in step)
+                moved = frozenset(frozenset(_exchange(k, i, j) for k in step) for step in touched)
+                saved = self._length(touched) - self._length(moved)
+                if saved > most and length_ratio(moved, touched, self.distance_MM) < SHORTER:
+                    most, pair = saved, (i, j)
+        if pair is None:
+            return trainings
+        self._say_exchanged(*pair)
+        return [
+            Chain(
+                one.stage,
+                [_exchange(k, *pair) for k in one.own],
+                None if one.begins_from is None else _exchange(one.begins_from, *pair),
+            )
+            for one in trainings
+        ]
+
+    def _length(self, steps: Steps) -> float:
+        return sum(float(self.distance_MM[tuple(step)]) for step in steps)
+
+    def _order_within(self, training: Chain) -> list[int]:
+        """The order of the weights of one training; says which are not where their steps are."""
+        order = training.path
+        if len(order) < 3:
+            return training.own
+        path = shortest_path(self.distance_MM, order)
+        if not is_shorter(path, order, self.distance_MM):
+            return training.own
+        path = _as_labelled(path, order)
+        self._say_misplaced(order, path)
+        return [i for i in path if i in training.own]
 
     def _directed(self, order: list[int]) -> list[int]:
         """The order of the labels, turned round where training passed through it the other way; says so."""
@@ -101,15 +124,17 @@ class Curve:
         """Name two that were exchanged, or those outside the longest part of the path whose steps rise."""
         apart = [(said, own) for said, own in zip(order, path, strict=True) if said != own]
         if len(apart) == 2:
-            for said, own in apart:
-                what = f"lies on the curve where {self.members[said].label} should: the two are exchanged"
-                self._say(own, what)
+            self._say_exchanged(*apart[0])
             return
         rank = {i: k for k, i in enumerate(order)}
         inside = _longest_rise([rank[i] for i in path])
         for k, i in enumerate(path):
             if rank[i] not in inside:
                 self._say(i, f"breaks the curve: its weights lie {self._near(path, k - 1, k + 1)}")
+
+    def _say_exchanged(self, i: int, j: int) -> None:
+        for said, own in ((i, j), (j, i)):
+            self._say(own, f"lies on the curve where {self.members[said].label} should: the two are exchanged")
 
     def _say(self, i: int, what: str, kind: Kind = "order") -> None:
         for one in self.members[i].members:
@@ -136,9 +161,9 @@ class Curve:
             return
 
     def _overshoot(self, order: Sequence[int]) -> float:
-        steps = [self.members[i].step for i in order]
-        gaps = [b - a for a, b in pairwise(steps) if a is not None and b is not None]
-        if len(gaps) < len(order) - 1 or min(gaps) <= 0:
+        places = [self.members[i].place for i in order]
+        gaps = [b.step - a.step for a, b in pairwise(places) if a is not None and b is not None]
+        if min(gaps) <= 0:
             return np.nan
         return overshoot([float(self.distance_MM[a, b]) for a, b in pairwise(order)], gaps)
 
@@ -154,7 +179,7 @@ class Curve:
         if len(path) > 1:
             self.direction = self._direction(path)
             # Weights that are trained for long have heavier tails, which is no evidence.
-            tails = [tailedness(self.members[path[end]].values) for end in (0, -1)]
+            tails = [tailedness(self.members[path[end]].own_values) for end in (0, -1)]
             if self.direction.towards == "reversed" or (self.direction.towards == "unknown" and tails[0] > tails[1]):
                 path.reverse()
             self._say_unknown(path)
@@ -180,6 +205,10 @@ class Curve:
                 one.notes.append(f"names no step: by its weights {self._near(order, at - 1, at)}{far}")
             order = [*order[:at], i, *order[at:]]
         return order
+
+
+def _exchange(k: int, i: int, j: int) -> int:
+    return j if k == i else i if k == j else k
 
 
 def _as_labelled(path: list[int], order: Sequence[int]) -> list[int]:

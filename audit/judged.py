@@ -8,9 +8,12 @@ from typing import Literal
 
 import numpy as np
 
+from .places import Place
 from .suite import Content, Member
 
-Kind = Literal["damaged", "values", "tensors", "config", "tokenizer", "duplicate", "stranger", "order", "continued"]
+Kind = Literal[
+    "damaged", "values", "tensors", "config", "tokenizer", "duplicate", "mixed", "stranger", "order", "continued"
+]
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Judged:
     @property
     def label(self) -> str:
         """What sentences call it."""
-        return self.name if self.member.step is None else f"step {self.member.step}"
+        return self.name if self.member.place is None else self.member.place.words
 
     @property
     def verdict(self) -> str:
@@ -76,8 +79,31 @@ class Same:
     members: list[Judged]
     values: dict[str, np.ndarray]
     """Of them."""
-    step: int | None
+    place: Place | None
     """That they are of; where several claim one, the one that fits the curve, or the least."""
+    right: list[Place] = field(default_factory=list)
+    """Of several claims those that may be right."""
+    mixed: set[str] = field(default_factory=set)
+    """Tensors that are another checkpoint's."""
+    is_mean: bool = False
+    """Whether it is the mean of others, which no training passed through."""
+    is_copy: bool = False
+    """Whether all of its tensors are."""
+
+    @property
+    def own_values(self) -> dict[str, np.ndarray]:
+        """The values of the tensors that are no other checkpoint's."""
+        return {name: values for name, values in self.values.items() if name not in self.mixed}
+
+    @property
+    def vectors(self) -> dict[str, np.ndarray]:
+        """Sampled values of gains and biases (`Sampled.vectors`)."""
+        return {} if self.members[0].content is None else self.members[0].content.sampled.vectors
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the sampled bytes of each tensor (`Sampled.digests`)."""
+        return {} if self.members[0].content is None else self.members[0].content.sampled.digests
 
     @property
     def spreads(self) -> dict[str, float]:
@@ -91,17 +117,21 @@ class Same:
         return any(one.member.drawn_from is not None for one in self.members)
 
     @property
-    def claims(self) -> list[int]:
-        """Steps that their names say."""
-        return sorted({one.member.step for one in self.members if one.member.step is not None})
+    def claims(self) -> list[Place]:
+        """Places that their names say, in their order."""
+        return sorted({one.member.place for one in self.members if one.member.place is not None})
 
     @property
     def label(self) -> str:
         """What sentences call them."""
-        return next((one.label for one in self.members if one.member.step == self.step), self.members[0].label)
+        return next((one.label for one in self.members if one.member.place == self.place), self.members[0].label)
 
 
 def listed(judged: Sequence[Judged]) -> str:
     """Some checkpoints in a few words."""
-    names = [one.label for one in judged]
+    return in_few_words([one.label for one in judged])
+
+
+def in_few_words(names: Sequence[str]) -> str:
+    """Up to four names, or the first two and the last of more with their number."""
     return ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]} … {names[-1]} ({len(names)})"

@@ -48,7 +48,7 @@ def sample_pickled(files: list[Path], *, scan: bool) -> Sampled:
         merged.entries.update(one.entries)
         merged.digests.update(one.digests)
         merged.values.update(one.values)
-        merged.spreads.update(one.spreads)
+        merged.vectors.update(one.vectors)
         merged.broken.extend(one.broken)
     return merged
 
@@ -86,11 +86,9 @@ def _sample_file(file: Path, scan: bool) -> Sampled:
             raise RunError(f"{file}: {one_line(said[-1]) if said else 'its reader ended without a word'}; not read")
         facts = json.loads(out.with_suffix(".json").read_text())
         with np.load(out.with_suffix(".npz"), allow_pickle=False) as held:
-            values = {facts["values"][key]: held[key] for key in held.files}
+            values, vectors = ({name: held[key] for key, name in facts[kind].items()} for kind in ("values", "vectors"))
     entries = {name: Entry(dtype, tuple(shape)) for name, (dtype, shape) in facts["entries"].items()}
-    return Sampled(
-        entries, facts["digests"], values, file.stat().st_size, facts["n_bytes"], facts["spreads"], facts["broken"]
-    )
+    return Sampled(entries, facts["digests"], values, file.stat().st_size, facts["n_bytes"], vectors, facts["broken"])
 
 
 def child(file: str, out: str, scan: str) -> None:
@@ -104,13 +102,16 @@ def child(file: str, out: str, scan: str) -> None:
         refused = "weights_only" in str(error) or "Unsupported" in str(error)
         sys.exit(_say("holds more than tensors" if refused else f"damaged ({one_line(error, 120)})"))
     keys = {f"v{i}": name for i, name in enumerate(found.values)}
-    np.savez(Path(out).with_suffix(".npz"), **{key: found.values[name] for key, name in keys.items()})  # type: ignore[arg-type]
+    keys_of_vectors = {f"w{i}": name for i, name in enumerate(found.vectors)}
+    arrays = {key: found.values[name] for key, name in keys.items()}
+    arrays |= {key: found.vectors[name] for key, name in keys_of_vectors.items()}
+    np.savez(Path(out).with_suffix(".npz"), **arrays)  # type: ignore[arg-type]
     facts = {
         "entries": {name: (entry.dtype, entry.shape) for name, entry in found.entries.items()},
         "digests": found.digests,
         "values": keys,
+        "vectors": keys_of_vectors,
         "n_bytes": found.n_bytes,
-        "spreads": found.spreads,
         "broken": found.broken,
     }
     Path(out).with_suffix(".json").write_text(json.dumps(facts))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -11,20 +10,21 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import RunError, UsageError
-from ..files import read_json, user_path
+from ..files import one_line, read_json, read_text, user_path
 from ..measure.records import RunDir, is_step
 from ..models.exchange.hub import downloaded, is_path
 from ..trainer.checkpoints.stored_tensors import CheckpointFolder
 from ..trainer.config_file import read_config
 from ..trainer.initial_model import initialize_model
 from .pickled_weights import SUFFIXES, sample_pickled
+from .places import Place, at_step, said_place
 from .tokenizer_parts import tokenizer_parts
 from .weight_samples import Sampled, sample
 from .weights import NAMES, Entry, FileWeights, HeldWeights, Part, Weights, open_safetensors, read_header
 
 _MODEL = "state_dict/model."
-#: Where names of checkpoints say their step: step1000, step-00001000, checkpoint-500, iter_2000.
-_STEP = re.compile(r"(?:^|[^a-z])(?:global_?step|step|checkpoint|ckpt|iteration|iter)[-_=]?(\d+)(?!\d)", re.IGNORECASE)
+#: A file of published suites that lists the names of their checkpoints, a line each.
+LISTING = "revisions.txt"
 #: Fields of ``config.json`` that say nothing of the model.
 _NO_MODEL = {"transformers_version", "torch_dtype", "dtype", "_name_or_path", "use_cache", "architectures"}
 
@@ -34,13 +34,18 @@ class Member:
     """One checkpoint of a suite, not yet read."""
 
     name: str
-    step: int | None
+    place: Place | None
     """That its name says; None where it says none."""
     folder: Callable[[], AbstractContextManager[Path]]
     """Where it lies; of the hub, fetched, and deleted at the end."""
     is_local: bool = True
     drawn_from: RunDir | None = None
     """The run whose birth it is, which lies nowhere and is drawn again."""
+
+    @property
+    def step(self) -> int | None:
+        """That its name says, within its stage."""
+        return None if self.place is None else self.place.step
 
 
 @dataclass(frozen=True)
@@ -73,33 +78,44 @@ def _members(name: str) -> list[Member]:
     folder = user_path(name)
     if RunDir.is_run(folder):
         run = RunDir(folder)
-        there = [_local(f"{name}@{step}", path, step) for step, path in run.checkpoints_by_step().items()]
-        return [Member(f"{name}@0", 0, lambda: nullcontext(folder), drawn_from=run), *there]
+        there = [_local(f"{name}@{step}", path, at_step(step)) for step, path in run.checkpoints_by_step().items()]
+        return [Member(f"{name}@0", at_step(0), lambda: nullcontext(folder), drawn_from=run), *there]
     if folder.is_dir():
         if _is_checkpoint(folder):
-            return [_local(name, folder, said_step(folder.name))]
-        inside = [path for path in sorted(folder.iterdir()) if path.is_dir() and _is_checkpoint(path)]
-        if not inside:
+            return [_local(name, folder, said_place(folder.name))]
+        folders = [path for path in sorted(folder.iterdir()) if path.is_dir()]
+        if not any(_is_checkpoint(path) for path in folders):
             raise UsageError(f"{name}: no checkpoint in it, nor in a folder of it")
-        found = [_local(f"{name.rstrip('/')}/{path.name}", path, said_step(path.name)) for path in inside]
-        return sorted(found, key=lambda member: (member.step is None, member.step or 0, member.name))
+        # A folder of a step that holds no weights is a checkpoint that is missing.
+        inside = [path for path in folders if _is_checkpoint(path) or said_place(path.name) is not None]
+        found = [_local(f"{name.rstrip('/')}/{path.name}", path, said_place(path.name)) for path in inside]
+        return sorted(found, key=lambda member: (member.place is None, member.place or at_step(0), member.name))
     head, _, revisions = name.partition("@")
     if is_path(name) or not head:
         raise UsageError(f"{name}: no such run, folder of checkpoints, or hub id")
     return [
-        Member(one, said_step(one.rpartition("@")[2]), lambda one=one: downloaded(one), is_local=False)  # type: ignore[misc]
+        Member(one, said_place(one.rpartition("@")[2]), lambda one=one: downloaded(one), is_local=False)  # type: ignore[misc]
         for one in ([f"{head}@{revision}" for revision in revisions.split(",")] if revisions else [head])
     ]
 
 
-def _local(name: str, folder: Path, step: int | None) -> Member:
-    return Member(name, step, lambda: nullcontext(folder))
+def _local(name: str, folder: Path, place: Place | None) -> Member:
+    return Member(name, place, lambda: nullcontext(folder))
 
 
-def said_step(name: str) -> int | None:
-    """The step that a checkpoint's name says."""
-    found = _STEP.findall(name)
-    return int(found[-1]) if found else None
+def listed_but_absent(names: Sequence[str]) -> list[str]:
+    """List the checkpoints that the listing of a suite's folder (`LISTING`) names and that are not in the folder.
+
+    Raises:
+        RunError: the listing cannot be read.
+    """
+    absent = []
+    for folder in (user_path(name) for name in names if name.strip()):
+        if (folder / LISTING).is_file():
+            lines = [line.strip() for line in read_text(folder / LISTING).splitlines()]
+            inside = {path.name for path in folder.iterdir() if path.is_dir()}
+            absent += [one_line(line) for line in lines if line and line not in {*inside, "main"}]
+    return absent
 
 
 def _is_checkpoint(folder: Path) -> bool:

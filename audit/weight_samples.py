@@ -35,11 +35,19 @@ class Sampled:
     bytes_read: int
     n_bytes: int
     """Of all tensors."""
-    spreads: dict[str, float] = field(default_factory=dict)
-    """Standard deviation of the values of floating tensors of one axis: of gains and biases. 0 exactly where all are
-    alike."""
+    vectors: dict[str, np.ndarray] = field(default_factory=dict)
+    """Of floating tensors of one axis, gains and biases, in the form of ``values``."""
     broken: list[str] = field(default_factory=list)
     """Values that are NaN, inf or huge, in words."""
+
+    @property
+    def spreads(self) -> dict[str, float]:
+        """Standard deviation of the values of each vector; 0 exactly where all are alike."""
+        return {
+            name: float(values.std(dtype=np.float64)) if np.ptp(values) > 0 else 0.0
+            for name, values in self.vectors.items()
+            if values.size > 1
+        }
 
     @property
     def digest(self) -> str:
@@ -85,7 +93,10 @@ def sample(weights: Weights, *, scan: bool) -> Sampled:
     Raises:
         RunError: a file cannot be read.
     """
-    digests, values, spreads, broken, n_read = {}, {}, {}, [], 0
+    digests: dict[str, str] = {}
+    values: dict[str, np.ndarray] = {}
+    vectors: dict[str, np.ndarray] = {}
+    broken, n_read = [], 0
     for name in sorted(weights.entries):
         entry = weights.entries[name]
         sha = hashlib.sha256(str(entry).encode())
@@ -97,14 +108,11 @@ def sample(weights: Weights, *, scan: bool) -> Sampled:
         if not parts[0].is_floating_point() or not entry.numel:
             continue
         sound, median = _sound(parts)
-        if len(entry.shape) > 1:
-            values[name] = sound
-        elif sound.size > 1:
-            spreads[name] = float(sound.std(dtype=np.float64)) if np.ptp(sound) > 0 else 0.0
+        (values if len(entry.shape) > 1 else vectors)[name] = sound
         if scan:
             broken += _broken(name, weights, entry, median)
     n_bytes = sum(entry.nbytes for entry in weights.entries.values())
-    return Sampled(dict(weights.entries), digests, values, n_read, n_bytes, spreads, broken)
+    return Sampled(dict(weights.entries), digests, values, n_read, n_bytes, vectors, broken)
 
 
 def chunks(weights: Weights, name: str) -> Iterator[tuple[int, Tensor]]:

@@ -24,6 +24,7 @@ FEWEST_TENSORS = 4
 SHORTER = 0.9
 
 Values = Mapping[str, np.ndarray]
+Steps = frozenset[frozenset[int]]
 
 
 @dataclass(frozen=True)
@@ -60,6 +61,8 @@ def kinships(values: Sequence[Values]) -> list[list[Kinship]]:
     from scipy import stats
 
     n_models = len(values)
+    if not values:
+        return []
     # A model may have no tensor at all.
     cosines_MMT = np.array([_cosines(x_MN) for x_MN in _by_tensor(values)]).reshape(-1, n_models, n_models).T
     tests = [[Kinship(1.0, 0.0)] * len(values) for _ in values]
@@ -112,9 +115,10 @@ def births(kin_MM: np.ndarray) -> list[list[int]]:
     return sorted(found, key=len, reverse=True)
 
 
-def distances(values: Sequence[Values]) -> np.ndarray:
-    """Distance between every two checkpoints ``[M, M]``: root mean over tensors of ``‖a − b‖² / (‖a‖·‖b‖)``."""
-    shares = []
+def squared_distances(values: Sequence[Values]) -> np.ndarray:
+    """Compute the squared distance between every two checkpoints by tensor, ``[T, M, M]``: ``‖a − b‖² / (‖a‖·‖b‖)``;
+    tensors in the order of their names, NaN where one of the two lacks it or holds zeros alone."""
+    n, shares = len(values), []
     for x_MRL in _by_tensor(values):
         x_MN = x_MRL.reshape(len(x_MRL), -1)
         norms_M = np.linalg.norm(x_MN, axis=1)
@@ -122,11 +126,14 @@ def distances(values: Sequence[Values]) -> np.ndarray:
         squares_MM = np.stack([((x_MN - x_N) ** 2).sum(1) for x_N in x_MN])
         scales_MM = np.outer(norms_M, norms_M)
         shares.append(np.divide(squares_MM, scales_MM, out=np.full_like(scales_MM, np.nan), where=scales_MM > 0))
-    n = len(values)
-    known_MMT = np.stack(shares, -1) if shares else np.empty((n, n, 0))
-    is_known_MMT = ~np.isnan(known_MMT)
-    sums_MM, counts_MM = np.where(is_known_MMT, known_MMT, 0.0).sum(-1), is_known_MMT.sum(-1)
-    found_MM = np.sqrt(np.divide(sums_MM, counts_MM, out=np.full((n, n), np.nan), where=counts_MM > 0))
+    return np.stack(shares) if shares else np.empty((0, n, n))
+
+
+def mean_distances(squares_TMM: np.ndarray) -> np.ndarray:
+    """Compute the distance between every two checkpoints ``[M, M]``: the root mean over tensors of the squares."""
+    is_known_TMM = ~np.isnan(squares_TMM)
+    sums_MM, counts_MM = np.where(is_known_TMM, squares_TMM, 0.0).sum(0), is_known_TMM.sum(0)
+    found_MM = np.sqrt(np.divide(sums_MM, counts_MM, out=np.full(sums_MM.shape, np.nan), where=counts_MM > 0))
     np.fill_diagonal(found_MM, 0.0)
     return found_MM
 
@@ -166,9 +173,18 @@ def _neighbours(order: list[int]) -> Iterator[list[int]]:
 
 def is_shorter(other: Sequence[int], order: Sequence[int], distance_MM: np.ndarray) -> bool:
     """Whether a path is clearly shorter than that of ``order`` in the steps that only one of them takes."""
-    a, b = ({frozenset(step) for step in pairwise(path)} for path in (other, order))
-    ours, theirs = (sum(float(distance_MM[tuple(step)]) for step in steps) for steps in (a - b, b - a))
-    return bool(theirs > 0 and ours < SHORTER * theirs)
+    return length_ratio(steps_of(other), steps_of(order), distance_MM) < SHORTER
+
+
+def steps_of(path: Sequence[int]) -> Steps:
+    """The steps of a path as pairs of checkpoints."""
+    return frozenset(frozenset(step) for step in pairwise(path))
+
+
+def length_ratio(other: Steps, steps: Steps, distance_MM: np.ndarray) -> float:
+    """Divide the length of some steps by that of others, without the steps that both have; infinite without any."""
+    a, b = (sum(float(distance_MM[tuple(step)]) for step in only) for only in (other - steps, steps - other))
+    return a / b if b > 0 else np.inf
 
 
 def tailedness(values: Values) -> float:

@@ -11,7 +11,8 @@ from trained_suites import STEPS, exchange, train, weights_file
 
 from birthmark.audit.audit_suite import audit
 from birthmark.audit.audit_table import sentence
-from birthmark.audit.suite import find_members, said_step
+from birthmark.audit.places import said_place
+from birthmark.audit.suite import find_members
 from birthmark.launch.cli import main
 from birthmark.models.exchange.pretrained import load_pretrained
 
@@ -127,8 +128,8 @@ def test_another_seed_from_some_step_on_is_found(suite, other, audited):
 
 def test_steps_are_read_from_names():
     names = {"step1000": 1000, "step-00000020": 20, "checkpoint-500": 500, "iter_0002000": 2000, "global_step40": 40}
-    assert {name: said_step(name) for name in names} == names
-    assert said_step("pythia-160m") is said_step("main") is said_step("footstep3") is None
+    assert {name: said_place(name).step for name in names} == names
+    assert said_place("pythia-160m") is said_place("main") is said_place("footstep3") is None
 
 
 def test_checkpoints_without_a_step_are_put_where_they_lie(suite, audited, tmp_path):
@@ -183,7 +184,7 @@ def test_strangers_are_those_that_are_fewer_and_of_as_many_those_that_come_later
     assert audited(tmp_path / "step-9", tmp_path / "step-1").kinds == {9: ["stranger"]}
     small(tmp_path / "step-8", {name: x + 0.1 for name, x in b.items()})
     for step in (2, 3):
-        small(tmp_path / f"step-{step}", a)
+        small(tmp_path / f"step-{step}", {name: x + 0.1 * step for name, x in a.items()})
     assert [len(birth) for birth in audited(tmp_path).json["births"]] == [3, 2]
 
 

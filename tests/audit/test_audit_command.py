@@ -1,12 +1,13 @@
 """`birthmark audit`: its table, its page, and its errors."""
 
 import csv
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.torch import load_file
-from trained_suites import exchange, weights_file
+from trained_suites import STEPS, exchange, weights_file
 
 from birthmark.launch.cli import main
 
@@ -51,3 +52,29 @@ def test_the_page_has_the_evidence_and_every_pair(suite, capsys, tmp_path):
     assert float(rows[-1]["cosine"]) == pytest.approx(np.mean(cosines), abs=1e-4)
     assert main(["audit", str(suite), "--out", str(tmp_path / "a.png")]) == 2
     assert "is no page; give a name that ends in .html" in capsys.readouterr().err
+
+
+def test_checkpoints_that_are_listed_or_regular_and_absent_are_notes(suite, capsys, tmp_path):
+    shutil.rmtree(suite / "step-12")
+    (suite / "revisions.txt").write_text("".join(f"step-{step}\n" for step in (*STEPS, 28)) + "main\n\n")
+    assert main(["audit", str(suite), "--out", str(tmp_path / "a.html")]) == 0
+    out = capsys.readouterr().out
+    assert "note: listed, and not in the suite: step-12, step-28\n" in out
+    assert "note: not in the suite, whose steps are otherwise regular: step 12\n" in out
+    assert "Listed, and not in the suite: step-12, step-28." in (tmp_path / "a.html").read_text()
+    # A folder of a step without weights is a checkpoint that is missing.
+    (suite / "step-12").mkdir()
+    (suite / "logs").mkdir()
+    assert main(["audit", str(suite)]) == 3
+    assert "step-12: no weights in it\n" in capsys.readouterr().out
+
+
+def test_a_spreadsheet_computes_no_name_of_a_checkpoint(suite, tmp_path, monkeypatch):
+    (suite / "step-8").rename(suite / '=HYPERLINK("http:')
+    monkeypatch.chdir(suite)
+    assert main(["audit", *[path.name for path in suite.iterdir()], "--out", str(tmp_path / "a.html")]) == 0
+    for name in ("checkpoints.csv", "pairs.csv"):
+        with (tmp_path / "a-data" / name).open(newline="") as file:
+            cells = [cell for row in csv.reader(file) for cell in row]
+        assert "'=HYPERLINK(\"http:" in cells
+        assert not any(cell.startswith("=") for cell in cells)

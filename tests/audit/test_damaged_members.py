@@ -13,6 +13,7 @@ from trained_suites import CONFIG, STEPS, exchange, weights_file
 from birthmark.audit import pickled_weights
 from birthmark.audit.weights import open_safetensors
 from birthmark.errors import RunError
+from birthmark.launch.cli import main
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
@@ -188,3 +189,28 @@ def test_another_tokenizer_is_found_by_the_part_that_differs(suite, audited):
         (suite / f"step-{step}" / "tokenizer.json").unlink()
         (suite / f"step-{step}" / "tokenizer.model").write_bytes(b"b" if step == 8 else b"a")
     assert audited(suite).kinds == {8: ["tokenizer"]}
+
+
+@pytest.mark.heavy
+def test_a_suite_where_nothing_is_readable_has_the_reason_of_each_file(
+    suite, audited, tmp_path, capsys, python, monkeypatch
+):
+    monkeypatch.setattr("sys.executable", python)
+    for step in (0, 4, 8):
+        weights_file(suite, step).write_bytes(bytes(range(256)) * (step + 1))
+    weights_file(suite, 12).write_bytes(b"")
+    for step, content in ((16, pickle.dumps(Planted(tmp_path / "ran"))), (20, b"\x80garbage"), (24, b"")):
+        weights_file(suite, step).unlink()
+        (suite / f"step-{step}" / "pytorch_model.bin").write_bytes(content)
+    found = audited(suite)
+    assert found.json["sentence"] == "none of 7 checkpoints can be read"
+    assert found.kinds == {step: ["damaged"] for step in STEPS}
+    assert found.json["births"] == found.json["order"] == []
+    assert not (tmp_path / "ran").exists()
+    assert all(found.said[step].startswith("model.safetensors: ") for step in STEPS[:4])
+    assert all(found.said[step].startswith("pytorch_model.bin: ") for step in STEPS[4:])
+    assert main(["audit", str(suite), "--out", str(tmp_path / "a.html")]) == 3
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "none of 7 checkpoints can be read"
+    assert sum("model.safetensors: " in line or "pytorch_model.bin: " in line for line in lines) == 7
+    assert "None of 7 checkpoints can be read." in (tmp_path / "a.html").read_text()

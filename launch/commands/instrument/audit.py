@@ -37,7 +37,7 @@ def run(options: Namespace) -> int:
     from ....audit.audit_page import write_audit_page
     from ....audit.audit_suite import audit
     from ....audit.audit_table import as_json, print_audit
-    from ....audit.suite import find_members
+    from ....audit.suite import find_members, listed_but_absent
     from ....report.terminal import bar, out_file, print_json, print_written
     from ....report.text import shorten
 
@@ -46,7 +46,7 @@ def run(options: Namespace) -> int:
     if len(members) < 2:
         raise UsageError(f"{options.suite[0]}: one checkpoint is no suite; give at least two")
     with bar("checkpoints", len(members), quiet=options.json) as advance:
-        found = audit(members, scan=not options.quick, advance=advance)
+        found = audit(members, scan=not options.quick, advance=advance, absent=listed_but_absent(options.suite))
     if options.json:
         print_json(as_json(found))
     else:

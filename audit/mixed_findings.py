@@ -1,0 +1,254 @@
+"""Checkpoints of which some tensors are another checkpoint's: a block, a shard, an embedding, as it is or rounded.
+
+Rests on the samples that every checkpoint has given already. A tensor that two checkpoints have in common was copied if
+it differs between them on the way, or if it changes in the steps around while the others change in this one. Frozen
+tensors, buffers, and weights that a type is too coarse to see move, do neither.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..metrics.between.weight_kinship import mean_distances, squared_distances
+from .judged import Same, in_few_words
+
+#: Sampled values that a tensor needs; and of those that must differ where a tensor is said to change.
+FEWEST_VALUES, FEWEST_CHANGED = 64, 16
+#: Share of the values that change from one checkpoint to the next, where a type is fine enough to see training.
+CHANGING = 0.5
+#: Share of the values that must differ between two that have a tensor in common.
+DIFFERENT = 0.1
+#: The next best owner's distances must misfit so many times as much as those of the best.
+CLEARER = 2.0
+_ROUNDED: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+_BLOCK = re.compile(r"(?:.*?\.)?(\d+)\.")
+
+
+@dataclass(frozen=True)
+class Common:
+    """Tensors that some checkpoints have in common."""
+
+    names: tuple[str, ...]
+    members: tuple[int, ...]
+    rounded: str = ""
+    """Type to which all but the last member have rounded them; the last is then their owner."""
+
+
+class Tensors:
+    """The sampled tensors of some checkpoints of one shape, and the squared distances by tensor."""
+
+    def __init__(self, members: Sequence[Same]) -> None:
+        self.members = members
+        self.values = [{**same.values, **same.vectors} for same in members]
+        self.names = sorted({name for held in self.values for name in held})
+        self.squares_TMM = squared_distances(self.values)
+        self.matrices = [name in members[0].values for name in self.names] if members else []
+        self.digests = [same.digests for same in members]
+        self.small = {name for name in self.names if any(_says_little(held[name]) for held in self.values)}
+        """Tensors that two checkpoints may have in common by chance."""
+
+    def distance(self, names: Iterable[str]) -> np.ndarray:
+        """Distance between every two checkpoints ``[M, M]``, over some tensors."""
+        chosen = set(names)
+        return mean_distances(self.squares_TMM[[name in chosen for name in self.names]])
+
+    def without_mixed(self) -> np.ndarray:
+        """Distance between every two checkpoints ``[M, M]``, over the matrices that neither has from another."""
+        squares_TMM = self.squares_TMM.copy()
+        for i, same in enumerate(self.members):
+            mixed = [place for place, name in enumerate(self.names) if name in same.mixed]
+            squares_TMM[mixed, i, :] = squares_TMM[mixed, :, i] = np.nan
+        return mean_distances(squares_TMM[self.matrices])
+
+    def is_constant(self, name: str) -> bool:
+        """Whether all checkpoints have a tensor to the bit."""
+        return len({digests[name] for digests in self.digests}) == 1
+
+    def is_all(self, names: Iterable[str]) -> bool:
+        """Whether some tensors are all that change in the suite."""
+        chosen = set(names)
+        return all(name in chosen or self.is_constant(name) for name in self.names)
+
+    def changed(self, name: str, i: int, j: int) -> float:
+        """Share of a tensor's sampled values that differ between two checkpoints."""
+        return float((self.values[i][name] != self.values[j][name]).mean())
+
+
+def _says_little(values: np.ndarray) -> bool:
+    return values.size < FEWEST_VALUES or np.ptp(values) == 0
+
+
+def say_mixed(members: Sequence[Same]) -> tuple[Tensors, list[str]]:
+    """Say of checkpoints which of their tensors are another one's, and leave these out of what is judged of them
+    (`Same.mixed`); what is frozen, or copied throughout, in a line each.
+
+    Args:
+        members: of one shape.
+    """
+    tensors, notes = Tensors(members), []
+    found = [*_in_common(tensors), *_rounded(tensors)]
+    copied = []
+    for common in found:
+        verdict = "copied" if common.rounded else _verdict(common, tensors)
+        if verdict == "copied":
+            copied.append(common)
+        elif verdict == "frozen":
+            own = in_few_words([members[i].label for i in common.members])
+            notes.append(f"{_described(common.names, tensors)} of {own}: frozen, or copied")
+    for common in copied:
+        owner = common.members[-1] if common.rounded else _owner(common, tensors, copied)
+        for i in common.members:
+            if i != owner:
+                _say(i, owner, common, tensors)
+    return tensors, notes
+
+
+def _in_common(tensors: Tensors) -> list[Common]:
+    """Tensors that some checkpoints, and not all, have to the bit."""
+    by_members: dict[tuple[int, ...], list[str]] = defaultdict(list)
+    for name in tensors.names:
+        alike: dict[str, list[int]] = defaultdict(list)
+        for i, digests in enumerate(tensors.digests):
+            alike[digests[name]].append(i)
+        for own in alike.values():
+            if 1 < len(own) < len(tensors.members) and name not in tensors.small:
+                by_members[tuple(own)].append(name)
+    return [
+        Common((*names, *(name for name in tensors.small if len({tensors.digests[i][name] for i in own}) == 1)), own)
+        for own, names in by_members.items()
+    ]
+
+
+def _rounded(tensors: Tensors) -> list[Common]:
+    """Tensors that one checkpoint has as another has them, rounded to a shorter type."""
+    by_pair: dict[tuple[int, int, str], list[str]] = defaultdict(list)
+    for rounded, dtype in _ROUNDED.items():
+        for name in tensors.names:
+            held = [values[name] for values in tensors.values]
+            # The first values tell of nearly all tensors that none, or each, is of the shorter type.
+            short = [np.array_equal(x[:1], _as(x[:1], dtype)) for x in held]
+            if all(short) or not any(short) or name in tensors.small:
+                continue
+            exact = {j: _as(x, dtype) for j, x in enumerate(held) if not short[j]}
+            for i in (i for i, is_short in enumerate(short) if is_short):
+                alike = {j: float((x == held[i]).mean()) for j, x in exact.items()}
+                owner = max(alike, key=lambda j: alike[j])
+                others = [j for j in exact if not np.array_equal(held[j], held[owner])]
+                if alike[owner] == 1 and all(alike[j] < CHANGING for j in others):
+                    by_pair[i, owner, rounded].append(name)
+    found = []
+    for (i, owner, rounded), names in by_pair.items():
+        own, other = tensors.values[i], tensors.values[owner]
+        small = [name for name in tensors.small if np.array_equal(own[name], _as(other[name], _ROUNDED[rounded]))]
+        found.append(Common((*names, *small), (i, owner), rounded))
+    return found
+
+
+def _as(values: np.ndarray, dtype: torch.dtype) -> np.ndarray:
+    rounded: np.ndarray = torch.from_numpy(values).to(dtype).float().numpy()
+    return rounded
+
+
+def _verdict(common: Common, tensors: Tensors) -> str:
+    """``copied``, ``frozen``, or nothing for tensors that a type is too coarse to see move."""
+    members = tensors.members
+    ranks = {place: rank for rank, place in enumerate(sorted({claim for same in members for claim in same.claims}))}
+    of = {i: sorted(ranks[claim] for claim in same.claims) for i, same in enumerate(members)}
+    labelled = [i for i in common.members if of[i]]
+    if len(labelled) < 2:
+        return "copied" if labelled else ""
+    first = (
+        max(of[i][0] for i in labelled) if any(len(of[i]) > 1 for i in labelled) else min(of[i][0] for i in labelled)
+    )
+    chosen = [min(of[i], key=lambda rank: abs(rank - first)) for i in labelled]
+    low, high = min(chosen), max(chosen)
+    outside = {rank: i for i, own in of.items() if i not in common.members for rank in own}
+    name = max(common.names, key=lambda name: tensors.values[0][name].size)
+    size, begin = tensors.values[0][name].size, labelled[0]
+    if between := [i for rank, i in outside.items() if low < rank < high]:
+        changed = max(tensors.changed(name, begin, i) for i in between)
+        return "copied" if changed >= DIFFERENT and changed * size >= FEWEST_CHANGED else ""
+    before, behind = [r for r in outside if r < low], [r for r in outside if r > high]
+    if len(labelled) > 2 and not (before and behind):
+        return "frozen"
+    around = [outside[rank] for rank in (max(before, default=None), min(behind, default=None)) if rank is not None]
+    rest = [other for other in tensors.names if other not in common.names and not tensors.is_constant(other)]
+    rest = [other for other in rest if other not in tensors.small] or rest
+    others_move = np.median([tensors.changed(other, labelled[0], labelled[1]) for other in rest] or [0]) >= CHANGING
+    moves = bool(around) and all(tensors.changed(name, begin, i) >= CHANGING for i in around)
+    return "copied" if moves and others_move else ""
+
+
+def _owner(common: Common, tensors: Tensors, copied: Sequence[Common]) -> int | None:
+    """The checkpoint whose tensors they are: to it the others are as far in these tensors as in the rest."""
+    others = [k for k in range(len(tensors.members)) if k not in common.members]
+    mixed = {name for one in copied for name in one.names}
+    rest = [name for name in tensors.names if name not in mixed] or [
+        name for name in tensors.names if name not in common.names
+    ]
+    if len(others) < 2 or not rest:
+        return None
+    with np.errstate(divide="ignore"):
+        these_MM, rest_MM = np.log(tensors.distance(common.names)), np.log(tensors.distance(rest))
+    a, b = (np.array(others)[side] for side in np.triu_indices(len(others), 1))
+    known = np.isfinite(these_MM[a, b]) & np.isfinite(rest_MM[a, b])
+    x, y = rest_MM[a, b][known], these_MM[a, b][known]
+    slope = float(np.clip(np.polyfit(x, y, 1)[0], 0.3, 3.0)) if len(x) > 2 and np.ptp(x) > 0 else 1.0
+    offset = float((y - slope * x).mean()) if len(x) else 0.0
+    misfits = {}
+    for i in common.members:
+        far = these_MM[i, others] - slope * rest_MM[i, others] - offset
+        misfits[i] = float(np.sqrt(np.square(far[np.isfinite(far)]).mean())) if np.isfinite(far).any() else np.inf
+    best, second = sorted(misfits, key=lambda i: misfits[i])[:2]
+    return best if misfits[second] >= CLEARER * misfits[best] else None
+
+
+def _say(i: int, owner: int | None, common: Common, tensors: Tensors) -> None:
+    same, what = tensors.members[i], _described(common.names, tensors)
+    same.mixed |= set(common.names)
+    rounded = f", rounded to {common.rounded}" if common.rounded else ""
+    if owner is None:
+        others = in_few_words([tensors.members[k].label for k in common.members if k != i])
+        said = f"has {what} in common with {others}, and nothing tells whose it is"
+    else:
+        said = f"has {what} of {tensors.members[owner].label}{rounded}"
+    is_whole = tensors.is_all(common.names)
+    same.is_copy = tensors.is_all(same.mixed)
+    for one in same.members:
+        named = one.member.place is not None and not (
+            is_whole and owner is not None and not tensors.members[owner].claims
+        )
+        if named:
+            one.found("duplicate" if is_whole else "mixed", said)
+        else:
+            one.notes.append(said)
+
+
+def _described(names: Iterable[str], tensors: Tensors) -> str:
+    """Tensors in a few words: whole blocks by number, others by name."""
+    left, every = set(names), {name for name in tensors.names if not tensors.is_constant(name)}
+    if not (rest := sorted(every - left)):
+        return "the weights"
+    if len(rest) <= 2 and len(rest) < len(left):
+        return f"all tensors but {' and '.join(rest)}"
+    of_blocks: dict[str, set[str]] = defaultdict(set)
+    for name in every:
+        if block := _BLOCK.match(name):
+            of_blocks[block[0][:-1]].add(name)
+    blocks = [block for block, own in of_blocks.items() if own <= left]
+    parts = []
+    if blocks:
+        blocks.sort(key=lambda block: int(block.rpartition(".")[2]))
+        n = sum(len(of_blocks[block]) for block in blocks)
+        left -= {name for block in blocks for name in of_blocks[block]}
+        numbers = in_few_words([block.rpartition(".")[2] for block in blocks])
+        parts.append(f"block{'s' * (len(blocks) > 1)} {numbers} ({blocks[0]}{' …' * (len(blocks) > 1)}, {n} tensors)")
+    named = sorted(left)
+    parts += [in_few_words(named)] if named else []
+    return " and ".join(parts)
