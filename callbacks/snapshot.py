@@ -32,7 +32,8 @@ class BiasSnapshot(MilestoneCallback):
         arguments: further ones of that :class:`SnapshotRecorder`.
 
     Raises:
-        UsageError: an impossible argument. When training begins: a model that cannot be found or measured.
+        UsageError: an impossible argument; when training begins, a model that cannot be found. What cannot be measured
+            ends the training only where the config's ``on_error`` is ``raise``.
     """
 
     def __init__(
@@ -57,10 +58,10 @@ class BiasSnapshot(MilestoneCallback):
         return self.recorder.last
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """Take the snapshot."""
-        snapshot = self.recorder.take(self.model(module), step)
+        """Take the snapshot, where it can be taken."""
         self._taken = step
-        if rank() == 0:
+        snapshot = self.recorder.take_if_possible(self.model(module), step)
+        if snapshot is not None and rank() == 0:
             log_metrics(trainer, snapshot.scalars(), step)
             log_snapshot(trainer.loggers, snapshot)
 

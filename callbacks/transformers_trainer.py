@@ -15,7 +15,8 @@ def bias_callback(trainer: Trainer, recorder: SnapshotRecorder, *, every: int) -
     """A callback for ``trainer.add_callback``: snapshots at birth, every ``every`` optimizer steps and at the end.
 
     Scalars go to ``trainer.log``: into ``log_history`` under their names, and to whatever the trainer reports to, which
-    may put a prefix of its own before them. Training is left alone.
+    may put a prefix of its own before them. Training is left alone; what cannot be measured ends it only where the
+    recorder's config has ``on_error: raise``.
 
     Args:
         trainer: whose training it is.
@@ -38,10 +39,12 @@ def bias_callback(trainer: Trainer, recorder: SnapshotRecorder, *, every: int) -
 
         def take(self, state: Any, control: Any, model: Any) -> None:
             self.taken = state.global_step
-            scalars = recorder.take(model, state.global_step).scalars()
+            snapshot = recorder.take_if_possible(model, state.global_step)
+            if snapshot is None:
+                return
             # Logging anything counts as having logged this step: its loss would be left out.
             should_log = control.should_log
-            trainer.log(scalars)
+            trainer.log(snapshot.scalars())
             control.should_log = should_log
 
         def on_train_begin(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Literal
 from ..schema import SEEDS, outside
 
 Probe = Literal["random", "text"]
+OnError = Literal["skip", "raise"]
 
 #: Births of other seeds as a control: no more are needed, and each costs a pass.
 MOST_STRANGERS = 1000
@@ -88,6 +89,11 @@ class SnapshotConfig:
     gradients: bool = False
     """Measure the gradient of the loss too: its norm by position, layer and module, from one more pass forwards and
     backwards over the probe, the text if there is one (definitions §16)."""
+
+    on_error: OnError | None = None
+    """Where something cannot be measured or written: ``skip`` goes on without it, with a warning and a note
+    in the snapshot or in not_measured.json; ``raise`` ends the training. By default ``birthmark pretrain`` raises, and
+    callbacks in a training of your own skip."""
 
     fingerprint: FingerprintConfig = field(default_factory=FingerprintConfig)
     """The lineage test."""

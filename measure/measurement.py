@@ -24,7 +24,7 @@ from .summary import Measurement, summarise
 from .user_metrics import Guarded, MetricLike, find_metrics, left_alone
 from .whole_pass import Batches, ProbePass, WholePass, not_finite
 
-__all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "evaluation_mode", "measure"]
+__all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "evaluation_mode", "look", "measure"]
 
 
 @contextmanager
@@ -46,6 +46,16 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 def pass_of(model: Decoder | ForeignModel) -> ProbePass:
     """How a probe is passed through a model."""
     return PassByBlock(model) if isinstance(model, DecoderByBlock) else WholePass(model)
+
+
+def look(model: ForeignModel, seq_len: int) -> None:
+    """Let a model be looked at as a measurement does, which then need not. In a process group every rank calls.
+
+    Raises:
+        UsageError: it cannot be measured.
+    """
+    with evaluation_mode(model), read_weights(KeySummer):
+        model.unseen(seq_len)
 
 
 def birth_reference(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_size: int) -> BirthReference:
@@ -126,7 +136,7 @@ def measure(
         for metric in theirs:
             metric.check()
         if (place := finite.first(everywhere=True)) is not None:
-            raise not_finite(place)
+            raise not_finite(place, model)
         if not run.by_block:
             for layer in range(config.n_layers + 1):
                 observer.passed(layer)

@@ -105,6 +105,25 @@ def from_rank_zero(make: Callable[[], T]) -> T:
     return value  # type: ignore[return-value]
 
 
+def on_all_ranks(make: Callable[[], T]) -> T:
+    """What ``make`` returns; what keeps one rank from it (``UsageError``, ``RunError`` or ``OSError``) is an error on
+    every rank."""
+    if world_size() == 1:
+        return make()
+    failure: UsageError | RunError | OSError | None = None
+    try:
+        value = make()
+    except (UsageError, RunError, OSError) as error:
+        failure = error
+    said = gather_objects(None if failure is None else f"{type(failure).__name__}: {failure}")
+    if failure is not None:
+        raise failure
+    for number, problem in enumerate(said):
+        if problem is not None:
+            raise RunError(f"rank {number}: {problem}")
+    return value
+
+
 def gather_objects(mine: T) -> list[T]:
     """What every rank has, in their order; plain data."""
     if world_size() == 1:

@@ -6,12 +6,15 @@ Knows no trainer: the callbacks for Lightning (callbacks/snapshot.py) and for th
 
 from __future__ import annotations
 
+import re
 import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any, TypedDict, TypeVar
 
 import numpy as np
 import torch
@@ -28,12 +31,18 @@ from .backward.gradients import measure_gradients, with_gradients
 from .config import SnapshotConfig
 from .find_model import measurable, unwrap
 from .foreign import ForeignModel
-from .measurement import BirthReference, Measurement, birth_reference, measure
-from .ranks import from_rank_zero
+from .measurement import BirthReference, Measurement, birth_reference, look, measure
+from .observed import MetricSource
+from .ranks import from_rank_zero, on_all_ranks
+from .ranks import rank as own_rank
 from .records import RunDir, Snapshot
 from .user_metrics import MetricLike, find_metrics
 
 TokenTexts = Callable[[Sequence[int]], list[str]]
+T = TypeVar("T")
+
+#: What keeps something from being measured or written; anything else is a fault of the code.
+_FAILURES = (UsageError, RunError, OSError)
 
 
 def top_tokens(
@@ -139,18 +148,24 @@ def _token_ids(name: str, given: Any) -> np.ndarray:
     return probe.astype(np.int64)
 
 
-def _misfits(name: str, probe_NT: np.ndarray, vocab_size: int, n_positions: int | None) -> list[str]:
-    """Why a model cannot read a probe, with the mend."""
-    found, length = [], probe_NT.shape[1]
-    if n_positions is not None and length > n_positions:
-        found.append(
-            f"probes {name!r} has {length} positions: this model has {n_positions}; give at most {n_positions}"
-        )
+def _misfit(name: str, probe_NT: np.ndarray, vocab_size: int) -> str | None:
+    """Why a model cannot read a probe, with the mend; None where it can."""
     least, most = int(probe_NT.min()), int(probe_NT.max())
-    if least < 0 or most >= vocab_size:
-        wrong = least if least < 0 else most
-        found.append(f"probes {name!r} has token {wrong}: this model has 0 to {vocab_size - 1}; give its own tokens")
-    return found
+    if least >= 0 and most < vocab_size:
+        return None
+    wrong = least if least < 0 else most
+    return f"probes {name!r} has token {wrong}: this model has 0 to {vocab_size - 1}; give its own tokens"
+
+
+def _part(make: Callable[[], T], instead: T, absent: list[str] | None) -> T:
+    """What ``make`` gives; ``instead`` where that fails on any rank and ``absent`` is given, which gets the reason."""
+    try:
+        return on_all_ranks(make)
+    except _FAILURES as error:
+        if absent is None:
+            raise
+        absent.append(str(error))
+        return instead
 
 
 class RecorderArguments(TypedDict, total=False):
@@ -246,7 +261,11 @@ class SnapshotRecorder:
         self.birth: BirthReference | None = None
         self.strangers: list[BirthReference] = []
         self.last: Snapshot | None = None
+        self.dropped: dict[str, str] = {}
+        """Why each probe is not measured that :meth:`take_if_possible` goes on without."""
+        self._named: set[str] = set()
         self._looked = False
+        self._seq_len = self.config.seq_len
         self._model: tuple[Any, Decoder | ForeignModel] | None = None
 
     def take(self, model: Any, step: int) -> Snapshot:
@@ -262,36 +281,116 @@ class SnapshotRecorder:
                 one.
             RunError: the model gives NaN or inf, or the snapshot cannot be written.
         """
-        seen = self._observable(model)
+        return self._take(model, step, None)
+
+    def take_if_possible(self, model: Any, step: int) -> Snapshot | None:
+        """:meth:`take` in a training that a failure must not end: as ``config.on_error`` says.
+
+        What cannot be measured is absent and named by one warning. The snapshot has the reasons as ``not_measured`` in
+        its summary; where there is no snapshot, the folder's ``not_measured.json`` has the reason. In a process group
+        all ranks skip together.
+
+        Returns:
+            The snapshot; None where there is none.
+
+        Raises:
+            UsageError, RunError, OSError: see :meth:`take`; where ``config.on_error`` is ``raise``.
+        """
+        if self.config.on_error == "raise":
+            return self.take(model, step)
+        try:
+            return self._take(model, step, [])
+        except _FAILURES as error:
+            self._name(step, [str(error)])
+            if own_rank() == 0:
+                # A disk that takes no snapshot may take no note either; the warning has said it.
+                with suppress(OSError, RunError):
+                    self.run.note_not_measured(step, str(error))
+            return None
+
+    def _take(self, model: Any, step: int, absent: list[str] | None) -> Snapshot:
+        """Take a snapshot. What cannot be measured is an error; where ``absent`` is given, its reason is put there."""
+        seen = on_all_ranks(lambda: self._observable(model, drops=absent is not None))
+        if absent is not None:
+            absent += self.dropped.values()
         if step == 0 or not self._looked:
             self._find_references(seen, step)
         start = time.perf_counter()
-        by_probe = {name: self._measure(seen, name, step) for name in self.probes}
-        snapshot = self.last = self._snapshot(seen, by_probe, step, time.perf_counter() - start)
+        by_probe: dict[str, Measurement] = {}
+        for name in self.probes:
+            drops = None if name == "random" else absent
+            found = _part(partial(self._measure, seen, name, step, absent), None, drops)
+            if found is not None:
+                by_probe[name] = found
+        snapshot = self._snapshot(seen, by_probe, step, time.perf_counter() - start)
+        if absent:
+            reasons = snapshot.summary["not_measured"] = list(dict.fromkeys(absent))
+            self._name(step, reasons)
         from_rank_zero(lambda: self.run.write_snapshot(snapshot))
+        self.last = snapshot
         return snapshot
 
-    def _observable(self, model: Any) -> Decoder | ForeignModel:
-        """The model as it is measured, checked and given its probe when it is first seen."""
+    def _name(self, step: int, reasons: Sequence[str]) -> None:
+        """Warn of each reason once, whatever numbers it has."""
+        for reason in reasons:
+            kind = re.sub(r"\d[\d.e+-]*", "#", reason)
+            if kind not in self._named and own_rank() == 0:
+                self._named.add(kind)
+                warnings.warn(f"step {step} is measured in part or not at all: {reason}", stacklevel=4)
+
+    def _observable(self, model: Any, *, drops: bool) -> Decoder | ForeignModel:
+        """The model as it is measured, checked and given its probe when it is first seen.
+
+        ``drops``: whether a probe that cannot be had is dropped, with its reason; else it is an error.
+        """
         model = unwrap(model)
         if self._model is None or self._model[0] is not model:
-            seen = measurable(model)
-            longest = seen.config.position_limit
-            problems = self.config.problems(None if "random" in self.probes else longest)
-            for name, probe_NT in self.probes.items():
-                problems += _misfits(name, probe_NT, seen.config.vocab_size, longest)
-            if problems:
+            seen, config = measurable(model), self.config
+            if problems := config.problems():
                 raise UsageError("; ".join(problems))
+            vocab_size = seen.config.vocab_size
+            self._shorten(seen.config.position_limit)
+            misfits = {
+                name: why
+                for name, given in self.probes.items()
+                if (why := _misfit(name, given, vocab_size)) is not None
+            }
+            if misfits and not (drops and "random" not in misfits):
+                raise UsageError("; ".join(misfits.values()))
+            self.dropped |= misfits
+            self.probes = {name: given for name, given in self.probes.items() if name not in misfits}
             if "random" not in self.probes:
-                config = self.config
-                drawn = random_probe(seen.config.vocab_size, config.n_sequences, config.seq_len, config.probe_seed)
+                drawn = random_probe(vocab_size, config.n_sequences, self._seq_len, config.probe_seed)
                 self.probes = {"random": drawn, **self.probes}
-            if self.tokenizer is not None:
-                self._read_text(seen.config.vocab_size)
-            elif self.text is not None:
-                raise UsageError("text is given without a tokenizer to read it: give tokenizer=, the model's own")
+            try:
+                if self.tokenizer is not None:
+                    self._read_text(vocab_size)
+                elif self.text is not None:
+                    raise UsageError("text is given without a tokenizer to read it: give tokenizer=, the model's own")
+            except _FAILURES as error:
+                if not drops:
+                    raise
+                self.dropped["text"] = str(error)
+            if isinstance(seen, ForeignModel):
+                look(seen, self.probes["random"].shape[1])
             self._model = model, seen
         return self._model[1]
+
+    def _shorten(self, longest: int | None) -> None:
+        """Probes of no more positions than the model has, with a word where one had more."""
+        if longest is None:
+            return
+        lengths = {f"probes {name!r}": given.shape[1] for name, given in self.probes.items()}
+        if "random" not in self.probes:
+            lengths["the random probe"] = self._seq_len
+        for what, length in lengths.items():
+            if length > longest and own_rank() == 0:
+                warnings.warn(
+                    f"{what} has {length} positions, and this model {longest}: it is shortened to {longest}",
+                    stacklevel=6,
+                )
+        self._seq_len = min(self._seq_len, longest)
+        self.probes = {name: given[:, :longest] for name, given in self.probes.items()}
 
     def _read_text(self, vocab_size: int) -> None:
         """What the tokenizer is for: passages of the text, and tokens as people read them."""
@@ -353,29 +452,42 @@ class SnapshotRecorder:
 
     # ---------------------------------------------------------------- one snapshot
 
-    def _measure(self, model: Decoder | ForeignModel, probe: str, step: int) -> Measurement:
-        try:
-            tokens_NT = self.probes[probe]
-            # The sequences of a random probe are one document each, whatever tokens they hold.
-            borders = None if probe == "random" else self.borders
-            documents_NT = None if borders is None else borders.documents(torch.from_numpy(tokens_NT)).numpy()
-            found = measure(
+    def _measure(
+        self, model: Decoder | ForeignModel, probe: str, step: int, absent: list[str] | None = None
+    ) -> Measurement:
+        tokens_NT = self.probes[probe]
+        # The sequences of a random probe are one document each, whatever tokens they hold.
+        borders = None if probe == "random" else self.borders
+        documents_NT = None if borders is None else borders.documents(torch.from_numpy(tokens_NT)).numpy()
+
+        def measured(metrics: Sequence[MetricSource]) -> Measurement:
+            return measure(
                 model,
                 tokens_NT,
                 self.birth,
                 self.strangers,
                 batch_size=self.config.batch_size,
                 sink_epsilon=self.config.sink_epsilon,
-                metrics=self.metrics,
+                metrics=metrics,
                 documents_NT=documents_NT,
             )
+
+        def with_gradient() -> Measurement:
+            batch_size = self.config.batch_size
+            return with_gradients(
+                found, measure_gradients(model, tokens_NT, batch_size=batch_size, documents_NT=documents_NT)
+            )
+
+        try:
+            # A metric of the user's that fails, and gradients, are missed alone.
+            whole = _part(partial(measured, self.metrics), None, absent if self.metrics else None)
+            found = measured([]) if whole is None else whole
             if self.config.gradients and probe == ("text" if "text" in self.probes else "random"):
-                batch_size = self.config.batch_size
-                found = with_gradients(
-                    found, measure_gradients(model, tokens_NT, batch_size=batch_size, documents_NT=documents_NT)
-                )
+                found = _part(with_gradient, found, absent)
             return found
         except RunError as error:
+            if absent is not None:
+                raise RunError(f"{probe} probe: {error}") from None
             raise RunError(f"step {step}, {probe} probe: {error}; no snapshot is written") from None
 
     def _snapshot(

@@ -26,12 +26,14 @@ from ..files import (
     one_line,
     parse_json,
     read_bytes,
+    read_json,
     read_sealed_json,
     remove_leftovers,
     save_tensors,
     strict,
     tensor_file,
     write_failure,
+    write_json,
     write_sealed_json,
     write_text,
 )
@@ -117,6 +119,7 @@ class Summary(TypedDict):
     top_tokens: NotRequired[list[Token]]
     secondary_sinks: NotRequired[list[SecondarySink]]
     quantities: NotRequired[list[dict[str, Any]]]
+    not_measured: NotRequired[list[str]]
     arrays_sha256: NotRequired[Sha256]
     sha256: NotRequired[Sha256]
 
@@ -266,6 +269,11 @@ class RunDir:
         return self.path / "report.html"
 
     @property
+    def not_measured(self) -> Path:
+        """Why steps have no snapshot, where a training went on without one."""
+        return self.path / "not_measured.json"
+
+    @property
     def wandb(self) -> Path:
         """Which W&B run it is logged to, where it is."""
         return self.path / "wandb.json"
@@ -322,11 +330,30 @@ class RunDir:
             remove_leftovers(folder.parent, "step-*")
             snapshot.write(folder)
 
+    def note_not_measured(self, step: int, reason: str) -> None:
+        """Note why a step has no snapshot. What later steps have noted is of an earlier training."""
+        earlier = {str(at): why for at, why in self.read_not_measured().items() if at < step}
+        make_folder(self.path)
+        write_json(self.not_measured, earlier | {str(step): one_line(reason)})
+
+    def read_not_measured(self) -> dict[int, str]:
+        """Why steps have no snapshot, by step; RunError if the file is damaged."""
+        if not self.not_measured.is_file():
+            return {}
+        notes = read_json(self.not_measured, dict[str, str], "delete it to go on without these notes")
+        if wrong := [step for step in notes if not step.isdecimal()]:
+            raise RunError(
+                f"{self.not_measured}: {wrong[0]!r} is no step; delete the file to go on without these notes"
+            )
+        steps = {step_of(folder) for folder in self.snapshot_folders()}
+        return {int(step): why for step, why in notes.items() if int(step) not in steps}
+
     def remove_leftovers(self) -> None:
         """Remove what an earlier process has left half written; the caller holds the run's lock."""
         for folder in (self.path / "checkpoints", self.path / "snapshots"):
             remove_leftovers(folder, "step-*")
-        for file in (self.config, self.birth, self.metrics, self.tokenizer, self.metrics_csv, self.wandb):
+        logged = self.metrics, self.metrics_csv, self.wandb, self.not_measured
+        for file in (self.config, self.birth, self.tokenizer, *logged):
             remove_leftovers(self.path, file.name)
 
     @classmethod
@@ -345,6 +372,8 @@ class RunDir:
         """An existing run, or the snapshots of a training that is not ours, without birth or config; UsageError if
         ``path`` holds neither."""
         measured = cls(path)
+        if measured.is_foreign and not measured.snapshot_folders() and (notes := measured.read_not_measured()):
+            raise UsageError(f"{path}: no step of this training could be measured: {next(iter(notes.values()))}")
         return measured if measured.is_foreign and measured.snapshot_folders() else cls.open(path)
 
     @classmethod

@@ -16,6 +16,7 @@ from ..metrics.sinks import KeySummer
 from ..models.attention.document_mask import Documents
 from ..models.attention.weight_reader import read_weights
 from ..models.decoder import Decoder
+from ..models.tensor_shards import compute_dtype
 from .foreign import ForeignModel
 from .observed import device_of
 from .observer import MetricObserver
@@ -93,6 +94,9 @@ def batch_shown(observer: MetricObserver, tokens_BT: Tensor, documents_BT: Tenso
         yield
 
 
-def not_finite(place: str) -> RunError:
-    """What ends the measurement of a broken model."""
-    return RunError(f"the model gives NaN or inf, first in {place}")
+def not_finite(place: str, model: Decoder | ForeignModel) -> RunError:
+    """What ends the measurement of a broken model, or of one whose numbers do not fit into its dtype."""
+    mend = ""
+    if compute_dtype(model) == torch.float16:
+        mend = f"; float16 ends at {torch.finfo(torch.float16).max:.0f}: measure it in bfloat16 or float32"
+    return RunError(f"the model gives NaN or inf, first in {place}{mend}")

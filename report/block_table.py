@@ -78,6 +78,8 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
     console.print()
     for place in snapshot.summary.get("unseen", ()):
         console.print(f"not seen: {place}", highlight=False, markup=False, soft_wrap=True)
+    for reason in snapshot.summary.get("not_measured", ()):
+        console.print(f"not measured: {reason}", highlight=False, markup=False, soft_wrap=True)
     grid = Table.grid(padding=(0, 2))
     scalars = [(name, f"{value:.4g}") for name, value in snapshot.bias.items()]
     text = snapshot.summary.get("bias_text", {})

@@ -110,6 +110,10 @@ def about_run(run: RunHistory) -> str:
     if last > 0:
         seen = (run.last.summary.get("tokens") if run.last else None) or 0
         parts.append(f"{last:,} steps" + (f", {_counted(seen)} tokens seen" if seen else ""))
+    if not_measured := run.folder.read_not_measured():
+        step, reason = next(iter(not_measured.items()))
+        others = f", and {_number_of(len(not_measured) - 1, 'step')} more" if len(not_measured) > 1 else ""
+        parts.append(f"not measured: step {step:,} ({reason}){others}")
     return printable(" · ".join(parts))
 
 

@@ -44,6 +44,7 @@ def build_snapshot_page(folder: Path, out: Path | None = None) -> Path:
         "chain": navigation(sections, [snapshot]),
         "about": _about(snapshot),
         "unseen": [printable(str(place)) for place in snapshot.summary.get("unseen") or []],
+        "not_measured": [printable(str(reason)) for reason in snapshot.summary.get("not_measured") or []],
         "report": "../../report.html" if inside else "",
         "scalars": [(key, format_value(finite_or_nan(value), ".6g")) for key, value in snapshot.scalars().items()],
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 
 import lightning as L
@@ -62,7 +62,8 @@ def build_recorder(
         return None
     return SnapshotRecorder(
         run.path,
-        config.snapshot,
+        # A run of ours is there to be measured.
+        replace(config.snapshot, on_error=config.snapshot.on_error or "raise"),
         probes=_probes(config, data),
         newborn=reference,
         init_seed=config.init_seed,

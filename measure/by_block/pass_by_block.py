@@ -55,7 +55,7 @@ class PassByBlock:
 
         def passed(layer: int) -> None:
             if observer.finite is not None and (place := observer.finite.first()) is not None:
-                raise not_finite(place)
+                raise not_finite(place, decoder)
             observer.passed(layer)
 
         shape = (*tokens_NT.shape, decoder.config.d_model)

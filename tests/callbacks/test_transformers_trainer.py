@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,39 @@ def test_a_stop_after_an_evaluation_has_its_snapshot(llama, token_batches, small
     model = llama()
     model.load_state_dict(copies.models[3])
     assert last.bias["entropy"] == measure(ForeignModel(model), PROBE, batch_size=4).scalars["entropy"]
+
+
+def test_a_model_that_cannot_be_measured_is_trained_to_the_end_as_without_the_callback(
+    llama, token_batches, small_probe, arguments, tmp_path
+):
+    """An attention that is another one, in bf16: named once, noted for each step, and the losses are the same."""
+
+    def halved(module, query, key, value, attention_mask, **more):
+        sdpa = transformers.AttentionInterface()["sdpa"]
+        return sdpa(module, 0.5 * query, key, value, attention_mask, **more)
+
+    transformers.AttentionInterface.register("halved", halved)
+
+    def train(recorder=None):
+        model = llama().to(torch.bfloat16)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(4 if parameter.ndim > 1 else 1)
+        model.config._attn_implementation = "halved"
+        trainer = transformers.Trainer(model, arguments(), train_dataset=Tokens(token_batches))
+        if recorder is not None:
+            trainer.add_callback(bias_callback(trainer, recorder, every=2))
+        trainer.train()
+        return logged(trainer, "loss")
+
+    with pytest.warns(UserWarning, match="llama model's attention is not what it should be") as said:
+        losses = train(SnapshotRecorder(tmp_path / "bias", small_probe))
+    assert losses == train()
+    assert len([warning for warning in said if "not what it should be" in str(warning.message)]) == 1
+    assert list(RunDir(tmp_path / "bias").read_not_measured()) == [0, 2, 4, 5]
+    raises = dataclasses.replace(small_probe, on_error="raise")
+    with pytest.raises(UsageError, match="not what it should be"):
+        train(SnapshotRecorder(tmp_path / "raises", raises))
 
 
 def test_every_must_be_a_step(llama, arguments, tmp_path):

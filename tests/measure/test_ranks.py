@@ -19,7 +19,7 @@ import json, sys
 import torch
 import torch.distributed as dist
 from birthmark.measure.ranks import check_same, from_rank_zero, gather_rows, max_over_ranks, own_batches, rank
-from birthmark.measure.ranks import sum_over_ranks, world_size
+from birthmark.measure.ranks import on_all_ranks, sum_over_ranks, world_size
 from birthmark.errors import RunError, UsageError
 
 dist.init_process_group("gloo", store=dist.FileStore(sys.argv[2], 2), rank=int(sys.argv[1]), world_size=2)
@@ -33,6 +33,10 @@ def said(act, *arguments):
 def refuse():
     raise UsageError("not so")
 
+def refuse_on_one():
+    if rank() == 1:
+        refuse()
+
 x, own = torch.arange(5), torch.tensor([1.0 + rank()])
 results = {
     "rank": [rank(), world_size()],
@@ -43,6 +47,8 @@ results = {
     "largest": max_over_ranks(7 * rank()),
     "first": from_rank_zero(lambda: [rank(), "same"]),
     "refused": said(from_rank_zero, refuse),
+    "refused by one": said(on_all_ranks, refuse_on_one),
+    "made": on_all_ranks(rank),
     "bug": said(from_rank_zero, lambda: {}["x"]),
     "same": said(check_same, "seed", "1", "mend it"),
     "other": said(check_same, "seed", str(rank()), "mend it"),
@@ -61,6 +67,8 @@ def test_two_processes_share_and_agree(tmp_path, as_ranks):
     assert (a["none"], b["none"]) == ([[[0], True]], [[[0], False]])
     assert (a["sum"], b["sum"]) == ([3, 1], [3, 2])
     assert (a["bug"], b["bug"]) == ("KeyError: 'x'", "RunError: rank 0: KeyError: 'x'")
+    assert (a["refused by one"], b["refused by one"]) == ("RunError: rank 1: UsageError: not so", "UsageError: not so")
+    assert (a["made"], b["made"]) == (0, 1)
     for results in (a, b):
         assert results["largest"] == 7
         assert results["rows"] == [0, 1, 2, 3, 4]

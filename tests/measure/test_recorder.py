@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 import json
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -12,17 +13,21 @@ import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer
+from torchmetrics import Metric
 from transformers import PreTrainedTokenizerFast
 
 import birthmark
 from birthmark.data.probes import passage_probe, random_probe
 from birthmark.errors import RunError, UsageError
+from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.measurement import birth_reference, measure
 from birthmark.measure.recorder import SnapshotRecorder, top_tokens
 from birthmark.measure.records import RunDir, Snapshot
+from birthmark.metrics.quantity import Quantity
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
+from birthmark.report.run_page import build_report
 
 transformers.logging.set_verbosity_error()
 
@@ -190,7 +195,7 @@ def test_an_earlier_training_is_put_aside_whole(llama, small_probe, tmp_path):
         SnapshotRecorder(tmp_path, small_probe).take(llama(2), 0)
 
 
-def test_what_cannot_be_is_refused_in_one_line(llama, their_model, small_probe, tiny, tmp_path):
+def test_what_cannot_be_is_refused_in_one_line(llama, small_probe, tiny, tmp_path):
     def refused(match, act):
         with pytest.raises(UsageError, match=match) as caught:
             act()
@@ -201,10 +206,6 @@ def test_what_cannot_be_is_refused_in_one_line(llama, their_model, small_probe, 
     refused("step-00000000: is of another model", lambda: SnapshotRecorder(tmp_path, small_probe).take(other, 1))
     longer = tiny({"snapshot.seq_len": 9, "snapshot.batch_size": 4}).snapshot
     refused("or another probe", lambda: SnapshotRecorder(tmp_path, longer).take(llama(), 1))
-    refused(
-        "snapshot.seq_len is 64: this model has 24 positions; give at most 24",
-        lambda: SnapshotRecorder(tmp_path / "gpt2").take(their_model("gpt2"), 0),
-    )
     refused("n_sequences is 1", lambda: SnapshotRecorder(tmp_path, tiny({"snapshot.n_sequences": 1}).snapshot))
     text = tiny({"snapshot.probes": ["random", "text"]}).snapshot
     refused("snapshot.probes has 'text': give its token ids", lambda: SnapshotRecorder(tmp_path, text))
@@ -262,7 +263,6 @@ def test_the_loop_in_the_docs_runs(llama, token_batches, tmp_path, monkeypatch, 
         (np.zeros((8, 16)), "probes 'text' has float64 numbers: give token ids"),
         (np.zeros((8, 1), dtype=np.int64), "probes 'text' has 1 positions: give at least 2"),
         (np.zeros((1, 16), dtype=np.int64), "probes 'text' has 1 sequences: give at least 2"),
-        (np.zeros((8, 17), dtype=np.int64), "probes 'text' has 17 positions: this model has 16; give at most 16"),
     ],
 )
 def test_a_probe_that_the_model_cannot_read_is_named(probe, match, small_probe, tmp_path):
@@ -277,9 +277,107 @@ def learned_positions():
     return born(config, 0)
 
 
-def test_learned_positions_bound_the_random_probe_too(tmp_path):
-    with pytest.raises(UsageError, match="seq_len is 64: this model has 16 positions; give at most 16"):
-        SnapshotRecorder(tmp_path).take(learned_positions(), 0)
+def test_probes_are_shortened_to_the_positions_of_the_model_with_a_word(tmp_path, their_model):
+    model, text = learned_positions(), np.arange(34).reshape(2, 17)
+    with pytest.warns(UserWarning, match="it is shortened to 16") as said:
+        found = SnapshotRecorder(tmp_path / "ours", probes={"text": text}).take(model, 0)
+    assert [str(warning.message) for warning in said] == [
+        "probes 'text' has 17 positions, and this model 16: it is shortened to 16",
+        "the random probe has 64 positions, and this model 16: it is shortened to 16",
+    ]
+    assert found.summary["probe"]["seq_len"] == found.summary["probe_text"]["seq_len"] == 16
+    alone = SnapshotRecorder(tmp_path / "cut", SnapshotConfig(seq_len=16), probes={"text": text[:, :16]}).take(model, 0)
+    assert (found.bias, found.summary["bias_text"]) == (alone.bias, alone.summary["bias_text"])
+    with pytest.warns(UserWarning, match="the random probe has 64 positions, and this model 24"):
+        found = SnapshotRecorder(tmp_path / "gpt2").take(their_model("gpt2"), 0)
+    assert found.summary["probe"]["seq_len"] == 24
+
+
+# ---------------------------------------------------------------- what cannot be measured
+
+
+class Fails(Metric):
+    """A user's metric that cannot be computed."""
+
+    quantities = (Quantity("fails", definition="Nothing."),)
+
+    def __init__(self, sizes):
+        super().__init__()
+
+    def update(self):
+        """Nothing is added up."""
+
+    def residual(self, site, layer, h):
+        raise ValueError("no number here")
+
+    def compute(self):
+        return {}
+
+
+def test_what_cannot_be_measured_is_absent_and_the_rest_is_measured(llama, small_probe, tmp_path):
+    """A metric that fails and a probe of other tokens: the random probe's figures stay as they are."""
+    whole = SnapshotRecorder(tmp_path / "whole", small_probe).take(llama(), 0)
+    probes = {"text": np.full((4, 8), 99)}
+    recorder = SnapshotRecorder(tmp_path / "part", small_probe, probes=probes, metrics=[Fails])
+    with pytest.warns(UserWarning, match="step 0 is measured in part or not at all: ") as said:
+        found = recorder.take_if_possible(llama(), 0)
+    reasons = [str(warning.message).partition("at all: ")[2] for warning in said]
+    assert reasons[0] == "probes 'text' has token 99: this model has 0 to 60; give its own tokens"
+    assert "Fails: residual raised ValueError" in reasons[1]
+    assert found.bias == whole.bias
+    assert RunDir(tmp_path / "part").snapshots()[0].summary["not_measured"] == reasons
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # each is said once
+        assert recorder.take_if_possible(llama(1), 1).summary["not_measured"] == reasons
+    build_report([RunDir.open_measured(tmp_path / "part")], tmp_path / "part/report.html")
+    page = (tmp_path / "part/snapshots/step-00000001/report.html").read_text()
+    assert "Not measured: probes &#39;text&#39; has token 99" in page
+
+
+def test_a_step_without_a_snapshot_is_noted_in_the_folder_and_on_the_page(llama, small_probe, tmp_path):
+    recorder, broken = SnapshotRecorder(tmp_path, small_probe), llama()
+    recorder.take_if_possible(llama(), 0)
+    with torch.no_grad():
+        broken.lm_head.weight[0, 0] = torch.nan
+    reason = "random probe: the model gives NaN or inf, first in the logits"
+    with pytest.warns(UserWarning, match=f"step 4 is measured in part or not at all: {reason}"):
+        assert recorder.take_if_possible(broken, 4) is None
+    run = RunDir(tmp_path)
+    assert run.read_not_measured() == {4: reason}
+    build_report([run], run.report)
+    assert f"not measured: step 4 ({reason})" in run.report.read_text()
+    recorder.take_if_possible(llama(), 4)
+    assert run.read_not_measured() == {}
+    raises = dataclasses.replace(small_probe, on_error="raise")
+    with pytest.raises(RunError, match="the model gives NaN or inf"):
+        SnapshotRecorder(tmp_path, raises).take_if_possible(broken, 5)
+
+
+def test_a_training_of_which_nothing_can_be_measured_says_why(small_probe, tmp_path):
+    with pytest.warns(UserWarning, match="Linear is no language model of transformers"):
+        assert SnapshotRecorder(tmp_path, small_probe).take_if_possible(torch.nn.Linear(2, 2), 0) is None
+    with pytest.raises(UsageError, match="no step of this training could be measured: Linear is no language model"):
+        RunDir.open_measured(tmp_path)
+    (tmp_path / "not_measured.json").write_text('{"first": "x"}')
+    with pytest.raises(RunError, match=r"not_measured\.json: 'first' is no step"):
+        RunDir.open_measured(tmp_path)
+
+
+def test_a_disk_that_takes_no_snapshot_ends_no_training(llama, small_probe, tmp_path):
+    recorder = SnapshotRecorder(tmp_path / "bias", small_probe)
+    (tmp_path / "bias").write_text("a file in the place of the folder")
+    with pytest.warns(UserWarning, match="bias"):
+        assert recorder.take_if_possible(llama(), 0) is None
+
+
+def test_float16_that_overflows_names_the_dtypes_that_do_not(llama, small_probe, tmp_path):
+    model = llama().to(torch.float16)
+    with torch.no_grad():
+        for name in ("gate_proj", "up_proj", "down_proj"):
+            model.model.layers[0].mlp.get_submodule(name).weight.mul_(1_000)
+    mend = r"first in .*block 1; float16 ends at 65504: measure it in bfloat16 or float32; no snapshot"
+    with pytest.raises(RunError, match=mend):
+        SnapshotRecorder(tmp_path, small_probe).take(model, 0)
 
 
 def test_ids_of_any_integer_dtype_are_the_same_probe_and_each_probe_keeps_its_length(small_probe, tmp_path):
