@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .api.comparing import Comparison, compare
+    from .api.intervening import InterventionResult, intervene
     from .api.kinship import fingerprint
     from .api.model import Model, load, measure
     from .api.named_array import NamedArray
@@ -28,6 +29,7 @@ __version__ = "0.1.0"
 __all__ = [
     "BiasSnapshot",
     "Comparison",
+    "InterventionResult",
     "Model",
     "NamedArray",
     "Run",
@@ -38,6 +40,7 @@ __all__ = [
     "UsageError",
     "compare",
     "fingerprint",
+    "intervene",
     "load",
     "measure",
     "pretrain",
@@ -47,6 +50,7 @@ __all__ = [
 _MODULES = {
     "BiasSnapshot": ".callbacks.snapshot",
     "Comparison": ".api.comparing",
+    "InterventionResult": ".api.intervening",
     "Model": ".api.model",
     "NamedArray": ".api.named_array",
     "Run": ".api.run",
@@ -57,6 +61,7 @@ _MODULES = {
     "UsageError": ".errors",
     "compare": ".api.comparing",
     "fingerprint": ".api.kinship",
+    "intervene": ".api.intervening",
     "load": ".api.model",
     "pretrain": ".api.pretraining",
 }

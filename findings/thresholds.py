@@ -116,6 +116,13 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "Times 1/√d_head from which keys of position 0 count as locked onto the queries' direction in a block.",
         "ours; 1/√d_head is the root mean square cosine of two random directions",
     ),
+    "intervened_sink": Threshold(
+        3.0,
+        "Times the attention of uniform weights from which a key counts as a sink of an intervention, mean over blocks "
+        "and heads of what later queries give to it.",
+        "ours: untouched keys of a trained model get at most uniform attention, a key that every block parks on ten "
+        "times as much",
+    ),
 }
 """By name."""
 

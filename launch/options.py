@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
@@ -53,6 +54,30 @@ def add_run(parser: Parser) -> None:
     """A run and one of its checkpoints."""
     parser.add_argument("run", type=str, metavar="RUN", help="Folder that `pretrain` wrote.")
     parser.add_argument("--step", type=int | None, metavar="N", help="Checkpoint after N steps; by default the last.")
+
+
+def read_numbers(option: str, text: str, example: str, check: Callable[[int, int], object]) -> list[int]:
+    """Read whole numbers, each once: ``0..9999`` (both ends included), ``7``, and commas between such.
+
+    Args:
+        option: its name.
+        text: as it was given.
+        example: of such numbers, for the message.
+        check: is called with the last number of each part and how many there are then, and raises where either is too
+            large.
+
+    Raises:
+        UsageError: a part that is neither.
+    """
+    found: list[int] = []
+    for part in text.split(","):
+        ends = re.fullmatch(r"\s*([0-9]{1,99})(?:\s*\.\.\s*([0-9]{1,99}))?\s*", part)
+        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
+            raise UsageError(f"--{option} {text}: give whole numbers, such as {example}")
+        first, last = int(ends[1]), int(ends[2] or ends[1])
+        check(last, len(found) + last - first + 1)
+        found += range(first, last + 1)
+    return list(dict.fromkeys(found))
 
 
 def check_seed(option: str, seed: int) -> None:

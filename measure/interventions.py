@@ -1,120 +1,380 @@
-"""Interventions at one layer and position, and the sink that they do or do not create (definitions §8) [SO]."""
+"""Interventions on blocks of a model, and the sink that forms, stays or goes (definitions §8) [SO].
+
+Legend: B sequences, H query heads, T positions, K head width, D width of the residual stream, V vocabulary, C channels
+or hidden units, P watched keys, L blocks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, get_args
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ..errors import RunError, UsageError
-from ..metrics.sinks import AttentionSinks
 from ..models.attention.grouped_heads import over_heads
-from ..models.attention.normalisers import WeightedSum
-from ..models.config import ModelConfig
-from ..models.decoder import Block, Decoder
+from ..models.attention.normalisers import WeightedSum, query_blocks
+from ..models.decoder import Decoder
+from ..models.mlp import MLP
 from ..models.observe import Attended, Site
-from .intervention_kinds import Kind
-from .measurement import Batches, evaluation_mode
-from .ranks import sum_over_ranks
+from .foreign import ForeignModel
+from .foreign.observed_pass import first_of
+from .intervention_kinds import Aggregation, ChangedPlace, Intervention, MeanOf
+from .measurement import evaluation_mode
+from .next_tokens import first_prediction, losses_of, passes, sequence_means, sequences_at_once
+from .observed import Setting, device_of
+from .standard_error import mean_and_error
+
+#: What a place computes in a block (from 1) → what goes on in its place; None: as it is.
+Tap = Callable[[int, Any], Tensor | None]
 
 
 @dataclass(frozen=True)
-class DoseResponse:
-    """Importance of the key at the position in the layers after the one intervened on, mean over sequences."""
+class PassFigures:
+    """What one pass over the probe showed, means over sequences, float64. NaN where a block does not show it."""
 
-    kind: Kind
-    layer: int
-    """From 1, as everywhere; a causal effect shows in the layers after it."""
-    position: int
-    lambdas: list[float]
-    """One per row; of ``mask``, which has no dose, 0 (left alone) and 1 (masked)."""
-    importance: np.ndarray
-    """``[doses, L − layer, H]`` float64."""
-    uniform: float
-    """What uniform attention would give."""
+    dose: float | None
+    """λ, or 1 of a kind without doses; None of the model left alone."""
+    attention: np.ndarray
+    """``[L, H, P]``: mean of ``a[t, k]`` over the queries ``t > k``."""
+    attention_to_first: np.ndarray
+    """``[L, H, P]``: what the same queries give to key 0."""
+    state_norm: np.ndarray
+    """``[L, P]``: norm of the residual stream at the key, after the block."""
+    channel: np.ndarray
+    """``[L, P]``: the channel that is largest there in the mean of absolute values, int64."""
+    channel_value: np.ndarray
+    """``[L, P]``: its mean."""
+    norm_before: np.ndarray
+    """``[L, P]``: norm of what all heads aggregate at the key before the change; NaN in blocks left alone."""
+    norm_after: np.ndarray
+    """``[L, P]``: the same after it."""
+    losses: np.ndarray | None
+    """``[N]``: mean loss of each sequence, nats per token; None where the probe is no text."""
 
 
-def check(config: ModelConfig, kind: Kind, layer: int, position: int, seq_len: int, lambdas: Sequence[float]) -> None:
-    """Whether an intervention is possible.
+@dataclass(frozen=True)
+class Intervened:
+    """A model left alone and changed, on one probe."""
 
-    Raises:
-        UsageError: what is wrong, with the mend.
-    """
-    attention = config.attention
-    if kind not in get_args(Kind):
-        raise UsageError(f"kind {kind}: give one of {', '.join(get_args(Kind))}")
-    if not 1 <= layer < config.n_layers:
-        raise UsageError(f"layer {layer}: give 1 to {config.n_layers - 1}, so that a block after it can respond")
-    if not 0 <= position < seq_len:
-        raise UsageError(f"position {position}: give 0 to {seq_len - 1}, which is where the probe ends")
-    if kind != "mask" and not lambdas:
-        raise UsageError(f"kind {kind}: give one lambda at least")
-    if kind != "mask" and (wrong := [dose for dose in lambdas if not np.isfinite(dose)]):
-        raise UsageError(f"lambda {wrong[0]}: give a finite number")
-    softmax = attention.normaliser == "softmax" and attention.kv_bias == "none"
-    if kind == "mask" and not (softmax and attention.aggregation != "calibrated"):
-        raise UsageError("kind mask: this attention is no plain softmax, or its output is calibrated by its weights")
+    what: Intervention
+    n_sequences: int
+    seq_len: int
+    passes: list[PassFigures]
+    """The first of the model left alone, then one per dose."""
+
+    @property
+    def keys(self) -> tuple[int, ...]:
+        """The watched keys."""
+        return self.what.watched
+
+    @cached_property
+    def uniform(self) -> np.ndarray:
+        """What uniform attention would give to each watched key, ``[P]``."""
+        return np.array([np.mean(1 / np.arange(key + 2, self.seq_len + 1)) for key in self.keys])
+
+    def loss(self, number: int) -> tuple[float, float] | None:
+        """Mean loss of a pass and its standard error over sequences; None where the probe is no text."""
+        losses = self.passes[number].losses
+        return None if losses is None else mean_and_error(losses)
+
+    def loss_increase(self, number: int) -> tuple[float, float] | None:
+        """Mean over sequences of what a pass adds to the loss of the model left alone, and its standard error."""
+        losses, alone = self.passes[number].losses, self.passes[0].losses
+        return None if losses is None or alone is None else mean_and_error(losses - alone)
+
+    def stacked(self, name: str) -> np.ndarray:
+        """A figure of all passes, ``[passes, …]``."""
+        return np.stack([getattr(figures, name) for figures in self.passes])
 
 
 def intervene(
-    model: Decoder,
+    model: Decoder | ForeignModel,
     probe_NT: np.ndarray,
-    kind: Kind,
-    layer: int,
-    position: int,
-    lambdas: Sequence[float] = (1.0, 2.0, 4.0, 8.0),
+    what: Intervention,
     *,
+    random_NT: np.ndarray | None = None,
+    documents_NT: np.ndarray | None = None,
+    is_text: bool = False,
     batch_size: int = 64,
-) -> DoseResponse:
-    """Change one block's value aggregation at one position, and look at what later blocks give to that key.
-
-    With ``o`` the value aggregation of every head and ``k`` the position: ``mask``, query k sees itself only,
-    ``o_k ← v_k``; ``amplify``, ``o_k ← μ + λ(o_k − μ)``, μ a head's mean over sequences and positions; ``scale``, the
-    control, ``o_k ← λ·o_k``. One pass per dose, and one for μ.
+    advance: Callable[[int], object] = lambda n_passes: None,
+) -> Intervened:
+    """Read a probe with a model as it is, and with blocks of it changed: once for each dose.
 
     Args:
-        model: the decoder; it is left exactly as it was.
+        model: ours, or one of ``transformers``; it is left exactly as it was.
         probe_NT: int64 token ids ``[N, T]``.
-        kind: what is done.
-        layer: block, from 1.
-        position: k, from 0.
-        lambdas: doses; not read by ``mask``.
-        batch_size: sequences in one pass.
+        what: the intervention.
+        random_NT: random tokens that means of values are over; by default the probe.
+        documents_NT: numbers of the tokens' documents, −1 of padding, whose prediction does not count.
+        is_text: whether the loss of the next tokens says anything.
+        batch_size: sequences in one pass, at most; the result does not depend on it.
+        advance: is called with the number of passes that are done.
 
     Raises:
-        UsageError: see :func:`check`.
+        UsageError: see :meth:`Intervention.check`; or a block does not show what is to be changed.
         RunError: the model gives NaN or inf, or a dose makes states whose norm its precision does not hold.
     """
-    config, seq_len = model.config, probe_NT.shape[1]
-    check(config, kind, layer, position, seq_len, lambdas)
-    doses = [0.0, 1.0] if kind == "mask" else [float(dose) for dose in lambdas]
-    batches = Batches(model, probe_NT, batch_size)
-
-    def look() -> _LaterSinks:
-        seen = _LaterSinks(config, layer, seq_len, batches.device)
-        for tokens_BT, counts in batches:
-            model(tokens_BT, last_only=True, observer=seen if counts else None)
-        return seen
-
-    rows = []
+    seq_len = probe_NT.shape[1]
+    what.check(model.config, seq_len)
+    _check_seen(model, what, seq_len)
+    probe = _Probe(probe_NT, documents_NT, is_text, batch_size)
+    found: list[PassFigures] = []
     with evaluation_mode(model):
-        mean_HK = _mean(model, batches, layer) if kind == "amplify" else None
-        for dose in doses:
-            with _changed(model, kind, layer, position, dose, mean_HK):
-                seen = look()
-            if not seen.finite:
-                if not look().finite:
+        means = {} if what.means.follows_change(what) else _means(model, what, probe, random_NT)
+        for dose in (None, *what.doses):
+            if dose is not None and what.means.follows_change(what):
+                means = _means_while_changed(model, what, dose, probe)
+            readings = _read(model, what, dose, means, probe)
+            if not readings.finite:
+                if dose is None:
                     raise RunError("the model gives NaN or inf, or states too large for a norm, also left alone")
-                name, mend = (kind, "") if kind == "mask" else (f"lambda {dose:g}", "; give a smaller one")
+                named = "lambdas" in what.means.options
+                name, mend = (f"lambda {dose:g}", "; give a smaller one") if named else (f"kind {what.kind}", "")
                 raise RunError(f"{name}: makes NaN, inf, or states too large for a norm{mend}")
-            rows.append(seen.sinks.compute().importance[..., position])
-    uniform = float(np.mean(1 / np.arange(position + 1, seq_len + 1)))
-    return DoseResponse(kind, layer, position, doses, np.stack(rows), uniform)
+            found.append(readings.figures(dose))
+            advance(1)
+    return Intervened(what, len(probe_NT), seq_len, found)
+
+
+@dataclass(frozen=True)
+class _Probe:
+    """What every pass reads."""
+
+    tokens_NT: np.ndarray
+    documents_NT: np.ndarray | None
+    is_text: bool
+    batch_size: int
+
+
+def _check_seen(model: Decoder | ForeignModel, what: Intervention, seq_len: int) -> None:
+    place = {"aggregation": "attention", "units": "neurons"}.get(what.means.place)
+    for unseen in Setting(model, seq_len).unseen:
+        if unseen.place == place and (wrong := sorted(set(what.layers) & set(unseen.layers))):
+            called = "hidden units" if place == "neurons" else "attention"
+            raise UsageError(f"layers {wrong[0]}: its {called} cannot be changed ({unseen.why}); give other blocks")
+
+
+# ── what is changed, and where ───────────────────────────────────────────────────────────────────────────────────────
+
+
+@contextmanager
+def _tapped(
+    model: Decoder | ForeignModel, place: ChangedPlace, layers: Collection[int], tap: Tap, seq_len: int
+) -> Iterator[None]:
+    """Inside, ``tap`` is called with what a place of the blocks computes, and decides what goes on."""
+    with ExitStack() as stack:
+        if place == "aggregation":
+            _tap_attention(model, layers, tap, stack)
+            yield
+            return
+        blocks = model.blocks
+        readers = _unit_readers(model) if place == "units" else {}
+        for layer in layers:
+            if place == "units":
+                handle = readers[layer].register_forward_pre_hook(partial(_tap_units, partial(tap, layer), seq_len))
+            else:
+                handle = blocks[layer - 1].register_forward_hook(partial(_tap_stream, partial(tap, layer)))
+            stack.callback(handle.remove)
+        yield
+
+
+def _tap_attention(model: Decoder | ForeignModel, layers: Collection[int], tap: Tap, stack: ExitStack) -> None:
+    """Before norm, calibration and gate, which then see what was changed."""
+
+    def change(layer: int, weighted: WeightedSum, v_BHTK: Tensor) -> None:
+        if layer in layers:
+            seen = Aggregation(weighted.o_BHTK, v_BHTK, lambda key: weights_on(weighted, [key])[..., 0])
+            if (changed := tap(layer, seen)) is not None:
+                weighted.o_BHTK = changed.to(weighted.o_BHTK.dtype)
+
+    if isinstance(model, ForeignModel):
+        stack.callback(setattr, model, "change_attention", model.change_attention)
+        model.change_attention = change
+        return
+    for layer in layers:
+
+        def hook(module: nn.Module, args: tuple[Any, ...], layer: int = layer) -> None:
+            weighted, v_BGTK = args
+            change(layer, weighted, over_heads(v_BGTK, weighted.o_BHTK.shape[1]))
+
+        attention: Any = model.blocks[layer - 1].attn
+        stack.callback(attention.aggregate.register_forward_pre_hook(hook).remove)
+
+
+def _tap_units(tap: Callable[[Tensor], Tensor | None], seq_len: int, module: nn.Module, args: tuple[Any, ...]) -> Any:
+    # Some MLPs are given all positions of all sequences in one axis.
+    a_BTF = args[0].reshape(-1, seq_len, args[0].shape[-1])
+    changed = tap(a_BTF)
+    return None if changed is None else (changed.reshape(args[0].shape), *args[1:])
+
+
+def _tap_stream(tap: Callable[[Tensor], Tensor | None], module: nn.Module, args: Any, output: Any) -> Any:
+    changed = tap(first_of(output))
+    if changed is None:
+        return None
+    return (changed, *output[1:]) if isinstance(output, tuple) else changed
+
+
+def _unit_readers(model: Decoder | ForeignModel) -> Mapping[int, nn.Module]:
+    """By block, from 1: the map that reads the hidden units."""
+    if isinstance(model, ForeignModel):
+        return model.unit_readers()
+    mlps = ((layer, block.mlp) for layer, block in enumerate(model.blocks, start=1))
+    return {layer: mlp.down for layer, mlp in mlps if isinstance(mlp, MLP)}
+
+
+def weights_on(weighted: WeightedSum, keys: Sequence[int], n_queries: int | None = None) -> Tensor:
+    """The weights of all queries on some keys, ``[B, H, T, len(keys)]``, a block of queries at a time."""
+    length = weighted.o_BHTK.shape[2] if n_queries is None else n_queries
+    blocks = []
+    for start, stop in query_blocks(length):
+        rows_BHRS = weighted.rows(start, stop)
+        missing = max(max(keys) + 1 - rows_BHRS.shape[-1], 0)
+        # No query of the block sees a key behind its last one.
+        blocks.append(nn.functional.pad(rows_BHRS, (0, missing))[..., list(keys)])
+    return torch.cat(blocks, dim=2)
+
+
+# ── what is read ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class _Readings:
+    """Sums over sequences of what one pass over the probe shows at the watched keys."""
+
+    def __init__(self, model: Decoder | ForeignModel, what: Intervention, dose: float | None) -> None:
+        config, device = model.config, device_of(model)
+        self.what, self.changed = what, () if dose is None else what.layers
+        self.keys, self.n = list(what.watched), 0
+        layers, heads, n_keys = config.n_layers, config.n_heads, len(self.keys)
+
+        def sums(*shape: int, value: float = 0.0) -> Tensor:
+            return torch.full(shape, value, dtype=torch.float64, device=device)
+
+        # Key k and key 0, of the same queries.
+        self.attention_2LHP = sums(2, layers, heads, n_keys, value=torch.nan)
+        self.norms_2LP = sums(2, layers, n_keys, value=torch.nan)
+        self.state_norm_LP = sums(layers, n_keys)
+        self.channels_2LPD = sums(2, layers, n_keys, config.d_model)
+        self.losses_N: np.ndarray | None = None
+        self._broken = torch.zeros((), dtype=torch.bool, device=device)
+
+    @property
+    def finite(self) -> bool:
+        """Whether all states and outputs have a norm."""
+        return not self._broken.item()
+
+    def _watch(self, x: Tensor) -> None:
+        # A norm whose squares overflow makes zeros, which look like an outcome.
+        squares = x.to(torch.promote_types(x.dtype, torch.float32)).square().sum(-1)
+        self._broken = self._broken | ~squares.isfinite().all()
+
+    def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
+        """See models/observe.py; :meth:`state` sees what a change leaves of it."""
+        self._watch(h_BTD)
+
+    def neurons(self, layer: int, a_BTF: Tensor) -> None:
+        """Not read."""
+
+    def attention(self, layer: int, attended: Attended) -> None:
+        """See models/observe.py."""
+        self._watch(attended.o_BHTK)
+        weights_BHTP = weights_on(attended.weights, [*self.keys, 0], attended.q_BHTK.shape[2]).double()
+        if layer in self.changed:
+            weights_BHTP = self.what.means.weights_seen(self.what, weights_BHTP)
+        for i, key in enumerate(self.keys):
+            for which, column in enumerate((i, -1)):
+                mean_H = weights_BHTP[:, :, key + 1 :, column].mean(2).sum(0)
+                _add(self.attention_2LHP[which, layer - 1, :, i], mean_H)
+
+    def state(self, layer: int, h_BTD: Tensor) -> None:
+        """Read the residual stream after a block."""
+        self._watch(h_BTD)
+        h_BPD = h_BTD[:, self.keys].double()
+        self.state_norm_LP[layer - 1] += h_BPD.norm(dim=-1).sum(0)
+        self.channels_2LPD[0, layer - 1] += h_BPD.abs().sum(0)
+        self.channels_2LPD[1, layer - 1] += h_BPD.sum(0)
+
+    def aggregated(self, layer: int, after: bool, o_BHTK: Tensor) -> None:
+        """Read what all heads of a changed block aggregate at the keys, before the change or after it."""
+        norm_BP = o_BHTK[:, :, self.keys].double().norm(dim=(1, 3))
+        _add(self.norms_2LP[int(after), layer - 1], norm_BP.sum(0))
+
+    def figures(self, dose: float | None) -> PassFigures:
+        """The means."""
+        attention, norms = (x.cpu().numpy() / self.n for x in (self.attention_2LHP, self.norms_2LP))
+        largest_LP = self.channels_2LPD[0].argmax(-1)
+        value_LP = self.channels_2LPD[1].gather(-1, largest_LP[..., None])[..., 0] / self.n
+        return PassFigures(
+            dose,
+            attention[0],
+            attention[1],
+            (self.state_norm_LP / self.n).cpu().numpy(),
+            largest_LP.cpu().numpy(),
+            value_LP.cpu().numpy(),
+            norms[0],
+            norms[1],
+            self.losses_N,
+        )
+
+
+def _add(total: Tensor, x: Tensor) -> None:
+    """Add to a sum that is NaN until then."""
+    total.copy_(total.nan_to_num(nan=0.0) + x)
+
+
+def _read(
+    model: Decoder | ForeignModel,
+    what: Intervention,
+    dose: float | None,
+    means: Mapping[int, Tensor],
+    probe: _Probe,
+) -> _Readings:
+    """One pass over the probe, changed by a dose; None: left alone."""
+    kind, readings = what.means, _Readings(model, what, dose)
+    seq_len = probe.tokens_NT.shape[1]
+
+    def tap(layer: int, seen: Any) -> Tensor | None:
+        is_aggregation = isinstance(seen, Aggregation)
+        if is_aggregation:
+            readings.aggregated(layer, False, seen.o_BHTK)
+        changed = None if dose is None else kind.changed(what, dose, seen, means.get(layer))
+        if is_aggregation:
+            readings.aggregated(layer, True, seen.o_BHTK if changed is None else changed)
+        return changed
+
+    losses: list[Tensor] = []
+    every = range(1, model.config.n_layers + 1)
+    first = first_prediction(model.config, seq_len) if probe.is_text else 0
+    step = sequences_at_once(model, probe.batch_size, seq_len if probe.is_text else 1)
+    with (
+        _tapped(model, kind.place, what.layers, tap, seq_len),
+        _tapped(model, "stream", every, readings.state, seq_len),
+    ):
+        for tokens_BT, more in passes(model, probe.tokens_NT, probe.documents_NT, step):
+            logits = model(tokens_BT, last_only=not probe.is_text, observer=readings, **more)
+            readings.n += len(tokens_BT)
+            if probe.is_text:
+                losses.append(losses_of(logits, tokens_BT, first))
+    if losses:
+        readings.losses_N = sequence_means(losses, probe.documents_NT, first)
+    return readings
+
+
+# ── means ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+#: Of what a mean is → the place that shows it, and what of it is summed over sequences and positions.
+_MEANS: Mapping[MeanOf, tuple[ChangedPlace, Callable[[Any], Tensor]]] = {
+    "outputs": ("aggregation", lambda seen: seen.o_BHTK.transpose(1, 2)),
+    "values": ("aggregation", lambda seen: seen.v_BHTK.transpose(1, 2)),
+    "units": ("units", lambda seen: seen),
+    "stream": ("stream", lambda seen: seen),
+}
 
 
 class _Nothing:
@@ -130,83 +390,52 @@ class _Nothing:
         """Not read."""
 
 
-class _LaterSinks(_Nothing):
-    """Importance of every key in the blocks after one, and whether all states have a norm."""
+def _means(
+    model: Decoder | ForeignModel, what: Intervention, probe: _Probe, random_NT: np.ndarray | None
+) -> dict[int, Tensor]:
+    """By block: the mean that the intervention needs, of the model left alone, float64; empty where it needs none."""
+    of = what.means.mean_of(what)
+    if of is None:
+        return {}
+    place, shown = _MEANS[of]
+    of_values = of == "values" and random_NT is not None
+    tokens_NT = random_NT if of_values and random_NT is not None else probe.tokens_NT
+    documents_NT = None if of_values else probe.documents_NT
+    totals: dict[int, Tensor] = {}
 
-    def __init__(self, config: ModelConfig, layer: int, seq_len: int, device: torch.device) -> None:
-        self.layer = layer
-        self.sinks = AttentionSinks(config.n_layers - layer, config.n_heads, seq_len).to(device)
-        self._broken = torch.zeros((), dtype=torch.bool, device=device)
+    def tap(layer: int, seen: Any) -> None:
+        total = shown(seen).sum((0, 1), dtype=torch.float64)
+        totals[layer] = totals[layer] + total if layer in totals else total
 
-    @property
-    def finite(self) -> bool:
-        """On every rank."""
-        return not sum_over_ranks(self._broken.int()).item()
-
-    def _watch(self, x: Tensor) -> None:
-        # A norm whose squares overflow makes zeros, which look like an outcome.
-        squares = x.to(torch.promote_types(x.dtype, torch.float32)).square().sum(-1)
-        self._broken = self._broken | ~squares.isfinite().all()
-
-    def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
-        """See models/observe.py."""
-        self._watch(h_BTD)
-
-    def attention(self, layer: int, attended: Attended) -> None:
-        """See models/observe.py."""
-        self._watch(attended.o_BHTK)
-        if layer > self.layer:
-            self.sinks.update(layer - self.layer - 1, attended.weights)
+    with _tapped(model, place, what.layers, tap, tokens_NT.shape[1]):
+        for tokens_BT, more in passes(model, tokens_NT, documents_NT, probe.batch_size):
+            model(tokens_BT, last_only=True, observer=_Nothing(), **more)
+    return {layer: total / tokens_NT.size for layer, total in totals.items()}
 
 
-class _HeadMeans(_Nothing):
-    """Mean value aggregation of one block's heads."""
-
-    def __init__(self, layer: int) -> None:
-        self.layer, self.n = layer, 0
-        self.sum_HK: Tensor | float = 0.0
-
-    def attention(self, layer: int, attended: Attended) -> None:
-        """See models/observe.py."""
-        if layer == self.layer:
-            o_BHTK = attended.o_BHTK
-            self.sum_HK = self.sum_HK + o_BHTK.sum((0, 2), dtype=torch.float64)
-            self.n += o_BHTK.shape[0] * o_BHTK.shape[2]
+class _EndOfPassError(Exception):
+    """Ends a pass whose rest nobody reads."""
 
 
-def _mean(model: Decoder, batches: Batches, layer: int) -> Tensor:
-    """μ ``[H, K]``, float64."""
-    means = _HeadMeans(layer)
-    for tokens_BT, counts in batches:
-        model(tokens_BT, last_only=True, observer=means if counts else None)
-    assert isinstance(means.sum_HK, Tensor)
-    return means.sum_HK / means.n
+def _means_while_changed(
+    model: Decoder | ForeignModel, what: Intervention, dose: float, probe: _Probe
+) -> dict[int, Tensor]:
+    """By block: the mean of heads' outputs, float64 ``[H, K]``, while the chosen blocks before it are changed by their
+    means. The passes end in that block."""
+    means: dict[int, Tensor] = {}
+    for last in sorted(what.layers):
+        totals: list[Tensor] = []
 
+        def tap(layer: int, seen: Any, last: int = last, totals: list[Tensor] = totals) -> Tensor:
+            if layer == last:
+                totals.append(seen.o_BHTK.sum((0, 2), dtype=torch.float64))
+                raise _EndOfPassError
+            return what.means.changed(what, dose, seen, means[layer])
 
-@contextmanager
-def _changed(
-    model: Decoder, kind: Kind, layer: int, position: int, dose: float, mean_HK: Tensor | None
-) -> Iterator[None]:
-    """The intervention, while a pass runs: before norm, calibration and gate, which then see what was changed."""
-
-    def change(module: nn.Module, args: tuple[Any, ...]) -> None:
-        weighted, v_BGSK = args
-        assert isinstance(weighted, WeightedSum)
-        o_BHK = weighted.o_BHTK[:, :, position]
-        if kind == "mask":
-            changed_BHK = over_heads(v_BGSK[:, :, [position]], o_BHK.shape[1])[:, :, 0] if dose else o_BHK
-        elif kind == "scale":
-            changed_BHK = dose * o_BHK
-        else:
-            assert mean_HK is not None
-            changed_BHK = mean_HK + dose * (o_BHK - mean_HK)
-        weighted.o_BHTK = weighted.o_BHTK.clone()
-        weighted.o_BHTK[:, :, position] = changed_BHK.to(weighted.o_BHTK.dtype)
-
-    block = model.blocks[layer - 1]
-    assert isinstance(block, Block)
-    handle = block.attn.aggregate.register_forward_pre_hook(change)
-    try:
-        yield
-    finally:
-        handle.remove()
+        layers = [layer for layer in what.layers if layer <= last]
+        with _tapped(model, "aggregation", layers, tap, probe.tokens_NT.shape[1]):
+            for tokens_BT, more in passes(model, probe.tokens_NT, probe.documents_NT, probe.batch_size):
+                with suppress(_EndOfPassError):
+                    model(tokens_BT, last_only=True, observer=_Nothing(), **more)
+        means[last] = torch.stack(totals).sum(0) / probe.tokens_NT.size
+    return means

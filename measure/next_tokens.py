@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..errors import UsageError
 from ..models.config import ModelConfig
@@ -15,6 +16,9 @@ from .foreign import ForeignModel
 from .foreign.foreign_model import ForeignConfig
 from .observed import device_of
 from .whole_pass import documents_apart
+
+#: Logits of one forward pass, at most.
+_LOGITS = 1 << 25
 
 
 def first_prediction(config: ModelConfig | ForeignConfig, n_tokens: int) -> int:
@@ -44,3 +48,28 @@ def passes(
         if apart and documents_NT is not None:
             more["documents_BT"] = torch.from_numpy(np.ascontiguousarray(documents_NT[part])).to(device)
         yield torch.from_numpy(np.ascontiguousarray(tokens_NT[part])).to(device), more
+
+
+def sequences_at_once(model: Decoder | ForeignModel, batch_size: int, n_positions: int) -> int:
+    """Sequences of one pass that gives logits at so many positions: ``batch_size``, or as many as memory holds."""
+    return max(min(batch_size, _LOGITS // (n_positions * model.config.vocab_size)), 1)
+
+
+def losses_of(logits_BTV: Tensor, tokens_BT: Tensor, first: int) -> Tensor:
+    """Losses of the next tokens from position ``first`` on, of logits of all positions: nats, float64 ``[B, S]``."""
+    logits_BVS, targets_BS = logits_BTV[:, first:-1].transpose(1, 2), tokens_BT[:, first + 1 :]
+    return F.cross_entropy(logits_BVS.float(), targets_BS, reduction="none").double()
+
+
+def sequence_means(losses: list[Tensor], documents_NT: np.ndarray | None, first: int) -> np.ndarray:
+    """Mean loss of every sequence, float64 ``[N]``, from the batches of :func:`losses_of`.
+
+    Args:
+        losses: each ``[B, S]``.
+        documents_NT: numbers of the tokens' documents, −1 of padding, whose prediction does not count.
+        first: the first position whose next token counts.
+    """
+    loss_NS = torch.cat([loss_BS.cpu() for loss_BS in losses]).numpy()
+    counts_NS = np.ones_like(loss_NS) if documents_NT is None else documents_NT[:, first + 1 :] >= 0
+    found: np.ndarray = (loss_NS * counts_NS).sum(1) / counts_NS.sum(1)
+    return found

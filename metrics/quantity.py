@@ -70,7 +70,7 @@ CSV_COLUMNS: Mapping[str, str] = {
     "other": "of `compare`, the model that it is compared with",
     "probe": "`random` or `text`",
     "step": "optimizer steps",
-    "lambda": "dose of an intervention",
+    "lambda": "dose of an intervention, 1 where its kind has none; empty of the model left alone",
     "bits": "of `quantise`: bits of weights and of activations, such as w4a16",
     "alpha": "place on the straight line between two models' weights, 0 is `run`, 1 is `other`",
     "evicted": "first keys that are gone from the cache (`length`)",

@@ -19,6 +19,7 @@ A model may have blocks in which a place is not seen, or not there: an :class:`U
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol, runtime_checkable
 
@@ -40,6 +41,17 @@ _UNSEEN = {
 UnseenPlace = Literal["attention", "neurons", "after_attention", "attention_output", "mlp_output"]
 
 
+def in_ranges(numbers: Sequence[int]) -> str:
+    """Put rising numbers in words: ``1–3, 7``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and parts[-1][-1] == number - 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
+
+
 @dataclass(frozen=True)
 class Unseen:
     """A place that some blocks of a model do not show: nothing is invented for it."""
@@ -52,14 +64,9 @@ class Unseen:
 
     def __str__(self) -> str:
         """In words, as a snapshot and the terminal have it."""
-        parts: list[list[int]] = []
-        for layer in self.layers:
-            if parts and parts[-1][-1] == layer - 1:
-                parts[-1].append(layer)
-            else:
-                parts.append([layer])
-        blocks = ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 1 else f"{part[0]}" for part in parts)
-        return f"{_UNSEEN[self.place]} of block{'s' if len(self.layers) > 1 else ''} {blocks} ({self.why})"
+        return (
+            f"{_UNSEEN[self.place]} of block{'s' if len(self.layers) > 1 else ''} {in_ranges(self.layers)} ({self.why})"
+        )
 
 
 @dataclass(frozen=True)

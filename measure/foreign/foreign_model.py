@@ -7,7 +7,7 @@ forward hooks. Both are there during an observed pass only. What a model does no
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +22,7 @@ from ...models.tensor_shards import compute_dtype, full_shape, full_tensor
 from .expert_units import expert_width, weights_here
 from .family_places import EXPERTS, FamilyPlaces, places_of
 from .first_look import Record, unseen_places
-from .observed_pass import ObservedPass, find
+from .observed_pass import ChangeAttention, ObservedPass, find
 from .same_attention import SameAttention, times_of_logits
 
 #: Tokens of the one sequence that says what can be seen.
@@ -98,6 +98,13 @@ class ForeignModel(nn.Module):
         self._attends = self._places is not None or bool(getattr(self.model, "_supports_attention_backend", False))
         self.config = _shape(config, self._type, self._blocks, self._places)
         self._unseen: tuple[Unseen, ...] | None = None
+        self.change_attention: ChangeAttention | None = None
+        """Changes the value aggregations of observed passes, where it is set (measure/interventions.py)."""
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The blocks, first to last."""
+        return self._blocks
 
     @property
     def embeddings(self) -> nn.Embedding:
@@ -126,7 +133,7 @@ class ForeignModel(nn.Module):
         if observer is None:
             return self._logits(tokens_BT, last_only)
         self.unseen(tokens_BT.shape[1])  # before the observer holds anything
-        with self._pass(observer, attends=self._attends).running():
+        with self._pass(observer, attends=self._attends, change=self.change_attention).running():
             return self._logits(tokens_BT, last_only)
 
     @torch.no_grad()
@@ -169,11 +176,18 @@ class ForeignModel(nn.Module):
         stored = _stored(module)
         return stored.T if self._places.mlp.transposed else stored
 
+    def unit_readers(self) -> dict[int, nn.Module]:
+        """By block, from 1: the map that reads the hidden units, where it is known."""
+        return self._maps(lambda places: places.mlp.down)
+
     def mlp_readers(self) -> dict[int, nn.Module]:
         """By block, from 1: the map from the residual stream to the hidden units, where it is known."""
+        return self._maps(lambda places: places.mlp.up)
+
+    def _maps(self, name: Callable[[FamilyPlaces], str]) -> dict[int, nn.Module]:
         if self._places is None:
             return {}
-        found = ((layer, find(block, self._places.mlp.up)) for layer, block in enumerate(self._blocks, start=1))
+        found = ((layer, find(block, name(self._places))) for layer, block in enumerate(self._blocks, start=1))
         return {layer: module for layer, module in found if module is not None}
 
     # ---------------------------------------------------------------- passes
@@ -221,8 +235,10 @@ class ForeignModel(nn.Module):
             self._logits(tokens_1T, last_only=True)
         return observed.attention_modules
 
-    def _pass(self, observer: Observer, *, attends: bool) -> ObservedPass:
-        return ObservedPass(observer, self._type, self._places, self._blocks, self.decoder, attends=attends)
+    def _pass(self, observer: Observer, *, attends: bool, change: ChangeAttention | None = None) -> ObservedPass:
+        return ObservedPass(
+            observer, self._type, self._places, self._blocks, self.decoder, attends=attends, change=change
+        )
 
     def _logits(self, tokens_BT: Tensor, last_only: bool) -> Tensor:
         more = {

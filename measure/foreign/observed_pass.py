@@ -5,7 +5,7 @@ Legend: B sequences, H query heads, G key/value heads, T positions, K head width
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ...errors import UsageError
 from ...models.attention.grouped_heads import over_heads
+from ...models.attention.normalisers import WeightedSum
 from ...models.observe import Attended, Observer, Sublayer, show_sublayer
 from .expert_units import expert_width, show_expert_units
 from .family_places import EXPERTS, FamilyPlaces
@@ -25,6 +26,9 @@ _NAME = "birthmark"
 _IMPLEMENTATION = "_attn_implementation"
 #: The MLP of a block with experts.
 _MIXTURE = "mlp"
+
+#: (number of a block, its attention, its values ``[B, H, T, K]``) → changes the value aggregation in place.
+ChangeAttention = Callable[[int, WeightedSum, Tensor], None]
 
 #: Modules of the blocks of passes under way → the number of their block, and the pass.
 _WATCHED: dict[nn.Module, tuple[int, ObservedPass]] = {}
@@ -40,6 +44,7 @@ class ObservedPass:
         blocks: the model's.
         decoder: the module that holds them, whose attentions run as ours.
         attends: whether attentions are seen.
+        change: is called with every attention that is seen, before it is shown.
     """
 
     def __init__(
@@ -51,7 +56,9 @@ class ObservedPass:
         decoder: nn.Module,
         *,
         attends: bool,
+        change: ChangeAttention | None = None,
     ) -> None:
+        self.change = change
         self.observer, self.model_type, self.places = observer, model_type, places
         self.blocks, self.decoder, self.attends = blocks, decoder, attends
         self._masks: dict[int, tuple[Tensor, ReadMask]] = {}
@@ -90,6 +97,8 @@ class ObservedPass:
             return attending.rounded().to(value.dtype)
         self.attention_modules[module] = layer
         weighted = attending.weighed()
+        if self.change is not None:
+            self.change(layer, weighted, v)
         o = weighted.o_BHTK
         attended = Attended(query, k, v, o, o, weighted)
         if self.places is not None and self.places.gated:

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.nn import functional as F
 
 from ...errors import RunError
 from ...metrics.preference import kl_to_uniform, preference_ratio
@@ -16,13 +15,11 @@ from ...models.changes.round_to_nearest import WHOLE
 from ...models.decoder import Decoder
 from ..foreign import ForeignModel
 from ..measurement import evaluation_mode
-from ..next_tokens import first_prediction, passes
+from ..next_tokens import first_prediction, losses_of, passes, sequence_means, sequences_at_once
 from ..standard_error import mean_and_error
 from .linear_maps import quantised
 from .rounding import Bits
 
-#: Logits of one forward pass, at most.
-_LOGITS = 1 << 25
 AS_IT_IS = Bits(WHOLE, WHOLE)
 
 
@@ -107,15 +104,12 @@ def _losses(
     """Mean loss of every sequence, float64 ``[N]``."""
     length = tokens_NT.shape[1]
     first = first_prediction(model.config, length)
-    step = max(min(batch_size, _LOGITS // (length * model.config.vocab_size)), 1)
-    losses = []
-    for tokens_BT, more in passes(model, tokens_NT, documents_NT, step):
-        logits_BSV, targets_BS = model(tokens_BT, **more)[:, first:-1], tokens_BT[:, first + 1 :]
-        losses.append(F.cross_entropy(logits_BSV.transpose(1, 2).float(), targets_BS, reduction="none").double().cpu())
-    loss_NS = torch.cat(losses).numpy()
-    counts_NS = np.ones_like(loss_NS) if documents_NT is None else documents_NT[:, first + 1 :] >= 0
-    found: np.ndarray = (loss_NS * counts_NS).sum(1) / counts_NS.sum(1)
-    return found
+    step = sequences_at_once(model, batch_size, length)
+    losses = [
+        losses_of(model(tokens_BT, **more), tokens_BT, first)
+        for tokens_BT, more in passes(model, tokens_NT, documents_NT, step)
+    ]
+    return sequence_means(losses, documents_NT, first)
 
 
 def _mean_prob(model: Decoder | ForeignModel, random_NT: np.ndarray, batch_size: int) -> np.ndarray:

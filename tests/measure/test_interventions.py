@@ -1,25 +1,52 @@
-"""Interventions against a forward pass written out, with the explicit matrix of weights."""
+"""Interventions against passes that are written out: of our decoder explicit, of others eager attention with hooks."""
 
 from __future__ import annotations
 
-import json
-import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
+import transformers
 
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
-from birthmark.launch.cli import main
+from birthmark.measure.foreign import ForeignModel
+from birthmark.measure.intervention_kinds import KINDS, Intervention
 from birthmark.measure.interventions import intervene
 from birthmark.models.attention.rotation import rotate
 from birthmark.models.birth import born
-from birthmark.models.config import AttentionConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, ExpertsConfig, ModelConfig
 
-CONFIG = ModelConfig(d_model=16, n_layers=3, n_heads=4, n_kv_heads=2, vocab_size=32, max_seq_len=12)
-PROBE = random_probe(32, 9, 12, 0)
+transformers.logging.set_verbosity_error()
+
+CONFIG = ModelConfig(
+    d_model=16, n_layers=4, n_heads=4, n_kv_heads=2, d_ff=24, mlp="swiglu", vocab_size=32, max_seq_len=12
+)
+PROBE, OTHER = random_probe(32, 9, 12, 0), random_probe(32, 7, 12, 1)
+
+#: One intervention of every kind and form, on one block and on several.
+WHATS = {
+    "mask one block": Intervention("mask", (1,), (5,)),
+    "mask all blocks": Intervention("mask", (1, 2, 3, 4), (3,)),
+    "mask the first position": Intervention("mask", (2,), (0,)),
+    "mask two positions": Intervention("mask", (1, 3), (4, 9)),
+    "amplify one block": Intervention("amplify", (2,), (5,), lambdas=(0.0, 1.0, 4.0)),
+    "amplify several": Intervention("amplify", (1, 2, 3), (5, 7), lambdas=(1.0, 3.0)),
+    "amplify around values": Intervention("amplify", (1, 3), (10,), lambdas=(1.0, 4.0), around="values"),
+    "scale": Intervention("scale", (1, 2), (5,), lambdas=(0.0, 1.0, 4.0)),
+    "scale matched": Intervention("scale", (1, 2), (5,), lambdas=(1.0, 4.0), matched=True),
+    "scale matched around values": Intervention("scale", (3,), (5,), lambdas=(4.0,), matched=True, around="values"),
+    "ablate units": Intervention("ablate_unit", (2, 4), units=(3, 20)),
+    "ablate a unit at a position": Intervention("ablate_unit", (1,), (4,), units=(3,)),
+    "mean unit": Intervention("ablate_unit", (2,), units=(3,), fill="mean"),
+    "ablate channels": Intervention("ablate_channel", (1, 2), channels=(7, 15)),
+    "mean channel at a position": Intervention("ablate_channel", (3,), (2,), channels=(7,), fill="mean"),
+    "ablate heads": Intervention("ablate_head", (1, 4), heads=(0, 3)),
+    "mean head": Intervention("ablate_head", (2,), heads=(1,), fill="mean"),
+    "ablate a value": Intervention("ablate_value", (1, 2, 3), (0,)),
+    "mean value": Intervention("ablate_value", (2,), (0, 4), fill="mean"),
+}
 
 
 def living(config=CONFIG):
@@ -32,104 +59,341 @@ def living(config=CONFIG):
     return model
 
 
+# ── the formulas ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def kept_to_itself(seen, what):
+    """A mask ``[T, T]`` whose chosen queries see themselves only."""
+    for k in what.positions:
+        seen[k] = False
+        seen[k, k] = True
+    return seen
+
+
+def new_output(what, dose, o, mean_outputs, mean_values):
+    """What heads aggregate, ``[B, H, T, K]``, after a change that acts on it alone."""
+    if what.kind not in ("amplify", "scale", "ablate_head"):
+        return o
+    o, before = o.clone(), o
+    # The whole probe is one batch here: its mean is that of the blocks as they are changed.
+    centre = mean_values if what.around == "values" else before.mean((0, 2))
+    if what.kind == "ablate_head":
+        at = list(what.positions) or slice(None)
+        for head in what.heads:
+            o[:, head, at] = mean_outputs[head] if what.fill else 0.0
+        return o
+    for k in what.positions:
+        amplified = centre + dose * (before[:, :, k] - centre)
+        if what.kind == "amplify":
+            o[:, :, k] = amplified
+    if what.kind == "scale":
+        # All positions together: the factor is of a sequence.
+        chosen = before[:, :, list(what.positions)]
+        amplified = centre[:, None] + dose * (chosen - centre[:, None])
+        factor = torch.full((len(o),), dose, dtype=o.dtype)
+        if what.matched:
+            factor = amplified.flatten(1).norm(dim=1) / chosen.flatten(1).norm(dim=1)
+        for k in what.positions:
+            o[:, :, k] = factor[:, None, None] * before[:, :, k]
+    return o
+
+
+def ablated(what, x, mean):
+    """``[B, T, C]`` without the chosen entries."""
+    x = x.clone()
+    for index in (*what.units, *what.channels):
+        for t in what.positions or range(x.shape[1]):
+            x[:, t, index] = mean[index] if what.fill else 0.0
+    return x
+
+
+def figures_of(weights_LBHTT, states_LBTD, keys):
+    """Attention on the keys and on key 0 by the queries after them; norms, channels and values of states."""
+    to_key = torch.stack([weights_LBHTT[:, :, :, k + 1 :, k].mean((1, 3)) for k in keys], -1)
+    to_first = torch.stack([weights_LBHTT[:, :, :, k + 1 :, 0].mean((1, 3)) for k in keys], -1)
+    h_LBPD = states_LBTD[:, :, list(keys)]
+    channel = h_LBPD.abs().mean(1).argmax(-1)
+    value = h_LBPD.mean(1).gather(-1, channel[..., None])[..., 0]
+    return to_key, to_first, h_LBPD.norm(dim=-1).mean(1), channel, value
+
+
+def assert_same(figures, expected, loss_N, atol):
+    names = ("attention", "attention_to_first", "state_norm", "channel", "channel_value")
+    for name, value in zip(names, expected, strict=True):
+        np.testing.assert_allclose(getattr(figures, name), value.numpy(), atol=atol, rtol=1e-5, err_msg=name)
+    np.testing.assert_allclose(figures.losses, loss_N.numpy(), atol=atol, rtol=1e-5)
+
+
+def losses(logits, tokens):
+    """Mean loss of every sequence."""
+    chances = logits[:, :-1].softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+    return -chances.log().mean(1)
+
+
+# ── our decoder ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
 @torch.no_grad()
-def explicit(model, change, masked=None):
-    """Weights ``[L, B, H, T, T]``, and what the blocks aggregate; ``masked`` = (layer, position) sees itself only."""
-    tokens = torch.from_numpy(PROBE)
+def explicit(model, tokens, what=None, dose=1.0, means=None):
+    """A forward pass with ``[T, T]`` matrices: weights, values, outputs, hidden units, states, logits."""
     x, place = model.embed(tokens), model.positions.place(12, tokens.device)
-    all_weights, outputs = [], []
+    found = {name: [] for name in ("weights", "values", "outputs", "units", "states")}
     for layer, block in enumerate(model.blocks, start=1):
+        change = what is not None and layer in what.layers
         attn, y = block.attn, block.norm_attn(x)
         q, k, v = rotate(attn.q(y), place.rotation), rotate(attn.k(y), place.rotation), attn.v(y)
         k, v = (z.repeat_interleave(2, dim=1) for z in (k, v))
         seen = torch.ones(12, 12, dtype=torch.bool).tril()
-        if masked is not None and masked[0] == layer:
-            seen[masked[1]] = False
-            seen[masked[1], masked[1]] = True
+        if change and what.kind == "mask":
+            seen = kept_to_itself(seen, what)
         weights = (q @ k.mT / 2).masked_fill(~seen, -torch.inf).softmax(-1)
-        o = change(layer, weights @ v)
+        found["values"].append(v)
+        if change and what.kind == "ablate_value":
+            v = v.clone()
+            for key in what.positions:
+                v[:, :, key] = means["random values"][layer - 1] if what.fill else 0.0
+        o = weights @ v
+        found["outputs"].append(o)
+        if change:
+            o = new_output(what, dose, o, means["outputs"][layer - 1], means["random values"][layer - 1])
         if model.config.attention.aggregation == "headnorm":
             o = torch.nn.functional.rms_norm(o, (4,), attn.aggregate.gain, attn.aggregate.eps)
         x = x + attn.o(o.transpose(1, 2).flatten(2))
-        x = x + block.mlp(block.norm_mlp(x))
-        all_weights.append(weights)
-        outputs.append(o)
-    return torch.stack(all_weights), outputs
+        mlp, y = block.mlp, block.norm_mlp(x)
+        a = torch.nn.functional.silu(mlp.gate(y)) * mlp.up(y)
+        found["units"].append(a)
+        if change and what.units:
+            a = ablated(what, a, means["units"][layer - 1])
+        x = x + mlp.down(a)
+        if change and what.channels:
+            x = ablated(what, x, means["states"][layer - 1])
+        found["weights"].append(weights)
+        found["states"].append(x)
+    return {name: torch.stack(parts) for name, parts in found.items()} | {"logits": model.leave(x)}
 
 
-def importance(weights, layer, position):
-    return weights[layer:, :, :, position:, position].mean((1, 3)).numpy()
+def means_of(passed, of_random):
+    """Means of each block over sequences and positions; those of values of another probe."""
+    found = {name: passed[name].mean((1, -2)) for name in ("outputs", "units", "states")}
+    return found | {"random values": of_random["values"].mean((1, -2))}
 
 
 @pytest.mark.heavy
 @pytest.mark.parametrize("aggregation", ["plain", "headnorm"])
-@pytest.mark.parametrize(("layer", "position"), [(1, 0), (1, 5), (2, 11)])
-@pytest.mark.parametrize("kind", ["mask", "amplify", "scale"])
-def test_an_intervention_does_what_its_definition_says(kind, layer, position, aggregation):
+@pytest.mark.parametrize("name", WHATS)
+def test_an_intervention_does_what_its_definition_says(name, aggregation):
+    what = WHATS[name]
     model = living(replace(CONFIG, attention=AttentionConfig(aggregation=aggregation)))
-    # After the first block, what enters the second is as it was: the mean is that of the pass that is left alone.
-    means = {}
-
-    def keep(at, o):
-        means[at] = o.mean((0, 2))
-        return o
-
-    explicit(model, keep)
-    lambdas = [0.0, 1.0, 4.0]
-    found = intervene(model, PROBE, kind, layer, position, lambdas, batch_size=4)
-    assert found.importance.shape == (2 if kind == "mask" else 3, 3 - layer, 4)
-    for dose, row in zip(found.lambdas, found.importance, strict=True):
-
-        def change(at, o, dose=dose):
-            if at != layer or kind == "mask":
-                return o
-            centre = means[layer] if kind == "amplify" else 0
-            o = o.clone()
-            o[:, :, position] = centre + dose * (o[:, :, position] - centre)
-            return o
-
-        masked = (layer, position) if kind == "mask" and dose else None
-        expected = importance(explicit(model, change, masked)[0], layer, position)
-        # Rotary angles are float32 in both; all else is float64.
-        np.testing.assert_allclose(row, expected, atol=1e-9)
-    assert found.uniform == pytest.approx(np.mean([1 / (t + 1) for t in range(position, 12)]))
+    tokens = torch.from_numpy(PROBE)
+    alone = explicit(model, tokens)
+    means = means_of(alone, explicit(model, torch.from_numpy(OTHER)))
+    found = intervene(model, PROBE, what, random_NT=OTHER, is_text=True, batch_size=4)
+    assert [figures.dose for figures in found.passes] == [None, *what.doses]
+    moved = []
+    for figures in found.passes:
+        passed = alone if figures.dose is None else explicit(model, tokens, what, figures.dose, means)
+        expected = figures_of(passed["weights"], passed["states"], what.watched)
+        # Rotary angles are float32 in both; all else is float64, but for the loss.
+        assert_same(figures, expected, losses(passed["logits"], tokens), atol=2e-6)
+        moved.append(float((passed["logits"] - alone["logits"]).abs().max()))
+    assert moved[0] == 0
+    # A query 0 that sees itself only is what it was, and head-wise norm undoes a common factor; else something moves.
+    same = name == "mask the first position" or (aggregation == "headnorm" and what.matched)
+    assert (max(moved) > 1e-2) != same
+    uniform = [np.mean([1 / (t + 1) for t in range(k + 1, 12)]) for k in what.watched]
+    np.testing.assert_allclose(found.uniform, uniform)
 
 
-def test_dose_one_is_the_model_itself_and_others_are_not():
+def test_a_matched_scale_gives_the_norm_of_amplify_and_the_direction_of_what_was():
     model = living()
-    plain = importance(explicit(model, lambda at, o: o)[0], 1, 4)
-    for kind in ("amplify", "scale"):
-        found = intervene(model, PROBE, kind, 1, 4, [1, 8])
-        np.testing.assert_allclose(found.importance[0], plain, atol=1e-9)
-        assert np.abs(found.importance[1] - plain).max() > 0.01
+    for around in (None, "values"):
+        amplify = Intervention("amplify", (2,), (5,), lambdas=(8.0,), around=around)
+        norms = [
+            intervene(model, PROBE, what, random_NT=OTHER).passes[1]
+            for what in (amplify, replace(amplify, kind="scale", matched=True))
+        ]
+        for figures in norms:
+            np.testing.assert_allclose(figures.norm_before[1], norms[0].norm_before[1])
+            assert figures.norm_after[1] > 2 * figures.norm_before[1]
+            np.testing.assert_allclose(figures.norm_after[1], norms[0].norm_after[1])
+            assert np.isnan(np.delete(figures.norm_after, 1, axis=0)).all()
+        # The direction decides the rest.
+        assert np.abs(norms[0].attention - norms[1].attention).max() > 1e-3
+
+
+def test_the_result_does_not_depend_on_batches():
+    model = living()
+    for name in ("amplify several", "scale matched", "mean unit", "mean value"):
+        few, all_at_once = (
+            intervene(model, PROBE, WHATS[name], random_NT=OTHER, is_text=True, batch_size=size) for size in (2, 9)
+        )
+        for one, other in zip(few.passes, all_at_once.passes, strict=True):
+            np.testing.assert_allclose(one.attention, other.attention, atol=1e-12)
+            np.testing.assert_allclose(one.losses, other.losses, atol=1e-6)
 
 
 def test_nothing_is_left_behind():
     model = living().train()
     tokens = torch.from_numpy(PROBE)
-    before = model(tokens).detach(), [len(m._forward_pre_hooks) for m in model.modules()]
-    intervene(model, PROBE, "amplify", 1, 3)
+
+    def hooks():
+        return [(len(m._forward_hooks), len(m._forward_pre_hooks)) for m in model.modules()]
+
+    before = model(tokens).detach(), hooks()
+    for what in WHATS.values():
+        intervene(model, PROBE, what)
     assert all(m.training for m in model.modules())
     assert torch.equal(model(tokens), before[0])
-    assert [len(m._forward_pre_hooks) for m in model.modules()] == before[1]
+    assert hooks() == before[1]
+
+
+# ── a model of transformers ──────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture(scope="module")
+def gemma(family_model):
+    """A small Gemma 3: two windowed blocks, two that see everything; norms around both halves of a block."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    return family_model("gemma3_text", num_hidden_layers=4, layer_types=kinds).double()
+
+
+@torch.no_grad()
+def eager(model, tokens, what=None, dose=1.0, means=None):
+    """A pass of eager attention, changed by hooks on its maps: what the oracle of our decoder gives."""
+    handles, found = [], {name: {} for name in ("values", "outputs", "units", "states")}
+    length = tokens.shape[1]
+
+    def heads(x):  # [B, T, heads·K] → [B, 4, T, K]
+        x = x.unflatten(-1, (-1, 12)).transpose(1, 2)
+        return x.repeat_interleave(4 // x.shape[1], dim=1)
+
+    for layer, block in enumerate(model.model.layers, start=1):
+        change = what is not None and layer in what.layers
+
+        def values(module, args, output, layer=layer, change=change):
+            found["values"][layer] = heads(output)
+            if change and what.kind == "ablate_value":
+                output = output.unflatten(-1, (2, 12)).clone()
+                for key in what.positions:
+                    output[:, key] = means["random values"][layer - 1][::2] if what.fill else 0.0
+                return output.flatten(-2)
+            return None
+
+        def outputs(module, args, layer=layer, change=change):
+            o = heads(args[0])
+            found["outputs"][layer] = o
+            if not change:
+                return None
+            if what.kind == "mask":
+                o = o.clone()
+                for k in what.positions:
+                    o[:, :, k] = found["values"][layer][:, :, k]
+            o = new_output(what, dose, o, means["outputs"][layer - 1], means["random values"][layer - 1])
+            return (o.transpose(1, 2).reshape(args[0].shape),)
+
+        def units(module, args, layer=layer, change=change):
+            found["units"][layer] = args[0]
+            return (ablated(what, args[0], means["units"][layer - 1]),) if change and what.units else None
+
+        def states(module, args, output, layer=layer, change=change):
+            h = output[0] if isinstance(output, tuple) else output
+            if change and what.channels:
+                h = ablated(what, h, means["states"][layer - 1])
+            found["states"][layer] = h
+            return (h, *output[1:]) if isinstance(output, tuple) else h
+
+        handles += [
+            block.self_attn.v_proj.register_forward_hook(values),
+            block.self_attn.o_proj.register_forward_pre_hook(outputs),
+            block.mlp.down_proj.register_forward_pre_hook(units),
+            block.register_forward_hook(states),
+        ]
+    try:
+        output = model(tokens, output_attentions=True)
+    finally:
+        for handle in handles:
+            handle.remove()
+    parts = {name: torch.stack([x[i] for i in sorted(x)]) for name, x in found.items()}
+    assert output.logits.shape[1] == length
+    return parts | {"weights": torch.stack(output.attentions), "logits": output.logits}
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", WHATS)
+def test_a_model_of_transformers_is_changed_as_eager_attention_with_hooks_is(name, gemma):
+    what, tokens = WHATS[name], torch.from_numpy(PROBE)
+    alone = eager(gemma, tokens)
+    means = means_of(alone, eager(gemma, torch.from_numpy(OTHER)))
+    model = ForeignModel(gemma)
+    found = intervene(model, PROBE, what, random_NT=OTHER, is_text=True, batch_size=4)
+    for figures in found.passes:
+        passed = alone if figures.dose is None else eager(gemma, tokens, what, figures.dose, means)
+        weights = passed["weights"].clone()
+        if what.kind == "mask" and figures.dose is not None:
+            # Hooks change what a masked query gives, and leave its row of weights, which another position may read.
+            for layer in what.layers:
+                for k in what.positions:
+                    weights[layer - 1, :, :, k] = torch.eye(12)[k]
+        expected = figures_of(weights, passed["states"], what.watched)
+        assert_same(figures, expected, losses(passed["logits"], tokens), atol=1e-5)
+    assert model.change_attention is None
+
+
+@pytest.mark.parametrize("family", ["gpt_oss", "mixtral", "qwen3_next"])
+def test_blocks_whose_units_are_not_seen_are_named(family, family_model):
+    model = ForeignModel(family_model(family))
+    with pytest.raises(
+        UsageError, match=r"units: the units of this model|layers 1: its hidden units cannot be changed"
+    ):
+        intervene(model, random_probe(61, 4, 8, 0), Intervention("ablate_unit", (1,), units=(0,)))
+    if family == "qwen3_next":  # its first block has no matrix of weights
+        with pytest.raises(UsageError, match=r"layers 1: its attention cannot be changed \(.*\); give other blocks"):
+            intervene(model, random_probe(61, 4, 8, 0), Intervention("scale", (1, 4), (2,)))
+
+
+# ── what is impossible ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @pytest.mark.parametrize(
-    ("changes", "arguments", "match"),
+    ("changes", "what", "match"),
     [
-        ({}, ("mask", 3, 0), "layer 3: give 1 to 2"),
-        ({}, ("mask", 0, 0), "layer 0: give 1 to 2"),
-        ({}, ("scale", 1, 12), "position 12: give 0 to 11"),
-        ({}, ("scale", 1, 0, []), "give one lambda"),
-        ({}, ("scale", 1, 0, [1.0, float("nan")]), "lambda nan: give a finite number"),
-        ({}, ("break", 1, 0), "give one of mask, amplify, scale"),
-        ({"normaliser": "sigmoid"}, ("mask", 1, 0), "no plain softmax"),
-        ({"aggregation": "calibrated"}, ("mask", 1, 0), "calibrated by its weights"),
+        ({}, {"kind": "mask", "layers": (4,)}, "layers 4: is the last block; change one that has a block after it"),
+        ({}, {"layers": (0,)}, "layers 0: this model has 4 blocks; give 1 to 4"),
+        ({}, {"layers": (1, 40)}, "layers 40: this model has 4 blocks; give 1 to 4"),
+        ({}, {"layers": ()}, "layers: give one block at least"),
+        ({}, {"positions": (11,)}, "positions 11: the probe has 12, and queries must follow; give 0 to 10"),
+        ({}, {"positions": (3, -1)}, "positions -1: the probe has 12"),
+        ({}, {"positions": ()}, "positions: kind scale needs one"),
+        ({}, {"lambdas": (1.0, float("nan"))}, "lambda nan: give a finite number"),
+        ({}, {"kind": "break"}, "give one of mask, amplify, scale"),
+        ({}, {"kind": "mask", "lambdas": (2.0,)}, "lambdas: kind mask does not read it, only amplify, scale; leave it"),
+        ({}, {"kind": "amplify", "matched": True}, "matched: kind amplify does not read it, only scale"),
+        ({}, {"around": "values"}, "around: scale reads it only where it is matched"),
+        ({}, {"units": (1,)}, "units: kind scale does not read it, only ablate_unit"),
+        ({}, {"kind": "ablate_unit"}, "units: kind ablate_unit needs one at least, from 0 to 23"),
+        ({}, {"kind": "ablate_unit", "units": (24,)}, "units 24: a block has 24; give 0 to 23"),
+        ({}, {"kind": "ablate_channel", "channels": (16,)}, "channels 16: a block has 16; give 0 to 15"),
+        ({}, {"kind": "ablate_head", "heads": (4,)}, "heads 4: a block has 4; give 0 to 3"),
+        ({}, {"kind": "ablate_value", "positions": ()}, "positions: kind ablate_value needs one"),
+        ({"attention": {"normaliser": "sigmoid"}}, {"kind": "mask"}, "no plain softmax"),
+        ({"attention": {"aggregation": "calibrated"}}, {"kind": "mask"}, "calibrated by its weights"),
+        (
+            {"experts": {"n_experts": 4}},
+            {"kind": "ablate_unit", "units": (1,)},
+            "layers 1: its",
+        ),
     ],
 )
-def test_what_is_impossible_is_said(changes, arguments, match):
+def test_what_is_impossible_is_said(changes, what, match):
+    parts = {"attention": AttentionConfig, "experts": ExpertsConfig}
+    config = replace(CONFIG, **{name: parts[name](**values) for name, values in changes.items()})
+    asked = Intervention(**({"kind": "scale", "layers": (1,), "positions": (0,)} | what))
     with pytest.raises(UsageError, match=match):
-        intervene(living(replace(CONFIG, attention=AttentionConfig(**changes))), PROBE, *arguments)
+        intervene(living(config), PROBE, asked)
+
+
+def test_every_kind_is_tried():
+    assert {what.kind for what in WHATS.values()} == set(KINDS)
 
 
 @pytest.mark.parametrize("aggregation", ["plain", "headnorm"])
@@ -137,37 +401,10 @@ def test_a_dose_too_large_for_float32_and_a_broken_model_are_named(aggregation):
     """At 1e20 every state is finite; its squares are not, and a norm makes zeros of it."""
     model = living(replace(CONFIG, attention=AttentionConfig(aggregation))).float()
     for dose in (1e20, 1e39):
-        with pytest.raises(RunError, match=rf"lambda {re.escape(f'{dose:g}')}: .* give a smaller one"):
-            intervene(model, PROBE, "scale", 1, 2, [1.0, dose])
+        with pytest.raises(RunError, match=r"lambda 1e\+(20|39): .* give a smaller one"):
+            intervene(model, PROBE, Intervention("scale", (1,), (2,), lambdas=(1.0, dose)))
     with torch.no_grad():
         model.blocks[0].attn.v.weight[0, 0] = torch.nan
-    for kind in ("mask", "amplify", "scale"):
+    for what in WHATS.values():
         with pytest.raises(RunError, match="the model gives NaN or inf"):
-            intervene(model, PROBE, kind, 1, 2, [1.0])
-
-
-def test_the_command_prints_a_table_or_json(tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # the picture goes to the working folder
-    file = tmp_path / "small.yaml"
-    shape = "model: {d_model: 16, n_layers: 3, n_heads: 2, vocab_size: 32, max_seq_len: 12}"
-    file.write_text(f"{shape}\nsnapshot: {{seq_len: 12}}\n")
-    command = ["intervene", f"{file}@3", "--layer=1", "--position=4", "--n_sequences=8", "--seq_len=12"]
-    assert main([*command, "--kind=amplify", "--lambda=1,8", "--json"]) == 0
-    printed = json.loads(capsys.readouterr().out)
-    assert printed["lambdas"] == [1.0, 8.0]
-    config = ModelConfig(d_model=16, n_layers=3, n_heads=2, vocab_size=32, max_seq_len=12)
-    expected = intervene(born(config, 3), random_probe(32, 8, 12, 0), "amplify", 1, 4, [1, 8])
-    np.testing.assert_allclose(printed["importance"], expected.importance, atol=1e-6)
-    assert main([*command, "--kind=mask"]) == 0
-    page = capsys.readouterr().out.splitlines()
-    assert page[0].endswith("mask at block 1, position 4")
-    assert page[1].split() == ["mask", "block", "2", "block", "3"]
-    assert [line.split()[0] for line in page[3:5]] == ["off", "on"]
-    for more, message in (
-        (["--kind=mask", "--layer=3"], "--layer 3: give 1 to 2"),
-        (["--kind=scale", "--lambda=1,x"], "--lambda 1,x: give numbers"),
-        (["--kind=twist"], "twist"),
-        (["--kind=mask", "--seq_len=null"], "seq_len: 'None' is not a whole number"),
-    ):
-        assert main([*command, *more]) == 2
-        assert message in capsys.readouterr().err
+            intervene(model, PROBE, what)

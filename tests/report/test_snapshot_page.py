@@ -300,26 +300,31 @@ def test_an_intervention_leaves_a_picture_and_its_numbers(tmp_path, capsys, monk
     (tmp_path / "c.yaml").write_text(
         yaml.safe_dump({"model": model, "data": {"path": "backcopy"}, "snapshot": {"seq_len": 8}})
     )
-    options = ["--layer", "1", "--position", "5", "--n_sequences", "4", "--seq_len", "12"]
-    assert main(["intervene", "c.yaml@3", "--kind", "amplify", "--lambda", "1,4", *options]) == 0
+    options = ["--layers", "1", "--position", "5", "--n_sequences", "4", "--seq_len", "12"]
+    amplify = ["--kind", "amplify", "--lambda", "1,4"]
+    assert main(["intervene", "c.yaml@3", *amplify, *options]) == 0
     assert "picture: intervene.png" in capsys.readouterr().err
     picture = (tmp_path / "intervene.png").read_bytes()
     assert picture.startswith(b"\x89PNG")
-    assert main(["intervene", "c.yaml@3", "--kind", "amplify", "--lambda", "1,4", *options, "--out", "again.png"]) == 0
+    assert main(["intervene", "c.yaml@3", *amplify, *options, "--out", "again.png"]) == 0
     assert (tmp_path / "again.png").read_bytes() == picture
     capsys.readouterr()
-    assert main(["intervene", "c.yaml@3", "--kind", "amplify", "--lambda", "1,4", *options, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    assert main(["intervene", "c.yaml@3", *amplify, *options, "--json"]) == 0
+    passes = json.loads(capsys.readouterr().out)["passes"]
     with (tmp_path / "intervene.csv").open() as f:
         rows = list(csv.DictReader(f))
-    expected = [
-        ("c.yaml@3", f"{dose}", str(layer + 2), str(head), "5", "importance", found["importance"][i][layer][head])
-        for i, dose in enumerate((1, 4))
-        for layer in range(2)
-        for head in range(2)
-    ]
-    assert [(*list(row.values())[:-1], float(row["value"])) for row in rows[:-1]] == expected
-    assert (rows[-1]["quantity"], float(rows[-1]["value"])) == ("uniform", found["uniform"])
+    for name in ("attention", "attention_to_first"):
+        expected = [
+            ("c.yaml@3", "random", dose, str(layer + 1), str(head), "5", name, passes[i][name][layer][head][0])
+            for i, dose in enumerate(("", "1", "4"))
+            for layer in range(3)
+            for head in range(2)
+        ]
+        found = [row for row in rows if row["quantity"] == name]
+        assert [(*list(row.values())[:-1], float(row["value"])) for row in found] == expected
+    norms = {(row["lambda"], row["layer"]): row["value"] for row in rows if row["quantity"] == "norm_after"}
+    assert float(norms["4", "1"]) == passes[2]["norm_after"][0][0] > float(norms["", "1"])
+    assert norms["4", "2"] == ""  # a block that is left alone
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "again.csv", "again.png", "c.yaml", "intervene.csv", "intervene.png",
     ]  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from functools import partial
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from ....errors import UsageError
 from ....study.lineage.comparison_options import add_comparison_options
 from ....trainer.config_file import read_config
 from ....trainer.config_parser import Parser
-from ...options import add_json, add_model, add_stream, add_trust, check_seed, check_stream, tell
+from ...options import add_json, add_model, add_stream, add_trust, check_seed, check_stream, read_numbers, tell
 
 SUMMARY = "Show which seed a model was born from (docs/seedprint.md)."
 
@@ -38,17 +37,13 @@ _MOST = 1_000_000
 
 def read_seeds(text: str) -> list[int]:
     """Seeds from ``0..9999`` (both ends included), ``7`` and commas between such; UsageError names what is neither."""
-    found: list[int] = []
-    for part in text.split(","):
-        ends = re.fullmatch(r"\s*([0-9]{1,99})(?:\s*\.\.\s*([0-9]{1,99}))?\s*", part)
-        if ends is None or int(ends[2] or ends[1]) < int(ends[1]):
-            raise UsageError(f"--seeds {text}: give whole numbers, such as 0..9999 or 3,7,10..20")
-        first, last = int(ends[1]), int(ends[2] or ends[1])
+
+    def check(last: int, n_seeds: int) -> None:
         check_seed("seeds", last)
-        if len(found) + last - first + 1 > _MOST:
+        if n_seeds > _MOST:
             raise UsageError(f"--seeds {text}: more than {_MOST:,} births; give fewer")
-        found += range(first, last + 1)
-    return list(dict.fromkeys(found))
+
+    return read_numbers("seeds", text, "0..9999 or 3,7,10..20", check)
 
 
 def run(options: Namespace) -> int:

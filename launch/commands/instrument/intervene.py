@@ -1,25 +1,39 @@
-"""`birthmark intervene`: the dose-response table and picture of one intervention."""
+"""`birthmark intervene`: a model left alone and changed, as a sentence, tables and a picture."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
 
 from jsonargparse import Namespace
 
-from ....errors import RunError, UsageError
+from ....errors import UsageError
 from ....measure.config import SnapshotConfig
-from ....measure.intervention_kinds import MEANINGS, Kind
+from ....measure.intervention_kinds import KINDS, Around, Fill, Intervention, KindName
 from ....trainer.config_parser import Parser
-from ...options import add_json, add_model, add_probe, check_probe
+from ...options import add_data, add_json, add_model, add_probe, check_probe, data_named, read_numbers
 
 if TYPE_CHECKING:
+    import numpy as np
     from rich.console import Console
+    from rich.table import Table
 
-    from ....measure.interventions import DoseResponse
+    from ....measure.interventions import Intervened, PassFigures
+    from ....trainer.by_name.intervention_probe import ProbeName
 
-SUMMARY = "Change one position in one block, and see whether a sink forms there later."
+#: No number of a block, a position, a unit, a channel or a head is larger.
+_MOST = 1 << 27
+SUMMARY = "Change positions, heads, hidden units or channels in some blocks; see which sinks form, and which go."
+
+#: What a message about a wrong request begins with → the option that it is about.
+_OPTIONS = {
+    name: f"--{name}"
+    for name in ("kind", "layers", "positions", "lambda", "around", "matched", "units", "channels", "heads", "fill")
+} | {"lambdas": "--lambda", "probe": "--probe", "text": "--data"}
 
 
 def add_options(parser: Parser) -> None:
@@ -27,13 +41,50 @@ def add_options(parser: Parser) -> None:
     add_model(parser)
     parser.add_argument(
         "--kind",
-        type=Kind,
+        type=KindName,
         required=True,
-        help="; ".join(f"{kind}: {meaning}" for kind, meaning in MEANINGS.items()) + ".",
+        help="; ".join(f"{name}: {kind.meaning}" for name, kind in KINDS.items()) + ".",
     )
-    parser.add_argument("--layer", type=int, required=True, metavar="L", help="Block, from 1.")
-    parser.add_argument("--position", type=int, required=True, metavar="K", help="Position, from 0.")
-    parser.add_argument("--lambda", type=str, default="1,2,4,8", metavar="A,B", help="Doses; a mask has none.")
+    parser.add_argument(
+        "--layers",
+        "--layer",
+        type=str,
+        required=True,
+        metavar="L..L",
+        help="Blocks, from 1, all of them changed at once: 3, 1..12, 1,4,7..9 or all.",
+    )
+    parser.add_argument(
+        "--positions",
+        "--position",
+        type=str | None,
+        metavar="K,K",
+        help="Positions, from 0; units, channels and heads are ablated at every one where none is given.",
+    )
+    parser.add_argument(
+        "--lambda", type=str | None, metavar="A,B", help="Doses of amplify and scale; by default 1,2,4,8."
+    )
+    parser.add_argument(
+        "--around",
+        type=Around | None,
+        help="What amplify moves away from: the mean of heads' outputs over the probe (the default), or of values over "
+        "random tokens.",
+    )
+    parser.add_argument(
+        "--matched",
+        action="store_true",
+        help="With scale: let what heads aggregate grow in norm as amplify of the same dose would.",
+    )
+    parser.add_argument("--units", type=str | None, metavar="N,N", help="Hidden units of ablate_unit, from 0.")
+    parser.add_argument("--channels", type=str | None, metavar="N,N", help="Channels of ablate_channel, from 0.")
+    parser.add_argument("--heads", type=str | None, metavar="N,N", help="Query heads of ablate_head, from 0.")
+    parser.add_argument("--fill", type=Fill | None, help="What an ablated thing becomes; by default zero.")
+    parser.add_argument(
+        "--probe",
+        type=Literal["random", "bos", "text", "text_without_bos"] | None,
+        help="What is read: random tokens, the same behind BOS, text, or text without BOS; by default text where "
+        "--data is given, else random tokens.",
+    )
+    add_data(parser, "the run's own validation text")
     add_probe(parser, 64, 64)
     parser.add_argument("--out", type=str | None, metavar="PNG", help="Picture; by default intervene.png.")
     add_json(parser)
@@ -43,66 +94,199 @@ def run(options: Namespace) -> int:
     """Intervene on one model."""
     from rich.console import Console
 
-    from ....data.probes import random_probe
-    from ....measure.interventions import check, intervene
+    from ....findings.intervened import intervention_sentence
     from ....report.pictures.dose_response import write_picture
-    from ....report.terminal import picture_path, print_json, print_written
-    from ....trainer.by_name.model_names import open_source
+    from ....report.terminal import bar, picture_path, print_json, print_written
+    from ....trainer.by_name.intervention_probe import check_probe_name, intervene_on
+    from ....trainer.by_name.loaded_model import load_named
+    from ....trainer.by_name.model_names import open_any_source
     from ....trainer.devices import device
 
-    doses = _lambdas(options["lambda"])
     out = picture_path(options.out, "intervene.png", as_json=options.json)
-    source = open_source(options.model)
+    probe: ProbeName = options.probe or ("random" if options.data is None else "text")
     settings = SnapshotConfig(n_sequences=options.n_sequences, seq_len=options.seq_len, batch_size=options.batch_size)
+    source = open_any_source(options.model)
     check_probe(settings, source.config.position_limit)
-    try:
-        check(source.config, options.kind, options.layer, options.position, options.seq_len, doses)
-    except UsageError as error:
-        raise UsageError(f"--{error}") from None
-    probe_NT = random_probe(source.config.vocab_size, options.n_sequences, options.seq_len, options.probe_seed)
-    model = source.load().to(device())
-    try:
-        found = intervene(
-            model, probe_NT, options.kind, options.layer, options.position, doses, batch_size=options.batch_size
+    with _options_named(options):
+        what = _intervention(options, source.config.n_layers)
+        what.check(source.config, options.seq_len)
+        check_probe_name(options.model, probe, options.data, source.tokenizer, getattr(source, "run", None))
+    loaded = load_named(options.model)
+    loaded.model.to(device())
+    with bar("passes", 1 + len(what.doses), quiet=options.json) as advance, _options_named(options):
+        found = intervene_on(
+            loaded, what, settings, probe, text=options.data, probe_seed=options.probe_seed, advance=advance
         )
-    except RunError as error:
-        raise RunError(f"{options.model}: {error}") from None
     if options.json:
-        print_json(dataclasses.asdict(found) | {"model": options.model, "importance": found.importance.tolist()})
+        about = {"model": options.model, "probe": probe, "sentence": intervention_sentence(found)}
+        print_json(_as_json(found, about))
     else:
-        title = f"{options.model}: {found.kind} at block {found.layer}, position {found.position}"
-        _print(found, title, Console())
+        _print(found, options.model, probe, Console())
     if out is not None:
-        write_picture(found, options.model, out)
+        write_picture(found, options.model, probe, out)
         print_written("picture", out)
     return 0
 
 
-def _lambdas(text: str) -> list[float]:
+@contextmanager
+def _options_named(options: Namespace) -> Iterator[None]:
+    """Around what checks a request: a message that begins with a field names the option."""
     try:
-        doses = [float(part) for part in text.split(",")]
+        with data_named(options):
+            yield
+    except UsageError as error:
+        field, rest = re.match(r"(\w*)(.*)", str(error), re.DOTALL).groups()  # type: ignore[union-attr]
+        named = field in _OPTIONS and rest[:1] in (" ", ":") and not str(error).startswith("text probe")
+        raise UsageError(_OPTIONS[field] + rest if named else str(error)) from None
+
+
+def _intervention(options: Namespace, n_layers: int) -> Intervention:
+    """What the options ask for, which is not checked."""
+    given = {name: _numbers(name, options[name]) for name in ("positions", "units", "channels", "heads")}
+    layers = tuple(range(1, n_layers + 1)) if options.layers == "all" else _numbers("layers", options.layers)
+    lambdas = _lambdas(options["lambda"])
+    return Intervention(
+        options.kind,
+        layers,
+        lambdas=lambdas,
+        around=options.around,
+        matched=options.matched,
+        fill=options.fill,
+        **given,
+    )
+
+
+def _numbers(option: str, text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+
+    def check(last: int, count: int) -> None:
+        if last > _MOST:
+            raise UsageError(f"--{option} {text}: no model has so many; give smaller numbers")
+
+    return tuple(sorted(read_numbers(option, text, "20, 1..12 or 1,4,7..9", check)))
+
+
+def _lambdas(text: str | None) -> tuple[float, ...] | None:
+    if text is None:
+        return None
+    try:
+        doses = tuple(float(part) for part in text.split(","))
     except ValueError:
-        doses = [math.nan]
+        doses = (math.nan,)
     if not all(map(math.isfinite, doses)):
         raise UsageError(f"--lambda {text}: give numbers with commas between, such as 1,2,4,8")
     return doses
 
 
-def _print(found: DoseResponse, title: str, console: Console) -> None:
+def _as_json(found: Intervened, about: dict[str, Any]) -> dict[str, Any]:
+    """All figures: every array as it is, the losses as means with standard errors."""
+    from ....files import strict
+
+    passes = []
+    for number, figures in enumerate(found.passes):
+        losses = {"loss": found.loss(number), "loss_increase": found.loss_increase(number)}
+        arrays = {name: value.tolist() for name, value in vars(figures).items() if name not in ("dose", "losses")}
+        passes.append({"dose": figures.dose, **arrays, **losses})
+    sizes = {"n_sequences": found.n_sequences, "seq_len": found.seq_len}
+    what = dataclasses.asdict(found.what) | {"lambdas": found.what.doses}
+    return strict({**about, **what, **sizes, "keys": found.keys, "uniform": found.uniform.tolist(), "passes": passes})
+
+
+def _print(found: Intervened, model: str, probe: str, console: Console) -> None:
+    """A sentence, a row for every dose, and a row for every block at the strongest one; they fit 80 columns."""
+    from ....findings.intervened import dose_in_words, intervention_in_words, intervention_sentence, strongest_pass
+    from ....findings.wording import in_ascii
+
+    def say(text: str) -> None:
+        console.print(in_ascii(text) if console.options.ascii_only else text, highlight=False, markup=False)
+
+    say(f"{model}: {intervention_in_words(found.what)}")
+    say(f"{intervention_sentence(found)}\n")
+    console.print(_by_dose(found))
+    number = strongest_pass(found)
+    for i, key in enumerate(found.keys):
+        console.print(_by_block(found, number, i))
+        changed = dose_in_words(found, number)
+        say(
+            f"block: * is changed; key {key}: attention of later queries to it, mean over heads, left alone → {changed}"
+        )
+        say(f"uniform attention gives {found.uniform[i]:.3f}; norm and largest channel are of the state at {key}\n")
+    say(f"{found.n_sequences} × {found.seq_len} tokens of probe {probe}")
+
+
+def _table() -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("mask" if found.kind == "mask" else "λ", justify="right")
-    for layer in range(found.layer + 1, found.layer + 1 + found.importance.shape[1]):
-        table.add_column(f"block {layer}", justify="right", no_wrap=True)
-    for dose, of_layers in zip(found.lambdas, found.importance, strict=True):
-        name = ("off", "on")[int(dose)] if found.kind == "mask" else f"{dose:g}"
-        table.add_row(name, *(f"{heads.mean():.3f} ({heads.max():.3f})" for heads in of_layers))
-    console.print(title, highlight=False, soft_wrap=True, markup=False)
-    console.print(table)
-    console.print(
-        f"importance of key {found.position}, mean (largest) over heads; uniform attention gives {found.uniform:.3f}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    return Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+
+
+def _mean(x: np.ndarray) -> float:
+    """Mean of what is a number; NaN where nothing is."""
+    import numpy as np
+
+    return float(np.nanmean(x)) if np.isfinite(x).any() else math.nan
+
+
+def _by_dose(found: Intervened) -> Table:
+    from ....findings.intervened import dose_in_words
+    from ....report.text import format_value
+
+    table, has_loss = _table(), found.loss(0) is not None
+    several, of_outputs = len(found.keys) > 1, found.what.means.place == "aggregation"
+    table.add_column("", no_wrap=True)
+    headings = [*(["key"] if several else []), "to key" if several else f"to key {found.keys[0]}"]
+    headings += ["to key 0"] if found.keys != (0,) else []
+    headings += ["output ×"] if of_outputs else []
+    headings += ["largest\nnorm", *(["loss", "above", "± se"] if has_loss else [])]
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for number, figures in enumerate(found.passes):
+        for i, key in enumerate(found.keys):
+            cells = [str(key)] if several else []
+            cells.append(f"{_mean(figures.attention[..., i]):.3f}")
+            if found.keys != (0,):
+                cells.append(f"{_mean(figures.attention_to_first[..., i]):.3f}")
+            if of_outputs:
+                cells.append(format_value(_mean(figures.norm_after[:, i] / figures.norm_before[:, i]), ".3g"))
+            cells.append(f"{figures.state_norm[:, i].max():,.0f}")
+            loss, increase = found.loss(number), found.loss_increase(number)
+            if loss is not None and increase is not None and i == 0:
+                cells.append(f"{loss[0]:.4f}")
+                cells += [f"{increase[0]:+.4f}", f"{increase[1]:.4f}"] if number else ["", ""]
+            table.add_row(dose_in_words(found, number) if i == 0 else "", *cells)
+    return table
+
+
+def _by_block(found: Intervened, number: int, i: int) -> Table:
+    """The table of one key, left alone and changed."""
+    from ....report.text import format_value
+
+    key, alone, changed = found.keys[i], found.passes[0], found.passes[number]
+    table = _table()
+    table.add_column("block", justify="right", no_wrap=True)
+    for heading in (f"key {key}", *(["key 0"] if key else []), "norm", "largest channel"):
+        table.add_column(heading, justify="right", no_wrap=True)
+
+    def moved(name: str, block: int | slice) -> str:
+        before, after = (_mean(getattr(figures, name)[block, ..., i]) for figures in (alone, changed))
+        return f"{format_value(before, '.3f')} → {format_value(after, '.3f')}"
+
+    def attention(block: int | slice) -> list[str]:
+        return [moved(name, block) for name in ("attention", *(["attention_to_first"] if key else []))]
+
+    for block in range(len(changed.state_norm)):
+        mark = "*" if block + 1 in found.what.layers else " "
+        norms = " → ".join(f"{figures.state_norm[block, i]:,.0f}" for figures in (alone, changed))
+        table.add_row(f"{block + 1}{mark}", *attention(block), norms, _channel(changed, block, i))
+    table.add_section()
+    table.add_row("mean ", *attention(slice(None)), "", "")
+    if (first := min(found.what.layers)) < len(changed.state_norm) and first > 1:
+        table.add_row(f"after {first} ", *attention(slice(first, None)), "", "")
+    return table
+
+
+def _channel(figures: PassFigures, block: int, i: int) -> str:
+    value = figures.channel_value[block, i]
+    return f"{figures.channel[block, i]}: {value:,.{0 if abs(value) >= 100 else 1}f}"

@@ -1,0 +1,171 @@
+"""What a model does while blocks of it are changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+from torch import nn
+
+from ..errors import UsageError
+from ..findings.intervened import intervention_in_words, intervention_sentence
+from ..measure.config import SnapshotConfig
+from ..measure.intervention_kinds import Around, Fill, Intervention, KindName
+from ..measure.interventions import Intervened
+from ..trainer.by_name.intervention_probe import ProbeName, intervene_on
+from .model import Model, loaded_of
+from .named_array import NamedArray, no_such
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: Figures by block → the label of each.
+_FIGURES = {
+    "attention": "attention to the key",
+    "attention_to_first": "attention to key 0",
+    "state_norm": "norm of the state",
+    "channel": "largest channel of the state",
+    "channel_value": "its value",
+    "norm_before": "norm of what heads aggregate, before the change",
+    "norm_after": "norm of what heads aggregate",
+}
+
+
+class InterventionResult:
+    """A model left alone and changed: ``found["attention"].sel(dose=8, layer=3)``.
+
+    The dose of the model left alone is NaN and comes first; of a kind without doses it is 1 where the model is changed.
+    """
+
+    def __init__(self, found: Intervened, model: str) -> None:
+        self.found, self.model = found, model
+
+    @property
+    def sentence(self) -> str:
+        """What happened, as the command says it."""
+        return intervention_sentence(self.found)
+
+    def __getitem__(self, name: str) -> NamedArray:
+        """Select a figure by its name.
+
+        ``attention`` and ``attention_to_first`` have ``dose``, ``layer``, ``head`` and ``position``. ``state_norm``,
+        ``channel``, ``channel_value``, ``norm_before`` and ``norm_after`` have ``dose``, ``layer`` and ``position``.
+
+        Raises:
+            UsageError: there is no such figure.
+        """
+        if name not in _FIGURES:
+            raise no_such("figure", name, list(_FIGURES))
+        values = self.found.stacked(name)
+        doses = np.array([np.nan if figures.dose is None else figures.dose for figures in self.found.passes])
+        coords = {"dose": doses, "layer": np.arange(1, values.shape[1] + 1)}
+        if values.ndim == 4:
+            coords["head"] = np.arange(values.shape[2])
+        coords["position"] = np.array(self.found.keys)
+        return NamedArray(values, tuple(coords), coords, name, _FIGURES[name])
+
+    @property
+    def loss(self) -> list[float]:
+        """Mean loss of every pass, nats per token, of the model left alone first.
+
+        Raises:
+            UsageError: the model was shown random tokens.
+        """
+        found = [loss for number in range(len(self.found.passes)) if (loss := self.found.loss(number)) is not None]
+        if not found:
+            raise UsageError("loss: the model was shown random tokens; intervene with text=")
+        return [mean for mean, _ in found]
+
+    def draw(self) -> Figure:
+        """Draw the picture of the command."""
+        from ..report.pictures.dose_response import draw_dose_response
+
+        return draw_dose_response(self.found, self.model)
+
+    def __repr__(self) -> str:
+        return f"{self.model}: {intervention_in_words(self.found.what)}. {self.sentence}"
+
+
+def intervene(
+    model: Model | nn.Module | str | PathLike[str],
+    kind: KindName,
+    *,
+    layers: int | Sequence[int] | Literal["all"],
+    positions: int | Sequence[int] = (),
+    lambdas: Sequence[float] | None = None,
+    around: Around | None = None,
+    matched: bool = False,
+    units: int | Sequence[int] = (),
+    channels: int | Sequence[int] = (),
+    heads: int | Sequence[int] = (),
+    fill: Fill | None = None,
+    probe: ProbeName | None = None,
+    text: str | Sequence[str] | None = None,
+    n_sequences: int = 64,
+    seq_len: int = SnapshotConfig.seq_len,
+    probe_seed: int = 0,
+    batch_size: int = SnapshotConfig.batch_size,
+) -> InterventionResult:
+    """Read a probe with a model left alone, and with blocks of it changed: what ``birthmark intervene`` does.
+
+    The model is left as it was.
+
+    Args:
+        model: a loaded one, or any name that `load` takes; our decoder or a causal language model of ``transformers``.
+        kind: ``mask``, ``amplify``, ``scale``, ``ablate_unit``, ``ablate_channel``, ``ablate_head`` or
+            ``ablate_value`` (docs/measuring.md).
+        layers: blocks, from 1, all changed at once; or ``all``.
+        positions: from 0; units, channels and heads are ablated at every one where none is given.
+        lambdas: doses of amplify and scale; by default 1, 2, 4 and 8.
+        around: what amplify moves away from: ``outputs``, the default, or ``values``.
+        matched: let what heads aggregate grow in norm as amplify of the same dose would; of scale.
+        units: hidden units of the MLP, from 0.
+        channels: of the residual stream, from 0.
+        heads: query heads, from 0.
+        fill: what an ablated thing becomes: ``zero``, the default, or ``mean``.
+        probe: ``random``, ``bos``, ``text`` or ``text_without_bos``; by default text where there is some.
+        text: files or folders of text, which the model's own tokenizer reads.
+        n_sequences: sequences in the probe.
+        seq_len: tokens in each.
+        probe_seed: decides random tokens.
+        batch_size: sequences in one forward pass.
+
+    Raises:
+        UsageError: an intervention or a probe that is impossible.
+        RunError: the model gives NaN or inf, or a dose makes states whose norm its precision does not hold.
+    """
+    loaded = loaded_of(model)
+    settings = SnapshotConfig(n_sequences=n_sequences, seq_len=seq_len, batch_size=batch_size)
+    if problems := settings.problems(loaded.n_positions):
+        raise UsageError("; ".join(problem.removeprefix("snapshot.") for problem in problems))
+    every = range(1, loaded.model.config.n_layers + 1)
+    what = Intervention(
+        kind,
+        tuple(every) if layers == "all" else _numbers(layers),
+        _numbers(positions),
+        None if lambdas is None else tuple(float(dose) for dose in lambdas),
+        around,
+        matched,
+        _numbers(units),
+        _numbers(channels),
+        _numbers(heads),
+        fill,
+    )
+    given = [text] if isinstance(text, str) else text
+    chosen = probe or ("random" if given is None else "text")
+    return InterventionResult(
+        intervene_on(loaded, what, settings, chosen, text=given, probe_seed=probe_seed), loaded.name
+    )
+
+
+def _numbers(given: int | Sequence[int] | str) -> tuple[int, ...]:
+    """One number or several, each once, rising.
+
+    Raises:
+        UsageError: a word.
+    """
+    if isinstance(given, str):
+        raise UsageError(f"layers {given}: give numbers, or 'all'")
+    return tuple(sorted({given} if isinstance(given, int) else set(given)))

@@ -1,0 +1,117 @@
+"""An intervention on a model by any of its names: the probe that it reads, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, get_args
+
+import numpy as np
+
+from ...data.probes import random_probe
+from ...data.tokenizer import TextTokenizer
+from ...errors import RunError, UsageError
+from ...measure.config import SnapshotConfig
+from ...measure.intervention_kinds import Intervention
+from ...measure.interventions import Intervened, intervene
+from .loaded_model import LoadedModel, TextProbe, text_for
+
+#: Random tokens, or the same behind BOS; text as the tokenizer gives it, or without BOS.
+ProbeName = Literal["random", "bos", "text", "text_without_bos"]
+
+
+def is_text(probe: ProbeName) -> bool:
+    """Tell whether a probe is text, so that its loss says something."""
+    return probe.startswith("text")
+
+
+def check_probe_name(
+    name: str, probe: ProbeName, text: Sequence[str] | None, tokenizer: Path | None, run: Path | None
+) -> None:
+    """Check that a model can be shown a probe, before it is loaded.
+
+    Args:
+        name: the model's.
+        probe: what it is to read.
+        text: files or folders of text.
+        tokenizer: its ``tokenizers`` JSON, if it has one.
+        run: the run that it is of, if it is of one.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if probe not in get_args(ProbeName):
+        raise UsageError(f"probe {probe}: give one of {', '.join(get_args(ProbeName))}")
+    if not is_text(probe) and text is not None:
+        raise UsageError(f"text: probe {probe} does not read it; give probe text or text_without_bos, or leave it out")
+    if is_text(probe) and text is None and run is None:
+        raise UsageError(f"probe {probe}: {name} is no run with validation text of its own; give text, --data PATH")
+    if tokenizer is None and (probe == "bos" or text is not None):
+        raise UsageError(f"probe {probe}: {name} has no tokenizer, which it needs; give probe random")
+
+
+def intervene_on(
+    loaded: LoadedModel,
+    what: Intervention,
+    settings: SnapshotConfig,
+    probe: ProbeName = "random",
+    *,
+    text: Sequence[str] | None = None,
+    probe_seed: int = 0,
+    advance: Callable[[int], object] = lambda n_passes: None,
+) -> Intervened:
+    """Read a probe with a model as it is, and changed.
+
+    Args:
+        loaded: the model, on the device where it is to run.
+        what: the intervention.
+        settings: the probe's size, and how it is read.
+        probe: what is read.
+        text: files or folders of text; by default the validation text of its own run.
+        probe_seed: decides random tokens.
+        advance: is called with the number of passes that are done.
+
+    Raises:
+        UsageError: it cannot be done, or there is no such probe for this model.
+        RunError: the model gives NaN or inf, or a dose makes states that have no norm.
+    """
+    check_probe_name(loaded.name, probe, text, loaded.tokenizer_file, loaded.run)
+    n, length, vocab_size = settings.n_sequences, settings.seq_len, loaded.model.config.vocab_size
+    random_NT = random_probe(vocab_size, n, length, probe_seed)
+    given = _probe(loaded, settings, probe, text, random_NT)
+    try:
+        return intervene(
+            loaded.model,
+            given.tokens_NT,
+            what,
+            random_NT=random_NT,
+            documents_NT=given.documents_NT,
+            is_text=is_text(probe),
+            batch_size=settings.batch_size,
+            advance=advance,
+        )
+    except RunError as error:
+        raise RunError(f"{loaded.name}: {error}") from None
+
+
+def _probe(
+    loaded: LoadedModel, settings: SnapshotConfig, probe: ProbeName, text: Sequence[str] | None, random_NT: np.ndarray
+) -> TextProbe:
+    if probe == "text":
+        return text_for(loaded, settings, text)
+    if probe == "random":
+        return TextProbe(random_NT)
+    assert loaded.tokenizer_file is not None
+    tokenizer = TextTokenizer.load(loaded.tokenizer_file)
+    if not (first := tokenizer.before_text):
+        raise UsageError(f"probe {probe}: the tokenizer of {loaded.name} puts nothing before a text, such as BOS")
+    if probe == "bos":
+        if settings.seq_len <= len(first):
+            raise UsageError(f"probe bos: sequences of {settings.seq_len} tokens have no room behind {len(first)}")
+        begun_NT = np.tile(np.array(first, dtype=np.int64), (len(random_NT), 1))
+        return TextProbe(np.concatenate([begun_NT, random_NT[:, : -len(first)]], axis=1))
+    # As many tokens more as the tokenizer puts before a text.
+    longer = text_for(loaded, replace(settings, seq_len=settings.seq_len + len(first)), text)
+    documents_NT = None if longer.documents_NT is None else longer.documents_NT[:, len(first) :]
+    return TextProbe(longer.tokens_NT[:, len(first) :], documents_NT)
