@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
 from ...errors import RunError
+from ...files import one_line
 from .launched_process import LaunchedProcess, start_name
 from .phases import LONGER
 
@@ -102,7 +103,8 @@ def join_process_group(
             device_id=device if on_gpu else None,
         )
     except (RuntimeError, ValueError) as error:
-        why = f"rank {process.rank} of {process.world_size} cannot join the others: {error}"
+        said = str(error).partition("Exception raised from")[0].strip()  # a stack of C++ follows
+        why = f"rank {process.rank} of {process.world_size} cannot join the others: {one_line(said)}"
         if "EADDRINUSE" in str(error):
             port = os.environ.get("MASTER_PORT")
             why = f"MASTER_PORT {port} is in use on {socket.gethostname()}: give the launcher another port"
@@ -121,7 +123,8 @@ def join_process_group(
                 else "another process of the run is gone, and its own message or the launcher's says why"
             )
             + "; --resume goes on from the last checkpoint"
-        ) from error
+            # A script without the command's own ending would print torch's traceback before this line.
+        ) from None
     # Not after a failure: it could wait for those that are gone.
     _leave()
     # Gloo's threads let go of the last exchange's tensors after it is over. If Python ended first they would abort it.

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 import time
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -216,6 +217,44 @@ def test_two_go_on_from_what_one_has_saved_and_end_together_when_one_is_killed(o
         logged(one, "train/loss"), rel=1e-5
     )
     assert FolderCheckpointIO().load_checkpoint(parts.checkpoints()[-1])["global_step"] == 5
+
+
+#: A script of a user: rank 1 is taken down while rank 0 waits for it.
+LOST = """
+import os
+import torch
+import torch.distributed as dist
+from birthmark.trainer.processes.launched_process import launched_process
+from birthmark.trainer.processes.process_group import join_process_group
+
+process = launched_process()
+with join_process_group(process, torch.device("cpu")):
+    dist.all_reduce(torch.ones(1))
+    if process.rank == 1:
+        os._exit(1)
+    dist.all_reduce(torch.ones(1))
+"""
+
+
+def test_a_rank_that_loses_another_says_so_without_a_traceback_of_torch(tmp_path, python, free_port):
+    file = tmp_path / "script.py"
+    file.write_text(LOST)
+    common = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen([python, file], env={**common, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in (0, 1)
+    ]
+    said = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [1, 1]
+    assert said[1] == ""
+    # torch puts the rank before each line.
+    line = (
+        "birthmark.errors.RunError: rank 0: another process of the run is gone, and its own message or the launcher's"
+    )
+    assert line in said[0].splitlines()[-1]
+    assert said[0].count("Traceback (most recent call last)") == 1
+    assert "gloo" not in said[0]
+    assert f"torch{os.sep}distributed" not in said[0]
 
 
 def test_a_batch_that_cannot_be_shared_is_one_line_and_status_2_and_nothing_is_written(output, folder):
