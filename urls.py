@@ -34,7 +34,7 @@ _NO_HOST = re.compile(r"[^\[/?#@][^/?#@]*:(?!\d*(?:[/?#]|$))[^/?#@]*[/?#]")
 
 
 class Credentials(NamedTuple):
-    """What lets in, of one URL."""
+    """User, password and secret parameters of one URL."""
 
     user: str
     """With its password, as the URL has them: quoted."""
@@ -79,7 +79,7 @@ def divide(url: str) -> tuple[str, Credentials]:
 
 
 def without_credentials(url: str) -> str:
-    """The URL without what lets in; a path is left as it is."""
+    """Take the credentials out of a URL; a path is left as it is."""
     return divide(url)[0]
 
 
@@ -103,12 +103,12 @@ def keep_credentials(url: str) -> str:
 
 
 def keep_credentials_in(text: str) -> str:
-    """:func:`keep_credentials` of every URL in a text."""
+    """Keep the credentials of every URL in a text; returns the text with bare URLs."""
     return _URL_IN_TEXT.sub(lambda found: keep_credentials(found[0]), text)
 
 
 def credentials_of(bare: str) -> Credentials:
-    """What lets in where a bare URL leads: as it was given to this process, else as the environment says."""
+    """Find the credentials of a bare URL: those that this process was given, else those of the environment."""
     known = (*_given.items(), *(divide(url) for url in os.environ.get(VARIABLE, "").split()))
     fitting = [(len(start), credentials) for start, credentials in known if _covers(start, bare)]
     # Of several the one that says most of the path; of these the first.
@@ -116,14 +116,14 @@ def credentials_of(bare: str) -> Credentials:
 
 
 def credentials_for_children() -> dict[str, str]:
-    """The environment that lets processes which this one starts in where it was let in."""
+    """Make the environment that hands this process's credentials to those that it starts."""
     urls = [with_credentials(bare, credentials) for bare, credentials in _given.items()]
     known = os.environ.get(VARIABLE, "")
     return {VARIABLE: " ".join([*urls, *([known] if known else [])])} if urls or known else {}
 
 
 def with_credentials(bare: str, credentials: Credentials) -> str:
-    """The URL with what lets in; the reverse of :func:`divide`, but for the order of a query."""
+    """Put credentials into a bare URL: the reverse of :func:`divide`, but for the order of a query."""
     parts = urlsplit(bare)
     query = [*parse_qsl(parts.query, keep_blank_values=True), *credentials.query]
     user = f"{credentials.user}@" if credentials.user else ""
@@ -131,7 +131,7 @@ def with_credentials(bare: str, credentials: Credentials) -> str:
 
 
 def _covers(known: str, asked: str) -> bool:
-    """Whether credentials of one bare URL are for another: they share scheme and host, and the path begins alike."""
+    """Tell whether credentials of one bare URL are for another: of its scheme and host, with a path below."""
     first, second = urlsplit(known), urlsplit(asked)
     return (first.scheme.lower(), first.netloc) == (second.scheme.lower(), second.netloc) and (
         second.path == first.path or second.path.startswith(f"{first.path.rstrip('/')}/")

@@ -53,7 +53,7 @@ PackingName = Literal["concat", "documents", "best_fit"]
 
 
 def _keep_credentials(config: SourceConfig | DataConfig) -> None:
-    """Let no field hold the credentials of a URL, which this process keeps: a config is stored, logged and shown."""
+    """Take the credentials out of the URLs of a config, which is stored, logged and shown; this process keeps them."""
     for name in (one.name for one in fields(config)):
         value = getattr(config, name)
         if isinstance(value, str) or (isinstance(value, list) and all(isinstance(one, str) for one in value)):

@@ -68,7 +68,7 @@ def _names_in(source: Any) -> Iterator[str]:
 
 
 def own_code_for_children() -> dict[str, str]:
-    """The environment that lets a process which this one starts import what a person has named to this one."""
+    """Make the environment in which a process that this one starts may import what a person named to this one."""
     folders = [*_code_folders(), *([str(Path.cwd())] if _named else [])]
     return {VARIABLE: os.pathsep.join(folders)} if folders else {}
 
@@ -142,7 +142,7 @@ def _search_path(folders: Sequence[str]) -> Iterator[None]:
 
 
 def _places_of(module: str) -> list[str]:
-    """Files and folders that a top-level module would come from; none of one that is loaded, or is not there."""
+    """Find the files and folders that a top-level module would come from; none if it is loaded or missing."""
     spec = None if module in sys.modules else importlib.util.find_spec(module)
     return [
         place for place in ([] if spec is None else [spec.origin, *(spec.submodule_search_locations or [])]) if place

@@ -170,7 +170,7 @@ class _Store:
             raise _StrangeRedirect(f"redirects to {hide_credentials(one_line(location))}, which is not followed")
 
     def strange_name(self, why: str) -> UsageError:
-        """The error of a file whose name leads elsewhere."""
+        """Make the error of a file whose name leads elsewhere."""
         return UsageError(f"data.path: {self.url}: what is there names {why}")
 
     def files(self) -> list[_Found]:
@@ -287,7 +287,7 @@ class _StrangeRedirect(Exception):  # noqa: N818 - says what it is
 
 
 async def _is_within(host: str | None) -> bool:
-    """Whether a host is this machine, or an address of its link alone, where clouds answer with credentials."""
+    """Tell whether a host is this machine, or of its link alone, where clouds answer with credentials."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host or "", None, type=socket.SOCK_STREAM)
     except OSError:

@@ -40,7 +40,7 @@ TOOLS = ("uname", "ldconfig", "lscpu", "nvidia-smi", "fc-list", "file", "gcc", "
 
 @dataclass(frozen=True)
 class Reach:
-    """What a command may do beside reading what it is given and printing."""
+    """The reach of a command, beside reading what it is given and printing."""
 
     writes: tuple[str, ...] = ()
     """Keys of `PLACES`."""
@@ -98,7 +98,7 @@ REACH: Mapping[str, Reach] = {
 
 
 def reach() -> str:
-    """What each command writes, starts, connects to and imports."""
+    """List what each command writes, starts, connects to and imports."""
     rows = (
         [f"`{name}`", _listed(one.writes), _listed(one.starts), one.network or "–", one.code or "–"]
         for name, one in REACH.items()
@@ -107,12 +107,12 @@ def reach() -> str:
 
 
 def places() -> str:
-    """Where commands write."""
+    """List the places that commands write to."""
     return markdown_rows(["place", "is"], PLACES.items())
 
 
 def programs() -> str:
-    """What commands start."""
+    """List the programs that commands start."""
     return markdown_rows(["program", "is"], PROGRAMS.items())
 
 
