@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,31 +39,57 @@ class LabelledArray:
         """Names of all its columns."""
         return {"quantity", "value", *self.at, *(name for axis in self.axes for name in axis)}
 
-    def rows(self, columns: Sequence[str]) -> Iterator[list[str]]:
-        """One row per value, its axes in C order."""
-        place = {name: i for i, name in enumerate(columns)}
-        row = [""] * len(columns)
-        for name, value in {**self.at, "quantity": self.quantity}.items():
-            row[place[name]] = _cell(value)
-        axes = []
-        for axis in self.axes:
-            written = [[_cell(coordinate) for coordinate in coordinates] for coordinates in axis.values()]
-            axes.append(([place[name] for name in axis], list(zip(*written, strict=True))))
-        places = [i for where, _ in axes for i in where] + [place["value"]]
-        values = np.asarray(self.values).reshape(-1)
-        for index, value in zip(product(*(coordinates for _, coordinates in axes)), values, strict=True):
-            for i, cell in zip(places, [cell for cells in index for cell in cells] + [_cell(value)], strict=True):
-                row[i] = cell
-            yield row
+    def lines(self, columns: Sequence[str]) -> Iterator[str]:
+        """Lines of a CSV file, one per value, its axes in C order; those of the last axis at a time."""
+        values = np.asarray(self.values)
+        if not values.size:
+            return
+        fixed = {name: _field(value) for name, value in {**self.at, "quantity": self.quantity}.items()}
+        *outer, last = [_fields(axis) for axis in self.axes] or [[{}]]
+        varying = [name for name in columns if name in last[0]]
+        tails = [tuple(fields[name] for name in varying) for fields in last]
+        # Each line of the last axis differs in few fields, so that the others are joined once.
+        for index, numbers in zip(product(*outer), values.reshape(-1, len(last)), strict=True):
+            row = fixed | {name: field for fields in index for name, field in fields.items()}
+            parts = [
+                "%s" if name in varying or name == "value" else row.get(name, "").replace("%", "%%") for name in columns
+            ]
+            line = ",".join(parts) + "\n"
+            yield "".join([line % (*tail, number) for tail, number in zip(tails, _numbers(numbers), strict=True)])
+
+
+def _fields(axis: Mapping[str, Sequence[Any]]) -> list[dict[str, str]]:
+    """Of every index of an axis, its columns' fields."""
+    written = [[_field(coordinate) for coordinate in coordinates] for coordinates in axis.values()]
+    return [dict(zip(axis, fields, strict=True)) for fields in zip(*written, strict=True)]
+
+
+def _field(value: Any) -> str:
+    """A value as it stands between two commas of a CSV file."""
+    return csv_text([[_cell(value), ""]])[: -len(",\n")]
+
+
+def _numbers(values: np.ndarray) -> list[str]:
+    """Fields of numbers, with every digit that they have, nothing where one is not a number."""
+    if values.dtype.kind != "f":
+        return [_field(value) for value in values.tolist()]
+    held = values.tolist()
+    if values.dtype == np.float32:
+        # Its float64 form would show eight more digits that were never measured.
+        held = [float(f"{value:.9g}") for value in held]
+    return [_float(value) if math.isfinite(value) else _field(value) for value in held]
+
+
+def _float(value: float) -> str:
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
 
 
 def _cell(value: Any) -> str:
-    """A value as a CSV holds it: every digit that it has, nothing where it is not a number."""
+    """A value as text: that of a number, nothing where it is not a number."""
     if isinstance(value, np.generic):
-        # A float32 has nine digits; its float64 form would show eight more that were never measured.
         value = float(f"{value:.9g}") if value.dtype == np.float32 else value.item()
     if isinstance(value, float):
-        return "" if math.isnan(value) else str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+        return "" if math.isnan(value) else _float(value)
     return one_line(value)
 
 
@@ -71,8 +97,7 @@ def to_csv(arrays: Sequence[LabelledArray]) -> str:
     """The numbers as CSV in long form: a header, then one value per line."""
     used = {name for array in arrays for name in array.columns()}
     columns = [name for name in COLUMNS if name in used]
-    # An array gives one list again and again, so that no two rows may be held.
-    return csv_text(chain([columns], chain.from_iterable(array.rows(columns) for array in arrays)))
+    return csv_text([columns]) + "".join(lines for array in arrays for lines in array.lines(columns))
 
 
 def data_folder(page: Path) -> Path:

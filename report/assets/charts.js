@@ -100,11 +100,13 @@ const charts = (() => {
       if (axes.length) {
         const [name, coordinates] = axes[0];
         coordinates.forEach((c, i) => walk(reduce(cut, name, i), axes.slice(1),
-          [...words, name === "text" ? `‹${c}›` : `${name === "layer" ? "block" : name} ${c}`], depth ?? [i, coordinates.length]));
+          [...words, name === "text" ? `‹${c}›` : `${name === "layer" ? "block" : name} ${c}`],
+          depth ?? [i, coordinates.length, name, coordinates[0], coordinates[coordinates.length - 1]]));
         return;
       }
       if (!cut.v.some(finite)) return;
       lines.push({ x, y: cut.v, run: series.run, probe: series.probe, look: series.look || "solid", depth, faint,
+        plain: [series.name, suffix].filter(Boolean).join(", "),
         name: [series.name, ...words, suffix].filter(Boolean).join(", ") });
     };
     walk(series, rest, [], null);
@@ -158,9 +160,23 @@ const charts = (() => {
     return kept;
   };
 
-  const colourOf = (line, single) => {
+  // From the first block, 0, to the last, 1.
+  const depthColour = (share, ramp) => {
+    const at = share * (ramp.length - 1), i = Math.min(Math.floor(at), ramp.length - 2);
+    const channel = (colour, k) => parseInt(colour.slice(1 + 2 * k, 3 + 2 * k), 16);
+    const mixed = [0, 1, 2].map(k => Math.round(channel(ramp[i], k) + (at - i) * (channel(ramp[i + 1], k) - channel(ramp[i], k))));
+    return "#" + mixed.map(c => c.toString(16).padStart(2, "0")).join("");
+  };
+  const scale = (low, high, colours) => {
+    const made = node("div", "scale", low), ramp = node("i");
+    ramp.style.background = `linear-gradient(to right, ${colours.join(", ")})`;
+    made.append(ramp, high);
+    return made;
+  };
+
+  const colourOf = (line, single, data) => {
     if (line.look === "control" || line.look === "band" || line.run === undefined && !line.depth) return css("--muted");
-    if (line.depth && single) return css(`--depth-${Math.round(3 * line.depth[0] / Math.max(line.depth[1] - 1, 1))}`);
+    if (line.depth && single) return depthColour(line.depth[0] / Math.max(line.depth[1] - 1, 1), data.depth);
     return runColour(line.run);
   };
 
@@ -193,7 +209,7 @@ const charts = (() => {
       owners.push(owner);
     };
     for (const line of lines) {
-      const colour = colourOf(line, single), few = line.x.length < 25;
+      const colour = colourOf(line, single, data), few = line.x.length < 25;
       const invisible = { stroke: "transparent", width: 0, points: { show: false }, spanGaps: true };
       if (line.look === "band" || line.members) {
         const high = line.members ? line.high : line.y, low = line.members ? line.low : line.y.map(v => finite(v) ? -v : v);
@@ -318,8 +334,12 @@ const charts = (() => {
     u.ctx.restore();
   };
 
+  // Blocks that keys name; those of more have a scale of colours.
+  const MOST_NAMED = 6;
   const legend = (lines, single, data) => {
     const keys = node("div", "keys"), seen = new Set();
+    const blocks = lines.filter(line => line.depth?.[2] === "layer"), scaled = blocks.length > MOST_NAMED;
+    const plain = new Set(blocks.map(line => line.plain + line.look));
     const add = (name, look, colour) => {
       if (!name || seen.has(name + look)) return;
       seen.add(name + look);
@@ -330,15 +350,23 @@ const charts = (() => {
     };
     // Names of runs stand once, in the bar of controls.
     const groups = new Set(lines.filter(line => line.members).map(line => line.group));
-    groups.forEach(group => add(group, "solid", colourOf(lines.find(line => line.group === group), false)));
+    groups.forEach(group => add(group, "solid", colourOf(lines.find(line => line.group === group), false, data)));
     for (const line of lines) {
       if (line.members || line.faint || seen.size >= 12) continue;
+      if (scaled && line.depth?.[2] === "layer") {
+        if (plain.size > 1) add(line.plain, line.look, css("--ink"));
+        continue;
+      }
       const alone = lines.every(other => other.name !== line.name || other.run === line.run);
       const own = single || alone || line.look === "control" || line.look === "band";
-      add(line.name, line.look, own ? colourOf(line, single) : css("--ink"));
+      add(line.name, line.look, own ? colourOf(line, single, data) : css("--ink"));
     }
     // One name alone tells nothing apart.
     if (seen.size === 1 && !groups.size && lines.length && [...seen][0].startsWith(`${lines[0].probe} probe`)) keys.replaceChildren();
+    if (scaled && single) {
+      const [, , , first, last] = blocks[0].depth;
+      keys.prepend(scale(`block ${first}`, String(last), [0, 1, 2, 3, 4, 5, 6].map(i => depthColour(i / 6, data.depth))));
+    }
     return keys;
   };
 
@@ -377,10 +405,10 @@ const charts = (() => {
       // What others are judged against comes last.
       const away = Math.abs(u.valToPos(value, "y") - top) + (line.look === "control" || line.look === "band" ? 1e6 : 0);
       const name = [owner, line.name].filter(Boolean).join(", ") || panel.title;
-      found.push([away, row(colourOf(line, single), name + aside, written(value))]);
+      found.push([away, row(colourOf(line, single, data), name + aside, written(value))]);
       for (const member of line.members || []) {
         const there = member.y[member.x.indexOf(x)];
-        if (finite(there)) found.push([away + 0.5, row(alpha(colourOf(line, single), 0.5), data.runs[member.run].name, written(there))]);
+        if (finite(there)) found.push([away + 0.5, row(alpha(colourOf(line, single, data), 0.5), data.runs[member.run].name, written(there))]);
       }
     });
     if (!found.length) { hideTip(); return; }
@@ -393,6 +421,49 @@ const charts = (() => {
 
   // ── maps and rankings ────────────────────────────────────────────────────────────────────────────────────────────
   const whenOf = (data, run, step) => step === 0 ? (data.runs[run || 0] || { start: "at birth" }).start : `step ${step}`;
+
+  // A map of many cells: one pixel each, stretched.
+  const drawMap = (rows, columns, value, said, [low, high], state, data) => {
+    const made = node("div", "map"), canvas = node("canvas");
+    canvas.width = columns.length;
+    canvas.height = rows.length;
+    const ink = canvas.getContext("2d");
+    rows.forEach((_, i) => columns.forEach((_, j) => {
+      const v = value(i, j);
+      if (!finite(v)) return;
+      const share = Math.min(Math.max((v - low) / (high - low), 0), 1);
+      ink.fillStyle = data.colours[Math.round(share * (data.colours.length - 1))];
+      ink.fillRect(j, i, 1, 1);
+    }));
+    made.append(canvas);
+    // The first, the last and round numbers between.
+    const labelled = names => {
+      const last = names.length - 1, every = [1, 2, 5, 10, 20, 50, 100, 200, 500, last + 1].find(size => last / size <= 6);
+      return names.map((_, i) => i).filter(i => i === 0 || i === last || names[i] % every === 0 && i >= every / 2 && i <= last - every / 2);
+    };
+    for (const i of labelled(rows)) {
+      const label = node("span", "row", String(rows[i]));
+      label.style.top = `${100 * (i + 0.5) / rows.length}%`;
+      made.append(label);
+    }
+    for (const j of labelled(columns)) {
+      const label = node("span", "", String(columns[j]));
+      label.style.left = `${100 * (j + 0.5) / columns.length}%`;
+      made.append(label);
+    }
+    const row = rows.findIndex(r => String(r) === state.block), column = columns.findIndex(c => String(c) === state.head);
+    if (row >= 0) {
+      const mark = node("div", "chosen"), [from, wide] = column < 0 ? [0, columns.length] : [column, 1];
+      Object.assign(mark.style, { left: `${100 * from / columns.length}%`, width: `${100 * wide / columns.length}%`,
+        top: `${100 * row / rows.length}%`, height: `${100 / rows.length}%` });
+      made.append(mark);
+    }
+    canvas.addEventListener("mousemove", event => {
+      const { left, top, width, height } = canvas.getBoundingClientRect(), within = (at, n) => Math.min(Math.max(Math.floor(at * n), 0), n - 1);
+      canvas.dataset.tip = said(within((event.clientY - top) / height, rows.length), within((event.clientX - left) / width, columns.length));
+    });
+    return made;
+  };
 
   const drawHeatmap = (panel, box, state, data) => {
     box.replaceChildren();
@@ -408,6 +479,15 @@ const charts = (() => {
     const rows = axisOf(series, panel.rows)[1], columns = axisOf(series, panel.columns)[1];
     const across = series.axes[0][0] === panel.rows, [low, high] = panel.limits;
     const words = { layer: "block" }, name = n => words[n] || n;
+    const who = data.runs.length > 1 && found.run !== undefined ? data.runs[found.run].name : "";
+    const note = [who, found.probe ? `${found.probe} probe` : "", when].filter(Boolean).join(", ");
+    const value = (i, j) => series.v[across ? i * columns.length + j : j * rows.length + i];
+    const said = (i, j) => `${name(panel.rows)} ${rows[i]}, ${name(panel.columns)} ${columns[j]}: ${written(value(i, j))}`;
+    if (rows.length > 16 || columns.length > 12) {
+      box.append(node("p", "when", note), drawMap(rows, columns, value, said, panel.limits, state, data));
+      box.append(scale(tick(low), tick(high), data.colours));
+      return null;
+    }
     const table = node("table", "cells"), head = node("tr");
     head.append(node("th", "", `${name(panel.rows)} \\ ${name(panel.columns)}`), ...columns.map(c => node("th", "", String(c))));
     table.append(head);
@@ -415,21 +495,19 @@ const charts = (() => {
       const line = node("tr");
       line.append(node("th", "", String(r)));
       columns.forEach((c, j) => {
-        const v = series.v[across ? i * columns.length + j : j * rows.length + i];
-        const cell = node("td", "", columns.length > 12 || !finite(v) ? "" : Math.abs(v) < 10 ? v.toFixed(2).replace(/^(-?)0\./, "$1.") : String(+v.toPrecision(3)));
+        const v = value(i, j);
+        const cell = node("td", "", !finite(v) ? "" : Math.abs(v) < 10 ? v.toFixed(2).replace(/^(-?)0\./, "$1.") : String(+v.toPrecision(3)));
         if (finite(v)) {
           const share = Math.min(Math.max((v - low) / (high - low), 0), 1);
           cell.style.background = data.colours[Math.round(share * (data.colours.length - 1))];
           cell.style.color = share < 0.55 ? "#fff" : "#000";
         }
         if (String(r) === state.block && (state.head === "" || String(c) === state.head)) cell.className = "chosen";
-        cell.dataset.tip = `${name(panel.rows)} ${r}, ${name(panel.columns)} ${c}: ${written(v)}`;
+        cell.dataset.tip = said(i, j);
         line.append(cell);
       });
       table.append(line);
     });
-    const who = data.runs.length > 1 && found.run !== undefined ? data.runs[found.run].name : "";
-    const note = [who, found.probe ? `${found.probe} probe` : "", when].filter(Boolean).join(", ");
     box.append(node("p", "when", note), table);
     return null;
   };

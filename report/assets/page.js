@@ -4,6 +4,8 @@
   const data = JSON.parse(document.getElementById("charts").textContent);
   const root = document.documentElement;
   const every = Object.values(data.panels);
+  // Arrays that several series have stand in the page once.
+  for (const panel of every) for (const series of panel.series || []) if (!Array.isArray(series.v)) series.v = data.shared[series.v];
 
   // ── state and address ────────────────────────────────────────────────────────────────────────────────────────────
   const lastStep = data.steps.length ? data.steps[data.steps.length - 1] : null;

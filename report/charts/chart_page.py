@@ -31,6 +31,7 @@ from ..text import printable
 from .scales import CIVIDIS
 from .specs import ChartPanel, CurvePanel, HeatmapPanel, PageRun, RankingPanel
 from .stills import still
+from .thinning import share_arrays, thinned
 
 # ── blocks ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -167,6 +168,7 @@ def render_page(
     if twice := sorted({name for name in ids if ids.count(name) > 1}):
         raise ValueError(f"two panels of one page are called {twice[0]}")
     script = page_script()
+    shown, notes = thinned(panels)
     return render(
         template,
         title=printable(title),
@@ -176,9 +178,9 @@ def render_page(
         still=still,
         spark=sparkline,
         data=data,
-        theme_of_blocks={f"--depth-{i}": colour for i, colour in enumerate(DEPTH)},
+        shortened=notes,
         styles=Markup(_asset("uPlot.min.css") + _asset("page.css")),
-        island=Markup(island(panels, runs)),
+        island=Markup(island(shown, runs)),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         **values,
@@ -201,8 +203,10 @@ def island(panels: Iterable[ChartPanel], runs: Sequence[PageRun]) -> str:
         "runs": [run.to_json() for run in runs],
         "steps": _steps(panels),
         "colours": list(CIVIDIS),
+        "depth": list(DEPTH),
         "panels": {panel.id: panel.to_json() for panel in panels},
     }
+    data["shared"] = share_arrays(data["panels"])
     text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     # Half a character has no bytes of its own.
     text = text.encode("utf-8", "backslashreplace").decode()

@@ -17,6 +17,10 @@ _ALONG = ("position", "rank", "epsilon", "index", "step", "layer")
 """What lines run along: the first of these that the numbers have; the scrubber chooses among steps beside it."""
 _CONTROLS = {q.control for q in (*MEASURED.values(), *LOGGED.values()) if isinstance(q.control, str)}
 _CONTROLS |= {"level", "unigram_entropy", "predicted", "seedprint/z_stranger"}
+_MOST_CELLS = 4096
+"""Of a live map; a larger one is a picture."""
+_MOST_HEADS = 16
+"""Whose lines stand beside one another."""
 _SPACED = ("position", "rank")
 """Axes on which what comes first matters most."""
 
@@ -35,11 +39,16 @@ def panel_of_numbers(
     """
     joined = _joined(numbers)
     names = {name for array in joined for name in _axes(array)}
+    is_map = {"layer", "head"} <= names <= {"layer", "head", "step"} and all("step" in a.at for a in numbers)
+    if is_map and max(np.size(array.values) for array in joined) > _MOST_CELLS:
+        return None
+    if not is_map:
+        joined = [part for array in joined for part in _few_heads(array)]
     kinds = list(dict.fromkeys(a.quantity for a in joined if not _is_control(a)))
     several = len({array.quantity for array in joined}) > 1
     found = [_series(array, runs, several, kinds) for array in joined if np.size(array.values)]
     log = any(getattr(declared.get(_plain(a.quantity)), "scale", "") == "log" for a in joined)
-    if {"layer", "head"} <= names and not names - {"layer", "head", "step"} and all("step" in a.at for a in numbers):
+    if is_map:
         finite = np.concatenate([np.ravel(s.values)[np.isfinite(np.ravel(s.values))] for s in found] or [np.zeros(0)])
         low, high = (min(0.0, float(finite.min())), max(1.0, float(finite.max()))) if len(finite) else (0.0, 1.0)
         return HeatmapPanel(id_, title, found, limits=(low, high))
@@ -48,6 +57,18 @@ def panel_of_numbers(
     if x is None or not any(len(series.axes[x]) > 1 for series in shown):
         return None
     return CurvePanel(id_, title, shown, x, unit=_measure(kinds, declared), log=log, x_log=x in _SPACED)
+
+
+def _few_heads(array: LabelledArray) -> list[LabelledArray]:
+    """The array, or of more heads than lines can show their mean, the least and the largest."""
+    names = list(_axes(array))
+    if "head" not in names or np.shape(array.values)[names.index("head")] <= _MOST_HEADS:
+        return [array]
+    place = names.index("head")
+    axes = [axis for i, axis in enumerate(array.axes) if i != place]
+    values = array.values
+    parts = {"mean of heads": values.mean(place), "least head": values.min(place), "largest head": values.max(place)}
+    return [LabelledArray(array.quantity, part, axes, {**array.at, "head": words}) for words, part in parts.items()]
 
 
 def _measure(kinds: Sequence[str], declared: Mapping[str, Quantity]) -> str:
@@ -105,9 +126,12 @@ def _is_control(array: LabelledArray) -> bool:
 def _series(array: LabelledArray, runs: Sequence[str], several: bool, kinds: Sequence[str]) -> Series:
     words = [_name(array.quantity)] if several else []
     words += [f"block {array.at['layer']}"] if "layer" in array.at else []
+    words += [array.at["head"]] if "head" in array.at else []
     if array.quantity.startswith("bias_text/"):
         words.append("text probe")
     run = runs.index(array.at["run"]) if array.at.get("run") in runs else None
     look: Look = "control" if _is_control(array) else LOOKS[kinds.index(array.quantity) % len(LOOKS)]
+    if array.at.get("head") in ("least head", "largest head"):
+        look = "dotted"
     probe = str(array.at.get("probe", ""))
     return Series(np.asarray(array.values, dtype=float), _axes(array), run, ", ".join(words), look, probe)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+import struct
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ..pictures.axes import AROUND_ZERO
+from ..pictures.style import DEPTH
 
 CIVIDIS = (
     "#00224e", "#002e6c", "#1a386f", "#34436e", "#494d6e", "#5a5870", "#6a6372", "#797076",
@@ -77,6 +80,34 @@ def tick_text(value: float) -> str:
     if abs(value) >= 10_000:
         return f"{value / 1000:g}k"
     return f"{value:.4g}"
+
+
+def depth_colour(share: float) -> str:
+    """The colour of a block, 0 being the first and 1 the last."""
+    ramp = np.array([[int(colour[i : i + 2], 16) for i in (1, 3, 5)] for colour in DEPTH])
+    places = np.linspace(0, 1, len(ramp))
+    return "#" + "".join(f"{round(np.interp(share, places, channel)):02x}" for channel in ramp.T)
+
+
+def png_of_cells(shares: np.ndarray) -> bytes:
+    """A PNG with one pixel per cell in the colours of `CIVIDIS`; what is not finite is transparent.
+
+    Args:
+        shares: ``[rows, columns]``, 0 for the first colour and 1 for the last.
+    """
+    held = np.nan_to_num(np.clip(shares, 0, 1))
+    index = np.where(np.isfinite(shares), np.round(held * (len(CIVIDIS) - 1)), len(CIVIDIS)).astype(np.uint8)
+    palette = bytes.fromhex("".join(colour[1:] for colour in CIVIDIS) + "000000")
+    opacity = bytes([255] * len(CIVIDIS) + [0])
+    rows, columns = index.shape
+    # Each row of pixels begins with its filter, none.
+    pixels = zlib.compress(np.pad(index, ((0, 0), (1, 0))).tobytes(), 9)
+    head = struct.pack(">IIBBBBB", columns, rows, 8, 3, 0, 0, 0)
+    chunks = ((b"IHDR", head), (b"PLTE", palette), (b"tRNS", opacity), (b"IDAT", pixels), (b"IEND", b""))
+    packed = b"\x89PNG\r\n\x1a\n"
+    for kind, data in chunks:
+        packed += struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+    return packed
 
 
 def cell_colour(share: float) -> tuple[str, str]:

@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import Any
 
 import numpy as np
 from markupsafe import Markup, escape
 
 from ..pictures.label_placement import place_labels
+from ..pictures.panels import blocks_of_change
 from ..pictures.style import RUN_COLOURS
 from ..text import format_value, shorten
-from .scales import Scale, cell_colour, fitting_scale, tick_text
+from .scales import CIVIDIS, Scale, cell_colour, depth_colour, fitting_scale, png_of_cells, tick_text
 from .specs import ChartPanel, CurvePanel, HeatmapPanel, MatrixPanel, RankingPanel, ScatterPanel, rounded
 
 _WIDTH, _HEIGHT = 360, 190
 _LEFT, _RIGHT, _TOP, _BOTTOM = 44, 6, 6, 20
 _MOST_POINTS = 120
 """Per line: a still picture is small."""
-_MOST_LINES = 40
+_MANY_LINES = 12
+_MOST_LINES = 24
+"""Blocks whose lines a still picture has: of more, those where the numbers change most."""
+MOST_NAMED = 6
+"""Blocks that keys name; those of more have a scale of colours."""
+_MOST_NUMBERED = (16, 12)
+"""Rows and columns of a map that has its numbers in it; a larger one is a picture."""
 _DASHES = {"dashed": "5 3", "dotted": "1.5 2.5", "control": "4 3"}
 
 
@@ -52,6 +61,10 @@ class _Line:
     colour: str
     name: str
     look: str
+    plain_name: str
+    """The same without block, head and step."""
+    blocks: tuple[int, int] | None = None
+    """The first and the last block, where it is the line of one of them."""
 
 
 def _lines(panel: CurvePanel) -> Iterator[_Line]:
@@ -72,18 +85,30 @@ def _lines(panel: CurvePanel) -> Iterator[_Line]:
             continue
         values = np.moveaxis(values, list(axes).index(panel.x), -1)
         x = np.asarray(axes.pop(panel.x), dtype=float)
-        for index in product(*(range(len(c)) for c in axes.values())):
+        counts: list[Sequence[int]] = [range(len(c)) for c in axes.values()]
+        if next(iter(axes), "") == "layer" and len(counts[0]) > _MOST_LINES:
+            counts[0] = blocks_of_change([_on_axis(values, panel.log)], len(counts[0]), _MOST_LINES)
+        for index in product(*counts):
             where = ", ".join(
                 f"{'block' if name == 'layer' else name} {axes[name][i]}" for name, i in zip(axes, index, strict=True)
             )
             colour = _depth(index[0], len(next(iter(axes.values())))) if index else run_variable(series.run)
-            look = series.look
-            name = ", ".join(filter(None, [series.name, where, when]))
-            yield _Line(x, values[index], "var(--muted)" if look in ("control", "band") else colour, name, look)
+            name, look = ", ".join(filter(None, [series.name, where, when])), series.look
+            if look in ("control", "band"):
+                yield _Line(x, values[index], "var(--muted)", name, look, series.name)
+                continue
+            ends = (axes["layer"][0], axes["layer"][-1]) if "layer" in axes else None
+            yield _Line(x, values[index], colour, name, look, series.name, ends)
 
 
 def _depth(index: int, count: int) -> str:
-    return f"var(--depth-{round(3 * index / max(count - 1, 1))})"
+    return depth_colour(index / max(count - 1, 1))
+
+
+def _on_axis(values: np.ndarray, log: bool) -> np.ndarray:
+    """Values as their axis spaces them."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.log(values) if log else values
 
 
 def step_share(x: np.ndarray, log: bool) -> np.ndarray:
@@ -108,18 +133,37 @@ def _curves(panel: CurvePanel) -> Markup:
     low, high = float(places.min()), float(places.max())
     at = dict(zip(every_x.tolist(), ((places - low) / (high - low or 1.0)).tolist(), strict=True))
     parts = [_frame(y_scale), _x_ticks(every_x, at, panel.x)]
-    for line in lines[:_MOST_LINES]:
-        parts.append(_draw_line(line, at, y_scale))
+    for line in lines:
+        parts.append(_draw_line(line, at, y_scale, many=len(lines) > _MANY_LINES))
     described = escape(panel.title)
     picture = (
         f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT + 12}" role="img" aria-label="{described}">' + "".join(parts) + "</svg>"
     )
-    names = {(line.name, line.look): line.colour for line in lines[:_MOST_LINES] if line.name}
+    of_blocks = [line for line in lines if line.blocks is not None]
+    scale = ""
+    if len(of_blocks) > MOST_NAMED:
+        first, last = of_blocks[0].blocks or (0, 0)
+        scale = _scale(f"block {first}", str(last), [depth_colour(i / 6) for i in range(7)])
+    names: dict[tuple[str, str], str] = {}
+    for line in lines:
+        if scale and line.blocks is not None:
+            names[line.plain_name, line.look] = "var(--ink)"
+        else:
+            names[line.name, line.look] = line.colour
+    if len(names) == 1 and scale:
+        names = {}  # one name alone tells nothing apart
     keys = "".join(
         f'<span><i class="{escape(look)}" style="--c:{colour}"></i>{escape(shorten(name, 40))}</span>'
         for (name, look), colour in names.items()
+        if name
     )
-    return Markup(picture + (f'<div class="keys">{keys}</div>' if keys else ""))
+    return Markup(picture + scale + (f'<div class="keys">{keys}</div>' if keys else ""))
+
+
+def _scale(low: str, high: str, colours: Sequence[str]) -> str:
+    """A labelled gradient."""
+    ramp = f"background:linear-gradient(to right,{','.join(colours)})"
+    return f'<div class="scale">{escape(low)}<i style="{ramp}"></i>{escape(high)}</div>'
 
 
 def _frame(scale: Scale) -> str:
@@ -145,8 +189,10 @@ def _x_ticks(values: np.ndarray, at: dict[float, float], name: str) -> str:
     return "".join(texts) + foot
 
 
-def _draw_line(line: _Line, at: dict[float, float], scale: Scale) -> str:
-    keep = np.unique(np.linspace(0, len(line.x) - 1, min(len(line.x), _MOST_POINTS)).astype(int))
+def _draw_line(line: _Line, at: dict[float, float], scale: Scale, *, many: bool) -> str:
+    """A line, with a dot at each point where neither lines nor points are many."""
+    most = _MOST_POINTS // 2 if many else _MOST_POINTS
+    keep = np.unique(np.linspace(0, len(line.x) - 1, min(len(line.x), most)).astype(int))
     points = [(_x(at[float(line.x[i])]), _y(scale.share(float(line.y[i])))) for i in keep]
     if line.look == "band":
         there = [(x, y, _y(scale.share(-float(line.y[i])))) for i, (x, y) in zip(keep, points, strict=True)]
@@ -160,7 +206,9 @@ def _draw_line(line: _Line, at: dict[float, float], scale: Scale) -> str:
         pen = "L" if math.isfinite(y) else "M"
     dash = f' stroke-dasharray="{_DASHES[line.look]}"' if line.look in _DASHES else ""
     path = f'<path class="l" d="{"".join(pieces)}" stroke="{line.colour}"{dash}/>'
-    dots = [(x, y) for x, y in points if math.isfinite(y)] if len(points) < 25 and line.look != "control" else []
+    if many or len(points) >= 25 or line.look == "control":
+        return path
+    dots = [(x, y) for x, y in points if math.isfinite(y)]
     return path + "".join(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="1.8" fill="{line.colour}"/>' for x, y in dots)
 
 
@@ -188,9 +236,40 @@ def _heatmap(panel: HeatmapPanel) -> Markup:
         values = values.T
     low, high = panel.limits
     rows, columns = (list(series.axes[name]) for name in (panel.rows, panel.columns))
-    cells = [["" if len(columns) > 12 or not math.isfinite(v) else _short(v) for v in row] for row in values]
+    if len(rows) > _MOST_NUMBERED[0] or len(columns) > _MOST_NUMBERED[1]:
+        return _map((values - low) / (high - low), rows, columns, panel)
+    cells = [["" if not math.isfinite(v) else _short(v) for v in row] for row in values]
     shares = [[(v - low) / (high - low) for v in row] for row in values]
     return _cells(rows, columns, cells, [[_look_of(s) for s in row] for row in shares], panel.rows, panel.columns)
+
+
+def _map(shares: np.ndarray, rows: Sequence[Any], columns: Sequence[Any], panel: HeatmapPanel) -> Markup:
+    """A map of many cells as a picture, with a scale of its colours."""
+    data = base64.b64encode(png_of_cells(shares)).decode()
+    across, tall = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _BOTTOM - _TOP
+    parts = [
+        f'<image x="{_LEFT}" y="{_TOP}" width="{across}" height="{tall}" preserveAspectRatio="none" '
+        f'style="image-rendering:pixelated" href="data:image/png;base64,{data}"/>'
+    ]
+    for i in _labelled(rows):
+        y = _TOP + (i + 0.5) / len(rows) * tall
+        parts.append(f'<text x="{_LEFT - 5}" y="{y + 3:.1f}" text-anchor="end">{escape(rows[i])}</text>')
+    for i in _labelled(columns):
+        x = _LEFT + (i + 0.5) / len(columns) * across
+        parts.append(f'<text x="{x:.1f}" y="{_HEIGHT - 7}" text-anchor="middle">{escape(columns[i])}</text>')
+    words = {"layer": "block"}
+    foot = f"{words.get(panel.rows, panel.rows)} by {words.get(panel.columns, panel.columns)}"
+    parts.append(f'<text x="{_WIDTH - _RIGHT}" y="{_HEIGHT + 8}" text-anchor="end">{escape(foot)}</text>')
+    box = f'viewBox="0 0 {_WIDTH} {_HEIGHT + 12}" role="img" aria-label="{escape(panel.title)}"'
+    low, high = (tick_text(limit) for limit in panel.limits)
+    return Markup(f"<svg {box}>{''.join(parts)}</svg>{_scale(low, high, CIVIDIS)}")
+
+
+def _labelled(names: Sequence[Any]) -> list[int]:
+    """Indices of rows or columns that have their names: the first, the last and round numbers between."""
+    last = len(names) - 1
+    every = next(size for size in (1, 2, 5, 10, 20, 50, 100, 200, 500, last + 1) if last / size <= 6)
+    return [0, *(i for i in range(1, last) if names[i] % every == 0 and every / 2 <= i <= last - every / 2), last]
 
 
 def _short(value: float) -> str:

@@ -18,6 +18,8 @@ from .panels import (
     fit_heights,
     heights_for,
     label_outer_panels,
+    least_and_greatest,
+    most_points,
     name_blocks,
     small_multiples,
 )
@@ -48,6 +50,7 @@ def draw_heads(
     heights = heights_for(heights, panels)
     fit_heights(grid[0], heights, panels)
     bottom = grid[0].get_ylim()[0]
+    limit = most_points(sum(min(len(panel.lines), _MAX_HEAD_LINES) for panel in panels))
     colour = run_colour(run)
     faint: dict[str, Any] = {"color": colour, "alpha": 0.5, "linewidth": 0.8}
     entries: dict[str, Any] = {}
@@ -58,10 +61,12 @@ def draw_heads(
         if n_heads > _MAX_HEAD_LINES:
             band: dict[str, Any] = {"color": colour, "alpha": 0.2, "linewidth": 0}
             low = np.where(np.isnan(least), bottom, least)  # where the least is 0 it reaches the axis
-            entries["range of the heads"] = axes.fill_between(panel.x, low, most, zorder=2, **band)
+            at = np.union1d(least_and_greatest(low, limit), least_and_greatest(most, limit))
+            entries["range of the heads"] = axes.fill_between(panel.x[at], low[at], most[at], zorder=2, **band)
         elif n_heads > 1:
             for of_head in drawable(panel.lines, heights):
-                axes.plot(panel.x, of_head, zorder=2, **faint)
+                at = least_and_greatest(of_head, limit)
+                axes.plot(panel.x[at], of_head[at], zorder=2, **faint)
             entries["one head"] = legend_line(**faint)
         bold: dict[str, Any] = {"color": colour, "linewidth": 1.5, "marker": "o" if markers else "", "markersize": 2.5}
         axes.plot(panel.x, mean, zorder=3, **bold)
@@ -129,7 +134,7 @@ def draw_importance(panels: Sequence[tuple[str, np.ndarray]]) -> Figure:
     for axes, (title, array) in zip(grid[0], panels, strict=True):
         keys = np.arange(array.shape[2])
         for layer, values in enumerate(array.mean(axis=1)):
-            shown = least_and_greatest(values)
+            shown = least_and_greatest(values, most_points(n_layers))
             axes.plot(shown, np.where(values > 0, values, np.nan)[shown], color=colours[layer], linewidth=1.1)
         axes.plot(keys, uniform_importance(len(keys)), **REFERENCE)
         axes.set_yscale("log")
@@ -148,11 +153,3 @@ def uniform_importance(length: int) -> np.ndarray:
     """``[T]``: what uniform attention gives each key, 1/(t+1) from every query, on average over the queries t ≥ j."""
     keys = np.arange(length)
     return np.cumsum(1 / (keys[::-1] + 1.0))[::-1] / (length - keys)
-
-
-def least_and_greatest(values: np.ndarray, limit: int = 256) -> np.ndarray:
-    """Indices of the least and the greatest of each group of neighbours: fewer points, and no peak is lost."""
-    if len(values) <= limit:
-        return np.arange(len(values))
-    groups = np.array_split(np.arange(len(values)), limit // 2)
-    return np.unique([group[pick(values[group])] for group in groups for pick in (np.argmin, np.argmax)])

@@ -16,6 +16,8 @@ from .panels import (
     drawable,
     fit_heights,
     heights_for,
+    least_and_greatest,
+    most_points,
     name_blocks,
 )
 from .style import (
@@ -65,7 +67,8 @@ def draw_blocks(
                 "marker": "o" if markers else "",
                 "markersize": 2.5,
             }
-            axes.plot(panel.x, drawable(values, heights), zorder=2, **look)
+            at = least_and_greatest(values, most_points(len(panel.lines)))
+            axes.plot(panel.x[at], drawable(values[at], heights), zorder=2, **look)
         draw_references(axes, panel, entries)
         if panel.title:
             axes.set_title(panel.title)

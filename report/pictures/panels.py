@@ -20,6 +20,8 @@ PREDICTION: dict[str, Any] = {"color": INK, "linestyle": (0, (2, 1.6)), "linewid
 _REFERENCE_LOOKS = (REFERENCE, PREDICTION)  # of the first and the second reference of a picture
 MAX_PANELS = 12
 """Panels of small multiples; of more blocks `blocks_of_change` picks those that are drawn."""
+_MOST_POINTS = 6000
+"""Of all lines of a picture together."""
 _NAMED_BLOCKS = 4
 """Blocks whose lines a legend names; those of more have a scale of colours."""
 
@@ -132,6 +134,21 @@ def name_blocks(
     # Round numbers that leave room for the first and the last.
     inner = [tick for tick in range(every, last, every) if min(tick - first, last - tick) >= every / 2]
     add_colour_bar(panels, _depth_ramp(), [first, *inner, last], limits=(first, last), label="block")
+
+
+def most_points(n_lines: int) -> int:
+    """Points of each of so many lines in one picture: fewer of many, so that a page stays small."""
+    return int(np.clip(_MOST_POINTS // max(n_lines, 1), 48, 256))
+
+
+def least_and_greatest(values: np.ndarray, limit: int) -> np.ndarray:
+    """Indices of the least and the greatest of each group of neighbours: fewer points, and no peak is lost."""
+    if len(values) <= limit:
+        return np.arange(len(values))
+    groups = np.array_split(np.arange(len(values)), limit // 2)
+    low, high = (np.where(np.isnan(values), worst, values) for worst in (np.inf, -np.inf))
+    found = [group[at] for group in groups for at in (low[group].argmin(), high[group].argmax())]
+    return np.unique([0, *found, len(values) - 1])
 
 
 @dataclass(frozen=True)

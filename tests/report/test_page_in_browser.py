@@ -131,6 +131,28 @@ def test_scrubbing_moves_maps_lines_and_the_ranking(one, open_page):
         )
 
 
+def test_a_map_of_many_blocks_is_one_picture_that_answers_the_mouse(make_run, open_page, tmp_path):
+    run = make_run(tmp_path / "run", steps=(0, 10), n_layers=20, n_heads=14)
+    tab = open_page(write_report([run], tmp_path))
+    canvas = tab.page.locator("#panel-sink-heads .live canvas")
+    assert canvas.evaluate("c => [c.width, c.height]") == [14, 20]
+    assert tab.page.locator("#panel-sink-heads .live td").count() == 0
+    canvas.scroll_into_view_if_needed()
+    box = canvas.bounding_box()
+    values = run.snapshots()[-1].arrays["sink_mass"]
+    for layer, head in ((0, 0), (7, 11), (19, 13)):
+        tab.page.mouse.move(box["x"] + (head + 0.4) / 14 * box["width"], box["y"] + (layer + 0.4) / 20 * box["height"])
+        assert tab.text(TOOLTIP) == f"block {layer + 1}, head {head}: {float(f'{values[layer, head]:.4g}'):g}"
+    # Lines of twenty blocks have a scale in place of twenty names.
+    keys = tab.page.locator("#panel-sink-importance .live .keys")
+    assert keys.inner_text().split() == ["block", "1", "20"]
+    tab.page.locator("#choose-block").select_option("8")
+    mark = tab.page.locator("#panel-sink-heads .live .chosen").bounding_box()
+    box = canvas.bounding_box()
+    assert mark["y"] - box["y"] == pytest.approx(7 / 20 * box["height"], abs=1)
+    assert mark["height"] == pytest.approx(box["height"] / 20, abs=1)
+
+
 def printed(text):
     shown = text.replace("\u202e", "\\u202e")
     return shown if len(shown) <= 24 else shown[:23] + "…"

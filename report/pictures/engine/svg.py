@@ -34,6 +34,7 @@ _LETTERS = {Path.MOVETO: "M", Path.LINETO: "L", Path.CURVE3: "Q", Path.CURVE4: "
 _POINTS = {Path.CURVE3: 2, Path.CURVE4: 3}
 _BASELINE = {"top": 0.9, "center": 0.35, "center_baseline": 0.35, "bottom": -0.25, "baseline": 0.0}
 """Vertical alignment → from the point that is meant down to the baseline, as a share of the size."""
+_MANY_POINTS = 24
 _ANCHOR = {"left": "", "center": "middle", "right": "end"}
 
 
@@ -63,6 +64,11 @@ def _n(value: float) -> str:
     """A hundredth of a point is finer than any screen."""
     text = f"{value:.2f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
+
+
+def _tenths(value: float) -> str:
+    """A tenth of a point is fine enough for one of many points of a line."""
+    return f"{value:.1f}".removesuffix(".0")
 
 
 class _Canvas(RendererBase):
@@ -156,14 +162,10 @@ class _Canvas(RendererBase):
 
     def image(self, rgba: np.ndarray, corners: np.ndarray) -> None:
         """An image of single colours per cell, between two opposite corners: lower left first."""
-        from PIL import Image
-
         (left, low), (right, high) = corners
         rgba = rgba[:, ::-1] if right < left else rgba
         rgba = rgba[::-1] if high < low else rgba
-        buffer = BytesIO()
-        Image.fromarray(np.ascontiguousarray(rgba)).save(buffer, format="png")
-        data = base64.b64encode(buffer.getvalue()).decode("ascii")
+        data = base64.b64encode(_to_png(rgba)).decode("ascii")
         place = f'x="{_n(min(left, right))}" y="{_n(self.height - max(low, high))}"'
         size = f'width="{_n(abs(right - left))}" height="{_n(abs(high - low))}"'
         look = 'preserveAspectRatio="none" style="image-rendering:crisp-edges;image-rendering:pixelated"'
@@ -174,6 +176,7 @@ class _Canvas(RendererBase):
         height = self.height if flip is None else flip
         clean = path.cleaned(transform=transform, remove_nans=True, simplify=simplify and path.should_simplify)
         parts, last, left = [], "", 0
+        write = _tenths if simplify and np.size(clean.vertices) > 2 * _MANY_POINTS else _n
         codes = np.asarray(clean.codes)
         for (x, y), code in zip(np.asarray(clean.vertices).tolist(), codes.tolist(), strict=True):
             if code == Path.STOP:
@@ -190,7 +193,7 @@ class _Canvas(RendererBase):
             else:
                 left = _POINTS.get(code, 1) - 1
                 last = letter
-            parts.append(f"{letter}{_n(x)} {_n(height - y)}")
+            parts.append(f"{letter}{write(x)} {write(height - y)}")
         return "".join(parts)
 
     def _style(self, gc: Any, face: Any) -> str:
@@ -224,6 +227,21 @@ class _Canvas(RendererBase):
             place = f'x="{_n(x)}" y="{_n(self.height - y - height)}" width="{_n(width)}" height="{_n(height)}"'
             self.parts.append(f'<clipPath id="{self._clips[key]}"><rect {place}/></clipPath>')
         return f' clip-path="url(#{self._clips[key]})"'
+
+
+def _to_png(rgba: np.ndarray) -> bytes:
+    """The pixels as a PNG, of one byte each where they have few enough colours."""
+    from PIL import Image
+
+    image, buffer = Image.fromarray(np.ascontiguousarray(rgba)), BytesIO()
+    colours, index = np.unique(rgba.reshape(-1, 4), axis=0, return_inverse=True)
+    opacity = b""
+    if len(colours) <= 256:
+        image = Image.fromarray(index.reshape(rgba.shape[:2]).astype(np.uint8), mode="P")
+        image.putpalette(colours[:, :3].tobytes())
+        opacity = colours[:, 3].tobytes()
+    image.save(buffer, format="png", **({"transparency": opacity} if opacity.strip(b"\xff") else {}))
+    return buffer.getvalue()
 
 
 # ── axes ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
