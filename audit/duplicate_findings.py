@@ -35,6 +35,10 @@ def settle_duplicates(members: Sequence[Same], distance_MM: np.ndarray, *, scan:
     for i, same in enumerate(members):
         if len(same.claims) > 1:
             same.right = _settle(i, same.claims, settled, distance_MM)
+            # A name without a step, such as main, is that of the last checkpoint.
+            last = max([*settled.values(), *same.claims])
+            if last in same.right and any(one.member.place is None for one in same.members):
+                same.right = [last]
             same.place = (same.right or same.claims)[0]
         if len(same.members) > 1:
             say_duplicates(same, scan=scan)

@@ -8,15 +8,19 @@ tensors, buffers, and weights that a type is too coarse to see move, do neither.
 from __future__ import annotations
 
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import numpy as np
 import torch
 
 from ..metrics.between.weight_kinship import mean_distances, squared_distances
+from .chains import chains, steps_of_chains
 from .judged import Same, in_few_words
+from .places import Place
 
 #: Sampled values that a tensor needs; and of those that must differ where a tensor is said to change.
 FEWEST_VALUES, FEWEST_CHANGED = 64, 16
@@ -26,6 +30,13 @@ CHANGING = 0.5
 DIFFERENT = 0.1
 #: The next best owner's distances must misfit so many times as much as those of the best.
 CLEARER = 2.0
+#: The way through a tensor's checkpoints must become so short by an exchange of two; without one it grows by a fifth
+#: at least (docs/log.md).
+EXCHANGED = 0.8
+#: The ways of the tensors of an exchange and of the others change by factors whose product is 1, up to this one.
+SYMMETRY = 1.5
+#: A way over a tensor's checkpoint must be so many times the way past it; in training it is twice at most.
+DETOUR = 2.5
 _ROUNDED: Mapping[str, torch.dtype] = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 _BLOCK = re.compile(r"(?:.*?\.)?(\d+)\.")
 
@@ -48,7 +59,7 @@ class Tensors:
         self.values = [{**same.values, **same.vectors} for same in members]
         self.names = sorted({name for held in self.values for name in held})
         self.squares_TMM = squared_distances(self.values)
-        self.matrices = [name in members[0].values for name in self.names] if members else []
+        self.matrices = np.array([name in members[0].values for name in self.names], dtype=bool)
         self.digests = [same.digests for same in members]
         self.small = {name for name in self.names if any(_says_little(held[name]) for held in self.values)}
         """Tensors that two checkpoints may have in common by chance."""
@@ -58,13 +69,17 @@ class Tensors:
         chosen = set(names)
         return mean_distances(self.squares_TMM[[name in chosen for name in self.names]])
 
-    def without_mixed(self) -> np.ndarray:
-        """Distance between every two checkpoints ``[M, M]``, over the matrices that neither has from another."""
+    def own_squares(self) -> np.ndarray:
+        """Squared distances by tensor ``[T, M, M]``; NaN of a tensor that one of the two has from another."""
         squares_TMM = self.squares_TMM.copy()
         for i, same in enumerate(self.members):
             mixed = [place for place, name in enumerate(self.names) if name in same.mixed]
             squares_TMM[mixed, i, :] = squares_TMM[mixed, :, i] = np.nan
-        return mean_distances(squares_TMM[self.matrices])
+        return squares_TMM
+
+    def without_mixed(self) -> np.ndarray:
+        """Distance between every two checkpoints ``[M, M]``, over the matrices that neither has from another."""
+        return mean_distances(self.own_squares()[self.matrices])
 
     def is_constant(self, name: str) -> bool:
         """Whether all checkpoints have a tensor to the bit."""
@@ -106,6 +121,9 @@ def say_mixed(members: Sequence[Same]) -> tuple[Tensors, list[str]]:
         for i in common.members:
             if i != owner:
                 _say(i, owner, common, tensors)
+    # What has been said of one is left out of what the next is compared with.
+    while _say_exchanged(tensors) or _say_strange(tensors):
+        pass
     return tensors, notes
 
 
@@ -230,6 +248,97 @@ def _say(i: int, owner: int | None, common: Common, tensors: Tensors) -> None:
             one.notes.append(said)
 
 
+def _say_exchanged(tensors: Tensors) -> bool:
+    """Say of two checkpoints, if there are such, which of their tensors lie where those of the other should."""
+    places = _settled(tensors)
+    steps = steps_of_chains(chains(places, tensors.without_mixed()))
+    length_TMM = np.sqrt(tensors.own_squares())
+    most, best = 0.0, None
+    for i, j in combinations(places, 2):
+        touched = [tuple(step) for step in steps if len(step & {i, j}) == 1]
+        moved = [tuple(j if k == i else i if k == j else k for k in step) for step in touched]
+        now_T, then_T = (sum((length_TMM[:, a, b] for a, b in part), np.zeros(1)) for part in (touched, moved))
+        chosen_T = then_T < EXCHANGED * now_T
+        if _are_some(chosen_T, tensors):
+            # What shortens the way of the ones makes that of the others longer by as much.
+            these, rest = (np.nanmedian((then_T / now_T)[part]) for part in _parts(chosen_T, tensors))
+            saved, is_even = float((now_T - then_T)[chosen_T].sum()), 1 / SYMMETRY < these * rest < SYMMETRY
+            if saved > most and is_even and {*_unlike_the_rest(chosen_T, length_TMM, places)[:2]} == {i, j}:
+                most, best = saved, (i, j, _with_vectors(chosen_T, tensors))
+    if best is None:
+        return False
+    i, j, names = best
+    for own, other in ((i, j), (j, i)):
+        what = f"has {_described(names, tensors)} exchanged with {tensors.members[other].label}"
+        _say_of_part(tensors.members[own], names, what)
+    return True
+
+
+def _say_strange(tensors: Tensors) -> bool:
+    """Say of a checkpoint, if there is one, which of its tensors lie off the curve on which its others lie."""
+    places, length_TMM = _settled(tensors), np.sqrt(tensors.own_squares())
+    for chain in chains(places, tensors.without_mixed()):
+        for before, i, behind in zip(chain.path, chain.path[1:], chain.path[2:], strict=False):
+            over_T, past_T = length_TMM[:, before, i] + length_TMM[:, i, behind], length_TMM[:, before, behind]
+            chosen_T = over_T > DETOUR * past_T
+            if _are_some(chosen_T, tensors) and _unlike_the_rest(chosen_T, length_TMM, places)[0] == i:
+                names = _with_vectors(chosen_T, tensors)
+                ratio = float(np.median((over_T / past_T)[_parts(chosen_T, tensors)[0]]))
+                what = f"has {_described(names, tensors)} off the curve of the rest, and of no checkpoint of the suite"
+                near = f"from {tensors.members[before].label} to {tensors.members[behind].label}"
+                what = f"{what}: the way over it is {ratio:.1f} times that {near}"
+                _say_of_part(tensors.members[i], names, what)
+                return True
+    return False
+
+
+def _unlike_the_rest(chosen_T: np.ndarray, length_TMM: np.ndarray, members: Iterable[int]) -> list[int]:
+    """The checkpoints, first those to which others are farthest from where the rest of the tensors has them."""
+    numbers = list(members)
+    with np.errstate(divide="ignore", invalid="ignore"), warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # no tensor that two have of their own
+        ratio_MM = np.log(np.nanmedian(length_TMM[chosen_T], 0) / np.nanmedian(length_TMM[~chosen_T], 0))
+        ratio_MM = ratio_MM[np.ix_(numbers, numbers)]
+        off_M = np.nanmedian(np.abs(ratio_MM - np.nanmedian(ratio_MM)), 1)
+    return [numbers[k] for k in np.argsort(-np.nan_to_num(off_M), kind="stable")]
+
+
+def _are_some(chosen_T: np.ndarray, tensors: Tensors) -> bool:
+    """Whether some matrices are chosen, and no more than half; of more the curve of the whole tells."""
+    these, rest = _parts(chosen_T, tensors)
+    return bool(these.any()) and these.sum() <= rest.sum()
+
+
+def _parts(chosen_T: np.ndarray, tensors: Tensors) -> tuple[np.ndarray, np.ndarray]:
+    """The chosen matrices, and the other ones."""
+    return chosen_T & tensors.matrices, ~chosen_T & tensors.matrices
+
+
+def _settled(tensors: Tensors) -> dict[int, Place]:
+    """The places of the checkpoints that have one, by number."""
+    return {i: same.claims[0] for i, same in enumerate(tensors.members) if len(same.claims) == 1 and not same.is_copy}
+
+
+def _with_vectors(chosen_T: np.ndarray, tensors: Tensors) -> list[str]:
+    """Names of the chosen matrices, and of the chosen vectors in a block with one: alone these say little."""
+    named = list(zip(tensors.names, chosen_T.tolist(), tensors.matrices.tolist(), strict=True))
+    chosen = [(name, is_matrix) for name, is_chosen, is_matrix in named if is_chosen]
+    blocks = {_block_of(name) for name, is_matrix in chosen if is_matrix} - {""}
+    return [name for name, is_matrix in chosen if is_matrix or _block_of(name) in blocks]
+
+
+def _say_of_part(same: Same, names: Iterable[str], what: str) -> None:
+    same.mixed |= set(names)
+    for one in same.members:
+        one.found("mixed", what)
+
+
+def _block_of(name: str) -> str:
+    """Name of the block that a tensor is of; empty for none."""
+    found = _BLOCK.match(name)
+    return found[0][:-1] if found else ""
+
+
 def _described(names: Iterable[str], tensors: Tensors) -> str:
     """Tensors in a few words: whole blocks by number, others by name."""
     left, every = set(names), {name for name in tensors.names if not tensors.is_constant(name)}
@@ -239,8 +348,8 @@ def _described(names: Iterable[str], tensors: Tensors) -> str:
         return f"all tensors but {' and '.join(rest)}"
     of_blocks: dict[str, set[str]] = defaultdict(set)
     for name in every:
-        if block := _BLOCK.match(name):
-            of_blocks[block[0][:-1]].add(name)
+        if block := _block_of(name):
+            of_blocks[block].add(name)
     blocks = [block for block, own in of_blocks.items() if own <= left]
     parts = []
     if blocks:

@@ -43,6 +43,30 @@ def test_weights_under_two_steps_are_found_and_the_step_that_they_are_of(suite, 
     assert found.said[None] == "has the weights of step 8, step 12, step 24"
 
 
+def test_most_of_a_suite_overwritten_by_one_checkpoint_does_not_make_its_copies_right(suite, other, audited):
+    for step in (4, 16, 20):
+        shutil.copy(weights_file(suite, 12), weights_file(suite, step))
+    found = audited(suite)
+    assert found.kinds == {step: ["duplicate"] for step in (4, 16, 20)}
+    assert found.json["sentence"] == "3 of 7 checkpoints are not what they say; 3 are copies of step 12"
+    assert found.said[4].endswith("; on the curve they are at step 12")
+    # Where several steps fit, a name without one tells that they are of the last.
+    for step in (4, 12, 16, 20):
+        shutil.copy(weights_file(suite, 24), weights_file(suite, step))
+    found = audited(suite)
+    assert found.json["sentence"].endswith("; 5 have the same weights, and nothing tells whose they are")
+    assert found.said[4].endswith("; nothing tells which is right: step 12, step 16, step 20, step 24")
+    shutil.copytree(suite / "step-24", suite / "main")
+    found = audited(suite)
+    assert found.kinds == {step: ["duplicate"] for step in (4, 12, 16, 20)}
+    assert found.json["sentence"].endswith("; 4 are copies of step 24")
+    # Copies of one checkpoint of another training are the strangers, however many they are.
+    shutil.rmtree(suite / "main")
+    for step in (4, 12, 16, 20, 24):
+        shutil.copy(weights_file(other, 24), weights_file(suite, step))
+    assert audited(suite).kinds == {step: ["stranger", "duplicate"] for step in (4, 12, 16, 20, 24)}
+
+
 DECAYED = tuple(range(0, 81, 10))
 
 

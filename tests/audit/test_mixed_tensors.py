@@ -109,3 +109,32 @@ def test_where_nothing_tells_whose_tensors_are_both_are_named(suite, audited):
     found = audited(suite)
     assert found.kinds == {0: ["mixed"], 8: ["mixed"]}
     assert found.said[0] == "has model.embed_tokens.weight in common with step 8, and nothing tells whose it is"
+
+
+@pytest.mark.parametrize("steps", [(8, 12), (0, 4), (4, 20), (0, 24)])
+def test_exchanged_shards_are_found(suite, audited, steps):
+    """No two checkpoints have anything in common then."""
+    a, b = (load_file(weights_file(suite, step)) for step in steps)
+    moved = [name for name in a if name.startswith("model.layers.0.") or name == "model.embed_tokens.weight"]
+    for step, own, other in ((steps[0], a, b), (steps[1], b, a)):
+        save_file(own | {name: other[name] for name in moved}, weights_file(suite, step))
+    found = audited(suite)
+    assert found.kinds == {step: ["mixed"] for step in steps}
+    for step, other in (steps, steps[::-1]):
+        part = "block 0 (model.layers.0, 8 tensors) and model.embed_tokens.weight"
+        assert found.said[step] == f"has {part} exchanged with step {other}"
+
+
+def test_tensors_of_no_checkpoint_of_the_suite_are_found(suite, other, audited):
+    plant(suite, 8, 24, PARTS["block 0 (model.layers.0, 8 tensors)"])
+    shutil.rmtree(suite / "step-24")
+    found = audited(suite)
+    assert found.kinds == {8: ["mixed"]}
+    what = "has block 0 (model.layers.0, 8 tensors) off the curve of the rest, and of no checkpoint of the suite: "
+    assert found.said[8].startswith(what)
+    block = {name: x for name, x in load_file(weights_file(other, 16)).items() if name.startswith("model.layers.1.")}
+    save_file(load_file(weights_file(suite, 16)) | block, weights_file(suite, 16))
+    found = audited(suite)
+    assert found.kinds == {8: ["mixed"], 16: ["mixed"]}
+    assert found.said[8].startswith(what)
+    assert found.said[16].startswith(what.replace("block 0 (model.layers.0", "block 1 (model.layers.1"))
