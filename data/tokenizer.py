@@ -7,13 +7,13 @@ import json
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NotRequired, TypedDict
 
 import numpy as np
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ..errors import UsageError
-from ..files import read_bytes, user_path
+from ..files import read_bytes, read_json, user_path
 
 END_OF_TEXT = "<|endoftext|>"
 _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<｜end▁of▁sentence｜>")
@@ -23,19 +23,41 @@ MOST_BYTES = 1 << 28
 """Of a tokenizer's JSON file."""
 
 
+class NamedToken(TypedDict):
+    """A token as ``transformers`` writes one with its settings."""
+
+    content: str
+
+
+class TokenizerConfig(TypedDict):
+    """``tokenizer_config.json`` of ``transformers``, as far as it is read here."""
+
+    add_bos_token: NotRequired[bool | None]
+    bos_token: NotRequired[str | NamedToken | None]
+
+
 class TextTokenizer:
     """One ``tokenizers`` JSON, with what a corpus needs: ids by batch, the end-of-text id, readable tokens.
 
     Text is encoded as text: the name of a special token that occurs in a document is spelled out and never becomes
     that token, nothing is added around a document, and padding and truncation of the file are switched off.
 
+    Args:
+        content: the JSON.
+        name: of the file, for messages.
+        bos: the beginning-of-sequence token (BOS), as ``tokenizer_config.json`` names it.
+        add_bos: put it before texts where the JSON itself puts nothing there.
+
     Raises:
-        UsageError: ``content`` is not a tokenizer.
+        UsageError: ``content`` is not a tokenizer, or ``bos`` is not one of its tokens.
     """
 
-    def __init__(self, content: bytes, name: str = "tokenizer.json") -> None:
+    def __init__(
+        self, content: bytes, name: str = "tokenizer.json", *, bos: str | None = None, add_bos: bool = False
+    ) -> None:
         self.content = content
         self.name = name
+        self._bos, self._add_bos = bos, add_bos
         try:
             self._tokenizer = Tokenizer.from_str(content.decode("utf-8"))
         except Exception as error:  # the library raises nothing narrower
@@ -44,16 +66,31 @@ class TextTokenizer:
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         self._tokenizer.encode_special_tokens = True
+        if add_bos and bos is not None and self._tokenizer.token_to_id(bos) is None:
+            raise UsageError(
+                f"{name}: tokenizer_config.json adds bos_token {bos!r}, which is not one of its tokens; give one that is"
+            )
 
     @classmethod
     def load(cls, path: str | Path) -> TextTokenizer:
-        """Read a ``tokenizers`` JSON file."""
+        """Read a ``tokenizers`` JSON file, and what a ``tokenizer_config.json`` beside it says of BOS.
+
+        Raises:
+            UsageError: no such file, or it is no tokenizer.
+            RunError: a damaged ``tokenizer_config.json``.
+        """
         path = user_path(path)
         try:
             content = read_bytes(path, MOST_BYTES, UsageError)
         except UsageError as error:
             raise UsageError(f"data.tokenizer: {error}; give 'bpe' or a tokenizers JSON file") from None
-        return cls(content, str(path))
+        beside = path.with_name("tokenizer_config.json")
+        if path.name != "tokenizer.json" or not beside.exists():
+            return cls(content, str(path))
+        config = read_json(beside, TokenizerConfig, "give the one that the model came with")
+        named = config.get("bos_token")
+        bos = named["content"] if isinstance(named, dict) else named
+        return cls(content, str(path), bos=bos, add_bos=bool(config.get("add_bos_token")))
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextTokenizer:
@@ -67,18 +104,20 @@ class TextTokenizer:
         if isinstance(tokenizer, (str, Path)):
             return cls.load(tokenizer)
         if isinstance(backend := getattr(tokenizer, "backend_tokenizer", None), Tokenizer):
-            return cls(backend.to_str().encode("utf-8"), str(getattr(tokenizer, "name_or_path", "")))
+            name, bos = str(getattr(tokenizer, "name_or_path", "")), getattr(tokenizer, "bos_token", None)
+            # The library has put what it adds into the backend.
+            return cls(backend.to_str().encode("utf-8"), name, bos=bos)
         raise UsageError(
             f"tokenizer: {type(tokenizer).__name__} is no fast tokenizer of transformers; give one, or the path of its "
             "tokenizer.json"
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"content": self.content, "name": self.name}
+        return {"content": self.content, "name": self.name, "bos": self._bos, "add_bos": self._add_bos}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # The library's own pickling forgets encode_special_tokens.
-        self.__init__(state["content"], state["name"])  # type: ignore[misc]
+        self.__init__(**state)  # type: ignore[misc]
 
     @cached_property
     def sha256(self) -> str:
@@ -97,8 +136,32 @@ class TextTokenizer:
         return next((i for i in ids if i is not None), None)
 
     @cached_property
+    def ids(self) -> np.ndarray:
+        """Ids that have a token, special ones among them, rising; int64."""
+        return np.array(sorted(set(self._tokenizer.get_vocab(with_added_tokens=True).values())), dtype=np.int64)
+
+    @cached_property
+    def bos(self) -> int | None:
+        """Id of the beginning-of-sequence token (BOS), added before texts or not; None: no such token is known."""
+        if self._added_before:
+            return self._added_before[-1]
+        return None if self._bos is None else self._tokenizer.token_to_id(self._bos)
+
+    @cached_property
     def before_text(self) -> list[int]:
-        """Ids that the tokenizer itself puts before a text, such as BOS; most often one or none."""
+        """Ids that come before a text, such as BOS; most often one or none.
+
+        They are those that the JSON's post-processor puts there. Where it puts none, ``add_bos_token`` of
+        ``tokenizer_config.json`` adds BOS. So BOS comes once, whichever of the two says so. An ``add_bos_token`` that is
+        false takes nothing away (as in ``transformers`` 5).
+        """
+        if self._added_before or not self._add_bos or self.bos is None:
+            return self._added_before
+        return [self.bos]
+
+    @cached_property
+    def _added_before(self) -> list[int]:
+        """Ids that the post-processor puts before a text."""
         encoded = self._tokenizer.encode("a", add_special_tokens=True)
         return encoded.ids[: next((i for i, special in enumerate(encoded.special_tokens_mask) if not special), 0)]
 

@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from birthmark.data.encode import Document, encode_documents, text_chunks
 from birthmark.data.tokenizer import END_OF_TEXT, TextTokenizer, train_bpe
-from birthmark.errors import UsageError
+from birthmark.errors import RunError, UsageError
 
 _WORDS = """the quick brown fox λ = σ 数据 🎈 def return self.value Wörterbuch interpretability initialisation
 attention sink embedding"""
@@ -199,3 +199,56 @@ def test_wordpiece_trained_elsewhere(tmp_path: Path) -> None:
     assert tokenizer.vocab_size == other.get_vocab_size()
     assert tokenizer.end_of_text == 1
     assert tokenizer.encode(["the quick fox"])[0].tolist() == other.encode("the quick fox").ids
+
+
+def _folder(folder: Path, template: str | None, add_bos_token: bool | None, bos_token: object = "<s>") -> Path:
+    """A model's tokenizer files: a byte-level BPE whose JSON puts ``template`` around a text."""
+    content = json.loads(BPE.content)
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 320, "content": "<s>"})
+    raw = Tokenizer.from_str(json.dumps(content))
+    if template is not None:
+        specials = [("<s>", raw.token_to_id("<s>"))] if "<s>" in template else []
+        raw.post_processor = processors.TemplateProcessing(template, None, specials)
+    raw.save(str(folder / "tokenizer.json"))
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "bos_token": bos_token, "add_bos_token": add_bos_token}
+    written = {name: value for name, value in config.items() if value is not None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(written))
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize("bos_token", ["<s>", {"__type": "AddedToken", "content": "<s>", "special": True}])
+@pytest.mark.parametrize("add_bos_token", [None, False, True])
+@pytest.mark.parametrize("template", [None, "$A", "<s> $A"])
+def test_bos_comes_once_in_whatever_way_a_tokenizer_says_it(
+    tmp_path: Path, template: str | None, add_bos_token: bool | None, bos_token: object
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizer = TextTokenizer.load(_folder(tmp_path, template, add_bos_token, bos_token))
+    # Version 5 reads the setting as an argument alone where there is a tokenizer.json; version 4 reads it in the file.
+    more = {"add_bos_token": True} if add_bos_token else {}
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path, **more)
+    (ids,) = tokenizer.encode(["the quick"])
+    assert [*tokenizer.before_text, *ids.tolist()] == theirs("the quick").input_ids
+    assert tokenizer.before_text.count(tokenizer.bos) == (template == "<s> $A" or bool(add_bos_token))
+    assert tokenizer.bos == theirs.bos_token_id
+    again = pickle.loads(pickle.dumps(tokenizer))
+    assert (again.before_text, again.bos) == (tokenizer.before_text, tokenizer.bos)
+    given = TextTokenizer.of(theirs)
+    assert (given.before_text, given.bos) == (tokenizer.before_text, tokenizer.bos)
+
+
+def test_bos_that_is_no_token(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=r"adds bos_token '<bos>', which is not one of its tokens"):
+        TextTokenizer.load(_folder(tmp_path, None, True, "<bos>"))
+    assert TextTokenizer.load(_folder(tmp_path, None, False, "<bos>")).bos is None
+    (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": "yes"}')
+    with pytest.raises(RunError, match=r"tokenizer_config\.json: damaged \(add_bos_token"):
+        TextTokenizer.load(tmp_path / "tokenizer.json")
+
+
+def test_ids_are_those_that_have_a_token(tmp_path: Path) -> None:
+    content = json.loads(BPE.content)
+    content["added_tokens"].append({**content["added_tokens"][0], "id": 500, "content": "<far>"})
+    tokenizer = TextTokenizer(json.dumps(content).encode())
+    raw = Tokenizer.from_str(json.dumps(content))
+    assert tokenizer.ids.tolist() == [i for i in range(1000) if raw.id_to_token(i) is not None]
