@@ -21,14 +21,64 @@ if TYPE_CHECKING:
     from .batches import BatchSource
 
 
-def random_probe(vocab_size: int, n_sequences: int, seq_len: int, probe_seed: int) -> np.ndarray:
+def random_probe(
+    vocab_size: int, n_sequences: int, seq_len: int, probe_seed: int, ids: np.ndarray | None = None
+) -> np.ndarray:
     """``n_sequences`` rows of ``seq_len`` tokens, uniform over the whole vocabulary; int64 ``[N, T]``.
 
     The stream's name holds the word ``probe``, so no data or init seed shares numbers with it. All models of one
     vocabulary get the same rows, and the first rows of a larger probe are the rows of a smaller one.
+
+    Args:
+        vocab_size: V.
+        n_sequences: N.
+        seq_len: T.
+        probe_seed: decides the tokens.
+        ids: of `text_ids`, to draw from these alone.
     """
     u_NT = uniforms("probe", probe_seed, first=0, shape=(n_sequences, seq_len))
-    return (u_NT * vocab_size).astype(np.int64)
+    if ids is None:
+        return (u_NT * vocab_size).astype(np.int64)
+    return ids[(u_NT * len(ids)).astype(np.int64)]
+
+
+def text_ids(tokenizer: TextTokenizer | None, vocab_size: int) -> np.ndarray | None:
+    """Ids below ``vocab_size`` that a tokenizer has a token for, special ones among them; int64, rising.
+
+    Embedding tables are often padded with rows that no text reads. None: there is no tokenizer, or it has all ids.
+    """
+    if tokenizer is None:
+        return None
+    ids = tokenizer.ids[tokenizer.ids < vocab_size]
+    return ids if 0 < len(ids) < vocab_size else None
+
+
+#: Sequences of a control: enough for a mean over heads.
+N_CONTROLS = 32
+
+
+def bos_controls(tokenizer: TextTokenizer, random_NT: np.ndarray, text_NT: np.ndarray | None) -> dict[str, np.ndarray]:
+    """Probes that tell a sink on the first position from one on BOS (definitions §2), int64 ``[N, T]`` by name.
+
+    ``bos``: random tokens behind BOS, or behind all that the tokenizer puts before a text. ``text_without_bos``: the
+    text without it, where the tokenizer puts it there. Empty where the tokenizer has no BOS.
+
+    Args:
+        tokenizer: the model's own.
+        random_NT: the random probe.
+        text_NT: the text probe, if there is one.
+    """
+    if tokenizer.bos is None:
+        return {}
+    first = np.array(tokenizer.before_text or [tokenizer.bos], dtype=np.int64)
+    n, found = len(first), {}
+    if random_NT.shape[1] > n:
+        drawn_NT = random_NT[:N_CONTROLS, :-n]
+        found["bos"] = np.concatenate([np.tile(first, (len(drawn_NT), 1)), drawn_NT], axis=1)
+    begins = text_NT is not None and text_NT.shape[1] > n + 1 and bool((text_NT[:, :n] == first).all())
+    if text_NT is not None and begins:
+        found["text_without_bos"] = text_NT[:N_CONTROLS, n:]
+    return found
 
 
 def text_probe(val: BatchSource, n_sequences: int, seq_len: int, *, n_before: int = 0) -> np.ndarray:

@@ -68,7 +68,7 @@ class TextTokenizer:
         self._tokenizer.encode_special_tokens = True
         if add_bos and bos is not None and self._tokenizer.token_to_id(bos) is None:
             raise UsageError(
-                f"{name}: tokenizer_config.json adds bos_token {bos!r}, which is not one of its tokens; give one that is"
+                f"{name}: tokenizer_config.json adds bos_token {bos!r}, which is none of its tokens; give one that is"
             )
 
     @classmethod
@@ -152,8 +152,8 @@ class TextTokenizer:
         """Ids that come before a text, such as BOS; most often one or none.
 
         They are those that the JSON's post-processor puts there. Where it puts none, ``add_bos_token`` of
-        ``tokenizer_config.json`` adds BOS. So BOS comes once, whichever of the two says so. An ``add_bos_token`` that is
-        false takes nothing away (as in ``transformers`` 5).
+        ``tokenizer_config.json`` adds BOS. So BOS comes once, whichever of the two says so. An ``add_bos_token`` that
+        is false takes nothing away, as in ``transformers`` 5.
         """
         if self._added_before or not self._add_bos or self.bos is None:
             return self._added_before

@@ -16,10 +16,22 @@ from .thresholds import threshold
 from .verdict import Group, Tone, Verdict, array_of, at_step, is_measured, over_training, scalar
 from .wording import in_prose
 
+#: Groups that may lead for sinks, in words.
+ON_PROBE: Mapping[Group, str] = {
+    "bias": "on random tokens",
+    "bias_bos": "on random tokens behind BOS",
+    "bias_text": "on text",
+}
+
 
 def leading_group(snapshot: Snapshot | None) -> Group:
-    """The probe that leads for sinks: text where it was measured."""
-    return "bias_text" if snapshot is not None and "sink_mass" in snapshot.summary.get("bias_text", {}) else "bias"
+    """The probe that leads for sinks: text where it was measured, else random tokens, behind BOS where the tokenizer
+    puts it before texts."""
+    summary = {} if snapshot is None else snapshot.summary
+    if "sink_mass" in summary.get("bias_text", {}):
+        return "bias_text"
+    adds_bos = (summary.get("probe_bos") or {}).get("is_added") and "sink_mass" in summary.get("bias_bos", {})
+    return "bias_bos" if adds_bos else "bias"
 
 
 @dataclass(frozen=True)
@@ -158,7 +170,7 @@ def sink(history: RunHistory) -> Verdict | None:
     rows = "_normalised" if is_measured(history, f"{reading.mass}_normalised", group) else ""
     name = reading.mass + rows
     now_sink, before = Sink.of(now, reading, name), Sink.of(history.first, reading, name)
-    on = "on text" if group == "bias_text" else "on random tokens"
+    on = ON_PROBE[group]
     if isnan(now_sink.times):
         tone: Tone = "unclear"
         sentence = f"Whether there is a sink {on} is not known: its mass is not a number {at_step(now)}."
@@ -217,6 +229,7 @@ def _before(history: RunHistory, before: Sink, now: Sink) -> str:
 def _sink_beside(now: Snapshot, sink: Sink, group: Group, name: str) -> str:
     """What the mean over heads leaves out: the largest head, the uniform share, the other probe."""
     heads = "" if sink.most == sink.mean else f"largest head {in_prose(sink.most)}, "
-    random = scalar(now, name) if group == "bias_text" else nan
-    also = f"; on random tokens {in_prose(random)}" if isfinite(random) else ""
+    random = nan if group == "bias" else scalar(now, name)
+    alone = " alone" if group == "bias_bos" else ""
+    also = f"; on random tokens{alone} {in_prose(random)}" if isfinite(random) else ""
     return f" ({heads}uniform {in_prose(sink.uniform)}{also})"

@@ -73,6 +73,16 @@ THRESHOLDS: Mapping[str, Threshold] = {
         "Times the uniform share below which a block has no sink, in its largest head.",
         "ours; the demo's largest head has 1.0 times",
     ),
+    "position": Threshold(
+        0.5,
+        "Share of the sink mass behind BOS that is left without BOS, from which the sink hangs on the position.",
+        "ours; SmolLM2 135M keeps 1.16 of it",
+    ),
+    "token": Threshold(
+        0.2,
+        "The same share up to which the sink hangs on the token BOS.",
+        "ours; Gemma 3 270M keeps .04 of it",
+    ),
     "lineage": Threshold(
         _P,
         "log₁₀ p of the lineage test below which it finds the birth.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite, nan
 from typing import Any, Literal
@@ -17,7 +17,16 @@ from .history import RunHistory
 Tone = Literal["present", "weak", "absent", "unclear"]
 """Whether an effect is there. ``weak`` is a trace, beyond chance; ``unclear`` is more than the numbers can tell."""
 
-Group = Literal["bias", "bias_text"]
+Group = Literal["bias", "bias_text", "bias_bos", "bias_text_without_bos"]
+
+
+#: Group of scalars → prefix of the arrays of the same probe.
+_PREFIXES: Mapping[Group, str] = {
+    "bias": "",
+    "bias_text": "text.",
+    "bias_bos": "bos.",
+    "bias_text_without_bos": "text_without_bos.",
+}
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ def scalar(snapshot: Snapshot | None, name: str, group: Group = "bias") -> float
 
 def array_of(snapshot: Snapshot | None, name: str, group: Group = "bias") -> np.ndarray | None:
     """An array of a snapshot on one probe; None where it has none."""
-    return None if snapshot is None else snapshot.arrays.get(("text." if group == "bias_text" else "") + name)
+    return None if snapshot is None else snapshot.arrays.get(_PREFIXES[group] + name)
 
 
 def is_measured(history: RunHistory, name: str, group: Group = "bias") -> bool:

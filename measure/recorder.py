@@ -74,6 +74,7 @@ def snapshot_of(
     birth: BirthReference | None,
     top_k: int,
     token_texts: TokenTexts | None,
+    n_tokens: int | None = None,
 ) -> Snapshot:
     """What was found on the random probe, as a snapshot (docs/run-directory.md).
 
@@ -87,6 +88,7 @@ def snapshot_of(
         birth: what it was compared with; None where that is not known.
         top_k: tokens in the ranked list.
         token_texts: text of token ids; None where there is no tokenizer.
+        n_tokens: tokens that the probe is drawn from, where they are not all of the vocabulary.
     """
     config = model.config
     summary = {
@@ -97,6 +99,7 @@ def snapshot_of(
             "seq_len": probe_NT.shape[1],
             "probe_seed": probe_seed,
             "dtype": str(compute_dtype(model)).removeprefix("torch."),
+            **({} if n_tokens is None else {"n_tokens": n_tokens}),
         },
         "model": asdict(config),
         "n_layers": config.n_layers,

@@ -86,6 +86,17 @@ class ProbeFacts(TypedDict):
     seq_len: NotRequired[Size]
     probe_seed: NotRequired[int]
     dtype: NotRequired[str]
+    n_tokens: NotRequired[Size]
+
+
+class BosFacts(TypedDict):
+    """The control with BOS before random tokens."""
+
+    n_sequences: NotRequired[Count]
+    seq_len: NotRequired[Size]
+    token: Count
+    text: str
+    is_added: bool
 
 
 class ModelFacts(TypedDict):
@@ -105,6 +116,9 @@ class Summary(TypedDict):
     step: Annotated[int, Bounds(-1, 1 << 62)]
     bias: dict[str, Number]
     bias_text: NotRequired[dict[str, Number]]
+    bias_bos: NotRequired[dict[str, Number]]
+    bias_text_without_bos: NotRequired[dict[str, Number]]
+    probe_bos: NotRequired[BosFacts]
     tokens: NotRequired[Count | None]
     init_seed: NotRequired[int]
     init_from: NotRequired[str]

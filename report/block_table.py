@@ -94,9 +94,10 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
     console.print(grid)
     tokens = "  ".join(token["text"] for token in snapshot.summary["top_tokens"][:10])
     console.print(f"\nfavourite tokens: {tokens}", highlight=False, markup=False, soft_wrap=True)
+    drawn = f" from {probe['n_tokens']:,}" if "n_tokens" in probe else ""
+    on_text = f", {snapshot.summary.get('probe_text', probe)['n_sequences']} of text" if text else ""
     console.print(
-        f"{probe['n_sequences']} sequences of {probe['seq_len']} random tokens{', as many of text' if text else ''}, "
-        f"{probe['dtype']}, "
+        f"{probe['n_sequences']} sequences of {probe['seq_len']} random tokens{drawn}{on_text}, {probe['dtype']}, "
         f"{snapshot.summary['seconds']:.1f} s",
         highlight=False,
         soft_wrap=True,

@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from ..files import remove_leftovers, write_text
 from ..findings.chain_links import LINKS_BY_BLOCK, peak_of
-from ..findings.sink_chain import SinkReading
+from ..findings.sink_chain import ON_PROBE, SinkReading
 from ..findings.terms import explained
 from ..findings.verdict import Group, scalar
 from ..measure.records import RunDir, Snapshot
@@ -117,7 +117,10 @@ def _headline(name: str, moments: Sequence[Snapshot]) -> str:
     group: Group = "bias"
     if moments and quantity.section in ("sink", "gradient"):
         reading = SinkReading.leading(moments[-1])
-        group, name = reading.group, reading.mass if quantity.section == "sink" else name
+        if quantity.section == "sink":
+            group, name = reading.group, reading.mass
+        elif reading.group == "bias_text":
+            group = reading.group
     found = [
         peak_of(moment, name, group) if name in LINKS_BY_BLOCK else (scalar(moment, name, group), "")
         for moment in moments
@@ -125,8 +128,8 @@ def _headline(name: str, moments: Sequence[Snapshot]) -> str:
     found = [(value, block) for value, block in found if not isnan(value)]
     values = " → ".join(format_value(value, quantity.format) for value, _ in found)
     where = f" in {found[-1][1]}" if found and found[-1][1] else ""
-    on_text = " on text" if group == "bias_text" else ""
-    return f"{quantity.symbol} {values}{where}{on_text}".strip() if values else ""
+    on = "" if group == "bias" else f" {ON_PROBE[group]}"
+    return f"{quantity.symbol} {values}{where}{on}".strip() if values else ""
 
 
 def colour_variable(run: int) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..findings.chain_links import peak_of
 from ..findings.massive_channel import dominance_by_block
-from ..findings.sink_chain import SinkReading
+from ..findings.sink_chain import ON_PROBE, SinkReading
 from ..findings.start import BIRTH, Start
 from ..findings.verdict import scalar
 from ..measure.records import Snapshot
@@ -100,10 +100,10 @@ def _sink_mass(snapshot: Snapshot | None) -> KeyFigure:
     summary: Mapping[str, Any] = snapshot.summary if snapshot else {}
     reading = SinkReading.leading(snapshot)
     bias, lead = summary.get("bias", {}), summary.get(reading.group, {})
-    on_text = reading.group == "bias_text"
-    beside = f"; random tokens {_value('sink_mass', bias)}" if on_text else ""
+    beside = "" if reading.group == "bias" else f"; random tokens {_value('sink_mass', bias)}"
     place = "on the first token of a document" if reading.of_documents else "on position 0"
-    what = f"{place}, on text" if on_text else f"{place}, on random tokens, text may have more"
+    may = "" if reading.group == "bias_text" else ", text may have more"
+    what = f"{place}, {ON_PROBE[reading.group]}{may}"
     return "Sink mass", _value(reading.mass, lead), _judged(what, reading.mass, lead) + beside
 
 

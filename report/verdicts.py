@@ -13,6 +13,7 @@ from rich.text import Text
 
 from ..findings.chain_links import aggregation, dominance, gradient, lock, neurons, rank
 from ..findings.learning import loss, what_is_missing
+from ..findings.position_or_token import position_or_token
 from ..findings.seed_mark import birth_bias, direction, lineage, preference, ranking
 from ..findings.sink_chain import sink
 from ..findings.verdict import Tone, Verdict
@@ -24,7 +25,7 @@ __all__ = ["QUESTIONS", "Tone", "Verdict", "printed", "snapshot_verdicts", "verd
 Question = Callable[[RunHistory], Verdict | None]
 
 #: About one snapshot, the sink and what leads to it first.
-_OF_SNAPSHOT: tuple[Question, ...] = (sink, neurons, dominance, aggregation, lock, gradient, rank)
+_OF_SNAPSHOT: tuple[Question, ...] = (sink, position_or_token, neurons, dominance, aggregation, lock, gradient, rank)
 
 QUESTIONS: tuple[Question, ...] = (
     what_is_missing,

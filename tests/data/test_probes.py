@@ -8,9 +8,9 @@ import pytest
 
 from birthmark.data.backcopy import BackCopy
 from birthmark.data.batches import FixedWindows, ShardedTokens
-from birthmark.data.probes import passage_probe, random_probe, text_probe
+from birthmark.data.probes import N_CONTROLS, bos_controls, passage_probe, random_probe, text_ids, text_probe
 from birthmark.data.streams import uniforms
-from birthmark.data.tokenizer import TextTokenizer
+from birthmark.data.tokenizer import TextTokenizer, train_bpe
 from birthmark.errors import UsageError
 
 
@@ -42,6 +42,34 @@ def test_rows_and_positions_are_independent() -> None:
     off_diagonal = correlation[~np.eye(256, dtype=bool)]
     assert np.abs(off_diagonal).max() < 6 / np.sqrt(64)
     assert abs(off_diagonal.mean()) < 0.01
+
+
+def test_random_tokens_of_a_tokenizer(word_tokenizer: TextTokenizer) -> None:
+    """Rows of a padded table that no text reads are not drawn; where there are none, nothing changes."""
+    ids = text_ids(word_tokenizer, 512)
+    assert ids is not None
+    probe = random_probe(512, 64, 32, 0, ids)
+    assert set(probe.ravel().tolist()) == set(range(270))
+    assert probe.dtype == np.int64
+    assert np.array_equal(random_probe(512, 5, 32, 0, ids), probe[:5])
+    assert text_ids(word_tokenizer, 270) is None
+    assert text_ids(None, 512) is None
+    # A table of fewer rows than the tokenizer has tokens.
+    assert text_ids(word_tokenizer, 60) is None
+
+
+def test_controls_of_bos(word_tokenizer: TextTokenizer) -> None:
+    random_NT = random_probe(270, 40, 6, 0)
+    text_NT = np.concatenate([np.full((40, 1), 269), random_NT], 1)
+    found = bos_controls(word_tokenizer, random_NT, text_NT)
+    assert found["bos"].shape == (N_CONTROLS, 6)
+    assert (found["bos"][:, 0] == 269).all()
+    assert np.array_equal(found["bos"][:, 1:], random_NT[:N_CONTROLS, :-1])
+    assert np.array_equal(found["text_without_bos"], random_NT[:N_CONTROLS])
+    # Text that does not begin with BOS is text without it already.
+    assert set(bos_controls(word_tokenizer, random_NT, random_NT)) == {"bos"}
+    assert set(bos_controls(word_tokenizer, random_NT, None)) == {"bos"}
+    assert bos_controls(train_bpe(["ab ab"], 258), random_NT, text_NT) == {}
 
 
 def test_shares_nothing_with_data_of_the_same_seed() -> None:

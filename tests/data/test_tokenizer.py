@@ -238,7 +238,7 @@ def test_bos_comes_once_in_whatever_way_a_tokenizer_says_it(
 
 
 def test_bos_that_is_no_token(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"adds bos_token '<bos>', which is not one of its tokens"):
+    with pytest.raises(UsageError, match=r"adds bos_token '<bos>', which is none of its tokens"):
         TextTokenizer.load(_folder(tmp_path, None, True, "<bos>"))
     assert TextTokenizer.load(_folder(tmp_path, None, False, "<bos>")).bos is None
     (tmp_path / "tokenizer_config.json").write_text('{"add_bos_token": "yes"}')

@@ -103,6 +103,63 @@ def test_text_leads_for_sinks():
     assert verdict.values == [0.03, 0.702]
 
 
+def of_first(mass, most=None, uniform=0.059):
+    """Scalars of a probe whose first token gets ``mass``, in the largest head ``most``."""
+    return {"sink_mass": mass, "sink_mass_max": most or mass, "sink_uniform": uniform, "sink_epsilon": 0.3}
+
+
+def with_controls(random, bos, text=None, text_without_bos=None, is_added=True):
+    """A snapshot of a step that is not known, on random tokens and text, behind BOS and without it."""
+    taken = snapshot(-1, of_first(*random), None if text is None else of_first(*text))
+    taken.summary["bias_bos"] = of_first(*bos)
+    taken.summary["probe_bos"] = {"token": 2, "text": "<bos>", "is_added": is_added}
+    if text_without_bos is not None:
+        taken.summary["bias_text_without_bos"] = of_first(*text_without_bos)
+    return taken
+
+
+def test_a_sink_that_hangs_on_bos():
+    on_token = with_controls((0.017, 0.057), (0.477, 0.983))
+    assert answer("position_or_token", [on_token]).sentence == (
+        "The sink hangs on the token BOS and not on the position: the first token gets .477 with BOS before random "
+        "tokens, .017 without (BOS is <bos>, uniform .059)."
+    )
+    # Random tokens alone would say that there is none.
+    assert answer("sink", [on_token]).sentence == (
+        "A sink stands on random tokens behind BOS: the first position gets .477 of the attention (largest head .983, "
+        "uniform .059; on random tokens alone .017). Text was not measured, where it may be larger."
+    )
+    on_text = with_controls((0.017, 0.057), (0.477, 0.983), (0.48, 0.98), (0.016, 0.05))
+    assert answer("position_or_token", [on_text]).sentence == (
+        "The sink hangs on the token BOS and not on the position: the first token gets .480 with BOS before text, .016 "
+        "without and .477 with BOS before random tokens, .017 without (BOS is <bos>, uniform .059)."
+    )
+    assert answer("sink", [on_text]).sentence.startswith("A sink stands on text:")
+
+
+def test_a_sink_that_hangs_on_the_position():
+    verdict = answer("position_or_token", [with_controls((0.515, 0.982), (0.444, 0.988), is_added=False)])
+    assert (verdict.tone, verdict.sentence) == (
+        "present",
+        "The sink hangs on the position and not on BOS: the first token gets .444 with BOS before random tokens, .515 "
+        "without (BOS is <bos>, uniform .059).",
+    )
+    # Where no BOS is known, random first tokens are the control.
+    assert answer("position_or_token", [snapshot(-1, of_first(0.515, 0.982))]).sentence == (
+        "The sink hangs on the position: random first tokens get .515 of the attention (uniform .059)."
+    )
+
+
+def test_what_a_sink_hangs_on_is_not_said_beyond_its_controls():
+    assert answer("position_or_token", [with_controls((0.2, 0.5), (0.6, 0.9))]).tone == "weak"
+    assert answer("position_or_token", [with_controls((0.03, 0.05), (0.03, 0.05))]).tone == "absent"
+    untold = answer("position_or_token", [snapshot(-1, of_first(0.03, 0.05), of_first(0.5, 0.9))])
+    assert untold.tone == "unclear"
+    assert untold.sentence.startswith("It cannot be told")
+    assert "position_or_token" not in said([snapshot(-1, of_first(0.03, 0.05))])
+    assert "position_or_token" not in said([snapshot(-1, of_first(0.03, 0.05), of_first(0.03, 0.05))])
+
+
 def of_documents(step, weight, length, *, heads=True, apart=True):
     """A snapshot of text of 64 tokens in documents of one length that see themselves alone: every query behind the
     first token of its document gives that token ``weight``, by default its even share."""

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from ...data.probes import random_probe
 from ...errors import RunError, UsageError
 from ...measure.between.all_pairs import AllPairs, Compared, compare_readings
 from ...measure.between.model_reading import ModelReading, read_model
@@ -19,7 +18,7 @@ from ...measure.config import SnapshotConfig
 from ...measure.records import RunDir
 from ...metrics.between.cka import FEWEST_EXAMPLES, minibatches
 from ..devices import device
-from .loaded_model import LoadedModel, TextProbe, default_seq_len, load_named, text_for
+from .loaded_model import LoadedModel, TextProbe, default_seq_len, load_named, random_tokens, text_for
 from .model_names import vocabulary
 
 
@@ -134,8 +133,7 @@ class Comparer:
             raise UsageError("; ".join(problem.replace("snapshot.", "--") for problem in problems))
         if self.text:
             return text_for(loaded, settings, self.data)
-        size = loaded.model.config.vocab_size
-        return TextProbe(random_probe(size, settings.n_sequences, settings.seq_len, settings.probe_seed))
+        return TextProbe(random_tokens(loaded, settings, settings.probe_seed))
 
     def compare(self, names: Sequence[str], advance: Callable[[int], object] = lambda n_models: None) -> AllPairs:
         """One pass of each model, one at a time in memory; then every pair of them.

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from ...data.probes import passage_probe, random_probe
+from ...data.probes import bos_controls, passage_probe, random_probe, text_ids
 from ...data.tokenizer import TextTokenizer
 from ...errors import RunError, UsageError
 from ...measure.backward.gradients import measure_gradients, with_gradients
@@ -56,6 +59,11 @@ class LoadedModel:
     def n_positions(self) -> int | None:
         """The most tokens that it can read; None: any number."""
         return self.model.config.position_limit
+
+    @cached_property
+    def tokenizer(self) -> TextTokenizer | None:
+        """The tokenizer of the text that it reads, where it has one."""
+        return None if self.tokenizer_file is None else TextTokenizer.load(self.tokenizer_file)
 
 
 def load_named(
@@ -106,6 +114,18 @@ def default_seq_len(loaded: LoadedModel) -> int:
     return SnapshotConfig.seq_len if longest is None else min(SnapshotConfig.seq_len, longest)
 
 
+def drawn_ids(loaded: LoadedModel) -> np.ndarray | None:
+    """The ids that a random probe is drawn from: None, all, of a run and its births, as in its own snapshots; of
+    another model those that its tokenizer has."""
+    return text_ids(loaded.tokenizer, loaded.model.config.vocab_size) if loaded.newborn is None else None
+
+
+def random_tokens(loaded: LoadedModel, settings: SnapshotConfig, probe_seed: int) -> np.ndarray:
+    """Random tokens for a model (`drawn_ids`), int64 ``[N, T]``."""
+    n, length = settings.n_sequences, settings.seq_len
+    return random_probe(loaded.model.config.vocab_size, n, length, probe_seed, drawn_ids(loaded))
+
+
 class TextProbe(NamedTuple):
     """Text to measure a model on."""
 
@@ -128,9 +148,9 @@ def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] 
     """
     n, length = settings.n_sequences, settings.seq_len
     if path is not None:
-        if loaded.tokenizer_file is None:
+        tokenizer = loaded.tokenizer
+        if tokenizer is None:
             raise UsageError(f"{loaded.name}: has no tokenizer to read text with")
-        tokenizer = TextTokenizer.load(loaded.tokenizer_file)
         given = path[0] if len(path) == 1 else path
         return TextProbe(passage_probe(given, tokenizer, n, length, loaded.model.config.vocab_size))
     if loaded.run is None:
@@ -147,6 +167,50 @@ def is_own_birth(loaded: LoadedModel) -> bool:
     return isinstance(loaded.model, DecoderByBlock) and loaded.step == 0
 
 
+def has_controls(loaded: LoadedModel) -> bool:
+    """Whether `measure_loaded` measures with and without BOS by default: not where each pass reads all weights anew."""
+    tokenizer = None if isinstance(loaded.model, DecoderByBlock) else loaded.tokenizer
+    return tokenizer is not None and tokenizer.bos is not None and tokenizer.bos < loaded.model.config.vocab_size
+
+
+#: Given how many blocks batches pass in all, shows how many of them have passed.
+Progress = Callable[[int], AbstractContextManager[Callable[[int], object]]]
+
+
+@contextmanager
+def _no_progress(n_blocks: int) -> Iterator[Callable[[int], object]]:
+    yield lambda n_blocks: None
+
+
+@contextmanager
+def _blocks_counted(model: Decoder | ForeignModel, advance: Callable[[int], object]) -> Iterator[None]:
+    """Call ``advance`` with 1 after each block in a pass of the model; a pass that only looks at it is none."""
+    if isinstance(model, DecoderByBlock):
+        model.streaming.advance = advance
+        yield
+        return
+    is_passing = False
+
+    def begin(*_: object) -> None:
+        nonlocal is_passing
+        is_passing = True
+
+    def end(*_: object) -> None:
+        nonlocal is_passing
+        is_passing = False
+
+    def passed(*_: object) -> None:
+        if is_passing:
+            advance(1)
+
+    with ExitStack() as hooks:
+        hooks.enter_context(model.register_forward_pre_hook(begin))
+        hooks.enter_context(model.register_forward_hook(end))
+        for block in model.blocks:
+            hooks.enter_context(block.register_forward_hook(passed))
+        yield
+
+
 def measure_loaded(
     loaded: LoadedModel,
     settings: SnapshotConfig,
@@ -154,6 +218,8 @@ def measure_loaded(
     metrics: Sequence[MetricLike] = (),
     text: TextProbe | None = None,
     n_strangers: int = 0,
+    controls: bool | None = None,
+    progress: Progress = _no_progress,
 ) -> Snapshot:
     """One snapshot of ``loaded`` on a random probe, and on text if there is some, beside its birth where it is known.
 
@@ -164,57 +230,73 @@ def measure_loaded(
         metrics: more of yours: ``module:Class``, classes or instances.
         text: of `text_for`.
         n_strangers: births of other seeds to compare with too, as controls.
+        controls: measure a few sequences with and without BOS too (`bos_controls`); None: see `has_controls`.
+        progress: is given how many blocks batches will pass, and shows how many have passed.
 
     Raises:
         RunError: the model gives NaN or inf.
         UsageError: it cannot be measured.
     """
     model = loaded.model
-    if settings.gradients and isinstance(model, DecoderByBlock):
+    by_block = isinstance(model, DecoderByBlock)
+    if settings.gradients and by_block:
         raise UsageError("--gradients and --stream: a backward pass goes through all blocks; leave one of them out")
-    probe_NT = random_probe(model.config.vocab_size, settings.n_sequences, settings.seq_len, probe_seed)
+    probe_NT = random_tokens(loaded, settings, probe_seed)
     if n_strangers and loaded.stranger is None:
         raise UsageError(f"--strangers {n_strangers}: how {loaded.name} was born is not known; leave it out")
-
-    def reference(born: Decoder | ForeignModel) -> BirthReference:
-        # Of what comes by block no more than that is anywhere.
-        here = born if isinstance(born, DecoderByBlock) else born.to(next(model.parameters()).device)
-        return birth_reference(here, probe_NT, settings.batch_size)
-
+    tokenizer = loaded.tokenizer
+    by_probe = {"random": TextProbe(probe_NT), **({} if text is None else {"text": text})}
+    if tokenizer is not None and (has_controls(loaded) if controls is None else controls):
+        text_NT = None if text is None else text.tokens_NT
+        by_probe |= {name: TextProbe(probe) for name, probe in bos_controls(tokenizer, probe_NT, text_NT).items()}
     # One pass through the blocks is enough where the model itself is what it is compared with.
     own_birth = is_own_birth(loaded)
-    birth = None if loaded.newborn is None or own_birth else reference(loaded.newborn())
-    numbers = range(1, n_strangers + 1)
-    strangers = [] if loaded.stranger is None else [reference(loaded.stranger(n)) for n in numbers]
+    n_births = (loaded.newborn is not None and not own_birth) + n_strangers
+    passes = ["random"] * n_births + [*by_probe]
+    batches = [1 if by_block else ceil(len(by_probe[name].tokens_NT) / settings.batch_size) for name in passes]
     start = time.perf_counter()
-    by_probe = {"random": TextProbe(probe_NT), **({} if text is None else {"text": text})}
-    try:
+    with progress(sum(batches) * model.config.n_layers) as advance:
+
+        def reference(born: Decoder | ForeignModel) -> BirthReference:
+            # Of what comes by block no more than that is anywhere.
+            here = born if isinstance(born, DecoderByBlock) else born.to(next(model.parameters()).device)
+            with _blocks_counted(here, advance):
+                return birth_reference(here, probe_NT, settings.batch_size)
+
+        birth = None if loaded.newborn is None or own_birth else reference(loaded.newborn())
+        numbers = range(1, n_strangers + 1)
+        strangers = [] if loaded.stranger is None else [reference(loaded.stranger(n)) for n in numbers]
         found: dict[str, Measurement] = {}
-        for name, probe in by_probe.items():
-            found[name] = measure(
-                model,
-                probe.tokens_NT,
-                birth,
-                strangers,
-                batch_size=settings.batch_size,
-                sink_epsilon=settings.sink_epsilon,
-                metrics=[*settings.metrics, *metrics],
-                documents_NT=probe.documents_NT,
-                own_birth=own_birth and birth is None,
-            )
-            if own_birth and birth is None:
-                arrays = found[name].arrays
-                birth = BirthReference(arrays["mean_direction"], arrays["mean_prob"])
-        if settings.gradients and not isinstance(model, DecoderByBlock):
-            name = "random" if text is None else "text"
-            tokens_NT, documents_NT = by_probe[name]
-            more = measure_gradients(model, tokens_NT, batch_size=settings.batch_size, documents_NT=documents_NT)
-            found[name] = with_gradients(found[name], more)
-    except (RunError, UsageError) as error:
-        raise type(error)(f"{loaded.name}: {error}") from None
+        try:
+            with _blocks_counted(model, advance):
+                for name, probe in by_probe.items():
+                    found[name] = measure(
+                        model,
+                        probe.tokens_NT,
+                        birth,
+                        strangers,
+                        batch_size=settings.batch_size,
+                        sink_epsilon=settings.sink_epsilon,
+                        # Metrics of yours read the probes that were asked for.
+                        metrics=[*settings.metrics, *metrics] if name in ("random", "text") else [],
+                        documents_NT=probe.documents_NT,
+                        own_birth=own_birth and birth is None,
+                    )
+                    if own_birth and birth is None:
+                        arrays = found[name].arrays
+                        birth = BirthReference(arrays["mean_direction"], arrays["mean_prob"])
+                if settings.gradients and not isinstance(model, DecoderByBlock):
+                    name = "random" if text is None else "text"
+                    tokens_NT, documents_NT = by_probe[name]
+                    more = measure_gradients(
+                        model, tokens_NT, batch_size=settings.batch_size, documents_NT=documents_NT
+                    )
+                    found[name] = with_gradients(found[name], more)
+        except (RunError, UsageError) as error:
+            raise type(error)(f"{loaded.name}: {error}") from None
     origin = None if loaded.run is None else RunDir(loaded.run).read_birth().get("init_from")
-    tokenizer = None if loaded.tokenizer_file is None else TextTokenizer.load(loaded.tokenizer_file)
     token_texts = None if tokenizer is None else tokenizer.token_texts
+    ids = drawn_ids(loaded)
     snapshot = snapshot_of(
         model,
         found["random"],
@@ -227,7 +309,14 @@ def measure_loaded(
         birth=birth,
         top_k=settings.top_k,
         token_texts=token_texts,
+        n_tokens=None if ids is None else len(ids),
     )
-    if text is not None:
-        add_probe(snapshot, "text", found["text"], token_texts)
+    for name, measured in found.items():
+        if name != "random":
+            add_probe(snapshot, name, measured, token_texts, by_probe[name].tokens_NT)
+    if tokenizer is not None and tokenizer.bos is not None and "bos" in found:
+        # Pages say which token it is, and whether texts begin with it.
+        text_of_bos = tokenizer.token_texts([tokenizer.bos])[0]
+        said = {"token": tokenizer.bos, "text": text_of_bos, "is_added": bool(tokenizer.before_text)}
+        snapshot.summary["probe_bos"].update(said)
     return snapshot

@@ -12,7 +12,7 @@ from ...models.by_block.decoder_by_block import DecoderByBlock, Streaming
 from ...models.by_block.drawn_weights import DrawnWeights
 from ...models.config import ModelConfig
 from ..devices import device
-from .loaded_model import UNKNOWN_STEP, LoadedModel, is_own_birth
+from .loaded_model import UNKNOWN_STEP, LoadedModel
 from .model_names import AnySource, ModelSource, SourceWithBirth, open_source
 
 
@@ -45,12 +45,6 @@ def open_by_block(name: str, dtype: torch.dtype, streaming: Streaming) -> Loaded
         source.run,
         lambda n: by_block(source.born_weights(source.init_seed + n)),
     )
-
-
-def blocks_to_pass(loaded: LoadedModel, n_strangers: int, on_text: bool) -> int:
-    """How many blocks `measure_loaded` passes a probe through."""
-    births = loaded.newborn is not None and not is_own_birth(loaded)
-    return (1 + births + n_strangers + on_text) * loaded.model.config.n_layers
 
 
 def source_by_block(source: AnySource, streaming: Streaming) -> ModelSource:

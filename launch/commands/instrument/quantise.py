@@ -41,12 +41,11 @@ def run(options: Namespace) -> int:
     """Quantise one model in several ways."""
     from rich.console import Console
 
-    from ....data.probes import random_probe
     from ....measure.quantised.cost import quantisation_costs
     from ....measure.quantised.rounding import read_bits
     from ....report.pictures.quantised_loss import write_picture
     from ....report.terminal import bar, picture_path, print_json, print_written
-    from ....trainer.by_name.loaded_model import TextProbe, default_seq_len, load_named, text_for
+    from ....trainer.by_name.loaded_model import TextProbe, default_seq_len, load_named, random_tokens, text_for
     from ....trainer.devices import device
 
     bits = read_bits(options.bits)
@@ -55,7 +54,7 @@ def run(options: Namespace) -> int:
     seq_len = default_seq_len(loaded) if options.seq_len is None else options.seq_len
     settings = SnapshotConfig(n_sequences=options.n_sequences, seq_len=seq_len, batch_size=options.batch_size)
     check_probe(settings, loaded.n_positions)
-    random_NT = random_probe(loaded.model.config.vocab_size, options.n_sequences, seq_len, options.probe_seed)
+    random_NT = random_tokens(loaded, settings, options.probe_seed)
     of_text = options.data is not None or loaded.run is not None
     with data_named(options):
         text = text_for(loaded, settings, options.data) if of_text else TextProbe(random_NT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -71,6 +72,12 @@ def add_options(parser: Parser) -> None:
         action="store_true",
         help="The gradient of the loss too, by position, layer and module: on the text if there is one.",
     )
+    parser.add_argument(
+        "--controls",
+        type=bool | None,
+        help="Measure a few sequences with and without BOS too; by default where the tokenizer has a BOS, unless "
+        "--stream.",
+    )
     add_strangers(parser, 0)
     add_stream(parser)
     parser.add_argument("--out", type=str | None, metavar="DIR", help="New folder for all scalars and arrays.")
@@ -87,7 +94,7 @@ def run(options: Namespace) -> int:
     from ....report.block_table import figures, print_snapshot
     from ....report.terminal import bar, print_json
     from ....trainer.by_name.loaded_model import default_seq_len, load_named, measure_loaded, text_for
-    from ....trainer.by_name.model_by_block import blocks_to_pass, open_by_block
+    from ....trainer.by_name.model_by_block import open_by_block
     from ....trainer.devices import device
 
     out = None if options.out is None else Path(options.out)
@@ -119,9 +126,15 @@ def run(options: Namespace) -> int:
             text = text_for(loaded, settings, options.data)
     if not options.stream:
         loaded.model.to(device())
-    n_blocks = blocks_to_pass(loaded, options.strangers, text is not None)
-    with bar("blocks", n_blocks, quiet=options.json or not options.stream) as streaming.advance:
-        found = measure_loaded(loaded, settings, options.probe_seed, text=text, n_strangers=options.strangers)
+    found = measure_loaded(
+        loaded,
+        settings,
+        options.probe_seed,
+        text=text,
+        n_strangers=options.strangers,
+        controls=options.controls,
+        progress=partial(bar, "blocks", quiet=options.json),
+    )
     if out is not None:
         found.write(out)
     if options.json:

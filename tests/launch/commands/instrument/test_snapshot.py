@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
@@ -21,9 +23,11 @@ from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.measurement import measure
 from birthmark.measure.records import RunDir, Snapshot
 from birthmark.models.birth import born
+from birthmark.models.by_block.decoder_by_block import Streaming
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import load_pretrained, save_pretrained
-from birthmark.trainer.by_name.loaded_model import UNKNOWN_STEP
+from birthmark.trainer.by_name.loaded_model import UNKNOWN_STEP, load_named, measure_loaded
+from birthmark.trainer.by_name.model_by_block import open_by_block
 from birthmark.trainer.config import OptimConfig, RunConfig, TrainerConfig
 from birthmark.trainer.run import pretrain
 
@@ -207,6 +211,56 @@ def test_text_stands_beside_random_tokens(run, word_tokenizer, capsys, tmp_path)
         assert capsys.readouterr().err.startswith(f"birthmark: error: --data: '{tmp_path}/none' does not exist")
     assert "has no text to read" in refused(capsys, name, "--data=backcopy")
     assert "only --probe text reads it" in refused(capsys, name, data, "--probe=random")
+
+
+@pytest.fixture
+def padded(word_tokenizer, tmp_path):
+    """A model of 300 rows whose tokenizer, which begins texts with BOS, has 270 tokens; the folder's name."""
+    config = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=300, max_seq_len=12, mlp="swiglu")
+    (tmp_path / "tokenizer.json").write_bytes(word_tokenizer.content)
+    save_pretrained(born(config, 0), tmp_path / "padded", tokenizer_file=tmp_path / "tokenizer.json")
+    (tmp_path / "text.md").write_text("one two three four five six seven\n" * 20)
+    return str(tmp_path / "padded")
+
+
+def test_random_tokens_are_tokens_and_bos_is_told_from_its_position(padded, word_tokenizer, capsys, tmp_path):
+    found = printed(capsys, padded, f"--data={tmp_path / 'text.md'}")
+    assert found["probe"]["n_tokens"] == 270
+    model = load_named(padded).model
+    random_NT = random_probe(270, 6, 8, 0)
+    text_NT = passage_probe(str(tmp_path / "text.md"), word_tokenizer, 6, 8, 300)
+    assert (text_NT[:, 0] == 269).all()
+    probes = {
+        "scalars": random_NT,
+        "bias_bos": np.concatenate([np.full((6, 1), 269), random_NT[:, :-1]], 1),
+        "bias_text": text_NT,
+        "bias_text_without_bos": text_NT[:, 1:],
+    }
+    for group, tokens_NT in probes.items():
+        wanted = measure(model, tokens_NT, batch_size=4).scalars
+        assert {name: found[group][name] for name in wanted} == pytest.approx(wanted, rel=1e-5, nan_ok=True), group
+    assert found["probe_bos"] == {
+        "kind": "bos", "n_sequences": 6, "seq_len": 8, "token": 269, "text": "<s>", "is_added": True
+    }  # fmt: skip
+    assert "bias_bos" not in printed(capsys, padded, "--controls=false")
+    assert "bias_bos" not in printed(capsys, padded, "--stream")
+    streamed = printed(capsys, padded, "--stream", "--controls=true")
+    assert streamed["bias_bos"] == pytest.approx(found["bias_bos"], rel=1e-5)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_every_block_of_every_pass_moves_the_bar(run, stream):
+    settings, totals, moved = SnapshotConfig(n_sequences=6, seq_len=8, batch_size=4), [], []
+
+    @contextmanager
+    def bar(total):
+        totals.append(total)
+        yield moved.append
+
+    loaded = open_by_block(str(run.path), torch.float32, Streaming()) if stream else load_named(str(run.path))
+    measure_loaded(loaded, settings, n_strangers=1, progress=bar)
+    # Two blocks of birth, stranger and model; in two batches where a batch passes all blocks.
+    assert totals == [sum(moved)] == [2 * 3 if stream else 2 * 2 * 3]
 
 
 def test_what_is_written_can_be_reported(run, capsys, tmp_path):
