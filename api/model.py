@@ -107,7 +107,7 @@ def load(
 
     Args:
         name: ``RUN`` (its last checkpoint), ``RUN@STEP`` (``@0`` is its birth), a checkpoint's folder, ``CONFIG@SEED``
-            (a birth), a folder of ``transformers`` or a hub id; or a ``Run``.
+            (a birth), a folder of ``transformers``, a GGUF file or a hub id; or a ``Run``.
         dtype: of the weights.
         on: the device; by default a GPU where there is one.
         trust_remote_code: run the code that a model of ``transformers`` brings, if it brings any.

@@ -12,6 +12,7 @@ from typing import Any
 from ..errors import RunError, UsageError
 from ..files import one_line, read_json, read_text, user_path
 from ..measure.records import RunDir, is_step
+from ..models.exchange.gguf_model import GGUF_TENSORS, gguf_files, gguf_folder
 from ..models.exchange.hub import downloaded, is_path
 from ..trainer.checkpoints.stored_tensors import CheckpointFolder
 from ..trainer.config_file import read_config
@@ -20,7 +21,7 @@ from .pickled_weights import SUFFIXES, sample_pickled
 from .places import Place, at_step, said_place
 from .tokenizer_parts import tokenizer_parts
 from .weight_samples import Sampled, sample
-from .weights import NAMES, Entry, FileWeights, HeldWeights, Part, Weights, open_safetensors, read_header
+from .weights import NAMES, Entry, FileWeights, GgufWeights, HeldWeights, Part, Weights, open_safetensors, read_header
 
 _MODEL = "state_dict/model."
 #: A file of published suites that lists the names of their checkpoints, a line each.
@@ -63,8 +64,8 @@ def find_members(names: Sequence[str]) -> list[Member]:
     """The checkpoints that some names mean, in their order, those of one name by rising step.
 
     Args:
-        names: of each a run, a checkpoint, a folder of checkpoints, a folder of ``transformers``, or a hub id with its
-            revisions, ``ORG/NAME@REVISION[,REVISION…]``.
+        names: of each a run, a checkpoint, a folder of checkpoints, a folder of ``transformers``, a GGUF file, or a hub
+            id with its revisions, ``ORG/NAME@REVISION[,REVISION…]``.
 
     Raises:
         UsageError: a name means none.
@@ -80,6 +81,8 @@ def _members(name: str) -> list[Member]:
         run = RunDir(folder)
         there = [_local(f"{name}@{step}", path, at_step(step)) for step, path in run.checkpoints_by_step().items()]
         return [Member(f"{name}@0", at_step(0), lambda: nullcontext(folder), drawn_from=run), *there]
+    if folder.suffix == ".gguf":
+        return [_local(name, folder, said_place(folder.stem))]
     if folder.is_dir():
         if _is_checkpoint(folder):
             return [_local(name, folder, said_place(folder.name))]
@@ -100,7 +103,7 @@ def _members(name: str) -> list[Member]:
 
 
 def _local(name: str, folder: Path, place: Place | None) -> Member:
-    return Member(name, place, lambda: nullcontext(folder))
+    return Member(name, place, lambda: nullcontext(gguf_folder(files) if (files := gguf_files(folder)) else folder))
 
 
 def listed_but_absent(names: Sequence[str]) -> list[str]:
@@ -121,7 +124,7 @@ def listed_but_absent(names: Sequence[str]) -> list[str]:
 def _is_checkpoint(folder: Path) -> bool:
     if (folder / "config.json").is_file() or (folder / "state.json").is_file():
         return True
-    return any(file.suffix in (".safetensors", *SUFFIXES) for file in folder.iterdir())
+    return any(file.suffix in (".safetensors", ".gguf", *SUFFIXES) for file in folder.iterdir())
 
 
 @contextmanager
@@ -163,6 +166,8 @@ def _pickled(folder: Path) -> list[Path]:
 
 
 def _open(folder: Path) -> Weights:
+    if (folder / GGUF_TENSORS).is_file():
+        return GgufWeights(folder)
     weights = _open_ours(folder) if (folder / "state.json").is_file() else open_safetensors(folder)
     if not weights.entries:
         raise RunError(f"{folder}: no weights in it")

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ..errors import RunError
 from ..files import check_file, one_line, parse_json, path_below, read_json
+from ..models.exchange.gguf_model import GGUF_TENSORS, open_weights
 from ..models.exchange.pretrained import WeightIndex
 from ..models.exchange.weight_files import INDEX
 
@@ -124,6 +125,28 @@ class HeldWeights(Weights):
     def read(self, name: str, start: int, stop: int) -> Tensor:
         """See `Weights`."""
         return self.tensors[name][start:stop]
+
+
+class GgufWeights(Weights):
+    """Tensors of a GGUF model, dequantised: of the one that was read last, the values are kept."""
+
+    def __init__(self, folder: Path) -> None:
+        self._sources = folder / GGUF_TENSORS
+        self._held: tuple[str, Tensor] | None = None
+        with open_weights(self._sources) as tensors:
+            slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118, as of safetensors
+        self.entries = {name: Entry(one.get_dtype(), tuple(one.get_shape())) for name, one in slices.items()}
+
+    def read(self, name: str, start: int, stop: int) -> Tensor:
+        """See `Weights`.
+
+        Raises:
+            RunError: the file has become shorter since its header was read.
+        """
+        if self._held is None or self._held[0] != name:
+            with open_weights(self._sources) as tensors:
+                self._held = name, tensors.get_tensor(name).flatten()
+        return self._held[1][start:stop]
 
 
 def read_header(path: Path) -> tuple[dict[str, Entry], dict[str, int]]:

@@ -20,7 +20,8 @@ WRONG = 3
 
 #: What a model may be given as, for help texts.
 MODEL_NAMES = (
-    "a run (its last checkpoint), RUN@STEP, a checkpoint, CONFIG@SEED (a birth), transformers folder or hub id"
+    "a run (its last checkpoint), RUN@STEP, a checkpoint, CONFIG@SEED (a birth), transformers folder, GGUF file or "
+    "hub id"
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console
@@ -11,6 +12,7 @@ from rich.table import Table
 
 from ..models.attention.kernel_choice import kernel_sentence
 from ..models.config import ModelConfig
+from ..models.exchange.gguf_header import kinds_in_words
 from ..models.parameter_shapes import n_idle, parameter_shapes
 from ..trainer.throughput import flops_per_token
 
@@ -31,18 +33,32 @@ def describe(config: ModelConfig) -> dict[str, Any]:
         at ``max_seq_len``; ``memory`` in bytes, by part, for one device without sharding; ``kv_cache`` in bytes per
         token in bf16; ``kernel``.
     """
+    found = describe_shapes(parameter_shapes(config))
+    return found | {
+        "n_active": found["n_params"] - n_idle(config),
+        "flops_per_token": flops_per_token(config, found["n_params"], config.max_seq_len),
+        "kv_cache": 2 * config.n_layers * sum(n_heads * width for n_heads, width in config.cached),
+        "kernel": kernel_sentence(config),
+    }
+
+
+def describe_shapes(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, Any]:
+    """What of a description follows from the parameters alone.
+
+    Args:
+        shapes: name and shape of each parameter.
+
+    Returns:
+        ``n_params``, ``parameters`` by part and ``memory``, as :func:`describe`.
+    """
     parts: Counter[str] = Counter()
-    for name, shape in parameter_shapes(config):
+    for name, shape in shapes:
         parts[_part(name)] += math.prod(shape)
     n_params = sum(parts.values())
     return {
         "n_params": n_params,
-        "n_active": n_params - n_idle(config),
         "parameters": dict(parts),
-        "flops_per_token": flops_per_token(config, n_params, config.max_seq_len),
         "memory": {part: size * n_params for part, size in BYTES.items()},
-        "kv_cache": 2 * config.n_layers * sum(n_heads * width for n_heads, width in config.cached),
-        "kernel": kernel_sentence(config),
     }
 
 
@@ -55,10 +71,15 @@ def print_description(description: dict[str, Any], console: Console) -> None:
         table.add_row(part, f"{count:,}", f"{100 * count / description['n_params']:.1f} %")
     table.add_row("[bold]all", f"[bold]{description['n_params']:,}", "")
     console.print(table)
-    if description["n_active"] != description["n_params"]:
+    if description.get("n_active", description["n_params"]) != description["n_params"]:
         console.print(f"parameters per token      {description['n_active']:,}", highlight=False)
     memory = ", ".join(f"{part} {size / 2**30:.2f} GiB" for part, size in description["memory"].items())
-    console.print(f"training FLOPs per token  {description['flops_per_token']:.4g}", highlight=False)
+    if "flops_per_token" in description:
+        console.print(f"training FLOPs per token  {description['flops_per_token']:.4g}", highlight=False)
     console.print(f"training memory           {memory}, and activations", highlight=False, soft_wrap=True)
-    console.print(f"KV cache                  {description['kv_cache']:,} bytes per token in bf16", highlight=False)
-    console.print(f"attention kernel          {description['kernel']}", highlight=False, soft_wrap=True)
+    if "kv_cache" in description:
+        console.print(f"KV cache                  {description['kv_cache']:,} bytes per token in bf16", highlight=False)
+        console.print(f"attention kernel          {description['kernel']}", highlight=False, soft_wrap=True)
+    if description.get("stored_kinds"):
+        stored = kinds_in_words(description["stored_kinds"])
+        console.print(f"weights are stored as     {stored}", highlight=False, soft_wrap=True)

@@ -11,6 +11,7 @@ from ..measure.records import RunDir, Snapshot, metrics_by_step, step_of
 from ..metrics.quantities import LOGGED
 from ..models.config import ModelConfig
 from ..models.dotted import dotted
+from ..models.exchange.gguf_header import kinds_in_words
 from ..models.parameter_shapes import n_idle, parameter_shapes
 from .key_figures import of_snapshot
 from .text import format_value, markdown_table, one_line
@@ -180,6 +181,33 @@ def _figures(facts: RunFacts) -> list[tuple[str, str, str]]:
         loss = LOGGED["val/loss"]
         rows = [("Validation loss", format_value(value, loss.format), f"{loss.unit}, step {step:,}"), *rows]
     return rows
+
+
+def dequantised_card(
+    name: str, file: str, model_type: str, kinds: Mapping[str, int], dtype: str, has_tokenizer: bool
+) -> str:
+    """Markdown, of a model that was read from GGUF.
+
+    Args:
+        name: of the folder.
+        file: the GGUF file's name.
+        model_type: as ``config.json`` has it.
+        kinds: how its weights were stored: type → number of tensors.
+        dtype: in which they are now.
+        has_tokenizer: whether a tokenizer is in the folder.
+    """
+    tokenizer = f'tokenizer = AutoTokenizer.from_pretrained("{one_line(name)}")' if has_tokenizer else ""
+    load = _LOAD.format(name=one_line(name), more="", tokenizer=tokenizer).replace("\n\n```\n", "\n```\n")
+    parts = [
+        "---\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n- birthmark\n---",
+        f"# {one_line(name)}",
+        f"A {one_line(model_type)} model that `birthmark export` read from the GGUF file `{one_line(file)}`. Its "
+        f"weights were stored as {kinds_in_words(kinds)}. They are {dtype} here, with the values to which "
+        "they were rounded.",
+        "## Loading",
+        load,
+    ]
+    return "\n\n".join(parts)
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -21,7 +21,7 @@ from ..models.by_block.drawn_weights import DrawnWeights
 from ..models.config import ModelConfig
 from ..models.decoder import Decoder
 from ..models.dotted import dotted
-from ..models.exchange.gguf_model import names_gguf
+from ..models.exchange.gguf_header import names_gguf
 from ..models.exchange.hub import is_path
 from ..models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
 from .checkpoints.folder_io import CheckpointWeights

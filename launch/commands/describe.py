@@ -3,32 +3,55 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from jsonargparse import Namespace
 
 from ...trainer.config_file import read_config
 from ...trainer.config_parser import Parser
-from ..options import add_config, add_json
+from ..options import add_json, tell
 
 SUMMARY = "Show what a model is made of, without allocating it."
 
 
 def add_options(parser: Parser) -> None:
-    """The config."""
-    add_config(parser)
+    """The config or the model."""
+    parser.add_argument(
+        "config",
+        type=str,
+        metavar="CONFIG",
+        help="YAML file of a run or of a model, a run's folder, a folder of transformers or a GGUF file.",
+    )
     add_json(parser)
 
 
 def run(options: Namespace) -> int:
-    """Describe the model of a config."""
+    """Describe a model."""
     from rich.console import Console
 
+    from ...models.exchange.gguf_header import names_gguf
     from ...plan.describe import describe, print_description
     from ...report.terminal import print_json
 
-    description = describe(read_config(Path(options.config)).model)
+    name = options.config
+    is_model = names_gguf(name) or (Path(name) / "config.json").is_file()
+    description = _of_model(name) if is_model else describe(read_config(Path(name)).model)
     if options.json:
         print_json(description)
     else:
         print_description(description, Console())
     return 0
+
+
+def _of_model(name: str) -> dict[str, Any]:
+    """Describe a model of transformers; one that our decoder cannot be by its parameters alone."""
+    from ...models.config import ModelConfig
+    from ...plan.describe import describe, describe_shapes
+    from ...trainer.by_name.model_names import open_any_source, their_folder_of
+
+    source = open_any_source(name, tell=tell)
+    if isinstance(source.config, ModelConfig):
+        found = describe(source.config)
+    else:
+        found = describe_shapes(their_folder_of(name, False, tell).parameter_shapes().items())
+    return found | {"stored_kinds": dict(source.stored_kinds)}

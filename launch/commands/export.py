@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from ...trainer.by_name.model_names import SourceWithBirth
 
-SUMMARY = "Write a checkpoint or a birth as transformers reads it (docs/exchange.md)."
+SUMMARY = "Write a checkpoint, a birth or a GGUF model as transformers reads it (docs/exchange.md)."
 
 
 def add_options(parser: Parser) -> None:
@@ -29,7 +29,8 @@ def add_options(parser: Parser) -> None:
         "model",
         type=str,
         metavar="MODEL",
-        help="A run (its last checkpoint), RUN@STEP (@0 is its birth), a checkpoint or CONFIG@SEED (a birth).",
+        help="A run (its last checkpoint), RUN@STEP (@0 is its birth), a checkpoint, CONFIG@SEED (a birth) or a "
+        "GGUF file.",
     )
     parser.add_argument("--step", type=int | None, metavar="N", help="Of a run, the checkpoint after N steps.")
     parser.add_argument("out", type=str, metavar="DIR", help="New folder.")
@@ -78,10 +79,10 @@ def run(options: Namespace) -> int:
 
     name, out = _at_step(options.model, options.step), Path(options.out)
     source = open_source_with_birth(name)
-    if source is None:
-        raise UsageError(f"{name}: neither a run, RUN@STEP, a checkpoint nor CONFIG@SEED")
     if out.exists():
         raise UsageError(f"{out}: exists already; give a new folder")
+    if source is None:
+        return _export_gguf(options, out)
     adapter = source.births.adapter if source.init_seed == source.births.init_seed else AdapterConfig()
     if options.merge and not adapter.is_on:
         raise UsageError(f"--merge: {name} has no adapter; leave it out")
@@ -134,6 +135,41 @@ def run(options: Namespace) -> int:
             "a later one opens it, or export with --own_code"
         )
     print("\n".join([options.out, *notes]))
+    return 0
+
+
+def _export_gguf(options: Namespace, out: Path) -> int:
+    """Write a GGUF model as a folder of transformers.
+
+    Raises:
+        UsageError: no such model, or an option that it leaves no room for.
+    """
+    import torch
+
+    from ...files import atomic_path, read_json
+    from ...models.exchange.gguf_header import names_gguf
+    from ...models.exchange.gguf_model import gguf_files, kinds_of, write_dequantised
+    from ...models.exchange.hub import pretrained_folder
+    from ...report.model_card import dequantised_card
+
+    name = options.model
+    if not names_gguf(name):
+        raise UsageError(f"{name}: neither a run, RUN@STEP, a checkpoint nor CONFIG@SEED, nor a GGUF file")
+    for option in ("own_code", "gguf", "merge"):
+        if options[option]:
+            raise UsageError(f"--{option}: {name} is a GGUF model, and leaves as transformers has it; leave it out")
+    folder = pretrained_folder(name)
+    if not (kinds := kinds_of(folder)):
+        raise UsageError(f"{name}: is a folder of transformers already; name a GGUF file in it")
+    dtype = options.dtype or "float32"
+    with atomic_path(out) as new:
+        new.mkdir()
+        write_dequantised(folder, new, getattr(torch, dtype))
+        file, config = gguf_files(Path(name))[0].name, read_json(new / "config.json")
+        has_tokenizer = (new / "tokenizer.json").is_file()
+        card = dequantised_card(out.name, file, config["model_type"], kinds, dtype, has_tokenizer)
+        (new / "README.md").write_text(card, encoding="utf-8")
+    print(options.out)
     return 0
 
 

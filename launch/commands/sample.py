@@ -1,4 +1,4 @@
-"""`birthmark sample`: text that a run's model writes."""
+"""`birthmark sample`: text that a model writes."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from jsonargparse import Namespace
 from ...errors import UsageError
 from ...measure.records import RunDir
 from ...schema import SEEDS, outside
-from ...trainer.config_file import read_config
 from ...trainer.config_parser import Parser
-from ..options import add_run
+from ..options import add_model, add_trust, tell
 
-SUMMARY = "Let a run's model continue a text."
+SUMMARY = "Let a model continue a text."
 
 
 def add_options(parser: Parser) -> None:
-    """The checkpoint, the text, and how tokens are drawn."""
-    add_run(parser)
+    """The model, the text, and how tokens are drawn."""
+    add_model(parser)
+    parser.add_argument("--step", type=int | None, metavar="N", help="Of a run, the checkpoint after N steps.")
     parser.add_argument("--prompt", type=str, default="", help="Text to continue; none begins a new one.")
     parser.add_argument("--max_tokens", type=int, default=100, metavar="N", help="Tokens to write at most.")
     parser.add_argument("--temperature", type=float, default=0.8, help="0 always takes the likeliest token.")
     parser.add_argument("--top_k", type=int | None, metavar="K", help="Draw from the K likeliest tokens only.")
     parser.add_argument("--seed", type=int, default=0, help="Decides the draws.")
+    add_trust(parser)
 
 
 def run(options: Namespace) -> int:
@@ -46,45 +47,54 @@ def _continuation(options: Namespace) -> Iterator[str]:
     """What the model writes after the prompt, as it comes; ends early at the end of text.
 
     Raises:
-        UsageError: the run has no tokenizer; an empty prompt, where no token begins a text.
+        UsageError: the model has no tokenizer; an empty prompt, where no token begins a text.
     """
     import torch
 
     from ...data.tokenizer import TextTokenizer
+    from ...measure.foreign import ForeignModel
     from ...models.generate import generate
-    from ...trainer.adaptation.adapted_model import load_trained
-    from ...trainer.checkpoints.find import find_checkpoint
+    from ...trainer.by_name.loaded_model import load_named
+    from ...trainer.by_name.written_by_transformers import end_tokens, generate_by_transformers
     from ...trainer.devices import device
 
-    source = RunDir.open(Path(options.run))
-    config = read_config(source.config)
-    file = source.own_tokenizer()
-    if file is None:
-        raise UsageError(f"{source.path}: has no tokenizer.json (its data is no text), so that no prompt can be read")
-    tokenizer = TextTokenizer.load(file)
+    name = options.model
+    if options.step is not None:
+        if not RunDir.is_run(Path(name)):
+            raise UsageError(f"--step {options.step}: {name} is no run's folder; leave --step out")
+        name = f"{name}@{options.step}"
+    loaded = load_named(name, trust_remote_code=options.trust_remote_code, tell=tell)
+    if loaded.tokenizer_file is None:
+        raise UsageError(
+            f"{loaded.name}: has no tokenizer to read a prompt with; give a run that was trained on text, or a model "
+            "with its tokenizer.json"
+        )
+    tokenizer, model = TextTokenizer.load(loaded.tokenizer_file), loaded.model.to(device()).eval()
     try:
         options.prompt.encode()
     except UnicodeEncodeError:
         raise UsageError("--prompt is not UTF-8: give text in the terminal's own encoding") from None
+    ids = tokenizer.encode([options.prompt])[0].tolist()
+    if isinstance(model, ForeignModel):
+        ids, ends = [*tokenizer.before_text, *ids], end_tokens(model)
+    else:
+        ends = frozenset() if tokenizer.end_of_text is None else frozenset([tokenizer.end_of_text])
     # A text begins where another ended.
-    ids = tokenizer.encode([options.prompt])[0].tolist() or [t for t in [tokenizer.end_of_text] if t is not None]
+    ids = ids or sorted(ends)[:1]
     if not ids:
         raise UsageError("--prompt is empty, and this tokenizer has no token that begins a text: give some text")
-    if max(ids) >= config.model.vocab_size:
-        raise UsageError(f"--prompt has token {max(ids)}: the model has {config.model.vocab_size}")
-    model = load_trained(config, find_checkpoint(source, options.step), device())
-    tokens = generate(
-        model,
-        torch.tensor([ids], device=device()),
-        options.max_tokens,
-        temperature=options.temperature,
-        top_k=options.top_k,
-        seed=options.seed,
-    )
+    if max(ids) >= model.config.vocab_size:
+        raise UsageError(f"--prompt has token {max(ids)}: the model has {model.config.vocab_size}")
+    drawing = {"temperature": options.temperature, "top_k": options.top_k, "seed": options.seed}
+    tokens_1T = torch.tensor([ids], device=device())
+    if isinstance(model, ForeignModel):
+        tokens = generate_by_transformers(model, tokens_1T, options.max_tokens, **drawing)
+    else:
+        tokens = generate(model, tokens_1T, options.max_tokens, **drawing)
     written: list[int] = []
     printed = ""
     for token in tokens:
-        if int(token) == tokenizer.end_of_text:
+        if int(token) in ends:
             break
         written.append(int(token))
         text = tokenizer.decode(written)

@@ -81,6 +81,17 @@ class GgufHeader:
         return dict(Counter(tensor.kind for tensor in self.tensors.values()).most_common())
 
 
+def names_gguf(name: str) -> bool:
+    """Whether a name can only mean a GGUF model: a file of that suffix, or a folder that holds such files."""
+    return name.endswith(".gguf") or any(Path(name).glob("*.gguf"))
+
+
+def kinds_in_words(kinds: Mapping[str, int]) -> str:
+    """``Q4_1: 210 tensors, F32: 61``."""
+    parts = [f"{kind}: {n}{' tensors' if i == 0 else ''}" for i, (kind, n) in enumerate(kinds.items())]
+    return ", ".join(parts)
+
+
 class _Cursor:
     """Reads one thing after another; what lies beyond the end of the file is an error that names it."""
 

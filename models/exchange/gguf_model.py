@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import shutil
 import struct
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,12 +23,23 @@ from typing import Any, TypedDict
 import numpy as np
 import torch
 from filelock import FileLock
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ...errors import RunError, UsageError
-from ...files import atomic_path, read_json, read_sealed_json, reason_of, tensor_file, write_json, write_sealed_json
+from ...files import (
+    atomic_path,
+    read_json,
+    read_sealed_json,
+    reason_of,
+    save_tensors,
+    tensor_file,
+    write_json,
+    write_sealed_json,
+)
 from ..attention.fused.c_library import cache_folder
 from .gguf_header import MAGIC, GgufHeader, LongArray, StoredTensor, read_header
+from .weight_files import SHARD_BYTES, aligning_metadata, shard_file_names, split_into_shards, write_index
 
 #: What a folder in the cache says of the GGUF file that it stands for.
 GGUF_TENSORS = "gguf.json"
@@ -164,11 +176,6 @@ def _check_same(folder: Path, safe: Path, file: Path) -> None:
             )
 
 
-def names_gguf(name: str) -> bool:
-    """Whether a name can only mean a GGUF model: a file of that suffix, or a folder that holds such files."""
-    return name.endswith(".gguf") or any(Path(name).glob("*.gguf"))
-
-
 # ── one folder for a model ───────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -238,12 +245,6 @@ def _said(file: Path) -> GgufFolder:
     return said
 
 
-def kinds_in_words(kinds: Mapping[str, int]) -> str:
-    """``Q4_1: 210 tensors, F32: 61``."""
-    parts = [f"{kind}: {n}{' tensors' if i == 0 else ''}" for i, (kind, n) in enumerate(kinds.items())]
-    return ", ".join(parts)
-
-
 def _state(file: Path) -> tuple[int, int, int, int]:
     found = file.stat()
     return found.st_size, found.st_ino, found.st_mtime_ns, found.st_ctime_ns
@@ -302,7 +303,8 @@ def _fill(folder: Path, header: GgufHeader) -> None:
         raise
     except Exception as error:  # the library raises a dozen kinds
         raise UsageError(f"{header.file}: transformers cannot read its metadata ({reason_of(error)})") from None
-    config.architectures, config.dtype, config.name_or_path = [type(model).__name__], "float32", ""
+    config.architectures, config.dtype = [type(model).__name__], "float32"
+    vars(config).pop("_model_name_or_path", None)  # general.name of the metadata, a title
     config.save_pretrained(folder)
     sources = _sources(header, model)
     _write_tokenizer(transformers, header, folder)
@@ -567,6 +569,34 @@ def dequantised(source: TensorSource, start: int, stop: int) -> Tensor:
         part = gguf.dequantize(raw[first : first + n_bytes][None], kind)[0]
         values[i * _CHUNK : i * _CHUNK + len(part)] = part
     return torch.from_numpy(values).view(shape)
+
+
+def write_dequantised(folder: Path, new: Path, dtype: torch.dtype, max_shard_bytes: int = SHARD_BYTES) -> None:
+    """Write a GGUF model as ``transformers`` opens it: config, tokenizer and safetensors, a shard in memory at a time.
+
+    Args:
+        folder: what :func:`gguf_folder` gave.
+        new: an empty folder.
+        dtype: of the weights.
+        max_shard_bytes: size of the largest file, unless one tensor is larger.
+
+    Raises:
+        RunError: a damaged file.
+    """
+    for file in folder.iterdir():
+        if file.name != GGUF_TENSORS:
+            shutil.copyfile(file, new / file.name)
+    config = read_json(new / "config.json", dict[str, Any]) | {"dtype": str(dtype).removeprefix("torch.")}
+    write_json(new / "config.json", config)
+    with open_weights(folder / GGUF_TENSORS) as tensors:
+        sizes = {name: math.prod(tensors.get_slice(name).get_shape()) * dtype.itemsize for name in tensors.keys()}  # noqa: SIM118
+        shards = split_into_shards(sizes, max_shard_bytes)
+        names = shard_file_names(len(shards))
+        for shard, name in zip(shards, names, strict=True):
+            held = {one: tensors.get_tensor(one).to(dtype) for one in shard}
+            save_tensors(save_file, held, new / name, metadata=aligning_metadata(held))
+    file_of = {one: name for shard, name in zip(shards, names, strict=True) for one in shard}
+    write_index(new, file_of, sum(sizes.values()))
 
 
 @contextmanager

@@ -18,7 +18,8 @@ from ...measure.records import RunDir, step_of
 from ...models.by_block.block_weights import BlockWeights
 from ...models.config import ModelConfig
 from ...models.decoder import Decoder
-from ...models.exchange.gguf_model import kinds_of, names_gguf
+from ...models.exchange.gguf_header import names_gguf
+from ...models.exchange.gguf_model import kinds_of
 from ...models.exchange.hub import is_path
 from ...models.exchange.pretrained import Pretrained, load_pretrained, read_pretrained
 from ...schema import SEEDS, shown
@@ -265,8 +266,9 @@ def _at_birth(
 
 
 class AddedToken(TypedDict):
-    """A token beside the vocabulary."""
+    """A token beside the vocabulary; some files have it in the vocabulary too."""
 
+    id: int
     content: str
 
 
@@ -286,4 +288,7 @@ class TokenizerFile(TypedDict):
 def vocabulary(file: Path) -> Any:
     """What decides which id means what in a ``tokenizers`` JSON; other parts of the file may be written either way."""
     content = read_json(file, TokenizerFile, "give the model's own tokenizer")
-    return content["model"]["vocab"], sorted(token["content"] for token in content.get("added_tokens") or [])
+    vocab, added = content["model"]["vocab"], content.get("added_tokens") or []
+    if isinstance(vocab, dict):
+        return vocab | {token["content"]: token["id"] for token in added}
+    return vocab, sorted(token["content"] for token in added)

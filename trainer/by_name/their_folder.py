@@ -19,7 +19,8 @@ import torch
 from ...errors import RunError, UsageError
 from ...files import check_file, one_line, path_below, read_json
 from ...measure.foreign import ForeignConfig, ForeignModel
-from ...models.exchange.gguf_model import GGUF_TENSORS, kinds_in_words, kinds_of, open_weights
+from ...models.exchange.gguf_header import kinds_in_words
+from ...models.exchange.gguf_model import GGUF_TENSORS, kinds_of, open_weights
 from ...models.exchange.hub import pretrained_folder
 from ...models.exchange.pretrained import weight_files
 from ...models.exchange.weight_files import FLOATS
@@ -69,6 +70,11 @@ class TheirFolder:
         """Its shape; no weights are allocated."""
         with torch.device("meta"):
             return ForeignModel(self._newborn()).config
+
+    def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of its parameters by name; no weights are allocated."""
+        with torch.device("meta"):
+            return {name: tuple(parameter.shape) for name, parameter in self._newborn().named_parameters()}
 
     def birth(self, seed: int) -> ForeignModel:
         """A model of its config as ``transformers`` initialises it, from a seed of torch's generator. The generator is

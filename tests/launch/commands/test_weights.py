@@ -287,8 +287,8 @@ def test_text_without_the_sources_tokenizer_is_refused(trained, tmp_path, capsys
 def test_what_cannot_be_done_is_told_in_one_line(trained, tmp_path, tiny, capsys):
     (tmp_path / "taken").mkdir()
     for arguments, printed in (
-        (["sample", str(tmp_path)], "not a run"),
-        (["sample", str(trained.path), "--step", "7"], "checkpoints of steps 20, 40"),
+        (["sample", str(tmp_path)], "neither a run"),
+        (["sample", str(trained.path), "--step", "7"], "has no checkpoint of step 7; there are: 20, 40"),
         (["sample", str(trained.path), "--temperature=-1"], "--temperature"),
         (["sample", str(trained.path), "--max_tokens", "0"], "--max_tokens"),
         (["export", str(trained.path), str(tmp_path / "taken")], "exists already"),
@@ -335,7 +335,7 @@ def test_a_run_of_no_text_has_no_prompt(tmp_path, capsys, no_page):
         assert main(["pretrain", *flags]) == 0
     capsys.readouterr()
     assert main(["sample", str(tmp_path / "run"), "--prompt", "a"]) == 2
-    assert "has no tokenizer.json" in capsys.readouterr().err
+    assert "has no tokenizer to read a prompt with" in capsys.readouterr().err
 
 
 def test_a_damaged_checkpoint_is_told(trained, tmp_path, capsys):
