@@ -12,6 +12,7 @@ from ...files import write_text
 from ...findings.intervened import dose_in_words, intervention_in_words
 from ...measure.interventions import Intervened
 from ..csv_files import LabelledArray, to_csv
+from .axes import log_heights
 from .panels import block_colours
 from .saving import save_png
 from .style import INK, MUTED, REFERENCE, add_legend, in_our_style, legend_line, new_figure
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 #: Letters that a title has room for.
-_TITLE = 50
+_TITLE = 60
 _ALONE: dict[str, Any] = {"color": INK, "linewidth": 1.3}
 #: Figures by block and key, and by head.
 _BY_KEY = ("state_norm", "channel", "channel_value", "norm_before", "norm_after")
@@ -82,7 +83,7 @@ def draw_dose_response(found: Intervened, model: str) -> Figure:
         # One scale: the key is judged beside key 0.
         panel.set_ylim(-0.03 * highest, 1.07 * highest)
     if (rows[-1][1] > 0).all():
-        axes[-1].set_yscale("log")
+        log_heights(axes[-1], [rows[-1][1]])
     axes[-1].set_xlabel("block")
     what = intervention_in_words(found.what)
     room = max(_TITLE - len(what), 12)  # the end of a long name says more

@@ -9,8 +9,10 @@ import pytest
 import torch
 import transformers
 
+import birthmark as bm
 from birthmark.data.probes import random_probe
 from birthmark.errors import RunError, UsageError
+from birthmark.findings.intervened import intervention_sentence
 from birthmark.measure.foreign import ForeignModel
 from birthmark.measure.intervention_kinds import KINDS, Intervention
 from birthmark.measure.interventions import intervene
@@ -408,3 +410,30 @@ def test_a_dose_too_large_for_float32_and_a_broken_model_are_named(aggregation):
     for what in WHATS.values():
         with pytest.raises(RunError, match="the model gives NaN or inf"):
             intervene(model, PROBE, what)
+
+
+# ── real models ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def masked_at_20(file, layers, **probe):
+    """Attention to key 20 and to key 0, mean over blocks and heads, left alone and masked; and all that was found."""
+    found = bm.intervene(file, "mask", layers=layers, positions=20, n_sequences=16, **probe).found
+    return [(figures.attention.mean(), figures.attention_to_first.mean()) for figures in found.passes], found
+
+
+@pytest.mark.slow
+def test_a_key_that_sees_itself_only_becomes_a_sink_of_smollm2(smollm2):
+    """Figures of plain PyTorch, written independently: T 64, 16 random sequences."""
+    (alone, masked), found = masked_at_20(smollm2, range(1, 13))
+    np.testing.assert_allclose([*alone, *masked], [0.009, 0.470, 0.256, 0.263], atol=0.01)
+    assert found.passes[0].state_norm[11, 0] < 200
+    assert found.passes[1].state_norm[11, 0] > 20_000
+    assert found.passes[1].channel[11, 0] == 507
+    assert intervention_sentence(found).startswith("A sink forms at 20")
+
+
+@pytest.mark.slow
+def test_a_key_that_sees_itself_only_becomes_none_of_gemma(gemma3):
+    (alone, masked), found = masked_at_20(gemma3, "all", probe="bos")
+    np.testing.assert_allclose([alone[0], *masked], [0.013, 0.003, 0.437], atol=0.01)
+    assert intervention_sentence(found).startswith("No sink forms at 20")
