@@ -339,7 +339,7 @@ class SnapshotRecorder:
             kind = re.sub(r"\d[\d.e+-]*", "#", reason)
             if kind not in self._named and own_rank() == 0:
                 self._named.add(kind)
-                warnings.warn(f"step {step} is measured in part or not at all: {reason}", stacklevel=4)
+                warnings.warn(f"not measured at step {step}: {reason}", stacklevel=4)
 
     def _observable(self, model: Any, *, drops: bool) -> Decoder | ForeignModel:
         """The model as it is measured, checked and given its probe when it is first seen.

@@ -319,9 +319,9 @@ def test_what_cannot_be_measured_is_absent_and_the_rest_is_measured(llama, small
     whole = SnapshotRecorder(tmp_path / "whole", small_probe).take(llama(), 0)
     probes = {"text": np.full((4, 8), 99)}
     recorder = SnapshotRecorder(tmp_path / "part", small_probe, probes=probes, metrics=[Fails])
-    with pytest.warns(UserWarning, match="step 0 is measured in part or not at all: ") as said:
+    with pytest.warns(UserWarning, match="not measured at step 0: ") as said:
         found = recorder.take_if_possible(llama(), 0)
-    reasons = [str(warning.message).partition("at all: ")[2] for warning in said]
+    reasons = [str(warning.message).partition("at step 0: ")[2] for warning in said]
     assert reasons[0] == "probes 'text' has token 99: this model has 0 to 60; give its own tokens"
     assert "Fails: residual raised ValueError" in reasons[1]
     assert found.bias == whole.bias
@@ -340,7 +340,7 @@ def test_a_step_without_a_snapshot_is_noted_in_the_folder_and_on_the_page(llama,
     with torch.no_grad():
         broken.lm_head.weight[0, 0] = torch.nan
     reason = "random probe: the model gives NaN or inf, first in the logits"
-    with pytest.warns(UserWarning, match=f"step 4 is measured in part or not at all: {reason}"):
+    with pytest.warns(UserWarning, match=f"not measured at step 4: {reason}"):
         assert recorder.take_if_possible(broken, 4) is None
     run = RunDir(tmp_path)
     assert run.read_not_measured() == {4: reason}
