@@ -133,7 +133,7 @@ def of_states(found, kept):
         size = h.abs()
         put(found, "dominance", (size.amax(-1) / size.mean(-1)).mean(0))
         largest = size.amax(0)
-        value, index = largest.flatten().sort(descending=True)
+        value, index = largest.flatten().sort(descending=True, stable=True)
         put(found, "massive_value", value[:10])
         put(found, "massive_position", index[:10] // h.shape[-1])
         put(found, "massive_channel", index[:10] % h.shape[-1])
