@@ -181,9 +181,8 @@ def _verdict(common: Common, tensors: Tensors) -> str:
     labelled = [i for i in common.members if of[i]]
     if len(labelled) < 2:
         return "copied" if labelled else ""
-    first = (
-        max(of[i][0] for i in labelled) if any(len(of[i]) > 1 for i in labelled) else min(of[i][0] for i in labelled)
-    )
+    # Copies claim several places: the one nearest to the others.
+    first = min((of[i][0] for i in labelled if len(of[i]) == 1), default=of[labelled[0]][-1])
     chosen = [min(of[i], key=lambda rank: abs(rank - first)) for i in labelled]
     low, high = min(chosen), max(chosen)
     outside = {rank: i for i, own in of.items() if i not in common.members for rank in own}
@@ -238,11 +237,11 @@ def _say(i: int, owner: int | None, common: Common, tensors: Tensors) -> None:
         said = f"has {what} of {tensors.members[owner].label}{rounded}"
     is_whole = tensors.is_all(common.names)
     same.is_copy = tensors.is_all(same.mixed)
+    # A checkpoint without a step may have been made from the one that it shares tensors with.
+    n_placed = sum(bool(tensors.members[k].claims) for k in common.members)
+    is_wrong = n_placed > 1 if owner is None else bool(tensors.members[owner].claims) or not is_whole
     for one in same.members:
-        named = one.member.place is not None and not (
-            is_whole and owner is not None and not tensors.members[owner].claims
-        )
-        if named:
+        if is_wrong and one.member.place is not None:
             one.found("duplicate" if is_whole else "mixed", said)
         else:
             one.notes.append(said)

@@ -138,3 +138,17 @@ def test_tensors_of_no_checkpoint_of_the_suite_are_found(suite, other, audited):
     assert found.kinds == {8: ["mixed"], 16: ["mixed"]}
     assert found.said[8].startswith(what)
     assert found.said[16].startswith(what.replace("block 0 (model.layers.0", "block 1 (model.layers.1"))
+
+
+def test_a_branch_that_was_made_from_a_step_is_no_fault_of_the_step(suite, audited):
+    """As one of which a part alone was trained on."""
+    shutil.copytree(suite / "step-24", suite / "tuned")
+    tensors = load_file(suite / "tuned" / "model.safetensors")
+    numbers = torch.Generator().manual_seed(0)
+    tensors[ONE] += 0.1 * tensors[ONE].std() * torch.randn(tensors[ONE].shape, generator=numbers)
+    save_file(tensors, suite / "tuned" / "model.safetensors")
+    assert audited(suite, status=0).kinds == {}
+    for step in STEPS[1:]:
+        if step < 24:
+            shutil.rmtree(suite / f"step-{step}")
+    assert audited(suite, status=0).kinds == {}
