@@ -59,7 +59,12 @@ def sync_folder(folder: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder, and those above it that are missing, which outlast a power cut."""
+    """Make a folder, and those above it that are missing, which outlast a power cut.
+
+    Raises:
+        UsageError: the path holds a NUL character.
+    """
+    folder = user_path(folder)
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -426,8 +431,10 @@ def user_path(text: str | Path) -> Path:
     """A path that a person gave, ``~`` and ``~name`` resolved.
 
     Raises:
-        UsageError: nobody of that name has a home here.
+        UsageError: nobody of that name has a home here, or the path holds a NUL character.
     """
+    if "\0" in str(text):
+        raise UsageError(f"{one_line(text)}: a path cannot hold a NUL character; give another one")
     try:
         return Path(text).expanduser()
     except RuntimeError:

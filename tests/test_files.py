@@ -15,7 +15,7 @@ import pytest
 
 import birthmark
 from birthmark.errors import UsageError
-from birthmark.files import csv_text, reason_of, write_text
+from birthmark.files import csv_text, make_folder, reason_of, user_path, write_text
 
 PROGRAM = """
 import json, os, shutil, signal, sys, time
@@ -259,3 +259,9 @@ def test_every_safetensors_file_is_written_by_the_one_function_that_heeds_the_um
             if isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) == "save_file":
                 found.append(f"{file.relative_to(root)}:{node.lineno}")
     assert found == []
+
+
+@pytest.mark.parametrize("use", [user_path, make_folder, lambda path: write_text(path, "x")])
+def test_a_path_with_a_nul_character_is_refused_in_one_line(tmp_path, use):
+    with pytest.raises(UsageError, match=r"a\\x00b: a path cannot hold a NUL character"):
+        use(tmp_path / "a\0b")

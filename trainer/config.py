@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -132,6 +131,10 @@ class OptimConfig:
         found += unread_fields("optimizer", OPTIMIZERS, self.name, vars(self), defaults)
         found += unread_fields("schedule", SCHEDULES, self.schedule, vars(self), defaults)
         return found
+
+
+#: Seconds that a wait may be limited to: torch counts nanoseconds in 64 bits.
+_LONGEST_S = 10_000_000
 
 
 @dataclass(frozen=True)
@@ -289,8 +292,8 @@ class TrainerConfig:
                 found.append(f"trainer.{name} is {steps}: give at least 1 and at most 10¹⁰, or nothing")
         if self.keep_every is not None and self.keep_last is None:
             found.append(f"trainer.keep_every is {self.keep_every}, but all are kept: give trainer.keep_last too")
-        if not 0 <= self.timeout_s < math.inf:
-            found.append(f"trainer.timeout_s is {self.timeout_s}: give seconds, or 0 for no limit")
+        if not 0 <= self.timeout_s <= _LONGEST_S:
+            found.append(f"trainer.timeout_s is {self.timeout_s:g}: give 0 (no limit) to {_LONGEST_S:,} seconds")
         found += outside("trainer", self, {"replicas": (1, 1 << 20)})
         found += strategy_problems(self.strategy, vars(self))
         found += self.batch_ramp.problems(self.global_batch_size)

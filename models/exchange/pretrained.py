@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from ...errors import RunError, UsageError
-from ...files import one_line, path_below, read_bytes, read_json, save_tensors
+from ...files import make_folder, one_line, path_below, read_bytes, read_json, save_tensors
 from ..birth import Sharder, empty_decoder
 from ..config import ModelConfig
 from ..decoder import Decoder
@@ -291,7 +291,7 @@ def write_pretrained(
     tokenizer = None if tokenizer_file is None else _tokenizer_config(Path(tokenizer_file), config, eos_token_id)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UsageError(f"{folder}: exists already; give a new folder")
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
 
     shards: list[list[str]] = []
     held: dict[str, Tensor] = {}

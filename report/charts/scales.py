@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..pictures.axes import AROUND_ZERO
+from ..pictures.axes import AROUND_ZERO, on_axis
 from ..pictures.style import DEPTH
 
 CIVIDIS = (
@@ -30,7 +30,7 @@ class Scale:
 
     def share(self, value: float) -> float:
         """Where a value stands; NaN where the axis cannot show it."""
-        if not math.isfinite(value) or (self.log and value <= 0):
+        if math.isnan(on_axis(value, self.log)):
             return math.nan
         low, high, at = (math.log10(v) if self.log else v for v in (self.low, self.high, value))
         return (at - low) / (high - low)
@@ -53,12 +53,13 @@ class Scale:
 
 def fitting_scale(values: Sequence[float] | np.ndarray, log: bool = False) -> Scale:
     """A scale that shows all finite ``values``, zero too where it is near; linear where none of them is positive."""
-    held = np.asarray(values, dtype=float)
+    held = on_axis(values)
     held = held[np.isfinite(held)]
     # A logarithmic axis without anything to show would be an empty one.
-    log = log and bool((held > 0).any())
+    positive = held[np.isfinite(on_axis(held, log=True))]
+    log = log and len(positive) > 0
     if log:
-        held = held[held > 0]
+        held = positive
     elif not len(held):
         return Scale(0.0, 1.0)
     elif not held.any():

@@ -14,6 +14,18 @@ if TYPE_CHECKING:
 AROUND_ZERO = (-2.0, 2.0)
 """Ends of an axis on which everything is 0: its ticks are whole numbers, not fractions of nothing."""
 
+#: The largest number that an axis shows, and the smallest on a logarithmic one: beyond, differences and ratios of
+#: floats overflow.
+_LARGEST, _SMALLEST = 1e150, 1e-150
+
+
+def on_axis(values: Sequence[float] | np.ndarray | float, log: bool = False) -> np.ndarray:
+    """Give the numbers that an axis can show, float64; NaN for the others: not finite, too large, without a logarithm."""
+    numbers = np.asarray(values, dtype=float)
+    lowest = _SMALLEST if log else -_LARGEST
+    return np.where((numbers >= lowest) & (numbers <= _LARGEST), numbers, np.nan)
+
+
 # ── numbers at ticks ─────────────────────────────────────────────────────────────────────────────────────────────────
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .axes import AROUND_ZERO, log_heights, step_axis, whole_ticks
+from .axes import AROUND_ZERO, log_heights, on_axis, step_axis, whole_ticks
 from .style import (
     INK,
     MUTED,
@@ -87,7 +87,7 @@ def draw_curves(
         log: y is logarithmic.
     """
     figure, axes = new_figure(360, 200)
-    numbers = np.concatenate([np.asarray(curve.values, dtype=float) for curve in shown] or [np.zeros(0)])
+    numbers = np.concatenate([on_axis(curve.values) for curve in shown] or [np.zeros(0)])
     # Linear where no curve has anything that a logarithmic axis could show.
     log = log and bool((numbers > 0).any())
     several = any(curve.name for curve in shown)
@@ -96,12 +96,12 @@ def draw_curves(
     for curve in shown if several and len({curve.name for curve in shown}) <= _MOST_NAMES else ():
         entries[curve.name] = legend_line(color=run_colour(curve.run), marker=_marker(curve))
     for curve in shown:
-        values = np.asarray(curve.values, dtype=float)
+        values = on_axis(curve.values)
         look = {"color": run_colour(curve.run), **curve.style}
         every = 1 if curve.markers else max(1, len(values) // 8)
         axes.plot(
             curve.steps,
-            np.where(np.isfinite(values), values, np.nan),
+            values,
             marker=_marker(curve),
             markevery=every,
             zorder=3,
@@ -110,7 +110,7 @@ def draw_curves(
         if curve.role:
             entries.setdefault(curve.role, legend_line(**look | ({"color": INK} if several else {})))
     for control in controls:
-        values = np.asarray(control.values, dtype=float)
+        values = on_axis(control.values)
         if control.band:
             # Bands of several runs lie on one another: together they should not grow black.
             band = {"color": MUTED, "alpha": 0.25 / len(controls) ** 0.5, "linewidth": 0}
@@ -130,7 +130,7 @@ def draw_curves(
     x_axis(axes)
     if log:
         drawn: list[Curve | Control] = [*shown, *controls]
-        log_heights(axes, [np.asarray(curve.values, dtype=float) for curve in drawn])
+        log_heights(axes, [on_axis(curve.values) for curve in drawn])
     add_legend(figure, list(entries.items()))
     return figure
 

@@ -131,6 +131,10 @@ def test_scales_by_hand():
     assert fitting_scale([2, 10]).low == 0
     assert fitting_scale([9, 10]).low == pytest.approx(8.95)
     assert fitting_scale([np.nan]) == Scale(0, 1)
+    huge = fitting_scale([1e308, -1e308, 5.0, 6.0])  # whose difference is no float
+    assert huge == fitting_scale([5.0, 6.0])
+    assert np.isnan(huge.share(1e308))
+    assert fitting_scale([5e-324, 1e308, 2.0], log=True).ticks() == [1, 2, 3, 4]
 
 
 def test_where_everything_is_zero_the_axis_is_linear_around_it():
