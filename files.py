@@ -163,7 +163,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
     A folder that already stands at ``path`` is replaced (:func:`put_in_place`). On any error the temporary is removed,
     ``path`` as before.
     """
-    make_folder(path.parent)
+    make_folder(user_path(path).parent)
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         new = scratch / "new"

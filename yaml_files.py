@@ -1,7 +1,8 @@
-"""YAML from people and strangers: bounded before it is built, and no key twice."""
+"""YAML from people and strangers: bounded before it is built, values by the core schema of YAML 1.2, no key twice."""
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import yaml
 from yaml.composer import Composer
 from yaml.constructor import SafeConstructor
-from yaml.resolver import Resolver
+from yaml.resolver import BaseResolver
 
 from .errors import UsageError
 from .files import MOST_NESTED, one_line, read_text
@@ -22,14 +23,35 @@ MOST_BYTES, MOST_VALUES = 1 << 18, 1 << 16
 _PARSER = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 
-class _Loader(Composer, SafeConstructor, Resolver):
+class _CoreSchema(BaseResolver):
+    """The kinds of plain values that YAML 1.2 knows (its §10.3.2), and merges.
+
+    PyYAML has those of YAML 1.1, where 1:30:00 is 5,400, 010 is 8, ``no`` is false, a date no text, and 1e-3 no number.
+    """
+
+
+for _tag, _pattern, _first in (
+    ("null", r"null|Null|NULL|~|", ("~", "n", "N", "")),
+    ("bool", r"true|True|TRUE|false|False|FALSE", tuple("tTfF")),
+    ("int", r"[-+]?[0-9]+|0o[0-7]+|0x[0-9a-fA-F]+", tuple("-+0123456789")),
+    (
+        "float",
+        r"[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN)",
+        tuple("-+.0123456789"),
+    ),
+    ("merge", r"<<", ("<",)),
+):
+    _CoreSchema.add_implicit_resolver(f"tag:yaml.org,2002:{_tag}", re.compile(f"(?:{_pattern})$"), list(_first))
+
+
+class _Loader(Composer, SafeConstructor, _CoreSchema):
     """Builds what events say, which were checked. Refuses a key that stands twice: the second would silently replace
     the first."""
 
     def __init__(self, events: Iterable[yaml.Event]) -> None:
         Composer.__init__(self)
         SafeConstructor.__init__(self)
-        Resolver.__init__(self)
+        _CoreSchema.__init__(self)
         self._events = deque(events)
 
     def check_event(self, *kinds: type[yaml.Event]) -> bool:
@@ -58,6 +80,38 @@ class _Loader(Composer, SafeConstructor, Resolver):
         return super().construct_mapping(node, deep)
 
 
+class ValueLoader(_CoreSchema, _PARSER):  # type: ignore[misc, valid-type]
+    """A loader of PyYAML for single values, such as options of a command line, by the core schema."""
+
+
+def _integer(loader: SafeConstructor, node: yaml.ScalarNode) -> int:
+    """Build an integer: decimal, whatever zeros it begins with, or after 0o and 0x."""
+    text = str(loader.construct_scalar(node))
+    return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))
+
+
+for _kind in (_Loader, ValueLoader):
+    _kind.yaml_implicit_resolvers = _CoreSchema.yaml_implicit_resolvers
+    _kind.add_constructor("tag:yaml.org,2002:int", _integer)
+
+
+class _Dumper(_CoreSchema, yaml.SafeDumper):
+    """Writes text that the core schema would read as something else in quotes."""
+
+
+# YAML 1.1 would read some of it as something else too: both kinds are quoted.
+_resolvers = (_CoreSchema.yaml_implicit_resolvers, yaml.SafeDumper.yaml_implicit_resolvers)
+_Dumper.yaml_implicit_resolvers = {
+    first: [resolver for kind in _resolvers for resolver in kind.get(first, [])]
+    for first in {first for kind in _resolvers for first in kind}
+}
+
+
+def yaml_text(value: Any) -> str:
+    """Write plain data as YAML that :func:`parse_yaml` and readers of YAML 1.1 read alike, keys in the order given."""
+    return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
 def read_yaml(file: Path) -> Any:
     """What a YAML file holds, tags of Python and other languages refused.
 
@@ -71,7 +125,7 @@ def parse_yaml(text: str, where: str) -> Any:
     """What a YAML text holds; see :func:`read_yaml`. Errors begin with ``where``."""
     try:
         return _Loader(_checked(yaml.parse(text, Loader=_PARSER))).get_single_data()
-    # A date that the calendar lacks, or a number of too many digits, is a ValueError.
+    # A number of too many digits is a ValueError.
     except (yaml.YAMLError, ValueError) as error:
         raise UsageError(f"{where}: not YAML ({one_line(_reason(error))})") from None
 

@@ -474,7 +474,26 @@ def write_metrics_csv(run: RunDir) -> list[str]:
     return columns
 
 
-def truncate_metrics(path: Path, last_step: int) -> None:
-    """Drop the lines after ``last_step``, so that a resumed run does not log one step twice."""
-    kept = [r for r in read_metrics(path) if r["step"] <= last_step]
-    write_text(path, "".join(json.dumps(r) + "\n" for r in kept))
+def truncate_metrics(path: Path, last_step: int) -> list[int]:
+    """Drop the lines after ``last_step``, so that a resumed run does not log one step twice.
+
+    Returns:
+        The steps, in the order of the lines left, whose training loss is logged.
+    """
+    lines = read_metrics(path)
+    kept = [line for line in lines if line["step"] <= last_step]
+    # A log of weeks is written again only if a line goes, or a crash broke the last one off.
+    if len(kept) < len(lines) or not _ends_whole(path):
+        write_text(path, "".join(json.dumps(line) + "\n" for line in kept))
+    return [int(line["step"]) for line in kept if "train/loss" in line]
+
+
+def _ends_whole(path: Path) -> bool:
+    """True if the last line of a log that exists is whole."""
+    if not path.exists():
+        return False
+    with path.open("rb") as file:
+        if (size := file.seek(0, os.SEEK_END)) == 0:
+            return True
+        file.seek(size - 1)
+        return file.read(1) == b"\n"

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import UsageError
 from ..files import write_text
+from ..yaml_files import yaml_text
 from .reading import read_fields
 
 #: In a study's folder: what ``--set`` changed when its runs were made, by dotted field.
@@ -51,7 +50,7 @@ class StudyRequest:
 
     def keep_overrides(self, out: Path) -> None:
         """Write into the study's folder ``out`` what its runs are made with."""
-        write_text(out / _OVERRIDES, yaml.safe_dump(dict(self.overrides), allow_unicode=True))
+        write_text(out / _OVERRIDES, yaml_text(dict(self.overrides)))
 
     def overrides_in(self, out: Path) -> dict[str, Any]:
         """What to change in the base: of a summary, all that was changed for the runs in ``out``, then its own.

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import ntpath
 import os
 import posixpath
@@ -8,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -21,7 +23,8 @@ from birthmark.files import (
     read_text,
     write_sealed_json,
 )
-from birthmark.yaml_files import read_yaml
+from birthmark.trainer.config_file import read_config
+from birthmark.yaml_files import ValueLoader, parse_yaml, read_yaml, yaml_text
 
 
 @pytest.mark.parametrize(
@@ -103,7 +106,6 @@ _BOMB = "a: &a [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
         ("a: 1\nb: 2\na: 3", "a stands twice (line 1 and below)"),
         ("[1, 2]: 3", "a list or a group is a name (line 1)"),
         ("a: !!python/object/apply:os.getpid []", "could not determine a constructor for the tag"),
-        ("a: 2001-99-99", "month must be in 1..12"),
     ],
 )
 def test_yaml_that_would_take_the_machine_is_refused_before_it_is_built(text, message, tmp_path):
@@ -155,3 +157,47 @@ def test_a_name_from_outside_stays_below_its_folder_or_is_refused(pieces, joint,
 def test_the_name_of_a_file_is_taken(key):
     assert path_below(Path("f"), key, ValueError) == Path("f") / key
     assert path_below(Path("f"), f"g/{key}", ValueError, nested=True) == Path("f/g") / key
+
+
+#: Plain values by the core schema of YAML 1.2, from its specification (§10.3.2), where YAML 1.1 says otherwise.
+CORE = {
+    "1:30:00": "1:30:00",
+    "010": 10,
+    "no": "no",
+    "yes": "yes",
+    "1e-3": 0.001,
+    "12e03": 12000.0,
+    "2001-01-01": "2001-01-01",
+    "0x1F": 31,
+    "0o17": 15,
+    "-0x1F": "-0x1F",
+    "1_000": "1_000",
+    "0b11": "0b11",
+    "+12": 12,
+    ".5": 0.5,
+    "-.inf": -math.inf,
+    "TRUE": True,
+    "~": None,
+    "": None,
+}
+
+
+@pytest.mark.parametrize("text", CORE)
+def test_plain_values_are_those_of_yaml_1_2(text):
+    assert parse_yaml(f"a: {text}", "it") == {"a": CORE[text]}
+    found = yaml.load(text, Loader=ValueLoader)
+    assert (found, type(found)) == (CORE[text], type(CORE[text]))
+
+
+def test_written_yaml_reads_alike_by_either_schema():
+    value = {text: text for text in CORE} | {"numbers": [1, 1e-5, 1e16, math.inf, True, None, 0.1]}
+    text = yaml_text(value)
+    assert parse_yaml(text, "it") == yaml.safe_load(text) == value
+
+
+def test_a_seed_in_base_60_is_refused_in_files_and_options(tmp_path):
+    for in_file, options in (("1:30:00", {}), ("3", {"init_seed": "1:30:00"})):
+        file = tmp_path / "it.yaml"
+        file.write_text(f"init_seed: {in_file}\n")
+        with pytest.raises(UsageError, match="init_seed: '1:30:00' is not a whole number"):
+            read_config(file, options)

@@ -11,17 +11,20 @@ from functools import cache
 from itertools import pairwise
 from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
+import jsonargparse._loaders_dumpers
 from jsonargparse import ActionConfigFile, ArgumentParser, set_parsing_settings
 
 from ..errors import UsageError
 from ..schema import shown
-from ..yaml_files import parse_yaml
+from ..yaml_files import ValueLoader, parse_yaml
 from .by_name.shipped_configs import find_config, shipped_configs
 from .config import RunConfig
 from .saved_config import read_config_yaml
 
 # The dataclasses' attribute docstrings are the help.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
+# Its loader has the numbers of YAML 1.1, in which 1:30:00 is 5,400; `set_loader` does not reach typed options.
+jsonargparse._loaders_dumpers.yaml_default_loader = ValueLoader
 
 
 class Parser(ArgumentParser):

@@ -192,6 +192,14 @@ def _print_start(
         highlight=False,
         soft_wrap=True,
     )
+    if start.log_lacks_from is not None:
+        console.print(
+            f"{run.metrics}: has no training loss between step {start.log_lacks_from:,} and {start.step:,}, though the "
+            "run has been there: lines were lost, and its page lacks them",
+            highlight=False,
+            soft_wrap=True,
+            markup=False,
+        )
     settings = config.trainer
     first, last = (
         settings.batch_sizes.size(step) * config.model.max_seq_len for step in (start.step, settings.max_steps - 1)

@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 from ..data.prepare import PreparedData
 from ..errors import RunError, UsageError
-from ..files import atomic_path, delete_folder, write_sealed_json
+from ..files import TEXT_BYTES, atomic_path, check_file, delete_folder, file_sha256, write_sealed_json
 from ..measure.records import RunDir, step_of, truncate_metrics, write_metrics_csv
 from ..models.birth import certificate
 from ..models.decoder import Decoder
@@ -132,6 +132,11 @@ def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: 
     record = run.read_birth()
     if differ := _differences(data.record, record.get("data") or {}):
         raise RunError(f"data.path: the corpus is not the one this run began with ({', '.join(differ)} differ)")
+    if data.tokenizer_path is not None and run.tokenizer.exists():
+        # A copy that training does not read; sampling, exports and snapshots do.
+        check_file(run.tokenizer, TEXT_BYTES)
+        if file_sha256(run.tokenizer) != file_sha256(data.tokenizer_path):
+            raise RunError(f"{run.tokenizer}: not the tokenizer that this run reads data with; restore or delete it")
     if now != record["digest"]:
         raise RunError(
             f"{run.birth}: {config.init_from or f'init_seed {config.init_seed}'} now gives {now[:12]}…, the "
@@ -168,6 +173,8 @@ class RunStart:
     """Optimizer steps that are behind it."""
     birth: dict[str, Any]
     """The content of its birth certificate."""
+    log_lacks_from: int | None = None
+    """The last step that metrics.jsonl has, where lines between it and ``step`` are missing; else None."""
 
 
 @contextmanager
@@ -201,8 +208,16 @@ def begin_run(
                 "trainer.offload is nvme, whose state cannot be loaded from a checkpoint: go on with cpu or none"
             )
         record = (_read_birth if resume else _write_birth)(config, run, model, birth, data)
-        truncate_metrics(run.metrics, step if checkpoint else -1)
+        logged = truncate_metrics(run.metrics, step if checkpoint else -1)
         if run.metrics_csv.exists():  # of a start that had come to its end
             write_metrics_csv(run)
         _drop_snapshots(run, step)
-        yield RunStart(checkpoint, step, record)
+        yield RunStart(checkpoint, step, record, _gap(logged, step, config.trainer.log_every))
+
+
+def _gap(logged: list[int], step: int, log_every: int) -> int | None:
+    """Find the step from which a resumed run's log lacks lines up to ``step``; None if it lacks none."""
+    last = logged[-1] if logged else 0
+    # The run may have logged at another rhythm before.
+    every = max(log_every, last - logged[-2] if len(logged) > 1 else last)
+    return last if step - last >= (2 if logged else 1) * every else None

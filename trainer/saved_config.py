@@ -7,14 +7,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ..errors import RunError
 from ..files import read_text, write_text
 from ..measure.records import RunDir
 from ..models.dotted import dotted
 from ..models.own_code import name_own_code, note_code_of_run
-from ..yaml_files import MOST_BYTES, read_yaml
+from ..yaml_files import MOST_BYTES, read_yaml, yaml_text
 from .config import RunConfig
 from .optimizers.optim_rows import unread_names
 from .optimizers.schedules import SCHEDULES
@@ -28,7 +26,7 @@ _MEND = "restore it from a copy; to go on with other values leave it and give th
 
 def write_config(config: RunConfig, file: Path) -> None:
     """Write every field of ``config`` as YAML, which `read_config` reads, and in the last line their checksum."""
-    text = yaml.safe_dump(asdict(config), sort_keys=False, allow_unicode=True)
+    text = yaml_text(asdict(config))
     write_text(file, f"{text}{_SEAL}{_seal_of(text)}")
 
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypedDict
 from ...errors import RunError, UsageError
 from ...files import content_digest, one_line, read_sealed_json, write_sealed_json
 from ...measure.records import RunDir
+from ...models.birth import certificate_of
 from ...models.config import ModelConfig
 from ...models.parameter_shapes import tensor_shapes
 from ...schema import Bounds, Count, Sha256
@@ -109,7 +110,8 @@ def state(run: RunDir, advance: Callable[[int], object] = lambda n_checkpoints: 
 
     Raises:
         UsageError: a run whose start no seed gives again.
-        RunError: a file of the run is missing or damaged.
+        RunError: a file of the run is missing or damaged, or its certificate of birth is not what config and seed
+            give.
     """
     config = read_config(run.config)
     if config.init_from:
@@ -121,6 +123,12 @@ def state(run: RunDir, advance: Callable[[int], object] = lambda n_checkpoints: 
             f"{run.path}: model.attention.{min(own)} is a class of your own, which others cannot draw again"
         )
     birth = run.read_birth()
+    drawn = certificate_of(config.model, config.init_seed)
+    if drawn["digest"] != birth["digest"]:
+        raise RunError(
+            f"{run.birth}: says digest {one_line(birth['digest'][:12])}…, and init_seed {config.init_seed} gives "
+            f"{drawn['digest'][:12]}…; restore it and config.yaml from a copy"
+        )
     inputs = order_inputs(config, birth.get("data", {}))
     salt = keep_secret(run, inputs)
     checkpoints: list[Digests] = []
@@ -142,7 +150,7 @@ def state(run: RunDir, advance: Callable[[int], object] = lambda n_checkpoints: 
             "max_steps": config.trainer.max_steps,
             "global_batch_size": config.trainer.global_batch_size,
         },
-        "n_params": birth["n_params"],
+        "n_params": drawn["n_params"],
         "commitments": {
             "init_seed": commitment("init_seed", config.init_seed, salt),
             "birth": commitment("birth", birth["digest"], salt),

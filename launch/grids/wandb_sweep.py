@@ -5,10 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from ...child_python import python_command
 from ...files import write_text
+from ...yaml_files import yaml_text
 from .grid import Grid
 
 
@@ -33,5 +32,5 @@ def sweep_config(grid: Grid) -> dict[str, Any]:
 def write_sweep(grid: Grid) -> Path:
     """Write ``sweep.yaml`` into the study's folder."""
     file = grid.out.absolute() / "sweep.yaml"
-    write_text(file, yaml.safe_dump(sweep_config(grid), sort_keys=False, allow_unicode=True))
+    write_text(file, yaml_text(sweep_config(grid)))
     return file

@@ -20,7 +20,7 @@ _LARGEST, _SMALLEST = 1e150, 1e-150
 
 
 def on_axis(values: Sequence[float] | np.ndarray | float, log: bool = False) -> np.ndarray:
-    """Give the numbers that an axis can show, float64; NaN for the others: not finite, too large, without a logarithm."""
+    """Give the numbers that an axis can show, float64; NaN for those not finite, too large or without a logarithm."""
     numbers = np.asarray(values, dtype=float)
     lowest = _SMALLEST if log else -_LARGEST
     return np.where((numbers >= lowest) & (numbers <= _LARGEST), numbers, np.nan)

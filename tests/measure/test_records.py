@@ -216,6 +216,11 @@ def test_truncation_drops_later_steps_and_the_cut_line(tmp_path):
     path.write_text('{"step": 1, "a": 0.1}\n{"step": 2}\n{"step": 3}\n{"st')
     truncate_metrics(path, 2)
     assert path.read_text() == '{"step": 1, "a": 0.1}\n{"step": 2}\n'
+    inode = path.stat().st_ino
+    assert truncate_metrics(path, 2) == []
+    assert path.stat().st_ino == inode  # nothing to drop: not written again
+    path.write_text('{"step": 2, "train/loss": 0.1}\n{"step": 3}\n{"step": 4, "train/loss": 0.2}\n')
+    assert truncate_metrics(path, 3) == [2]
 
 
 def test_only_a_run_opens_as_one(tmp_path):

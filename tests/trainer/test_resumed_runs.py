@@ -1,18 +1,21 @@
 """Runs that stop and go on: to the bit, from what they find, or with the reason why not."""
 
 import csv
+import os
 import shutil
 import sys
 
 import pytest
 import torch
 from quiet_runs import logged, run, weights
+from rich.console import Console
 
 from birthmark.errors import RunError, UsageError
 from birthmark.files import write_sealed_json
 from birthmark.measure.records import RunDir, read_metrics
 from birthmark.trainer.checkpoints.folder_io import FolderCheckpointIO
 from birthmark.trainer.optimizers.table import OPTIMIZERS
+from birthmark.trainer.run import pretrain
 
 
 @pytest.mark.parametrize("stop_at", [2, 4])
@@ -112,6 +115,30 @@ def test_a_resumed_run_keeps_what_makes_it_itself(tiny, tmp_path):
             run(tiny(change), done.path, resume=True)
     run(tiny({"trainer.max_steps": 4}), done.path, resume=True)
     assert max(logged(done, "train/loss")) == 4
+
+
+def test_a_resumed_run_says_which_lines_its_log_has_lost(tiny, tmp_path):
+    done, out = run(tiny({"trainer.max_steps": 4}), tmp_path / "run"), Console(record=True, width=300)
+    for lines, word in ((done.metrics.read_text(), None), ("", "between step 0 and 4")):
+        done.metrics.write_text(lines)
+        pretrain(tiny({"trainer.max_steps": 4}), done, resume=True, console=out)
+        said = out.export_text()
+        assert ("lines were lost" in said) == (word is not None)
+        assert word is None or word in said
+
+
+@pytest.mark.parametrize("content", ["null", "[]", "{}"])
+def test_a_resumed_run_refuses_a_tokenizer_that_was_replaced(tiny, tmp_path, write_documents, content):
+    fields = {"data.path": str(write_documents(tmp_path / "text")), "data.cache_dir": str(tmp_path / "cache")}
+    fields |= {"model.vocab_size": 280, "trainer.max_steps": 2, "data.val_fraction": 0.2}
+    done = run(tiny(fields), tmp_path / "run")
+    done.tokenizer.write_text(content)
+    with pytest.raises(RunError, match="not the tokenizer that this run reads data with"):
+        run(tiny(fields | {"trainer.max_steps": 4}), done.path, resume=True)
+    done.tokenizer.unlink()
+    os.mkfifo(done.tokenizer)
+    with pytest.raises(RunError, match="is a pipe, not a file"):
+        run(tiny(fields | {"trainer.max_steps": 4}), done.path, resume=True)
 
 
 def test_a_resumed_run_takes_its_optimizer_settings_from_the_config(tiny, tmp_path):

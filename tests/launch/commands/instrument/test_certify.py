@@ -11,6 +11,7 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from birthmark.audit.certificates.streamed_content import content_of
+from birthmark.files import write_sealed_json
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born, digest
@@ -272,3 +273,13 @@ def test_buffers_count_and_tied_tensors_count_once():
     assert content_of(shapes, HeldWeights(model)).float32 != found.float32
     plain = ModelConfig(d_model=16, n_layers=2, n_heads=2, vocab_size=24, max_seq_len=8, tie_embeddings=True)
     assert content_of(tensor_shapes(plain), DrawnWeights(plain, 1)).float32 == digest(born(plain, 1))
+
+
+def test_a_birth_that_config_and_seed_do_not_give_is_not_certified(run_of_two_checkpoints, tmp_path, capsys):
+    run = RunDir(shutil.copytree(run_of_two_checkpoints.path, tmp_path / "run"))
+    record = json.loads(run.birth.read_text())
+    record.pop("sha256")
+    write_sealed_json(run.birth, record | {"digest": "0" * 64, "n_params": 7})
+    assert main(["certify", str(run.path)]) == 1
+    assert "birth.json: says digest 000000000000…, and init_seed" in capsys.readouterr().err
+    assert not (run.path / "certificate.json").exists()
