@@ -48,7 +48,7 @@ from .numerics import decide, decisions, numerics
 from .optimizers.parameter_groups import parameter_groups
 from .processes.heartbeat import watched
 from .processes.launch_environment import LauncherEnvironment
-from .processes.launched_process import LaunchedProcess, launched_process
+from .processes.launched_process import LaunchedProcess, launched_process, stop_with_agent
 from .processes.open_files import allow_sockets
 from .processes.process_group import collective_timeout, join_process_group, record_collectives
 from .provenance import versions
@@ -326,6 +326,7 @@ def pretrain(
     """
     check_installed(config.log)
     process = check_launch(config.trainer, launched_process())
+    stop_with_agent()
     asked = config
     if config.trainer.device != "cpu":
         # Before the device is looked at: that may initialise CUDA, and torch reads only then how memory is allocated.

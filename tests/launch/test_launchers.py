@@ -72,6 +72,33 @@ def worker(launcher):
     return int(children[0]) if children else None
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells a process that its parent died")
+def test_workers_of_a_torchrun_that_is_killed_stop_with_a_checkpoint(config, tmp_path):
+    run = RunDir(tmp_path / "run")
+    flags = ["--trainer.strategy=ddp", "--trainer.max_steps=1000000", "--trainer.checkpoint_every=1000000"]
+    with (tmp_path / "printed").open("w") as printed:
+        agent = subprocess.Popen(
+            ["bash", LAUNCH / "torchrun.sh", "--config", config, "--run_dir", run.path, *flags],
+            env=environment_of(sys.executable, NPROC="2"),
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        end = time.monotonic() + 200
+        while not (run.metrics.is_file() and losses(run)) and time.monotonic() < end:
+            time.sleep(0.1)
+        workers = [int(pid) for pid in Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()]
+    finally:
+        agent.kill()
+        agent.wait()
+    assert len(workers) == 2, (tmp_path / "printed").read_text()
+    end = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in workers) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in workers)
+    assert len(run.checkpoints_by_step()) == 1
+
+
 @pytest.mark.slow  # a minute: five starts, one after the other
 @pytest.mark.skipif(not Path("/proc/self/environ").is_file(), reason="finds the processes under /proc")
 def test_a_node_that_joins_later_takes_part_and_a_kill_after_that_is_one_restart(config, tmp_path, free_port):

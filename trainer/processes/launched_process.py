@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
+import sys
 from dataclasses import dataclass
 
 from ...errors import UsageError
 from .srun import is_srun_task, torch_variables
+
+#: Of Linux's prctl: the signal that a process gets when its parent dies.
+_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -49,6 +55,20 @@ def launched_process() -> LaunchedProcess | None:
         given = " ".join(f"{name}={number}" for name, number in zip(names, numbers, strict=True))
         raise UsageError(f"{given} in the environment fits no run: start as many on every node, with torchrun")
     return found
+
+
+def stop_with_agent() -> None:
+    """Have Linux send this process SIGTERM when the torchrun agent that started it dies, however it dies.
+
+    The run then stops with a checkpoint. Without this it would train on alone, and a new start would find it locked.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or sys.platform != "linux":
+        return
+    agent = os.getppid()
+    if ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM) != 0:
+        raise OSError(ctypes.get_errno(), "prctl cannot tie this process to its torchrun agent")
+    if os.getppid() != agent:  # it died before the system knew
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def start_name() -> str:
