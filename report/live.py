@@ -5,11 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import socket
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -26,6 +28,8 @@ PORT, _PORTS = 8420, 20
 #: New lines of the log alone draw the page again after so many times the seconds that drawing takes: it shares the
 #: machine with the training. A new snapshot draws it at once.
 _PATIENCE = 20
+#: Seconds that a request may take to arrive: one that never ends would hold its thread.
+_REQUEST_S = 10.0
 #: Seconds between two looks of a page, in `_FOLLOW`.
 LOOKS_S = 2
 
@@ -131,11 +135,25 @@ class _Handler(BaseHTTPRequestHandler):
 
     server: LiveServer
     server_version, sys_version = "birthmark", ""
+    timeout = _REQUEST_S  # of each read
+
+    def setup(self) -> None:
+        """Begin, with a limit for the whole request: bytes that drip in begin each read anew."""
+        super().setup()
+        self._limit = threading.Timer(_REQUEST_S, self._cut_off)
+        self._limit.daemon = True
+        self._limit.start()
+
+    def _cut_off(self) -> None:
+        with suppress(OSError):  # it is over
+            self.connection.shutdown(socket.SHUT_RD)
 
     def do_GET(self) -> None:
         """Answer."""
+        self._limit.cancel()
         # A page of the web whose name leads to this machine must not read it.
-        if self.headers.get("Host", "").partition(":")[0] not in (HOST, "localhost"):
+        hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or hosts[0].partition(":")[0] not in (HOST, "localhost"):
             return self._answer(HTTPStatus.FORBIDDEN, "text/plain", f"open http://{HOST}:{self.server.server_port}/\n")
         page, path = self.server.page, self.path.partition("?")[0]
         if path == "/":
@@ -160,6 +178,11 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Content-Type-Options", "nosniff")
         self.end_headers()
         self.wfile.write(body)
+
+    def finish(self) -> None:
+        """End; the limit goes with the request."""
+        self._limit.cancel()
+        super().finish()
 
     def log_message(self, format: str, *args: object) -> None:
         """Nothing: what is asked for is no news."""

@@ -4,7 +4,10 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
+import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -123,3 +126,38 @@ def test_options_that_have_no_effect_are_refused(make_run, tmp_path, capsys, wor
     run = make_run(tmp_path / "run", steps=(0,))
     assert main(["report", str(run.path), *words]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.fixture
+def served(monkeypatch):
+    """The address of a server in this process, which gives a request half a second to arrive."""
+    monkeypatch.setattr("birthmark.report.live._REQUEST_S", 0.5)
+    with LiveServer(LivePage([]), 0) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield server.server_address
+        server.shutdown()
+
+
+def test_a_request_that_never_ends_is_cut_off(served):
+    with socket.create_connection(served, timeout=30) as client:
+        client.sendall(b"GET /state HTTP/1.1\r\nHost: 127.0.0.1\r\n")
+        start = time.monotonic()
+        client.settimeout(0.05)
+        while time.monotonic() - start < 20:
+            try:
+                client.sendall(b"X: y\r\n")  # a byte now and then keeps a limit on each read away
+                if not client.recv(100):
+                    break
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+        assert 0.4 < time.monotonic() - start < 15
+
+
+@pytest.mark.parametrize("hosts", [(), ("127.0.0.1", "evil.example"), ("evil.example",)])
+def test_a_request_names_this_machine_once(served, hosts):
+    with socket.create_connection(served, timeout=30) as client:
+        lines = [b"GET /state HTTP/1.1", *(f"Host: {host}".encode() for host in hosts), b"", b""]
+        client.sendall(b"\r\n".join(lines))
+        assert b" 403 " in client.recv(100)
