@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from jsonargparse import Namespace
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from ....measure.length.loss_by_position import LengthResult
+    from ....trainer.by_name.model_names import ModelSource
 
 SUMMARY = "Loss by position beyond the training length, and what evicting the first keys costs."
 
@@ -26,10 +28,10 @@ def add_options(parser: Parser) -> None:
     parser.add_argument("models", type=str, nargs="+", metavar="MODEL", help=f"Each {MODEL_NAMES}.")
     parser.add_argument(
         "--to",
-        type=str,
-        default="8x",
+        type=str | None,
         metavar="LENGTH",
-        help="Positions to read: a number, or times the training length, such as 8x.",
+        help="Positions to read: a number, or times the training length, such as 8x; by default 8x, and 4,096 of a "
+        "model that was trained on more than 512.",
     )
     parser.add_argument(
         "--evict",
@@ -42,7 +44,8 @@ def add_options(parser: Parser) -> None:
         "--prefix",
         type=int | None,
         metavar="T",
-        help="Positions that are read with all keys; by default the training length (max_seq_len).",
+        help="Positions that are read with all keys; by default the training length (max_seq_len), or 512 where it is "
+        "longer and --to is left out.",
     )
     parser.add_argument(
         "--window",
@@ -52,7 +55,12 @@ def add_options(parser: Parser) -> None:
         "most) and the last W; by default all.",
     )
     add_data(parser, "each run's own validation data")
-    parser.add_argument("--n_sequences", type=int, default=32, metavar="N", help="Sequences to read.")
+    parser.add_argument(
+        "--n_sequences",
+        type=int | None,
+        metavar="N",
+        help="Sequences to read; by default 32, and 8 of models that were trained on more than 512 positions.",
+    )
     parser.add_argument("--batch_size", type=int, default=8, metavar="B", help="Sequences at once.")
     parser.add_argument("--out", type=str | None, metavar="PNG", help="Picture; by default length.png.")
     add_json(parser)
@@ -65,15 +73,16 @@ def run(options: Namespace) -> int:
     from ....report.pictures.long_sequences import write_picture
     from ....report.terminal import picture_path, print_json, print_written
 
-    bounds = {"n_sequences": (2, 1 << 24), "batch_size": (1, 1 << 24)}
-    bounds |= {name: (1, 1 << 27) for name in ("prefix", "window") if options[name] is not None}
+    bounds = {"n_sequences": (2, 1 << 24), "batch_size": (1, 1 << 24), "prefix": (1, 1 << 27), "window": (1, 1 << 27)}
+    bounds = {name: bound for name, bound in bounds.items() if options[name] is not None}
     if problems := outside("", options, bounds):
         raise UsageError(f"--{problems[0]}")
     evict = _evict(options.evict)
     out = picture_path(options.out, "length.png", as_json=options.json)
     found = _results(options, evict)
     if options.json:
-        print_json({"n_sequences": options.n_sequences, "models": [_as_json(result) for result in found]})
+        n_sequences = len(found[0].arms[0].losses_NT)
+        print_json({"n_sequences": n_sequences, "models": [_as_json(result) for result in found]})
     else:
         _print(found, Console())
     if out is not None:
@@ -98,6 +107,28 @@ def _length(text: str, trained: int) -> int:
     return length
 
 
+#: Training length up to which all of it, eight times, is a first look that a CPU gives in a minute.
+_FIRST_LOOK = 512
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """How far a model is read."""
+
+    source: ModelSource
+    prefix: int
+    length: int
+
+    @classmethod
+    def of(cls, source: ModelSource, to: str | None, prefix: int | None) -> _Reading:
+        """As the options ask, and by default as far as a first look needs."""
+        trained = source.config.max_seq_len
+        if to is not None or trained <= _FIRST_LOOK:
+            return cls(source, prefix or trained, _length(to or "8x", trained))
+        prefix = prefix or _FIRST_LOOK
+        return cls(source, prefix, 8 * prefix)
+
+
 def _results(options: Namespace, evict: list[int]) -> list[LengthResult]:
     from ....measure.length.loss_by_position import Arm, LengthResult, check_reach, evictions, loss_by_position
     from ....report.terminal import bar
@@ -105,21 +136,23 @@ def _results(options: Namespace, evict: list[int]) -> list[LengthResult]:
     from ....trainer.by_name.own_text import held_out_tokens
     from ....trainer.devices import device
 
-    sources = [(source, _length(options.to, source.config.max_seq_len)) for source in map(open_source, options.models)]
-    for source, length in sources:
+    readings = [_Reading.of(source, options.to, options.prefix) for source in map(open_source, options.models)]
+    for reading in readings:
         # Before anything is loaded.
-        check_reach(source.name, source.config.positions, source.config.max_seq_len, length)
-        prefix = options.prefix or source.config.max_seq_len
-        if prefix < max(evict):
-            raise UsageError(f"--evict {max(evict)}: {source.name} reads a prefix of {prefix}; give no more")
+        source, config = reading.source, reading.source.config
+        check_reach(source.name, config.positions, config.max_seq_len, reading.length)
+        if reading.prefix < max(evict):
+            raise UsageError(f"--evict {max(evict)}: {source.name} reads a prefix of {reading.prefix}; give no more")
+    are_long = any(reading.source.config.max_seq_len > _FIRST_LOOK for reading in readings)
+    n_sequences = options.n_sequences or (8 if are_long else 32)
     found = []
-    total = sum(length for _, length in sources) * options.n_sequences * len(evict)
+    total = sum(reading.length for reading in readings) * n_sequences * len(evict)
     with bar("positions", total, quiet=options.json) as advance:
-        for source, length in sources:
+        for reading in readings:
+            source, prefix = reading.source, reading.prefix
             with data_named(options):
-                tokens_NT = held_out_tokens(source, options.n_sequences, length + 1, options.data)
+                tokens_NT = held_out_tokens(source, n_sequences, reading.length + 1, options.data)
             model = source.load().to(device())
-            prefix = options.prefix or source.config.max_seq_len
             try:
                 arms = [
                     Arm(n, loss_by_position(model, tokens_NT, eviction, batch_size=options.batch_size, advance=advance))

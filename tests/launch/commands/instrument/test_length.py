@@ -13,6 +13,8 @@ from birthmark.launch.cli import main
 from birthmark.measure.length.loss_by_position import evictions, loss_by_position
 from birthmark.measure.records import RunDir
 from birthmark.models.birth import born
+from birthmark.models.config import ModelConfig
+from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.trainer.by_name.model_names import open_source
 from birthmark.trainer.by_name.own_text import held_out_tokens
 from birthmark.trainer.run import pretrain
@@ -35,6 +37,21 @@ def refused(capsys, *arguments):
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     return error
+
+
+def test_a_model_of_long_training_is_read_for_a_first_look(word_tokenizer, capsys, tmp_path):
+    config = ModelConfig(d_model=8, n_layers=1, n_heads=1, vocab_size=270, max_seq_len=1024, mlp="swiglu")
+    (tmp_path / "tokenizer.json").write_bytes(word_tokenizer.content)
+    save_pretrained(born(config, 0), tmp_path / "long", tokenizer_file=tmp_path / "tokenizer.json")
+    (tmp_path / "text.md").write_text(" ".join(str(i) for i in range(9000)))
+    name, data = str(tmp_path / "long"), f"--data={tmp_path / 'text.md'}"
+    assert main(["length", name, data, "--evict=0", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["n_sequences"], printed["models"][0]["prefix"], printed["models"][0]["length"]) == (8, 512, 4096)
+    # Asked for, lengths count from the training length.
+    assert main(["length", name, data, "--evict=0", "--json", "--to=2x", "--n_sequences=2"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    assert (printed["n_sequences"], printed["models"][0]["prefix"], printed["models"][0]["length"]) == (2, 1024, 2048)
 
 
 def test_arms_and_models_stand_side_by_side(run, tiny, capsys, tmp_path):
