@@ -58,6 +58,18 @@ class ComparedModels:
     """Of every model against births of other seeds, as the control."""
 
 
+#: Parameters from which on the full probe takes minutes on a CPU.
+_LARGE = 50_000_000
+#: Changed copies of a model of 135M have the same verdicts with so few (docs/seedprint.md).
+_INPUTS_OF_LARGE = 500
+
+
+def default_inputs(configs: Iterable[ModelConfig | ForeignConfig]) -> int:
+    """Sequences of a probe where nobody says how many: fewer if one of the models is large."""
+    sizes = [12 * config.n_layers * config.d_model**2 + config.vocab_size * config.d_model for config in configs]
+    return _INPUTS_OF_LARGE if max(sizes) > _LARGE else FingerprintProbe.n_inputs
+
+
 def choose_probe(
     probe: FingerprintProbe, seq_len: int | None, configs: Iterable[ModelConfig | ForeignConfig]
 ) -> FingerprintProbe:

@@ -29,8 +29,8 @@ class ProbeOptions:
     """Decides the sequences, and nothing else."""
 
 
-def add_comparison_options(command: Parser, n_inputs: int) -> None:
-    """Let a command take a comparison, of ``n_inputs`` sequences by default."""
+def add_comparison_options(command: Parser, n_inputs: int | None) -> None:
+    """Let a command take a comparison, of ``n_inputs`` sequences by default; None: the models decide."""
     command.add_argument(
         "--null",
         type=Null | None,

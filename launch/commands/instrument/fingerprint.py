@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -52,7 +52,7 @@ def add_options(parser: Parser) -> None:
         help="Runs whose checkpoints are the kin of --calibrate; by default --kin_pairs births trained a little.",
     )
     parser.add_argument("--kin_pairs", type=int, default=20, metavar="N", help="See --kin.")
-    add_comparison_options(parser, n_inputs=2000)
+    add_comparison_options(parser, n_inputs=None)
     add_stream(parser)
     add_trust(parser)
     add_json(parser)
@@ -62,16 +62,20 @@ def run(options: Namespace) -> int:
     """Compare models, or calibrate."""
     from rich.console import Console
 
+    from ....measure.hidden_states import FingerprintProbe
     from ....models.by_block.decoder_by_block import Streaming
     from ....report.terminal import bar, is_kind, out_file, picture_path, print_json, print_written
     from ....study.lineage.answers import answer_of_models
-    from ....study.lineage.compare import check_comparable, choose_probe, compare_models
+    from ....study.lineage.compare import check_comparable, choose_probe, compare_models, default_inputs
     from ....study.lineage.comparison import comparison_of
     from ....study.lineage.kinship_page import write_kinship_page
     from ....study.lineage.outcomes import describe_test, fingerprint_json, print_pairs, short_names
     from ....trainer.by_name.model_by_block import birth_by_block, source_by_block
     from ....trainer.by_name.model_names import open_any_source
 
+    asked = options.n_inputs
+    if asked is None:
+        options.n_inputs = FingerprintProbe.n_inputs
     comparison = comparison_of(options)
     check_stream(options)
     if options.calibrate is not None:
@@ -87,8 +91,11 @@ def run(options: Namespace) -> int:
         out = picture_path(None, "fingerprint.png", as_json=options.json) if len(options.models) > 2 else None
     trust = options.trust_remote_code
     sources = [open_any_source(name, trust_remote_code=trust, tell=tell) for name in options.models]
+    configs = [source.config for source in sources]
+    if asked is None:
+        comparison = replace(comparison, probe=replace(comparison.probe, n_inputs=default_inputs(configs)))
     check_comparable(sources, comparison.probe)
-    probe = choose_probe(comparison.probe, comparison.seq_len, [source.config for source in sources])
+    probe = choose_probe(comparison.probe, comparison.seq_len, configs)
     cache_dir, n_strangers = Path(options.cache_dir), options.strangers
     if options.stream:
         streaming = Streaming(options.scratch)

@@ -22,8 +22,10 @@ from birthmark.metrics.seedprint import compare
 from birthmark.models.birth import digest
 from birthmark.models.changes.change import decoder_of, weights_of
 from birthmark.models.changes.channels import ChannelPermutation, Rotation, SignFlips
+from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.pretrained import save_pretrained
 from birthmark.report.pictures.fingerprints import clustered
+from birthmark.study.lineage.compare import default_inputs
 from birthmark.trainer.by_name.model_names import open_source
 
 MODEL = {"d_model": 32, "n_layers": 2, "n_heads": 2, "vocab_size": 300, "max_seq_len": 16, "mlp": "swiglu"}
@@ -413,3 +415,9 @@ def test_what_cannot_be_compared_is_one_line(lineage, place, tmp_path):
     status, _, err = lineage("fingerprint", run, tmp_path / "foreign", "--probe=embedding")
     assert (status, err.count("\n")) == (1, 1)
     assert str(weights) in err
+
+
+def test_large_models_are_shown_fewer_inputs_by_default():
+    small = ModelConfig(d_model=192, n_layers=4, n_heads=4, vocab_size=4096, max_seq_len=64)
+    large = ModelConfig(d_model=576, n_layers=30, n_heads=9, vocab_size=49152, max_seq_len=64)
+    assert (default_inputs([small]), default_inputs([small, large])) == (2000, 500)
