@@ -189,7 +189,7 @@ def _sink_in_words(history: RunHistory, sink: Sink, before: Sink, place: str) ->
         return "No sink in the mean over heads, of which the largest is not recorded,", "unclear"
     if sink.is_there:
         depth = "stands" if before.is_there or isnan(before.times) else "forms"
-        if sink.largest is not None and sink.blocks is not None:
+        if sink.largest is not None and sink.blocks is not None and len(sink.blocks) > 1:
             depth = f"{sink.largest.story(sink.blocks)},"
         return f"{f'{start.at.capitalize()} a' if history.last is None else 'A'} sink {depth}", "present"
     if history.last is None:

@@ -103,7 +103,7 @@ def _sink_mass(snapshot: Snapshot | None) -> KeyFigure:
     beside = "" if reading.group == "bias" else f"; random tokens {_value('sink_mass', bias)}"
     place = "on the first token of a document" if reading.of_documents else "on position 0"
     may = "" if reading.group == "bias_text" else ", text may have more"
-    what = f"{place}, {ON_PROBE[reading.group]}{may}"
+    what = f"mean over heads, {place}, {ON_PROBE[reading.group]}{may}"
     return "Sink mass", _value(reading.mass, lead), _judged(what, reading.mass, lead) + beside
 
 

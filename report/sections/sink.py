@@ -83,22 +83,27 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
     view.add(section, "keys", caption, ["importance"], partial(_draw_keys, blocks))
     for prefix in measured_probes(view.snapshot):
         importance = arrays_of(view.snapshot, prefix).get("importance")
-        if importance is not None and np.isfinite(importance).any():
-            section.notes.append(_heads_by_key(importance, PROBES[prefix]))
+        if importance is not None and np.isfinite(importance).any() and np.isfinite(epsilon):
+            section.notes.append(_heads_by_key(importance, epsilon, PROBES[prefix]))
     _list_secondary(view, section)
 
 
-def _heads_by_key(importance: np.ndarray, probe: str) -> str:
-    """How many heads have their largest importance on which key, of ``[L, H, T]``.
+def _heads_by_key(importance: np.ndarray, epsilon: float, probe: str) -> str:
+    """How many heads have a sink on which key, of ``[L, H, T]``.
 
-    The array ``sink_position`` counts every key; the last ones are seen by few queries, and no sentence rests on them.
+    The array ``sink_position`` has the key of every head and counts every key. The last keys are seen by few queries,
+    near ones, and heads without a sink have their largest importance there: no sentence rests on those.
     """
     judged = importance[np.isfinite(importance).all(-1), : n_judged_keys(importance.shape[-1])]
-    places, counts = np.unique(judged.argmax(-1), return_counts=True)
+    is_sink = judged.max(-1) > epsilon
+    places, counts = np.unique(judged[is_sink].argmax(-1), return_counts=True)
     order = np.argsort(-counts, kind="stable")[:4]
-    most = ", ".join(f"position {places[i]} ({counts[i]})" for i in order)
+    found = [f"position {places[i]} ({counts[i]})" for i in order]
+    without = int((~is_sink).sum())
+    rest = [f"{without} of {len(judged)} heads have none"] if without else []
     return (
-        f"Heads by their key of largest importance, {probe} probe: {most}. "
+        f"Heads by the key that is their sink (importance above {epsilon:g}), {probe} probe: "
+        f"{', '.join(found + rest)}. "
         f"Judged are the first {judged.shape[-1]} keys, which at least a quarter of the queries see."
     )
 

@@ -12,8 +12,9 @@ from .compare import ModelPair
 
 #: What a reader needs beside the answer.
 CANNOT_TELL = (
-    "The test cannot tell which model came first, nor why two share a birth. Drift from a known birth can: "
-    "birthmark fingerprint CONFIG@SEED RUN@STEP …; z falls as training goes on."
+    "The test cannot tell which model came first, nor why two share a birth. Drift from a known start can: "
+    "birthmark fingerprint START CHECKPOINT …, START being a birth (CONFIG@SEED) or the pretrained model that training "
+    "went on from; z falls as training goes on."
 )
 _TERMS = "z: standard deviations above what the null expects; kin: p < .01; {what}; stranger: a birth of another seed."
 _OF_HIDDEN_STATES = "k: dimensions compared; N: inputs that every model read"

@@ -281,3 +281,25 @@ def test_a_story_is_true_of_every_block(mask, data):
         found[block - 1] = state
         state = state and not any(word == "after" and int(n) == block for word, n in events)
     assert (found == mask).all()
+
+
+@pytest.mark.slow
+def test_the_chain_of_a_real_model(smollm2, tmp_path):
+    """SmolLM2-135M: unit 1229 of block 12 writes channel 507, heads park from block 3 on and again from block 13 on."""
+    from transformers import AutoModelForCausalLM
+
+    from birthmark.data.probes import random_probe
+    from birthmark.measure.recorder import SnapshotRecorder
+
+    model = AutoModelForCausalLM.from_pretrained(smollm2.parent, gguf_file=smollm2.name, dtype="float32")
+    probe = random_probe(model.config.vocab_size, 16, 128, 0)
+    snapshot = SnapshotRecorder(tmp_path, probes={"random": probe}).take(model, 1)
+    found = said(snapshot)
+    assert re.search(r"vanishes after block 1[01] and forms again at block 13", found["sink"].sentence)
+    assert "12 have none" in found["sink"].sentence
+    assert found["neurons"].sentence.startswith("Unit 1229 of block 12 writes channel 507")
+    assert "in blocks 1 and 2, before the sink forms" in found["aggregation"].sentence
+    assert re.search(r"in blocks 12–\d\d: .* after block 1[2-6], \d\d\.\d of 576", found["rank"].sentence)
+    largest, *others = massive_pairs(snapshot)
+    assert (largest.position, largest.channel, largest.block) == (0, 507, 12)
+    assert next(pair for pair in others if pair.channel == 507).position == 1

@@ -147,6 +147,18 @@ def test_lists_show_units_massive_activations_and_tokens(page, measured):
     assert row[3] == f"{60 * token['p']:.2f}"
 
 
+def test_heads_are_counted_by_keys_that_enough_queries_see(measured, tmp_path):
+    """Of 16 keys the first 13 are judged: what heads give the last ones is a mean of few weights."""
+    importance = np.full((3, 4, LENGTH), 0.05)
+    importance[:2, :, 0], importance[:2, :, -1], importance[1, 3, 5] = 0.6, 0.9, 0.7
+    importance[2, :, -1] = 0.9
+    Snapshot(measured.summary, {"importance": importance}).write(tmp_path / "s")
+    text = build_snapshot_page(tmp_path / "s").read_text(encoding="utf-8")
+    note = next(note for note in re.findall(r'<p class="note">(.*?)</p>', text) if "their sink" in note)
+    assert "position 0 (7), position 5 (1), 4 of 12 heads have none" in note
+    assert "the first 13 keys" in note
+
+
 def test_super_neurons_are_marked_and_counted(measured, tmp_path):
     assert (MEASURED["neuron_z"].control, MEASURED["neuron_ratio"].control) == (Z_THRESHOLD, RATIO_THRESHOLD)
     own = ("activation_", "neuron_", "super_neurons")

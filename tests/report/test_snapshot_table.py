@@ -118,7 +118,8 @@ def test_the_text_probe_leads_for_sinks_and_is_the_last_to_give_way(run):
     assert "0.702" in narrow
     assert "0.125" not in narrow
     (figure,) = (figure for figure in of_run(read_runs([run])[0]) if figure[0] == "Sink mass")
-    assert figure == ("Sink mass", "0.702", "on position 0, on text; uniform 0.062; random tokens 0.125")
+    what = "mean over heads, on position 0, on text; uniform 0.062; random tokens 0.125"
+    assert figure == ("Sink mass", "0.702", what)
 
 
 def test_an_ascii_terminal(run):
@@ -196,4 +197,4 @@ def test_of_documents_that_see_themselves_alone_the_figure_is_theirs(run):
         Snapshot(summary, old.arrays).write(folder)
     (figure,) = (figure for figure in of_run(read_runs([run])[0]) if figure[0] == "Sink mass")
     beside = "uniform within the document 0.250; random tokens 0.125"
-    assert figure == ("Sink mass", "0.900", f"on the first token of a document, on text; {beside}")
+    assert figure == ("Sink mass", "0.900", f"mean over heads, on the first token of a document, on text; {beside}")
