@@ -12,7 +12,7 @@ from ..metrics.quantities import MEASURED
 from .along_depth import Profile, in_block
 from .history import RunHistory
 from .massive_channel import Writer, dominance_by_block, massive_pairs, rises
-from .sink_chain import Sink, SinkReading
+from .sink_chain import ON_PROBE, Sink, SinkReading, chain_group, leading_group
 from .thresholds import threshold
 from .verdict import Group, Tone, Verdict, array_of, is_measured, over_training, over_training_beside_level, scalar
 from .wording import enumerated, in_prose
@@ -50,6 +50,11 @@ def _verdict(
     return Verdict(key, sentence, tone, steps, values, control, section or key, headline=False)
 
 
+def _on(snapshot: Snapshot, group: Group) -> str:
+    """The probe of a sentence, where another one leads for sinks."""
+    return "" if leading_group(snapshot) == "bias" else f" {ON_PROBE[group]}"
+
+
 def _not_a_number(subject: str) -> tuple[str, Tone]:
     return f"{subject}: not a number at the newest snapshot.", "unclear"
 
@@ -78,6 +83,8 @@ def aggregation(history: RunHistory) -> Verdict | None:
         return None
     judged, every = _judged_variance(now), Profile.of(now, name)
     subject = "The variance of the first position"
+    if chain_group(now) != "bias":
+        subject = "On random tokens, which have no sink, the variance of the first position"
     tone: Tone = "unclear"
     if judged is None or every is None or not judged.is_seen.any():
         value = scalar(now, name)
@@ -124,25 +131,26 @@ def _variance_in_words(subject: str, judged: Profile, every: Profile) -> tuple[s
 def neurons(history: RunHistory) -> Verdict | None:
     """Which hidden units write the massive channel of the first position, and how many fire there alone."""
     now = history.last or history.first
-    if now is None or not is_measured(history, "super_neurons"):
+    group = chain_group(now)
+    if now is None or not is_measured(history, "super_neurons", group):
         return None
-    count = scalar(now, "super_neurons")
+    count = scalar(now, "super_neurons", group)
     one = "super neuron fires" if count == 1 else "super neurons fire"
     sentence, tone = _graded(
         count,
         "The number of super neurons",
-        f"{count:,.0f} {one} at the first position{_most_of_them(now, count)}",
+        f"{count:,.0f} {one} at the first position{_on(now, group)}{_most_of_them(now, count, group)}",
         "No hidden unit is a super neuron.",
     )
     if tone == "present":
-        sentence = _written(now, sentence)
-    steps, values, _ = over_training(history, "super_neurons", "super_neurons")
+        sentence = _written(now, sentence, group)
+    steps, values, _ = over_training(history, "super_neurons", "super_neurons", group)
     return Verdict("neurons", sentence, tone, steps, values, None, "neurons", headline=False)
 
 
-def _most_of_them(snapshot: Snapshot, count: float) -> str:
+def _most_of_them(snapshot: Snapshot, count: float, group: Group) -> str:
     """The block that has most super neurons, where they are several."""
-    counts = array_of(snapshot, "super_neurons")
+    counts = array_of(snapshot, "super_neurons", group)
     if counts is None or counts.ndim != 1 or count < 2 or not np.isfinite(counts).any():
         return ""
     most = int(np.nanargmax(counts))
@@ -151,9 +159,9 @@ def _most_of_them(snapshot: Snapshot, count: float) -> str:
     )
 
 
-def _written(now: Snapshot, counted: str) -> str:
+def _written(now: Snapshot, counted: str, group: Group) -> str:
     """What is said of writers before the count of super neurons."""
-    found = rises(now)
+    found = rises(now, group)
     written = [] if found is None else [rise for rise in found[1] if rise.writers]
     if found is None or not written:
         return (
@@ -185,20 +193,23 @@ def _lower(text: str) -> str:
 
 def _size(value: float) -> str:
     """An activation or a state: whole where it is large."""
-    return in_prose(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 1 else 2)
+    return in_prose(value, 0 if abs(value) >= 100 else 1 if abs(value) >= 1 else 2 if abs(value) >= 0.1 else 3)
 
 
 def dominance(history: RunHistory) -> Verdict | None:
     """Whether one channel dominates the state of position 0, and in which blocks."""
     now = history.last or history.first
-    if now is None or not is_measured(history, "dominance_first"):
+    group = chain_group(now)
+    if now is None or not is_measured(history, "dominance_first", group):
         return None
-    found = dominance_by_block(now)
+    found, on = dominance_by_block(now, group), _on(now, group)
     if found is None:
-        first, median = (scalar(now, f"dominance_{place}") for place in ("first", "median"))
+        first, median = (scalar(now, f"dominance_{place}", group) for place in ("first", "median"))
         numbers = f"max over mean {in_prose(first, 1)}, {in_prose(median, 1)} at the median position"
         times = first / median / threshold("dominance") if median > 0 else nan
-        present, absent = (f"{what} dominates the first position: {numbers}." for what in ("One channel", "No channel"))
+        present, absent = (
+            f"{what} dominates the first position{on}: {numbers}." for what in ("One channel", "No channel")
+        )
     else:
         out = found.at_least(threshold("dominance"))
         at = (found.within(out) if out.any() else found).peak
@@ -206,16 +217,16 @@ def dominance(history: RunHistory) -> Verdict | None:
         numbers = f"{in_prose(first, 1)} in {found.name(at)}, {in_prose(median, 1)} at the median position"
         times = nan if np.isnan(found.ratio).all() else float(out.any())
         most = "up to " if out.sum() > 1 else ""
-        present = f"One channel dominates the first position {found.where(out)}: max over mean is {most}{numbers}."
-        present += _massive(now)
-        absent = f"No channel dominates the first position in any block: max over mean is at most {numbers}."
+        present = f"One channel dominates the first position {found.where(out)}{on}: max over mean is {most}{numbers}."
+        present += _massive(now, group)
+        absent = f"No channel dominates the first position in any block{on}: max over mean is at most {numbers}."
     sentence, tone = _graded(times, "Which channels dominate the first position", present, absent)
-    return _verdict(history, "dominance", "dominance_first", sentence, tone)
+    return _verdict(history, "dominance", "dominance_first", sentence, tone, group=group)
 
 
-def _massive(snapshot: Snapshot) -> str:
+def _massive(snapshot: Snapshot, group: Group) -> str:
     """The largest value of the states, and of the next position that has one."""
-    pairs = massive_pairs(snapshot)
+    pairs = massive_pairs(snapshot, group)
     if not pairs:
         return ""
     largest = pairs[0]
@@ -228,16 +239,17 @@ def _massive(snapshot: Snapshot) -> str:
 def rank(history: RunHistory) -> Verdict | None:
     """Where states fill the fewest directions: beside the embeddings, and the last block."""
     now = history.last or history.first
-    if now is None or not is_measured(history, "effective_rank"):
+    group = chain_group(now)
+    if now is None or not is_measured(history, "effective_rank", group):
         return None
-    array = array_of(now, "effective_rank")
+    array, on = array_of(now, "effective_rank", group), _on(now, group)
     if array is None or array.ndim != 1 or len(array) < 2 or not np.isfinite(array).all():
         sentence, tone = _not_a_number("The effective rank")
-        if isfinite(value := scalar(now, "effective_rank")):
+        if isfinite(value := scalar(now, "effective_rank", group)):
             sentence = (
                 f"The effective rank after the last block is {in_prose(value, 1)}; of other blocks it is not known."
             )
-        return _verdict(history, "rank", "effective_rank", sentence, tone, "dominance")
+        return _verdict(history, "rank", "effective_rank", sentence, tone, "dominance", group)
     found = Profile(array.astype(float), np.full(len(array), float(array[0])), first=0)
     low = int(np.argmin(array[1:])) + 1
     lowest = f"after {found.name(low)}, {in_prose(float(array[low]), 1)}"
@@ -246,12 +258,12 @@ def rank(history: RunHistory) -> Verdict | None:
     fallen = found.ratio < threshold("rank")
     if not fallen.any():
         sentence = (
-            f"The effective rank falls below half of the embeddings' ({start}) in no block: it is lowest {lowest}."
+            f"The effective rank falls below half of the embeddings' ({start}) in no block{on}: it is lowest {lowest}."
         )
-        return _verdict(history, "rank", "effective_rank", sentence, "absent", "dominance")
-    sentence = f"States fill few directions {found.where(fallen)}: their effective rank is lowest {lowest}"
+        return _verdict(history, "rank", "effective_rank", sentence, "absent", "dominance", group)
+    sentence = f"States fill few directions {found.where(fallen)}{on}: their effective rank is lowest {lowest}"
     sentence += f"{f' of {width:,}' if width else ''}; it is {start} in the embeddings{beside}."
-    return _verdict(history, "rank", "effective_rank", sentence, "present", "dominance")
+    return _verdict(history, "rank", "effective_rank", sentence, "present", "dominance", group)
 
 
 # ── lock and gradient ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -260,13 +272,14 @@ def rank(history: RunHistory) -> Verdict | None:
 def lock(history: RunHistory) -> Verdict | None:
     """Whether the key of position 0 lies along the queries' direction, and in which blocks."""
     now = history.last or history.first
-    if now is None or not is_measured(history, "qk_cosine"):
+    group = chain_group(now)
+    if now is None or not is_measured(history, "qk_cosine", group):
         return None
-    found = Profile.of(now, "qk_cosine")
+    found = Profile.of(now, "qk_cosine", group)
     chance = MEASURED["qk_cosine"].level(now.summary)
-    what = "locked onto the queries' direction"
+    what, on = "locked onto the queries' direction", _on(now, group)
     if found is None or not isfinite(chance):
-        value, where, nowhere = scalar(now, "qk_cosine"), "", ""
+        value, where, nowhere = scalar(now, "qk_cosine", group), "", ""
         numbers = f"mean |cosine| {in_prose(value)}, chance {in_prose(chance)}"
     else:
         out, value = found.at_least(threshold("lock")), float(found.values[found.peak])
@@ -280,10 +293,10 @@ def lock(history: RunHistory) -> Verdict | None:
     sentence, tone = _graded(
         value / chance / threshold("lock") if chance > 0 else nan,
         "Whether the first key is locked",
-        f"The first key is {what}{where}: {numbers}.",
-        f"The first key is not {what}{nowhere}: {numbers}.",
+        f"The first key is {what}{where}{on}: {numbers}.",
+        f"The first key is not {what}{nowhere}{on}: {numbers}.",
     )
-    return _verdict(history, "lock", "qk_cosine", sentence, tone)
+    return _verdict(history, "lock", "qk_cosine", sentence, tone, group=group)
 
 
 def _gradient_group(snapshot: Snapshot | None) -> Group:

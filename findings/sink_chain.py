@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from math import isfinite, isnan, nan
 
 import numpy as np
@@ -86,6 +87,19 @@ class SinkReading:
         return array_of(snapshot, name, self.group)
 
 
+def chain_group(snapshot: Snapshot | None) -> Group:
+    """The probe that what leads to a sink is judged on: random tokens, or the one that leads where it alone has a sink.
+
+    Such a sink hangs on a token that texts begin with.
+    """
+    leading = leading_group(snapshot)
+    with_token, random = (Sink.of(snapshot, SinkReading.on(snapshot, group)) for group in (leading, _RANDOM))
+    return leading if with_token.is_there and not random.is_there else _RANDOM
+
+
+_RANDOM: Group = "bias"
+
+
 @dataclass(frozen=True)
 class Sink:
     """The sink of one snapshot on one probe."""
@@ -138,10 +152,17 @@ class Sink:
 
     @property
     def blocks(self) -> np.ndarray | None:
-        """Mask ``[blocks]`` of those in which a head has a sink; None where there is none, or blocks are not known."""
+        """Mask ``[blocks]`` of those with a sink; None where there is none, or blocks are not known.
+
+        A stretch begins where a head has a sink, and lasts while one is at least drawn to the position.
+        """
         if self.largest is None:
             return None
-        found = self.largest.at_least(threshold("sink")) & (self.largest.values > self.epsilon)
+        begins = self.largest.at_least(threshold("sink")) & (self.largest.values > self.epsilon)
+        lasts = self.largest.at_least(threshold("no_sink"))
+        found = begins.copy()
+        for before, block in pairwise(np.flatnonzero(self.largest.is_seen)):
+            found[block] |= found[before] and lasts[block]
         return found if found.any() else None
 
     def share(self) -> str:

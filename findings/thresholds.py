@@ -70,7 +70,8 @@ THRESHOLDS: Mapping[str, Threshold] = {
     ),
     "no_sink": Threshold(
         2.0,
-        "Times the uniform share below which a block has no sink, in its largest head.",
+        "Times the uniform share below which a block has no sink, in its largest head; a stretch of blocks with a sink "
+        "ends there.",
         "ours; the demo's largest head has 1.0 times",
     ),
     "position": Threshold(

@@ -14,7 +14,7 @@ from filelock import FileLock
 
 from ..files import remove_leftovers, write_text
 from ..findings.chain_links import LINKS_BY_BLOCK, peak_of
-from ..findings.sink_chain import ON_PROBE, SinkReading
+from ..findings.sink_chain import ON_PROBE, SinkReading, chain_group
 from ..findings.terms import explained
 from ..findings.verdict import Group, scalar
 from ..measure.records import RunDir, Snapshot
@@ -121,6 +121,8 @@ def _headline(name: str, moments: Sequence[Snapshot]) -> str:
             group, name = reading.group, reading.mass
         elif reading.group == "bias_text":
             group = reading.group
+    elif moments and quantity.section in ("neurons", "dominance", "lock"):
+        group = chain_group(moments[-1])
     found = [
         peak_of(moment, name, group) if name in LINKS_BY_BLOCK else (scalar(moment, name, group), "")
         for moment in moments

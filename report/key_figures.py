@@ -7,7 +7,7 @@ from typing import Any
 
 from ..findings.chain_links import peak_of
 from ..findings.massive_channel import dominance_by_block
-from ..findings.sink_chain import ON_PROBE, SinkReading
+from ..findings.sink_chain import ON_PROBE, SinkReading, chain_group
 from ..findings.start import BIRTH, Start
 from ..findings.verdict import scalar
 from ..measure.records import Snapshot
@@ -61,16 +61,18 @@ def of_snapshot(snapshot: Snapshot) -> list[KeyFigure]:
 
 
 def _dominance(snapshot: Snapshot) -> KeyFigure:
-    value, block = peak_of(snapshot, "dominance_first")
-    found, quantity = dominance_by_block(snapshot), MEASURED["dominance_first"]
-    median = scalar(snapshot, "dominance_median") if found is None else float(found.controls[found.peak])
-    beside = f"median {format_value(median, quantity.format)}"
+    group = chain_group(snapshot)
+    value, block = peak_of(snapshot, "dominance_first", group)
+    found, quantity = dominance_by_block(snapshot, group), MEASURED["dominance_first"]
+    median = scalar(snapshot, "dominance_median", group) if found is None else float(found.controls[found.peak])
+    beside = f"median {format_value(median, quantity.format)}{'' if group == 'bias' else f', {ON_PROBE[group]}'}"
     return "Dominance", format_value(value, quantity.format), f"of position 0{f', {block}' if block else ''}; {beside}"
 
 
 def _effective_rank(snapshot: Snapshot) -> KeyFigure:
-    value, block = peak_of(snapshot, "effective_rank")
-    last = _value("effective_rank", snapshot.bias)
+    group = chain_group(snapshot)
+    value, block = peak_of(snapshot, "effective_rank", group)
+    last = _value("effective_rank", snapshot.summary[group])
     what = f"lowest, after {block}; last block {last}" if block else "of the last block's states"
     return "Effective rank", format_value(value, MEASURED["effective_rank"].format), what
 

@@ -99,6 +99,35 @@ def test_blocks_that_show_no_weights_neither_have_a_sink_nor_end_one():
     assert "Blocks 1 and 2 have none" in verdict.sentence
 
 
+def test_a_stretch_lasts_while_a_head_is_drawn_there():
+    mass = np.full((L, H), UNIFORM)
+    mass[[1, 2, 4], 0] = 0.9
+    mass[[0, 3, 6], 0] = 0.4  # 2.5 times the uniform share: no sink, and no end of one
+    sentence = said(planted(sink_mass=mass))["sink"].sentence
+    assert "forms at block 2 and vanishes after block 5" in sentence
+    assert "Blocks 6 and 8 have none" in sentence
+
+
+def test_the_chain_is_judged_on_text_where_only_text_has_a_sink():
+    """As of a model whose sink hangs on BOS: on random tokens there is neither a sink nor what leads to it."""
+    random, text = planted(), massive(sink_mass=np.full((L, H), 0.9))
+    both = Snapshot(
+        random.summary | {"bias_text": text.bias}, random.arrays | {f"text.{n}": a for n, a in text.arrays.items()}
+    )
+    found = said(both)
+    assert "Unit 11 of block 5 writes channel 7" in found["neurons"].sentence
+    for key in ("sink", "neurons", "dominance", "lock", "rank"):
+        assert "on text" in found[key].sentence, key
+    assert found["dominance"].tone == "present"
+    assert found["aggregation"].sentence.startswith("On random tokens, which have no sink, the variance")
+    # With a sink on both, random tokens decide.
+    with_sink = planted(sinks=(2,))
+    arrays = with_sink.arrays | {f"text.{n}": a for n, a in text.arrays.items()}
+    found = said(Snapshot(with_sink.summary | {"bias_text": text.bias}, arrays))
+    assert "on random tokens" in found["dominance"].sentence
+    assert found["dominance"].tone == "absent"
+
+
 def test_a_sink_of_now_is_set_against_the_start():
     def run(before, birth):
         first, last = planted(sinks=before, step=0), planted(sinks=(4, 5), step=9)

@@ -384,6 +384,6 @@ def test_every_threshold_has_a_source():
 def test_links_of_the_chain_are_judged_on_random_tokens():
     text = END | {"super_neurons": 26.0, "dominance_first": 40.0, "qk_cosine": 0.9, "variance_discrepancy": 0.0}
     found = said([snapshot(0, BIRTH), snapshot(320, END | {"super_neurons": 1.0}, text)])
-    assert found["neurons"].sentence == "1 super neuron fires at the first position."
+    assert found["neurons"].sentence == "1 super neuron fires at the first position on random tokens."
     assert {found[key].tone for key in ("dominance", "lock")} == {"absent"}
     assert found["aggregation"].tone == "present"
