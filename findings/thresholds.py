@@ -109,7 +109,7 @@ THRESHOLDS: Mapping[str, Threshold] = {
     "rank": Threshold(
         0.5,
         "Share of the embeddings' effective rank below which the states of a block fill few directions.",
-        "ours; SmolLM2-135M has .6 to .8 in blocks 1 to 11 and .08 in block 12, where its massive channel appears",
+        "ours; SmolLM2-135M has .7 to .8 in blocks 1 to 11 and .08 in block 12, where its massive channel appears",
     ),
     "gradient": Threshold(
         3.0,
