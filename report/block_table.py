@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
 from rich.table import Table
 
 from ..files import strict
@@ -15,6 +13,7 @@ from ..measure.records import Snapshot
 from ..metrics.quantities import MEASURED, by_block
 from ..metrics.quantity import Column, Quantity
 from .probe_arrays import PROBES
+from .terminal import Heading, print_left_out, print_table, table_width
 from .text import format_value
 from .verdicts import printed, snapshot_verdicts
 
@@ -47,20 +46,23 @@ def _key(quantity: Quantity, column: Column, prefix: str) -> str:
     return prefix.replace(".", "_") + (column.key or quantity.name)
 
 
-def _table(shown: Sequence[tuple[Quantity, Column]], rows: list[dict[str, float]], given_way: int) -> Table:
-    """The table of blocks, without the columns that give way first."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("block", justify="right", no_wrap=True)
-    kept = [(q, column, prefix) for q, column in shown for prefix in ("text.", "")]
-    kept = [(q, column, prefix) for q, column, prefix in kept if not 0 < column.gives_way <= given_way]
-    kept = [entry for entry in kept if any(_key(*entry) in row for row in rows)]
-    for quantity, column, prefix in kept:
-        on_text = "\non text" if prefix else ""
-        table.add_column(quantity.heading(column) + on_text, justify="right", no_wrap=True)
-    for row in rows:
-        cells = [format_value(row.get(_key(*entry)), entry[0].format) for entry in kept]
-        table.add_row(str(int(row["layer"]) or "embed"), *cells)
-    return table
+Entry = tuple[Quantity, Column, str]
+"""A quantity, its column, and the prefix of its probe."""
+
+
+def _table(kept: Sequence[Entry], rows: list[dict[str, float]]) -> tuple[list[Heading], list[list[str]]]:
+    """Headings and cells of the table of blocks."""
+    headings = [Heading("block"), *(Heading(_title(entry)) for entry in kept)]
+    cells = [
+        [str(int(row["layer"]) or "embed"), *(format_value(row.get(_key(*entry)), entry[0].format) for entry in kept)]
+        for row in rows
+    ]
+    return headings, cells
+
+
+def _title(entry: Entry) -> str:
+    quantity, column, prefix = entry
+    return quantity.heading(column) + ("\non text" if prefix else "")
 
 
 def print_snapshot(snapshot: Snapshot, console: Console) -> None:
@@ -70,11 +72,15 @@ def print_snapshot(snapshot: Snapshot, console: Console) -> None:
     console.print()
     probe, rows = snapshot.summary["probe"], layers(snapshot)
     shown = by_block(snapshot.quantities.values())
+    every = [(quantity, column, prefix) for quantity, column in shown for prefix in ("text.", "")]
+    every = [entry for entry in every if any(_key(*entry) in row for row in rows)]
+    kept = every
     for given_way in sorted({0, *(column.gives_way for _, column in shown)}):
-        table = _table(shown, rows, given_way)
-        if Measurement.get(console, console.options.update(max_width=1000), table).maximum <= console.width:
+        kept = [entry for entry in every if not 0 < entry[1].gives_way <= given_way]
+        if table_width(*_table(kept, rows)) <= console.width:
             break
-    console.print(table)
+    print_table(console, *_table(kept, rows), n_leading=1)
+    print_left_out(console, [_title(entry) for entry in every if entry not in kept], "--json prints every column")
     console.print()
     for place in snapshot.summary.get("unseen", ()):
         console.print(f"not seen: {place}", highlight=False, markup=False, soft_wrap=True)

@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
 from rich.text import Text
 
 from ..measure.records import RunDir
@@ -17,6 +14,8 @@ from ..metrics.quantities import LOGGED, MEASURED, over_training
 from ..metrics.quantity import Quantity
 from .rows import declared_quantities, row_key
 from .run_history import read_runs
+from .terminal import Heading, print_left_out, table_width
+from .terminal import print_table as print_cells
 from .text import MISSING, format_value
 from .verdicts import printed, verdicts
 
@@ -107,13 +106,17 @@ def print_table(run: RunDir, console: Console) -> None:
     console.print(printed(found, ascii_only=console.options.ascii_only))
     console.print()
     full = _terminal_columns(rows, declared_quantities(history.snapshots))
-    table = _table(rows, full, console, controls=True)
+    kept, table = full, _table(rows, full, console, controls=True)
+    left_out: list[str] = []
     for least in (1, 2, 3):
-        if Measurement.get(console, console.options, table).maximum < console.width:
+        if table_width(*table) < console.width:
             break
+        left_out = ["controls"] if any(column.control for column in full) else []
         kept = [column for column in full if not 0 < column.gives_way < least]
         table = _table(rows, kept, console, controls=False)
-    console.print(table)
+    print_cells(console, *table, n_leading=1)
+    left_out += [column.title for column in full if column not in kept]
+    print_left_out(console, left_out, "--json prints every column")
 
 
 def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str, Quantity]) -> list[Column]:
@@ -126,15 +129,18 @@ def _terminal_columns(rows: Sequence[Mapping[str, Any]], quantities: Mapping[str
     return [*first, *scalars, *(column for key, column in measured.items() if key not in found)]
 
 
-def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], console: Console, *, controls: bool) -> Table:
-    """The rich table of some columns. It is measured unwrapped, so that the caller sees whether it fits."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+def _table(
+    rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], console: Console, *, controls: bool
+) -> tuple[list[Heading], list[list[Text]]]:
+    """Headings and cells of some columns."""
+    headings = []
     for column in columns:
         first, _, second = column.title.rpartition(" ")
         title = f"{first}\n{second}" if first else second
         if controls and column.control:
             title = f"{column.title}\n({column.control_title})"
-        table.add_column(title, justify="right", no_wrap=True, overflow="ellipsis")
+        headings.append(Heading(title))
+    found = []
     for row in rows:
         cells = []
         for column in columns:
@@ -144,5 +150,5 @@ def _table(rows: Sequence[Mapping[str, Any]], columns: Sequence[Column], console
             if console.options.ascii_only:
                 text = Text(text.plain.replace(MISSING, "-").replace("∞", "inf"))
             cells.append(text)
-        table.add_row(*cells)
-    return table
+        found.append(cells)
+    return headings, found

@@ -54,7 +54,12 @@ class Heading:
 
 
 def print_table(
-    console: Console, headings: Sequence[Heading], rows: Sequence[Sequence[str | Text]], *, title: str = ""
+    console: Console,
+    headings: Sequence[Heading],
+    rows: Sequence[Sequence[str | Text]],
+    *,
+    title: str = "",
+    n_leading: int = 0,
 ) -> None:
     """Print a table without losing a cell, however narrow the console is.
 
@@ -66,10 +71,11 @@ def print_table(
         headings: of the columns; all up to the last name stand before every part.
         rows: a cell for each column.
         title: above the table.
+        n_leading: further columns that stand before every part.
     """
     cells = [[cell if isinstance(cell, Text) else Text(cell) for cell in row] for row in rows]
     named = [i for i, heading in enumerate(headings) if heading.kind == "name"]
-    leading = list(range(named[-1] + 1)) if named else []
+    leading = list(range(max([n_leading, *(i + 1 for i in named)])))
     widths = _widths(headings, cells)
     limit = max((widths[i] for i in named), default=0)
 
@@ -101,9 +107,20 @@ def print_table(
             console.print(f"{shown}  {name}", highlight=False, soft_wrap=True, markup=False)
 
 
-def _widths(headings: Sequence[Heading], rows: Sequence[Sequence[Text]]) -> list[int]:
+def table_width(headings: Sequence[Heading], rows: Sequence[Sequence[str | Text]]) -> int:
+    """Characters that a table takes in one piece."""
+    return sum(width + _GAP for width in _widths(headings, rows)) - _GAP
+
+
+def print_left_out(console: Console, titles: Iterable[str], where: str) -> None:
+    """Say which columns a narrow console has no room for, if any, and where they are."""
+    if titles := [" ".join(title.replace("-\n", "").split()) for title in titles]:
+        console.print(f"no room for {', '.join(titles)}: {where}", highlight=False, markup=False)
+
+
+def _widths(headings: Sequence[Heading], rows: Sequence[Sequence[str | Text]]) -> list[int]:
     """Characters of the longest line of each column."""
-    texts = [[heading.text, *(row[i].plain for row in rows)] for i, heading in enumerate(headings)]
+    texts = [[heading.text, *(str(row[i]) for row in rows)] for i, heading in enumerate(headings)]
     return [max(cell_len(line) for text in column for line in text.split("\n")) for column in texts]
 
 

@@ -85,9 +85,16 @@ def draw_massive(value: np.ndarray, position: np.ndarray, *, run: int) -> Figure
         run: which run of the page.
     """
     figure, axes = new_figure(360, 200)
+    size = 3.6 if len(value) <= 50 else 2.0
     looks: dict[str, dict[str, Any]] = {
-        "at position 0": {"color": run_colour(run), "marker": "D", "markersize": 3.6},
-        "elsewhere": {"color": MUTED, "marker": "o", "markersize": 3.6, "markerfacecolor": "none"},
+        "at position 0": {"color": run_colour(run), "marker": "D", "markersize": size},
+        "elsewhere": {
+            "color": MUTED,
+            "marker": "o",
+            "markersize": size,
+            "markerfacecolor": "none",
+            "markeredgewidth": size / 3.6,
+        },
     }
     blocks = np.broadcast_to(np.arange(len(value))[:, None], value.shape)
     for at_first, look, offset in zip((True, False), looks.values(), (-0.12, 0.12), strict=True):

@@ -40,6 +40,12 @@ class Picture:
         """Whether it names its lines by tokens, which a live panel does under the mouse only."""
         return any("text" in axis for array in self.numbers for axis in array.axes)
 
+    @property
+    def is_tall(self) -> bool:
+        """Whether it is higher than wide; it is drawn then."""
+        width, height = self.drawing.figure.get_size_inches()
+        return bool(height > width)
+
     @cached_property
     def svg(self) -> Markup:
         """It drawn, which takes a tenth of a second: a page that has a live panel of its numbers does not ask."""

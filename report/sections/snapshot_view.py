@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 Arrays = Mapping[str, np.ndarray]
 LISTED = 12
 """Rows of a list."""
+_MOST_DOTS = 50  # points of a line that are marked
 _MAX_POSITIONS = 256  # points of a line
 
 
@@ -149,7 +150,9 @@ def draw_by_block(
     if not any(np.isfinite(blocks).any() for blocks in values.values()):
         return None
     curves = [
-        Curve(0, "", range(start, start + len(blocks)), blocks.tolist(), *roles[name])
+        Curve(
+            0, "", range(start, start + len(blocks)), blocks.tolist(), *roles[name], markers=len(blocks) <= _MOST_DOTS
+        )
         for name, blocks in values.items()
     ]
 

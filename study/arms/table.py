@@ -7,14 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from rich import box
 from rich.console import Console
-from rich.measure import Measurement
-from rich.table import Table
-from rich.text import Text
 
 from ...files import csv_text, write_text
 from ...measure.config import SnapshotConfig
+from ...report.terminal import Heading, print_left_out, print_table, table_width
 from ...report.text import MISSING, format_value, markdown_table
 from .file import ArmStudy
 from .results import ArmResult, Spread, spread
@@ -124,18 +121,24 @@ def write_csv(results: Sequence[ArmResult], path: Path) -> None:
     write_text(path, csv_text(rows))
 
 
-def _rich_table(study: ArmStudy, results: Sequence[ArmResult], columns: Sequence[str], detail: _Detail) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-    table.add_column("arm", no_wrap=True)
-    table.add_column("runs", justify="right", no_wrap=True)
-    table.add_column("step", justify="right", no_wrap=True)
+def _in_short(
+    study: ArmStudy, results: Sequence[ArmResult], columns: Sequence[str], detail: _Detail
+) -> tuple[list[Heading], list[list[str]]]:
+    """Headings and cells of some columns."""
+    headings = [Heading("arm", "name"), Heading("runs"), Heading("step")]
     for column in columns:
         first, _, second = _COLUMNS[column].rpartition(" ")
-        table.add_column(f"{first}\n{second}" if first else second, justify="right", no_wrap=True, overflow="ellipsis")
-    for result in results:
-        cells = [Text(_cell(result, column, detail)) for column in columns]
-        table.add_row(Text(result.arm), f"{result.n_runs}/{len(study.init_seeds)}", f"{result.step:,}", *cells)
-    return table
+        headings.append(Heading(f"{first}\n{second}" if first else second))
+    rows = [
+        [
+            result.arm,
+            f"{result.n_runs}/{len(study.init_seeds)}",
+            f"{result.step:,}",
+            *(_cell(result, column, detail) for column in columns),
+        ]
+        for result in results
+    ]
+    return headings, rows
 
 
 def print_results(study: ArmStudy, results: Sequence[ArmResult], console: Console) -> None:
@@ -153,7 +156,8 @@ def print_results(study: ArmStudy, results: Sequence[ArmResult], console: Consol
         (narrowest, "mean"),
     )
     for columns, detail in forms:
-        table = _rich_table(study, results, columns, detail)
-        if Measurement.get(console, console.options, table).maximum < console.width:
+        table = _in_short(study, results, columns, detail)
+        if table_width(*table) < console.width:
             break
-    console.print(table)
+    print_table(console, *table)
+    print_left_out(console, [_COLUMNS[name] for name in wide if name not in columns], "table.csv has every column")

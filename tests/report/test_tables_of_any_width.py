@@ -9,7 +9,11 @@ from rich.console import Console
 from rich.text import Text
 
 from birthmark.measure.between.all_pairs import AllPairs, Compared
+from birthmark.measure.records import Snapshot
+from birthmark.report.block_table import print_snapshot
 from birthmark.report.compared_models import print_compared
+from birthmark.report.rows import snapshot_rows
+from birthmark.report.snapshot_table import print_table as print_snapshots
 from birthmark.report.terminal import Heading, print_table
 
 NAMES = [f"/models/a-suite-whose-names-are-long/model-{i}-after-step-{1000 * i}" for i in range(4)]
@@ -83,3 +87,34 @@ def test_compared_models_keep_their_names_and_figures(width):
     figures += [f"{loss:.4f}" for loss in pairs.mean_loss()]
     headings = ["CKA,", "last states", "KL(A ‖ B)", "KL(B ‖ A)", "loss of A", "loss of B"]
     assert missing_in(text, *headings, *short, *figures) == []
+
+
+@pytest.mark.parametrize("width", [200, 80, 60, 40])
+@pytest.mark.parametrize("n_layers", [30, 96])
+def test_a_column_of_blocks_is_in_the_table_or_said_to_be_left_out(width, n_layers, make_snapshot):
+    found = make_snapshot(5, np.random.default_rng(0), n_layers=n_layers, n_heads=9)
+    probe = {"n_sequences": 2, "seq_len": 16, "dtype": "float32"}
+    arrays = found.arrays | {f"text.{name}": array for name, array in found.arrays.items()}
+    console = Console(width=width, file=io.StringIO())
+    print_snapshot(Snapshot(found.summary | {"probe": probe, "seconds": 1.0}, arrays), console)
+    text = console.file.getvalue()
+    headings = ["inter", "intra", "mass", "most in", "n_eff", "super", "largest", "rank", "lock", "on text"]
+    assert missing_in(text, *headings) == []
+    firsts = [line.split()[0] for line in text.splitlines() if line.split()]
+    assert "embed" in firsts
+    assert str(n_layers) in firsts
+    assert ("no room for" in text) == (width < 200)
+    # What is never left out keeps all its digits.
+    assert missing_in(text, *(f"{value:.3f}" for value in arrays["inter_mlp"])) == []
+
+
+@pytest.mark.parametrize(("width", "left_out"), [(200, False), (50, True), (30, True)])
+def test_a_column_of_snapshots_is_in_the_table_or_said_to_be_left_out(width, left_out, make_run, tmp_path):
+    run = make_run(tmp_path / "run")
+    console = Console(width=width, file=io.StringIO())
+    print_snapshots(run, console)
+    text = console.file.getvalue()
+    assert ("no room for" in text) == left_out
+    assert ("controls" in text) == left_out
+    losses = [row["val_loss"] for row in snapshot_rows(run) if row["val_loss"] is not None]
+    assert missing_in(text, "step", "sink", *(f"{loss:.3f}" for loss in losses)) == []

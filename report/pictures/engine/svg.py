@@ -114,6 +114,13 @@ class _Canvas(RendererBase):
         points = points[np.isfinite(points).all(1)]
         if not len(points):
             return
+        if len(points) > _MANY_POINTS and marker_path is Path.unit_circle() and rgbFace == gc.get_rgb()[: len(rgbFace)]:
+            # Dots are the round ends of lines of no length: a fifth of the bytes.
+            across = 2 * abs(float(marker_trans.get_matrix()[0, 0])) + gc.get_linewidth()
+            d = "".join(f"M{_tenths(x)} {_tenths(self.height - y)}h0" for x, y in points.tolist())
+            look = f"fill:none;{self.paint('stroke', gc.get_rgb())};stroke-width:{_n(across)};stroke-linecap:round"
+            self.parts.append(f'<path d="{d}" style="{look}"{self._clip(gc)}/>')
+            return
         if shape not in self._markers:
             self._markers[shape] = f"{self.prefix}-m{len(self._markers)}"
             self.parts.append(f'<defs><path id="{self._markers[shape]}" d="{shape}"/></defs>')
