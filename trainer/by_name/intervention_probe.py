@@ -9,13 +9,11 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from ...data.probes import random_probe
-from ...data.tokenizer import TextTokenizer
 from ...errors import RunError, UsageError
 from ...measure.config import SnapshotConfig
 from ...measure.intervention_kinds import Intervention
 from ...measure.interventions import Intervened, intervene
-from .loaded_model import LoadedModel, TextProbe, text_for
+from .loaded_model import LoadedModel, TextProbe, random_tokens, text_for
 
 #: Random tokens, or the same behind BOS; text as the tokenizer gives it, or without BOS.
 ProbeName = Literal["random", "bos", "text", "text_without_bos"]
@@ -77,8 +75,7 @@ def intervene_on(
         RunError: the model gives NaN or inf, or a dose makes states that have no norm.
     """
     check_probe_name(loaded.name, probe, text, loaded.tokenizer_file, loaded.run)
-    n, length, vocab_size = settings.n_sequences, settings.seq_len, loaded.model.config.vocab_size
-    random_NT = random_probe(vocab_size, n, length, probe_seed)
+    random_NT = random_tokens(loaded, settings, probe_seed)
     given = _probe(loaded, settings, probe, text, random_NT)
     try:
         return intervene(
@@ -102,16 +99,17 @@ def _probe(
         return text_for(loaded, settings, text)
     if probe == "random":
         return TextProbe(random_NT)
-    assert loaded.tokenizer_file is not None
-    tokenizer = TextTokenizer.load(loaded.tokenizer_file)
-    if not (first := tokenizer.before_text):
-        raise UsageError(f"probe {probe}: the tokenizer of {loaded.name} puts nothing before a text, such as BOS")
+    tokenizer = loaded.tokenizer
+    if tokenizer is None or tokenizer.bos is None:
+        raise UsageError(f"probe {probe}: the tokenizer of {loaded.name} has no BOS; give another probe")
     if probe == "bos":
+        first = tokenizer.before_text or [tokenizer.bos]
         if settings.seq_len <= len(first):
             raise UsageError(f"probe bos: sequences of {settings.seq_len} tokens have no room behind {len(first)}")
         begun_NT = np.tile(np.array(first, dtype=np.int64), (len(random_NT), 1))
         return TextProbe(np.concatenate([begun_NT, random_NT[:, : -len(first)]], axis=1))
     # As many tokens more as the tokenizer puts before a text.
-    longer = text_for(loaded, replace(settings, seq_len=settings.seq_len + len(first)), text)
-    documents_NT = None if longer.documents_NT is None else longer.documents_NT[:, len(first) :]
-    return TextProbe(longer.tokens_NT[:, len(first) :], documents_NT)
+    n_before = len(tokenizer.before_text)
+    longer = text_for(loaded, replace(settings, seq_len=settings.seq_len + n_before), text)
+    documents_NT = None if longer.documents_NT is None else longer.documents_NT[:, n_before:]
+    return TextProbe(longer.tokens_NT[:, n_before:], documents_NT)
