@@ -84,7 +84,7 @@ class ValueLoader(_CoreSchema, _PARSER):  # type: ignore[misc, valid-type]
     """A loader of PyYAML for single values, such as options of a command line, by the core schema."""
 
 
-def _integer(loader: SafeConstructor, node: yaml.ScalarNode) -> int:
+def _integer(loader: Any, node: yaml.ScalarNode) -> int:
     """Build an integer: decimal, whatever zeros it begins with, or after 0o and 0x."""
     text = str(loader.construct_scalar(node))
     return int(text, {"0o": 8, "0x": 16}.get(text[:2], 10))

@@ -24,7 +24,7 @@ from .saved_config import read_config_yaml
 # The dataclasses' attribute docstrings are the help.
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 # Its loader has the numbers of YAML 1.1, in which 1:30:00 is 5,400; `set_loader` does not reach typed options.
-jsonargparse._loaders_dumpers.yaml_default_loader = ValueLoader
+vars(jsonargparse._loaders_dumpers)["yaml_default_loader"] = ValueLoader
 
 
 class Parser(ArgumentParser):
