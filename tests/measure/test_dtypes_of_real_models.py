@@ -41,7 +41,7 @@ SPECTRAL = {"effective_rank", "singular_values"}
 STATED = {
     torch.float32: {"chosen": 1e-3, "named": 0.02, "spectral": 0.05, "other": 1e-4},
     torch.bfloat16: {"chosen": 0.5, "named": 0.5, "spectral": 0.05, "other": 0.5},
-    torch.float16: {"chosen": 0.2, "named": 0.2, "spectral": 0.05, "other": 0.2},
+    torch.float16: {"chosen": 0.05, "named": 0.1, "spectral": 0.05, "other": 0.05},
 }
 EPSILON = 0.3
 
