@@ -68,7 +68,7 @@ AXES: Mapping[AxisName, Axis] = {
 CSV_COLUMNS: Mapping[str, str] = {
     "run": "the run's name as the page has it; of `intervene`, `length` and `compare` the model's name",
     "other": "of `compare`, the model that it is compared with",
-    "probe": "`random` or `text`",
+    "probe": "`random`, `text`, `bos` or `text_without_bos` (definitions §2)",
     "step": "optimizer steps",
     "lambda": "dose of an intervention, 1 where its kind has none; empty of the model left alone",
     "bits": "of `quantise`: bits of weights and of activations, such as w4a16",
