@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # The package is the repository's root: type checkers see it under its name through this link.
 TYPING := $(VENV)/typing
 
-.PHONY: help setup pretrain test torture quick check format types docs gpu gpu-wheels clean
+.PHONY: help setup pretrain test torture quick check format types docs real-models gpu gpu-wheels clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -60,6 +60,9 @@ format: setup  ## put the code into its one format
 docs: setup  ## build these pages as a site, site/index.html; any warning is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 	@echo "open site/index.html; with its search: $(BIN)/python -m http.server --directory site"
+
+real-models: setup  ## get two real models and measure all that docs/real-models.md says of them, an hour on two cores
+	$(BIN)/python research/real_models/study.py $(if $(ONLY),--only $(ONLY))
 
 # No setup: this runs where there is a GPU, torch and no network. Give PYTHON=… for another one than .venv's.
 GPU_PYTHON = $(if $(filter file default undefined,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
