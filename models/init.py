@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,6 +33,11 @@ class Distribution:
     #: Whether an element depends on all the others, so that a slice needs the whole parameter.
     whole = False
 
+    @property
+    def spread(self) -> float:
+        """Standard deviation of one element."""
+        raise NotImplementedError
+
     def block(self, normals: Normals, n: int) -> np.ndarray:
         """The first ``n`` elements of a block, float32; they do not depend on how many follow."""
         raise NotImplementedError
@@ -47,6 +53,11 @@ class Constant(Distribution):
 
     value: float
 
+    @property
+    def spread(self) -> float:
+        """See :class:`Distribution`."""
+        return 0.0
+
     def block(self, normals: Normals, n: int) -> np.ndarray:
         """See :class:`Distribution`."""
         return np.full(n, self.value, dtype=np.float32)
@@ -57,6 +68,11 @@ class Normal(Distribution):
     """Normal distribution with mean 0."""
 
     std: float
+
+    @property
+    def spread(self) -> float:
+        """See :class:`Distribution`."""
+        return self.std
 
     def block(self, normals: Normals, n: int) -> np.ndarray:
         """See :class:`Distribution`."""
@@ -75,6 +91,12 @@ class TruncatedNormal(Distribution):
 
     std: float
     truncate: float
+
+    @property
+    def spread(self) -> float:
+        """See :class:`Distribution`: that of the truncated distribution, below ``std``."""
+        density = math.exp(-(self.truncate**2) / 2) / math.sqrt(2 * math.pi)
+        return self.std * math.sqrt(1 - 2 * self.truncate * density / math.erf(self.truncate / math.sqrt(2)))
 
     def block(self, normals: Normals, n: int) -> np.ndarray:
         """See :class:`Distribution`."""
@@ -102,6 +124,11 @@ class Orthogonal(Distribution):
     rows: int
     columns: int
     whole = True
+
+    @property
+    def spread(self) -> float:
+        """See :class:`Distribution`."""
+        return max(self.rows, self.columns) ** -0.5
 
     def block(self, normals: Normals, n: int) -> np.ndarray:
         """See :class:`Distribution`."""

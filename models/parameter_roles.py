@@ -20,6 +20,8 @@ class ParameterRole(StrEnum):
     """Maps the residual stream to the logits of all tokens."""
     GAIN = "gain"
     """Scales what passes."""
+    DECAYED_GAIN = "decayed_gain"
+    """Scales what passes, and decays with the matrices, as the authors of its arm train it."""
     BIAS = "bias"
     """Is added: to an output, to a score, to what a gate sees; or stands as a key or value of its own."""
 

@@ -157,6 +157,8 @@ def _attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:
     if attention.aggregation_blocks is None or block in attention.aggregation_blocks:
         if attention.aggregation == "headnorm":
             yield "aggregate.gain", (d_value,)
+        if attention.aggregation == "headnorm_released":
+            yield "aggregate.gain", (config.n_heads, d_value)
         if attention.aggregation == "differential_norm":
             yield "aggregate.gain", (2 * d_value,)
         if attention.aggregation == "calibrated" and attention.calibration.correlation == "learned":

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..config import InitConfig, ModelConfig
-from ..init import Constant, Distribution
+from ..init import INITIALISERS, Constant, Distribution, Role
 from ..parameter_roles import ParameterRole
 from .correlation import CORRELATIONS
 from .differential import initial_lambda
@@ -56,13 +56,53 @@ class HeadNorm(PlainAggregation):
                 o_BTHK = F.rms_norm(o.transpose(1, 2), self.gain.shape, self.gain.to(o.dtype), self.eps)
             return o_BTHK.transpose(1, 2)
         # On a CPU, rows as short as a head cost the library's norm more than all of the arithmetic.
-        size_BHT1 = torch.linalg.vector_norm(o, dim=-1, keepdim=True, dtype=torch.promote_types(o.dtype, torch.float32))
-        scale_BHT1 = (size_BHT1.square() / o.shape[-1] + self.eps).rsqrt()
-        return o * scale_BHT1.to(o.dtype) * self.gain.to(o.dtype)
+        return o * _inverse_rms(o, self.eps) * self.gain.to(o.dtype)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """The gain starts at 1."""
         return {"gain": Constant(1.0)}
+
+
+def _inverse_rms(o_BHTK: Tensor, eps: float) -> Tensor:
+    """``1/√(RMS² + eps)`` of every head's output, ``[B, H, T, 1]``, computed in float32 at least."""
+    wide = torch.promote_types(o_BHTK.dtype, torch.float32)
+    size_BHT1 = torch.linalg.vector_norm(o_BHTK, dim=-1, keepdim=True, dtype=wide)
+    return (size_BHT1.square() / o_BHTK.shape[-1] + eps).rsqrt().to(o_BHTK.dtype)
+
+
+class ReleasedHeadNorm(PlainAggregation):
+    """Head-wise RMSNorm as the authors of [SO] released it: one gain ``[H, d_head]``, a vector for each head.
+
+    The gain starts at the spread of the first token's head output and decays with the weights.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.config = config
+        self.gain = nn.Parameter(torch.ones(config.n_heads, config.d_value))
+        self.parameter_roles = {"gain": ParameterRole.DECAYED_GAIN}
+
+    def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
+        """Every head at every position leaves with RMS 1 (before the gain)."""
+        o = weighted.o_BHTK
+        return o * _inverse_rms(o, self.config.norm_eps) * self.gain[:, None].to(o.dtype)
+
+    def distributions(self, init: InitConfig) -> dict[str, Distribution]:
+        """The gain starts at the standard deviation of a newborn value map's outputs, its inputs having RMS 1.
+
+        The first token attends to itself alone, so that its head outputs are its values. Norms of values leave RMS 1.
+        ``model.init.zero`` changes nothing here: a gain of 0 on values of 0 would never learn. Six decimals are kept,
+        so that machines whose mathematical functions differ in the last bit bear the same gain.
+        """
+        config, latent = self.config, self.config.attention.latent
+        if config.attention.v_norm != "none":
+            return {"gain": Constant(1.0)}
+        if latent.kv_rank is not None:
+            keys_and_values = config.d_key - config.d_rope + config.d_value
+            role = Role(latent.kv_rank, config.n_heads * keys_and_values)
+        else:
+            role = Role(config.d_model, config.kv_heads * config.d_value)
+        return {"gain": Constant(round(INITIALISERS[init.kind](init, role).spread * role.fan_in**0.5, 6))}
 
 
 class DifferentialNorm(PlainAggregation):
@@ -142,6 +182,7 @@ class ExactCalibration(AnalyticCalibration):
 AGGREGATIONS: dict[str, type[PlainAggregation]] = {
     "plain": PlainAggregation,
     "headnorm": HeadNorm,
+    "headnorm_released": ReleasedHeadNorm,
     "differential_norm": DifferentialNorm,
     "calibrated-analytic": AnalyticCalibration,
     "calibrated-exact": ExactCalibration,

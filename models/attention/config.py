@@ -13,7 +13,7 @@ from .latent.latent_config import LATENT_WIDTHS, LatentConfig
 SimilarityName = Literal["sigmoid", "relu", "elu", "identity"]
 SIMILARITIES: tuple[str, ...] = get_args(SimilarityName)
 
-AggregationName = Literal["plain", "headnorm", "differential_norm", "calibrated"]
+AggregationName = Literal["plain", "headnorm", "headnorm_released", "differential_norm", "calibrated"]
 #: Normalisers whose rows are explicit, and weigh all scores of a row together.
 EXPLICIT_ROWS = ("softmax_clipped", "softpick")
 NormaliserName = Literal[
@@ -106,8 +106,10 @@ class AttentionConfig:
 
     aggregation: AggregationName | str = "plain"
     """What happens to each head's Σ a·v before the output projection: nothing (``plain``); ``headnorm``, head-wise
-    RMSNorm [SO]; ``differential_norm``, the norm of differential attention (arXiv 2410.05258); or ``calibrated``,
-    variance calibration [BB]. Also a class of your own, as module:Class."""
+    RMSNorm [SO]; ``headnorm_released``, its form in the authors' code, with a gain for each head that starts at the
+    spread of the first token's output and decays with the weights; ``differential_norm``, the norm of differential
+    attention (arXiv 2410.05258); or ``calibrated``, variance calibration [BB]. Also a class of your own, as
+    module:Class."""
 
     aggregation_blocks: list[int] | None = None
     """Blocks (from 0) that ``aggregation`` applies to, the others staying plain; by default all."""
@@ -338,7 +340,7 @@ class AttentionConfig:
                 "attention.aggregation_blocks",
                 self.aggregation_blocks is not None,
                 self.aggregation != "plain",
-                "model.attention.aggregation headnorm, differential_norm or calibrated",
+                "model.attention.aggregation headnorm, headnorm_released, differential_norm or calibrated",
             ),
             Setting(
                 "attention.aggregation",

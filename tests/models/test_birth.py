@@ -191,6 +191,7 @@ def test_a_certificate_records_what_was_drawn():
     ("change", "only_there"),
     [
         pytest.param({"attention": AttentionConfig("headnorm")}, ["attn.aggregate.gain"], id="headnorm"),
+        pytest.param({"attention": AttentionConfig("headnorm_released")}, ["attn.aggregate.gain"], id="released"),
         pytest.param({"attention": AttentionConfig("calibrated")}, [], id="calibrated"),
         pytest.param({"attention": AttentionConfig(gate="head")}, ["attn.gate.map.weight"], id="gate"),
         pytest.param(

@@ -12,9 +12,11 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from torch.nn import functional as F
 
+from birthmark.models.attention.positions import Placement
 from birthmark.models.birth import BLOCK, born, certificate, digest, draw
-from birthmark.models.config import AttentionConfig, InitConfig, ModelConfig
+from birthmark.models.config import AttentionConfig, InitConfig, LatentConfig, ModelConfig
 from birthmark.models.decoder import Decoder
 from birthmark.models.init import Constant, Embedding, Linear, Normal, Orthogonal, TruncatedNormal, birth_plan
 
@@ -254,3 +256,41 @@ def test_a_certificate_names_the_initialiser():
     ):
         config = replace(MODEL, init=init)
         assert certificate(born(config, 0), config, 0)["parameters"][f"{name}.weight"]["distribution"] == expected
+
+
+RELEASED = AttentionConfig("headnorm_released")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"init": InitConfig(kind=kind)} for kind in get_args(get_type_hints(InitConfig)["kind"])),
+        {"n_kv_heads": 2},
+        {"attention": replace(RELEASED, v_norm="head")},
+        {"attention": replace(RELEASED, latent=LatentConfig(32, None, 8, 8, 12)), "positions": "rope"},
+    ],
+    ids=str,
+)
+def test_a_released_gain_is_born_at_the_spread_of_the_first_tokens_outputs(change):
+    """Measured: the standard deviation of what the heads of the first token give, over inputs of RMS 1."""
+    config = ModelConfig(**{"d_model": 128, "n_layers": 1, "n_heads": 8, "attention": RELEASED, **change})
+    attention = born(config, 0).blocks[0].attn
+    outputs = []
+    attention.aggregate.register_forward_pre_hook(lambda _, given: outputs.append(given[0].o_BHTK))
+    with torch.no_grad():
+        attention(F.rms_norm(torch.randn(256, 1, 128, generator=torch.Generator().manual_seed(1)), (128,)), Placement())
+    gain = attention.aggregate.gain
+    assert gain.shape == (8, config.d_value)
+    assert (gain == gain[0, 0]).all()
+    # The weights are finite in number: a share of them has another spread than their distribution.
+    assert gain[0, 0].item() == pytest.approx(outputs[0].std().item(), rel=0.03)
+
+
+def test_the_released_gain_at_the_published_width():
+    """.02 · √768."""
+    config = ModelConfig(
+        d_model=768, n_layers=1, n_heads=12, attention=RELEASED, init=InitConfig(kind="gpt2", std=0.02)
+    )
+    with torch.device("meta"):
+        plan = birth_plan(Decoder(config), config.init)
+    assert plan["blocks.0.attn.aggregate.gain"] == Constant(0.554256)

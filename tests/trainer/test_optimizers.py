@@ -150,6 +150,19 @@ def test_decay_reaches_matrices_and_embeddings_only(model):
     assert len(decay) == len(list(module.model.parameters()))
 
 
+@pytest.mark.parametrize("name", ["adamw", "muon"])
+def test_the_released_gain_decays_with_the_weights_but_is_no_matrix(name):
+    model = born(replace(PLAIN, attention=AttentionConfig("headnorm_released")), 0)
+    groups = PretrainModule(
+        model, OptimConfig(name=name, weight_decay=0.3, adamw_weight_decay=0.2 if name == "muon" else None),
+        TrainerConfig(),
+    ).configure_optimizers()["optimizer"].param_groups  # fmt: skip
+    gain = dict(model.named_parameters())["blocks.0.attn.aggregate.gain"]
+    [group] = [group for group in groups if any(p is gain for p in group["params"])]
+    assert group["weight_decay"] == (0.3 if name == "adamw" else 0.2)
+    assert any(p is model.embed.weight for p in group["params"])
+
+
 def by_dimensions(model):
     """The groups that earlier versions made."""
     parameters = list(model.parameters())

@@ -14,7 +14,7 @@ from ...models.tensor_shards import full_shape
 from .table import OPTIMIZERS, OptimizerConfig
 
 #: Roles whose parameters decay towards zero.
-DECAYED = {ParameterRole.MATRIX, ParameterRole.EMBEDDING, ParameterRole.HEAD}
+DECAYED = {ParameterRole.MATRIX, ParameterRole.EMBEDDING, ParameterRole.HEAD, ParameterRole.DECAYED_GAIN}
 
 
 def parameter_groups(model: nn.Module, optimizer: OptimizerConfig) -> list[dict[str, Any]]:

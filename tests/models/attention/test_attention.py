@@ -27,6 +27,7 @@ B, T, D, H = 2, 11, 24, 4
 AGGREGATIONS = {
     "plain": AttentionConfig(),
     "headnorm": AttentionConfig("headnorm"),
+    "headnorm as released": AttentionConfig("headnorm_released"),
 } | {
     f"{n_eff}, {direction}, t_ref {t_ref}, gradient {gradient}": AttentionConfig(
         "calibrated", calibration=CalibrationConfig(n_eff, direction, t_ref, gradient)
@@ -221,6 +222,8 @@ def slow_attention(
                     o = o + p["bias.value"][g_bias]
                 if kind.aggregation == "headnorm":
                     o = o / (o.square().mean() + 1e-3).sqrt() * p["aggregate.gain"]
+                if kind.aggregation == "headnorm_released":
+                    o = o / (o.square().mean() + 1e-3).sqrt() * p["aggregate.gain"][h]
                 if kind.aggregation == "calibrated":
                     c = kind.calibration
                     n_eff = torch.tensor(t + 1.0, dtype=torch.float64)
