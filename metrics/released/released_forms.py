@@ -1,0 +1,153 @@
+"""Quantities of [SO] as its released code computes them, where that differs from the definitions (definitions §18).
+
+A snapshot measures them where it is asked to.
+Legend: B sequences, H heads, T positions, K head width, C channels of all heads together, D width, R singular values.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..additive import AdditiveMetric
+from ..declarations.unlisted import unlisted
+from ..quantity import Sizes
+from ..sinks import KeySums
+
+#: Positions of a sequence whose states make an effective rank.
+_RANK_POSITIONS = 128
+
+
+class ShownOutputs(Protocol):
+    """Head outputs of a batch, and what queries give to keys."""
+
+    @property
+    def out_BHTK(self) -> Tensor:  # noqa: N802 - a shape suffix
+        """What enters the output projection."""
+
+    @property
+    def sums(self) -> KeySums:
+        """What queries give to keys."""
+
+
+class ReleasedForms(AdditiveMetric):
+    """Spread by position, effective rank and sink by layer, as released. States are sums: additive over batches and
+    ranks.
+
+    Args:
+        sizes: of the model and the probe.
+    """
+
+    quantities = (
+        unlisted(
+            "released_spread_channels",
+            ("layer", "position"),
+            label="deviation over channels",
+            definition="Standard deviation over all channels of what enters the output projection at one token, mean "
+            "over sequences; the released code takes it on text (definitions §18).",
+            format=".3g",
+            section="aggregation",
+            scale="log",
+            per_block="first",
+        ),
+        unlisted(
+            "released_spread_sequences",
+            ("layer", "position"),
+            label="deviation over sequences",
+            definition="Standard deviation over sequences of each channel of what enters the output projection, mean "
+            "over channels; the released code takes it on random tokens (definitions §18).",
+            format=".3g",
+            section="aggregation",
+            scale="log",
+            per_block="first",
+        ),
+        unlisted(
+            "released_effective_rank",
+            ("state",),
+            label="rank of one sequence",
+            definition="Effective rank of the states of one sequence, its first 128 positions at most, mean over "
+            "sequences; as a scalar behind the last block (definitions §18).",
+            section="dominance",
+            scalar="last",
+        ),
+        unlisted(
+            "released_sink",
+            ("layer", "head"),
+            label="attention to position 0",
+            definition="Mean weight on position 0 over all queries, that of position 0 included; as a scalar the mean "
+            "over layers and heads (definitions §18).",
+            section="sink",
+            scalar="mean",
+            per_block="mean",
+        ),
+    )
+
+    deviation_sum: Tensor
+    channel_sum: Tensor
+    square_sum: Tensor
+    n_sequences: Tensor
+    rank_sum: Tensor
+    n_ranks: Tensor
+    sink_sum: Tensor
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        n_layers, seq_len = sizes.n_layers, sizes.seq_len
+        n_channels = sizes.n_heads * (sizes.d_head if sizes.d_value is None else sizes.d_value)
+        self.add_sums(
+            deviation_sum=(n_layers, seq_len),
+            channel_sum=(n_layers, seq_len, n_channels),
+            square_sum=(n_layers, seq_len, n_channels),
+            n_sequences=(n_layers,),
+            rank_sum=(n_layers + 1,),
+            n_ranks=(n_layers + 1,),
+            sink_sum=(n_layers, sizes.n_heads),
+        )
+
+    def attention(self, layer: int, attended: ShownOutputs) -> None:
+        """See models/observe.py."""
+        self.update(layer - 1, attended.out_BHTK, attended.sums.importance_2BHT[0, :, :, 0])
+
+    def residual(self, site: str, layer: int, h_BTD: Tensor) -> None:
+        """See models/observe.py: the embedding, and the state behind each block."""
+        if site != "attention":
+            self.add_states(layer, h_BTD)
+
+    def update(self, layer: int, out_BHTK: Tensor, on_first_BH: Tensor) -> None:
+        """Add a batch of one layer (from 0).
+
+        Args:
+            layer: the layer.
+            out_BHTK: what enters the output projection.
+            on_first_BH: mean weight on position 0 over all queries.
+        """
+        out_BTC = out_BHTK.transpose(1, 2).flatten(2).double()
+        self.deviation_sum[layer].add_(out_BTC.std(-1).sum(0))
+        self.channel_sum[layer].add_(out_BTC.sum(0))
+        self.square_sum[layer].add_(out_BTC.square().sum(0))
+        self.sink_sum[layer].add_(on_first_BH.sum(0))
+        self.n_sequences[layer].add_(len(out_BTC))
+
+    def add_states(self, place: int, h_BTD: Tensor) -> None:
+        """Add a batch of hidden states seen at one place: 0 is the embedding, l is behind block l."""
+        singular_BR = torch.linalg.svdvals(h_BTD[:, :_RANK_POSITIONS].double())
+        total_B1 = singular_BR.sum(-1, keepdim=True)
+        rank_B = torch.special.entr(singular_BR / total_B1).sum(-1).exp()
+        # States of zeros have the rank 0, as in the released code.
+        self.rank_sum[place].add_(rank_B.where(total_B1[:, 0] > 0, 0.0).sum())
+        self.n_ranks[place].add_(len(h_BTD))
+
+    def compute(self) -> dict[str, np.ndarray]:
+        """The four arrays; deviations over sequences are NaN below two sequences."""
+        n_L1 = self.n_sequences[:, None]
+        scatter_LTC = (self.square_sum - self.channel_sum.square() / n_L1[..., None]).clamp_min(0)
+        found = {
+            "released_spread_channels": self.deviation_sum / n_L1,
+            "released_spread_sequences": (scatter_LTC / (n_L1[..., None] - 1)).sqrt().mean(-1),
+            "released_effective_rank": self.rank_sum / self.n_ranks,
+            "released_sink": self.sink_sum / n_L1,
+        }
+        return {name: value.cpu().numpy() for name, value in found.items()}

@@ -1,0 +1,83 @@
+"""Released forms against the authors' formulas on whole tensors, in numpy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from birthmark.measure.measurement import measure
+from birthmark.metrics.quantity import Sizes
+from birthmark.metrics.released.released_forms import ReleasedForms
+from birthmark.models.attention.config import AttentionConfig
+from birthmark.models.birth import born
+from birthmark.models.config import ModelConfig
+
+NAME = "birthmark.metrics.released.released_forms:ReleasedForms"
+N, V, L = 5, 40, 2
+
+
+class Keep:
+    """What enters the output projection, the states, and whole matrices of attention."""
+
+    def __init__(self):
+        self.out, self.states, self.weights = [], [], []
+
+    def residual(self, site, _, h_BTD):
+        if site != "attention":
+            self.states.append(h_BTD.double().numpy().copy())
+
+    def neurons(self, *_): ...
+
+    def attention(self, _, attended):
+        n_positions = attended.out_BHTK.shape[2]
+        self.out.append(attended.out_BHTK.double().numpy().transpose(0, 2, 1, 3).reshape(N, n_positions, -1))
+        self.weights.append(attended.weights.rows(0, n_positions).double().numpy())
+
+
+def slow_rank(h_TD):
+    """As the notebook has it, which adds 1e-12 inside the logarithm."""
+    values = np.linalg.svd(h_TD, compute_uv=False)
+    p = values / values.sum()
+    return np.exp(-(p * np.log(p + 1e-12)).sum())
+
+
+@pytest.mark.parametrize("attention", [{"aggregation": "headnorm_released"}, {"normaliser": "sigmoid"}], ids=str)
+@pytest.mark.parametrize(("n_positions", "batch_size"), [(12, 2), (12, N), (140, N)])
+def test_released_forms_are_those_of_whole_tensors(attention, n_positions, batch_size):
+    config = ModelConfig(
+        d_model=16, n_layers=L, n_heads=2, vocab_size=V, max_seq_len=n_positions, attention=AttentionConfig(**attention)
+    )
+    model, generator = born(config, 0), torch.Generator().manual_seed(0)
+    tokens = torch.randint(0, V, (N, n_positions), generator=generator)
+    with torch.no_grad():
+        for p in model.parameters():
+            p += 0.3 * torch.randn(p.shape, generator=generator)
+        model.eval()(tokens, observer=(keep := Keep()))
+    found = measure(model, tokens.numpy(), batch_size=batch_size, metrics=[NAME])
+    plain = measure(model, tokens.numpy(), batch_size=batch_size)
+
+    spread_channels = np.stack([out.std(-1, ddof=1).mean(0) for out in keep.out])
+    spread_sequences = np.stack([out.std(0, ddof=1).mean(-1) for out in keep.out])
+    ranks = [np.mean([slow_rank(h[:128]) for h in states]) for states in keep.states]
+    sink = np.stack([weights[..., 0].mean((0, 2)) for weights in keep.weights])
+    arrays = found.arrays
+    np.testing.assert_allclose(arrays["released_spread_channels"], spread_channels, rtol=1e-4)
+    np.testing.assert_allclose(arrays["released_spread_sequences"], spread_sequences, rtol=1e-4)
+    np.testing.assert_allclose(arrays["released_effective_rank"], ranks, rtol=1e-4)
+    np.testing.assert_allclose(arrays["released_sink"], sink, rtol=1e-4, atol=1e-6)
+    assert found.scalars["released_sink"] == pytest.approx(sink.mean(), rel=1e-4)
+    # Nothing of it is there unless it is asked for, and nothing else changes.
+    assert not [name for name in plain.arrays if name.startswith("released")]
+    assert all(np.array_equal(array, arrays[name], equal_nan=True) for name, array in plain.arrays.items())
+
+
+def test_one_sequence_has_no_deviation_over_sequences_and_states_of_zeros_have_no_rank():
+    metric = ReleasedForms(Sizes(1, 2, 4, 3, 8, V, 5))
+    metric.update(0, torch.randn(1, 2, 5, 3), torch.ones(1, 2))
+    for place in range(2):
+        metric.add_states(place, torch.zeros(1, 5, 4))
+    found = metric.compute()
+    assert np.isnan(found["released_spread_sequences"]).all()
+    assert (found["released_effective_rank"] == 0).all()
+    assert (found["released_sink"] == 1).all()
