@@ -44,7 +44,7 @@ class InterventionResult:
 
     @property
     def sentence(self) -> str:
-        """What happened, as the command says it."""
+        """One sentence on the outcome, as the command prints it."""
         return intervention_sentence(self.found)
 
     def __getitem__(self, name: str) -> NamedArray:

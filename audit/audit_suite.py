@@ -39,7 +39,7 @@ class Audit:
     overwritten: str = ""
     """In words, that most of the suite has the same weights, and whose."""
     notes: list[str] = field(default_factory=list)
-    """What is worth knowing of the suite and not wrong."""
+    """List what is worth knowing of the suite and not wrong."""
 
     @property
     def of_unknown_birth(self) -> list[Judged]:
@@ -118,7 +118,7 @@ def audit(
 
 
 def _absent(members: Sequence[Member], listed_only: Sequence[str]) -> list[str]:
-    """What is listed, or regular, and not there, in a line each."""
+    """Name checkpoints that are listed, or belong to a regular row, and are missing: one line each."""
     lines = [f"listed, and not in the suite: {in_few_words(listed_only)}"] if listed_only else []
     if missing := missing_places(member.place for member in members if member.place is not None):
         words = in_few_words([place.words for place in missing])

@@ -129,7 +129,7 @@ def _on_the_curve(right: Sequence[Place]) -> str:
 
 
 def _difference(a: Member, b: Member) -> str | None:
-    """Where two checkpoints differ whose samples are alike; None: nowhere, or they are not read whole."""
+    """Find a difference between two checkpoints of equal samples; None without one, or if they are not read whole."""
     if not (a.is_local and b.is_local):
         return None
     with weights_of(a) as ours, weights_of(b) as theirs:

@@ -82,13 +82,13 @@ class Same:
     place: Place | None
     """That they are of; where several claim one, the one that fits the curve, or the least."""
     right: list[Place] = field(default_factory=list)
-    """Of several claims those that may be right."""
+    """Claims that may be right, where several contradict one another."""
     mixed: set[str] = field(default_factory=set)
     """Tensors that are another checkpoint's."""
     is_mean: bool = False
-    """Whether it is the mean of others, which no training passed through."""
+    """True for a mean of other checkpoints, which no training passed through."""
     is_copy: bool = False
-    """Whether all of its tensors are."""
+    """True if all of its tensors are."""
 
     @property
     def own_values(self) -> dict[str, np.ndarray]:

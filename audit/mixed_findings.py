@@ -82,11 +82,11 @@ class Tensors:
         return mean_distances(self.own_squares()[self.matrices])
 
     def is_constant(self, name: str) -> bool:
-        """Whether all checkpoints have a tensor to the bit."""
+        """Return True if all checkpoints hold a tensor to the bit."""
         return len({digests[name] for digests in self.digests}) == 1
 
     def is_all(self, names: Iterable[str]) -> bool:
-        """Whether some tensors are all that change in the suite."""
+        """Return True if some tensors are all that change in the suite."""
         chosen = set(names)
         return all(name in chosen or self.is_constant(name) for name in self.names)
 
@@ -303,7 +303,7 @@ def _unlike_the_rest(chosen_T: np.ndarray, length_TMM: np.ndarray, members: Iter
 
 
 def _are_some(chosen_T: np.ndarray, tensors: Tensors) -> bool:
-    """Whether some matrices are chosen, and no more than half; of more the curve of the whole tells."""
+    """Return True if some matrices are chosen, and at most half; more than half show in the curve of the whole."""
     these, rest = _parts(chosen_T, tensors)
     return bool(these.any()) and these.sum() <= rest.sum()
 

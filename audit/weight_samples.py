@@ -36,7 +36,7 @@ class Sampled:
     n_bytes: int
     """Of all tensors."""
     vectors: dict[str, np.ndarray] = field(default_factory=dict)
-    """Of floating tensors of one axis, gains and biases, in the form of ``values``."""
+    """Floating tensors of one axis, gains and biases, in the form of ``values``."""
     broken: list[str] = field(default_factory=list)
     """Values that are NaN, inf or huge, in words."""
 

@@ -41,7 +41,7 @@ class Aggregation:
 
 @dataclass(frozen=True)
 class Intervention:
-    """What is done to a model while it reads a probe."""
+    """A change of a model while it reads a probe."""
 
     kind: KindName
     layers: tuple[int, ...]
@@ -51,8 +51,8 @@ class Intervention:
     lambdas: tuple[float, ...] | None = None
     """Doses of amplify and scale."""
     around: Around | None = None
-    """What amplify moves away from, in each block: the mean of heads' outputs over the probe, while the chosen blocks
-    before are changed too; or the mean of values over random tokens, of the model left alone. By default outputs."""
+    """The mean that amplify moves away from, in each block: that of heads' outputs over the probe, while the chosen
+    blocks before are changed too; or that of values over random tokens, of the model left alone. By default outputs."""
     matched: bool = False
     """Scale lets the norm of ``o_k`` grow as amplify of the same dose would."""
     units: tuple[int, ...] = ()
@@ -62,8 +62,8 @@ class Intervention:
     heads: tuple[int, ...] = ()
     """Query heads, from 0."""
     fill: Fill | None = None
-    """What an ablated thing becomes: zero, by default, or its mean over the probe, of a value that over random tokens,
-    in the model left alone."""
+    """The number in place of an ablated one: zero, by default, or its mean in the model left alone, over the probe; for
+    the value of a token, over random tokens."""
 
     @property
     def means(self) -> Kind:
@@ -128,7 +128,7 @@ class Kind:
     """The field that says which units, channels or heads; None where there are none to choose."""
     needs_position: ClassVar[bool] = True
     acts_on_later_blocks: ClassVar[bool] = True
-    """Whether its outcome shows in later blocks alone."""
+    """True if its outcome shows in later blocks alone."""
 
     def check_attention(self, config: ModelConfig | ForeignConfig) -> None:
         """Raise UsageError where the attention of a model does not allow it."""
@@ -271,7 +271,7 @@ class AblateUnits(LastAxisAblation):
 
 
 class AblateHeads(Ablation):
-    """What heads aggregate."""
+    """Value aggregations of heads."""
 
     meaning = "what heads aggregate becomes zero or its mean"
     named, filled_with = "heads", "outputs"
@@ -325,7 +325,7 @@ def _with(x_BHTK: Tensor, new_BHPK: Tensor, positions: list[int]) -> Tensor:
 
 
 def _sizes(config: ModelConfig | ForeignConfig) -> dict[str, int]:
-    """How many units, channels and heads a block has."""
+    """Count the units, channels and heads of a block."""
     return {"units": config.ff, "channels": config.d_model, "heads": config.n_heads}
 
 

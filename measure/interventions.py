@@ -36,7 +36,7 @@ Tap = Callable[[int, Any], Tensor | None]
 
 @dataclass(frozen=True)
 class PassFigures:
-    """What one pass over the probe showed, means over sequences, float64. NaN where a block does not show it."""
+    """Figures of one pass over the probe, means over sequences, float64. NaN where a block does not show it."""
 
     dose: float | None
     """λ, or 1 of a kind without doses; None of the model left alone."""
@@ -75,7 +75,7 @@ class Intervened:
 
     @cached_property
     def uniform(self) -> np.ndarray:
-        """What uniform attention would give to each watched key, ``[P]``."""
+        """The share of uniform attention for each watched key, ``[P]``."""
         return np.array([np.mean(1 / np.arange(key + 2, self.seq_len + 1)) for key in self.keys])
 
     def loss(self, number: int) -> tuple[float, float] | None:
@@ -144,7 +144,7 @@ def intervene(
 
 @dataclass(frozen=True)
 class _Probe:
-    """What every pass reads."""
+    """The input of every pass."""
 
     tokens_NT: np.ndarray
     documents_NT: np.ndarray | None
@@ -266,7 +266,7 @@ class _Readings:
 
     @property
     def finite(self) -> bool:
-        """Whether all states and outputs have a norm."""
+        """True if all states and outputs have a norm."""
         return not self._broken.item()
 
     def _watch(self, x: Tensor) -> None:

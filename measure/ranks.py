@@ -106,8 +106,8 @@ def from_rank_zero(make: Callable[[], T]) -> T:
 
 
 def on_all_ranks(make: Callable[[], T]) -> T:
-    """What ``make`` returns; what keeps one rank from it (``UsageError``, ``RunError`` or ``OSError``) is an error on
-    every rank."""
+    """Return what ``make`` returns. A ``UsageError``, ``RunError`` or ``OSError`` of one rank is an error on every
+    rank."""
     if world_size() == 1:
         return make()
     failure: UsageError | RunError | OSError | None = None

@@ -161,7 +161,8 @@ def _misfit(name: str, probe_NT: np.ndarray, vocab_size: int) -> str | None:
 
 
 def _part(make: Callable[[], T], instead: T, absent: list[str] | None) -> T:
-    """What ``make`` gives; ``instead`` where that fails on any rank and ``absent`` is given, which gets the reason."""
+    """Return what ``make`` gives; where that fails on any rank, add the reason to ``absent``, if given, and return
+    ``instead``."""
     try:
         return on_all_ranks(make)
     except _FAILURES as error:

@@ -95,7 +95,7 @@ def batch_shown(observer: MetricObserver, tokens_BT: Tensor, documents_BT: Tenso
 
 
 def not_finite(place: str, model: Decoder | ForeignModel) -> RunError:
-    """What ends the measurement of a broken model, or of one whose numbers do not fit into its dtype."""
+    """Make the error that ends the measurement of a broken model, or of one whose numbers do not fit into its dtype."""
     mend = ""
     if compute_dtype(model) == torch.float16:
         mend = f"; float16 ends at {torch.finfo(torch.float16).max:.0f}: measure it in bfloat16 or float32"

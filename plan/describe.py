@@ -43,7 +43,7 @@ def describe(config: ModelConfig) -> dict[str, Any]:
 
 
 def describe_shapes(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> dict[str, Any]:
-    """What of a description follows from the parameters alone.
+    """Describe what follows from the parameters alone.
 
     Args:
         shapes: name and shape of each parameter.

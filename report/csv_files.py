@@ -59,7 +59,7 @@ class LabelledArray:
 
 
 def _fields(axis: Mapping[str, Sequence[Any]]) -> list[dict[str, str]]:
-    """Of every index of an axis, its columns' fields."""
+    """Fields of the columns for every index of an axis."""
     written = [[_field(coordinate) for coordinate in coordinates] for coordinates in axis.values()]
     return [dict(zip(axis, fields, strict=True)) for fields in zip(*written, strict=True)]
 

@@ -85,7 +85,7 @@ def build_report(runs: Sequence[RunDir], out: Path) -> None:
 
 
 def _said(runs: Sequence[RunHistory]) -> dict[str, str]:
-    """What is said in the sections of the page of one run and not on its first screen, by section."""
+    """Sentences of the sections that the first screen of one run's page lacks, by section."""
     found: dict[str, list[str]] = {}
     for verdict in verdicts(runs[0]) if len(runs) == 1 else []:
         if not verdict.headline:

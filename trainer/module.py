@@ -136,7 +136,7 @@ class PretrainModule(L.LightningModule):
         self._n_micro_batches = 0
         """Trained on since this start."""
         self._choices_LE: Tensor | None = None
-        """How often each expert is chosen in this step, where micro-batches add up to it."""
+        """Choices of each expert in this step, counted where several micro-batches add up to it."""
         self.precision, self.engine_clips = trainer.precision, STRATEGIES[trainer.strategy].engine
         self.loss_sum: Tensor | None = None
         """Cross-entropy and z-loss of the step's micro-batches so far, ``[2]``; with experts, and what routers cost."""

@@ -47,7 +47,7 @@ class Reach:
     starts: tuple[str, ...] = ()
     """Keys of `PROGRAMS`."""
     network: str = ""
-    """Where it connects to; nowhere if empty."""
+    """Hosts that it connects to; none if empty."""
     code: str = ""
     """Code outside of this package and its libraries that it imports; none if empty."""
 

@@ -193,7 +193,7 @@ class ForeignModel(nn.Module):
     # ---------------------------------------------------------------- passes
 
     def _look(self, tokens_1T: Tensor) -> Record:
-        """What one sequence shows. An unknown model whose attention is another one than the observed one is seen
+        """Look at one sequence. An unknown model whose attention is another one than the observed one is seen
         without it from then on."""
         same = SameAttention(self._attention_modules(tokens_1T))
         without, seen = Record(), Record()

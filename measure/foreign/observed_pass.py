@@ -65,7 +65,7 @@ class ObservedPass:
         self._before_gate: dict[int, Attended] = {}
         self._rounds = False
         self.attention_modules: dict[nn.Module, int] = {}
-        """Of the pass so far: the modules that attended, each with the number of its block."""
+        """Modules that have attended in the pass so far, each with the number of its block."""
 
     # ---------------------------------------------------------------- attention
 

@@ -98,7 +98,7 @@ class SameAttention:
 
 
 def times_allowed(own: Tensor, observed: Tensor, moved: Tensor) -> float:
-    """How far an observed output ``[…, T, D]`` is from the model's own, over how far it may be; 0 where that cannot be
+    """Distance of an observed output ``[…, T, D]`` from the model's own, over what is allowed; 0 where that cannot be
     said, as of what is not finite.
 
     Args:
@@ -120,7 +120,7 @@ def times_allowed(own: Tensor, observed: Tensor, moved: Tensor) -> float:
 
 
 def times_of_logits(off: Tensor, allowed: Tensor) -> float:
-    """How far logits that follow from the same outputs of all attentions are off, over how far they may be.
+    """Distance of logits that follow from the same outputs of all attentions, over what is allowed.
 
     Args:
         off: the difference of an observed pass that went on with the model's own outputs.

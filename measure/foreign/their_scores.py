@@ -169,7 +169,7 @@ class Attending:
         generator = torch.Generator(self.v_BGSK.device).manual_seed(0)
 
         def signs(x: Tensor) -> Tensor:
-            """Of rows and columns, the same for all heads."""
+            """Rows and columns, the same for all heads."""
             return torch.rand(x.shape[-2:], generator=generator, device=x.device).sub_(0.5).sign_()
 
         q, k = scores.q_BHTK.double(), scores.k_BHSK.double()

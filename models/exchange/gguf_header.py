@@ -41,7 +41,7 @@ class StoredTensor:
     shape: tuple[int, ...]
     """Rows first, as torch counts."""
     offset: int
-    """Of its first byte in the file."""
+    """Offset of its first byte in the file."""
     nbytes: int
 
 
@@ -54,7 +54,7 @@ class LongArray:
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """What a file says before its tensors."""
+    """The part of a file before its tensors."""
 
     file: Path
     metadata: Mapping[str, Any]
@@ -82,7 +82,7 @@ class GgufHeader:
 
 
 def names_gguf(name: str) -> bool:
-    """Whether a name can only mean a GGUF model: a file of that suffix, or a folder that holds such files."""
+    """Return True if a name can only mean a GGUF model: a file of that suffix, or a folder that holds such files."""
     return name.endswith(".gguf") or any(Path(name).glob("*.gguf"))
 
 

@@ -180,7 +180,7 @@ def _check_same(folder: Path, safe: Path, file: Path) -> None:
 
 
 class TensorSource(TypedDict):
-    """Where a tensor of ``transformers`` lies, and what becomes of it."""
+    """The place of a tensor of ``transformers`` in the file, and its changes on the way."""
 
     file: str
     kind: str
@@ -233,7 +233,7 @@ def gguf_folder(files: Sequence[Path]) -> Path:
 
 
 def kinds_of(folder: Path) -> dict[str, int]:
-    """How the weights of a GGUF model are stored: type → number of tensors; nothing of any other folder."""
+    """Types of storage in a GGUF model: type → number of tensors; nothing of any other folder."""
     file = folder / GGUF_TENSORS
     return _said(file)["kinds"] if file.is_file() else {}
 
@@ -412,7 +412,7 @@ def _write_tokenizer(library: Any, header: GgufHeader, folder: Path) -> None:
 
 
 def _sources(header: GgufHeader, model: Any) -> dict[str, TensorSource]:
-    """Where each tensor of a checkpoint of the model lies in the file.
+    """Find each tensor of a checkpoint of the model in the file.
 
     Raises:
         RunError: a tensor is missing, or of another shape than the config says.

@@ -159,7 +159,7 @@ class RankingPanel:
     csv: str = ""
     unit: str = ""
     start: str = "at birth"
-    """What step 0 is called."""
+    """Name of step 0."""
     kind: str = "ranking"
 
     def to_json(self) -> dict[str, Any]:
@@ -255,7 +255,7 @@ class PageRun:
     tokens: Mapping[int, int] | None = None
     """Tokens seen, by step."""
     start: str = "at birth"
-    """What step 0 is called."""
+    """Name of step 0."""
 
     def to_json(self) -> dict[str, Any]:
         """The run as the page's script reads it."""

@@ -81,7 +81,7 @@ def _spread(count: int, most: int, *, close_first: bool) -> list[int]:
 
 
 def _words(before: Sequence[Series], after: Sequence[Series]) -> list[str]:
-    """How many coordinates are shown of which axes, for each series that gave way."""
+    """Number of coordinates shown of each axis, for each series that gave way."""
     said = []
     for given, kept in zip(before, after, strict=True):
         fewer = [name for name in _FEWEST if name in given.axes and len(kept.axes[name]) < len(given.axes[name])]

@@ -42,7 +42,7 @@ class Picture:
 
     @property
     def is_tall(self) -> bool:
-        """Whether it is higher than wide; it is drawn then."""
+        """True if it is higher than wide; it is drawn then."""
         width, height = self.drawing.figure.get_size_inches()
         return bool(height > width)
 

@@ -89,7 +89,7 @@ def _in_snapshot(view: SnapshotView, section: Section) -> None:
 
 
 def _heads_by_key(importance: np.ndarray, epsilon: float, probe: str) -> str:
-    """How many heads have a sink on which key, of ``[L, H, T]``.
+    """Count the heads that have a sink on each key, of ``[L, H, T]``.
 
     The array ``sink_position`` has the key of every head and counts every key. The last keys are seen by few queries,
     near ones, and heads without a sink have their largest importance there: no sentence rests on those.

@@ -29,7 +29,7 @@ class PackagedModel:
     file: str
     """Name of the GGUF file."""
     sha256: str
-    """Of the GGUF file, in hex."""
+    """SHA-256 of the GGUF file, in hex."""
     parts: tuple[tuple[str, str], ...]
     """(requirement of pip, file in its wheel) of each part, in order."""
 

@@ -53,7 +53,7 @@ class LoadedModel:
     stranger: Callable[[int], Decoder | ForeignModel] | None = None
     """The n-th birth, from 1, of the same config from another seed; where that is known."""
     stored_kinds: Mapping[str, int] = field(default_factory=dict)
-    """How the weights of a GGUF model are stored: type → number of tensors; empty of any other."""
+    """Types of storage in a GGUF model: type → number of tensors; empty of any other."""
 
     @property
     def n_positions(self) -> int | None:
@@ -168,7 +168,7 @@ def is_own_birth(loaded: LoadedModel) -> bool:
 
 
 def has_controls(loaded: LoadedModel) -> bool:
-    """Whether `measure_loaded` measures with and without BOS by default: not where each pass reads all weights anew."""
+    """True if `measure_loaded` measures with and without BOS by default: not where each pass reads all weights anew."""
     tokenizer = None if isinstance(loaded.model, DecoderByBlock) else loaded.tokenizer
     return tokenizer is not None and tokenizer.bos is not None and tokenizer.bos < loaded.model.config.vocab_size
 

@@ -46,7 +46,7 @@ class AnySource:
     tokenizer: Path | None
     """``tokenizers`` JSON of the text it reads, where it has one."""
     stored_kinds: Mapping[str, int] = field(default_factory=dict, kw_only=True)
-    """How the weights of a GGUF model are stored: type → number of tensors; empty of any other."""
+    """Types of storage in a GGUF model: type → number of tensors; empty of any other."""
 
     @property
     def longest(self) -> int | None:

@@ -141,7 +141,7 @@ def _options_named(options: Namespace) -> Iterator[None]:
 
 
 def _intervention(options: Namespace, n_layers: int) -> Intervention:
-    """What the options ask for, which is not checked."""
+    """Read the intervention from the options; nothing is checked yet."""
     given = {name: _numbers(name, options[name]) for name in ("positions", "units", "channels", "heads")}
     layers = tuple(range(1, n_layers + 1)) if options.layers == "all" else _numbers("layers", options.layers)
     lambdas = _lambdas(options["lambda"])

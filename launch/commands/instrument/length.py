@@ -113,7 +113,7 @@ _FIRST_LOOK = 512
 
 @dataclass(frozen=True)
 class _Reading:
-    """How far a model is read."""
+    """Number of positions to read a model to."""
 
     source: ModelSource
     prefix: int
