@@ -53,8 +53,9 @@ def shown(capsys, *arguments, status=0):
 
 
 def measured(capsys, models, name, *more):
-    """The figures of a snapshot that no name and no clock decides."""
-    found = json.loads(shown(capsys, "snapshot", models / name, "--n_sequences", 4, "--seq_len", 8, "--json", *more))
+    """The figures of a snapshot that no name and no clock decides. Only the folder names a BOS, for controls."""
+    size = ("--n_sequences", 4, "--seq_len", 8, "--controls", "false")
+    found = json.loads(shown(capsys, "snapshot", models / name, *size, "--json", *more))
     return {key: value for key, value in found.items() if key not in ("source", "seconds", "stored_kinds")}
 
 
