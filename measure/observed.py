@@ -21,8 +21,10 @@ from ..metrics.sinks import KeySums, key_sums
 from ..models.adapters.adapter_config import AdapterConfig
 from ..models.adapters.attach import adapter_of
 from ..models.config import ModelConfig
-from ..models.decoder import Decoder
+from ..models.decoder import Block, Decoder
+from ..models.mlp import MLP
 from ..models.observe import Attended, Unseen
+from ..models.tensor_shards import full_tensor
 from .foreign import ForeignConfig, ForeignModel
 
 Scalars = dict[str, float | np.floating | np.integer]
@@ -163,6 +165,20 @@ def device_of(model: Any) -> torch.device:
     return found
 
 
+def mlp_maps(model: Decoder | ForeignModel, layer: int) -> tuple[Tensor, Tensor, Tensor | None] | None:
+    """One block's up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps; None where its units are not seen."""
+    if isinstance(model, ForeignModel):
+        return model.mlp_weights(layer)
+    block = model.blocks[layer - 1]
+    assert isinstance(block, Block)
+    if not isinstance(block.mlp, MLP):
+        return None
+    gate = block.mlp.gate
+    # A block at a time is whole.
+    gate_FD = None if gate is None else full_tensor(gate.weight)
+    return full_tensor(block.mlp.up.weight), full_tensor(block.mlp.down.weight), gate_FD
+
+
 def _reads(metric: Observed, place: str) -> bool:
     # What is after the attention is shown with the rest of the residual stream: arrays of it have no number there.
     return place in PLACES and metric.hook(place) is not None
@@ -223,6 +239,15 @@ class SelfObserving(Observed):
     def hook(self, place: Place) -> Callable[..., None] | None:
         """See :class:`Observed`."""
         return getattr(self.metric, place, None)
+
+    def passed(self, layer: int) -> None:
+        """Show the maps of a block's MLP to a metric that reads them."""
+        read = getattr(self.metric, "mlp_maps", None)
+        if read is not None and layer and (maps := mlp_maps(self.setting.model, layer)) is not None:
+            self._show_maps(read, layer, maps)
+
+    def _show_maps(self, read: Callable[..., None], layer: int, maps: tuple[Tensor, Tensor, Tensor | None]) -> None:
+        read(layer, *maps)
 
     def result(self) -> tuple[Scalars, Arrays]:
         """See :class:`Observed`."""

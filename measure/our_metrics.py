@@ -27,12 +27,8 @@ from ..metrics.rankings import Ranked, kendall_tau, rank_biased_overlap, spearma
 from ..metrics.sinks import AttentionSinks
 from ..metrics.states import DominanceRatio, EffectiveRank, MassiveActivations
 from ..metrics.variance import EffectiveTokens, PositionalVariance
-from ..models.decoder import Block, Decoder
-from ..models.mlp import MLP
 from ..models.observe import Site
-from ..models.tensor_shards import full_tensor
-from .foreign import ForeignModel
-from .observed import Arrays, AttentionView, MetricSource, Observed, Scalars, SelfObserving, Setting
+from .observed import Arrays, AttentionView, MetricSource, Observed, Scalars, SelfObserving, Setting, mlp_maps
 
 #: The mean of the numbers in an array, which blocks that show nothing do not have.
 mean = SCALARS["mean"]
@@ -278,20 +274,6 @@ class ObservedAggregation(_Ours):
         return scalars, arrays
 
 
-def _mlp_weights(model: Decoder | ForeignModel, layer: int) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """One block's up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps; None where its units are not seen."""
-    if isinstance(model, ForeignModel):
-        return model.mlp_weights(layer)
-    block = model.blocks[layer - 1]
-    assert isinstance(block, Block)
-    if not isinstance(block.mlp, MLP):
-        return None
-    gate = block.mlp.gate
-    # A block at a time is whole.
-    gate_FD = None if gate is None else full_tensor(gate.weight)
-    return full_tensor(block.mlp.up.weight), full_tensor(block.mlp.down.weight), gate_FD
-
-
 class ObservedNeurons(_Ours):
     """Super neurons (definitions §7): every unit's activations, and weights of the units of largest robust z."""
 
@@ -312,7 +294,7 @@ class ObservedNeurons(_Ours):
         if layer:
             first_LF, others_LF = self.units.compute()
             top_K = _loudest(super_neurons(first_LF[layer - 1], others_LF[layer - 1]).z)
-            maps = _mlp_weights(self.model, layer)
+            maps = mlp_maps(self.model, layer)
             self.weights.append(no_weights(len(top_K)) if maps is None else unit_weights(top_K, *maps))
 
     def result(self) -> tuple[Scalars, Arrays]:

@@ -110,6 +110,9 @@ class Guarded(SelfObserving):
         method = super().hook(place)
         return None if method is None else partial(self._guarded, place, method)
 
+    def _show_maps(self, read: Callable[..., None], layer: int, maps: tuple[Tensor, Tensor, Tensor | None]) -> None:
+        self._guarded("mlp_maps", read, layer, *maps)
+
     def _guarded(self, what: str, method: Callable[..., Any], *arguments: Any) -> Any:
         """Call a method, unless something went wrong before, and see what it leaves behind."""
         if self.problem is not None:

@@ -6,6 +6,7 @@ Legend: B sequences, H heads, T positions, K head width, C channels of all heads
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -17,6 +18,8 @@ from ..declarations.unlisted import unlisted
 from ..quantity import Sizes
 from ..sinks import KeySums
 
+#: Hidden units of a block that are listed for each of the two maps.
+_N_UNITS = 10
 #: Positions of a sequence whose states make an effective rank.
 _RANK_POSITIONS = 128
 
@@ -33,9 +36,38 @@ class ShownOutputs(Protocol):
         """What queries give to keys."""
 
 
+_listed_unit = partial(unlisted, axes=("layer", "rank"), section="neurons", per_block="first")
+_UNITS = tuple(
+    quantity
+    for name in ("gate", "up")
+    for quantity in (
+        _listed_unit(
+            f"released_{name}_unit",
+            label="unit",
+            definition=f"The hidden units whose rows of the {name} map have the largest norms, largest first "
+            "(definitions §18).",
+            format=".0f",
+        ),
+        _listed_unit(
+            f"released_{name}_norm",
+            label="norm of the row",
+            definition=f"Norms of these rows of the {name} map (definitions §18).",
+            format=".3g",
+        ),
+        _listed_unit(
+            f"released_{name}_kurtosis",
+            label="kurtosis of the down weights",
+            definition=f"Excess kurtosis of the weights in the down map of the units of released_{name}_unit "
+            "(definitions §18).",
+            format=".3g",
+        ),
+    )
+)
+
+
 class ReleasedForms(AdditiveMetric):
-    """Spread by position, effective rank and sink by layer, as released. States are sums: additive over batches and
-    ranks.
+    """Spread by position, effective rank, sink by layer and super neurons, as released. What is of the pass is sums:
+    additive over batches and ranks.
 
     Args:
         sizes: of the model and the probe.
@@ -83,6 +115,7 @@ class ReleasedForms(AdditiveMetric):
             scalar="mean",
             per_block="mean",
         ),
+        *_UNITS,
     )
 
     deviation_sum: Tensor
@@ -106,6 +139,8 @@ class ReleasedForms(AdditiveMetric):
             n_ranks=(n_layers + 1,),
             sink_sum=(n_layers, sizes.n_heads),
         )
+        # Of weights, which are the same for all batches and ranks.
+        self.of_units = {quantity.name: np.full((n_layers, _N_UNITS), np.nan) for quantity in _UNITS}
 
     def attention(self, layer: int, attended: ShownOutputs) -> None:
         """See models/observe.py."""
@@ -115,6 +150,17 @@ class ReleasedForms(AdditiveMetric):
         """See models/observe.py: the embedding, and the state behind each block."""
         if site != "attention":
             self.add_states(layer, h_BTD)
+
+    def mlp_maps(self, layer: int, up_FD: Tensor, down_DF: Tensor, gate_FD: Tensor | None) -> None:
+        """Read the weights of a block (from 1); without a gate map, its units stay NaN."""
+        for name, map_FD in (("gate", gate_FD), ("up", up_FD)):
+            if map_FD is None:
+                continue
+            norm_F = torch.linalg.vector_norm(map_FD.detach().float(), dim=-1)
+            norm_U, unit_U = norm_F.topk(min(_N_UNITS, len(norm_F)))
+            found = {"unit": unit_U, "norm": norm_U, "kurtosis": _excess_kurtosis(down_DF.detach()[:, unit_U].double())}
+            for what, values_U in found.items():
+                self.of_units[f"released_{name}_{what}"][layer - 1, : len(unit_U)] = values_U.cpu().numpy()
 
     def update(self, layer: int, out_BHTK: Tensor, on_first_BH: Tensor) -> None:
         """Add a batch of one layer (from 0).
@@ -141,7 +187,7 @@ class ReleasedForms(AdditiveMetric):
         self.n_ranks[place].add_(len(h_BTD))
 
     def compute(self) -> dict[str, np.ndarray]:
-        """The four arrays; deviations over sequences are NaN below two sequences."""
+        """All arrays; deviations over sequences are NaN below two sequences."""
         n_L1 = self.n_sequences[:, None]
         scatter_LTC = (self.square_sum - self.channel_sum.square() / n_L1[..., None]).clamp_min(0)
         found = {
@@ -150,4 +196,10 @@ class ReleasedForms(AdditiveMetric):
             "released_effective_rank": self.rank_sum / self.n_ranks,
             "released_sink": self.sink_sum / n_L1,
         }
-        return {name: value.cpu().numpy() for name, value in found.items()}
+        return {name: value.cpu().numpy() for name, value in found.items()} | self.of_units
+
+
+def _excess_kurtosis(weights_DU: Tensor) -> Tensor:
+    """``E[(w − w̄)⁴] / E[(w − w̄)²]² − 3`` of every column."""
+    squares_DU = (weights_DU - weights_DU.mean(0)).square()
+    return squares_DU.square().mean(0) / squares_DU.mean(0).square() - 3

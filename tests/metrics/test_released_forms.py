@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from birthmark.measure.measurement import measure
 from birthmark.metrics.quantity import Sizes
@@ -70,6 +71,25 @@ def test_released_forms_are_those_of_whole_tensors(attention, n_positions, batch
     # Nothing of it is there unless it is asked for, and nothing else changes.
     assert not [name for name in plain.arrays if name.startswith("released")]
     assert all(np.array_equal(array, arrays[name], equal_nan=True) for name, array in plain.arrays.items())
+
+
+@pytest.mark.parametrize("mlp", ["swiglu", "gelu"])
+def test_super_neurons_are_the_units_of_the_largest_rows(mlp):
+    config = ModelConfig(d_model=16, n_layers=L, n_heads=2, d_ff=24, vocab_size=V, max_seq_len=8, mlp=mlp)
+    model = born(config, 0)
+    found = measure(model, np.arange(16).reshape(2, 8), metrics=[NAME]).arrays
+    for layer, block in enumerate(model.blocks):
+        maps = {name: p.detach().double().numpy() for name, p in block.mlp.named_parameters() if "weight" in name}
+        for name in ("gate", "up"):
+            of_map = [found[f"released_{name}_{what}"][layer] for what in ("unit", "norm", "kurtosis")]
+            if f"{name}.weight" not in maps:
+                assert np.isnan(of_map).all()
+                continue
+            norms = np.linalg.norm(maps[f"{name}.weight"], axis=1)
+            units = np.argsort(norms)[::-1][:10]
+            np.testing.assert_array_equal(of_map[0], units)
+            np.testing.assert_allclose(of_map[1], norms[units], rtol=1e-5)
+            np.testing.assert_allclose(of_map[2], stats.kurtosis(maps["down.weight"][:, units]), rtol=1e-6)
 
 
 def test_one_sequence_has_no_deviation_over_sequences_and_states_of_zeros_have_no_rank():
