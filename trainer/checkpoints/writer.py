@@ -52,7 +52,7 @@ def _new_folder(path: Path) -> Path:
     return scratch
 
 
-def _unwritable(path: Path, error: Exception) -> RunError:
+def _unwritable(path: Path, error: object) -> RunError:
     return RunError(f"{path}: cannot be written ({error}); the checkpoints before it are intact")
 
 
@@ -137,8 +137,11 @@ class _Write:
         file = f"{part_name(self.rank, self.world_size)}.safetensors"
         part: dict[str, Any] = {"file": file, "sha256": None, "pieces": {}}
         if self.copies or self.world_size == 1:
-            with atomic_path(self.scratch / file) as new:
-                save_tensors(save_file, self.copies, new)
+            try:
+                with atomic_path(self.scratch / file) as new:
+                    save_tensors(save_file, self.copies, new)
+            except RunError as error:  # a device that takes no more; it names a hidden file
+                raise _unwritable(self.path, str(error).partition(": ")[2]) from error
             part["sha256"] = file_sha256(self.scratch / file)
             part["pieces"] = {name: (self.starts[name], copy.numel()) for name, copy in self.copies.items()}
         if self.rank > 0:

@@ -13,12 +13,12 @@ from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_h
 from birthmark.errors import RunError, UsageError
 from birthmark.models.config import ModelConfig
 from birthmark.models.exchange.gguf_file import write_gguf
+from birthmark.models.exchange.gguf_header import kinds_in_words
 from birthmark.models.exchange.gguf_model import (
     GGUF_TENSORS,
     READ,
     gguf_files,
     gguf_folder,
-    kinds_in_words,
     kinds_of,
     open_weights,
 )
