@@ -64,7 +64,7 @@ def make_folder(folder: Path) -> None:
     Raises:
         UsageError: the path holds a NUL character.
     """
-    folder = user_path(folder)
+    _refuse_nul(folder)
     if not folder.is_dir():
         make_folder(folder.parent)
         folder.mkdir(exist_ok=True)
@@ -163,7 +163,8 @@ def atomic_path(path: Path) -> Iterator[Path]:
     A folder that already stands at ``path`` is replaced (:func:`put_in_place`). On any error the temporary is removed,
     ``path`` as before.
     """
-    make_folder(user_path(path).parent)
+    _refuse_nul(path)
+    make_folder(path.parent)
     scratch = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
     try:
         new = scratch / "new"
@@ -433,12 +434,17 @@ def user_path(text: str | Path) -> Path:
     Raises:
         UsageError: nobody of that name has a home here, or the path holds a NUL character.
     """
-    if "\0" in str(text):
-        raise UsageError(f"{one_line(text)}: a path cannot hold a NUL character; give another one")
+    _refuse_nul(text)
     try:
         return Path(text).expanduser()
     except RuntimeError:
         raise UsageError(f"{one_line(text)}: no home of such a user; give another path") from None
+
+
+def _refuse_nul(path: str | Path) -> None:
+    """Raise UsageError for a path that no system can open."""
+    if "\0" in str(path):
+        raise UsageError(f"{one_line(path)}: a path cannot hold a NUL character; give another one")
 
 
 def one_line(text: object, limit: int = 200) -> str:
