@@ -80,7 +80,7 @@ class Profile:
         return f"in {blocks_in_words(self.blocks[mask])}"
 
     def story(self, mask: np.ndarray) -> str:
-        """Where along depth something forms and vanishes: "forms at block 3 and vanishes after block 10"."""
+        """Say at which blocks something forms and vanishes: "forms at block 3 and vanishes after block 10"."""
         seen = self.blocks[self.is_seen]
         found = stretches(self.blocks[mask], among=seen)
         if mask[self.is_seen].all() or len(found) > _LISTED:

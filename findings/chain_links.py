@@ -77,7 +77,7 @@ def _judged_variance(snapshot: Snapshot | None, group: Group = "bias") -> Profil
 
 
 def aggregation(history: RunHistory) -> Verdict | None:
-    """Whether values of position 0 vary more than later ones: on random tokens, since a fixed first token has none."""
+    """Judge if values of position 0 vary more than later ones: on random tokens, since a fixed first token has none."""
     name, now = "variance_discrepancy", history.last or history.first
     if now is None or not is_measured(history, name):
         return None
@@ -129,7 +129,7 @@ def _variance_in_words(subject: str, judged: Profile, every: Profile) -> tuple[s
 
 
 def neurons(history: RunHistory) -> Verdict | None:
-    """Which hidden units write the massive channel of the first position, and how many fire there alone."""
+    """Name the units that write the massive channel of the first position, and count those that fire there alone."""
     now = history.last or history.first
     group = chain_group(now)
     if now is None or not is_measured(history, "super_neurons", group):
@@ -160,7 +160,7 @@ def _most_of_them(snapshot: Snapshot, count: float, group: Group) -> str:
 
 
 def _written(now: Snapshot, counted: str, group: Group) -> str:
-    """What is said of writers before the count of super neurons."""
+    """Write the sentences on writers, which stand before the count of super neurons."""
     found = rises(now, group)
     written = [] if found is None else [rise for rise in found[1] if rise.writers]
     if found is None or not written:
@@ -197,7 +197,7 @@ def _size(value: float) -> str:
 
 
 def dominance(history: RunHistory) -> Verdict | None:
-    """Whether one channel dominates the state of position 0, and in which blocks."""
+    """Judge if one channel dominates the state of position 0, and in which blocks."""
     now = history.last or history.first
     group = chain_group(now)
     if now is None or not is_measured(history, "dominance_first", group):
@@ -237,7 +237,7 @@ def _massive(snapshot: Snapshot, group: Group) -> str:
 
 
 def rank(history: RunHistory) -> Verdict | None:
-    """Where states fill the fewest directions: beside the embeddings, and the last block."""
+    """Find the blocks whose states fill the fewest directions, beside the embeddings, and the last block."""
     now = history.last or history.first
     group = chain_group(now)
     if now is None or not is_measured(history, "effective_rank", group):
@@ -270,7 +270,7 @@ def rank(history: RunHistory) -> Verdict | None:
 
 
 def lock(history: RunHistory) -> Verdict | None:
-    """Whether the key of position 0 lies along the queries' direction, and in which blocks."""
+    """Judge if the key of position 0 lies along the queries' direction, and in which blocks."""
     now = history.last or history.first
     group = chain_group(now)
     if now is None or not is_measured(history, "qk_cosine", group):
@@ -311,7 +311,7 @@ def _gradient_blocks(snapshot: Snapshot | None, group: Group = "bias") -> Profil
 
 
 def gradient(history: RunHistory) -> Verdict | None:
-    """Whether the loss gradient gathers at the first position, in which blocks, and beside its start."""
+    """Judge if the loss gradient gathers at the first position, in which blocks, and beside its start."""
     now = history.last or history.first
     group = _gradient_group(now)
     every, blocks = Profile.of(now, "gradient_sink", group), _gradient_blocks(now, group)

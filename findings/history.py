@@ -65,7 +65,7 @@ class RunHistory:
 
 
 def _birth_of(summary: dict[str, Any]) -> dict[str, Any]:
-    """What one snapshot says of its model's start, as a certificate would; empty where it says nothing."""
+    """Read what one snapshot says of its model's start, as a certificate would; empty where it says nothing."""
     found = {name: value for name, value in summary.items() if name in ("init_from", "init_seed")}
     if found:
         return found

@@ -35,7 +35,7 @@ def strongest_pass(found: Intervened) -> int:
 
 
 def dose_in_words(found: Intervened, number: int) -> str:
-    """What a pass is called: ``alone``, a dose, or the kind where there is one dose only."""
+    """Name a pass: ``alone``, a dose, or the kind where there is one dose only."""
     kind, dose = found.what.means, found.passes[number].dose
     return "alone" if dose is None else f"λ {dose:g}" if "lambdas" in kind.options else "changed"
 

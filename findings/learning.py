@@ -20,7 +20,7 @@ def what_is_missing(history: RunHistory) -> Verdict | None:
 
 
 def loss(history: RunHistory) -> Verdict | None:
-    """Whether the model learned, by its validation loss: one that started from a model is judged against its start."""
+    """Judge by its validation loss if the model learned: one that started from a model is judged against its start."""
     steps, losses = history.series("val/loss")
     if not steps:
         return None
@@ -65,7 +65,7 @@ def _against_its_start(losses: list[float], knows_start: bool, entropy: float) -
 
 
 def knows_its_data(history: RunHistory) -> bool | None:
-    """Whether the validation loss says that the model learned its data, in this training or before; None where it does
+    """Judge by the validation loss if the model learned its data, in this training or before; None where it does
     not say."""
     steps, losses = history.series("val/loss")
     if not steps or isnan(losses[-1]):

@@ -20,13 +20,13 @@ class _Pair:
     """The sink of the same tokens with BOS before them and without it."""
 
     tokens: str
-    """What they are, in words."""
+    """Name them in words."""
     behind_bos: Sink
     without: Sink
 
     @classmethod
     def of(cls, now: Snapshot, tokens: str, behind_bos: Group, without: Group, name: str) -> _Pair:
-        """Of two groups of scalars of a snapshot."""
+        """Read them from two groups of scalars of a snapshot."""
         return cls(tokens, *(Sink.of(now, SinkReading(group, False), name) for group in (behind_bos, without)))
 
     @property

@@ -44,7 +44,7 @@ class _Mark:
     scalar: str
     strangers: str
     subject: str
-    """What it is called; ``{whose}`` and ``{start}`` are the words of the start."""
+    """Its name; ``{whose}`` and ``{start}`` are the words of the start."""
 
     def deviations(self, snapshot: Snapshot) -> float:
         """How many standard deviations of chance today's value is."""
@@ -165,7 +165,7 @@ def _lineage_in_words(seed: str, z: float, log10_p: float, stranger: float) -> t
 
 
 def preference(history: RunHistory) -> Verdict | None:
-    """Which token the model favours whatever it reads; nothing where its birth says as much."""
+    """Name the token that the model favours whatever it reads; nothing where its birth says as much."""
     now = history.last or history.first
     kl, ratio = (scalar(now, name) for name in ("kl_uniform", "preference_ratio"))
     if now is None or not is_measured(history, "preference_ratio") or (now.step == 0 and history.start.is_birth):

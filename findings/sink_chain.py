@@ -166,7 +166,7 @@ class Sink:
         return found if found.any() else None
 
     def share(self) -> str:
-        """What the first position gets, in words: in the blocks that have a sink, where blocks are known."""
+        """Say what the first position gets: in the blocks that have a sink, where blocks are known."""
         blocks, mean, there = self.blocks, self.mean, ""
         if blocks is not None and self.means is not None:
             mean = float(self.means.values[blocks].mean())
@@ -238,7 +238,7 @@ def _without(sink: Sink) -> str:
 
 
 def _before(history: RunHistory, before: Sink, now: Sink) -> str:
-    """Whether a sink of now was there before training."""
+    """Say if a sink of now was there before training."""
     if history.last is None or not now.is_there or isnan(before.times):
         return ""
     at = history.start.at
@@ -248,7 +248,7 @@ def _before(history: RunHistory, before: Sink, now: Sink) -> str:
 
 
 def _sink_beside(now: Snapshot, sink: Sink, group: Group, name: str) -> str:
-    """What the mean over heads leaves out: the largest head, the uniform share, the other probe."""
+    """Say what the mean over heads leaves out: the largest head, the uniform share, the other probe."""
     heads = "" if sink.most == sink.mean else f"largest head {in_prose(sink.most)}, "
     random = nan if group == "bias" else scalar(now, name)
     alone = " alone" if group == "bias_bos" else ""

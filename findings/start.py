@@ -14,7 +14,7 @@ class Start:
     """The model of step 0, in words."""
 
     is_birth: bool
-    """Whether a seed drew it."""
+    """True if a seed drew it."""
     noun: str
     """The model itself."""
     label: str
@@ -22,7 +22,7 @@ class Start:
     at: str
     """When it was measured."""
     whose: str
-    """Whose direction the model began with."""
+    """Name the owner of the direction that the model began with."""
 
     def says(self, text: str) -> str:
         """``text``, which speaks of a birth, in the words of this start."""
