@@ -80,6 +80,14 @@ def commands(block):
     return [words for line in lines if (words := shlex.split(line, comments=True))]
 
 
+def without_variables(words):
+    """The environment variables that a command line begins with, by name, and the rest of it."""
+    found = {}
+    while assigned := re.fullmatch(r"([A-Z_]+)=(.*)", words[0]):
+        found[assigned[1]], words = assigned[2], words[1:]
+    return found, words
+
+
 def parse(arguments):
     """The real parser's view of a command line; a wrong one is an error."""
     name, *rest = normal_dashes(arguments)
@@ -98,8 +106,7 @@ def check_parses(block):
         return
     subprocess.run(["bash", "-n"], input=block.text, text=True, check=True)
     for words in commands(block):
-        while re.fullmatch(r"[A-Z_]+=.*", words[0]):
-            words = words[1:]
+        _, words = without_variables(words)
         launchers = [i for i, word in enumerate(words) if re.fullmatch(r"launch/\w+\.(sh|sbatch)", word)]
         if words[0] == "srun":
             words = words[words.index("birthmark") :]
@@ -116,13 +123,16 @@ def check_parses(block):
 
 def run_shell(block, python):
     """Run it: lines of plain ``birthmark`` in this process, others in a shell."""
-    lines = commands(block)
-    if all(words[0] == "birthmark" for words in lines):
-        for words in lines:
-            try:
-                status = main(words[1:])
-            except SystemExit as left:
-                status = left.code
+    lines = [without_variables(words) for words in commands(block)]
+    if all(words[0] == "birthmark" for _, words in lines):
+        for variables, words in lines:
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in variables.items():
+                    patch.setenv(name, value)
+                try:
+                    status = main(words[1:])
+                except SystemExit as left:
+                    status = left.code
             assert not status, f"{shlex.join(words)}: exit status {status}, in {block}"
         return
     path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
