@@ -10,7 +10,7 @@ import lightning as L
 
 from ..files import delete_folder, list_folders
 from ..measure.records import RunDir, is_step, step_of
-from .milestones import MilestoneCallback, StepCallback, is_due
+from .milestones import MilestoneCallback, StepCallback, is_due, never
 
 
 class _Writer(Protocol):
@@ -100,13 +100,17 @@ class CheckpointFirst(StepCallback):
 
     Stands right before the callbacks that measure. Where a checkpoint is due anyway the order stays: a resumed run
     measures nothing of the step that it goes on from, so what was due there must stand before its checkpoint does.
+
+    Args:
+        checkpoint: writes it.
+        more: asks for further steps at which something is measured.
     """
 
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
+    def __init__(self, checkpoint: Checkpoint, more: Callable[[int], bool] = never) -> None:
+        self.checkpoint, self.more = checkpoint, more
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Write it and wait until it is there."""
-        if trainer.should_stop and not is_due(trainer, self.checkpoint.every, stopping=False):
+        if trainer.should_stop and not is_due(trainer, self.checkpoint.every, self.more, stopping=False):
             self.checkpoint.act(trainer, module, step)
             _writer(trainer).finish()

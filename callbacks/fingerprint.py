@@ -10,7 +10,7 @@ from ..measure.config import FingerprintConfig
 from ..measure.hidden_states import FingerprintProbe, hidden_states
 from ..metrics.seedprint import Fingerprint, HiddenStates, compare
 from ..models.decoder import Decoder
-from .milestones import MilestoneCallback, log_metrics
+from .milestones import MilestoneCallback, log_metrics, never
 
 
 class FingerprintSnapshot(MilestoneCallback):
@@ -24,6 +24,7 @@ class FingerprintSnapshot(MilestoneCallback):
         every: optimizer steps between tests.
         newborn: re-creates the birth of the same architecture from a seed.
         init_seed: this run's seed; strangers take the next ones.
+        more: asks for further steps.
     """
 
     def __init__(
@@ -33,8 +34,9 @@ class FingerprintSnapshot(MilestoneCallback):
         every: int,
         newborn: Callable[[int], Decoder],
         init_seed: int,
+        more: Callable[[int], bool] = never,
     ) -> None:
-        super().__init__(every)
+        super().__init__(every, more=more)
         self.config, self.newborn, self.init_seed = config, newborn, init_seed
         self.probe = FingerprintProbe(n_inputs=config.n_inputs, seq_len=config.seq_len, probe_seed=config.probe_seed)
         self.births: list[HiddenStates] = []

@@ -23,13 +23,22 @@ class StepCallback(L.Callback):
             self.on_step_end(trainer, pl_module, trainer.global_step)
 
 
-def is_due(trainer: L.Trainer, every: int, *, stopping: bool = True) -> bool:
+def never(step: int) -> bool:
+    """Ask for no step beside those of a cadence."""
+    return False
+
+
+def is_due(trainer: L.Trainer, every: int, more: Callable[[int], bool] = never, *, stopping: bool = True) -> bool:
     """Whether what is done every so many optimizer steps and at the run's end is done after this one.
 
-    ``stopping``: a run that is being stopped ends here.
+    Args:
+        trainer: of the run.
+        every: optimizer steps between.
+        more: asks for further steps.
+        stopping: a run that is being stopped ends here.
     """
     step = trainer.global_step
-    return step % every == 0 or step == trainer.max_steps or (stopping and trainer.should_stop)
+    return step % every == 0 or more(step) or step == trainer.max_steps or (stopping and trainer.should_stop)
 
 
 class MilestoneCallback(StepCallback):
@@ -38,10 +47,11 @@ class MilestoneCallback(StepCallback):
     Args:
         every: optimizer steps between milestones.
         at_birth: whether step 0, before any training, is one.
+        more: asks for further steps.
     """
 
-    def __init__(self, every: int, *, at_birth: bool = True) -> None:
-        self.every, self.at_birth = every, at_birth
+    def __init__(self, every: int, *, at_birth: bool = True, more: Callable[[int], bool] = never) -> None:
+        self.every, self.at_birth, self.more = every, at_birth, more
         self.announce: Callable[[int], None] | None = None
         """Called with the step before it acts."""
         self.seconds = 0.0
@@ -70,7 +80,7 @@ class MilestoneCallback(StepCallback):
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Act where a milestone is due."""
-        if is_due(trainer, self.every):
+        if is_due(trainer, self.every, self.more):
             self.act(trainer, module, step)
 
 

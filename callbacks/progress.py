@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -11,7 +12,7 @@ from rich.progress import TimeRemainingColumn as Remaining
 
 from ..pace import Pace, duration
 from .evaluation import Evaluation
-from .milestones import MilestoneCallback, is_due
+from .milestones import MilestoneCallback, is_due, never
 from .snapshot import BiasSnapshot
 from .training import TrainingLog, Validation
 
@@ -26,6 +27,7 @@ class RunProgress(MilestoneCallback):
         validation: whose loss is shown.
         snapshot: whose figures are shown, if any is taken.
         evaluation: whose scores are shown where it acts, if there is one.
+        more: asks for further steps.
     """
 
     def __init__(
@@ -36,8 +38,9 @@ class RunProgress(MilestoneCallback):
         validation: Validation,
         snapshot: BiasSnapshot | None,
         evaluation: Evaluation | None = None,
+        more: Callable[[int], bool] = never,
     ) -> None:
-        super().__init__(every)
+        super().__init__(every, more=more)
         self.console, self.training, self.validation, self.snapshot = console, training, validation, snapshot
         self.evaluation = evaluation
         self.bar = Progress(
@@ -70,7 +73,7 @@ class RunProgress(MilestoneCallback):
         if self.pace is None:
             # The first step compiles, and makes the optimizer's state.
             self.pace = Pace(trainer.max_steps, step)
-        elif self.bar.disable and not is_due(trainer, self.every) and self.pace.is_due():
+        elif self.bar.disable and not is_due(trainer, self.every, self.more) and self.pace.is_due():
             parts = [f"step {step:>6} of {trainer.max_steps:,}", *([figures] if figures else []), *self._left(step)]
             self.console.print("  ".join(parts), soft_wrap=True, highlight=False)
         super().on_step_end(trainer, module, step)

@@ -26,7 +26,7 @@ class BiasSnapshot(MilestoneCallback):
 
     Args:
         recorder: takes the snapshots and writes them.
-        every: optimizer steps between snapshots.
+        every: optimizer steps between snapshots; ``steps`` and ``factor`` of the recorder's config ask for more.
         model: finds the model in the module; by default the only one of ``transformers`` in it.
         dirpath: where they are written, in place of ``recorder``.
         arguments: further ones of that :class:`SnapshotRecorder`.
@@ -45,11 +45,11 @@ class BiasSnapshot(MilestoneCallback):
         model: Callable[[Any], Any] = find_language_model,
         **arguments: Unpack[RecorderArguments],
     ) -> None:
-        super().__init__(every)
         if every < 1:
             raise UsageError(f"BiasSnapshot: every is {every}; give at least 1")
         self.model = model
         self.recorder = _recorder(recorder, dirpath, arguments)
+        super().__init__(every, more=self.recorder.config.asks)
         self._step = self._taken = 0
 
     @property

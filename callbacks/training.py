@@ -15,7 +15,7 @@ from ..data.packing.borders import PADDING
 from ..errors import RunError
 from ..measure.measurement import evaluation_mode
 from ..measure.ranks import own_batches, rank, sum_over_ranks, world_size
-from .milestones import MilestoneCallback, StepCallback, is_due, log_metrics
+from .milestones import MilestoneCallback, StepCallback, is_due, log_metrics, never
 from .spikes import Spikes
 
 
@@ -32,6 +32,7 @@ class TrainingLog(StepCallback):
         say: told, in a line each, of steps that were skipped and of spikes.
         peak_memory: the most memory in GB that was allocated.
         by_source: shares a number of tokens among the sources that gave them; none where there is one corpus.
+        more: asks for milestones at further steps.
     """
 
     def __init__(
@@ -45,7 +46,9 @@ class TrainingLog(StepCallback):
         say: Callable[[str], None],
         peak_memory: Callable[[], float],
         by_source: Callable[[int], Mapping[str, int]] = lambda n_tokens: {},
+        more: Callable[[int], bool] = never,
     ) -> None:
+        self.more = more
         self.by_source = by_source
         self.every, self.tokens_after = every, tokens_after
         self.flops_per_token, self.peak_flops = flops_per_token, peak_flops
@@ -63,7 +66,7 @@ class TrainingLog(StepCallback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         """Stop the clock before the milestones take their time."""
         ends_step = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
-        due = is_due(trainer, self.every) or is_due(trainer, self.milestones)
+        due = is_due(trainer, self.every) or is_due(trainer, self.milestones, self.more)
         if ends_step and not due:
             pl_module.stopwatch.lap()
         elif ends_step:
@@ -78,7 +81,7 @@ class TrainingLog(StepCallback):
         """Log where it is due."""
         logs = is_due(trainer, self.every)
         # At milestones too, so that a checkpoint has what was before it.
-        if not logs and not is_due(trainer, self.milestones) and not module.watch.full:
+        if not logs and not is_due(trainer, self.milestones, self.more) and not module.watch.full:
             return
         module.check_finite()
         losses, norms = self._judge(module.watch)
@@ -185,6 +188,7 @@ class Validation(MilestoneCallback):
         groups: masks ``[B, T]`` of positions by name, from the inputs; each gets a loss of its own.
         shares: of several sources, by name, that take turns in ``sequences_NT``: each gets a loss of its own, and the
             whole loss is that of their shares.
+        more: asks for further steps.
     """
 
     def __init__(
@@ -196,8 +200,9 @@ class Validation(MilestoneCallback):
         bytes_per_token: float | None,
         groups: Mapping[str, Callable[[Tensor], Tensor]],
         shares: Mapping[str, float],
+        more: Callable[[int], bool] = never,
     ) -> None:
-        super().__init__(every)
+        super().__init__(every, more=more)
         self.shares = shares
         self.sequences_NT, self.batch_size = torch.from_numpy(sequences_NT), batch_size
         self.losses, self.bytes_per_token, self.groups = losses, bytes_per_token, groups
@@ -250,10 +255,11 @@ class MilestoneTimes(MilestoneCallback):
     Args:
         every: optimizer steps between milestones.
         parts: what acts there, by name, at some of its steps or at all.
+        more: asks for further steps.
     """
 
-    def __init__(self, every: int, parts: Mapping[str, MilestoneCallback]) -> None:
-        super().__init__(every)
+    def __init__(self, every: int, parts: Mapping[str, MilestoneCallback], more: Callable[[int], bool] = never) -> None:
+        super().__init__(every, more=more)
         self.parts = parts
 
     def on_milestone(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:

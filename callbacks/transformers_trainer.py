@@ -22,7 +22,7 @@ def bias_callback(trainer: Trainer, recorder: SnapshotRecorder, *, every: int) -
         trainer: whose training it is.
         recorder: takes the snapshots and writes them; text that it is given is read by the trainer's own tokenizer,
             unless it has another.
-        every: optimizer steps between them.
+        every: optimizer steps between them; ``steps`` and ``factor`` of the recorder's config ask for more.
 
     Raises:
         UsageError: ``every`` is below 1.
@@ -54,7 +54,7 @@ def bias_callback(trainer: Trainer, recorder: SnapshotRecorder, *, every: int) -
 
         def on_step_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:
             ends = state.global_step >= state.max_steps or control.should_training_stop
-            if state.global_step % every == 0 or ends:
+            if state.global_step % every == 0 or recorder.config.asks(state.global_step) or ends:
                 self.take(state, control, model)
 
         def on_epoch_end(self, args: Any, state: Any, control: Any, model: Any = None, **kwargs: Any) -> None:

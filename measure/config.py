@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass, field
 from typing import Literal
@@ -13,6 +14,8 @@ OnError = Literal["skip", "raise"]
 
 #: Births of other seeds as a control: no more are needed, and each costs a pass.
 MOST_STRANGERS = 1000
+#: Steps that grow by less are almost every step of a run's beginning.
+_LEAST_FACTOR = 1.01
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,13 @@ class SnapshotConfig:
     probe_seed: int = 0
     """Decides the random probe, and nothing else."""
 
+    steps: list[int] = field(default_factory=list)
+    """Further optimizer steps to take snapshots at, beside those of checkpoints. Validation comes with every one."""
+
+    factor: float | None = None
+    """Further snapshots at steps that grow by this factor, rounded: ``2`` takes them at 1, 2, 4, 8, …; what random
+    initialisation did to a model changes most in its first steps."""
+
     batch_size: int = 64
     """Probe sequences in one forward pass; the figures do not depend on it."""
 
@@ -98,6 +108,15 @@ class SnapshotConfig:
     fingerprint: FingerprintConfig = field(default_factory=FingerprintConfig)
     """The lineage test."""
 
+    def asks(self, step: int) -> bool:
+        """Say if ``steps`` or ``factor`` ask for a snapshot after this optimizer step."""
+        if step in self.steps:
+            return True
+        if self.factor is None or step < 1:
+            return False
+        nearest = round(math.log(step) / math.log(self.factor))
+        return any(round(self.factor**power) == step for power in (nearest - 1, nearest, nearest + 1) if power >= 0)
+
     def problems(self, n_positions: int | None = None) -> list[str]:
         """Everything that makes this config impossible, one line each, with the mend.
 
@@ -122,6 +141,13 @@ class SnapshotConfig:
                 f"snapshot.seq_len is {self.seq_len}: snapshot.gradients compares position 0 with others that predict "
                 "a token; give at least 3, or leave it out"
             )
+        found += [
+            f"snapshot.steps has {step}: give steps of at least 1; at birth there is a snapshot anyway"
+            for step in dict.fromkeys(self.steps)
+            if step < 1
+        ]
+        if self.factor is not None and not _LEAST_FACTOR <= self.factor <= 1e6:
+            found.append(f"snapshot.factor is {self.factor:g}: give at least {_LEAST_FACTOR} and at most 10⁶, or null")
         if "random" not in self.probes:
             found.append("snapshot.probes lacks 'random': the seed direction is defined on it; add it")
         if not 0 < self.sink_epsilon < 1:

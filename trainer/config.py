@@ -215,7 +215,8 @@ class TrainerConfig:
     such steps than this, over the whole run, end it; 0: the first one does."""
 
     checkpoint_every: int = 250
-    """Optimizer steps between checkpoints; validation and the bias snapshot come with each."""
+    """Optimizer steps between checkpoints; validation and the bias snapshot come with each;
+    ``snapshot.steps`` and ``snapshot.factor`` ask for more of these."""
 
     keep_last: int | None = None
     """The last checkpoints that are kept; by default all are."""

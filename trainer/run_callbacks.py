@@ -17,7 +17,7 @@ from ..callbacks.checkpoint import Checkpoint, CheckpointFirst
 from ..callbacks.evaluation import Evaluation
 from ..callbacks.fingerprint import FingerprintSnapshot
 from ..callbacks.loggers import CsvLogger, JsonLinesLogger, tensorboard_logger
-from ..callbacks.milestones import MilestoneCallback
+from ..callbacks.milestones import MilestoneCallback, never
 from ..callbacks.progress import RunProgress
 from ..callbacks.snapshot import BiasSnapshot
 from ..callbacks.stop import StopOnSignal
@@ -93,6 +93,7 @@ def build_callbacks(
     """
     settings, seq_len = config.trainer, config.model.max_seq_len
     every = settings.checkpoint_every
+    more = config.snapshot.asks if config.snapshot.enabled else never
     peak = peak_flops(device, settings.precision)
     stop, say = StopOnSignal(), partial(console.print, highlight=False, soft_wrap=True, markup=False)
     training = TrainingLog(
@@ -105,6 +106,7 @@ def build_callbacks(
         say=say,
         peak_memory=partial(peak_memory, device),
         by_source=data.tokens_by_source,
+        more=more,
     )
     n_val = min(settings.val_sequences, data.val.n_samples or settings.val_sequences)
     validation = Validation(
@@ -115,11 +117,12 @@ def build_callbacks(
         data.bytes_per_token,
         data.groups,
         data.mixture.shares if data.mixture else {},
+        more,
     )
     snapshot = None if recorder is None else BiasSnapshot(recorder, every=every)
     checkpoint = Checkpoint(every, run, keep_last=settings.keep_last, keep_every=settings.keep_every, say=say)
 
-    guard = FiniteGuard(every, at_birth=False)
+    guard = FiniteGuard(every, at_birth=False, more=more)
     milestones: dict[str, MilestoneCallback] = {"validation": validation}
     if snapshot is not None:
         milestones["snapshot"] = snapshot
@@ -129,6 +132,7 @@ def build_callbacks(
             every=every,
             newborn=reference,
             init_seed=config.init_seed,
+            more=more,
         )
     evaluation = None
     if evaluator is not None:
@@ -143,14 +147,14 @@ def build_callbacks(
     milestones["checkpoint"] = checkpoint
     for phase, callback in milestones.items():
         callback.announce = partial(progress.enter, phase)
-    shown = RunProgress(every, console, training, validation, snapshot, evaluation)
-    last = [MilestoneTimes(every, milestones), shown, CleanUp(every, device)]
+    shown = RunProgress(every, console, training, validation, snapshot, evaluation, more)
+    last = [MilestoneTimes(every, milestones, more), shown, CleanUp(every, device, more)]
     # On the rank that logs: traces of the others say the same, but for who waits.
     traces = run.path / "profile"
     if settings.profile:
         from_rank_zero(lambda: check_room(traces))
     traced = [StepProfile(settings.profile, traces, device)] if settings.profile and rank() == 0 else []
-    return [stop, training, *traced, guard, CheckpointFirst(checkpoint), *milestones.values(), *last], stop
+    return [stop, training, *traced, guard, CheckpointFirst(checkpoint, more), *milestones.values(), *last], stop
 
 
 def build_loggers(

@@ -1,6 +1,7 @@
 """Whole runs, in process, against a training loop written out by hand."""
 
 import io
+import itertools
 import json
 import math
 import os
@@ -18,6 +19,7 @@ from rich.console import Console
 from birthmark.data.batch_ramp import BatchRamp
 from birthmark.data.prepare import prepare
 from birthmark.errors import UsageError
+from birthmark.measure.config import SnapshotConfig
 from birthmark.measure.records import RunDir, Snapshot, read_metrics
 from birthmark.metrics.quantities import LOGGED
 from birthmark.models.birth import born, digest
@@ -173,6 +175,28 @@ def test_a_run_leaves_its_records(tiny, tmp_path):
     assert not logged(done, "train/slowest_rank")
     assert all(0 <= share < 1 for share in logged(done, "train/data_wait").values())
     assert keys <= {*LOGGED, "step"} | {key for key in keys if key.startswith("bias")}
+
+
+def test_snapshots_come_at_further_steps_that_the_config_asks_for(tiny, tmp_path):
+    done = run(tiny({"snapshot.steps": [5], "snapshot.factor": 3.0, "trainer.log_every": 6}), tmp_path / "run")
+    # Every second step has a checkpoint; 1 and 3 are powers of 3.
+    steps = [0, 1, 2, 3, 4, 5, 6]
+    assert [s.step for s in done.snapshots()] == steps
+    assert list(logged(done, "val/loss")) == steps
+    assert list(logged(done, "train/snapshot_s")) == steps
+    assert [c.name for c in done.checkpoints()] == ["step-00000002", "step-00000004", "step-00000006"]
+
+
+@pytest.mark.parametrize("factor", [1.01, 1.3, 2.0, 10.0])
+def test_a_factor_asks_for_its_rounded_powers(factor):
+    config = SnapshotConfig(factor=factor)
+    powers = {round(power) for power in itertools.takewhile(lambda p: p < 5000, (factor**k for k in itertools.count()))}
+    assert {step for step in range(5000) if config.asks(step)} == powers
+
+
+def test_steps_that_cannot_be_are_refused():
+    problems = SnapshotConfig(steps=[4, 0], factor=1.0).problems()
+    assert [problem.split(":")[0] for problem in problems] == ["snapshot.steps has 0", "snapshot.factor is 1"]
 
 
 def test_validation_is_the_mean_over_the_first_windows(tiny, tmp_path):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import lightning as L
 import torch
 
-from ...callbacks.milestones import StepCallback, is_due
+from ...callbacks.milestones import StepCallback, is_due, never
 
 #: Optimizer steps between collections of young objects.
 _EVERY = 50
@@ -44,10 +44,11 @@ class CleanUp(StepCallback):
     Args:
         every: optimizer steps between milestones.
         device: where the run computes.
+        more: asks for further steps.
     """
 
-    def __init__(self, every: int, device: torch.device) -> None:
-        self.every, self.device = every, device
+    def __init__(self, every: int, device: torch.device, more: Callable[[int], bool] = never) -> None:
+        self.every, self.device, self.more = every, device, more
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         """Birth was measured."""
@@ -56,7 +57,7 @@ class CleanUp(StepCallback):
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
         """Collect where it is due."""
-        if is_due(trainer, self.every):
+        if is_due(trainer, self.every, self.more):
             self._after_milestone()
         elif step % _EVERY == 0:
             gc.collect(1)
