@@ -66,9 +66,9 @@ real-models: setup  ## get two real models and measure all that docs/real-models
 
 # No setup: this runs where there is a GPU, torch and no network. Give PYTHON=… for another one than .venv's.
 GPU_PYTHON = $(if $(filter file default undefined,$(origin PYTHON)),$(firstword $(wildcard $(BIN)/python) $(PYTHON)),$(PYTHON))
-gpu:  ## ask a GPU everything: PART=tests|arms|train|snapshots|big, or all; DEVICE=cpu SCALE=tiny rehearses
+gpu:  ## ask a GPU everything: PART=profile|tests|arms|train|snapshots|big|study, or all; DEVICE=cpu SCALE=tiny rehearses
 	$(GPU_PYTHON) benchmarks/on_gpu.py $(if $(PART),--part $(PART)) $(if $(DEVICE),--device $(DEVICE)) \
-		$(if $(SCALE),--scale $(SCALE)) $(if $(OUT),--out $(OUT))
+		$(if $(SCALE),--scale $(SCALE)) $(if $(OUT),--out $(OUT)) $(if $(ARMS),--arms $(ARMS))
 
 VERSION := 3.12
 gpu-wheels:  ## collect what such a machine lacks into gpu-wheels/, for its Python VERSION

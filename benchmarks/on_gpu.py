@@ -1,7 +1,7 @@
 """Everything that a GPU must answer, in parts of at most nine minutes, on a machine without a network.
 
-    make gpu [PART=tests|arms|train|snapshots|big] [PYTHON=python3]    # python benchmarks/on_gpu.py [--part …]
-    make gpu DEVICE=cpu SCALE=tiny                                     # a rehearsal, a minute or two
+    make gpu [PART=profile|tests|arms|train|snapshots|big|study] [PYTHON=python3]
+    make gpu DEVICE=cpu SCALE=tiny                   # a rehearsal, a minute or two
 
 Results go to ``benchmarks/results/gpu-CARD.md`` and ``.json``, row by row: a part that is killed leaves what it had
 measured, and a part that runs again replaces its rows alone. Each part runs in a process of its own. An error of a
@@ -20,7 +20,7 @@ from gpu_run.environment import ROOT, provide
 from gpu_run.processes import BUDGET, run_watched
 
 RESULTS, REHEARSAL = ROOT / "benchmarks" / "results", ROOT / "build" / "gpu-rehearsal"
-PARTS = ("tests", "arms", "train", "snapshots", "big")
+PARTS = ("profile", "tests", "arms", "train", "snapshots", "big", "study")
 
 
 def say(text: str) -> None:
@@ -36,7 +36,7 @@ def in_this_process(args: argparse.Namespace) -> int:
     if args.device == "cuda" and not torch.cuda.is_available():
         say("torch sees no GPU here: rehearse with make gpu DEVICE=cpu SCALE=tiny")
         return 2
-    setting = Setting(args.device, args.scale == "tiny", args.deadline)
+    setting = Setting(args.device, args.scale == "tiny", args.deadline, tuple(args.arms.split(",")))
     return run_part(args.part[0], setting, record_of(args.device, args.out), say, args.go_on)
 
 
@@ -47,6 +47,7 @@ def main() -> int:
     parser.add_argument("--scale", choices=["full", "tiny"], default="full")
     parser.add_argument("--out", type=Path, help="folder of the results")
     parser.add_argument("--minutes", type=float, default=BUDGET / 60, help="of a part")
+    parser.add_argument("--arms", default="plain,headnorm", help="of the study, with commas between them")
     parser.add_argument("--deadline", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--go-on", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -62,7 +63,9 @@ def main() -> int:
         say(f"── {part}")
         start = time.monotonic()
         command = [sys.executable, "-u", __file__, "--part", part, "--device", args.device, "--scale", args.scale]
-        found[part] = run_watched([*command, "--out", str(args.out)], environment, say, 60 * args.minutes)
+        found[part] = run_watched(
+            [*command, "--out", str(args.out), "--arms", args.arms], environment, say, 60 * args.minutes
+        )
         say(f"── {part}: {time.monotonic() - start:.0f} s, status {found[part]}")
     return max(found.values())
 

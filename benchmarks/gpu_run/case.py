@@ -23,6 +23,9 @@ class Setting:
     deadline: float
     """On the clock of ``time.monotonic``: no case starts that would not be over by then."""
 
+    arms: tuple[str, ...] = ("plain", "headnorm")
+    """Of the study."""
+
     @property
     def rounds(self) -> int:
         """Of measurements that take turns."""

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("tests", "arms", "train", "snapshots", "big")
+PARTS = ("profile", "tests", "arms", "train", "snapshots", "big")
 #: Runs, their resumption and their pages have tests of their own; they take as long as all else here.
 ELSEWHERE = "commands"
 
@@ -137,6 +137,54 @@ def test_snapshots_and_plans(rehearsed):
     # A rehearsal's ratio says nothing of the limit.
     assert {row["verdict"] for row in found} == {"open"}
     check_numbers(rows(rehearsed, "big", ""), "planned, GiB", "tokens/s")
+
+
+@pytest.mark.heavy
+def test_a_profile_says_where_the_time_goes(rehearsed):
+    found = rows(rehearsed, "profile", "Where the time goes")
+    assert [(row["case"], row.get("pass")) for row in found] == [
+        ("snapshot of tiny", "forward"),
+        ("snapshot of tiny", "snapshot"),
+        ("training tiny", None),
+    ]
+    check_numbers(found, "ms", "device busy, ms", "kernels")
+    # An observed pass does all that the plain one does.
+    assert found[1]["kernels"] > found[0]["kernels"]
+
+
+def test_intervals_that_overlap_are_busy_once(gpu):
+    assert gpu("gpu_run.parts.profile")._busy([(5, 6), (0, 2), (1, 3), (1, 2)]) == 4
+
+
+@pytest.mark.heavy
+def test_the_study_trains_its_arms_and_goes_on_after_a_deadline(gpu, tmp_path, monkeypatch):
+    study, case = gpu("gpu_run.parts.study"), gpu("gpu_run.case")
+    monkeypatch.setattr(study, "HOME", tmp_path / "gpu-study")
+
+    def part(seconds):
+        setting = case.Setting("cpu", True, time.monotonic() + seconds, ("headnorm",))
+        (only,) = study.cases(setting)
+        return list(only.run(setting))
+
+    monkeypatch.setattr(study, "_ENDING", 0.0)
+    run, *milestones = part(300)
+    assert (run["status"], run["arm"]) == ("ok", "headnorm")
+    assert [row["step"] for row in milestones] == [0, 1, 2, 4, 6]
+    assert all(math.isfinite(row["val loss"]) and math.isfinite(row["sink_mass, text"]) for row in milestones)
+    again, *same = part(300)
+    assert (again["status"], again["tokens"]) == ("ok", run["tokens"])
+    assert same == milestones
+
+
+def test_what_does_not_end_at_the_deadline_is_killed(gpu, monkeypatch):
+    study = gpu("gpu_run.parts.study")
+    monkeypatch.setattr(study, "_ENDING", 0.1)
+    deaf = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    study._wait({"deaf": process}, time.monotonic())
+    assert process.wait() == -9
 
 
 # ---------------------------------------------------------------- what goes wrong
