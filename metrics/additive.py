@@ -45,15 +45,15 @@ class AdditiveMetric(FreedMetric):
         self._sums: list[str] = []
 
     def add_sums(self, dtype: torch.dtype = torch.float64, /, **shapes: tuple[int, ...]) -> None:
-        """States of zeros, by name and shape."""
+        """Register sums by name and shape, all zero at first."""
         for name, shape in shapes.items():
-            # What torchmetrics keeps as the default is a single zero; see :meth:`reset`.
+            # torchmetrics keeps a single zero as the default; see :meth:`reset`.
             self.add_state(name, torch.zeros((), dtype=dtype), dist_reduce_fx="sum")
             setattr(self, name, torch.zeros(shape, dtype=dtype))
             self._sums.append(name)
 
     def reset(self) -> None:
-        """All sums are zero again."""
+        """Set all sums to zero."""
         zeros = {name: torch.zeros_like(getattr(self, name)) for name in self._sums}
         super().reset()
         for name, zero in zeros.items():
@@ -70,13 +70,15 @@ class AdditiveMetric(FreedMetric):
         self.reduce_over(process_group or self.process_group)
 
     def reduce_over(self, group: Any) -> None:
-        """Replace every state by what all processes of ``group`` (None: of the run) have together."""
+        """Replace every state by its sum over the processes of ``group`` (default: the run's)."""
         for name in self._sums:
             setattr(self, name, sum_over_ranks(getattr(self, name), group))
 
 
 def sum_over_ranks(x: Tensor, group: Any = None) -> Tensor:
-    """``x`` summed over the ranks of ``group`` (None: of the run), in a tensor of its own; alone, ``x`` itself."""
+    """Sum ``x`` over the ranks of ``group`` (default: the run's) into a new tensor; return ``x`` itself in a single
+    process.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return x
     total = x.clone()
@@ -85,8 +87,9 @@ def sum_over_ranks(x: Tensor, group: Any = None) -> Tensor:
 
 
 def largest_over_ranks(x: Tensor, group: Any = None) -> Tensor:
-    """The largest of each element over the ranks of ``group`` (None: of the run), in a tensor of its own; alone, ``x``
-    itself."""
+    """Take the maximum of each element over the ranks of ``group`` (default: the run's) into a new tensor; return ``x``
+    itself in a single process.
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return x
     largest = x.clone()

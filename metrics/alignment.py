@@ -67,7 +67,7 @@ class SeedAlignment(AdditiveMetric):
         self.n_sequences[place].add_(len(last_BD))
 
     def compute(self) -> AlignmentResult:
-        """Mean direction, and every reference's alignment, drift and energy share."""
+        """Return the mean direction, and alignment, drift and energy share for every reference."""
         direction_SD = F.normalize(self.hidden_sum, dim=-1, eps=0.0)
         result = (
             torch.einsum("rsd,sd->rs", self.references, self.unit_sum / self.n_sequences[:, None]),

@@ -1,4 +1,4 @@
-"""How two models are compared, as a config (definitions §10)."""
+"""Config of the comparison of two models (definitions §10)."""
 
 from __future__ import annotations
 
@@ -10,23 +10,26 @@ from ..schema import SEEDS, mistyped, outside
 
 #: Nulls of hidden states over the same inputs.
 HiddenNull = Literal["dimensions", "dimensions_sampled", "analytic", "empirical", "empirical_full", "inputs"]
-#: Every null; ``matched`` is one of weights.
+#: All nulls; ``matched`` tests weights, the others hidden states.
 Null = Literal["dimensions", "dimensions_sampled", "matched", "analytic", "empirical", "empirical_full", "inputs"]
 
 
 @dataclass(frozen=True)
 class LineageTestConfig:
-    """How two models are compared."""
+    """Settings of the comparison of two models."""
 
     null: Null = "dimensions"
-    """What the statistic is held against. ``dimensions``: random pairings of the columns, exact moments (and so
-    calibrated); ``dimensions_sampled``: the same by ``draws`` random pairings; ``matched``: of weights, not of hidden
-    states, for models whose channels were permuted, flipped, scaled or rotated. As published [SP], on identity
+    """Null that the statistic is compared with. ``dimensions``: random pairings of the columns, exact moments (and so
+    calibrated); ``dimensions_sampled``: the same by ``draws`` random pairings; ``matched``: compares weights, not
+    hidden states, for models whose channels were permuted, flipped, scaled or rotated. As published [SP], on identity
     dimensions: ``analytic``; ``empirical``, independent Gaussian matrices of the selected size; ``empirical_full``,
-    independent Gaussian matrices through the whole procedure; ``inputs``, shuffled inputs."""
+    independent Gaussian matrices through the whole procedure; ``inputs``, shuffled inputs.
+    """
 
     correlation: Literal["spearman", "kendall"] = "spearman"
-    """Of the null ``dimensions``; ``kendall`` takes D² calls of scipy's τ-b. The published statistic is always τ-b."""
+    """Correlation of the null ``dimensions``; ``kendall`` takes D² calls of scipy's τ-b. The published statistic is
+    always τ-b.
+    """
 
     choice: Literal["coset", "base"] = "coset"
     """Identity dimensions: those that both models have, or the first model's [SP]."""
@@ -35,11 +38,12 @@ class LineageTestConfig:
     """Identity dimensions of each model: a share of the width below 1, else a number."""
 
     temperature: float = 10.0
-    """Of the softmax over identity dimensions."""
+    """Temperature of the softmax over identity dimensions."""
 
     aggregate: bool = False
-    """Of the null ``analytic``: also correlate each input's mean over the identity dimensions, one τ-b. The larger z
-    counts, and p twice (Bonferroni) [SP]."""
+    """For the null ``analytic``: also correlate each input's mean over the identity dimensions, one τ-b. The larger z
+    counts, and p twice (Bonferroni) [SP].
+    """
 
     draws: int | None = None
     """Random draws of a null that has any; by default 100, and 9999 for ``dimensions_sampled``."""
@@ -48,11 +52,11 @@ class LineageTestConfig:
     """Decides the draws, and nothing else."""
 
     def n_dimensions(self, width: int) -> int:
-        """Identity dimensions that are looked for in each model."""
+        """Return the number of identity dimensions to look for in each model."""
         return min(width, int(self.k * width + 1e-9) if self.k < 1 else int(self.k))
 
     def problems(self) -> list[str]:
-        """Everything that makes this impossible, one line each, with the mend."""
+        """List everything that makes this config impossible, one line each, with the remedy."""
         if found := mistyped(self):
             return found
         if not (0 < self.k < 1 or (self.k >= 1 and float(self.k).is_integer())):

@@ -19,15 +19,15 @@ class ContractionResult(NamedTuple):
 
 
 def mean_pair_cosine(unit_sum_D: Tensor, n: Tensor | int, n_directed: Tensor | int | None = None) -> Tensor:
-    """Mean cosine over ordered pairs of different vectors, from the sum of their unit vectors ``[…, d]``.
+    """Compute the mean cosine over ordered pairs of different vectors, from the sum of their unit vectors ``[…, d]``.
 
     ``(‖Σu‖² − Σ‖u‖²) / (n(n−1))``, NaN for fewer than two vectors.
 
     Args:
         unit_sum_D: ``Σu``.
         n: number of vectors.
-        n_directed: how many are not 0, all by default. A zero vector has no direction: ``u = 0``, and its cosine with
-            any other counts as 0.
+        n_directed: number of vectors that are not 0; default: all. A zero vector has no direction: ``u = 0``, and its
+            cosine with any other counts as 0.
     """
     pairs = unit_sum_D.double().square().sum(-1) - (n if n_directed is None else n_directed)
     if isinstance(n, int):
@@ -73,7 +73,7 @@ class Contraction(AdditiveMetric):
         self.n_directed[place].add_(norm_BT[:, -1].count_nonzero())
 
     def compute(self) -> ContractionResult:
-        """Both contractions at every place."""
+        """Return inter- and intra-sequence contraction at every place."""
         n = self.n_sequences
         inter = mean_pair_cosine(self.inter_sum, n, self.n_directed)
         return ContractionResult(inter.cpu().numpy(), (self.intra_sum / n).cpu().numpy())

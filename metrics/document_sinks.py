@@ -18,9 +18,9 @@ class DocumentSinkResult(NamedTuple):
     """``[L, H]`` mean weight on the first token of a query's own document."""
     mass_normalised: np.ndarray
     uniform: float
-    """What attention that is uniform over the query's own document would give."""
+    """Weight under attention that is uniform over the query's own document."""
     n_documents: int
-    """How many documents that is, with queries behind their first token."""
+    """Number of these documents that have queries behind their first token."""
 
 
 class DocumentSinks(AdditiveMetric):
@@ -59,7 +59,7 @@ class DocumentSinks(AdditiveMetric):
         self.n_documents[layer].add_((counts_BT & (place_T == first_BT + 1)).sum())
 
     def compute(self) -> DocumentSinkResult | None:
-        """Means over queries; None where there were none."""
+        """Return means over queries; None without any query."""
         if not self.n_queries.all():
             return None
         mass_L2H = (self.mass_sum / self.n_queries[:, None, None]).cpu().numpy()

@@ -1,4 +1,4 @@
-"""Which experts of a mixture the first position is sent to, against the others (definitions §7)."""
+"""Experts of a mixture that the first position is sent to, compared with the other positions (definitions §7)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .quantity import Sizes
 
 
 class ExpertShares(AdditiveMetric):
-    """Shares of a layer's experts in what a position is sent to, by position. States are sums: additive.
+    """Share of each of a layer's experts in the routing of a position, by position. States are sums: additive.
 
     Each token's chosen experts count alike, whatever weights the router gives them.
 
     Args:
-        sizes: of the model and the probe; ``n_experts`` 0 where it has none.
+        sizes: sizes of the model and the probe; ``n_experts`` 0 without experts.
     """
 
     quantities = EXPERTS
@@ -39,8 +39,9 @@ class ExpertShares(AdditiveMetric):
         count_TE.scatter_add_(1, chosen_TN, torch.ones_like(chosen_TN, dtype=count_TE.dtype))
 
     def compute(self) -> dict[str, Any]:
-        """Shares, and how far each position's are from those of the positions after the first: the total variation
-        distance ``½ Σ_e |p_t(e) − p(e)|``, 0 to 1."""
+        """Return the shares, and each position's distance from the shares of the positions after the first: the total
+        variation distance ``½ Σ_e |p_t(e) − p(e)|``, 0 to 1.
+        """
         by_position_LTE = self.count / self.count.sum(-1, keepdim=True)
         others_LE = by_position_LTE[:, 1:].mean(1)
         distance_LT = (by_position_LTE - others_LE[:, None]).abs().sum(-1) / 2

@@ -13,7 +13,7 @@ from .reductions.sizes import total_size
 
 #: Robust z of a unit's mean |activation| at position 0, among its layer's units, from which on it is an outlier.
 Z_THRESHOLD = 10.0
-#: How many times its mean |activation| at the other positions that of a super neuron at position 0 is, at least.
+#: Least ratio of a super neuron's |activation| at position 0 to its mean |activation| at the other positions.
 RATIO_THRESHOLD = 5.0
 
 
@@ -29,7 +29,7 @@ class ActivationResult(NamedTuple):
 class SuperNeurons(AdditiveMetric):
     """Mean |activation| of every hidden unit at position 0 and elsewhere. States are sums: additive.
 
-    Which units are super neurons: :func:`super_neurons`; what they read and write: :func:`unit_weights`.
+    See :func:`super_neurons` for the decision, and :func:`unit_weights` for the weights of the units.
 
     Args:
         n_layers: layers that will be updated.
@@ -55,7 +55,7 @@ class SuperNeurons(AdditiveMetric):
         self.n_sequences[layer].add_(n_sequences)
 
     def compute(self) -> ActivationResult:
-        """Both means of every unit."""
+        """Return both means of every unit."""
         n_L1 = self.n_sequences[:, None]
         return ActivationResult((self.first_sum / n_L1).cpu().numpy(), (self.others_sum / n_L1).cpu().numpy())
 
@@ -68,13 +68,13 @@ class SuperNeuronResult(NamedTuple):
     ratio: np.ndarray
     """Mean |activation| at position 0 over that at the others; inf where a unit is silent elsewhere alone."""
     is_super: np.ndarray
-    """Which units are super neurons."""
+    """True for super neurons."""
 
 
 def robust_z(x: np.ndarray) -> np.ndarray:
-    """``(x − median) / (1.4826 · MAD)`` over the last axis, a z score that outliers themselves do not shrink.
+    """Compute ``(x − median) / (1.4826 · MAD)`` over the last axis, a z score that outliers themselves do not shrink.
 
-    Where more than half of the values are one number the MAD is 0: that number has z 0 and any other ±inf.
+    If more than half of the values are one number the MAD is 0: that number has z 0 and any other ±inf.
     """
     deviation = x - np.median(x, axis=-1, keepdims=True)
     scale = 1.4826 * np.median(np.abs(deviation), axis=-1, keepdims=True)
@@ -100,7 +100,7 @@ def super_neurons(
 
 
 class UnitWeights(NamedTuple):
-    """What hidden units read and write, one value per unit, on the CPU."""
+    """Weights that hidden units read and write with, one value per unit, on the CPU."""
 
     gate_norm: np.ndarray
     """Float64 norm of the unit's gate column; NaN where the MLP has no gate."""
@@ -113,13 +113,13 @@ class UnitWeights(NamedTuple):
 
 
 def no_weights(n_units: int) -> UnitWeights:
-    """Of so many units whose weights are not known."""
+    """Return NaN weights for ``n_units`` units whose weights are unknown."""
     unknown = np.full(n_units, np.nan)
     return UnitWeights(unknown, unknown, unknown, np.zeros(n_units, dtype=np.int64))
 
 
 def unit_weights(units: np.ndarray, up_FD: Tensor, down_DF: Tensor, gate_FD: Tensor | None = None) -> UnitWeights:
-    """Weights of the given hidden units.
+    """Read the norms, sparsity and outlier dimension of the given hidden units' weights.
 
     The papers' gate and up *columns* and down *rows* are the rows of ``up.weight`` and ``gate.weight`` ``[F, d]`` and
     the columns of ``down.weight`` ``[d, F]`` as ``torch.nn.Linear`` keeps them.

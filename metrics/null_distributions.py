@@ -1,4 +1,4 @@
-"""What the statistics of :mod:`.seedprint` come to between strangers: moments under each null (definitions §10)."""
+"""Distributions of the statistics of :mod:`.seedprint` between strangers: moments under each null (definitions §10)."""
 
 from __future__ import annotations
 
@@ -13,29 +13,33 @@ _FEWEST_DRAWS = 10
 
 
 def identity_dimensions(x_ND: np.ndarray, k: int) -> np.ndarray:
-    """The ``k`` columns of smallest mean over the inputs, smallest first [SP]."""
+    """Return the ``k`` columns of smallest mean over the inputs, smallest first [SP]."""
     return np.argsort(x_ND.mean(0, dtype=np.float64), kind="stable")[:k]
 
 
 def common_dimensions(x_ND: np.ndarray, y_ND: np.ndarray, k: int, choice: str) -> np.ndarray:
-    """Identity dimensions that a pair is compared on: ``coset``, those of both; ``base``, those of the first."""
+    """Return the identity dimensions on which a pair is compared: ``coset``, those of both; ``base``, those of the
+    first.
+    """
     ours = identity_dimensions(x_ND, k)
     return np.sort(ours) if choice == "base" else np.intersect1d(ours, identity_dimensions(y_ND, k))
 
 
 def softened(x_ND: np.ndarray, columns: np.ndarray, temperature: float) -> np.ndarray:
-    """Softmax over ``columns`` of each row at a temperature: float64 ``[N, k]`` [SP]."""
+    """Apply a softmax over ``columns`` of each row at a temperature: float64 ``[N, k]`` [SP]."""
     return special.softmax(x_ND[:, columns].astype(np.float64) / temperature, axis=1)
 
 
 def column_taus(p_NK: np.ndarray, q_NK: np.ndarray) -> np.ndarray:
-    """Kendall's τ-b of each column of one with the same column of the other, across inputs ``[k]``; NaN: constant."""
+    """Compute Kendall's τ-b of each column of one with the same column of the other, across inputs ``[k]``; NaN if
+    constant.
+    """
     pairs = zip(p_NK.T, q_NK.T, strict=True)
     return np.array([stats.kendalltau(p_N, q_N, variant="b").statistic for p_N, q_N in pairs])
 
 
 def analytic_sd(n_inputs: int, k: int) -> float:
-    """Standard deviation of the mean of ``k`` independent τ between unrelated rankings of N inputs [SP]."""
+    """Return the standard deviation of the mean of ``k`` independent τ between unrelated rankings of N inputs [SP]."""
     return sqrt(2 * (2 * n_inputs + 5) / (9 * n_inputs * (n_inputs - 1))) / sqrt(k)
 
 
@@ -45,7 +49,7 @@ def _moments(found: list[float]) -> tuple[float, float]:
 
 @cache
 def gaussian_moments(n_inputs: int, k: int, temperature: float, draws: int, seed: int) -> tuple[float, float]:
-    """Mean and sd of the mean τ of independent Gaussian matrices ``[N, k]``, from the softmax on [SP]."""
+    """Estimate mean and sd of the mean τ of independent Gaussian matrices ``[N, k]``, from the softmax on [SP]."""
     rng, columns, found = np.random.default_rng(seed), np.arange(k), []
     for _ in range(draws):
         p_NK, q_NK = (softened(rng.standard_normal((n_inputs, k)), columns, temperature) for _ in range(2))
@@ -57,9 +61,9 @@ def gaussian_moments(n_inputs: int, k: int, temperature: float, draws: int, seed
 def pipeline_moments(
     n_inputs: int, width: int, k: int, choice: str, temperature: float, draws: int, seed: int
 ) -> tuple[float, float]:
-    """Mean and sd of the mean τ of independent Gaussian matrices ``[N, D]``, identity dimensions and all [SP].
+    """Estimate mean and sd of the mean τ of independent Gaussian matrices ``[N, D]`` through the whole procedure [SP].
 
-    Pairs with fewer than two dimensions in common have no statistic and are left out; NaN where too few are left.
+    Pairs with fewer than two dimensions in common have no statistic and are left out; NaN if too few are left.
     """
     rng, found = np.random.default_rng(seed), []
     for _ in range(draws):
@@ -72,13 +76,14 @@ def pipeline_moments(
 
 
 def permuted_inputs_moments(p_NK: np.ndarray, q_NK: np.ndarray, draws: int, seed: int) -> tuple[float, float]:
-    """Mean and sd of the mean τ when the inputs of one side are shuffled [SP]."""
+    """Estimate mean and sd of the mean τ when the inputs of one side are shuffled [SP]."""
     rng = np.random.default_rng(seed)
     return _moments([float(column_taus(p_NK, rng.permutation(q_NK, axis=0)).mean()) for _ in range(draws)])
 
 
 def pairing_moments(m_DD: np.ndarray) -> tuple[float, float]:
-    """Exact mean and sd of ``1/D · Σ_i M[i, π(i)]`` over all permutations π, each as likely (Hoeffding 1951).
+    """Compute the exact mean and sd of ``1/D · Σ_i M[i, π(i)]`` over all permutations π, each as likely (Hoeffding
+    1951).
 
     The variance of the sum is ``Σ_ij d_ij² / (D−1)``, d the matrix with its row and column means taken out.
     """
@@ -90,6 +95,6 @@ def pairing_moments(m_DD: np.ndarray) -> tuple[float, float]:
 
 
 def sampled_pairings(m_DD: np.ndarray, draws: int, seed: int) -> np.ndarray:
-    """``1/D · Σ_i M[i, π(i)]`` of ``draws`` random permutations π."""
+    """Sample ``1/D · Σ_i M[i, π(i)]`` for ``draws`` random permutations π."""
     rng, rows = np.random.default_rng(seed), np.arange(len(m_DD))
     return np.array([m_DD[rows, rng.permutation(len(m_DD))].mean() for _ in range(draws)])

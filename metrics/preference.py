@@ -1,4 +1,4 @@
-"""Which tokens a model prefers whatever it reads (definitions §4) [BB, SP]."""
+"""Tokens that a model prefers regardless of its input (definitions §4) [BB, SP]."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class PreferenceResult(NamedTuple):
 class TokenPreference(AdditiveMetric):
     """Mean next-token distribution and argmax shares over a probe. States are sums: additive over batches and ranks.
 
-    Where several tokens share the largest logit of a sequence, they share its choice in equal parts: a model whose
+    Tokens that tie for the largest logit of a sequence share its choice equally: a model whose
     output is exactly uniform chooses every token 1/V of the time.
     """
 
@@ -50,28 +50,28 @@ class TokenPreference(AdditiveMetric):
         self.n_sequences += len(logits_BV)
 
     def compute(self) -> PreferenceResult:
-        """p̄ and w."""
+        """Return p̄ and w."""
         mean = (self.prob_sum / self.n_sequences, self.argmax_count / self.n_sequences)
         return PreferenceResult(*(value.cpu().numpy() for value in mean))
 
 
 def preference_ratio(mean_prob_V: np.ndarray) -> float:
-    """``V · max p̄``; 1 means no preference."""
+    """Compute ``V · max p̄``; 1 means no preference."""
     return float(mean_prob_V.max() * len(mean_prob_V))
 
 
 def kl_to_uniform(p_V: np.ndarray) -> float:
-    """``KL(p ‖ uniform)`` in nats."""
+    """Compute ``KL(p ‖ uniform)`` in nats."""
     return float(special.rel_entr(p_V, 1 / len(p_V)).sum())
 
 
 def normalised_entropy(p_V: np.ndarray) -> float:
-    """Entropy over ``log V``: 1 is uniform, 0 is one token only."""
+    """Compute entropy over ``log V``: 1 is uniform, 0 is one token only."""
     return float(special.entr(p_V).sum() / np.log(len(p_V)))
 
 
 def coverage(argmax_share_V: np.ndarray, share: float = 0.8) -> float:
-    """Smallest part of the vocabulary that receives ``share`` of the argmax choices, in (0, 1]."""
+    """Return the smallest part of the vocabulary that receives ``share`` of the argmax choices, in (0, 1]."""
     # The shares are multiples of 1/N that need not add up exactly.
     reached = np.cumsum(np.sort(argmax_share_V)[::-1]) >= share - 1e-12
     return float((reached.argmax() + 1) / len(argmax_share_V))

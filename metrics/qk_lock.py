@@ -1,4 +1,4 @@
-"""How the first key lies to a head's queries (definitions §7) [SO]."""
+"""Direction of the first key relative to a head's queries (definitions §7) [SO]."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ from .additive import AdditiveMetric
 _TINY = torch.finfo(torch.float64).tiny
 #: Squarings of a matrix at most: they leave nothing of an eigenvalue that is 10⁻¹⁰ of itself below the largest.
 _SQUARINGS = 40
-#: What lesser eigenvalues may add to a matrix of trace 1 for one more squaring to leave nothing of them.
+#: Largest sum of lesser eigenvalues in a matrix of trace 1 that one more squaring reduces to nothing.
 _REST = 1e-9
 #: Elements of the matrices that are squared together: on the CPU they stay in cache, elsewhere launches are few.
 _CACHED, _TOGETHER = 1 << 17, 1 << 24
 
 
 def first_directions(moment_NKK: Tensor) -> Tensor:
-    """Eigenvector of the largest eigenvalue of every symmetric, positive semidefinite matrix ``[N, K, K]``: unit
-    vectors ``[N, K]`` in float64, of either sign. Of each matrix the lower half is read; zeros give the last axis.
+    """Return the eigenvector of the largest eigenvalue of every symmetric, positive semidefinite matrix ``[N, K, K]``:
+    unit vectors ``[N, K]`` in float64, of either sign. Only the lower half of each matrix is read; zeros give the last
+    axis.
 
     Repeated squaring doubles the distance between eigenvalues until one is left, as exactly as ``eigh`` has its vector.
     All matrices go together, where a GPU's solver would take one after the other.
@@ -43,7 +44,7 @@ def _first_directions(moment_NKK: Tensor) -> Tensor:
     square_NKK = torch.empty_like(power_NKK)
     for _ in range(_SQUARINGS):
         torch.bmm(power_NKK, power_NKK, out=square_NKK)
-        # Of a matrix of trace 1: the sum of its squared eigenvalues, 1 where there is one.
+        # The trace of the square of a matrix of trace 1 is the sum of its squared eigenvalues: 1 if only one is left.
         trace_N = _trace(square_NKK)
         power_NKK, square_NKK = square_NKK.div_(trace_N[:, None, None]), power_NKK
         if trace_N.amin() > 1 - _REST:
@@ -124,7 +125,7 @@ class QKLock(AdditiveMetric):
         self.n_sequences[layer].add_(n_sequences)
 
     def compute(self) -> LockResult:
-        """Both cosines and the share."""
+        """Return the signed and unsigned cosine, and the share of attracted queries."""
         n_L1 = self.n_sequences[:, None]
         u_LHK = first_directions(self.query_moment.flatten(0, 1)).view_as(self.query_sum)
         side_LH = torch.where((u_LHK * self.query_sum).sum(-1) < 0, -1.0, 1.0)

@@ -1,4 +1,4 @@
-"""Every quantity that a snapshot or the training log holds, declared once (docs/run-directory.md is made of it).
+"""Declarations of all quantities of snapshots and of the training log, each once (docs/run-directory.md is made of it).
 
 A new quantity is a metric, its declaration in ``declarations/`` and a row of `METRICS`: a metric's key is
 ``module:Class`` in this folder, and its class observes the pass itself (docs/extending.md). Keys without a class are
@@ -69,17 +69,18 @@ METRICS: Mapping[str, tuple[Quantity, ...]] = {
     "outliers.activation_outliers:ActivationOutliers": ACTIVATION_OUTLIERS,
     "adapters.prefix_mass:PrefixMass": PREFIX_MASS,
 }
-"""What each metric gives. The order is that of ``summary.json``."""
+"""Quantities of each metric. The order is that of ``summary.json``."""
 
 MEASURED: Mapping[str, Quantity] = {q.name: q for qs in (*METRICS.values(), AT_BIRTH, GRADIENTS) for q in qs}
-"""Every quantity of a snapshot by its name."""
+"""Quantities of a snapshot by name."""
 
 
 def quantities_of(summary: Mapping[str, Any]) -> dict[str, Quantity]:
-    """Every quantity that a snapshot may hold, by name: ours, and those that the user's metrics declared in it.
+    """Return all quantities that a snapshot may hold, by name: built-in ones, and those that the user's metrics
+    declared in it.
 
     Args:
-        summary: of the snapshot.
+        summary: summary of the snapshot.
 
     Raises:
         ValueError: its declarations are damaged.
@@ -88,13 +89,15 @@ def quantities_of(summary: Mapping[str, Any]) -> dict[str, Quantity]:
 
 
 def over_training(quantities: Iterable[Quantity]) -> list[tuple[Quantity, Column]]:
-    """Scalars that the table of snapshots shows, from the left."""
+    """Select the scalars that the table of snapshots shows, from left to right."""
     shown = [(q, q.over_training) for q in quantities if q.has_scalar and q.over_training is not None]
     return sorted(shown, key=lambda pair: pair[1].place)
 
 
 def by_block(quantities: Iterable[Quantity]) -> list[tuple[Quantity, Column]]:
-    """Quantities that the table of blocks shows, from the left: those whose array has a number for each block."""
+    """Select the quantities that the table of blocks shows, from left to right: those whose array has a number for each
+    block.
+    """
     every = list(quantities)
     blocks = {q.name for q in every if q.axes[:1] in (("layer",), ("state",))}
     shown = [(q, q.by_block) for q in every if q.by_block is not None and q.array in blocks]

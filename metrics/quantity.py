@@ -1,7 +1,8 @@
-"""What a quantity of a snapshot is: its name, dimensions, label, unit, format, control, section and definition.
+"""Declaration of a quantity of a snapshot: its name, dimensions, label, unit, format, control, section and definition.
 
 One declaration drives ``summary.json``, ``arrays.safetensors``, ``metrics.jsonl``, W&B, tables, pages, CSV files and
-docs/run-directory.md. Ours stand in :mod:`.quantities`; a user's metric brings its own. Nothing here loads torch.
+docs/run-directory.md. Built-in ones are in :mod:`.quantities`; a user's metric brings its own. Nothing here loads
+torch.
 """
 
 from __future__ import annotations
@@ -38,13 +39,13 @@ class Axis:
     """A dimension of an array."""
 
     letter: str
-    """Its length, as shapes are written."""
+    """Letter for its length in shapes."""
     column: str
-    """Its column in CSV files."""
+    """Name of its column in CSV files."""
     first: int
     """The coordinate of index 0."""
     meaning: str
-    """What its indices are."""
+    """Meaning of its indices."""
 
 
 AXES: Mapping[AxisName, Axis] = {
@@ -104,7 +105,7 @@ REDUCTIONS: Mapping[Reduction, Callable[[np.ndarray], np.ndarray]] = {
 
 
 def _known(a: np.ndarray) -> np.ndarray:
-    """The entries that are numbers, if any are: blocks that do not show a place have NaN."""
+    """Drop NaN entries, unless all are NaN: blocks that do not show a place have NaN."""
     is_nan = np.isnan(a)
     return a[~is_nan] if 0 < is_nan.sum() < a.size else a
 
@@ -126,7 +127,7 @@ LEVELS: Mapping[str, Callable[[Mapping[str, Any]], float]] = {
 
 
 def _head_width(summary: Mapping[str, Any]) -> float:
-    """Channels of a head; NaN where the snapshot does not say."""
+    """Return the channels of a head; NaN if the snapshot does not say."""
     model = summary.get("model") or {}
     latent = (model.get("attention") or {}).get("latent") or {}
     width = model.get("d_head") or model.get("head_dim")
@@ -140,7 +141,7 @@ def _head_width(summary: Mapping[str, Any]) -> float:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a metric is made for: a model's shape, and the length of the probe's sequences."""
+    """Sizes that a metric is made for: a model's shape, and the length of the probe's sequences."""
 
     n_layers: int
     n_heads: int
@@ -157,7 +158,7 @@ class Sizes:
     """Hidden units of an expert."""
 
     def of(self, axis: AxisName) -> int | None:
-        """The length of a dimension; None where the metric decides it."""
+        """Return the length of a dimension; None if the metric decides it."""
         lengths: dict[AxisName, int] = {
             "layer": self.n_layers,
             "state": self.n_layers + 1,
@@ -174,7 +175,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Column:
-    """How a table shows a quantity."""
+    """Settings for a quantity's column in a table."""
 
     heading: str = ""
     """By default the quantity's label; a line break where a narrow heading has one."""
@@ -187,12 +188,12 @@ class Column:
     text_heading: str = ""
     """Heading of a second column, of the text probe, where that was measured; "": none."""
     key: str = ""
-    """Its name in ``--json``; by default the quantity's."""
+    """Name in ``--json``; default: the quantity's."""
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """One quantity that a metric gives: a scalar, an array, or an array with a scalar of the same name."""
+    """A quantity that a metric gives: a scalar, an array, or an array with a scalar of the same name."""
 
     name: str
     """Key in ``summary.json`` and ``arrays.safetensors``, ``bias/NAME`` in ``metrics.jsonl`` and W&B, ``quantity`` in
@@ -200,35 +201,35 @@ class Quantity:
     axes: tuple[AxisName, ...] = ()
     """Dimensions of its array, outermost first (`AXES`); () where it is a scalar alone."""
     label: str = ""
-    """What axes and tables call it; by default its name with spaces."""
+    """Name on axes and in tables; default: its name with spaces."""
     definition: str = ""
-    """What it is, in one plain sentence, as docs/run-directory.md has it."""
+    """Definition in one plain sentence, as docs/run-directory.md has it."""
     unit: str = ""
     """Unit; "" for a plain number."""
     format: str = ".3f"
-    """How tables print it: a format specification, ``percent`` or ``ratio``."""
+    """Format in tables: a format specification, ``percent`` or ``ratio``."""
     section: str = ""
     """The link of the causal chain that it belongs to (`quantities.SECTIONS`), or a section of the user's own."""
     symbol: str = ""
-    """What it is in a word or a symbol, where there is no room for more."""
+    """Word or symbol for it in little room."""
     scale: ScaleName = "linear"
-    """How pictures draw it."""
+    """Scale on which pictures draw it."""
     scalar: ScalarReduction = ""
-    """How its array makes the scalar of the same name; "" where there is no such scalar."""
+    """Reduction of the array to the scalar of the same name; "" without such a scalar."""
     of: str = ""
     """The array that a scalar alone is made of, where there is one."""
     per_block: Reduction = ""
-    """How an array with more dimensions than blocks (its own, or the one of `of`) gives one number for each block."""
+    """Reduction to one number per block of an array with more dimensions than blocks (its own, or the one of `of`)."""
     control: str | float | None = None
-    """What it is judged against: the name of a quantity, a level of `LEVELS`, or a number."""
+    """Level for comparison: the name of a quantity, a level of `LEVELS`, or a number."""
     control_label: str = ""
-    """What the control is."""
+    """Name of the control in words."""
     when: str = ""
     """The condition under which it is measured; "" where it always is."""
     over_training: Column | None = Column()
-    """Its column in the table of snapshots, where it has a scalar; None: not shown."""
+    """Column in the table of snapshots, if it has a scalar; None: not shown."""
     by_block: Column | None = Column()
-    """Its column in the table of blocks, where its array has blocks; None: not shown."""
+    """Column in the table of blocks, if its array has blocks; None: not shown."""
 
     def __post_init__(self) -> None:
         if not self.label:
@@ -238,46 +239,46 @@ class Quantity:
 
     @property
     def has_array(self) -> bool:
-        """Whether ``arrays.safetensors`` holds it."""
+        """True if ``arrays.safetensors`` holds it."""
         return bool(self.axes)
 
     @property
     def has_scalar(self) -> bool:
-        """Whether ``summary.json`` and ``metrics.jsonl`` hold it."""
+        """True if ``summary.json`` and ``metrics.jsonl`` hold it."""
         return not self.axes or bool(self.scalar)
 
     @property
     def array(self) -> str:
-        """Name of the array that blocks are read from; "" where there is none."""
+        """Name of the array that blocks are read from; "" without one."""
         return self.name if self.axes else self.of
 
     @property
     def shape(self) -> str:
-        """Its array's shape in letters, as docs have it: ``[L, H]``."""
+        """Shape of the array in letters, as in the docs: ``[L, H]``."""
         return f"[{', '.join(AXES[axis].letter for axis in self.axes)}]"
 
     @property
     def axis_label(self) -> str:
-        """What an axis calls it: label and unit."""
+        """Label and unit for an axis."""
         return f"{self.label} ({self.unit})" if self.unit else self.label
 
     def heading(self, column: Column | None) -> str:
-        """Its heading in a column."""
+        """Return the column's heading, or the label without one."""
         return (column.heading if column else "") or self.label
 
     def blocks(self, array: np.ndarray) -> np.ndarray:
-        """One number for each block (or each state of the residual stream) of its array ``[blocks, …]``."""
+        """Reduce its array ``[blocks, …]`` to one number for each block (or each state of the residual stream)."""
         return REDUCTIONS[self.per_block](array)
 
     def reduced(self, array: np.ndarray) -> float:
-        """The scalar of its array."""
+        """Reduce its array to its scalar."""
         return SCALARS[self.scalar](array)
 
     def level(self, summary: Mapping[str, Any], group: str = "bias") -> float:
-        """The control's value in a snapshot; NaN where there is none.
+        """Return the control's value in a snapshot; NaN without one.
 
         Args:
-            summary: of the snapshot.
+            summary: summary of the snapshot.
             group: ``bias``, or ``bias_text`` for the text probe.
         """
         if self.control is None or isinstance(self.control, (int, float)):
@@ -290,7 +291,7 @@ class Quantity:
         return float("nan") if value is None else float(value)
 
     def problems(self) -> list[str]:
-        """Everything that makes this declaration impossible, one line each, with the mend."""
+        """List everything that makes this declaration impossible, one line each, with the remedy."""
         found = []
         if not re.fullmatch(r"[a-z][a-z0-9_]*", self.name):
             found.append(f"name {self.name!r}: give lower-case letters, digits and underscores")
@@ -313,7 +314,7 @@ class Quantity:
         return found
 
     def to_json(self) -> dict[str, Any]:
-        """The declaration as JSON holds it, without what is as by default."""
+        """Return the declaration for JSON, without fields at their defaults."""
         plain = Quantity(self.name)
         every = asdict(self)
         return {
@@ -324,10 +325,10 @@ class Quantity:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Quantity:
-        """The declaration that :meth:`to_json` wrote; fields that a later version may have are left out.
+        """Read a declaration that :meth:`to_json` wrote; fields of later versions are ignored.
 
         Raises:
-            ValueError: it is none.
+            ValueError: ``value`` is not a declaration.
         """
         known = {field.name for field in fields(cls)}
         try:

@@ -1,4 +1,4 @@
-"""Effective rank of places that are passed one after the other: the state of one of them at a time (definitions §7)."""
+"""Effective rank of places that are passed in turn: only one place's state is held at a time (definitions §7)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from .states import EffectiveRank, RankResult, rank_result
 
 
 class RankOfPlaces:
-    """:class:`~birthmark.metrics.states.EffectiveRank` where no place gets a vector after the next one has its first.
+    """:class:`~birthmark.metrics.states.EffectiveRank` for places that are complete before the next one begins.
 
-    ``d²/2`` float64 are held, not that for each place. Of fewer vectors than half the width the matrix of their inner
-    products is taken, ``X Xᵀ`` in float64, which has the same eigenvalues but the zeros: it is smaller, and exact where
-    rounding would leave something of singular values that are zero.
+    Holds ``d²/2`` float64 once, not once per place. For fewer vectors than half the width it takes the matrix of their
+    inner products, ``X Xᵀ`` in float64, which has the same nonzero eigenvalues: it is smaller, and it keeps zero
+    singular values exactly zero.
 
     Args:
         n_places: places, in the order in which they are passed.
@@ -25,7 +25,7 @@ class RankOfPlaces:
         self.few: list[Tensor] = []
         """Vectors ``[n, d]`` of the place that is being passed, while there are few."""
         self.many: EffectiveRank | None = None
-        """Their second moment from then on."""
+        """Second moment of the vectors, once there are many."""
         self.eigenvalues_SD = torch.zeros(n_places, d_model, dtype=torch.float64, device="cpu")
         self.n_vectors_S = torch.zeros(n_places, dtype=torch.float64, device="cpu")
 
@@ -53,5 +53,5 @@ class RankOfPlaces:
         self.few, self.many = [], None
 
     def compute(self) -> RankResult:
-        """Effective rank and singular values of every place that was passed."""
+        """Return effective rank and singular values of every place that was passed."""
         return rank_result(self.eigenvalues_SD, self.n_vectors_S)

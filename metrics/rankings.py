@@ -1,4 +1,4 @@
-"""How alike two rankings of the vocabulary are: persistence of token preference (definitions §4)."""
+"""Similarity of two rankings of the vocabulary: persistence of token preference (definitions §4)."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Ranked:
 
     @cached_property
     def ids(self) -> np.ndarray:
-        """Token ids by falling preference; ties in order of id."""
+        """Return token ids by falling preference; ties in order of id."""
         return np.argsort(-self.p_V, kind="stable")
 
     @cached_property
@@ -35,7 +35,7 @@ class Ranked:
 
     @cached_property
     def mean_ranks(self) -> np.ndarray:
-        """The same, tokens of equal preference sharing the mean of their ranks; float64 ``[V]``."""
+        """Rank of every token id, ties at their mean; float64 ``[V]``."""
         falling_V = self.p_V[self.ids]
         start_G = np.flatnonzero(np.concatenate([[True], falling_V[1:] != falling_V[:-1]]))
         length_G = np.diff(start_G, append=len(falling_V))
@@ -45,12 +45,12 @@ class Ranked:
 
 
 def ranked(preference: np.ndarray | Ranked) -> Ranked:
-    """The preference with its ranks."""
+    """Attach ranks to a preference; return it unchanged if it has them."""
     return preference if isinstance(preference, Ranked) else Ranked(preference)
 
 
 def spearman(p_V: np.ndarray | Ranked, q_V: np.ndarray | Ranked) -> float:
-    """Spearman's ρ, the correlation of mean ranks; NaN where either side is constant."""
+    """Compute Spearman's ρ, the correlation of mean ranks; NaN if either side is constant."""
     p, q = ranked(p_V), ranked(q_V)
     if not (np.ptp(p.p_V) > 0 and np.ptp(q.p_V) > 0):
         return float("nan")
@@ -58,29 +58,29 @@ def spearman(p_V: np.ndarray | Ranked, q_V: np.ndarray | Ranked) -> float:
 
 
 def kendall_tau(p_V: np.ndarray | Ranked, q_V: np.ndarray | Ranked) -> float:
-    """Kendall's τ-b; NaN where either side is constant."""
+    """Compute Kendall's τ-b; NaN if either side is constant."""
     return float(stats.kendalltau(ranked(p_V).p_V, ranked(q_V).p_V, variant="b").statistic)
 
 
 def ranking(p_V: np.ndarray) -> np.ndarray:
-    """Token ids by falling preference; ties in order of id."""
+    """Return token ids by falling preference; ties in order of id."""
     return Ranked(p_V).ids
 
 
 def places(p_V: np.ndarray) -> np.ndarray:
-    """Rank of every token id, from 0 for the most preferred; int64 ``[V]``, the inverse of :func:`ranking`."""
+    """Return the rank of every token id, from 0 for the most preferred; int64 ``[V]``, inverse of :func:`ranking`."""
     return Ranked(p_V).places
 
 
 def top_overlap(p_V: np.ndarray | Ranked, q_V: np.ndarray | Ranked, k: int) -> float:
-    """Share of the ``k`` most preferred tokens that two preferences have in common; NaN where ``k`` exceeds V."""
+    """Return the share of the ``k`` most preferred tokens that two preferences share; NaN if ``k`` exceeds V."""
     if k > len(p_V):
         return float("nan")
     return len(np.intersect1d(ranked(p_V).ids[:k], ranked(q_V).ids[:k])) / k
 
 
 def rank_biased_overlap(p_V: np.ndarray | Ranked, q_V: np.ndarray | Ranked, persistence: float = 0.98) -> float:
-    """Rank-biased overlap of two full rankings (Webber, Moffat & Zobel 2010), extrapolated at depth V.
+    """Compute the rank-biased overlap of two full rankings (Webber, Moffat & Zobel 2010), extrapolated at depth V.
 
     ``(1−p) Σ_d p^(d−1) A_d + A_V p^V``, ``A_d`` the overlap of the first d of each over d. At the default p the first
     50 ranks carry most of the weight. 1 is the same ranking; two random ones give about their chance overlap.

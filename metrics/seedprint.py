@@ -1,4 +1,4 @@
-"""SeedPrint: whether two models share a birth, by how they rank the same inputs (definitions §10) [SP]."""
+"""SeedPrint: test for a common birth of two models, by their rankings of the same inputs (definitions §10) [SP]."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _BLOCK = 256
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What a test of two models found."""
+    """Result of a test of two models."""
 
     null: str
     """The null that it was held against."""
@@ -51,7 +51,7 @@ class Fingerprint:
     statistic: float
     """Mean rank correlation over columns: Spearman's ρ or Kendall's τ-b."""
     z: float
-    """Its distance from the null's mean, in the null's standard deviations."""
+    """Distance from the null's mean, in the null's standard deviations."""
     log10_p: float
     """Base-10 logarithm of p, which itself would underflow."""
     k: int
@@ -59,21 +59,22 @@ class Fingerprint:
     n_inputs: int
     """N."""
     reason: str = ""
-    """Why it is undefined."""
+    """Reason for an undefined verdict."""
     warnings: tuple[str, ...] = ()
-    """Where the null that was chosen is known to be off, and what a stranger's z hints at."""
+    """Warnings about a null that is known to be off for this pair, and about the z of a stranger."""
     alignment: str = ""
-    """Of the null ``matched``: what brought the channels of one model to those of the other, a signed ``permutation``
-    or a ``rotation``, whichever does better."""
+    """For the null ``matched``: the map from the channels of one model to those of the other, a signed ``permutation``
+    or a ``rotation``, the better of the two.
+    """
 
     @property
     def reversed(self) -> bool:
-        """Whether z lies so far below 0 that two strangers would not give it: the models share something, reversed."""
+        """True if z lies too far below 0 for two strangers: the models share something, reversed."""
         return self.z <= REVERSED_Z
 
     @property
     def p(self) -> float:
-        """p; 0 where it underflows."""
+        """p; 0 if it underflows."""
         return float(10.0**self.log10_p)
 
 
@@ -89,7 +90,7 @@ class HiddenStates:
 
     @cached_property
     def fault(self) -> str:
-        """Why there is no verdict; empty if there is one."""
+        """Reason why no verdict is possible; empty if one is."""
         if len(self.x_ND) < FEWEST_INPUTS:
             return f"{len(self.x_ND)} inputs: at least {FEWEST_INPUTS} are needed"
         if not np.isfinite(self.x_ND).all():
@@ -117,12 +118,12 @@ def _unit(ranks_ND: np.ndarray) -> np.ndarray:
 
 
 def spearman_matrix(a: HiddenStates, b: HiddenStates) -> np.ndarray:
-    """Spearman's ρ of every column of one with every column of the other: float64 ``[D, D]``."""
+    """Compute Spearman's ρ of every column of one with every column of the other: float64 ``[D, D]``."""
     return _unit(a.ranks).T @ _unit(b.ranks)
 
 
 def kendall_matrix(a: HiddenStates, b: HiddenStates) -> np.ndarray:
-    """Kendall's τ-b of every column of one with every column of the other: float64 ``[D, D]``."""
+    """Compute Kendall's τ-b of every column of one with every column of the other: float64 ``[D, D]``."""
     columns = np.arange(b.x_ND.shape[1])
     return np.array([column_taus(x_N[:, None].repeat(len(columns), 1), b.x_ND) for x_N in a.x_ND.T])
 
@@ -160,10 +161,10 @@ def compare(
 
 
 def _by_pairings(a: HiddenStates, b: HiddenStates, recipe: LineageTestConfig) -> Fingerprint:
-    """The diagonal of the correlation matrix against random pairings of columns.
+    """Test the diagonal of the correlation matrix against random pairings of columns.
 
-    One-sided, so that strangers are called kin as often as the level says. Where pairings are sampled, p is their share
-    that does as well.
+    The test is one-sided, so that strangers are called kin as often as the level says. For sampled pairings, p is the
+    share of them that reach the statistic.
     """
     n, width = a.x_ND.shape
     m_DD = (spearman_matrix if recipe.correlation == "spearman" else kendall_matrix)(a, b)
@@ -180,7 +181,9 @@ def _by_pairings(a: HiddenStates, b: HiddenStates, recipe: LineageTestConfig) ->
 
 
 def _as_published(a: HiddenStates, b: HiddenStates, recipe: LineageTestConfig) -> Fingerprint:
-    """Mean τ-b over identity dimensions, and if wanted τ-b of their mean; ``p = 2·sf(z)`` [SP], at most 1 here."""
+    """Test the mean τ-b over identity dimensions and, if asked, the τ-b of their mean; ``p = 2·sf(z)`` [SP], capped at
+    1.
+    """
     n, width = a.x_ND.shape
     wanted, draws = recipe.n_dimensions(width), recipe.draws or 100
     columns = common_dimensions(a.x_ND, b.x_ND, wanted, recipe.choice)
@@ -216,7 +219,7 @@ def _two_sided(z: float) -> float:
 
 
 def level_z(null: Null) -> float:
-    """z from which on a test calls two models kin: one-sided, or where p is doubled as of two tails."""
+    """Return the z from which on a test calls two models kin: one-sided, or two-sided for nulls that double p."""
     return float(stats.norm.isf(LEVEL if null.startswith("dimensions") else LEVEL / 2))
 
 
@@ -231,7 +234,7 @@ def judged(
     alignment: str = "",
     warnings: tuple[str, ...] = (),
 ) -> Fingerprint:
-    """A test with its verdict: kin where p is below the level and z above 0."""
+    """Build the result of a test with its verdict: kin if p is below the level and z above 0."""
     verdict: Verdict = "kin" if z > 0 and log10_p < log10(LEVEL) else "stranger"
     return Fingerprint(null, verdict, float(statistic), float(z), float(log10_p), k, n, "", warnings, alignment)
 
@@ -266,9 +269,9 @@ def _warnings(found: Fingerprint, probe: str, vocab_size: int | None) -> tuple[s
 
 
 def aggregate(results: Sequence[Fingerprint]) -> Fingerprint:
-    """The strongest of several signals of one pair, p times their number (Bonferroni) [SP].
+    """Return the strongest of several signals of one pair, with p times their number (Bonferroni) [SP].
 
-    Undefined tests count among the number; all undefined give an undefined one.
+    Undefined tests count among the number; if all are undefined, so is the result.
 
     Raises:
         ValueError: no tests.
@@ -285,5 +288,5 @@ def aggregate(results: Sequence[Fingerprint]) -> Fingerprint:
 
 
 def bonferroni(log10_p: float, n_tests: int) -> float:
-    """``log10 min(1, n·p)``."""
+    """Compute ``log10 min(1, n·p)``."""
     return min(0.0, log10_p + log10(n_tests))

@@ -23,16 +23,18 @@ class Weights(Protocol):
     """The attention weights of one layer, rows on demand."""
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Weights of the queries ``start … stop − 1`` on keys 0, 1, …: float32 or wider ``[B, H, stop − start, keys]``,
-        at least ``stop`` keys; the caller may write into it."""
+        """Return the weights of the queries ``start … stop − 1`` on keys 0, 1, …: float32 or wider ``[B, H, stop −
+        start, keys]``, at least ``stop`` keys; the caller may write into it.
+        """
 
     def row_sum(self) -> Tensor | None:
-        """Each query's sum of absolute weights ``[B, H, T]``; None where it is 1 by construction."""
+        """Return each query's sum of absolute weights ``[B, H, T]``; None if it is 1 by construction."""
 
 
 class KeySums(NamedTuple):
-    """What queries give to keys, of weights as they are (0) and divided by their row's sum (1). Of a row without any
-    weight, all that is divided is 0."""
+    """Sums of the weights that queries give to keys: raw weights (0) and weights divided by their row's sum (1). A row
+    without any weight has 0 for all divided values.
+    """
 
     importance_2BHT: Tensor
     """Mean of ``a[t, j]`` over the queries ``t ≥ j`` [AS]."""
@@ -49,7 +51,7 @@ class KeySums(NamedTuple):
 
 
 def entropy_queries(n_positions: int) -> range:
-    """The queries whose entropy is taken: all, or at most 64 at equal distances, the last among them."""
+    """Return the queries whose entropy is taken: all, or at most 64 evenly spaced ones, the last among them."""
     step = -(-n_positions // _ENTROPY_QUERIES)
     return range((n_positions - 1) % step, n_positions, step)
 
@@ -129,7 +131,7 @@ class KeySummer:
         return largest_BH
 
     def sums(self) -> KeySums:
-        """After all queries."""
+        """Return the sums, after all queries were read."""
         assert self.total_CBHT is not None
         n_positions = self.shape_BHT[2]
         n_queries_T = torch.arange(n_positions, 0, -1, device=self.total_CBHT.device)
@@ -143,8 +145,9 @@ class KeySummer:
 
 
 def key_sums(weights: Weights, n_positions: int, first_BT: Tensor | None = None) -> KeySums:
-    """All sums over a layer's weights: those taken as they were computed, by a :class:`KeySummer` in
-    ``weights.reader``, or else in one pass over them, a block of queries at a time."""
+    """Compute all sums over a layer's weights: from a :class:`KeySummer` in ``weights.reader`` if the layer has one,
+    else in one pass over blocks of queries.
+    """
     if isinstance(reader := getattr(weights, "reader", None), KeySummer):
         return reader.sums()
     first = weights.rows(0, min(_QUERY_BLOCK, n_positions))
@@ -232,7 +235,7 @@ class AttentionSinks(AdditiveMetric):
         self.n_sequences[layer].add_(importance_CBHT.shape[1])
 
     def compute(self) -> SinkResult:
-        """All sink quantities per layer and head."""
+        """Return all sink quantities per layer and head."""
         n = self.n_sequences[:, None, None]
         mass = (self.mass_sum / n).cpu().numpy()
         importance = (self.importance_sum / n[..., None]).cpu().numpy()

@@ -1,4 +1,4 @@
-"""How unequal the channels and directions of hidden states are: dominance, massive activations, rank (definitions §7).
+"""Inequality of the channels and directions of hidden states: dominance, massive activations, rank (definitions §7).
 
 Sources: dominance ratio and effective rank [SO]; effective rank is that of Roy & Vetterli (EUSIPCO 2007).
 """
@@ -52,13 +52,13 @@ class DominanceRatio(AdditiveMetric):
         self.n_sequences[place].add_(len(h_BTD))
 
     def compute(self) -> DominanceResult:
-        """Mean ratios of every position, and of position 0 and the median one."""
+        """Return the mean ratios of every position, and those of position 0 and of the median position."""
         by_position = (self.ratio_sum / self.n_sequences[:, None]).cpu().numpy()
         return DominanceResult(by_position, by_position[:, 0], np.median(by_position, axis=-1))
 
 
 class MassiveResult(NamedTuple):
-    """``S`` places, ``k`` entries by falling value; of equal ones by rising position, then by rising channel."""
+    """Result with ``S`` places and ``k`` entries by falling value, ties by rising position, then by rising channel."""
 
     value: np.ndarray
     """``[S, k]`` float64: largest ``|h|`` over the sequences."""
@@ -69,7 +69,7 @@ class MassiveResult(NamedTuple):
 
 
 def _first_largest(values_N: Tensor, k: int) -> Tensor:
-    """Indices of the k largest values, in no order; of equal values the first ones."""
+    """Return indices of the k largest values, in no order; ties go to the first."""
     n, smallest = len(values_N), values_N.topk(k).values[-1]
     # Quicker than a stable sort: fewer than k values are larger than the smallest, and none of their numbers is equal.
     index_N = torch.arange(n, device=values_N.device)
@@ -78,7 +78,7 @@ def _first_largest(values_N: Tensor, k: int) -> Tensor:
 
 
 def _ordered(list_SN3: Tensor) -> Tensor:
-    """The entries by falling value, rising position and rising channel."""
+    """Sort entries by falling value, rising position and rising channel."""
     for column, falling in ((2, False), (1, False), (0, True)):
         order_SN = list_SN3[..., column].sort(dim=1, descending=falling, stable=True).indices
         list_SN3 = list_SN3.gather(1, order_SN[..., None].expand(-1, -1, 3))
@@ -86,7 +86,7 @@ def _ordered(list_SN3: Tensor) -> Tensor:
 
 
 def _merge_two(a_SK3: Tensor, b_SK3: Tensor) -> Tensor:
-    """The k first of both lists; a (position, channel) that is in both counts once, with its larger value."""
+    """Merge two lists and keep the first k; a (position, channel) in both counts once, with its larger value."""
     k = a_SK3.shape[1]
     same_SKK = (a_SK3[:, :, None, 1:] == b_SK3[:, None, :, 1:]).all(-1)
     in_b_SK = a_SK3[..., 0].maximum(b_SK3[:, None, :, 0].where(same_SKK, -torch.inf).amax(-1))
@@ -102,8 +102,8 @@ def _merge_lists(lists_WSK3: Tensor) -> Tensor:
 class MassiveActivations(FreedMetric):
     """The k (position, channel) pairs of largest ``|h|`` over the sequences, per place.
 
-    Of equal values the pair of the lowest position, then of the lowest channel, counts as the larger: the list does not
-    depend on how the sequences are split. The state is the list itself, ``[S, k, 3]`` (value, position, channel).
+    Among equal values the pair of the lowest position, then of the lowest channel, counts as larger, so the list does
+    not depend on how the sequences are split. The state is the list itself, ``[S, k, 3]`` (value, position, channel).
     Merging two lists keeps the k largest, which is exact: a pair among the k largest of all is among the k largest of
     the batch in which it took its value.
 
@@ -138,7 +138,7 @@ class MassiveActivations(FreedMetric):
         self.top[place] = _merge_two(self.top[place][None], found_K3[None])[0]
 
     def compute(self) -> MassiveResult:
-        """The lists."""
+        """Return the lists of values, positions and channels."""
         value, position, channel = self.top.cpu().numpy().transpose(2, 0, 1)
         return MassiveResult(value, position.astype(np.int64), channel.astype(np.int64))
 
@@ -162,11 +162,11 @@ _SOLVER_BYTES, _SOLVER_MATRICES = 1 << 30, 3
 class EffectiveRank(AdditiveMetric):
     """Effective rank of the hidden states of all sequences and positions, per place, from their second moment.
 
-    Singular values of the ``[N·T, d]`` hidden states, not centred, are roots of the eigenvalues of ``Σ h hᵀ``. Of this
-    symmetric matrix the state holds the upper half, in blocks of rows: products of a batch in float32 (or the inputs'
-    wider type), sums across batches in float64. Rounding leaves singular values below about 10⁻³ of the largest (those
-    of few, or collinear, hidden states) uncertain by as much; the others are good to 10⁻⁴. A sum of matrices: additive
-    over batches and ranks.
+    Singular values of the ``[N·T, d]`` hidden states, not centred, are roots of the eigenvalues of ``Σ h hᵀ``. The
+    state holds the upper half of this symmetric matrix, in blocks of rows: products of a batch in float32 (or the
+    inputs' wider type), sums across batches in float64. Rounding leaves singular values below about 10⁻³ of the largest
+    (those of few, or collinear, hidden states) uncertain by as much; the others are good to 10⁻⁴. A sum of matrices:
+    additive over batches and ranks.
 
     Args:
         n_places: places that will be updated.
@@ -186,7 +186,9 @@ class EffectiveRank(AdditiveMetric):
         self._group: Any = None
 
     def _blocks(self) -> Iterator[tuple[int, int, int]]:
-        """First row, number of rows and place in the state of every block of rows; columns go from the first row on."""
+        """Yield first row, number of rows and place in the state of every block of rows; columns start at the first
+        row.
+        """
         offset = 0
         for start in range(0, self.d_model, self.n_rows):
             rows = min(self.n_rows, self.d_model - start)
@@ -213,7 +215,7 @@ class EffectiveRank(AdditiveMetric):
         self._group = group
 
     def _own_moments(self) -> dict[int, Tensor]:
-        """The places that are this process's part of the work, and their states, of all processes together."""
+        """Reduce over processes the states of the places that this process works on, by place."""
         if not self._is_synced:
             return dict(enumerate(self.moment))
         n_ranks, rank, own = dist.get_world_size(self._group), dist.get_rank(self._group), {}
@@ -225,14 +227,16 @@ class EffectiveRank(AdditiveMetric):
         return own
 
     def _eigenvalues(self, moment: Tensor) -> Tensor:
-        """Of the symmetric matrix whose upper half this is, falling."""
+        """Return the eigenvalues, falling, of the symmetric matrix whose upper half ``moment`` holds."""
         upper_DD = moment.new_zeros(self.d_model, self.d_model)
         for start, rows, offset in self._blocks():
             upper_DD[start : start + rows, start:] = self._block(moment, start, rows, offset)
         return symmetric_eigenvalues(upper_DD).flip(0)
 
     def eigenvalues(self) -> Tensor:
-        """Of every place's second moment, falling, ``[S, d]``; processes share the places among them."""
+        """Return the eigenvalues of every place's second moment, falling, ``[S, d]``. Collective once synchronised:
+        processes share the places.
+        """
         own = self._own_moments()
         eigenvalues_SD = self.moment.new_zeros(len(self.moment), self.d_model)
         at_most = _SOLVER_BYTES // (_SOLVER_MATRICES * self.moment.element_size() * self.d_model**2)
@@ -241,12 +245,14 @@ class EffectiveRank(AdditiveMetric):
         return sum_over_ranks(eigenvalues_SD, self._group) if self._is_synced else eigenvalues_SD
 
     def compute(self) -> RankResult:
-        """Effective rank and singular values of every place."""
+        """Return effective rank and singular values of every place."""
         return rank_result(self.eigenvalues(), self.n_vectors)
 
 
 def rank_result(eigenvalues_SD: Tensor, n_vectors_S: Tensor) -> RankResult:
-    """Effective rank and singular values from the eigenvalues of ``Σ h hᵀ``, falling, and the number of vectors."""
+    """Compute effective rank and singular values from the eigenvalues of ``Σ h hᵀ``, falling, and the number of
+    vectors.
+    """
     singular_SD = (eigenvalues_SD.clamp_min(0) / n_vectors_S[:, None]).sqrt()
     share_SD = singular_SD / singular_SD.sum(-1, keepdim=True)
     rank_S = torch.special.entr(share_SD).sum(-1).exp()

@@ -17,7 +17,9 @@ _STREAMS = 8
 
 
 def symmetric_eigenvalues(upper_DD: Tensor) -> Tensor:
-    """Of the symmetric matrix whose upper half this is, rising, ``[D]``; what is below the diagonal is not read."""
+    """Return the eigenvalues ``[D]``, rising, of the symmetric matrix whose upper half is given; the part below the
+    diagonal is not read.
+    """
     if upper_DD.device.type != "cpu":
         return torch.linalg.eigvalsh(upper_DD, UPLO="U")
     # numpy's OpenBLAS takes .55 of the time of torch's MKL on an AMD processor. In the order of Fortran, the upper half
@@ -26,13 +28,13 @@ def symmetric_eigenvalues(upper_DD: Tensor) -> Tensor:
 
 
 def each_at_once(function: Callable[[Tensor], Tensor], matrices: Iterable[Tensor], at_most: int) -> list[Tensor]:
-    """``function`` of every matrix. Eigenvalues of matrices of this size gain little from several cores together, and
-    lose much where the cores are busy elsewhere; on a GPU a single matrix leaves most of it idle.
+    """Apply ``function`` to every matrix, several at a time. Eigenvalues of matrices of this size gain little from
+    several cores, and lose much if the cores are busy; on a GPU a single matrix leaves most of it idle.
 
     Args:
-        function: gives a tensor of its own; it is called in threads.
+        function: returns a new tensor; called in threads.
         matrices: all on one device.
-        at_most: how many at once where memory is short, on a GPU; on the CPU it is one for each core.
+        at_most: limit of matrices at once on a GPU, for memory; the CPU takes one per core.
     """
     matrices, n_threads = list(matrices), torch.get_num_threads()
     device_type = matrices[0].device.type if matrices else "cpu"
@@ -53,12 +55,14 @@ def each_at_once(function: Callable[[Tensor], Tensor], matrices: Iterable[Tensor
 
 @cache
 def _streams(device: torch.device) -> tuple[torch.cuda.Stream, ...]:
-    """The same ones every time: torch keeps the memory that was freed on a stream for that stream."""
+    """Return the same streams at every call: torch keeps memory that was freed on a stream for that stream."""
     return tuple(torch.cuda.Stream(device) for _ in range(_STREAMS))
 
 
 def _on_streams(function: Callable[[Tensor], Tensor], matrices: list[Tensor], n_streams: int) -> list[Tensor]:
-    """Each in a thread, because solvers make their thread wait for the device, on a stream of its own."""
+    """Apply ``function`` to each matrix in a thread with its own stream, because solvers make their thread wait for the
+    device.
+    """
     device = matrices[0].device
     caller, streams = torch.cuda.current_stream(device), _streams(device)[:n_streams]
     # Torch loads its solvers at the first call, which fails where that comes from several threads

@@ -1,4 +1,4 @@
-"""Positional variance of head outputs, and how many tokens they average over (definitions §6) [BB, SO]."""
+"""Positional variance of head outputs, and the number of tokens that they average over (definitions §6) [BB, SO]."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class VarianceResult(NamedTuple):
 
 
 def _square_sum(x: Tensor) -> Tensor:
-    """Squared norms over the last axis, float64."""
+    """Compute squared norms over the last axis, float64."""
     return torch.linalg.vector_norm(x, dim=-1).double().square_()
 
 
 class PositionalVariance(AdditiveMetric):
     """Variance of head outputs over probe sequences, per layer, head and position, in one pass.
 
-    Kept are the mean of every channel, and of every head and position the scatter ``Σ‖o − mean‖²``; batches and ranks
-    are merged by the formulas of Chan, Golub & LeVeque (1979), in which no square of a mean is taken from another one:
-    a mean far above the deviation does no harm. In float64 the result is that of all sequences at once. Means in
+    The states are the mean of every channel, and the scatter ``Σ‖o − mean‖²`` of every head and position; batches and
+    ranks are merged by the formulas of Chan, Golub & LeVeque (1979), in which no square of a mean is taken from another
+    one: a mean far above the deviation does no harm. In float64 the result is that of all sequences at once. Means in
     float32 take half of the memory; rounding then changes the variance by less than 10⁻⁶ + 10⁻⁷·mean/sd of itself.
 
     Args:
@@ -40,7 +40,7 @@ class PositionalVariance(AdditiveMetric):
         d_head: channels per head.
         n_constant: leading positions whose outputs are the same in all sequences, as behind a fixed BOS. Their variance
             is 0, and what is summed there is rounding.
-        dtype: of the means, and of the arithmetic inside a batch.
+        dtype: type of the means, and of the arithmetic inside a batch.
     """
 
     mean: Tensor
@@ -97,7 +97,7 @@ class PositionalVariance(AdditiveMetric):
         self.mean, self.n_sequences = mean, total
 
     def compute(self) -> VarianceResult:
-        """Positional variance and its discrepancy."""
+        """Return positional variance and its discrepancy."""
         n_L11 = self.n_sequences[:, None, None]
         n_positions, _, d_head = self.mean.shape[1:]
         # A constant head's scatter is 0 up to rounding, on either side.
@@ -153,6 +153,6 @@ class EffectiveTokens(AdditiveMetric):
         self.n_sequences[layer].add_(len(squares_BHT))
 
     def compute(self) -> TokensResult:
-        """Mean effective numbers of tokens."""
+        """Return the mean effective numbers of tokens."""
         mean = (self.token_sum / self.n_sequences[:, None, None, None]).cpu().numpy()
         return TokensResult(mean[:, 0], mean[:, 1])

@@ -1,1 +1,1 @@
-"""What adapters do to a model (definitions §12)."""
+"""Effects of adapters on a model (definitions §12)."""

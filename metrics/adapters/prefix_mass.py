@@ -1,4 +1,4 @@
-"""How much weight queries give to the keys of an adapter's prefix (definitions §12)."""
+"""Weight that queries give to the keys of an adapter's prefix (definitions §12)."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ..quantity import Sizes
 
 class _Weights(Protocol):
     def prefix_share(self) -> Tensor | None:
-        """Each query's weight on the keys of a prefix ``[B, H, T]``; None where there is none."""
+        """Return each query's weight on the keys of a prefix ``[B, H, T]``; None without a prefix."""
 
 
 class ShownWeights(Protocol):
-    """What is read of one attention of a pass."""
+    """The part of an attention that :class:`PrefixMass` reads."""
 
     @property
     def weights(self) -> _Weights:
-        """Its weights."""
+        """Attention weights of the layer."""
 
 
 class PrefixMass(AdditiveMetric):
     """Mean weight of the queries after the first on all keys of a prefix. States are sums: additive.
 
     Args:
-        sizes: of the model and the probe.
+        sizes: sizes of the model and the probe.
     """
 
     mass_sum: Tensor
@@ -43,15 +43,16 @@ class PrefixMass(AdditiveMetric):
         self.update(layer - 1, attended.weights.prefix_share())
 
     def update(self, layer: int, share_BHT: Tensor | None) -> None:
-        """Add a batch of one layer (from 0): every query's weight on the prefix, None where there is none. Position 0
-        does not count, as in the sink mass, so that the two can be compared."""
+        """Add a batch of one layer (from 0): every query's weight on the prefix, None without a prefix. Position 0 does
+        not count, as in the sink mass, so that the two can be compared.
+        """
         if share_BHT is None:
             return
         self.mass_sum[layer].add_(share_BHT[..., 1:].double().sum((0, 2)))
         self.n_queries[layer].add_(share_BHT[:, 0, 1:].numel())
 
     def compute(self) -> dict[str, np.ndarray]:
-        """Means ``[L, H]``; nothing where there is no prefix."""
+        """Return the mean weight per layer and head ``[L, H]``; empty if no layer has a prefix."""
         if not self.n_queries.any():
             return {}
         return {"prefix_mass": (self.mass_sum / self.n_queries[:, None]).cpu().numpy()}

@@ -1,1 +1,1 @@
-"""What a sink is made of: norms of keys and values, entropy and logits of heads, sinks of single sequences."""
+"""Parts of a sink: norms of keys and values, entropy and logits of heads, sinks of single sequences."""

@@ -1,4 +1,4 @@
-"""How spread the attention of a head is, and how large its largest logit (definitions §13)."""
+"""Entropy of each head's attention, and its largest logit (definitions §13)."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from .shown_attention import ShownAttention
 
 
 class HeadEntropy(AdditiveMetric):
-    """Mean entropy of attention per head, and its largest logit. A sum and a maximum: free of how the probe is split.
+    """Mean entropy of attention per head, and its largest logit. The states, a sum and a maximum, do not depend on how
+    the probe is split.
 
     Args:
-        sizes: of the model and the probe.
+        sizes: sizes of the model and the probe.
     """
 
     entropy_sum: Tensor
@@ -51,7 +52,9 @@ class HeadEntropy(AdditiveMetric):
         self.largest = largest_over_ranks(self.largest, group)
 
     def compute(self) -> dict[str, np.ndarray | float]:
-        """Entropies ``[L, H]``, what uniform attention would have, and the largest logits, NaN where none was shown."""
+        """Return entropies ``[L, H]``, the entropy of uniform attention, and the largest logits (NaN for layers without
+        data).
+        """
         largest = self.largest.masked_fill(self.largest == -torch.inf, torch.nan)
         return {
             "attention_entropy_uniform": sum(math.log(t + 1) for t in self.queries) / len(self.queries),

@@ -20,7 +20,7 @@ class KeyValueNorms(AdditiveMetric):
     """Euclidean norms of keys and values as they enter the attention. States are sums: additive over batches and ranks.
 
     Args:
-        sizes: of the model and the probe.
+        sizes: sizes of the model and the probe.
     """
 
     position_sum: Tensor
@@ -54,7 +54,8 @@ class KeyValueNorms(AdditiveMetric):
             layer: the layer.
             k_BHTK: keys as they enter the scores.
             v_BHTK: values.
-            importance_BHT: of every key, of weights over their row's sum; the largest is each head's sink.
+            importance_BHT: importance of every key, from weights divided by their row's sum; the largest is each head's
+                sink.
         """
         norm_XBHT = torch.stack([channel_norms(k_BHTK), channel_norms(v_BHTK)])
         n_others = norm_XBHT.shape[-1] - 1
@@ -69,7 +70,9 @@ class KeyValueNorms(AdditiveMetric):
         self.n_sequences[layer].add_(len(k_BHTK))
 
     def compute(self) -> dict[str, np.ndarray]:
-        """Mean norms by position, and the ratios at position 0 and at the sink."""
+        """Return mean norms by position, and the ratios of the norm at position 0 and at the sink to that of the other
+        positions.
+        """
         by_position = self.position_sum / self.n_sequences[:, None]
         first, sink = self.first_sum / self.behind_first_sum, self.sink_sum / self.elsewhere_sum
         found = {}

@@ -1,6 +1,6 @@
-"""Sinks of single sequences: how many there are, where, and on which tokens (definitions §13).
+"""Sinks of single sequences: number, positions and tokens (definitions §13).
 
-A mean over sequences hides a sink that stands elsewhere in each of them. Here each sequence is asked.
+A mean over sequences hides a sink whose position differs between them. This metric looks at each sequence alone.
 
 Legend: B sequences, H heads, T positions, J keys that can be sinks, K entries of a list.
 """
@@ -20,15 +20,16 @@ from ..quantity import Sizes
 from .judged_keys import n_judged_keys
 from .shown_attention import ShownAttention
 
-#: How many secondary sinks of a layer are listed.
+#: Number of secondary sinks listed per layer.
 N_LISTED = 10
 #: Columns of a list's entries. A position takes one place in the list however many sequences have a sink there.
 _IMPORTANCE, _POSITION, _TOKEN, _HEADS = range(4)
 
 
 def _first(entries_N4: Tensor, k: int) -> Tensor:
-    """The k first entries by falling importance; of equal ones by rising position, token, and falling heads. Of one
-    position only the first counts."""
+    """Return the first k entries by falling importance, ties by rising position, rising token and falling heads. Each
+    position counts once.
+    """
     for column, falling in ((_HEADS, True), (_TOKEN, False), (_POSITION, False), (_IMPORTANCE, True)):
         entries_N4 = entries_N4[entries_N4[:, column].argsort(descending=falling, stable=True)]
     position_N = entries_N4[:, _POSITION]
@@ -40,12 +41,13 @@ def _first(entries_N4: Tensor, k: int) -> Tensor:
 class SequenceSinks(AdditiveMetric):
     """Keys that are a sink of a sequence: importance above ε in at least one head of a layer.
 
-    Only keys that a quarter of the queries see are judged. The list holds, for each layer, the positions behind the
-    first of largest importance in any sequence and head, with the token there and how many heads of the layer have a
-    sink on it. Counts are sums, and merging two lists is exact: nothing depends on how the probe was split.
+    Only keys that at least a quarter of the queries see can count. The list holds, for each layer, the positions behind
+    the first of largest importance in any sequence and head, with the token there and the number of the layer's heads
+    that have a sink on it. Counts are sums, and merging two lists is exact: the result does not depend on how the probe
+    was split.
 
     Args:
-        sizes: of the model and the probe.
+        sizes: sizes of the model and the probe.
         sink_epsilon: importance above which a key is a sink.
     """
 
@@ -73,8 +75,8 @@ class SequenceSinks(AdditiveMetric):
 
         Args:
             layer: the layer.
-            importance_BHT: of every key, of weights over their row's sum.
-            tokens_BT: ids; None where they are not known, which lists them as −1.
+            importance_BHT: importance of every key, from weights divided by their row's sum.
+            tokens_BT: token ids; None if unknown: they are then listed as −1.
         """
         if len(importance_BHT) == 0:
             return
@@ -84,7 +86,7 @@ class SequenceSinks(AdditiveMetric):
         self.n_sequences[layer].add_(len(importance_BHT))
         largest_BJ = importance_BHJ.amax(1).double()
         tokens_BJ = torch.full_like(heads_BJ, -1) if tokens_BT is None else tokens_BT[:, : self.n_judged]
-        # Of a position, one sequence: that of the largest importance, then of the lowest token, then of most heads.
+        # For each position keep one sequence: the one of largest importance; ties by lowest token, then by most heads.
         largest_J = largest_BJ.amax(0)
         behind_BJ = largest_BJ < largest_J
         token_J = tokens_BJ.masked_fill(behind_BJ, torch.iinfo(tokens_BJ.dtype).max).amin(0)
@@ -108,7 +110,7 @@ class SequenceSinks(AdditiveMetric):
         return _first(torch.cat([a_K4, b_K4]), self.k)
 
     def compute(self) -> dict[str, np.ndarray]:
-        """Counts over sequences, and the lists."""
+        """Return the shares of sequences with a sink, by position and in total, and the lists of secondary sinks."""
         share_LT = (self.sink_count / self.n_sequences[:, None]).cpu().numpy()
         listed = self.listed.cpu().numpy()
         whole = {"position": _POSITION, "token": _TOKEN, "heads": _HEADS}

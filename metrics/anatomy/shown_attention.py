@@ -1,4 +1,4 @@
-"""What the metrics of this folder read of one attention of a pass (``measure/observed.py`` has it all)."""
+"""The part of one attention of a pass that the metrics of this folder read (``measure/observed.py`` has all of it)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ..sinks import KeySums
 
 
 class ShownAttention(Protocol):
-    """One attention of a batch: B sequences, H query heads, T positions, K head width."""
+    """An attention of a batch: B sequences, H query heads, T positions, K head width."""
 
     @property
     def k_BHTK(self) -> Tensor:  # noqa: N802 - a shape suffix
@@ -22,8 +22,8 @@ class ShownAttention(Protocol):
 
     @property
     def sums(self) -> KeySums:
-        """What queries give to keys."""
+        """Sums of the weights that queries give to keys."""
 
     @property
     def tokens_BT(self) -> Tensor | None:  # noqa: N802 - a shape suffix
-        """The batch; None where it is not known."""
+        """Token ids of the batch; None if unknown."""

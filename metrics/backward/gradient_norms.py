@@ -1,4 +1,4 @@
-"""Norms of the loss gradient by place and position, and how much of it the first position gets (definitions §16)."""
+"""Norms of the loss gradient by place and position, and the share of the first position (definitions §16)."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ HEAD_PLACES: tuple[HeadPlace, ...] = get_args(HeadPlace)
 
 
 class GradientResult(NamedTuple):
-    """Float64; ``L`` layers, ``H`` heads, ``T`` positions. NaN at positions and in layers that nothing was seen of,
-    inf where a gradient is not finite."""
+    """Float64; ``L`` layers, ``H`` heads, ``T`` positions. NaN at positions and in layers without data, inf if a
+    gradient is not finite.
+    """
 
     loss: float
     """Mean over sequences of the loss, nats."""
@@ -73,18 +74,18 @@ class GradientNorms(AdditiveMetric):
         self.n_mlp[layer].add_(len(g_BTD))
 
     def after_attention(self, layer: int, g_BTD: Tensor) -> None:
-        """The same after the attention of block ``layer``, from 1."""
+        """Add a batch's gradients by the residual stream after the attention of block ``layer``, from 1."""
         self.attention_sum[layer - 1].add_(_norms(g_BTD).sum(0))
         self.n_attention[layer - 1].add_(len(g_BTD))
 
     def in_heads(self, layer: int, by_place: dict[HeadPlace, Tensor]) -> None:
-        """The same by queries, keys and values ``[B, H, T, K]`` of block ``layer``, from 1."""
+        """Add a batch's gradients by queries, keys and values ``[B, H, T, K]`` of block ``layer``, from 1."""
         for i, place in enumerate(HEAD_PLACES):
             self.heads_sum[i, layer - 1].add_(_norms(by_place[place]).sum(0))
         self.n_heads_seen[layer - 1].add_(len(by_place["query"]))
 
     def compute(self) -> GradientResult:
-        """Means over sequences."""
+        """Return the means over sequences."""
         heads = _means(self.heads_sum, self.n_heads_seen[None, :, None, None])
         return GradientResult(
             float(self.loss_sum / self.n_sequences),
@@ -95,20 +96,22 @@ class GradientNorms(AdditiveMetric):
 
 
 def _norms(g: Tensor) -> Tensor:
-    """Norms over the last axis, float64."""
+    """Return norms over the last axis, float64."""
     wide = torch.promote_types(g.dtype, torch.float32)
     return torch.linalg.vector_norm(g, dim=-1, dtype=wide).double()
 
 
 def _means(sums: Tensor, n: Tensor) -> np.ndarray:
-    """Means, NaN where nothing was added, and at the last position; inf where any gradient was not finite."""
+    """Divide sums by counts. NaN where the count is 0 and at an added last position; inf where any gradient was not
+    finite.
+    """
     broken = ~sums.isfinite() & (n > 0)
     means = (sums / n).masked_fill(broken, torch.inf).cpu().numpy()
     return np.concatenate([means, np.full_like(means[..., :1], np.nan)], axis=-1)
 
 
 def first_over_others(norms: np.ndarray) -> np.ndarray:
-    """Position 0's norm over the mean of the others', of norms ``[…, T]`` whose last position is NaN.
+    """Return the norm at position 0 over the mean norm of the others, from norms ``[…, T]`` whose last position is NaN.
 
     1 is no difference; where all are 0, as behind a map that starts at 0, it is 1 too.
     """

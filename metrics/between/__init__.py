@@ -1,1 +1,1 @@
-"""What is measured between models: pure functions, tensors in, numbers out."""
+"""Comparisons between models: pure functions, tensors in, numbers out."""

@@ -9,21 +9,21 @@ import numpy as np
 
 
 class Barrier(NamedTuple):
-    """How far the loss rises above the line between its ends."""
+    """Largest rise of the loss above the straight line between its ends."""
 
     height: float
     """Nats; 0 where the loss is nowhere above that line: the two are linearly connected."""
     alpha: float
-    """Where it is highest; 0 is the first model."""
+    """Position of the highest point; 0 is the first model."""
 
 
 def loss_barrier(alphas: Sequence[float], losses: Sequence[float]) -> Barrier:
-    """``max_α L(α) − ((1 − α)·L(0) + α·L(1))``, over the points that were measured (Frankle et al., arXiv 1912.05671;
-    the baseline of Entezari et al., arXiv 2110.06296).
+    """Return ``max_α L(α) − ((1 − α)·L(0) + α·L(1))``, over the measured points (Frankle et al., arXiv 1912.05671; the
+    baseline of Entezari et al., arXiv 2110.06296).
 
     Args:
         alphas: rising from 0 to 1.
-        losses: at each.
+        losses: the loss at each.
     """
     a, found = np.asarray(alphas, np.float64), np.asarray(losses, np.float64)
     excess = found - ((1 - a) * found[0] + a * found[-1])

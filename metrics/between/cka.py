@@ -1,10 +1,10 @@
 """Unbiased linear CKA between hidden states, over minibatches of examples (definitions, between models).
 
 HSIC of two sets of features of the same n examples is estimated without bias (Song et al. 2012, eq. 5) from their Gram
-matrices; of many examples it is the mean over minibatches (Nguyen et al., arXiv 2010.15327), and CKA is HSIC over the
-root of the product with themselves (Kornblith et al., arXiv 1905.00414). In the form of Székely and Rizzo (2014) the
-estimate is an inner product of Gram matrices that are centred one by one. So a place of a model leaves one vector, and
-every pair of places, of any models, is an inner product of two of them.
+matrices; for many examples, the estimate is the mean over minibatches (Nguyen et al., arXiv 2010.15327), and CKA is
+HSIC over the root of the product with themselves (Kornblith et al., arXiv 1905.00414). In the form of Székely and Rizzo
+(2014) the estimate is an inner product of Gram matrices that are centred one by one. So each place of a model is stored
+as one vector, and the HSIC of any two places is the inner product of their vectors.
 
 Legend: n examples of a minibatch, D features, E entries of a place's vector, P and Q places.
 """
@@ -22,7 +22,7 @@ FEWEST_EXAMPLES = 4
 
 
 def minibatches(n_examples: int, size: int) -> list[int]:
-    """Sizes of the fewest minibatches of at most ``size`` examples each; they differ by one at most.
+    """Return the sizes of the fewest minibatches of at most ``size`` examples; sizes differ by at most one.
 
     Raises:
         ValueError: one of them has less than `FEWEST_EXAMPLES`.
@@ -35,10 +35,10 @@ def minibatches(n_examples: int, size: int) -> list[int]:
 
 
 def gram_vector(x_ND: Tensor) -> Tensor:
-    """The centred Gram matrix of a minibatch as a vector: float64 ``[n(n−1)/2]``.
+    """Return the centred Gram matrix of a minibatch as a vector: float64 ``[n(n−1)/2]``.
 
-    The inner product of two of them is the unbiased estimate of HSIC. It may be negative; of a set of features with
-    itself it never is.
+    The inner product of two of them is the unbiased estimate of HSIC. The estimate can be negative, but not for a set
+    of features with itself.
 
     Args:
         x_ND: features ``[n, D]``, a row per example, at least `FEWEST_EXAMPLES`.
@@ -56,10 +56,11 @@ def gram_vector(x_ND: Tensor) -> Tensor:
 
 
 def hsic(a: Iterable[np.ndarray], b: Iterable[np.ndarray]) -> np.ndarray:
-    """HSIC between every place of one model and every place of another, float64 ``[P, Q]``: the mean over minibatches.
+    """Compute HSIC between every place of one model and every place of another, float64 ``[P, Q]``: the mean over
+    minibatches.
 
     Args:
-        a: of each minibatch, the vectors of all places, ``[P, E]``.
+        a: for each minibatch, the vectors of all places, ``[P, E]``.
         b: the same of the other model, ``[Q, E]``.
     """
     of_each = [np.asarray(a_PE, np.float64) @ np.asarray(b_QE, np.float64).T for a_PE, b_QE in zip(a, b, strict=True)]
@@ -68,7 +69,7 @@ def hsic(a: Iterable[np.ndarray], b: Iterable[np.ndarray]) -> np.ndarray:
 
 
 def cka(ab_PQ: np.ndarray, aa_P: np.ndarray, bb_Q: np.ndarray) -> np.ndarray:
-    """CKA ``[P, Q]`` from HSIC of the pairs and of the places with themselves; NaN where features are constant."""
+    """Compute CKA ``[P, Q]`` from the HSIC of the pairs and of each place with itself; NaN for constant features."""
     with np.errstate(divide="ignore", invalid="ignore"):
         found: np.ndarray = ab_PQ / np.sqrt(aa_P[:, None] * bb_Q[None, :])
     return np.where(np.isfinite(found), found, np.nan)

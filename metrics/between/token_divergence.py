@@ -10,10 +10,10 @@ from torch import Tensor
 
 
 def token_kl(logits: list[Tensor]) -> Tensor:
-    """``KL(p_a ‖ p_b)`` of every ordered pair of models at every row, in nats: float64 ``[R, A, A]``.
+    """Compute ``KL(p_a ‖ p_b)`` of every ordered pair of models at every row, in nats: float64 ``[R, A, A]``.
 
     Args:
-        logits: of each model ``[R, V]``, finite.
+        logits: finite logits ``[R, V]`` of each model.
     """
     log_p_RAV = torch.stack([torch.log_softmax(logits_RV.double(), -1) for logits_RV in logits], 1)
     # −Σ_v p_a log p_b; the diagonal is the entropy of each.
@@ -23,6 +23,6 @@ def token_kl(logits: list[Tensor]) -> Tensor:
 
 
 def token_loss(logits_RV: Tensor, targets_R: Tensor) -> Tensor:
-    """``−log p(target)`` of every row in nats, float64 ``[R]``."""
+    """Compute ``−log p(target)`` of every row in nats, float64 ``[R]``."""
     logits_RV = logits_RV.double()
     return logits_RV.logsumexp(-1) - logits_RV.gather(-1, targets_R[:, None])[:, 0]

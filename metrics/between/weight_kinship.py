@@ -1,8 +1,8 @@
-"""Which of some weights descend from one birth, and in which order training passed through them.
+"""Descent of weights from a common birth, and the order in which training passed through checkpoints.
 
-Both from the same sampled values of every checkpoint; no model is run. At birth two seeds share nothing, and training
-moves weights slowly: between checkpoints of one run the cosine of every tensor stays positive, between two runs it is
-0 on average, whatever they have learned, because no direction of the residual stream is special.
+Both are read from the same sampled values of every checkpoint; no model is run. At birth two seeds share nothing, and
+training moves weights slowly. So between checkpoints of one run the cosine of every tensor stays positive; between two
+runs it is 0 on average, whatever they have learned, because no direction of the residual stream is special.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import numpy as np
 
-#: What kin must reach: the mean cosine over tensors, and the chance of it among strangers.
+#: Requirements for kin: the least mean cosine over tensors, and the largest chance of it among strangers.
 LEAST_COSINE, LARGEST_P = 0.1, 1e-4
 #: A cosine that no tensor of a stranger comes near, of 1,000 values or more: where half of the tensors reach it, they
 #: are kin, however much the others were turned and p suffers from it.
@@ -29,18 +29,18 @@ Steps = frozenset[frozenset[int]]
 
 @dataclass(frozen=True)
 class Kinship:
-    """Of two checkpoints."""
+    """Result of the test of two checkpoints."""
 
     cosine: float
     """Mean over tensors of the cosine of their values, each run of values centred; NaN without tensors."""
     p: float
     """One-sided chance of it among strangers: Student's t over the tensors; NaN for fewer than `FEWEST_TENSORS`."""
     median: float = np.nan
-    """Of the tensors' cosines."""
+    """Median of the tensors' cosines."""
 
     @property
     def verdict(self) -> bool | None:
-        """Whether they are kin; None where no test was possible."""
+        """True if the two are kin; None if no test was possible."""
         if np.isnan(self.p):
             return None
         return bool((self.cosine >= LEAST_COSINE and self.p < LARGEST_P) or self.median >= CLEAR_COSINE)
@@ -51,13 +51,13 @@ def kinship(a: Values, b: Values) -> Kinship:
 
     Args:
         a: tensor → sampled values ``[runs, length]``.
-        b: the same places; tensors that only one has, or of another shape, are left out.
+        b: the same places; tensors that only one has, or whose shapes differ, are left out.
     """
     return kinships([a, b])[0][1]
 
 
 def kinships(values: Sequence[Values]) -> list[list[Kinship]]:
-    """Test every checkpoint with every other, ``[M][M]``, each as `kinship` does; with itself it is kin."""
+    """Test every checkpoint against every other with `kinship`, ``[M][M]``; each is kin of itself."""
     from scipy import stats
 
     n_models = len(values)
@@ -81,8 +81,9 @@ def kinships(values: Sequence[Values]) -> list[list[Kinship]]:
 
 
 def _by_tensor(values: Sequence[Values]) -> Iterator[np.ndarray]:
-    """The checkpoints' values of one tensor after the other, float64 ``[M, runs, length]``; of a checkpoint that lacks
-    it, or has it in another shape than the first that has it, NaN."""
+    """Yield the checkpoints' values of one tensor after the other, float64 ``[M, runs, length]``. NaN for a checkpoint
+    that lacks the tensor or has it in another shape than the first that holds it.
+    """
     for name in sorted({name for held in values for name in held}):
         shape = next(held[name].shape for held in values if name in held)
         there = [held[name] if name in held and held[name].shape == shape else None for held in values]
@@ -90,7 +91,7 @@ def _by_tensor(values: Sequence[Values]) -> Iterator[np.ndarray]:
 
 
 def _cosines(x_MRL: np.ndarray) -> np.ndarray:
-    """Cosine of every two ``[M, M]``, each run centred; NaN where one is constant or missing."""
+    """Return the cosine of every two ``[M, M]``, each run centred; NaN if one is constant or missing."""
     x_MN = (x_MRL - x_MRL.mean(2, keepdims=True)).reshape(len(x_MRL), -1)
     products_MM, norms_M = x_MN @ x_MN.T, np.linalg.norm(x_MN, axis=1)
     norms_MM = np.outer(norms_M, norms_M)
@@ -99,7 +100,7 @@ def _cosines(x_MRL: np.ndarray) -> np.ndarray:
 
 
 def births(kin_MM: np.ndarray) -> list[list[int]]:
-    """Groups that pairs of kin hold together, the largest first; of equal ones that of the first member.
+    """Group checkpoints that pairs of kin connect, the largest group first; ties by first member.
 
     Args:
         kin_MM: bool, symmetric.
@@ -139,14 +140,15 @@ def mean_distances(squares_TMM: np.ndarray) -> np.ndarray:
 
 
 def path_length(order: Sequence[int], distance_MM: np.ndarray) -> float:
-    """Along a path through all of ``order``."""
+    """Return the length of the path through all of ``order``."""
     return float(sum(distance_MM[a, b] for a, b in pairwise(order)))
 
 
 def shortest_path(distance_MM: np.ndarray, start: Sequence[int]) -> list[int]:
-    """An order of all checkpoints with a short path through them, improved from ``start`` until nothing helps: parts of
-    up to three are moved elsewhere, parts of any length turned round, and two exchanged. Training passes through its
-    checkpoints on a path that hardly turns back, so that the path is shortest in their order."""
+    """Search an order of all checkpoints with a short path through them. From ``start``, move parts of up to three,
+    reverse parts of any length and exchange two, until nothing helps. Training hardly turns back, so its checkpoints in
+    their order are close to the shortest path.
+    """
     best, length = list(start), path_length(start, distance_MM)
     improved = True
     while improved:
@@ -172,23 +174,25 @@ def _neighbours(order: list[int]) -> Iterator[list[int]]:
 
 
 def is_shorter(other: Sequence[int], order: Sequence[int], distance_MM: np.ndarray) -> bool:
-    """Whether a path is clearly shorter than that of ``order`` in the steps that only one of them takes."""
+    """Return True if a path is clearly shorter than ``order``, over the steps that only one of them takes."""
     return length_ratio(steps_of(other), steps_of(order), distance_MM) < SHORTER
 
 
 def steps_of(path: Sequence[int]) -> Steps:
-    """The steps of a path as pairs of checkpoints."""
+    """Return the steps of a path as pairs of checkpoints."""
     return frozenset(frozenset(step) for step in pairwise(path))
 
 
 def length_ratio(other: Steps, steps: Steps, distance_MM: np.ndarray) -> float:
-    """Divide the length of some steps by that of others, without the steps that both have; infinite without any."""
+    """Divide the length of some steps by that of others, ignoring steps in both; infinite if no step is left to divide
+    by.
+    """
     a, b = (sum(float(distance_MM[tuple(step)]) for step in only) for only in (other - steps, steps - other))
     return a / b if b > 0 else np.inf
 
 
 def tailedness(values: Values) -> float:
-    """Mean over tensors of the excess kurtosis: of drawn weights 0 or less, and training makes it grow."""
+    """Return the mean over tensors of the excess kurtosis: at most 0 for drawn weights; training raises it."""
     found = []
     for x in values.values():
         centred = x.astype(np.float64).ravel() - x.mean(dtype=np.float64)
@@ -198,7 +202,7 @@ def tailedness(values: Values) -> float:
 
 
 def overshoot(sizes: Sequence[float], gaps: Sequence[int]) -> float:
-    """How many times the last step of a curve is as long as the two before it let expect; NaN where that is not known.
+    """Divide the last step of a curve by the length that the two steps before it let expect; NaN if unknown.
 
     Weights that are trained on move at most as far as the time since the last checkpoint, and noise at least as its
     root, so each of the two is taken at the larger. A falling learning rate makes steps shorter. At the start of a

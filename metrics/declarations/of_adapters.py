@@ -1,4 +1,4 @@
-"""What adapters do to a model (definitions §12)."""
+"""Effects of adapters on a model (definitions §12)."""
 
 from __future__ import annotations
 

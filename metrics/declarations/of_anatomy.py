@@ -1,4 +1,4 @@
-"""What a sink is made of, in heads and in single sequences (definitions §13)."""
+"""Anatomy of a sink, in heads and in single sequences (definitions §13)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What leads to a sink: aggregation, hidden units, states, and the lock of queries on a key (definitions §6, §7)."""
+"""Causes of a sink: aggregation, hidden units, states, and the lock of queries on a key (definitions §6, §7)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the training log holds of an evaluation; a text or task has its own name in the middle."""
+"""Quantities of an evaluation in the training log; the name of a text or task comes in the middle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a mixture of experts sends the first position (definitions §7)."""
+"""Routing of the first position by a mixture of experts (definitions §7)."""
 
 from __future__ import annotations
 

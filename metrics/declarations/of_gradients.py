@@ -1,4 +1,4 @@
-"""Norms of the loss gradient, where a snapshot has them (definitions §16)."""
+"""Norms of the loss gradient, in snapshots that hold them (definitions §16)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The seed's mark: contraction, preference, and what is compared with birth (definitions §3, §4)."""
+"""The seed's mark: contraction, preference, and comparisons with birth (definitions §3, §4)."""
 
 from __future__ import annotations
 

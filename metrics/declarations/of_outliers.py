@@ -1,4 +1,4 @@
-"""Outliers of the residual stream and of what attentions and MLPs give (definitions §14)."""
+"""Outliers of the residual stream and of the outputs of attentions and MLPs (definitions §14)."""
 
 from __future__ import annotations
 

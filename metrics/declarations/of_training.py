@@ -1,4 +1,4 @@
-"""What the training log holds beside the scalars of snapshots."""
+"""Quantities of the training log beside the scalars of snapshots."""
 
 from __future__ import annotations
 
@@ -205,4 +205,4 @@ LOGGED: Mapping[str, Quantity] = {
         *EVALUATION,
     )
 }
-"""What ``metrics.jsonl`` holds beside the scalars of snapshots, by its name there."""
+"""Quantities of ``metrics.jsonl`` beside the scalars of snapshots, by their names there."""

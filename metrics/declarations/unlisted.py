@@ -1,4 +1,4 @@
-"""A quantity that stands in no table unless it says so, and what declarations say of when a quantity is there."""
+"""A quantity that appears in no table unless it asks to, and the conditions that declarations name for a quantity."""
 
 from __future__ import annotations
 

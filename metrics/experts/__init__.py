@@ -1,1 +1,1 @@
-"""What each expert of a mixture does."""
+"""Metrics of the single experts of a mixture."""

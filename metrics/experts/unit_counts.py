@@ -12,13 +12,13 @@ from ..quantity import Sizes
 
 
 class ExpertUnits(AdditiveMetric):
-    """Mean |activation| of every hidden unit of every expert at position 0 and elsewhere, over the tokens that the
-    expert is sent, and what follows. States are sums: additive.
+    """Mean |activation| of every hidden unit of every expert at position 0 and elsewhere, over the tokens routed to the
+    expert, and the counts that follow from it. States are sums: additive.
 
-    Where an expert is sent no token of a kind, its units are silent there.
+    For an expert that receives no token of a kind, its units count as silent there.
 
     Args:
-        sizes: of the model and the probe.
+        sizes: sizes of the model and the probe.
     """
 
     size_sum: Tensor
@@ -46,7 +46,7 @@ class ExpertUnits(AdditiveMetric):
         self.count[layer, expert].add_(is_X_XR.sum(1))
 
     def compute(self) -> dict[str, np.ndarray]:
-        """Counts ``[L, E]``, NaN of experts that were sent nothing."""
+        """Return counts ``[L, E]``; NaN for experts that received no token."""
         first_LEF, others_LEF = (self.size_sum / self.count.clamp_min(1)[..., None]).unbind(2)
         is_super_LEF = super_neurons(first_LEF.cpu().numpy(), others_LEF.cpu().numpy()).is_super
         is_dead_LEF = (self.size_sum.sum(2) == 0).cpu().numpy()

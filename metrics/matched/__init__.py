@@ -1,1 +1,1 @@
-"""The lineage test of two models whose channels do not stand in the same order or in the same basis."""
+"""Lineage test of two models whose channels differ in order or in basis."""

@@ -16,27 +16,29 @@ ToChannelsOfA = Callable[[np.ndarray], np.ndarray]
 
 
 def _centred(table_RD: np.ndarray) -> np.ndarray:
-    """Without what all tokens share; not a number stays where it is and is found later."""
+    """Subtract the mean over tokens; NaN stays in place and is found later."""
     return table_RD - table_RD.mean(0, dtype=np.float64).astype(np.float32)
 
 
 def _over(x: np.ndarray, norm: np.ndarray) -> np.ndarray:
-    """``x / norm``, 0 where the norm is 0."""
+    """Divide ``x`` by ``norm``; 0 where the norm is 0."""
     return np.divide(x, norm, out=np.zeros_like(x), where=norm > 0)
 
 
 def unit_channels(vectors: np.ndarray) -> np.ndarray:
-    """``[R, …, D]`` with norm 1 over the first axis: what scales single channels drops out."""
+    """Scale ``[R, …, D]`` to norm 1 over the first axis, so that factors of single channels drop out."""
     return _over(vectors, np.sqrt(np.einsum("r...,r...->...", vectors, vectors)))
 
 
 def channel_correlations(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Correlation over tokens of every channel of A with every channel of B, mean of the tables: ``[D, D]``."""
+    """Compute the correlation over tokens of every channel of A with every channel of B, mean of the tables: ``[D,
+    D]``.
+    """
     return np.mean([unit_channels(_centred(a[t])).T @ unit_channels(_centred(b[t])) for t in a], axis=0)
 
 
 def signed_permutation(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> ToChannelsOfA:
-    """The pairing of channels with the largest sum of \\|correlation\\| over the tables, with its signs.
+    """Find the pairing of channels, with signs, that has the largest sum of \\|correlation\\| over the tables.
 
     It undoes an order of the channels, flips of sign, and factors of single channels.
     """
@@ -47,7 +49,8 @@ def signed_permutation(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray])
 
 
 def rotation(a: Mapping[str, np.ndarray], b: Mapping[str, np.ndarray]) -> ToChannelsOfA:
-    """The orthogonal map that brings the tables of B closest to those of A, each of equal weight (Schönemann 1966).
+    """Find the orthogonal map that brings the tables of B closest to those of A, each of equal weight (Schönemann
+    1966).
 
     It undoes any orthogonal map of the residual stream, a signed permutation among them, but no factor of a channel.
     """

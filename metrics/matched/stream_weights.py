@@ -13,7 +13,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class StreamWeights:
-    """What aligns the channels of two models, and what is compared when they are aligned.
+    """Tables that align the channels of two models, and the units that are compared once aligned.
 
     The gain of a norm belongs to the map that reads behind it, so that models that hold it in either place are alike.
     """
@@ -27,5 +27,5 @@ class StreamWeights:
 
 
 def spread_rows(n: int, most: int) -> np.ndarray:
-    """Indices of at most ``most`` of ``n`` rows, at equal distances, rising, int64."""
+    """Return indices of at most ``most`` of ``n`` rows, evenly spaced, rising, int64."""
     return np.arange(n) if n <= most else np.linspace(0, n - 1, most).round().astype(np.int64)

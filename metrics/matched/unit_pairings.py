@@ -1,6 +1,6 @@
 """The null ``matched``: channels aligned by the token tables, then units against random pairings (definitions §10).
 
-Which number a unit has in its block means nothing: births draw all units alike, and training treats them alike. So in
+The number of a unit in its block has no meaning: births draw all units alike, and training treats them alike. So in
 one of two strangers, trained or not, the units of a block could stand in any order, whatever aligned the channels, as
 long as that looked at no unit. This makes the null exact; kin have their units in the same order.
 
@@ -36,7 +36,7 @@ class UnitPairings:
     statistic: float
     """Mean cosine of the pairs."""
     mean: float
-    """Of the same under random pairings, exactly."""
+    """Exact mean of the same statistic under random pairings."""
     sd: float
     """Likewise."""
     k: int
@@ -44,19 +44,21 @@ class UnitPairings:
 
     @property
     def z(self) -> float:
-        """How far the pairs of one number stand out; 0 where all pairings are alike."""
+        """Distance of the statistic from its mean under random pairings, in standard deviations; 0 if all pairings are
+        alike.
+        """
         return (self.statistic - self.mean) / self.sd if self.sd > 1e-12 else 0.0
 
 
 def _directions(units_NMD: np.ndarray) -> np.ndarray:
-    """Vectors of norm 1, those of one unit side by side: float32 ``[N, M·D]``; a map that is zero counts as 0."""
+    """Scale vectors to norm 1 and join those of a unit: float32 ``[N, M·D]``; a map of zeros counts as 0."""
     norms_NM1 = np.linalg.norm(units_NMD, axis=-1, keepdims=True)
     unit_NMD = np.divide(units_NMD, norms_NM1, out=np.zeros_like(units_NMD), where=norms_NM1 > 0)
     return unit_NMD.reshape(len(units_NMD), -1)
 
 
 def cosine_matrix(a_NMD: np.ndarray, b_NMD: np.ndarray) -> np.ndarray:
-    """Cosine of every unit of one with every unit of the other, mean of their maps: float64 ``[N, N]``."""
+    """Compute the cosine of every unit of one with every unit of the other, mean over maps: float64 ``[N, N]``."""
     return (_directions(a_NMD) @ _directions(b_NMD).T).astype(np.float64) / a_NMD.shape[1]
 
 
@@ -69,7 +71,7 @@ class BlockCosines:
     written_NN: np.ndarray | None
     """Over the others, what it writes; None where a unit has one map."""
     share: float
-    """Of the first half among the maps."""
+    """Share of the first half among the maps."""
 
     @property
     def whole_NN(self) -> np.ndarray:  # noqa: N802, a shape suffix
@@ -83,12 +85,12 @@ class BlockCosines:
 def block_cosines(
     a: StreamWeights, b: StreamWeights, aligned: ToChannelsOfA, *, by_channel: bool = False
 ) -> list[BlockCosines]:
-    """Of all blocks that both models have with as many units, at least two.
+    """Compute the cosines of every block that has the same number of units, at least two, in both models.
 
     Args:
         a: the first model.
         b: the second.
-        aligned: brings vectors of the second to the channels of the first.
+        aligned: function that brings vectors of the second to the channels of the first.
         by_channel: scale every channel of every map to one norm over the units of its block.
     """
     found = []
@@ -106,14 +108,14 @@ def block_cosines(
 
 
 def pair_units(blocks: Sequence[BlockCosines]) -> UnitPairings | None:
-    """Units of one number in pairs, by all their maps; None without blocks."""
+    """Compare units of the same number, by all their maps; None without blocks."""
     return _pairings(block.whole_NN for block in blocks)
 
 
 def pair_reordered_units(blocks: Sequence[BlockCosines]) -> UnitPairings | None:
-    """The same of units in any order: paired by what they read, as an assignment with the largest sum of cosines, and
-    compared by what they write. Exact for newborn strangers, whose maps are independent; training ties the maps of a
-    unit together.
+    """Compare units regardless of order: pair them by the maps that read, as the assignment with the largest sum of
+    cosines, then compare the maps that write. Exact for newborn strangers, whose maps are independent; training ties
+    the maps of a unit together.
     """
 
     def matrices() -> Iterator[np.ndarray]:
@@ -126,7 +128,7 @@ def pair_reordered_units(blocks: Sequence[BlockCosines]) -> UnitPairings | None:
 
 
 def _pairings(matrices: Iterable[np.ndarray]) -> UnitPairings | None:
-    """The diagonals of the blocks' matrices ``[N, N]`` together."""
+    """Pool the diagonals of the blocks' matrices ``[N, N]``."""
     total = mean = variance = 0.0
     k = 0
     for m_NN in matrices:
@@ -153,7 +155,7 @@ def compare_weights(a: StreamWeights, b: StreamWeights) -> Fingerprint:
     if fault:
         return _undefined(0, n_rows, fault)
     tables = [{name: weights.tables[name] for name in names} for weights in (a, b)]
-    # What scales single channels drops out beside a permutation; a rotation mixes channels.
+    # A factor on single channels drops out beside a permutation, but not beside a rotation, which mixes channels.
     cosines = {
         "permutation": block_cosines(a, b, signed_permutation(*tables), by_channel=True),
         "rotation": block_cosines(a, b, rotation(*tables)),
@@ -188,7 +190,7 @@ def _test(name: str, n_rows: int, pairs: UnitPairings | None) -> Fingerprint:
 
 
 def _fault(weights: StreamWeights) -> str:
-    """Why there is no verdict; empty if there is one."""
+    """Return the reason why no verdict is possible; empty if one is."""
     if not weights.units:
         return "the units of this model's blocks are not known"
     if not all(np.isfinite(x).all() for x in (*weights.tables.values(), *weights.units.values())):

@@ -1,1 +1,1 @@
-"""Outliers of activations, which decide what low-bit arithmetic costs."""
+"""Outliers of activations, which decide the cost of low-bit arithmetic."""

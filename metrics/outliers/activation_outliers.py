@@ -1,7 +1,7 @@
 """Outliers of activations: kurtosis, ∞-norm, and channels far from all others (definitions §14).
 
 Kurtosis and ∞-norm are those of the evaluation that Bondarenko, Nagel & Blankevoort (arXiv 2306.12929) published with
-their code: of a sequence's whole activation tensor, averaged over sequences.
+their code: taken over a sequence's whole activation tensor, averaged over sequences.
 
 Legend: B sequences, T positions, D width; P places: the residual stream (L+1), attentions (L), MLPs (L).
 """
@@ -20,9 +20,9 @@ from ..reductions.sizes import largest_size
 
 #: Standard deviations from the mean from which on an activation is an outlier (arXiv 2306.12929, §3).
 OUTLIER_SIGMAS = 6.0
-#: What the published code adds to σ⁴.
+#: Term that the published code adds to σ⁴.
 PUBLISHED_EPS = 1e-6
-#: What every sequence gives a number of, as the quantities' names end.
+#: Endings of the names of the quantities that every sequence gives a number for.
 _PER_SEQUENCE = ("kurtosis", "kurtosis_published", "inf_norm", "outlier_channels")
 #: On the CPU: elements that are looked at together. Smaller blocks are no quicker, and several threads wait for each
 #: other at every step.
@@ -32,7 +32,9 @@ _TOGETHER = 1 << 26
 
 
 class SequenceMoments(NamedTuple):
-    """Of each sequence's activations ``[T, D]`` as one sample of T·D numbers; float64, or the inputs' for extremes."""
+    """Moments of each sequence's activations ``[T, D]``, taken as one sample of T·D numbers; float64, extremes in the
+    inputs' type.
+    """
 
     std_B: Tensor
     """Standard deviation, over T·D − 1 as in the published code."""
@@ -45,7 +47,9 @@ class SequenceMoments(NamedTuple):
 
 
 def sequence_moments(x_BTD: Tensor) -> SequenceMoments:
-    """Moments about each sequence's mean, and extremes: read once for the mean, and once more a block at a time."""
+    """Compute moments about each sequence's mean, and extremes. Reads the activations once for the mean, and once more
+    a block at a time.
+    """
     _, length, width = x_BTD.shape
     wide = torch.promote_types(x_BTD.dtype, torch.float32)
     mean_B11 = x_BTD.mean((1, 2), dtype=wide, keepdim=True)
@@ -66,13 +70,13 @@ def sequence_moments(x_BTD: Tensor) -> SequenceMoments:
 
 
 class ActivationOutliers(AdditiveMetric):
-    """Kurtosis, ∞-norm and outlier channels of the residual stream and of what attentions and MLPs give.
+    """Kurtosis, ∞-norm and outlier channels of the residual stream and of the outputs of attentions and MLPs.
 
     A sequence is whole in a batch, so each gives its numbers at once, and states are sums of them: additive over
-    batches and ranks. Without variance there is no kurtosis: 0.
+    batches and ranks. Without variance the kurtosis counts as 0.
 
     Args:
-        sizes: of the model and the probe.
+        sizes: sizes of the model and the probe.
     """
 
     sequence_sums: Tensor
@@ -122,7 +126,7 @@ class ActivationOutliers(AdditiveMetric):
             self.position_largest_sum[place].add_(largest_BT.sum(0, dtype=torch.float64))
 
     def compute(self) -> dict[str, np.ndarray]:
-        """Means over sequences; NaN of places that were not shown."""
+        """Return means over sequences; NaN for places without data."""
         found: dict[str, np.ndarray] = {}
         states = slice(0, self.n_layers + 1)
         places = {"residual": states}

@@ -1,5 +1,6 @@
-"""Largest and total |x| along an axis, and norms of few channels: on a GPU norms of these orders, which read x once and
-keep no copy of it; on the CPU these are several times slower than what is written out here."""
+"""Largest and total |x| along an axis, and norms of few channels. On a GPU these are norms, which read x once and keep
+no copy; on the CPU norms are several times slower than the explicit forms here.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +12,14 @@ _CACHED = 1 << 20
 
 
 def largest_size(x: Tensor, dim: int) -> Tensor:
-    """``max |x|`` along an axis, of the type of x."""
+    """Compute ``max |x|`` along an axis, in the type of x."""
     if x.device.type != "cpu":
         return torch.linalg.vector_norm(x, torch.inf, dim=dim)
     return torch.maximum(x.amax(dim), x.amin(dim).neg_())
 
 
 def channel_norms(x_BHTK: Tensor) -> Tensor:
-    """Euclidean norms over the last axis, ``[B, H, T]``, float32 or wider."""
+    """Compute Euclidean norms over the last axis, ``[B, H, T]``, float32 or wider."""
     wide = torch.promote_types(x_BHTK.dtype, torch.float32)
     if x_BHTK.device.type != "cpu":
         return torch.linalg.vector_norm(x_BHTK, dim=-1, dtype=wide)
@@ -27,7 +28,7 @@ def channel_norms(x_BHTK: Tensor) -> Tensor:
 
 
 def total_size(x_BTF: Tensor) -> Tensor:
-    """``Σ_t |x|``, ``[B, F]``, float32 or wider."""
+    """Compute ``Σ_t |x|``, ``[B, F]``, float32 or wider."""
     wide = torch.promote_types(x_BTF.dtype, torch.float32)
     if x_BTF.device.type != "cpu":
         return torch.linalg.vector_norm(x_BTF, 1, dim=1, dtype=wide)

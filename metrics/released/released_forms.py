@@ -1,6 +1,6 @@
 """Quantities of [SO] as its released code computes them, where that differs from the definitions (definitions §18).
 
-A snapshot measures them where it is asked to.
+A snapshot measures them on request.
 Legend: B sequences, H heads, T positions, K head width, C channels of all heads together, D width, R singular values.
 """
 
@@ -25,15 +25,15 @@ _RANK_POSITIONS = 128
 
 
 class ShownOutputs(Protocol):
-    """Head outputs of a batch, and what queries give to keys."""
+    """Head outputs of a batch, and sums of the weights that queries give to keys."""
 
     @property
     def out_BHTK(self) -> Tensor:  # noqa: N802 - a shape suffix
-        """What enters the output projection."""
+        """Input of the output projection."""
 
     @property
     def sums(self) -> KeySums:
-        """What queries give to keys."""
+        """Sums of the weights that queries give to keys."""
 
 
 _listed_unit = partial(unlisted, axes=("layer", "rank"), section="neurons", per_block="first")
@@ -66,11 +66,11 @@ _UNITS = tuple(
 
 
 class ReleasedForms(AdditiveMetric):
-    """Spread by position, effective rank, sink by layer and super neurons, as released. What is of the pass is sums:
+    """Spread by position, effective rank, sink by layer and super neurons, as released. States from the pass are sums:
     additive over batches and ranks.
 
     Args:
-        sizes: of the model and the probe.
+        sizes: sizes of the model and the probe.
     """
 
     quantities = (
@@ -139,7 +139,7 @@ class ReleasedForms(AdditiveMetric):
             n_ranks=(n_layers + 1,),
             sink_sum=(n_layers, sizes.n_heads),
         )
-        # Of weights, which are the same for all batches and ranks.
+        # Quantities of weights, which are the same for all batches and ranks.
         self.of_units = {quantity.name: np.full((n_layers, _N_UNITS), np.nan) for quantity in _UNITS}
 
     def attention(self, layer: int, attended: ShownOutputs) -> None:
@@ -167,7 +167,7 @@ class ReleasedForms(AdditiveMetric):
 
         Args:
             layer: the layer.
-            out_BHTK: what enters the output projection.
+            out_BHTK: input of the output projection.
             on_first_BH: mean weight on position 0 over all queries.
         """
         out_BTC = out_BHTK.transpose(1, 2).flatten(2).double()
@@ -187,7 +187,7 @@ class ReleasedForms(AdditiveMetric):
         self.n_ranks[place].add_(len(h_BTD))
 
     def compute(self) -> dict[str, np.ndarray]:
-        """All arrays; deviations over sequences are NaN below two sequences."""
+        """Return all arrays; deviations over sequences are NaN for fewer than two sequences."""
         n_L1 = self.n_sequences[:, None]
         scatter_LTC = (self.square_sum - self.channel_sum.square() / n_L1[..., None]).clamp_min(0)
         found = {
@@ -200,6 +200,6 @@ class ReleasedForms(AdditiveMetric):
 
 
 def _excess_kurtosis(weights_DU: Tensor) -> Tensor:
-    """``E[(w − w̄)⁴] / E[(w − w̄)²]² − 3`` of every column."""
+    """Compute ``E[(w − w̄)⁴] / E[(w − w̄)²]² − 3`` of every column."""
     squares_DU = (weights_DU - weights_DU.mean(0)).square()
     return squares_DU.square().mean(0) / squares_DU.mean(0).square() - 3
