@@ -5,7 +5,6 @@ import dataclasses
 import re
 import subprocess
 import sys
-from collections import defaultdict
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -88,27 +87,9 @@ def test_no_imports_run_in_a_circle():
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
 
 
-def test_no_room_and_no_folder_is_too_large():
+def test_no_room_is_too_large():
     lines = {room: sum(len(f.read_text().splitlines()) for f in (ROOT / room).rglob("*.py")) for room in ROOMS}
     assert {room: n for room, n in lines.items() if n > 0.2 * sum(lines.values())} == {}
-    folders = {file.parent for file in FILES}
-    crowded = {folder: len(found) for folder in folders if len(found := [*folder.glob("*.py")]) > 20}
-    assert crowded == {}
-
-
-#: Basenames that stand in several rooms and mean the same in each; commands are called what people type.
-SAME_IDEA = {"__init__", "config", "table", "figure", "file", "results", "run", "trials"}
-
-
-def test_a_basename_has_one_meaning():
-    metrics = {file.stem for file in (ROOT / "metrics").glob("*.py")}
-    places = defaultdict(set)
-    for file in FILES:
-        folder = file.parent.relative_to(ROOT).as_posix()
-        section_of_a_metric = folder == "report/sections" and file.stem in metrics
-        if not folder.startswith("launch/commands") and file.stem not in SAME_IDEA and not section_of_a_metric:
-            places[file.stem].add(folder)
-    assert {name: folders for name, folders in places.items() if len(folders) > 1} == {}
 
 
 def loaded_by(code):
