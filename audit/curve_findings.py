@@ -22,7 +22,7 @@ from .judged import Kind, Same
 from .suite_direction import Direction, find_direction
 
 #: A step so many times as long as those before it let expect is none of the same training. Clean suites, over
-#: optimizers, schedules and spacings, came to 1.1 at most where their steps had settled (docs/log.md).
+#: optimizers, schedules and spacings, came to 1.1 at most where their steps had settled (research/log.md).
 JUMP = 2.0
 _OTHERWISE = "fine-tuned, trained on other data, or at a learning rate that was raised again"
 

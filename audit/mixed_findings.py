@@ -31,7 +31,7 @@ DIFFERENT = 0.1
 #: The next best owner's distances must misfit so many times as much as those of the best.
 CLEARER = 2.0
 #: The way through a tensor's checkpoints must become so short by an exchange of two; without one it grows by a fifth
-#: at least (docs/log.md).
+#: at least (research/log.md).
 EXCHANGED = 0.8
 #: The ways of the tensors of an exchange and of the others change by factors whose product is 1, up to this one.
 SYMMETRY = 1.5

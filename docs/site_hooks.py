@@ -25,7 +25,7 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links between docs/ and the root lead to the site's pages; those to source files become their text."""
+    """Let links between docs/ and the root lead to the site's pages; others become text, with the path of a page."""
     here = page.file.src_uri
     folder = "" if here in PAGES else normpath(f"docs/{dirname(here)}")
 
@@ -34,6 +34,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
         target = path.removeprefix("docs/") if path.startswith("docs/") else path if path in PAGES else None
         if path == "README.md":
             target = "README.md"
-        return text if target is None else f"[{text}]({relpath(target, dirname(here) or '.')}{anchor})"
+        if target is None:
+            return text if text.strip("`") == path or not path.endswith(".md") else f"{text} (`{path}`)"
+        return f"[{text}]({relpath(target, dirname(here) or '.')}{anchor})"
 
     return _LINK.sub(rewritten, markdown)

@@ -34,7 +34,9 @@ from birthmark.trainer.by_name import shipped_configs
 
 #: Of the repository, whichever birthmark is imported: that of a wheel must run the same blocks.
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+SITE = [ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+#: With those in the repository alone: the log, and the rows behind the results.
+PAGES = [ROOT / "README.md", *SITE, *sorted((ROOT / "research").rglob("*.md"))]
 #: Languages of blocks that run, and of those that show something.
 RUN, SHOWN = {"sh", "python"}, {"text", "json", "yaml"}
 MARK = re.compile(r"<!--\s*(needs|slow|given|file):\s*(.+?)\s*-->")
@@ -238,8 +240,8 @@ def readers_folder(tmp_path_factory, no_page):
             content["test"] |= {"n_inputs": 20}
         study.write_text(yaml.safe_dump(content, sort_keys=False))
     (folder / "notes").mkdir()
-    for name in ("cluster.md", "log.md"):
-        shutil.copy(ROOT / "docs" / name, folder / "notes")
+    for page in ("docs/cluster.md", "research/log.md"):
+        shutil.copy(ROOT / page, folder / "notes")
     shutil.copytree(
         ROOT / "launch", folder / "launch", ignore=shutil.ignore_patterns("*.py", "__pycache__", "commands")
     )
@@ -391,7 +393,7 @@ def test_every_link_leads_somewhere(page):
 def test_the_map_of_the_docs_has_all_pages():
     home = ROOT / "docs/README.md"
     linked = {(home.parent / token.attrs["href"]).resolve() for token in inline(home, "link_open")}
-    assert set(PAGES) - {home, ROOT / "README.md"} <= linked
+    assert set(SITE) - {home} <= linked
 
 
 def test_the_readme_is_short_and_leads_to_the_docs():
