@@ -113,7 +113,7 @@ class DataConfig:
     """Corpus: ``stdlib`` (source text of the running Python's standard library), ``readmes`` (what the packages
     installed beside this one say of themselves, mostly English prose), ``backcopy`` (the bigram-backcopy task), one or
     more .txt/.md/.py files or folders, ``hf:NAME[:CONFIG]`` (anything that ``datasets`` loads), one or more local
-    .parquet/.arrow/.json/.jsonl/.csv files of one kind, or tokens that exist (docs/recipes/formats.md)."""
+    .parquet/.arrow/.json/.jsonl/.csv files of one kind, or tokens that exist (docs/data.md)."""
 
     sources: list[SourceConfig] = field(default_factory=list)
     """In place of ``path``: corpora that are read in the shares of their weights, ``[{path: …, weight: .7, name: web},
@@ -173,7 +173,7 @@ class DataConfig:
 
     decontaminate: str | list[str] | None = None
     """Evaluation texts, files or folders that ``path`` could name: documents that share ``decontaminate_ngram`` words
-    in a row with one are left out of the training (docs/recipes/mixture.md)."""
+    in a row with one are left out of the training (docs/data.md)."""
 
     decontaminate_ngram: int = 13
     """Words in a row, without case and punctuation, that say that a document repeats an evaluation text; 13 as for

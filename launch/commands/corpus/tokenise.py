@@ -15,7 +15,7 @@ from ....trainer.config_parser import Parser
 from ...options import add_json
 from ...overrides import add_overrides, read_overrides
 
-SUMMARY = "Tokenise the text of a run once, before it starts (docs/recipes/tokenise.md)."
+SUMMARY = "Tokenise the text of a run once, before it starts (docs/tokens.md)."
 
 
 def add_options(parser: Parser) -> None:
