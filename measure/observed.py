@@ -60,7 +60,7 @@ class AttentionView(Attended):
 
     @cached_property
     def sums(self) -> KeySums:
-        """What queries give to keys."""
+        """Sums of the weights that queries give to keys."""
         return key_sums(self.weights, self.q_BHTK.shape[2], self.first_BT)
 
 

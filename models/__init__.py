@@ -1,1 +1,1 @@
-"""What is trained: one configurable decoder, its parts, and how it is born."""
+"""The decoder: one configurable model, its parts, and its birth."""

@@ -34,7 +34,7 @@ BLOCK = 1 << 16
 
 
 def _block_normals(init_seed: int, name: str, block: int, n: int, again: int = 0) -> np.ndarray:
-    """The first ``n`` standard normals of one block, or of the ``again``-th further stream of it, float32."""
+    """Draw the first ``n`` standard normals of a block, or of its ``again``-th further stream, float32."""
     stream = (again,) if again else ()
     return keyed_generator(init_seed, name, block, *stream).standard_normal(n, dtype=np.float32)
 
@@ -47,13 +47,13 @@ def draw(
     start: int = 0,
     stop: int | None = None,
 ) -> np.ndarray:
-    """Elements ``start … stop`` of a parameter's initial values, flattened in C order.
+    """Draw elements ``start … stop`` of a parameter's initial values, flattened in C order.
 
     Args:
         init_seed: the seed of the birth.
         name: the parameter's full name.
-        n_elements: how many elements the whole parameter has.
-        distribution: what it is drawn from.
+        n_elements: number of elements of the whole parameter.
+        distribution: distribution of its values.
         start: first element wanted.
         stop: one past the last element wanted; by default ``n_elements``.
 
@@ -82,9 +82,9 @@ def draw(
 
 @torch.no_grad()
 def initialize_parameters(model: nn.Module, config: ModelConfig, init_seed: int) -> None:
-    """Overwrite every parameter of ``model`` with its initial value under ``init_seed``, on whatever device it lies.
+    """Overwrite every parameter of ``model`` with its initial value under ``init_seed``, on its device.
 
-    Of a sharded parameter each rank draws its own shard and no more.
+    Each rank of a sharded model draws only its shard.
     """
     plan = birth_plan(model, config.init)
     for name, parameter in model.named_parameters():
@@ -98,16 +98,16 @@ def empty_decoder(
     shard: Sharder | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> Decoder:
-    """A decoder whose parameters are not initialised.
+    """Build a decoder whose parameters are not initialised.
 
-    Footgun: modules are built on the meta device. What ``__init__`` computes has no values there, and buffers hold
-    garbage afterwards: a module computes in ``forward``, or has its buffers set after birth.
+    Footgun: modules are built on the meta device. Tensors computed in ``__init__`` have no values there, and buffers
+    hold garbage afterwards: compute in ``forward``, or set buffers after birth.
 
     Args:
         config: the model.
-        device: where this process holds its shard, or all.
-        shard: shards it over ranks, in place, so that none ever holds the whole.
-        dtype: of the parameters.
+        device: device of this process's shard, or of the whole model.
+        shard: function that shards it over ranks, in place, so that no rank ever holds the whole.
+        dtype: type of the parameters.
     """
     with torch.device("meta"):
         model = Decoder(config).to(dtype)
@@ -126,7 +126,7 @@ def empty_decoder(
 def born(
     config: ModelConfig, init_seed: int, device: torch.device | str = "cpu", shard: Sharder | None = None
 ) -> Decoder:
-    """A newborn decoder: :func:`empty_decoder`, given birth. No global random state is read or changed."""
+    """Build a newborn decoder: :func:`empty_decoder`, then birth. Neither reads nor changes global random state."""
     model = empty_decoder(config, device, shard)
     initialize_parameters(model, config, init_seed)
     initialize_moments(model, config.vocab_size, config.max_seq_len, init_seed)
@@ -140,19 +140,19 @@ class Digest:
         self._sha = hashlib.sha256()
 
     def add(self, name: str, values: np.ndarray) -> None:
-        """The next parameter, whole."""
+        """Add the next parameter, whole."""
         self._sha.update(f"{name}\0{','.join(map(str, values.shape))}\0".encode())
         self._sha.update(np.ascontiguousarray(values, dtype="<f4").data)
 
     def hexdigest(self) -> str:
-        """The digest of what was added."""
+        """Return the digest of everything added."""
         return self._sha.hexdigest()
 
 
 def digest_of(named: Iterable[tuple[str, Tensor]]) -> str:
-    """The :class:`Digest` of tensors with their names, in name order.
+    """Compute the :class:`Digest` of tensors with their names, in name order.
 
-    Of a sharded model all ranks must call: one tensor at a time is gathered.
+    Collective: call on every rank if the model is sharded. Gathers one tensor at a time.
     """
     sha = Digest()
     for name, tensor in named:
@@ -161,7 +161,7 @@ def digest_of(named: Iterable[tuple[str, Tensor]]) -> str:
 
 
 def digest(model: nn.Module) -> str:
-    """The birth digest (:func:`digest_of`) of the parameters that a model has now."""
+    """Compute the digest (:func:`digest_of`) of a model's present parameters."""
     return digest_of(sorted(model.named_parameters()))
 
 
@@ -179,13 +179,13 @@ def _certificate(model: nn.Module, config: ModelConfig, init_seed: int, digest: 
 
 
 def certificate(model: nn.Module, config: ModelConfig, init_seed: int, known: str | None = None) -> dict[str, Any]:
-    """What identifies a birth: digest, seed, size and the distribution of every parameter.
+    """Write the certificate of a birth: digest, seed, size and the distribution of every parameter.
 
     Args:
         model: the newborn.
-        config: of the model.
+        config: config of the model.
         init_seed: the seed of the birth.
-        known: the digest, where it has been taken already.
+        known: the digest, if already computed.
     """
     return _certificate(model, config, init_seed, known or digest(model))
 
@@ -193,15 +193,15 @@ def certificate(model: nn.Module, config: ModelConfig, init_seed: int, known: st
 def certificate_of(
     config: ModelConfig, init_seed: int, each: Callable[[str, np.ndarray], object] = lambda name, values: None
 ) -> dict[str, Any]:
-    """The certificate of a birth, drawn parameter by parameter: no model is allocated.
+    """Write the certificate of a birth, drawn parameter by parameter: no model is allocated.
 
     Args:
         config: the model.
         init_seed: the seed of the birth.
-        each: is shown every parameter's name and initial values ``[its shape]``, float32, in name order.
+        each: called with every parameter's name and initial values ``[its shape]``, float32, in name order.
 
     Returns:
-        What :func:`certificate` says of ``born(config, init_seed)``.
+        The same as :func:`certificate` of ``born(config, init_seed)``.
     """
     with torch.device("meta"):
         model = Decoder(config)

@@ -24,7 +24,7 @@ def write_birth(
     max_shard_bytes: int = SHARD_BYTES,
     each: Callable[[str, np.ndarray], object] = lambda name, values: None,
 ) -> dict[str, Any]:
-    """Write the weights of a birth as float32 safetensors; one shard is held at a time.
+    """Write the weights of a birth as float32 safetensors, one shard in memory at a time.
 
     ``model.safetensors`` if they fit into one shard, else ``model-00001-of-0000N.safetensors`` … and
     ``model.safetensors.index.json``, which says where each parameter lies.

@@ -1,4 +1,4 @@
-"""The model, as a config: every architecture is a value of these dataclasses and nothing else."""
+"""Config of the model: every architecture is a value of these dataclasses and nothing else."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class InitConfig:
     """Parts whose matrix starts at 0 in every block, whatever the kind; a part is a module's name, block left out."""
 
     def problems(self) -> list[str]:
-        """Values out of range, one line each, with the mend."""
+        """List values out of range, one line each, with the remedy."""
         found = []
         if not 0 < self.std <= MAX_STD:
             found.append(f"model.init.std is {self.std}: give a number above 0, at most {MAX_STD:g}")
@@ -83,7 +83,7 @@ class InitConfig:
         return found
 
     def conditional_settings(self) -> list[Setting]:
-        """Fields that other fields must allow."""
+        """List fields that depend on other fields."""
         return [
             Setting(
                 "init.std",
@@ -102,7 +102,7 @@ class InitConfig:
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """One decoder-only transformer."""
+    """A decoder-only transformer."""
 
     d_model: int = 256
     """Width of the residual stream."""
@@ -135,9 +135,10 @@ class ModelConfig:
     (arXiv 2503.10622); or none."""
 
     norm_placement: Literal["pre", "post", "both"] = "pre"
-    """What is normalised: ``pre``, the input of attention and of the MLP (arXiv 2002.04745), as in GPT-2 and LLaMA;
-    ``post``, their output before it is added to the residual stream (OLMo-2, arXiv 2501.00656); or ``both`` (Gemma 2,
-    arXiv 2408.00118)."""
+    """Tensors that are normalised: ``pre``, the input of attention and of the MLP (arXiv 2002.04745), as in GPT-2 and
+    LLaMA; ``post``, their output before it is added to the residual stream (OLMo-2, arXiv 2501.00656); or ``both``
+    (Gemma 2, arXiv 2408.00118).
+    """
 
     parallel_residual: bool = False
     """Attention and MLP read the same residual stream, and their outputs are added together (GPT-NeoX,
@@ -220,7 +221,7 @@ class ModelConfig:
 
     @property
     def position_limit(self) -> int | None:
-        """The most tokens that the model can read: what a learned table holds; None for any number."""
+        """Largest number of tokens that the model can read: the length of a learned table; None without a limit."""
         return self.max_seq_len if self.positions == "learned" else None
 
     @property
@@ -230,12 +231,12 @@ class ModelConfig:
 
     @property
     def d_head(self) -> int:
-        """Width of one head; of latent attention what its widths default to."""
+        """Width of one head; for latent attention the default of its widths."""
         return self.head_dim if self.head_dim is not None else self.d_model // self.n_heads
 
     @property
     def d_rope(self) -> int:
-        """Channels of a head that turn."""
+        """Channels of a head that rotate."""
         latent = self.attention.latent
         if latent.is_on:
             return self.d_head // 2 if latent.rope_width is None else latent.rope_width
@@ -254,31 +255,34 @@ class ModelConfig:
 
     @property
     def _d_nope(self) -> int:
-        """Channels of a head of latent attention that do not turn."""
+        """Channels of a head of latent attention that do not rotate."""
         width = self.attention.latent.nope_width
         return self.d_head if width is None else width
 
     @property
     def qkv_bias(self) -> bool:
-        """Whether the maps of queries, keys and values have biases."""
+        """True if the maps of queries, keys and values have biases."""
         return self.bias if self.attention.qkv_bias is None else self.attention.qkv_bias
 
     @property
     def cached(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Heads and width of the two tensors that a token leaves to later ones: keys and values; of latent attention
-        the vector that both come from, and the key that all heads share."""
+        """Heads and width of the two tensors that a token leaves in a cache: keys and values; for latent attention the
+        narrow vector behind both, and the key that all heads share.
+        """
         if self.attention.latent.kv_rank is not None:
             return (1, self.attention.latent.kv_rank), (1, self.d_rope)
         return (self.kv_heads, self.d_key), (self.kv_heads, self.d_value)
 
     @property
     def gated(self) -> bool:
-        """Whether the MLP multiplies an activated gate with a linear branch."""
+        """True if the MLP multiplies an activated gate with a linear branch."""
         return self.mlp in GATED
 
     @property
     def gate_sizes(self) -> tuple[int, int]:
-        """Heads of what a gate multiplies, and numbers for each; behind the output projection one, of all channels."""
+        """Heads of the tensor that a gate multiplies, and channels for each; behind the output projection, one head of
+        all channels.
+        """
         attention = self.attention
         if attention.gate_at == "projection":
             return 1, self.d_model
@@ -294,7 +298,7 @@ class ModelConfig:
         return -(-(8 * self.d_model // 3) // 32) * 32 if self.gated else 4 * self.d_model
 
     def problems(self) -> list[str]:
-        """Everything that makes this config impossible, one line each, with the mend; empty if it is sound."""
+        """List everything that makes this config impossible, one line each, with the remedy; empty if it is sound."""
         found = self._size_problems() or self._fit_problems()
         if not 0 < self.norm_eps < float("inf"):
             found.append(f"model.norm_eps is {self.norm_eps}: give a positive number")
@@ -312,7 +316,7 @@ class ModelConfig:
         return found + [problem for setting in self.conditional_settings() if (problem := setting.problem)]
 
     def _size_problems(self) -> list[str]:
-        """Sizes that no model can have."""
+        """List sizes that no model can have."""
         bounds = {
             "d_model": (1, 1 << 20),
             "n_layers": (1, 2048),
@@ -329,7 +333,7 @@ class ModelConfig:
         return outside("model", self, bounds)
 
     def _fit_problems(self) -> list[str]:
-        """Sizes, each possible, that do not fit together."""
+        """List sizes, each possible, that do not fit together."""
         found = []
         if self.head_dim is None and self.d_model % self.n_heads:
             found.append(
@@ -365,7 +369,7 @@ class ModelConfig:
         return found
 
     def _latent_problems(self) -> list[str]:
-        """Widths of latent attention that do not fit together."""
+        """List widths of latent attention that do not fit together."""
         found = []
         if self.d_rope < 2 or self.d_rope % 2:
             found.append(
@@ -384,7 +388,7 @@ class ModelConfig:
         return found
 
     def conditional_settings(self) -> list[Setting]:
-        """Fields of the whole tree that other fields must allow."""
+        """List all fields of the tree that depend on other fields."""
         plain = (not self.attention.latent.is_on, "model.attention.latent.kv_rank null")
         t5 = (self.positions == "t5", "model.positions t5")
         rope = (self.positions == "rope", "model.positions rope")

@@ -51,7 +51,7 @@ class Block(nn.Module):
         cache: LayerCache | None = None,
         losses: RoutingLosses | None = None,
     ) -> Tensor:
-        """``[B, T, D] → [B, T, D]``; what a router costs in training is added to ``losses``."""
+        """Apply the block, ``[B, T, D] → [B, T, D]``; a router's training losses are added to ``losses``."""
         dropout = place.dropout
         if dropout is not None:
             dropout = dropout.in_block(self.layer)
@@ -68,7 +68,7 @@ class Block(nn.Module):
 
 
 class Decoder(nn.Module):
-    """One configurable decoder-only transformer."""
+    """Configurable decoder-only transformer."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -116,23 +116,23 @@ class Decoder(nn.Module):
         cache: KeyValueCache | None = None,
         documents_BT: Tensor | None = None,
     ) -> Tensor | TokenLosses:
-        """Next-token logits, or the losses of targets, for which logits are never held all at once.
+        """Compute next-token logits, or the losses of targets, for which logits are never held all at once.
 
         Args:
-            tokens_BT: int64 token ids ``[B, T]``, T at most ``max_seq_len`` where positions are learned.
-            targets_BS: int64 ids of the tokens that follow the last S positions, −100 where one counts nowhere.
+            tokens_BT: int64 token ids ``[B, T]``, T at most ``max_seq_len`` if positions are learned.
+            targets_BS: int64 ids of the tokens that follow the last S positions, −100 for those that do not count.
             z_loss: coefficient of the squared log-sum-exp in the losses.
             dropout: masks of a training pass.
-            global_choices: of a model with experts in training, sums how often each is chosen over the global batch
-                that these tokens are a part of, for the load-balance loss; None: they are all of it.
+            global_choices: for the load-balance loss of experts in training, sums the choices of each expert over the
+                global batch that contains these tokens; None: they are the whole batch.
             last_only: compute logits at the last position only.
-            observer: is shown the places named in ``models/observe.py`` as the pass runs.
-            cache: holds the positions before these tokens, and these from now on.
-            documents_BT: of a model with ``attention.documents``, the number of each token's document in its sequence,
-                rising, int64 ``[B, T]``, −1 of padding. By default a sequence is one document.
+            observer: shown the places named in ``models/observe.py`` as the pass runs.
+            cache: holds the positions before these tokens; these are added.
+            documents_BT: for a model with ``attention.documents``, the number of each token's document in its sequence,
+                rising, int64 ``[B, T]``, −1 for padding. By default a sequence is one document.
 
         Returns:
-            Logits ``[B, T, V]``, or ``[B, V]`` with ``last_only``; losses where targets are given.
+            Logits ``[B, T, V]``, or ``[B, V]`` with ``last_only``; losses if targets are given.
         """
         first = 0 if cache is None else cache.length
         documents = None if documents_BT is None else Documents.of(documents_BT)
@@ -156,14 +156,16 @@ class Decoder(nn.Module):
     def enter(
         self, tokens_BT: Tensor, observer: Observer | None = None, first: int = 0, documents: Documents | None = None
     ) -> tuple[Tensor, Placement]:
-        """What comes before the blocks: their input ``[B, T, D]``, and what they need to know about positions."""
+        """Compute the input of the blocks ``[B, T, D]``, and the placement of its positions."""
         x_BTD = self.positions.embed(self.embed(tokens_BT), first, documents)
         place = self.positions.place(tokens_BT.shape[1], tokens_BT.device, first, documents)
         show_residual(observer, "embedding", 0, x_BTD)
         return x_BTD, place
 
     def leave(self, x: Tensor, targets_BS: Tensor | None = None, z_loss: float = 0.0) -> Tensor | TokenLosses:
-        """What comes after the blocks, given their output ``[…, D]``: logits ``[…, V]``, or losses of targets."""
+        """Apply the final norm and head to the blocks' output ``[…, D]``: return logits ``[…, V]``, or losses of
+        targets.
+        """
         x = self.norm(x)
         if self.head is None:
             return read_out(x, self.embed.weight, targets_BS, z_loss, self.config.logit_softcap)
@@ -171,7 +173,7 @@ class Decoder(nn.Module):
         return losses_or_logits
 
     def _with_routing(self, losses: Tensor | TokenLosses, cost: RoutingCost) -> TokenLosses:
-        """The losses with what the routers cost in the objective."""
+        """Add the routers' cost to the losses."""
         assert isinstance(losses, TokenLosses)
         experts = self.config.experts
         added = experts.load_balance * cost.load_balance + (experts.router_z_loss or 0.0) * cost.router_z
@@ -180,8 +182,9 @@ class Decoder(nn.Module):
 
 
 def _counting(tokens_BT: Tensor, targets_BS: Tensor) -> Tensor:
-    """The positions ``[B, T]`` whose router's choices count: those whose loss does, and a prefix that predicts
-    nothing."""
+    """Mark the positions ``[B, T]`` whose router choices count: those whose loss counts, and a prefix that predicts
+    nothing.
+    """
     counts_BT = torch.ones_like(tokens_BT, dtype=torch.bool)
     counts_BT[:, -targets_BS.shape[1] :] = targets_BS != IGNORED
     return counts_BT

@@ -7,11 +7,11 @@ from typing import Any
 
 
 def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of a tree of fields, in its order: ``{"a": {"b": 1}}`` is ``{"a.b": 1}``; a list is one leaf.
+    """Flatten a tree of fields, in its order: ``{"a": {"b": 1}}`` is ``{"a.b": 1}``; a list is one leaf.
 
     Args:
-        tree: as ``dataclasses.asdict`` or a YAML file gives it.
-        prefix: what every name begins with.
+        tree: mapping from ``dataclasses.asdict`` or a YAML file.
+        prefix: prefix of every name.
     """
     found: dict[str, Any] = {}
     for name, value in tree.items():
@@ -20,7 +20,9 @@ def dotted(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def nested(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The tree whose leaves have these dotted names, the reverse of `dotted`: ``{"a.b": 1}`` is ``{"a": {"b": 1}}``."""
+    """Build the tree whose leaves have these dotted names, the inverse of `dotted`: ``{"a.b": 1}`` is ``{"a": {"b":
+    1}}``.
+    """
     tree: dict[str, Any] = {}
     for name, value in fields.items():
         *groups, last = name.split(".")

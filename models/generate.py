@@ -1,4 +1,4 @@
-"""Text a token at a time, with the keys and values of what came before kept."""
+"""Text generation a token at a time, with a cache of earlier keys and values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .decoder import Decoder
 
 
 def choose(logits_BV: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> Tensor:
-    """One token id per row, ``[B]``: the likeliest at temperature 0, else drawn from the ``top_k`` likeliest."""
+    """Choose one token id per row, ``[B]``: the likeliest at temperature 0, else drawn from the ``top_k`` likeliest."""
     if temperature == 0:
         return logits_BV.argmax(-1)
     logits_BV = logits_BV.float() / temperature

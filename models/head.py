@@ -1,6 +1,6 @@
-"""What the decoder makes of its last hidden states: logits, or losses where targets are given.
+"""Output of the decoder from its last hidden states: logits, or losses of targets.
 
-Both happen inside one module's forward pass, so that a strategy that shards weights gathers the table once.
+Both are computed inside one module's forward pass, so that a strategy that shards weights gathers the table once.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from .parameter_roles import ParameterRole
 def read_out(
     x: Tensor, weight_VD: Tensor, targets: Tensor | None = None, z_loss: float = 0.0, cap: float | None = None
 ) -> Tensor | TokenLosses:
-    """Logits ``[…, D] → […, V]``, soft-capped where there is a ``cap``; or the losses of ``targets`` ``[…]``.
+    """Compute logits ``[…, D] → […, V]``, soft-capped if ``cap`` is given; or the losses of ``targets`` ``[…]``.
 
-    In the dtype of ``x``, or that of autocast: a strategy may have gathered the weights in a narrower one.
+    Computes in the dtype of ``x``, or of autocast: a strategy may have gathered the weights in a narrower one.
     """
     if targets is None:
         narrower = not torch.is_autocast_enabled(x.device.type)
@@ -31,7 +31,7 @@ def read_out(
 
 
 class Head(Linear):
-    """The output head: a table of vectors of its own, ``weight`` ``[V, D]``."""
+    """Output head: a separate table of vectors, ``weight`` ``[V, D]``."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config.d_model, config.vocab_size, bias=False)

@@ -1,4 +1,4 @@
-"""What parameters are drawn from: distributions, the initialisers that choose them, and the layers that own them."""
+"""Initialisation: distributions of parameters, the initialisers that choose them, and the layers that own them."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from .parameter_roles import ParameterRole
 
 
 class Normals(Protocol):
-    """The standard normals that one block of a parameter is made of."""
+    """Source of the standard normals for one block of a parameter."""
 
     def __call__(self, n: int, again: int = 0) -> np.ndarray:
-        """The first ``n`` of the block's own stream, or of its ``again``-th further one, float32."""
+        """Return the first ``n`` normals of the block's stream, or of its ``again``-th further one, float32."""
 
 
 class Distribution:
-    """What a parameter is drawn from; knows how to draw one block."""
+    """Distribution of a parameter, drawn block by block."""
 
-    #: Whether an element depends on all the others, so that a slice needs the whole parameter.
+    #: True if an element depends on all others, so that a slice needs the whole parameter.
     whole = False
 
     @property
@@ -39,17 +39,17 @@ class Distribution:
         raise NotImplementedError
 
     def block(self, normals: Normals, n: int) -> np.ndarray:
-        """The first ``n`` elements of a block, float32; they do not depend on how many follow."""
+        """Draw the first ``n`` elements of a block, float32; they do not depend on the number that follow."""
         raise NotImplementedError
 
     def finish(self, values: np.ndarray) -> np.ndarray:
-        """The elements of all blocks together → what the parameter gets."""
+        """Map the elements of all blocks together to the parameter's values."""
         return values
 
 
 @dataclass(frozen=True)
 class Constant(Distribution):
-    """One value everywhere."""
+    """Distribution with one value everywhere."""
 
     value: float
 
@@ -94,7 +94,7 @@ class TruncatedNormal(Distribution):
 
     @property
     def spread(self) -> float:
-        """See :class:`Distribution`: that of the truncated distribution, below ``std``."""
+        """Standard deviation of the truncated distribution, below ``std``."""
         density = math.exp(-(self.truncate**2) / 2) / math.sqrt(2 * math.pi)
         return self.std * math.sqrt(1 - 2 * self.truncate * density / math.erf(self.truncate / math.sqrt(2)))
 
@@ -154,12 +154,12 @@ class Orthogonal(Distribution):
 
 @dataclass(frozen=True)
 class Role:
-    """What an initialiser may ask about a matrix."""
+    """Facts about a matrix that an initialiser may use."""
 
     fan_in: int
     fan_out: int
     residual_writers: int | None = None
-    """How many maps write to the residual stream, for one of them; None for all other matrices."""
+    """Number of maps that write to the residual stream, for one of them; None for all other matrices."""
 
 
 #: Initialisers by name: (config, role of the matrix) → distribution.
@@ -175,16 +175,18 @@ INITIALISERS: dict[str, Callable[[InitConfig, Role], Distribution]] = {
 
 
 def _for_tables(init: InitConfig) -> InitConfig:
-    """The same for tables of vectors, which map nothing: what is orthogonal elsewhere is normal with 1/√width there."""
+    """Adapt the config for tables of vectors, which map nothing: a normal with 1/√width replaces an orthogonal
+    matrix.
+    """
     return replace(init, kind="fan_in") if init.kind == "orthogonal" else init
 
 
 @runtime_checkable
 class StatesBirth(Protocol):
-    """A module that says what each parameter of its own is drawn from."""
+    """A module that states the distribution of each of its own parameters."""
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """Distribution of each parameter owned directly, by its name inside the module."""
+        """Return the distribution of each parameter owned directly, by its name inside the module."""
 
 
 # ------------------------------------------------------------------------------------------------------------------
@@ -203,18 +205,18 @@ class Linear(nn.Linear):
         super().__init__(in_features, out_features, bias)
         self.parameter_roles = {"weight": ParameterRole.MATRIX, "bias": ParameterRole.BIAS}
         self.role = Role(in_features, out_features, residual_writers)
-        #: What an adapter adds, given the input (models/adapters).
+        #: Module of an adapter, whose output for the input is added (models/adapters).
         self.adapter: nn.Module | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """See :meth:`product`; and what an adapter adds, if there is one."""
+        """Apply :meth:`product`, and add an adapter's output if there is one."""
         y = self.product(x)
         return y if self.adapter is None else y + self.adapter(x)
 
     def product(self, x: Tensor) -> Tensor:
-        """In the dtype of ``x``, or that of autocast: a strategy may have gathered the weights in a narrower one.
+        """Multiply in the dtype of ``x``, or of autocast: a strategy may have gathered the weights in a narrower one.
 
-        What training exchanges to multiply otherwise; a subclass's own forward pass calls it too.
+        Training replaces this method to multiply in another way; a subclass's forward pass calls it too.
         """
         if self.weight.dtype == x.dtype or torch.is_autocast_enabled(x.device.type):
             return F.linear(x, self.weight, self.bias)
@@ -226,7 +228,7 @@ class Linear(nn.Linear):
 
 
 class Embedding(nn.Embedding):
-    """A table of vectors. Its fan-in is its width: that is what it is when the table serves as the output head.
+    """A table of vectors. Its fan-in is its width, as for a table that serves as the output head.
 
     ``role`` says what its rows are for, where they are no vectors that enter the residual stream.
     """
@@ -246,10 +248,10 @@ class Embedding(nn.Embedding):
 
 
 def birth_plan(model: nn.Module, init: InitConfig) -> dict[str, Distribution]:
-    """Distribution of every parameter of ``model`` by full name; tied parameters appear once.
+    """Return the distribution of every parameter of ``model`` by full name; tied parameters appear once.
 
     Raises:
-        TypeError: a module owns parameters but does not state their birth.
+        TypeError: a module owns parameters but does not state their distributions.
     """
     plan: dict[str, Distribution] = {}
     names = {name for name, _ in model.named_parameters()}

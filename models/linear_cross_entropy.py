@@ -1,14 +1,14 @@
-"""The loss of the output head: a linear map and the cross-entropy of its logits in one, over chunks of rows.
+"""Loss of the output head: a linear map and the cross-entropy of its logits in one, over chunks of rows.
 
-Logits are the largest tensor of a training step. Here a chunk of rows at a time is mapped to logits, turned into
-losses and, where gradients are wanted, at once into the gradients of hidden states and table: the loss is a weighted
-mean whose weights are known beforehand, so all that the backward pass adds is one factor. There are three matrix
-products, as in the plain formula, and no logit is computed twice (Liger, arXiv 2410.10989). An operator of its own, so
-that a compiled graph calls it as it is. On a GPU one kernel turns a chunk's logits into losses and gradients
+Logits are the largest tensor of a training step. Here a chunk of rows at a time is mapped to logits, turned into losses
+and, where gradients are wanted, at once into the gradients of hidden states and table: the loss is a weighted mean
+whose weights are known beforehand, so the backward pass only multiplies by one factor. There are three matrix products,
+as in the plain formula, and no logit is computed twice (Liger, arXiv 2410.10989). It is a registered operator, so that
+a compiled graph calls it unchanged. On a GPU one kernel turns a chunk's logits into losses and gradients
 (``loss_kernel.py``), and the table's gradient is summed in float32 inside its product.
 
 torch's ``F.linear_cross_entropy`` (from 2.13 on) does the same for a plain cross-entropy; it knows neither z-loss nor
-soft-capping, and earlier versions do not have it. Tests hold this one to it.
+soft-capping, and earlier versions lack it. Tests compare this one with it.
 
 Legend: N rows (positions of all sequences), D width, V vocabulary.
 """
@@ -55,17 +55,18 @@ class TokenLosses(NamedTuple):
     per_token: Tensor
     """−log p(target) of every target, in the targets' shape; 0 where it is ignored."""
     routing: RoutingCost | None = None
-    """What the routers of a model with experts cost in a training pass; their part of the objective has its
-    coefficients."""
+    """Routers' costs of a model with experts in a training pass; the objective contains them times their
+    coefficients.
+    """
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Dtype of losses: float32, or wider where logits are."""
+    """Return the dtype of losses: float32, or the logits' dtype if wider."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def soft_capped(logits: Tensor, cap: float | None) -> Tensor:
-    """``cap · tanh(logits / cap)`` (Gemma 2, arXiv 2408.00118); ``None`` leaves logits as they are."""
+    """Compute ``cap · tanh(logits / cap)`` (Gemma 2, arXiv 2408.00118); ``None`` leaves logits unchanged."""
     return logits if cap is None else (torch.tanh(logits.to(wide(logits.dtype)) / cap) * cap).to(logits.dtype)
 
 
@@ -78,17 +79,17 @@ def linear_cross_entropy(
     cap: float | None = None,
     plain: bool | None = None,
 ) -> TokenLosses:
-    """Losses of the logits ``x @ weightᵀ``, in the dtype of ``x``, or that of autocast.
+    """Compute the losses of the logits ``x @ weightᵀ``, in the dtype of ``x``, or that of autocast.
 
     Second derivatives are refused; so is a backward pass that would find its gradients scaled by an earlier one.
 
     Args:
         x_ND: hidden states.
         weight_VD: the table of output vectors.
-        targets_N: int64 token ids, :data:`IGNORED` where a row counts nowhere. If none counts, means are NaN.
+        targets_N: int64 token ids, :data:`IGNORED` for rows that do not count. If none counts, means are NaN.
         z_loss: coefficient of the squared log-sum-exp.
-        cap: of :func:`soft_capped`.
-        plain: whether all logits are held at once; by default where they are few, see :data:`PLAIN`.
+        cap: cap of :func:`soft_capped`.
+        plain: hold all logits at once; by default if they are few, see :data:`PLAIN`.
     """
     kind = x_ND.device.type
     dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x_ND.dtype
@@ -117,7 +118,7 @@ def _plain(
     cap: float | None,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The formula itself."""
+    """Compute the losses by the plain formula."""
     logits_NV = soft_capped(F.linear(x_ND.to(dtype), weight_VD.to(dtype)).to(wide(dtype)), cap)
     losses_N = F.cross_entropy(logits_NV, targets_N, reduction="none", ignore_index=IGNORED)
     objective = (losses_N * weights_N).sum()
@@ -128,10 +129,10 @@ def _plain(
 
 
 def chunk_rows(n_rows: int, vocab_size: int, itemsize: int) -> int:
-    """Rows whose logits, of ``itemsize`` bytes each, are held at once."""
+    """Choose the number of rows whose logits, of ``itemsize`` bytes each, are held at once."""
     least, share = _LEAST_BYTES // (vocab_size * itemsize), int(_BYTES_PER_LOGIT * n_rows) // itemsize
     most = max(1, min(n_rows, _MOST_ROWS, max(least, share)))
-    # Of one size: every chunk reads the whole table, however few its rows.
+    # Chunks of equal size: every chunk reads the whole table, however few its rows.
     return -(-n_rows // -(-n_rows // most)) if n_rows else 1
 
 
@@ -142,7 +143,9 @@ def _block_rows(n_rows: int, vocab_size: int, device: str) -> int:
 
 
 def workspace_bytes(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Callable[[int], int]:
-    """Number of rows → bytes that the operator takes while it runs, beside what it is given and what it gives."""
+    """Return a function from the number of rows to the bytes that the operator takes while it runs, beside inputs and
+    outputs.
+    """
     (vocab_size, width), device = weight.shape, runs_on(x)
     one_kernel = device == "cuda"
     exact, itemsize, wide_itemsize = dtype == wide(dtype), dtype.itemsize, wide(dtype).itemsize
@@ -162,8 +165,9 @@ def workspace_bytes(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Callable[[
 
 
 def _one_kernel(x: Tensor, dtype: torch.dtype) -> Callable[..., None] | None:
-    """What does a chunk's work in one kernel (``loss_kernel.py``), on the device of ``x`` and for logits of this type;
-    None where nothing does."""
+    """Return the function that does a chunk's work in one kernel (``loss_kernel.py``), on the device of ``x`` and for
+    logits of this type; None without one.
+    """
     if not x.is_cuda or find_spec("triton") is None:
         return None
     from .loss_kernel import DTYPES, losses_of_rows
@@ -172,7 +176,7 @@ def _one_kernel(x: Tensor, dtype: torch.dtype) -> Callable[..., None] | None:
 
 
 class _Rows:
-    """Turns logits into losses, and where they are wanted into gradients, a block of rows at a time.
+    """Converter of logits to losses and, on request, to gradients, a block of rows at a time.
 
     Every block works in the same memory: it stays in the processor's cache, and is mapped once.
     """
@@ -233,9 +237,9 @@ class _Rows:
 
 
 def _add_products(table_VD: Tensor, d_logits_CV: Tensor, x_CD: Tensor, first: bool) -> None:
-    """``table += d_logitsᵀ @ x``, or ``=`` for the first chunk, summed in the table's dtype."""
+    """Add ``table += d_logitsᵀ @ x``, or assign it for the first chunk, summed in the table's dtype."""
     if table_VD.dtype == x_CD.dtype:
-        # What beta 0 multiplies is not read.
+        # beta 0 leaves the old content unread.
         table_VD.addmm_(d_logits_CV.T, x_CD, beta=0.0 if first else 1.0)
         return
     if table_VD.is_cuda and hasattr(torch.ops.aten.addmm, "dtype_out"):  # not in torch's earliest versions
@@ -263,7 +267,9 @@ def _chunked(
     wants_x: bool,
     wants_weight: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Objective, losses ``[N]``, squared log-sum-exps ``[N]``, and the objective's gradients, empty if not wanted."""
+    """Compute objective, losses ``[N]``, squared log-sum-exps ``[N]``, and the objective's gradients, empty if not
+    wanted.
+    """
     (n, width), vocab_size = x.shape, len(weight)
     with torch.no_grad(), torch.autocast(x.device.type, enabled=False):
         x_ND, weight_VD = x.to(dtype), weight.to(dtype)
@@ -315,7 +321,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _is_one(factor: Tensor) -> bool:
-    """Whether a factor is known to be 1: on an accelerator nobody waits to know, and in a graph there is no value."""
+    """Return True if a factor is known to be 1, without a wait for an accelerator or a value from a traced graph."""
     return type(factor) is Tensor and factor.device.type == "cpu" and factor.item() == 1
 
 

@@ -1,9 +1,9 @@
-"""Losses of rows of logits, and the objective's gradient by them in the logits' place: one kernel, for a GPU.
+"""GPU kernel for losses of rows of logits, with the objective's gradient written in place of the logits.
 
-Each row is read twice and written once, in its own type: 6 bytes per bf16 logit, where operators one after the other
-move 36. Sums are float32. Triton (arXiv 10.1145/3315508.3329973) comes with torch wherever there is CUDA on Linux.
+Each row is read twice and written once, in its own type: 6 bytes per bf16 logit, where separate operators move 36. Sums
+are float32. Triton (arXiv 10.1145/3315508.3329973) comes with torch wherever there is CUDA on Linux.
 
-Triton reads the annotations of its functions: what is no constant has none.
+Triton reads the annotations of its functions: only constants have one.
 
 Legend: R rows, V vocabulary.
 """
@@ -23,7 +23,7 @@ _BLOCK, _WARPS = 8192, 16
 
 @triton.jit
 def _capped(z, cap, HAS_CAP: tl.constexpr):  # type: ignore[no-untyped-def]
-    """``cap · tanh(z / cap)``."""
+    """Compute ``cap · tanh(z / cap)``."""
     if HAS_CAP:
         # tanh from the exponential of a number that is not positive, which overflows nowhere.
         shrunk = tl.exp(-2.0 * tl.abs(z) / cap)
@@ -48,7 +48,7 @@ def _losses(  # type: ignore[no-untyped-def]
     WANTS_GRADIENTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """One row."""
+    """Process one row."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     target = tl.load(targets + row)
@@ -92,18 +92,18 @@ def losses_of_rows(
     z_loss: float,
     cap: float,
 ) -> None:
-    """Fill in losses and squared log-sum-exps; if gradients are wanted, ``logits`` become those of the objective.
+    """Fill in losses and squared log-sum-exps; if gradients are wanted, they replace ``logits``.
 
     Args:
-        logits_RV: of a type of :data:`DTYPES`, rows contiguous.
+        logits_RV: logits of a type of :data:`DTYPES`, rows contiguous.
         targets_R: int64; a row whose target is ``ignored`` has loss 0.
-        weights_R: of the rows in the objective, float32; 0 where ignored.
+        weights_R: weights of the rows in the objective, float32; 0 where ignored.
         losses_R: −log p(target), float32, in nats.
-        squares_R: of the log-sum-exps, float32.
-        wants_gradients: whether logits are replaced.
-        ignored: a target that counts nowhere.
+        squares_R: squared log-sum-exps, float32.
+        wants_gradients: replace the logits by gradients.
+        ignored: target of rows that do not count.
         z_loss: coefficient of the squares in the objective.
-        cap: of soft-capping; 0 for none.
+        cap: cap of soft-capping; 0 for none.
     """
     n, vocab_size = logits_RV.shape
     block = min(_BLOCK, triton.next_power_of_2(vocab_size))

@@ -39,8 +39,9 @@ DERIVATIVES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
 
 
 class MLP(nn.Module):
-    """``down(act(up(x)))``, or ``down(act(gate(x)) · up(x))`` when gated; of hidden width ``d_ff``, by default the
-    config's."""
+    """Feed-forward map ``down(act(up(x)))``, or ``down(act(gate(x)) · up(x))`` when gated, with hidden width ``d_ff``,
+    by default the config's.
+    """
 
     def __init__(self, config: ModelConfig, block: int = 0, d_ff: int | None = None) -> None:
         super().__init__()
@@ -55,7 +56,7 @@ class MLP(nn.Module):
     def forward(
         self, x_BTD: Tensor, observer: NeuronObserver | None = None, losses: RoutingLosses | None = None
     ) -> Tensor:
-        """``[B, T, d] → [B, T, d]``. It has no router: it adds nothing to ``losses``."""
+        """Apply the map, ``[B, T, d] → [B, T, d]``. It has no router: it adds nothing to ``losses``."""
         if self.gate is None:
             a_BTF = self.activation(self.up(x_BTD))
         else:

@@ -15,7 +15,7 @@ from .rms_norm import rms_norm
 
 
 class NormGate(nn.Module):
-    """``y · σ(W_up · silu(W_down · y))``, y what a norm gives (GatedNorm, arXiv 2601.22966)."""
+    """``y · σ(W_up · silu(W_down · y))``, y the output of a norm (GatedNorm, arXiv 2601.22966)."""
 
     def __init__(self, d: int, rank: int) -> None:
         super().__init__()
@@ -23,13 +23,14 @@ class NormGate(nn.Module):
         self.up = Linear(rank, d, bias=False)
 
     def forward(self, y: Tensor) -> Tensor:
-        """``[…, d] → […, d]``."""
+        """Normalise, ``[…, d] → […, d]``."""
         return y * self.up(F.silu(self.down(cast_once(y)))).sigmoid()
 
 
 class RMSNorm(nn.Module):
-    """``x / rms(x) · gain`` over the last axis (arXiv 1910.07467), and a gate of that rank behind it, if given; of
-    ``scale · x`` in place of x, if ``scaled`` (PreAffine, arXiv 2601.22966)."""
+    """Norm ``x / rms(x) · gain`` over the last axis (arXiv 1910.07467), followed by a gate of the given rank, if any;
+    applied to ``scale · x`` if ``scaled`` (PreAffine, arXiv 2601.22966).
+    """
 
     def __init__(self, d: int, eps: float, gate_rank: int | None = None, scaled: bool = False) -> None:
         super().__init__()
@@ -40,19 +41,19 @@ class RMSNorm(nn.Module):
         self.gate = None if gate_rank is None else NormGate(d, gate_rank)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[…, d] → […, d]``."""
+        """Normalise, ``[…, d] → […, d]``."""
         if self.scale is not None:
             x = x * self.scale.to(x.dtype)
         y = rms_norm(x, self.gain.to(x.dtype), self.eps)
         return y if self.gate is None else self.gate(y)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """Gains and scales start at 1."""
+        """Start gains and scales at 1."""
         return {"gain": Constant(1.0), "scale": Constant(1.0)}
 
 
 class DynamicTanh(nn.Module):
-    """``tanh(alpha · x) · gain + bias`` in place of a norm (arXiv 2503.10622), and a gate as `RMSNorm` has."""
+    """``tanh(alpha · x) · gain + bias`` in place of a norm (arXiv 2503.10622), and a gate as in `RMSNorm`."""
 
     def __init__(self, d: int, bias: bool, gate_rank: int | None = None) -> None:
         super().__init__()
@@ -67,19 +68,19 @@ class DynamicTanh(nn.Module):
         self.gate = None if gate_rank is None else NormGate(d, gate_rank)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[…, d] → […, d]``."""
+        """Normalise, ``[…, d] → […, d]``."""
         y = (x * self.alpha.to(x.dtype)).tanh() * self.gain.to(x.dtype)
         if self.bias is not None:
             y = y + self.bias.to(x.dtype)
         return y if self.gate is None else self.gate(y)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """Alpha starts at .5, gains at 1, biases at 0."""
+        """Start alpha at .5, gains at 1, biases at 0."""
         return {"alpha": Constant(0.5), "gain": Constant(1.0), "bias": Constant(0.0)}
 
 
 class LayerNorm(nn.Module):
-    """``(x − mean(x)) / std(x) · gain + bias`` over the last axis (arXiv 1607.06450), and a gate as `RMSNorm` has."""
+    """``(x − mean(x)) / std(x) · gain + bias`` over the last axis (arXiv 1607.06450), and a gate as in `RMSNorm`."""
 
     def __init__(self, d: int, eps: float, bias: bool, gate_rank: int | None = None) -> None:
         super().__init__()
@@ -90,20 +91,20 @@ class LayerNorm(nn.Module):
         self.gate = None if gate_rank is None else NormGate(d, gate_rank)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[…, d] → […, d]``."""
+        """Normalise, ``[…, d] → […, d]``."""
         bias = None if self.bias is None else self.bias.to(x.dtype)
         y = F.layer_norm(x, self.gain.shape, self.gain.to(x.dtype), bias, self.eps)
         return y if self.gate is None else self.gate(y)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """Gains start at 1, biases at 0."""
+        """Start gains at 1, biases at 0."""
         return {"gain": Constant(1.0), "bias": Constant(0.0)}
 
 
 def cast_once(x: Tensor) -> Tensor:
-    """The input of several matrix products in the type that autocast runs them in; as it is where autocast is off.
+    """Cast the input of several matrix products to autocast's type; return it unchanged if autocast is off.
 
-    Each product would cast the same float32 tensor again, and keep its own copy for the backward pass.
+    Otherwise each product would cast the same float32 tensor again, and keep a copy for the backward pass.
     """
     device = x.device.type
     if x.dtype != torch.float32 or not torch.is_autocast_enabled(device):
@@ -121,7 +122,7 @@ NORMS: dict[str, Callable[[ModelConfig], nn.Module]] = {
 
 
 def sublayer_norms(config: ModelConfig) -> tuple[nn.Module, nn.Module]:
-    """Norms of a sublayer's input and of its output, where ``norm_placement`` puts them."""
+    """Build the norms of a sublayer's input and of its output, as ``norm_placement`` says."""
     pre = NORMS[config.norm](config) if config.norm_placement != "post" else nn.Identity()
     post = NORMS[config.norm](config) if config.norm_placement != "pre" else nn.Identity()
     return pre, post

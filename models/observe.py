@@ -1,4 +1,4 @@
-"""The named places inside a decoder that can be looked at. In training the observer is None and costs nothing.
+"""Named places inside a decoder that an observer can see. In training the observer is None and costs nothing.
 
 | call | place | shapes |
 |---|---|---|
@@ -6,15 +6,15 @@
 | ``residual("attention", l, h)`` | residual stream after the attention of block l, l = 1 … L | h ``[B, T, d]`` |
 | ``residual("mlp", l, h)`` | residual stream after the MLP of block l, l = 1 … L | h ``[B, T, d]`` |
 | ``attention(l, attended)`` | one attention of block l, l = 1 … L | :class:`Attended` |
-| ``sublayer("attention", l, x)`` | output of the attention of block l, as its last map gives it | x ``[B, T, d]`` |
-| ``sublayer("mlp", l, x)`` | output of the MLP of block l, as its last map gives it | x ``[B, T, d]`` |
+| ``sublayer("attention", l, x)`` | output of the attention of block l, from its last map | x ``[B, T, d]`` |
+| ``sublayer("mlp", l, x)`` | output of the MLP of block l, from its last map | x ``[B, T, d]`` |
 | ``neurons(l, a)`` | hidden activations of the MLP of block l, as they enter its down projection | a ``[B, T, d_ff]`` |
 | ``routing(l, e)`` | ids of the experts that tokens are sent to, where block l has any | e ``[B, T, k]`` |
 | ``expert_units(l, e, a, t)`` | hidden activations of expert e, from 0, and where their R tokens are | a ``[R, F]`` |
 
-Only an observer that has a method ``routing`` or ``expert_units`` is shown that. A shared expert is not shown.
+``routing`` and ``expert_units`` go only to an observer with a method of that name. A shared expert is not shown.
 
-A model may have blocks in which a place is not seen, or not there: an :class:`Unseen` says so.
+Blocks of a model may lack a place, or hide it: an :class:`Unseen` records that.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def in_ranges(numbers: Sequence[int]) -> str:
 
 @dataclass(frozen=True)
 class Unseen:
-    """A place that some blocks of a model do not show: nothing is invented for it."""
+    """A place that some blocks of a model do not show; nothing is reported for it."""
 
     place: UnseenPlace
     """``after_attention`` is ``residual("attention", …)``, the last two are those of ``sublayer``."""
@@ -63,7 +63,7 @@ class Unseen:
     why: str
 
     def __str__(self) -> str:
-        """In words, as a snapshot and the terminal have it."""
+        """Describe it in words, as in snapshots and on the terminal."""
         return (
             f"{_UNSEEN[self.place]} of block{'s' if len(self.layers) > 1 else ''} {in_ranges(self.layers)} ({self.why})"
         )
@@ -71,9 +71,10 @@ class Unseen:
 
 @dataclass(frozen=True)
 class Attended:
-    """One attention from queries, keys and values to what the output projection reads, all ``[B, H, T, d_head]``.
+    """Tensors of one attention, from queries, keys and values to the input of the output projection, all ``[B, H, T,
+    d_head]``.
 
-    In latent attention (DeepSeek) the width of values and outputs is another one than that of queries and keys.
+    In latent attention (DeepSeek), values and outputs differ in width from queries and keys.
     """
 
     q_BHTK: Tensor
@@ -91,23 +92,23 @@ class Attended:
 
 
 class Observer(Protocol):
-    """Receives tensors of a forward pass as it runs; must not change them."""
+    """Observer that receives tensors of a forward pass as it runs; must not change them."""
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
-        """The residual stream at a named place."""
+        """Receive the residual stream at a named place."""
 
     def attention(self, layer: int, attended: Attended) -> None:
-        """One block's attention."""
+        """Receive one block's attention."""
 
     def neurons(self, layer: int, a_BTF: Tensor) -> None:
-        """Hidden activations of one block's MLP."""
+        """Receive the hidden activations of one block's MLP."""
 
 
 class NeuronObserver(Protocol):
-    """What an MLP asks of an observer."""
+    """The part of an observer that an MLP calls."""
 
     def neurons(self, layer: int, a: Tensor) -> None:
-        """Hidden activations."""
+        """Receive hidden activations."""
 
 
 def show_residual(observer: Observer | None, site: Site, layer: int, h_BTD: Tensor) -> None:
@@ -121,13 +122,15 @@ class SublayerObserver(Protocol):
     """An observer that receives outputs of sublayers too."""
 
     def sublayer(self, site: Sublayer, layer: int, x_BTD: Tensor) -> None:
-        """What the attention or the MLP of a block gives, before a norm after it and the sum with the residual
-        stream."""
+        """Receive the output of a block's attention or MLP, before a norm after it and the sum with the residual
+        stream.
+        """
 
 
 def show_sublayer(observer: Observer | None, site: Sublayer, layer: int, x_BTD: Tensor) -> None:
-    """Show a sublayer's output to an observer that reads it. As a difference of states it would be rounded as they are:
-    in bfloat16, a massive channel makes it worthless."""
+    """Show a sublayer's output to an observer that reads it. A difference of states would carry their rounding: in
+    bfloat16, a massive channel makes it worthless.
+    """
     # Asking a protocol costs as much as a small product: not where nobody looks.
     if observer is not None and isinstance(observer, SublayerObserver):
         observer.sublayer(site, layer, x_BTD)
@@ -138,7 +141,7 @@ class RoutingObserver(Protocol):
     """An observer that receives the choices of routers too."""
 
     def routing(self, layer: int, chosen_BTK: Tensor) -> None:
-        """Ids of the experts that each token of one block is sent to."""
+        """Receive the ids of the experts that each token of one block is sent to."""
 
 
 def show_routing(observer: Observer | None, layer: int, chosen_BTK: Tensor) -> None:
@@ -152,5 +155,6 @@ class ExpertObserver(Protocol):
     """An observer that receives the hidden activations of experts too."""
 
     def expert_units(self, layer: int, expert: int, a_RF: Tensor, position_R: Tensor) -> None:
-        """Hidden activations of one expert, of the tokens of a batch that it is sent, and the tokens' positions. An
-        expert that is sent none may not be shown."""
+        """Receive the hidden activations of one expert for its tokens of a batch, and the tokens' positions. An expert
+        without tokens may not be shown.
+        """

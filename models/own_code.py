@@ -1,10 +1,10 @@
-"""A user's own classes, named in a config as ``module:Class``, and where their modules may come from.
+"""Users' classes, named in a config as ``module:Class``, and the places that their modules may come from.
 
 A module comes from what is installed (any entry of Python's path but the working folder). If it is not there:
 
-- and a person named it, on the command line or in a config that is no run's, from the working folder;
-- and the config of a run alone names it, from the folders of :data:`VARIABLE`: a run may be somebody else's, and so may
-  the file that lies beside it.
+- and a person named it, on the command line or in a config outside of a run, from the working folder;
+- and only the config of a run names it, from the folders of :data:`VARIABLE`: a run, and the file beside it, may come
+  from somebody else.
 
 So no file of the working folder takes the place of an installed module, and no run decides that one is executed.
 """
@@ -32,7 +32,7 @@ _IN_TEXT = re.compile(rf"(?<![\w.:/]){_PATTERN}(?![\w.:/])", re.ASCII)
 
 
 def is_own(name: str) -> bool:
-    """Whether ``name`` has the form ``module:Class``; nothing is imported."""
+    """Return True if ``name`` has the form ``module:Class``; nothing is imported."""
     return _NAME.fullmatch(name) is not None
 
 
@@ -53,7 +53,9 @@ def name_own_code(source: Any) -> None:
 
 
 def note_code_of_run(config: Any) -> None:
-    """Remember the names in the config of a run, nested fields, which alone let no module come from there."""
+    """Remember the names in the config of a run, nested fields, which by themselves let no module come from the working
+    folder.
+    """
     _of_runs.update(_names_in(config))
 
 
@@ -68,7 +70,7 @@ def _names_in(source: Any) -> Iterator[str]:
 
 
 def own_code_for_children() -> dict[str, str]:
-    """Make the environment in which a process that this one starts may import what a person named to this one."""
+    """Return the environment in which a child process may import the classes that a person named to this process."""
     folders = [*_code_folders(), *([str(Path.cwd())] if _named else [])]
     return {VARIABLE: os.pathsep.join(folders)} if folders else {}
 
@@ -77,15 +79,14 @@ def own_code_for_children() -> dict[str, str]:
 
 
 def import_own(name: str, field: str) -> Any:
-    """What ``name`` stands for, with its module imported.
+    """Import the module of ``name`` and return the object that it names.
 
     Args:
         name: ``module:Class``, also ``package.module:Class`` and ``module:Outer.Inner``.
         field: the config's field that names it; messages begin with it.
 
     Raises:
-        UsageError: no such form, the module lies in a run's folder, nobody but a run names it, or it cannot be
-            imported.
+        UsageError: wrong form, the module lies in a run's folder, only a run names it, or it cannot be imported.
     """
     if not is_own(name):
         raise UsageError(f"{field} has {name!r}: give module:Class")
@@ -116,7 +117,7 @@ def import_own(name: str, field: str) -> Any:
 
 
 def in_words(error: BaseException) -> str:
-    """An exception on one line."""
+    """Put an exception on one line."""
     text = " ".join(str(error).split())[:300]
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
@@ -127,9 +128,9 @@ def _code_folders() -> list[str]:
 
 @contextmanager
 def _search_path(folders: Sequence[str]) -> Iterator[None]:
-    """Python's path with ``folders`` at its end, and without the working folder that Python itself puts first.
+    """Within the context, append ``folders`` to Python's path, and remove the working folder that Python puts first.
 
-    What a module adds to the path inside stays.
+    Additions that modules make to the path inside are kept.
     """
     here, before = str(Path.cwd()), list(sys.path)
     first = here if before[:1] == [here] and not sys.flags.safe_path else ""
@@ -150,6 +151,6 @@ def _places_of(module: str) -> list[str]:
 
 
 def _run_that_holds(places: Sequence[str]) -> Path | None:
-    """The run's folder that a module would come from: a run may be someone else's, with a module in it."""
+    """Return the run's folder that a module would come from: a run may be someone else's, with a module in it."""
     folders = (parent for place in places for parent in Path(place).resolve().parents)
     return next((folder for folder in folders if (folder / "birth.json").is_file()), None)

@@ -1,4 +1,4 @@
-"""What a parameter is for, stated by the module that owns it. Optimizers choose by role, not by dimensions."""
+"""Roles of parameters, stated by the modules that own them. Optimizers choose by role, not by dimensions."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import nn
 
 
 class ParameterRole(StrEnum):
-    """What a parameter does in a pass."""
+    """Role of a parameter in a pass."""
 
     MATRIX = "matrix"
     """Maps vectors to vectors."""
     EMBEDDING = "embedding"
-    """A table of vectors: of tokens, or of positions."""
+    """Table of vectors, of tokens or of positions."""
     HEAD = "head"
     """Maps the residual stream to the logits of all tokens."""
     GAIN = "gain"
@@ -28,14 +28,14 @@ class ParameterRole(StrEnum):
 
 @runtime_checkable
 class StatesRoles(Protocol):
-    """A module that says what each parameter of its own is for."""
+    """A module that states the role of each of its own parameters."""
 
     parameter_roles: Mapping[str, ParameterRole]
     """Role of each parameter owned directly, by its name inside the module."""
 
 
 def parameter_roles(model: nn.Module) -> dict[str, ParameterRole]:
-    """Role of every parameter of ``model`` by full name, in the order of ``named_parameters``.
+    """Return the role of every parameter of ``model`` by full name, in the order of ``named_parameters``.
 
     Raises:
         TypeError: a module owns parameters but does not state their roles.

@@ -1,7 +1,7 @@
-"""Every parameter of a decoder by name, with its shape, from the config alone: no model is built, no torch is loaded,
-unless parts of attention are the user's own.
+"""Names and shapes of a decoder's parameters, from the config alone. No model is built and no torch loaded, unless
+parts of attention are a user's class.
 
-A test holds it to the models.
+A test compares them with the models.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NamedShape: TypeAlias = tuple[str, tuple[int, ...]]
 
 
 def parameter_shapes(config: ModelConfig) -> Iterator[NamedShape]:
-    """Names and shapes of all parameters, in the model's order."""
+    """Yield names and shapes of all parameters, in the model's order."""
     d = config.d_model
     yield "embed.weight", (config.vocab_size, d)
     if config.positions == "learned":
@@ -32,7 +32,7 @@ def parameter_shapes(config: ModelConfig) -> Iterator[NamedShape]:
 
 
 def tensor_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of all parameters and buffers, those that are tied once, in name order. This loads torch."""
+    """Return names and shapes of all parameters and buffers, tied ones once, in name order. This loads torch."""
     import torch
 
     from .decoder import Decoder
@@ -96,7 +96,7 @@ def _mixture(config: ModelConfig) -> Iterator[NamedShape]:
 
 
 def n_idle(config: ModelConfig) -> int:
-    """Parameters that one token does not pass: those of the experts that its routers do not choose."""
+    """Count the parameters that one token does not pass: those of experts that its routers do not choose."""
     experts = config.experts
     if experts.n_experts is None:
         return 0
@@ -106,7 +106,9 @@ def n_idle(config: ModelConfig) -> int:
 
 
 def _built_attention(config: ModelConfig, block: int) -> Iterator[NamedShape]:
-    """The same with parts of the user's own, whose parameters only their classes know: this loads torch."""
+    """Yield the attention's names and shapes if a part is a user's class, which alone knows its parameters: this loads
+    torch.
+    """
     import torch
 
     from .attention.latent.latent_attention import attention_of

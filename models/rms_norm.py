@@ -1,8 +1,8 @@
 """RMSNorm (arXiv 1910.07467) over the last axis.
 
-torch has one kernel for it on a GPU. On a CPU its operators pass over the whole input one after the other, twelve times
-for both directions, and keep the normalised input beside the input. Here a training pass keeps the input and one number
-a row, and works on as many rows at a time as a cache holds.
+torch has one kernel for it on a GPU. On a CPU its operators pass over the whole input twelve times for both directions,
+and keep the normalised input beside the input. Here a training pass keeps the input and one number per row, and works
+on as many rows at a time as a cache holds.
 
 Legend: N rows, D channels.
 """
@@ -23,7 +23,7 @@ _BLOCK = 1 << 18
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """``x / sqrt(mean(x²) + eps) · gain``, in the dtype of ``x`` and computed in float32 or wider.
+    """Compute ``x / sqrt(mean(x²) + eps) · gain``, in the dtype of ``x`` and computed in float32 or wider.
 
     Args:
         x: ``[…, D]``.
@@ -42,7 +42,7 @@ def _blocks(*tensors_ND: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 class _RMSNorm(torch.autograd.Function):
-    """The values are those of ``F.rms_norm``, bit for bit."""
+    """Autograd function whose values are those of ``F.rms_norm``, bit for bit."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, gain_D: Tensor, eps: float) -> Tensor:

@@ -1,7 +1,7 @@
 """The shard of a tensor that a process holds: a range of its elements, flattened in C order.
 
-FSDP2 shards a parameter along its first axis, DeepSpeed's ZeRO 3 its flattened elements: both are ranges. Nothing else
-in this project knows how either of them does it.
+FSDP2 shards a parameter along its first axis, DeepSpeed's ZeRO 3 its flattened elements: both are ranges. Only this
+module deals with these layouts.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ class TensorShard:
     """Elements ``start … start + local.numel()`` of a tensor."""
 
     local: Tensor
-    """One-dimensional; of a parameter a view, so that what is written into it is the parameter's."""
+    """One-dimensional elements of the shard; a view of a parameter, so that writes reach the parameter."""
     start: int
     shape: tuple[int, ...]
-    """Of the whole tensor."""
+    """Shape of the whole tensor."""
     replica: int = 0
     """Number, from 0, of this process among those that hold the same range."""
 
     @property
     def stop(self) -> int:
-        """One past the last element."""
+        """Index one past the last element."""
         return self.start + self.local.numel()
 
     @property
     def numel(self) -> int:
-        """Of the whole tensor."""
+        """Number of elements of the whole tensor."""
         return math.prod(self.shape)
 
 
 def full_shape(tensor: Tensor) -> tuple[int, ...]:
-    """Shape of the whole tensor; one that ZeRO 3 has sharded is an empty placeholder itself."""
+    """Return the shape of the whole tensor; a parameter that ZeRO 3 has sharded is itself an empty placeholder."""
     return tuple(getattr(tensor, "ds_shape", tensor.shape))
 
 
@@ -74,7 +74,7 @@ def _of_zero3(tensor: Any) -> TensorShard:
 
 
 def shard_of(tensor: Tensor) -> TensorShard:
-    """This process's shard; of a tensor that is not sharded, all of it."""
+    """Return this process's shard; all of a tensor that is not sharded."""
     if isinstance(tensor, DTensor):
         return _of_dtensor(tensor)
     if hasattr(tensor, "ds_tensor"):
@@ -93,7 +93,9 @@ def _gathered_from_zero3(tensor: Any) -> Tensor:
 
 @torch.no_grad()
 def full_tensor(tensor: Tensor) -> Tensor:
-    """The whole tensor, in every process. A collective where it is sharded: all ranks call, in the same order."""
+    """Return the whole tensor, in every process. Collective for sharded tensors: call on all ranks, in the same
+    order.
+    """
     if isinstance(tensor, DTensor):
         return tensor.full_tensor()
     return _gathered_from_zero3(tensor) if hasattr(tensor, "ds_tensor") else tensor.detach()
@@ -101,9 +103,10 @@ def full_tensor(tensor: Tensor) -> Tensor:
 
 @contextmanager
 def gathered_in_passes(model: nn.Module) -> Iterator[None]:
-    """Passes of a model that ZeRO 3 shards and that has no engine yet: weights are gathered for their module's pass.
+    """Within the context, gather each module's weights for its pass, in a model that ZeRO 3 shards and that has no
+    engine yet.
 
-    All ranks make the same passes, without gradients. Other models gather by themselves, or need not.
+    Collective: all ranks make the same passes, without gradients. Other models gather by themselves, or need not.
     """
 
     def gather(module: nn.Module, inputs: Any) -> None:
@@ -126,7 +129,7 @@ def gathered_in_passes(model: nn.Module) -> Iterator[None]:
 
 
 def compute_dtype(model: nn.Module) -> torch.dtype:
-    """The narrowest dtype that a pass uses weights in: the one that a strategy gathers them in, or their own."""
+    """Return the narrowest dtype in which a pass uses weights: that of a strategy's gathering, or their own."""
     gathered = {getattr(parameter, "comm_dtype", parameter.dtype) for parameter in model.parameters()}
     for module in model.modules():
         if isinstance(module, FSDPModule):
@@ -135,8 +138,9 @@ def compute_dtype(model: nn.Module) -> torch.dtype:
 
 
 def reshard(model: nn.Module) -> None:
-    """Free gathered weights of a model that FSDP2 shards: after a pass without gradients some stay gathered, those of
-    the head and of the outermost group."""
+    """Free gathered weights of a model that FSDP2 shards: after a pass without gradients, those of the head and of the
+    outermost group stay gathered.
+    """
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()

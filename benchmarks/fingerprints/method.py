@@ -16,7 +16,7 @@ Need = Literal["weights", "states", "width", "vocabulary", "hidden units", "dept
 
 @dataclass(frozen=True)
 class Finding:
-    """What a test of two models found."""
+    """Result of a test of two models."""
 
     score: float
     """The larger, the more alike."""

@@ -23,7 +23,7 @@ READS: dict[AdapterKind, tuple[str, ...]] = {
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """A small part that is trained in place of the model that it is attached to (definitions §12)."""
+    """A small part that is trained in place of the model to which it is attached (definitions §12)."""
 
     kind: AdapterKind = "none"
     """``none``: the model itself is trained. Else it is frozen, and what is trained is: ``lora``, a product of two thin
@@ -33,33 +33,33 @@ class AdapterConfig:
     birthmark adapt."""
 
     rank: int | None = None
-    """Of ``lora``: inner width of the product, less than that of the maps; by default 8."""
+    """For ``lora``: inner width of the product, less than that of the maps; by default 8."""
 
     alpha: float | None = None
-    """Of ``lora``: the product is multiplied by alpha/rank; by default 16."""
+    """For ``lora``: the product is multiplied by alpha/rank; by default 16."""
 
     maps: list[LinearMap] | None = None
-    """Of ``lora``: linear maps of every block that get one; by default attn.q and attn.v."""
+    """For ``lora``: linear maps of every block that get one; by default attn.q and attn.v."""
 
     length: int | None = None
-    """Of ``prefix``: keys of every block and key/value head; by default 16."""
+    """For ``prefix``: keys of every block and key/value head; by default 16."""
 
     feature_map: FeatureMap | None = None
-    """Of ``prefix_plus``: φ, through which queries go; by default ``elu``, as in the paper."""
+    """For ``prefix_plus``: φ, which is applied to queries; by default ``elu``, as in the paper."""
 
     @property
     def is_on(self) -> bool:
-        """Whether there is an adapter."""
+        """True if there is an adapter."""
         return self.kind != "none"
 
     @property
     def has_keys(self) -> bool:
-        """Whether queries give weight to keys of the adapter, so that their weights on tokens do not sum to 1."""
+        """True if queries give weight to keys of the adapter, so that their weights on tokens do not sum to 1."""
         return self.kind == "prefix"
 
     @property
     def changes_outputs(self) -> bool:
-        """Whether something is added to what heads give, after the value aggregation."""
+        """True if the adapter adds something to the outputs of heads, after the value aggregation."""
         return self.kind == "prefix_plus"
 
     @property
@@ -88,7 +88,7 @@ class AdapterConfig:
         return "elu" if self.feature_map is None else self.feature_map
 
     def problems(self) -> list[str]:
-        """Values out of range and fields that the kind does not read, one line each, with the mend."""
+        """List values out of range and fields that the kind does not read, one line each, with the remedy."""
         found = []
         for field in fields(self):
             if field.name != "kind" and getattr(self, field.name) is not None and field.name not in READS[self.kind]:
@@ -107,7 +107,7 @@ class AdapterConfig:
         return found
 
     def misfits(self, model: ModelConfig) -> list[str]:
-        """Why it cannot be attached to this model, one line each, with the mend."""
+        """List the reasons why it cannot be attached to this model, one line each, with the remedy."""
         if self.kind == "prefix" and model.attention.normaliser == "differential":
             return ["adapter.kind prefix brings keys, and model.attention.normaliser differential takes none"]
         if model.attention.latent.is_on and self.kind in ("prefix", "prefix_plus"):

@@ -1,4 +1,4 @@
-"""Adapters by name: attached to a decoder, which is frozen; and which of its tensors are theirs."""
+"""Adapters by name: attachment to a decoder, which is frozen, and the names of their tensors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .lora import attach_lora
 from .prefix import attach_prefix
 from .prefix_plus import attach_prefix_plus
 
-#: What attaches an adapter, by ``adapter.kind``.
+#: Functions that attach an adapter, by ``adapter.kind``.
 ADAPTERS: dict[str, Callable[[Decoder, AdapterConfig], None]] = {
     "lora": attach_lora,
     "prefix": attach_prefix,
@@ -31,7 +31,7 @@ _ATTACHED = "attached_adapter"
 
 
 def is_adapter(name: str) -> bool:
-    """Whether a tensor of a decoder is an adapter's, by its full name."""
+    """Return True if a decoder's tensor belongs to an adapter, by its full name."""
     return any(part.startswith("adapter") for part in name.split("."))
 
 
@@ -58,7 +58,7 @@ def attach(model: Decoder, adapter: AdapterConfig) -> None:
 
 
 def adapter_of(model: nn.Module) -> AdapterConfig:
-    """What is attached to a model of any kind; by default ``none``."""
+    """Return the config of the adapter on a model of any kind; ``none`` without one."""
     found = getattr(model, _ATTACHED, AdapterConfig())
     assert isinstance(found, AdapterConfig)
     return found
@@ -66,8 +66,9 @@ def adapter_of(model: nn.Module) -> AdapterConfig:
 
 @torch.no_grad()
 def initialize_adapter(model: Decoder, init: InitConfig, init_seed: int) -> None:
-    """Overwrite every parameter of the adapter with its initial value under ``init_seed``; of a sharded one each rank
-    draws its own shard. Values have the keys of a birth: a parameter's name decides them."""
+    """Overwrite every parameter of the adapter with its initial value under ``init_seed``. Each rank of a sharded
+    adapter draws its shard. Values are keyed as at a birth: by the parameter's name.
+    """
     if not adapter_of(model).is_on:
         return
     plan = birth_plan(model, init)
@@ -79,9 +80,10 @@ def initialize_adapter(model: Decoder, init: InitConfig, init_seed: int) -> None
 
 
 def base_digest(model: nn.Module) -> str:
-    """SHA-256 over the parameters and buffers of what an adapter is attached to, as a birth's digest is taken.
+    """Return the SHA-256 over the parameters and buffers of the model beneath an adapter, in the form of a birth
+    digest.
 
-    Of a sharded model all ranks must call: one parameter at a time is gathered.
+    Collective: call on every rank if the model is sharded. Gathers one parameter at a time.
     """
     named = sorted([*model.named_parameters(), *model.named_buffers()])
     return digest_of((name, tensor) for name, tensor in named if not is_adapter(name))

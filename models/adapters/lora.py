@@ -13,7 +13,7 @@ from .adapter_config import AdapterConfig
 
 
 class LoraDown(Linear):
-    """To the inner width. Drawn with 1/√fan-in, whatever the model's initialiser."""
+    """Map to the inner width. Drawn with 1/√fan-in, whatever the model's initialiser."""
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`~birthmark.models.init.StatesBirth`."""
@@ -21,7 +21,7 @@ class LoraDown(Linear):
 
 
 class LoraUp(Linear):
-    """From the inner width. Starts at 0, so that the product does."""
+    """Map from the inner width. Starts at 0, so that the product does."""
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
         """See :class:`~birthmark.models.init.StatesBirth`."""
@@ -38,17 +38,17 @@ class Lora(nn.Module):
         self.up = LoraUp(adapter.lora_rank, linear.out_features, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[…, in] → […, out]``."""
+        """Map ``[…, in] → […, out]``."""
         product: Tensor = self.up(self.down(x)) * self.scale
         return product
 
     def product(self) -> Tensor:
-        """What it adds to the map's weight, ``[out, in]``."""
+        """Return the matrix that it adds to the map's weight, ``[out, in]``."""
         return self.up.weight @ self.down.weight * self.scale
 
 
 def attach_lora(model: Decoder, adapter: AdapterConfig) -> None:
-    """Put one beside each map that ``adapter.maps`` names, in every block."""
+    """Put a LoRA beside each map that ``adapter.maps`` names, in every block."""
     for block in model.blocks:
         for name in adapter.lora_maps:
             linear = cast(Linear, block.get_submodule(name))

@@ -1,4 +1,4 @@
-"""A LoRA added to the weights that it stands beside: the same function, and no adapter any more."""
+"""LoRA merged into the weights beside it: the same function, without an adapter."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .lora import Lora
 
 @torch.no_grad()
 def merged(model: Decoder) -> Mapping[str, Tensor]:
-    """Every parameter and buffer of the model by name, with the products of its LoRA added to weights.
+    """Return every parameter and buffer of the model by name, with the LoRA products added to weights.
 
     Raises:
-        UsageError: another kind of adapter, which no weights of the model are.
+        UsageError: another kind of adapter, which weights of the model cannot express.
     """
     if (kind := adapter_of(model).kind) != "lora":
         raise UsageError(f"--merge: adapter.kind is {kind}, and no weights of the model do what it does; leave it out")

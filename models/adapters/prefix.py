@@ -1,4 +1,4 @@
-"""Prefix tuning: keys and values of every block that are no token's and that every query sees (arXiv 2101.00190).
+"""Prefix tuning: keys and values of every block that belong to no token and that every query sees (arXiv 2101.00190).
 
 Legend: B sequences, H query heads, G key/value heads, T positions, P keys of the prefix, K head width.
 """
@@ -30,7 +30,7 @@ class PrefixKeys(nn.Module):
     def __init__(self, adapter: AdapterConfig, config: ModelConfig) -> None:
         super().__init__()
         shape = config.kv_heads, adapter.prefix_length, config.d_head
-        # Of a sharded parameter the shape is not to be read.
+        # The width comes from the config: a sharded parameter has the shape of its shard.
         self.std = config.d_head**-0.5
         self.key, self.value = nn.Parameter(torch.zeros(shape)), nn.Parameter(torch.zeros(shape))
         self.parameter_roles = {"key": ParameterRole.BIAS, "value": ParameterRole.BIAS}
@@ -41,11 +41,11 @@ class PrefixKeys(nn.Module):
         return {"key": Normal(self.std), "value": Constant(0.0)}
 
     def forward(self, scores: Scores) -> list[ExtraKey]:
-        """The keys beside the tokens', given the scores of the tokens."""
+        """Return the prefix as keys beside those of the tokens, given the tokens' scores."""
         return learned_keys(scores, self.key, self.value, self.as_one, of_prefix=True)
 
 
 def attach_prefix(model: Decoder, adapter: AdapterConfig) -> None:
-    """Give every block's attention one."""
+    """Give every block's attention a :class:`PrefixKeys`."""
     for block in model.blocks:
         cast(Attention, block.attn).adapter_keys = PrefixKeys(adapter, model.config)

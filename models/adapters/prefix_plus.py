@@ -1,4 +1,4 @@
-"""Prefix-Tuning+: what a prefix does for a query, outside of the softmax (arXiv 2506.13674, definitions §12).
+"""Prefix-Tuning+: the effect of a prefix on a query, outside of the softmax (arXiv 2506.13674, definitions §12).
 
 Legend: B sequences, H query heads, T positions, K head width.
 """
@@ -40,12 +40,12 @@ class PrefixMemory(nn.Module):
         return {"matrix": Constant(0.0)}
 
     def forward(self, q_BHTK: Tensor) -> Tensor:
-        """Queries ``[B, H, T, K]`` → what is added to the heads' outputs, the same shape."""
+        """Map queries ``[B, H, T, K]`` to the addition to the heads' outputs, same shape."""
         matrix_HKK = self.matrix.unflatten(0, (self.n_heads, -1)).to(q_BHTK.dtype)
         return self.phi(q_BHTK) @ matrix_HKK
 
 
 def attach_prefix_plus(model: Decoder, adapter: AdapterConfig) -> None:
-    """Give every block's attention one."""
+    """Give every block's attention a :class:`PrefixMemory`."""
     for block in model.blocks:
         cast(Attention, block.attn).adapter_output = PrefixMemory(adapter, model.config)

@@ -1,1 +1,1 @@
-"""One attention, from the parts that config chooses."""
+"""Attention, built from the parts that the config chooses."""

@@ -1,4 +1,4 @@
-"""What a head's output goes through before the output projection: nothing, a norm, or variance calibration."""
+"""Steps between a head's output and the output projection: none, a norm, or variance calibration."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _SMALLEST_SQUARES = 1e-6
 
 
 class PlainAggregation(nn.Module):
-    """Head outputs go on as they are; also the base of the other kinds."""
+    """Head outputs pass unchanged; also the base of the other kinds."""
 
-    #: Whether :meth:`forward` reads sums of squared weights.
+    #: True if :meth:`forward` reads sums of squared weights.
     needs_squares = False
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
     def in_block(self, block: int) -> None:
-        """Told which block (from 0) it stands in, before it is born."""
+        """Set the index of its block (from 0); called before birth."""
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
-        """Head outputs ``[B, H, T, d_head]``, given how they came about and the values that went in."""
+        """Map head outputs ``[B, H, T, d_head]``, given the weighted sum behind them and the values that went in."""
         return weighted.o_BHTK
 
 
@@ -48,7 +48,7 @@ class HeadNorm(PlainAggregation):
         self.parameter_roles = {"gain": ParameterRole.GAIN}
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
-        """Every head at every position leaves with RMS 1 (before the gain)."""
+        """Normalise every head at every position to RMS 1, then apply the gain."""
         o = weighted.o_BHTK
         if runs_on(o) == "cuda":
             # One kernel, in float32 inside. Autocast would hand it a float32 copy.
@@ -59,12 +59,12 @@ class HeadNorm(PlainAggregation):
         return o * _inverse_rms(o, self.eps) * self.gain.to(o.dtype)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """The gain starts at 1."""
+        """Start the gain at 1."""
         return {"gain": Constant(1.0)}
 
 
 def _inverse_rms(o_BHTK: Tensor, eps: float) -> Tensor:
-    """``1/√(RMS² + eps)`` of every head's output, ``[B, H, T, 1]``, computed in float32 at least."""
+    """Compute ``1/√(RMS² + eps)`` of every head's output, ``[B, H, T, 1]``, in float32 or wider."""
     wide = torch.promote_types(o_BHTK.dtype, torch.float32)
     size_BHT1 = torch.linalg.vector_norm(o_BHTK, dim=-1, keepdim=True, dtype=wide)
     return (size_BHT1.square() / o_BHTK.shape[-1] + eps).rsqrt().to(o_BHTK.dtype)
@@ -83,16 +83,16 @@ class ReleasedHeadNorm(PlainAggregation):
         self.parameter_roles = {"gain": ParameterRole.DECAYED_GAIN}
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
-        """Every head at every position leaves with RMS 1 (before the gain)."""
+        """Normalise every head at every position to RMS 1, then apply the gain."""
         o = weighted.o_BHTK
         return o * _inverse_rms(o, self.config.norm_eps) * self.gain[:, None].to(o.dtype)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """The gain starts at the standard deviation of a newborn value map's outputs, its inputs having RMS 1.
+        """Start the gain at the standard deviation of a newborn value map's outputs for inputs of RMS 1.
 
-        The first token attends to itself alone, so that its head outputs are its values. Norms of values leave RMS 1.
-        ``model.init.zero`` changes nothing here: a gain of 0 on values of 0 would never learn. Six decimals are kept,
-        so that machines whose mathematical functions differ in the last bit bear the same gain.
+        The first token attends to itself alone, so that its head outputs are its values. Under a norm of values that is
+        1. ``model.init.zero`` changes nothing here: a gain of 0 on values of 0 would never learn. Six decimals are
+        kept, so that machines whose mathematical functions differ in the last bit bear the same gain.
         """
         config, latent = self.config, self.config.attention.latent
         if config.attention.v_norm != "none":
@@ -120,7 +120,7 @@ class DifferentialNorm(PlainAggregation):
         self.kept = 1 - initial_lambda(block)
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
-        """Every pair at every position leaves with RMS 1 − λ_init (before the gain)."""
+        """Normalise every pair at every position to RMS 1 − λ_init, then apply the gain."""
         o = weighted.o_BHTK
         size_BHT = torch.linalg.vector_norm(o, dim=-1, dtype=torch.promote_types(o.dtype, torch.float32))
         square_BHT = size_BHT.square().unflatten(1, (-1, 2)).mean(2).repeat_interleave(2, dim=1) / o.shape[-1]
@@ -129,7 +129,7 @@ class DifferentialNorm(PlainAggregation):
         return o * scale_BHT[..., None].to(o.dtype) * gain_HK[:, None].to(o.dtype)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """The gain starts at 1."""
+        """Start the gain at 1."""
         return {"gain": Constant(1.0)}
 
 
@@ -147,14 +147,14 @@ class AnalyticCalibration(PlainAggregation):
         self.rho = CORRELATIONS[calibration.correlation](config)
 
     def squares(self, weighted: WeightedSum) -> Tensor:
-        """``1/n_eff``, broadcastable to ``[B, H, T]``."""
+        """Compute ``1/n_eff``, broadcastable to ``[B, H, T]``."""
         first, o, documents = weighted.scores.place.first, weighted.o_BHTK, weighted.scores.place.documents
         if documents is not None:
             return 1 / (documents.position_BT[:, None] + 1).float()
         return 1 / torch.arange(first + 1, first + o.shape[2] + 1, device=o.device, dtype=torch.float32)
 
     def forward(self, weighted: WeightedSum, v_BGSK: Tensor) -> Tensor:
-        """``o · factor``."""
+        """Multiply head outputs by the calibration factor, ``o · factor``."""
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.gradient):
             rho = self.rho(v_BGSK, weighted.scores.place.documents)
             variance = rho + (1 - rho) * self.squares(weighted).clamp_min(_SMALLEST_SQUARES)
@@ -173,7 +173,7 @@ class ExactCalibration(AnalyticCalibration):
     needs_squares = True
 
     def squares(self, weighted: WeightedSum) -> Tensor:
-        """``[B, H, T]``."""
+        """Compute ``Σ a²`` of the actual weights, ``[B, H, T]``."""
         squares_BHT, without_value_BHT = weighted.sum_squares(), weighted.squares_without_value()
         return squares_BHT if without_value_BHT is None else squares_BHT + without_value_BHT
 
@@ -190,7 +190,7 @@ AGGREGATIONS: dict[str, type[PlainAggregation]] = {
 
 
 def build_aggregation(config: ModelConfig, block: int) -> PlainAggregation:
-    """The value aggregation of one block (from 0)."""
+    """Build the value aggregation of one block (from 0)."""
     attention = config.attention
     if attention.aggregation_blocks is not None and block not in attention.aggregation_blocks:
         attention = replace(attention, aggregation="plain")

@@ -1,4 +1,4 @@
-"""One attention, put together from parts that config chooses: projections, scores, normaliser, aggregation, gate."""
+"""Attention, built from parts that the config chooses: projections, scores, normaliser, aggregation, gate."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ NORMALISERS: dict[str, type[Softmax]] = {
 
 
 class PlainOutput(nn.Module):
-    """Head outputs are not gated; also the base of the gates."""
+    """Head outputs without a gate; also the base of the gates."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
     def forward(self, o_BHTK: Tensor, x_BTD: Tensor) -> Tensor:
-        """Head outputs ``[B, H, T, d_head]`` → the same shape, given the input of the attention."""
+        """Map head outputs ``[B, H, T, d_head]`` to the same shape, given the input of the attention."""
         return o_BHTK
 
 
@@ -66,8 +66,9 @@ OPENINGS: dict[str, Callable[[Tensor], Tensor]] = {"sigmoid": torch.sigmoid, "si
 
 
 class LinearGate(PlainOutput):
-    """Head outputs, or what else ``gate_at`` names, times an activation of a linear map of the input, or of the values:
-    one number per head, or one per channel (arXiv 2505.06708, arXiv 2510.09017)."""
+    """Head outputs, or the tensor that ``gate_at`` names, times an activation of a linear map of the input, or of the
+    values: one number per head, or one per channel (arXiv 2505.06708, arXiv 2510.09017).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -79,7 +80,7 @@ class LinearGate(PlainOutput):
         self.opening = OPENINGS[attention.gate_activation]
 
     def forward(self, y: Tensor, x_BTD: Tensor) -> Tensor:
-        """``y · σ(W x)``, y ``[B, heads, T, d_head]``, or ``[B, T, D]`` behind the output projection."""
+        """Multiply ``y · σ(W x)``, y ``[B, heads, T, d_head]``, or ``[B, T, D]`` behind the output projection."""
         opening_BTC = self.opening(self.map(x_BTD))
         if self.n_heads is None:
             return y * opening_BTC
@@ -91,7 +92,7 @@ GATES: dict[str, type[PlainOutput]] = {"none": PlainOutput, "head": LinearGate, 
 
 
 class KeysAndValue(NamedTuple):
-    """What learned biases bring to an attention."""
+    """Contributions of learned biases to an attention."""
 
     extra: list[ExtraKey]
     """Keys beside the tokens' that every query sees."""
@@ -100,13 +101,13 @@ class KeysAndValue(NamedTuple):
 
 
 class NoKeyValueBias(nn.Module):
-    """No learned biases; also the base of those that are."""
+    """Attention without learned biases; also the base of the biases."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
     def forward(self, scores: Scores) -> KeysAndValue:
-        """What the biases bring, given the scores of the tokens."""
+        """Return the contributions of the biases, given the scores of the tokens."""
         return KeysAndValue([])
 
 
@@ -129,19 +130,19 @@ class KeyValueBias(NoKeyValueBias):
         self.parameter_roles = {"key": ParameterRole.BIAS, "value": ParameterRole.BIAS}
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """Both as the initialiser draws a map from the residual stream."""
+        """Draw both like a map from the residual stream."""
         drawn = INITIALISERS[init.kind](init, Role(self.d_model, self.d_model))
         return {"key": drawn, "value": drawn}
 
     def forward(self, scores: Scores) -> KeysAndValue:
-        """The learned keys, with their values if they have some; or the value alone."""
+        """Return the learned keys, with their values if they have any; or the value alone."""
         value = None if self.value is None else self._of_heads(self.value)
         if self.key is None:
             return KeysAndValue([], None if value is None else over_heads(value[None], self.n_heads)[0, :, 0])
         return KeysAndValue(learned_keys(scores, self._of_heads(self.key), value, self.as_one))
 
     def _of_heads(self, rows: Tensor) -> Tensor:
-        """Each key/value head's, or the one for all heads: ``[G, N, K]``."""
+        """Split rows by key/value head, or take the one for all heads: ``[G, N, K]``."""
         return rows.unflatten(0, (self.n_tokens, -1)).transpose(0, 1)
 
 
@@ -170,7 +171,7 @@ class Projection(Linear):
         self.norm = RMSNorm(width, config.norm_eps) if norm != "none" else None
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """``[B, T, D] → [B, heads, T, d_head]``."""
+        """Map ``[B, T, D] → [B, heads, T, d_head]``."""
         x = super().forward(x_BTD)
         # On a GPU autocast norms in float32; queries and keys go on in the type of the values.
         if self.norm is not None and self.over_width:
@@ -203,7 +204,7 @@ class Attention(nn.Module):
         self.aggregate = build_aggregation(config, block)
         self.gate = build_part("gate", attention.gate, GATES, PlainOutput, config)
         self.gate_at, self.gates_by_value = attention.gate_at, attention.gate_input == "value"
-        #: What an adapter brings (models/adapters): keys beside the tokens', given their scores; and what is added to
+        #: Modules of an adapter (models/adapters): keys beside the tokens', given their scores; and an addition to
         #: heads' outputs after everything else, given the queries.
         self.adapter_keys: nn.Module | None = None
         self.adapter_output: nn.Module | None = None
@@ -211,7 +212,7 @@ class Attention(nn.Module):
         self.repeats_keys = bool(attention.own_parts)
 
     def add_maps(self, config: ModelConfig) -> None:
-        """The maps of queries, keys and values."""
+        """Add the maps of queries, keys and values."""
         self.q: Linear = Projection(config, config.n_heads, config.attention.qk_norm)
         self.k = Projection(config, config.kv_heads, config.attention.qk_norm)
         self.v = Projection(config, config.kv_heads, config.attention.v_norm)
@@ -219,8 +220,9 @@ class Attention(nn.Module):
     def mapped(
         self, x_BTD: Tensor, place: Placement, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Queries ``[B, H, T, K]``; keys and values as the scores have them, those of earlier positions first; and what
-        a gate reads ``[B, T, C]``."""
+        """Return queries ``[B, H, T, K]``; keys and values in the form that the scores take, cached positions first;
+        and the input of the gate ``[B, T, C]``.
+        """
         q, k, v = self.q(x_BTD), self.k(x_BTD), self.v(x_BTD)
         read_BTC = v.transpose(1, 2).flatten(2) if self.gates_by_value else x_BTD
         q, k, v = self.gated("query", q, read_BTC), self.gated("key", k, read_BTC), self.gated("value", v, read_BTC)
@@ -232,7 +234,7 @@ class Attention(nn.Module):
     def forward(
         self, x_BTD: Tensor, place: Placement, observer: Observer | None = None, cache: LayerCache | None = None
     ) -> Tensor:
-        """``[B, T, D] → [B, T, D]``; the cache, if there is one, holds earlier keys and values and gets these."""
+        """Attend, ``[B, T, D] → [B, T, D]``. A cache, if given, holds earlier keys and values and gets the new ones."""
         if not self.has_positions:
             place = place.without_positions()
         q, k, v, read_BTC = self.mapped(x_BTD, place, cache)
@@ -255,6 +257,6 @@ class Attention(nn.Module):
         return self.gated("projection", self.o(out_BHTK.transpose(1, 2).flatten(2)), read_BTC)
 
     def gated(self, where: str, y: Tensor, read_BTC: Tensor) -> Tensor:
-        """``y`` through the gate, if this is where it stands."""
+        """Apply the gate to ``y`` if the gate belongs at this place."""
         gated: Tensor = self.gate(y, read_BTC) if where == self.gate_at else y
         return gated

@@ -1,4 +1,4 @@
-"""Attention, as a config: its parts, their settings, and what makes them impossible."""
+"""Config of attention: its parts, their settings, and their contradictions."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ OPEN_PARTS: dict[str, tuple[str, ...]] = {
 
 
 class Setting(NamedTuple):
-    """A field that is read under some configs only."""
+    """A field that only some configs read."""
 
     name: str
     """Dotted, below ``model``."""
@@ -40,7 +40,7 @@ class Setting(NamedTuple):
 
     @property
     def problem(self) -> str | None:
-        """Why the field is refused: a field that nothing reads is never ignored. None if it may stand."""
+        """Reason to refuse the field: a field that nothing reads is never ignored. None if it is valid."""
         if self.is_read or not self.is_set:
             return None
         return f"model.{self.name} is set, but only {self.reader} reads it: leave it out or change that"
@@ -48,7 +48,7 @@ class Setting(NamedTuple):
 
 @dataclass(frozen=True)
 class CalibrationConfig:
-    """Variance-calibrated attention [BB] (definitions §9); read where attention.aggregation is ``calibrated``."""
+    """Variance-calibrated attention [BB] (definitions §9); read if attention.aggregation is ``calibrated``."""
 
     n_eff: Literal["analytic", "exact"] = "exact"
     """Effective number of tokens: ``analytic`` takes t+1 (uniform attention), ``exact`` 1/Σ a² of the weights, those on
@@ -70,10 +70,10 @@ class CalibrationConfig:
     value at n_eff = t_ref."""
 
     rho: float = 0.5
-    """Where a learned ρ starts, between 0 and 1."""
+    """Start value of a learned ρ, between 0 and 1."""
 
     def problems(self) -> list[str]:
-        """Values out of range, one line each, with the mend."""
+        """List values out of range, one line each, with the remedy."""
         found = []
         found += outside("model.attention.calibration", self, {"t_ref": (1, 1 << 27)})
         if not 0 < self.rho < 1:
@@ -81,7 +81,7 @@ class CalibrationConfig:
         return found
 
     def conditional_settings(self) -> list[Setting]:
-        """Fields that other fields must allow."""
+        """List fields that depend on other fields."""
         prefix = "attention.calibration"
         return [
             Setting(
@@ -105,11 +105,11 @@ class AttentionConfig:
     """Parts of attention."""
 
     aggregation: AggregationName | str = "plain"
-    """What happens to each head's Σ a·v before the output projection: nothing (``plain``); ``headnorm``, head-wise
-    RMSNorm [SO]; ``headnorm_released``, its form in the authors' code, with a gain for each head that starts at the
-    spread of the first token's output and decays with the weights; ``differential_norm``, the norm of differential
-    attention (arXiv 2410.05258); or ``calibrated``, variance calibration [BB]. Also a class of your own, as
-    module:Class."""
+    """Step between each head's Σ a·v and the output projection: nothing (``plain``); ``headnorm``, head-wise RMSNorm
+    [SO]; ``headnorm_released``, its form in the authors' code, with a gain for each head that starts at the spread of
+    the first token's output and decays with the weights; ``differential_norm``, the norm of differential attention
+    (arXiv 2410.05258); or ``calibrated``, variance calibration [BB]. Also a class of your own, as module:Class.
+    """
 
     aggregation_blocks: list[int] | None = None
     """Blocks (from 0) that ``aggregation`` applies to, the others staying plain; by default all."""
@@ -118,13 +118,14 @@ class AttentionConfig:
     """Variance calibration's own settings."""
 
     normaliser: NormaliserName | str = "softmax"
-    """How scores become weights. ``softmax`` (arXiv 1706.03762); ``softmax_off_by_one``, exp(s)/(1 + Σ exp(s)) (Miller
+    """Map from scores to weights. ``softmax`` (arXiv 1706.03762); ``softmax_off_by_one``, exp(s)/(1 + Σ exp(s)) (Miller
     2023, Attention Is Off By One); ``softmax_sink``, the same with a learned logit per head in place of 0, exp(b) for 1
     (gpt-oss, arXiv 2508.10925); ``softmax_clipped``, stretched beyond 0 and 1 and clipped to them (arXiv 2306.12929);
     ``softpick``, relu(exp(s) − 1) / Σ abs(exp(s) − 1) (arXiv 2504.20966); ``differential``, one softmax minus λ times
     another, of neighbouring heads (arXiv 2410.05258, as published with aggregation differential_norm); or a similarity
     of its own for each score: its ``sigmoid`` (arXiv 2409.04431), its ``relu``, its ``elu`` + 1, or the score itself,
-    ``identity`` [AS]. Also a class of your own, as module:Class."""
+    ``identity`` [AS]. Also a class of your own, as module:Class.
+    """
 
     normalise_rows: bool = False
     """Divide the similarities ``sigmoid``, ``relu`` and ``elu`` by their sum over the row; ``identity``, whose sum has
@@ -134,8 +135,9 @@ class AttentionConfig:
     """Add −log max_seq_len to the scores of ``sigmoid``, so that a newborn row sums to about 1 (arXiv 2409.04431)."""
 
     clip_alpha: float = 12.0
-    """How far below 0 ``softmax_clipped`` stretches, times max_seq_len: γ = −clip_alpha/max_seq_len; 12 is that of
-    OPT-125M (arXiv 2306.12929)."""
+    """Distance below 0 to which ``softmax_clipped`` stretches, times max_seq_len: γ = −clip_alpha/max_seq_len; 12 is
+    that of OPT-125M (arXiv 2306.12929).
+    """
 
     clip_zeta: float | None = None
     """ζ, how far above 0 ``softmax_clipped`` stretches, at least 1 (arXiv 2306.12929); by default 1."""
@@ -154,16 +156,17 @@ class AttentionConfig:
     the last of them on."""
 
     documents: bool = False
-    """Where a sequence of text holds several documents, let each attend to itself alone, and begin its positions anew:
-    what comes of it is what comes of each document by itself. The end-of-text token says where one ends; a sequence of
-    ``backcopy``, or of a random probe, is one document."""
+    """Separation of the documents of a text sequence: each attends to itself alone and restarts its positions, so that
+    its result is that of the document by itself. The end-of-text token says where one ends; a sequence of ``backcopy``,
+    or of a random probe, is one document.
+    """
 
     kv_bias: Literal["none", "key", "value", "key_value"] = "none"
     """Learned biases [AS]: ``key``, one more key that every query sees, with value 0; ``key_value``, with a learned
     value; ``value``, a learned vector added to every head output. The key has no position."""
 
     kv_bias_shared: bool = False
-    """One bias for all heads of a block in place of one for each key/value head."""
+    """Share one bias among all heads of a block, in place of one for each key/value head."""
 
     kv_bias_tokens: int | None = None
     """Learned keys of ``key`` and ``key_value``, each with a score of its own: sinks that are no tokens, in every
@@ -174,15 +177,17 @@ class AttentionConfig:
     (arXiv 2505.06708): one number per ``head``, or one per ``channel``. Also a class of your own, as module:Class."""
 
     gate_at: Literal["output", "value", "key", "query", "projection"] = "output"
-    """What the gate multiplies (arXiv 2505.06708): head outputs (``output``); each token's ``value``, ``key`` or
-    ``query``, as they leave their maps and norms and before they turn; or what the output ``projection`` gives."""
+    """Tensor that the gate multiplies (arXiv 2505.06708): head outputs (``output``); each token's ``value``, ``key`` or
+    ``query``, as they leave their maps and norms and before they turn; or the output of the output ``projection``.
+    """
 
     gate_input: Literal["input", "value"] = "input"
-    """What the gate's map reads: the block's ``input`` (arXiv 2505.06708); or the token's own ``value`` of all heads
-    (value-state gated attention, arXiv 2510.09017: with gate head and gate_at value)."""
+    """Input of the gate's map: the block's ``input`` (arXiv 2505.06708); or the token's own ``value`` of all heads
+    (value-state gated attention, arXiv 2510.09017: with gate head and gate_at value).
+    """
 
     gate_activation: Literal["sigmoid", "silu"] = "sigmoid"
-    """What makes an opening of what the gate's map gives (arXiv 2505.06708)."""
+    """Activation of the output of the gate's map (arXiv 2505.06708)."""
 
     qk_norm: Literal["none", "head", "width"] = "none"
     """RMSNorm of queries and keys before they turn: ``head``, over each head's channels with one gain shared by the
@@ -199,15 +204,15 @@ class AttentionConfig:
 
     @property
     def own_parts(self) -> dict[str, str]:
-        """Parts that are a class of the user's own, with its name; none of them has been imported."""
+        """Parts that are a user's class, with its name; none of them has been imported."""
         return {part: name for part, names in OPEN_PARTS.items() if (name := getattr(self, part)) not in names}
 
     def window_of(self, block: int) -> int | None:
-        """The window of a block (from 0)."""
+        """Return the window of a block (from 0)."""
         return self.window[block] if isinstance(self.window, list) else self.window
 
     def has_positions(self, block: int) -> bool:
-        """Whether positions reach the attention of a block (from 0)."""
+        """Return True if positions reach the attention of a block (from 0)."""
         return block not in (self.nope_blocks or [])
 
     @property
@@ -218,22 +223,22 @@ class AttentionConfig:
 
     @property
     def weighs_scores_alone(self) -> bool:
-        """Whether the normaliser weighs each score on its own, in place of a softmax over the row."""
+        """True if the normaliser weighs each score by itself, in place of a softmax over the row."""
         return self.normaliser in SIMILARITIES
 
     @property
     def is_softmax(self) -> bool:
-        """Whether weights are shares of one sum of exponentials, in which one key can stand for several."""
+        """True if weights are shares of one sum of exponentials, in which one key can replace several."""
         return self.normaliser in ("softmax", "softmax_off_by_one", "softmax_sink")
 
     @property
     def rows_sum_to_one(self) -> bool:
-        """Whether each query's weights on tokens sum to 1 by construction; not known of a class of the user's own."""
+        """True if each query's weights on tokens sum to 1 by construction; False for a user's class."""
         own = self.normaliser == "softmax" or (self.normalise_rows and self.normaliser != "identity")
         return own and self.kv_bias not in ("key", "key_value")
 
     def problems(self, n_layers: int, max_seq_len: int) -> list[str]:
-        """Values out of range in a model of this size, and parts that contradict each other; one line each."""
+        """List values out of range in a model of this size, and parts that contradict each other; one line each."""
         found = (
             self.calibration.problems()
             + self.latent.problems()
@@ -319,7 +324,7 @@ class AttentionConfig:
         return found
 
     def _window_problems(self, n_layers: int) -> list[str]:
-        """Windows that no model of so many blocks can have."""
+        """List windows that a model of this many blocks cannot have."""
         by_block = isinstance(self.window, list)
         listed = self.window if isinstance(self.window, list) else [self.window]
         if by_block and len(listed) != n_layers:
@@ -334,7 +339,7 @@ class AttentionConfig:
         return []
 
     def conditional_settings(self) -> list[Setting]:
-        """Fields that other fields must allow."""
+        """List fields that depend on other fields."""
         return [
             Setting(
                 "attention.aggregation_blocks",

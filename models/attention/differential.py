@@ -1,4 +1,4 @@
-"""Differential attention (arXiv 2410.05258): what one softmax gives, minus λ times what another gives.
+"""Differential attention (arXiv 2410.05258): the output of one softmax, minus λ times that of another.
 
 Neighbouring heads 2i and 2i + 1 are a pair: their queries and keys make the two softmaxes, and the values of both are
 summed by the difference. Every map has the shape that it has in plain attention of as many heads.
@@ -28,12 +28,14 @@ _VECTOR_STD = 0.1
 
 
 def initial_lambda(block: int) -> float:
-    """λ_init of a block (from 0): ``0.8 − 0.6·exp(−0.3·block)``."""
+    """Compute λ_init of a block (from 0): ``0.8 − 0.6·exp(−0.3·block)``."""
     return 0.8 - 0.6 * math.exp(-0.3 * block)
 
 
 def _of_pairs(x_BH: Tensor) -> tuple[Tensor, Tensor]:
-    """What belongs to the first and to the second softmax of each pair, for both of its heads; heads are axis 1."""
+    """Split by softmax: return the values of the first and of the second softmax of each pair, each repeated for both
+    heads; heads are axis 1.
+    """
     first, second = x_BH.unflatten(1, (-1, 2)).unbind(2)
     return first.repeat_interleave(2, 1), second.repeat_interleave(2, 1)
 
@@ -42,9 +44,9 @@ class Difference(WeightedSum):
     """Weights ``a₁ − λ·a₂``, of either sign.
 
     Args:
-        scores: of all heads.
+        scores: scores of all heads.
         softmax: their weights.
-        o_BHTW: values of a pair, side by side, summed by those weights; W = 2·K.
+        o_BHTW: sums by those weights of a pair's values, side by side; W = 2·K.
         share: λ.
         needs_weights: see :meth:`Softmax.forward`.
     """
@@ -70,7 +72,7 @@ class Difference(WeightedSum):
         return first - self.share * second
 
     def _over_rows(self, of: Callable[[Tensor], Tensor]) -> Tensor:
-        """``of`` rows, summed over their keys, a block of queries at a time."""
+        """Sum ``of`` rows over their keys, a block of queries at a time."""
         return torch.cat([of(self.rows(*block)).sum(-1) for block in query_blocks(self.o_BHTK.shape[2])], dim=2)
 
     def row_sum(self) -> Tensor | None:
@@ -97,11 +99,11 @@ class DifferentialSoftmax(Softmax):
         self.lambda_init = initial_lambda(block)
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """Normal, whatever the kind of the other parameters."""
+        """Draw from a normal distribution, whatever the kind of the other parameters."""
         return dict.fromkeys(("q1", "k1", "q2", "k2"), Normal(_VECTOR_STD))
 
     def share(self) -> Tensor:
-        """λ."""
+        """Compute λ."""
         # Copies are what the backward pass keeps. ZeRO 3 lets go of the parameters after a forward pass, and gathers
         # them again for modules that give tensors alone.
         q1, k1, q2, k2 = (x.clone() for x in (self.q1, self.k1, self.q2, self.k2))
@@ -111,7 +113,7 @@ class DifferentialSoftmax(Softmax):
     def forward(
         self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool
     ) -> WeightedSum:
-        """See :class:`Softmax`. No key but the tokens' goes with it: configs that would bring one are refused."""
+        """See :class:`Softmax`. Takes the keys of tokens only: configs that would add others are refused."""
         assert not extra
         # Each softmax sums the values of both heads of its pair: side by side, or one after the other where a kernel
         # that takes values as wide would take longer than twice.

@@ -1,8 +1,8 @@
 """Several documents in one sequence: each attends to itself alone, and its positions begin anew.
 
-On the fused kernels documents of about one length run together, as sequences of their own that are padded at the end,
-where causal attention does not look. A pass that is compiled cannot know their lengths: its weights are explicit. One
-that is planned takes them to be padded as `PLANNED_PADDING` says.
+On the fused kernels, documents of similar length run together, as separate sequences with padding at the end, where
+causal attention does not look. A compiled pass cannot read their lengths, so its weights are explicit. A planned pass
+assumes the padding `PLANNED_PADDING`.
 
 Legend: B sequences, H query heads, G key/value heads, T positions, K head width; N documents of a group, L its length.
 """
@@ -25,26 +25,28 @@ PLANNED_PADDING = 1 / 6
 
 
 class Group(NamedTuple):
-    """Documents of about one length."""
+    """Documents of similar length."""
 
     token_NL: Tensor
-    """Where each position stands among all ``B·T``; of positions past a document's end, any."""
+    """Index of each position among all ``B·T``; arbitrary past a document's end."""
     real_R: Tensor
     """Positions, among the ``N·L`` of the group, that are not past the end."""
 
 
 @dataclass(frozen=True)
 class Documents:
-    """Which document every position of a pass belongs to."""
+    """Documents that the positions of a pass belong to."""
 
     number_BT: Tensor
-    """Its number in its sequence, rising; −1 of padding. Where keys lie in a cache, of these too: ``[B, S]``."""
+    """Number of the document in its sequence, rising; −1 for padding. With keys in a cache it covers these too: ``[B,
+    S]``.
+    """
     position_BT: Tensor
     """The position in its document, from 0."""
 
     @classmethod
     def of(cls, number_BT: Tensor) -> Documents:
-        """From the numbers of documents, int64 ``[B, T]``."""
+        """Build from the numbers of documents, int64 ``[B, T]``."""
         place_T = torch.arange(number_BT.shape[1], device=number_BT.device)
         begins_BT = torch.ones_like(number_BT, dtype=torch.bool)
         begins_BT[:, 1:] = number_BT[:, 1:] != number_BT[:, :-1]
@@ -52,21 +54,21 @@ class Documents:
         return cls(number_BT, place_T - first_BT)
 
     def first_positions(self) -> Tensor:
-        """The first position of each position's document, int64 ``[B, T]``."""
+        """Return the first position of each position's document, int64 ``[B, T]``."""
         return torch.arange(self.number_BT.shape[1], device=self.number_BT.device) - self.position_BT
 
     def part(self, sequences: slice) -> Documents:
-        """Those of some sequences."""
+        """Select the documents of some sequences."""
         return Documents(self.number_BT[sequences], self.position_BT[sequences])
 
     @property
     def known(self) -> bool:
-        """Whether attention can go by lengths: not while a graph is made."""
+        """True if attention can use the lengths: not while a graph is made."""
         return not torch.compiler.is_compiling()
 
     @cached_property
     def _grouped(self) -> tuple[list[Group], Tensor]:
-        """Groups, and where each of the ``B·T`` positions stands among the real ones of all groups."""
+        """Groups, and the index of each of the ``B·T`` positions among the real ones of all groups."""
         device, (n_sequences, length) = self.number_BT.device, self.number_BT.shape
         if isinstance(self.number_BT, FakeTensor):
             return self._planned()
@@ -85,7 +87,7 @@ class Documents:
         return groups, torch.cat(order).argsort().to(device)
 
     def _planned(self) -> tuple[list[Group], Tensor]:
-        """Groups of as many positions as those of text have, of tensors without values."""
+        """Return groups with as many positions as typical text needs, for tensors without values."""
         n_sequences, length = self.number_BT.shape
         padded = length + round(length * PLANNED_PADDING)
         token_NL = self.position_BT.new_empty(n_sequences, padded)
@@ -95,11 +97,11 @@ class Documents:
     def attend(
         self, attention: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]], *qkv_BHTK: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Output ``[B, H, T, K]`` and log-sum-exp ``[B, H, T]`` of a causal attention within each document.
+        """Run a causal attention within each document; return output ``[B, H, T, K]`` and log-sum-exp ``[B, H, T]``.
 
         Args:
-            attention: the same of queries, keys and values of whole sequences.
-            qkv_BHTK: queries, keys and values; those of grouped heads once.
+            attention: function that does this for queries, keys and values of whole sequences.
+            qkv_BHTK: queries, keys and values; grouped keys and values without repeats.
         """
         groups, order = self._grouped
         flat = [x.transpose(1, 2).flatten(0, 1) for x in qkv_BHTK]
@@ -119,7 +121,7 @@ class Documents:
 
 
 def _classes(longest: int) -> list[int]:
-    """Longest documents of the groups: powers of two, and one and a half times them."""
+    """Return the greatest lengths of the groups: powers of two, and one and a half times them."""
     found, size = [], _SHORTEST
     while size < longest:
         found += [size, size * 3 // 2]

@@ -1,4 +1,4 @@
-"""Which keys a cache lets go of, in one definition for the mask and for the cache (definitions §17)."""
+"""Keys that a cache drops, defined once for the mask and for the cache (definitions §17)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Eviction:
     """Keys from position 0 on that a window leaves where they are, but for the ``first`` ones."""
 
     def seen(self, query: Tensor, key: Tensor) -> Tensor:
-        """Whether a query, at one position, may see a key before it, at another; broadcast together, bool."""
+        """Return True where a query at one position may see a key before it at another; broadcast together, bool."""
         stays = key >= self.first
         if self.window is not None:
             stays = stays & ((key > query - self.window) | (key < self.kept))

@@ -1,4 +1,4 @@
-"""Keys that are no token's and that every query sees: those of a normaliser, learned ones, and prefixes.
+"""Keys that belong to no token and that every query sees: those of a normaliser, learned ones, and prefixes.
 
 Legend: B sequences, H query heads, G key/value heads, T queries, N learned keys, K head width.
 """
@@ -16,16 +16,18 @@ from .scores import Scores
 
 
 class ExtraKey(NamedTuple):
-    """A key that every query sees and that is no token's."""
+    """A key that every query sees and that belongs to no token."""
 
     score_BHT: Tensor
     value: Tensor | None = None
     """``[H, K]``; or, of a key that stands for several, ``[B, H, T, K]``; None: zero."""
     of_prefix: bool = False
-    """Whether it is of the prefix of an adapter."""
+    """True if it belongs to the prefix of an adapter."""
 
     def values(self, start: int = 0, stop: int | None = None) -> Tensor | None:
-        """What the queries ``start … stop − 1`` get of it, broadcastable to ``[B, H, queries, K]``."""
+        """Return the values that the queries ``start … stop − 1`` read from it, broadcastable to ``[B, H, queries,
+        K]``.
+        """
         if self.value is None:
             return None
         return self.value[:, None] if self.value.ndim == 2 else self.value[:, :, start:stop]
@@ -34,15 +36,15 @@ class ExtraKey(NamedTuple):
 def learned_keys(
     scores: Scores, key_GNK: Tensor, value_GNK: Tensor | None, as_one: bool, of_prefix: bool = False
 ) -> list[ExtraKey]:
-    """Keys with parameters of their own, without positions.
+    """Build keys from parameters, without positions.
 
     Args:
-        scores: of the tokens.
-        key_GNK: the keys; those of grouped heads once.
+        scores: scores of the tokens.
+        key_GNK: the keys; grouped keys without repeats.
         value_GNK: their values; None: zero.
-        as_one: whether one key is to stand for all, as it can in a softmax: its score is their log-sum-exp, its value
-            what they give together.
-        of_prefix: whether they are the prefix of an adapter.
+        as_one: replace all by one key, which is exact in a softmax: its score is their log-sum-exp, its value their
+            joint value.
+        of_prefix: the keys are the prefix of an adapter.
     """
     q_BHTK, n_keys = scores.q_BHTK, key_GNK.shape[1]
     wide = torch.promote_types(q_BHTK.dtype, torch.float32)
@@ -61,14 +63,15 @@ def learned_keys(
 
 
 def lse_of_extra(extra: list[ExtraKey]) -> Tensor | None:
-    """Log-sum-exp of the scores of the extra keys ``[B, H, T]``; None where there are none."""
+    """Compute the log-sum-exp of the scores of the extra keys ``[B, H, T]``; None without any."""
     scores = [key.score_BHT.to(torch.promote_types(key.score_BHT.dtype, torch.float32)) for key in extra]
     return reduce(torch.logaddexp, scores) if scores else None
 
 
 def value_of_extra(extra: list[ExtraKey], others_BHT: Tensor) -> Tensor | None:
-    """What the extra keys bring between them, broadcastable to ``[B, H, T, K]``, given the log-sum-exp of their scores;
-    None where none has a value."""
+    """Compute the joint value of the extra keys, broadcastable to ``[B, H, T, K]``, given the log-sum-exp of their
+    scores; None if none has a value.
+    """
     if len(extra) == 1:
         value = extra[0].values()
         return value if value is None or value.ndim == 4 else value[None]

@@ -9,6 +9,6 @@ from torch import Tensor
 
 
 def over_heads(x_BGSK: Tensor, n_heads: int) -> Tensor:
-    """Keys or values, each repeated for the query heads that share it, ``[B, H, S, K]``."""
+    """Repeat keys or values for the query heads that share them, ``[B, H, S, K]``."""
     n_kv_heads = x_BGSK.shape[1]
     return x_BGSK if n_kv_heads == n_heads else x_BGSK.repeat_interleave(n_heads // n_kv_heads, dim=1)

@@ -1,4 +1,4 @@
-"""Which kernels the attention of a config runs on: by name and in words. A test holds it to what runs."""
+"""Kernels of a config's attention, by name and in words. A test compares them with those that run."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ KERNELS = {
 
 
 def _own_because(config: ModelConfig) -> str | None:
-    """The parts that are a class of the user's own, whose kernels are not known here; None where there are none."""
+    """Name the parts that are a user's class, whose kernels are unknown; None without any."""
     parts = config.attention.own_parts.items()
     return ", ".join(f"model.attention.{part} {name}" for part, name in parts) or None
 
 
 def explicit_because(config: ModelConfig) -> str | None:
-    """The field that keeps attention from the fused kernels, with its value; None where they are used."""
+    """Name the field, with its value, that excludes the fused kernels; None if they are used."""
     attention = config.attention
     if attention.weighs_scores_alone or attention.normaliser in EXPLICIT_ROWS:
         return f"model.attention.normaliser {attention.normaliser}"
@@ -41,7 +41,9 @@ def explicit_because(config: ModelConfig) -> str | None:
 
 
 def kernels_of(config: ModelConfig) -> list[str]:
-    """Names of what every block's attention runs beside one another: of :data:`KERNELS`, or that only a class knows."""
+    """Return the names of the kernels that every block's attention runs, keys of :data:`KERNELS`, or the entry for a
+    user's class.
+    """
     if _own_because(config) is not None:
         return ["its own"]
     if explicit_because(config) is not None:
@@ -62,12 +64,12 @@ def kernels_of(config: ModelConfig) -> list[str]:
 
 
 def kernel_name(config: ModelConfig) -> str:
-    """The names in one: ``fused + window + log-sum-exp``."""
+    """Join the names of the kernels: ``fused + window + log-sum-exp``."""
     return " + ".join(kernels_of(config))
 
 
 def kernel_sentence(config: ModelConfig) -> str:
-    """The kernels of every block's attention, and what they compute beside its output, in words."""
+    """Describe in words the kernels of every block's attention, and their results beside the output."""
     if own := _own_because(config):
         return f"what a class of your own runs ({own})"
     reason = explicit_because(config)

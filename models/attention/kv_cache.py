@@ -1,4 +1,4 @@
-"""Keys and values of positions already seen, for text that is written a token at a time."""
+"""Keys and values of earlier positions, for text that is generated a token at a time."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from .positions import Placement
 
 
 class LayerCache:
-    """One block's keys (already rotated) and values ``[B, G, S, K]``, in buffers of their final length; of
-    latent attention what both come from, and the key that all heads share.
+    """Keys (already rotated) and values ``[B, G, S, K]`` of one block, in buffers of their final length. For latent
+    attention: the narrow vector behind both, and the key that all heads share.
 
     Args:
-        n_positions: the most that will be put in.
+        n_positions: largest number of positions that will be added.
     """
 
     def __init__(self, n_positions: int) -> None:
@@ -25,12 +25,12 @@ class LayerCache:
         self._held: tuple[Tensor, ...] = ()
 
     def extend(self, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Put in the keys and values of the next T positions; all so far are returned."""
+        """Add the keys and values of the next T positions; return all so far."""
         start = self.length
         if start + k_BGTK.shape[2] > self.n_positions:
             raise ValueError(f"{start + k_BGTK.shape[2]} positions: the cache holds {self.n_positions}")
         if not self._held:
-            # What comes first tells how many, how wide, in which type and where.
+            # The first keys and values give number, width, type and device.
             self._held = tuple(x.new_empty(*x.shape[:2], self.n_positions, x.shape[3]) for x in (k_BGTK, v_BGTK))
         self.length += k_BGTK.shape[2]
         for held, new in zip(self._held, (k_BGTK, v_BGTK), strict=True):
@@ -39,19 +39,19 @@ class LayerCache:
         return k[:, :, : self.length], v[:, :, : self.length]
 
     def keep(self, index_S: Tensor) -> None:
-        """Let go of all positions but these, counted among those that are held, rising."""
+        """Drop all positions but these, which are rising indices among the held ones."""
         for held in self._held:
             held[:, :, : len(index_S)] = held[:, :, index_S]
         self.length = len(index_S)
 
 
 class KeyValueCache:
-    """One :class:`LayerCache` per block.
+    """Cache with one :class:`LayerCache` per block.
 
     Args:
         config: the model.
-        n_positions: the most positions that will be put in.
-        eviction: which of them are let go of, and when; by default none.
+        n_positions: largest number of positions that will be added.
+        eviction: positions to drop, and when; by default none.
     """
 
     def __init__(self, config: ModelConfig, n_positions: int, eviction: Eviction | None = None) -> None:
@@ -62,11 +62,11 @@ class KeyValueCache:
 
     @property
     def length(self) -> int:
-        """Positions so far, those that were let go of too."""
+        """Number of positions so far, dropped ones included."""
         return self._n_evicted + self.layers[0].length
 
     def placed(self, place: Placement, tokens_BT: Tensor) -> Placement:
-        """The placement of the next positions, for which keys may be missing: those that none of them sees are gone."""
+        """Return the placement of the next positions, after dropping the keys that none of them sees."""
         if self.eviction is None:
             return place
         first, n_positions = self.length, tokens_BT.shape[1]

@@ -1,7 +1,7 @@
-"""Normalisers: how scores become weights, and weights and values a head's output (definitions §9).
+"""Normalisers: maps from scores to weights, and from weights and values to a head's output (definitions §9).
 
 Each attention of a forward pass makes one :class:`WeightedSum`: the output, and rows of the weights on demand.
-Softmax and its relatives run fused; similarities of their own are explicit, a block of queries at a time.
+Softmax and its relatives run fused; similarities of single scores are explicit, a block of queries at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SMALLEST_SUM = 1e-6
 
 
 def query_blocks(n_queries: int) -> list[tuple[int, int]]:
-    """First and one past the last query of each block whose explicit rows are held at once."""
+    """List first and one past the last query of each block whose explicit rows are held at once."""
     return [(start, min(start + _QUERY_BLOCK, n_queries)) for start in range(0, n_queries, _QUERY_BLOCK)]
 
 
@@ -39,29 +39,32 @@ class WeightedSum:
     scores: Scores
     o_BHTK: Tensor
     reader: WeightReader | None = None
-    """What has read the weights as they were computed, if anything has (``models/attention/weight_reader.py``)."""
+    """Reader that has seen the weights while they were computed, if any (``models/attention/weight_reader.py``)."""
 
     def rows(self, start: int, stop: int) -> Tensor:
-        """Weights of the queries ``start … stop − 1`` on keys 0, 1, …, as many as these queries see between them:
-        ``[B, H, stop − start, keys]``, float32 or wider."""
+        """Return weights of the queries ``start … stop − 1`` on keys 0, 1, …, as many as these queries see between
+        them: ``[B, H, stop − start, keys]``, float32 or wider.
+        """
         raise NotImplementedError
 
     def row_sum(self) -> Tensor | None:
-        """Each query's sum of absolute weights on tokens ``[B, H, T]``; None where the softmax makes it 1."""
+        """Return each query's sum of absolute weights on tokens ``[B, H, T]``; None if the softmax makes it 1."""
         raise NotImplementedError
 
     def sum_squares(self) -> Tensor:
-        """``Σ_j a[t,j]²`` over tokens, ``[B, H, T]``, float32 or wider, differentiable."""
+        """Return ``Σ_j a[t,j]²`` over tokens, ``[B, H, T]``, float32 or wider, differentiable."""
         raise NotImplementedError
 
     def squares_without_value(self) -> Tensor | None:
-        """``Σ a²`` over the keys that have no value, such as a sink's logit, ``[B, H, T]``; None where there are none.
+        """Return ``Σ a²`` over the keys that have no value, such as a sink's logit, ``[B, H, T]``; None without such
+        keys.
 
-        Differentiable, float32 or wider."""
+        Differentiable, float32 or wider.
+        """
         return None
 
     def prefix_share(self) -> Tensor | None:
-        """Each query's weight on the keys of an adapter's prefix ``[B, H, T]``; None where there is none."""
+        """Return each query's weight on the keys of an adapter's prefix ``[B, H, T]``; None without a prefix."""
         return None
 
 
@@ -109,13 +112,13 @@ class FusedSoftmax(WeightedSum):
         self.o_BHTK = o
 
     def _lse(self) -> Tensor:
-        """Log-sum-exp of the scores of tokens ``[B, H, T]``; most often the output came with it."""
+        """Return the log-sum-exp of the scores of tokens ``[B, H, T]``; usually it came with the output."""
         if self._lse_BHT is None:
             self._lse_BHT = self.scores.lse()
         return self._lse_BHT
 
     def _total(self) -> Tensor:
-        """The same with the extra keys."""
+        """Return the log-sum-exp over tokens and extra keys."""
         return self._lse() if self._total_BHT is None else self._total_BHT
 
     def rows(self, start: int, stop: int) -> Tensor:
@@ -132,7 +135,7 @@ class FusedSoftmax(WeightedSum):
         return (self._lse() - self._total()).exp() if self.extra else None
 
     def sum_squares(self) -> Tensor:
-        """``exp(lse(2·s) − 2·lse(s))``, from float32 log-sum-exps: a difference that bf16 ones would lose."""
+        """Compute ``exp(lse(2·s) − 2·lse(s))`` from float32 log-sum-exps: bf16 would lose the difference."""
         if self._squares_BHT is not None:
             return self._squares_BHT * (2 * (self._lse() - self._total())).exp() if self.extra else self._squares_BHT
         return (self.scores.lse(sharpness=2.0) - 2 * self._total()).exp()
@@ -149,7 +152,7 @@ class FusedSoftmax(WeightedSum):
 
 
 class Explicit(WeightedSum):
-    """Weights from an explicit matrix, a block of queries at a time; the backward pass computes each block again."""
+    """Weights from an explicit matrix, a block of queries at a time; the backward pass recomputes each block."""
 
     def __init__(
         self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], weigh: Weigh, needs_weights: bool = False
@@ -173,7 +176,7 @@ class Explicit(WeightedSum):
         self.o_BHTK = self._by_block(weighted_sum)
 
     def _by_block(self, of: Callable[[int, int], Tensor]) -> Tensor:
-        """``of`` (first query, one past the last) of every block, joined along the queries."""
+        """Apply ``of`` (first query, one past the last) to every block and join the results along the queries."""
         n_queries = self.scores.q_BHTK.shape[2]
         again = n_queries > _QUERY_BLOCK and torch.is_grad_enabled()
         return torch.cat(
@@ -196,7 +199,7 @@ class Explicit(WeightedSum):
         return self._by_block(lambda start, stop: self.rows(start, stop).abs().sum(-1))
 
     def sum_squares(self) -> Tensor:
-        """Of the weights as they are."""
+        """Sum the squares of the weights as they are."""
         return self._by_block(lambda start, stop: self.rows(start, stop).square().sum(-1))
 
     def squares_without_value(self) -> Tensor | None:
@@ -208,7 +211,7 @@ class Explicit(WeightedSum):
         return self._sum_over_extra([key.of_prefix for key in self.extra], power=1)
 
     def _sum_over_extra(self, is_chosen: list[bool], power: int) -> Tensor | None:
-        """Sum a power of the weights on some extra keys ``[B, H, T]``; None where no key is chosen."""
+        """Sum a power of the weights on some extra keys ``[B, H, T]``; None if no key is chosen."""
         if not any(is_chosen):
             return None
 
@@ -220,7 +223,9 @@ class Explicit(WeightedSum):
 
 
 class OneQuery(Explicit):
-    """The softmax of one query over the keys that it sees, in one fused call; what is asked for later is explicit."""
+    """Softmax of one query over the keys that it sees, in one fused call; further quantities are computed
+    explicitly.
+    """
 
     def __init__(self, scores: Scores, v_BGSK: Tensor) -> None:
         self.scores, self.extra, self.weigh, self.reader = scores, [], softmax_rows, None
@@ -246,10 +251,10 @@ class Softmax(nn.Module):
         super().__init__()
 
     def in_block(self, block: int) -> None:
-        """Told which block (from 0) it stands in, before it is born."""
+        """Set the index of its block (from 0); called before birth."""
 
     def extra_keys(self, scores: Scores) -> list[ExtraKey]:
-        """Keys beside the tokens' that the normaliser itself brings."""
+        """Return the keys beside the tokens' that the normaliser adds."""
         return []
 
     def forward(
@@ -258,11 +263,11 @@ class Softmax(nn.Module):
         """Sum the values by their weights.
 
         Args:
-            scores: of this attention.
-            v_BGSK: values, those of grouped heads once; to a class of the user's own, once for each query head.
+            scores: scores of this attention.
+            v_BGSK: values; grouped values without repeats, except that a user's class gets one copy per query head.
             extra: keys beside the tokens' that every query sees.
-            needs_weights: whether weights will be read afterwards.
-            needs_squares: whether :meth:`WeightedSum.sum_squares` will be called.
+            needs_weights: weights will be read afterwards.
+            needs_squares: :meth:`WeightedSum.sum_squares` will be called.
         """
         extra = self.extra_keys(scores) + extra
         if scores.fusable:
@@ -276,7 +281,7 @@ class OffByOne(Softmax):
     """``exp(s) / (1 + Σ exp(s))``: a head may attend to nothing."""
 
     def extra_keys(self, scores: Scores) -> list[ExtraKey]:
-        """One key of score 0 and value 0."""
+        """Return one key of score 0 and value 0."""
         return [ExtraKey(scores.q_BHTK.new_zeros(scores.q_BHTK.shape[:3], dtype=torch.float32))]
 
 
@@ -289,11 +294,11 @@ class LearnedSink(Softmax):
         self.parameter_roles = {"logit": ParameterRole.BIAS}
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """Starts as softmax-off-by-one."""
+        """Start as softmax-off-by-one, with logits 0."""
         return {"logit": Constant(0.0)}
 
     def extra_keys(self, scores: Scores) -> list[ExtraKey]:
-        """One key of score b and value 0."""
+        """Return one key of score b and value 0."""
         return [ExtraKey(self.logit[:, None].expand(scores.q_BHTK.shape[:3]))]
 
 
@@ -302,7 +307,7 @@ class Softpick(Softmax):
     it takes from the others makes a row sum to less than 1. Explicit."""
 
     def rows(self, scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Weights of rows of scores: see ``row_weights.py``."""
+        """Compute weights from rows of scores; see ``row_weights.py``."""
         return softpick_rows(scores, seen, extra)
 
     def forward(
@@ -327,7 +332,7 @@ class ClippedSoftmax(Softpick):
 
 
 class Similarity(Softmax):
-    """Each score weighed on its own, ``a = φ(s)``, and rows divided by their sum if config says so [AS]."""
+    """Weights of single scores, ``a = φ(s)``, with rows divided by their sum if the config says so [AS]."""
 
     signed = False
 
@@ -336,7 +341,7 @@ class Similarity(Softmax):
         self.normalise = config.attention.normalise_rows
 
     def phi(self, scores: Tensor) -> Tensor:
-        """Similarity of each score."""
+        """Compute the similarity of each score."""
         return scores
 
     def forward(
@@ -357,13 +362,13 @@ class Similarity(Softmax):
 
 
 class IdentitySimilarity(Similarity):
-    """The score itself, of either sign."""
+    """Similarity equal to the score, of either sign."""
 
     signed = True
 
 
 class SigmoidSimilarity(Similarity):
-    """``σ(s)``, or ``σ(s − log max_seq_len)`` (arXiv 2409.04431)."""
+    """Similarity ``σ(s)``, or ``σ(s − log max_seq_len)`` (arXiv 2409.04431)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -375,7 +380,7 @@ class SigmoidSimilarity(Similarity):
 
 
 class ReluSimilarity(Similarity):
-    """``max(s, 0)``."""
+    """Similarity ``max(s, 0)``."""
 
     def phi(self, scores: Tensor) -> Tensor:
         """See :class:`Similarity`."""
@@ -383,7 +388,7 @@ class ReluSimilarity(Similarity):
 
 
 class EluSimilarity(Similarity):
-    """``ELU(s) + 1``."""
+    """Similarity ``ELU(s) + 1``."""
 
     def phi(self, scores: Tensor) -> Tensor:
         """See :class:`Similarity`."""

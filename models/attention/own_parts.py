@@ -1,4 +1,4 @@
-"""Parts of attention by name: those of a table, or a class of the user's own."""
+"""Parts of attention by name: entries of a table, or a user's class."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ PartT = TypeVar("PartT", bound=nn.Module)
 
 
 def build_part(part: str, name: str, table: Mapping[str, type[PartT]], base: type[PartT], config: ModelConfig) -> PartT:
-    """The part of one block that ``model.attention.PART`` names.
+    """Build the part of one block that ``model.attention.PART`` names.
 
     Args:
         part: the field, such as ``normaliser``.
         name: a key of ``table``, or ``module:Class``.
-        table: the parts that are here.
-        base: what a class of the user's own derives from; it is made with the config alone.
+        table: built-in parts by name.
+        base: base of a user's class; such a class is made with the config alone.
         config: the model.
 
     Raises:
-        UsageError: a class of the user's own cannot be imported or made, is no ``base``, or does not say how its
-            parameters start and what they are for.
+        UsageError: a user's class cannot be imported or made, does not derive from ``base``, or does not declare the
+            distributions and roles of its parameters.
     """
     if not is_own(name):
         return table[name](config)

@@ -19,30 +19,31 @@ from .rotation import turning
 
 @dataclass(frozen=True)
 class Placement:
-    """What a forward pass tells its blocks: what attention needs to know about positions, and what is dropped."""
+    """State of a forward pass that its blocks need: positions, visible keys, and dropout."""
 
     first: int = 0
     """Position of the first query; those before it lie in the cache."""
     rotation: Tensor | None = None
-    """What queries and keys turn by (:func:`.rotation.turning`) ``[2, T, r]``, or ``[2, B, 1, T, r]`` where sequences
-    hold several documents, float32."""
+    """Rotation of queries and keys (:func:`.rotation.turning`) ``[2, T, r]``, or ``[2, B, 1, T, r]`` for sequences of
+    several documents, float32.
+    """
     slopes_H: Tensor | None = None
-    """Each head's penalty on its scores per position of distance."""
+    """Penalty of each head on its scores per position of distance."""
     bias_HS: Tensor | None = None
-    """Each head's addition to a score by distance ``|t − j|``, 0 … S − 1."""
+    """Addition of each head to a score by distance ``|t − j|``, 0 … S − 1."""
     documents: Documents | None = None
-    """Where a query sees its own document alone, and positions are those in it; None where a sequence is one."""
+    """Documents, if a query sees only its own document and positions count within it; None if each sequence is one."""
     eviction: Eviction | None = None
-    """Which keys are missing for these queries; None where all are there."""
+    """Eviction that hides keys from these queries; None if all are present."""
     dropout: Dropout | None = None
     """Masks of a training pass; None where nothing is dropped."""
     key_S: Tensor | None = None
     """Positions of the keys, those of the queries last, int64; None where they are 0, 1, …"""
     seen_by_one: dict[tuple[int | None, int | None], Tensor] = field(default_factory=dict, init=False, compare=False)
-    """Of a single query, which keys it sees, by window and prefix: what one block finds serves all others."""
+    """Keys that a single query sees, by window and prefix: computed in one block for all others."""
 
     def without_positions(self) -> Placement:
-        """The same keys in sight, and nothing that turns queries and keys or is added to scores."""
+        """Return the same visible keys, without rotation and without additions to scores."""
         return replace(self, rotation=None, slopes_H=None, bias_HS=None)
 
 
@@ -53,13 +54,13 @@ class NoPositions(nn.Module):
         super().__init__()
 
     def embed(self, x_BTD: Tensor, first: int = 0, documents: Documents | None = None) -> Tensor:
-        """Token embeddings of positions ``first`` … with positions added, those in ``documents`` if there are any."""
+        """Add positions to token embeddings of positions ``first`` …; positions within ``documents`` if given."""
         return x_BTD
 
     def place(
         self, n_positions: int, device: torch.device, first: int = 0, documents: Documents | None = None
     ) -> Placement:
-        """What attention needs to know about positions ``first`` … ``first + n_positions − 1``."""
+        """Return the placement of positions ``first`` … ``first + n_positions − 1``."""
         return Placement(first, documents=documents)
 
 
@@ -71,7 +72,7 @@ class LearnedPositions(NoPositions):
         self.table = Embedding(config.max_seq_len, config.d_model)
 
     def embed(self, x_BTD: Tensor, first: int = 0, documents: Documents | None = None) -> Tensor:
-        """Token embeddings plus the positions' rows of the table."""
+        """Add the positions' rows of the table to token embeddings."""
         end, longest = first + x_BTD.shape[1], self.table.num_embeddings
         if end > longest:
             raise ValueError(f"{end} positions: the learned table holds {longest} (model.max_seq_len)")
@@ -83,7 +84,7 @@ class SinusoidalPositions(NoPositions):
     the sine and cosine of ``t · 10000^(−2i/d)``."""
 
     def embed(self, x_BTD: Tensor, first: int = 0, documents: Documents | None = None) -> Tensor:
-        """Token embeddings plus the waves."""
+        """Add the waves to token embeddings."""
         angles = _angles(_positions(first, x_BTD.shape[1], x_BTD.device, documents), x_BTD.shape[2], 10000.0)
         return x_BTD + torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(-2).to(x_BTD.dtype)
 
@@ -99,7 +100,7 @@ class RotaryPositions(NoPositions):
     def place(
         self, n_positions: int, device: torch.device, first: int = 0, documents: Documents | None = None
     ) -> Placement:
-        """Cosines and sines of the angles."""
+        """Return a placement with cosines and sines of the angles."""
         # Computed anew in each forward: it is cheap, and a buffer would have to survive meta construction and sharding.
         angles = _angles(_positions(first, n_positions, device, documents), self.d_rope, self.base)
         rotation = turning(angles).float()
@@ -117,7 +118,7 @@ class AlibiPositions(NoPositions):
     def place(
         self, n_positions: int, device: torch.device, first: int = 0, documents: Documents | None = None
     ) -> Placement:
-        """The slopes."""
+        """Return a placement with the slopes."""
         # Computed on the device: a list of Python's would be copied to it in each forward, which waits for it.
         n = torch.arange(1, self.n_heads + 1, device=device, dtype=torch.float64)
         steps_H = torch.where(n <= self.whole, 8 / self.whole * n, 4 / self.whole * (2 * (n - self.whole) - 1))
@@ -140,7 +141,7 @@ class T5Positions(NoPositions):
     def place(
         self, n_positions: int, device: torch.device, first: int = 0, documents: Documents | None = None
     ) -> Placement:
-        """The table by distance."""
+        """Return a placement with the table by distance."""
         n_buckets = self.table.num_embeddings
         single = n_buckets // 2
         distance = torch.arange(first + n_positions, device=device, dtype=torch.float64).clamp_min(1)
@@ -152,12 +153,12 @@ class T5Positions(NoPositions):
 
 
 def _positions(first: int, n_positions: int, device: torch.device, documents: Documents | None) -> Tensor:
-    """Positions, int64 ``[T]``; or those in documents, ``[B, T]``."""
+    """Return positions, int64 ``[T]``; positions within documents, ``[B, T]``, if given."""
     return torch.arange(first, first + n_positions, device=device) if documents is None else documents.position_BT
 
 
 def _angles(position: Tensor, n_channels: int, base: float) -> Tensor:
-    """``t · base^(−2i/n)`` of every position t and channel pair i, float64 ``[…, T, n/2]``."""
+    """Compute ``t · base^(−2i/n)`` of every position t and channel pair i, float64 ``[…, T, n/2]``."""
     exponents = torch.arange(0, n_channels, 2, device=position.device, dtype=torch.float64) / n_channels
     return position.double()[..., None] * base**-exponents
 

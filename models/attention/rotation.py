@@ -1,7 +1,7 @@
-"""Rotary positions (arXiv 2104.09864): pairs of a head's channels turn by angles that grow with the position.
+"""Rotary positions (arXiv 2104.09864): pairs of a head's channels rotate by angles that grow with the position.
 
-A training pass on a CPU keeps the angles alone and writes each result once, in the layout in which it is read next:
-autograd would join and split the two halves of every head, and copy them each time. The values are the same to the bit.
+A training pass on a CPU keeps only the angles and writes each result once, in the layout of the next reader: autograd
+would join, split and copy the two halves of every head each time. The values are equal to the bit.
 
 Legend: B sequences, H heads, T positions, K head width; P pairs, of channels i and i + P.
 """
@@ -22,10 +22,11 @@ _SOURCE = Path(__file__).with_suffix(".c")
 
 
 def turning(angles_TP: Tensor) -> Tensor:
-    """What :func:`rotate` turns by: the cosine of every channel, and the sine with the sign that it has in the sum.
+    """Compute the rotation for :func:`rotate`: the cosine of every channel, and the sine with the sign that it has in
+    the sum.
 
     Args:
-        angles_TP: of each position and channel pair, ``[T, P]`` or ``[B, 1, T, P]``.
+        angles_TP: angle of each position and channel pair, ``[T, P]`` or ``[B, 1, T, P]``.
 
     Returns:
         ``[2, T, 2P]`` or ``[2, B, 1, T, 2P]``, in the type of the angles.
@@ -52,7 +53,7 @@ def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
 
 
 def turned(x_BHTK: Tensor, rotation: Tensor) -> Tensor:
-    """The formula of :func:`rotate`."""
+    """Apply the formula of :func:`rotate`."""
     cos, sin = rotation.unbind()
     width = cos.shape[-1]
     # Split, whose backward pass is one concatenation; that of a slice fills a tensor with zeros.
@@ -65,7 +66,9 @@ def turned(x_BHTK: Tensor, rotation: Tensor) -> Tensor:
 
 
 def _of_pairs(rotation: Tensor, back: bool = False) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of channel pairs, ``[…, T, P]``; of the opposite angles to turn back. Views, laid out alike."""
+    """Return cosines and sines of channel pairs, ``[…, T, P]``, as views of equal layout; with ``back``, of the
+    opposite angles.
+    """
     cos, sin = rotation.unbind()
     half = cos.shape[-1] // 2
     return cos[..., :half], sin[..., :half] if back else sin[..., half:]
@@ -76,7 +79,7 @@ def _of_tensor(name: str) -> list[tuple[str, Any]]:
 
 
 class _TurnCall(ctypes.Structure):
-    """``turn`` of ``rotation.c``."""
+    """``turn`` struct of ``rotation.c``."""
 
     _fields_ = [
         *((name, ctypes.c_int64) for name in ("n_sequences", "n_heads", "length", "width", "n_pairs")),
@@ -99,7 +102,7 @@ def _turn_by_kernel(out: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: 
 
 @_turn_by_kernel.register_fake
 def _(out: torch.Tensor, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> None:
-    """Nothing but ``out`` changes."""
+    """Declare to torch that only ``out`` changes."""
 
 
 def _kernel_turns(out_BHTK: Tensor, x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> bool:
@@ -124,7 +127,7 @@ def _turn_into(out_BHTK: Tensor, x_BHTK: Tensor, cos: Tensor, sin: Tensor) -> Te
 
 
 class _Turn(torch.autograd.Function):
-    """The gradient turns back."""
+    """Autograd function of the rotation; its gradient rotates back."""
 
     @staticmethod
     def forward(ctx: Any, x_BHTK: Tensor, rotation: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
-"""Rows of explicit weights that are made of all of their scores together: softmax and its relatives.
+"""Rows of explicit weights that depend on all scores of a row: softmax and its relatives.
 
-Each takes scores ``[B, H, R, S]``, which keys are seen, and the scores of extra keys ``[B, H, R, 1]`` that every query
-sees, and gives weights, 0 where unseen, and the shares of the extra keys.
+Each function takes scores ``[B, H, R, S]``, a mask of seen keys, and the scores of extra keys ``[B, H, R, 1]`` that
+every query sees. It returns weights, 0 where unseen, and the shares of the extra keys.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _apart(weights: Tensor, n_extra: int) -> tuple[Tensor, list[Tensor]]:
 
 
 def softmax_rows(scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """Softmax over seen and extra keys."""
+    """Apply a softmax over seen and extra keys."""
     return _apart(_joined(scores, seen, extra).softmax(-1), len(extra))
 
 
@@ -40,13 +40,15 @@ def softmax_with_lse_(scores: Tensor) -> Tensor:
 def clipped_rows(
     scores: Tensor, seen: Tensor, extra: list[Tensor], zeta: float, gamma: float
 ) -> tuple[Tensor, list[Tensor]]:
-    """Softmax stretched from ``gamma`` (at most 0) to ``zeta`` (at least 1) and clipped to 0 … 1 (arXiv 2306.12929)."""
+    """Apply a softmax, stretch it from ``gamma`` (at most 0) to ``zeta`` (at least 1) and clip it to 0 … 1 (arXiv
+    2306.12929).
+    """
     stretched = (zeta - gamma) * _joined(scores, seen, extra).softmax(-1) + gamma
     return _apart(stretched.clamp(0, 1), len(extra))
 
 
 def softpick_rows(scores: Tensor, seen: Tensor, extra: list[Tensor]) -> tuple[Tensor, list[Tensor]]:
-    """``relu(exp(s) − 1) / (Σ |exp(s) − 1| + ε)`` over seen and extra keys (arXiv 2504.20966)."""
+    """Compute ``relu(exp(s) − 1) / (Σ |exp(s) − 1| + ε)`` over seen and extra keys (arXiv 2504.20966)."""
     scores = _joined(scores, seen, extra)
     # Both parts of the fraction are divided by exp(level), which keeps each exponential at most 1.
     level = scores.detach().amax(-1, keepdim=True).clamp_min(0)

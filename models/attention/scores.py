@@ -1,4 +1,4 @@
-"""The scores of one attention: which keys a query sees, and what is added to q·k. Never held as a whole matrix.
+"""The scores of one attention: visible keys of each query, and additions to q·k. Never held as a whole matrix.
 
 Legend: B sequences, H query heads, G key/value heads, T queries, S keys (those in the cache first), K head width.
 """
@@ -18,7 +18,7 @@ from .positions import Placement
 
 @dataclass(frozen=True)
 class Scores:
-    """``scale · q·k`` plus what positions add, over the keys that each query sees."""
+    """Scores ``scale · q·k`` plus additions by position, over the keys that each query sees."""
 
     q_BHTK: Tensor
     k_BGSK: Tensor
@@ -37,12 +37,12 @@ class Scores:
 
     @property
     def drops_weights(self) -> bool:
-        """Whether weights are dropped: fused kernels have masks of their own, which no other device has."""
+        """True if weights are dropped. Fused kernels have their own masks, which differ between devices."""
         return self.place.dropout is not None and self.place.dropout.rates.attention > 0
 
     @property
     def fusable(self) -> bool:
-        """Whether a softmax of these scores runs on the fused kernels."""
+        """True if a softmax of these scores runs on the fused kernels."""
         at_start, symmetric = self.place.first == 0, self.prefix is not None and self.place.slopes_H is not None
         documents = self.place.documents
         if self.place.eviction is not None or self.drops_weights:
@@ -51,12 +51,12 @@ class Scores:
 
     @property
     def of_one_query(self) -> bool:
-        """Whether they are those of one query, with nothing added to them: the next token of a text."""
+        """True for the scores of one query with no additions: the next token of a text."""
         adds = self.place.slopes_H is not None or self.place.bias_HS is not None
         return self.q_BHTK.shape[2] == 1 and not adds
 
     def seen_by_one_query(self) -> Tensor | None:
-        """Which keys the one query sees, broadcastable to ``[B, H, 1, S]``; None where it sees all."""
+        """Return a mask of the keys that the one query sees, broadcastable to ``[B, H, 1, S]``; None if it sees all."""
         place, n_keys = self.place, self.k_BGSK.shape[2]
         if place.documents is None and place.eviction is None and (self.window or n_keys) >= n_keys:
             return None
@@ -66,7 +66,9 @@ class Scores:
         return place.seen_by_one[which]
 
     def softmax(self, v_BGSK: Tensor) -> tuple[Tensor, Tensor]:
-        """Fused: value aggregation ``[B, H, T, K]`` and log-sum-exp of the scores ``[B, H, T]``, differentiable."""
+        """Run the fused softmax: return value aggregation ``[B, H, T, K]`` and log-sum-exp of the scores ``[B, H, T]``,
+        differentiable.
+        """
         documents = self.place.documents
         if self.place.slopes_H is None:
             return visible_attention(self.q_BHTK, self.k_BGSK, v_BGSK, self.scale, self.window, self.prefix, documents)
@@ -75,7 +77,9 @@ class Scores:
         return out, lse - level
 
     def lse(self, sharpness: float = 1.0) -> Tensor:
-        """Fused log-sum-exp of ``sharpness`` times the scores, ``[B, H, T]``, float32 or wider, differentiable."""
+        """Compute the fused log-sum-exp of ``sharpness`` times the scores, ``[B, H, T]``, float32 or wider,
+        differentiable.
+        """
         scale, documents = sharpness * self.scale, self.place.documents
         if self.place.slopes_H is None:
             return visible_lse(self.q_BHTK, self.k_BGSK, scale, self.window, self.prefix, documents)
@@ -83,7 +87,7 @@ class Scores:
         return visible_lse(q, k, scale, self.window, documents=documents) - sharpness * level
 
     def _sloped(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Linear distance penalties as channels: queries, keys, and what all scores of a query are too high by.
+        """Express linear distance penalties as channels: return queries, keys, and the excess of all scores of a query.
 
         ``−m·(t − j) = m·j − m·t``: the first part is a product of a query channel m and a key channel j, the second the
         same for all keys of a query, ``[H, T]`` or ``[B, H, T]``. j goes in as 256·high + low, whole numbers that every
@@ -106,22 +110,23 @@ class Scores:
         return q, k, slopes_H.to(wide)[:, None] * self.scale * position[..., -n_queries:].to(wide)
 
     def seen_keys(self, stop: int) -> int:
-        """How many keys, from the first, the queries before the ``stop``-th see between them."""
+        """Return the number of keys, from the first, that the queries before the ``stop``-th see between them."""
         # The keys of the queries stand last, whatever the cache has let go of.
         seen = self.k_BGSK.shape[2] - (self.q_BHTK.shape[2] - stop)
         return seen if self.prefix is None else min(max(seen, self.prefix), self.k_BGSK.shape[2])
 
     def block(self, start: int, stop: int, minus_BHT: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Scores of the queries ``start … stop − 1`` over the keys that they see between them, as an explicit matrix.
+        """Compute scores of the queries ``start … stop − 1`` over the keys that they see between them, as an explicit
+        matrix.
 
         Args:
-            start: first query, counted from the first that is here.
+            start: first query, counted from the first of this pass.
             stop: one past the last.
-            minus_BHT: taken off all scores of each query.
+            minus_BHT: subtracted from all scores of each query.
 
         Returns:
-            Scores ``[B, H, stop − start, keys]``, float32 or wider, also where a query does not see the key; and which
-            it sees, broadcastable to the last two axes.
+            Scores ``[B, H, stop − start, keys]``, float32 or wider, also for unseen keys; and a mask of seen keys,
+                broadcastable to the last two axes.
         """
         n_sequences, n_heads, _, width = self.q_BHTK.shape
         n_keys = self.seen_keys(stop)
@@ -146,13 +151,13 @@ class Scores:
         return scores, seen
 
     def _positions(self, start: int, stop: int, n_keys: int) -> tuple[Tensor, Tensor]:
-        """Positions of the queries ``start … stop − 1``, ``[queries, 1]``, and of the first keys."""
+        """Return positions of the queries ``start … stop − 1``, ``[queries, 1]``, and of the first keys."""
         device, key_S = self.q_BHTK.device, self.place.key_S
         query = torch.arange(self.place.first + start, self.place.first + stop, device=device)[:, None]
         return query, torch.arange(n_keys, device=device) if key_S is None else key_S[:n_keys]
 
     def _seen(self, query: Tensor, key: Tensor, start: int, stop: int) -> Tensor:
-        """Which of these keys, by their positions, the queries ``start … stop − 1`` see."""
+        """Return a mask of the keys, given by position, that the queries ``start … stop − 1`` see."""
         seen = key <= query
         if self.window is not None:
             seen &= key > query - self.window

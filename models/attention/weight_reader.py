@@ -1,4 +1,4 @@
-"""Reading all weights of an attention while it runs, a block at a time that is in cache anyway.
+"""Reader of all weights of an attention while it runs, a block at a time, while the block is in cache.
 
 Legend: B sequences, H heads, T queries, S keys, K head width; N = B·H of a part, R queries of a block.
 """
@@ -17,9 +17,9 @@ from torch import Tensor
 from .row_weights import softmax_with_lse_
 from .scores import Scores
 
-#: Some sequences, and some heads.
+#: Slices of sequences and of heads.
 Part = tuple[slice, slice]
-#: All of them.
+#: The part with all sequences and heads.
 EVERYTHING: Part = (slice(None), slice(None))
 
 #: On the CPU: weights of one block, which stay in cache, and heads that are worth more than that they do.
@@ -30,15 +30,17 @@ _ROWS, _WEIGHTS = 256, 1 << 26
 
 
 class WeightReader(Protocol):
-    """Is shown the weights of one attention, a block at a time."""
+    """Reader that is shown the weights of one attention, a block at a time."""
 
     def read_scores(self, part: Part, scores_BHRS: Tensor) -> None:
-        """Of these sequences and heads, scores of a block of queries before they become weights, −inf where a key is
-        not seen. Must not write into them, nor keep them: the next block takes their place."""
+        """Read the scores of a block of queries of these sequences and heads, before they become weights; −inf where a
+        key is not seen. Must not write into them or keep them: the next block overwrites them.
+        """
 
     def read(self, part: Part, start: int, weights_BHRS: Tensor) -> None:
-        """Of these sequences and heads, the weights of the queries from ``start`` on, on keys 0, 1, …: float32 or
-        wider. May write into them; must not keep them: the next block takes their place."""
+        """Read the weights of the queries from ``start`` on, on keys 0, 1, …, of these sequences and heads: float32 or
+        wider. May write into them; must not keep them: the next block overwrites them.
+        """
 
 
 #: (B, H and T of an attention, whether its rows sum to 1, whether no query gives weight to a later key) → its reader.
@@ -49,10 +51,11 @@ _make_reader: ContextVar[MakeReader | None] = ContextVar("make_reader", default=
 
 @contextmanager
 def read_weights(make: MakeReader) -> Iterator[None]:
-    """Show the weights of all observed attentions inside to a reader of their own, which ``attended.weights`` then has.
+    """Within the context, show the weights of each observed attention to a new reader, then found at
+    ``attended.weights``.
 
     Sums over all weights cost little more than the fused attention this way: its output comes from the same blocks.
-    It differs from the fused kernel's by float32 rounding. Where gradients are on, nothing is read.
+    It differs from the fused kernel's by float32 rounding. With gradients on, nothing is read.
     """
     token = _make_reader.set(make)
     try:
@@ -62,7 +65,7 @@ def read_weights(make: MakeReader) -> Iterator[None]:
 
 
 def new_reader(scores: Scores, rows_sum_to_one: bool) -> WeightReader | None:
-    """The reader of an attention with these scores; None outside :func:`read_weights`, and where gradients are on."""
+    """Make the reader for an attention with these scores; None outside :func:`read_weights` and with gradients on."""
     make = _make_reader.get()
     if make is None or torch.is_grad_enabled():
         return None
@@ -71,7 +74,7 @@ def new_reader(scores: Scores, rows_sum_to_one: bool) -> WeightReader | None:
 
 
 class ReadSoftmax(NamedTuple):
-    """What comes of a softmax that was read."""
+    """Results of a softmax whose weights were read."""
 
     o_BHTK: Tensor
     """The weights on tokens times their values."""
@@ -84,14 +87,14 @@ class ReadSoftmax(NamedTuple):
 def read_softmax(
     scores: Scores, v_BHSK: Tensor, reader: WeightReader, others_BHT: Tensor | None, wants_squares: bool
 ) -> ReadSoftmax:
-    """Softmax attention whose weights are shown to a reader.
+    """Compute softmax attention and show its weights to a reader.
 
     Args:
-        scores: of a fusable attention.
+        scores: scores of a fusable attention.
         v_BHSK: values.
-        reader: is shown the weights on tokens.
-        others_BHT: log-sum-exp of the scores of keys that are no tokens; None where there are none.
-        wants_squares: whether to sum squares.
+        reader: reader of the weights on tokens.
+        others_BHT: log-sum-exp of the scores of keys that are no tokens; None without any.
+        wants_squares: sum squares too.
     """
     n_sequences, n_heads, length, _ = scores.q_BHTK.shape
     wide = torch.promote_types(v_BHSK.dtype, torch.float32)
@@ -125,7 +128,7 @@ def read_softmax(
 
 
 def _blocks(q_BHTK: Tensor) -> tuple[int, list[Part]]:
-    """How many queries to take at a time, of which sequences and heads."""
+    """Choose the number of queries per block, and the parts (sequences and heads) to take together."""
     n_sequences, n_heads, length, _ = q_BHTK.shape
     on_cpu = q_BHTK.device.type == "cpu"
     n_rows, most, fewest = (
@@ -140,8 +143,9 @@ def _blocks(q_BHTK: Tensor) -> tuple[int, list[Part]]:
 
 
 def _scores_of(scores: Scores, part: Part, n_rows: int) -> Callable[[int, int], Tensor]:
-    """(first query, one past the last) → scores ``[N, R, keys]`` of a part, −inf where a key is not seen; of that block
-    alone, until the next call."""
+    """Return a function (first query, one past the last) → scores ``[N, R, keys]`` of a part, −inf where a key is not
+    seen. Each result is valid until the next call.
+    """
     slopes_H = scores.place.slopes_H
     wide = torch.promote_types(scores.q_BHTK.dtype, torch.float32)
     q, k = (x[part].to(wide) for x in (scores.q_BHTK, scores.k_BHSK))

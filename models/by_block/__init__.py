@@ -1,1 +1,1 @@
-"""A decoder of which one block at a time is in memory."""
+"""Decoder with one block at a time in memory."""

@@ -1,4 +1,4 @@
-"""Where a decoder's weights come from when they are not all in memory: files, or the keys of a birth."""
+"""Sources of a decoder's weights that are not all in memory: files, or the keys of a birth."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ _NEAR = 1 << 16
 
 
 class BlockWeights(Protocol):
-    """Parameters and buffers of a decoder by name, read or drawn when they are asked for and not kept."""
+    """Parameters and buffers of a decoder by name, read or drawn on request and not kept."""
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """Whole tensors on the CPU, in any order and in their own dtype.
+        """Yield whole tensors on the CPU, in any order and in their own dtype.
 
         Raises:
-            RunError: a file is missing or damaged, or lacks one; it is named.
+            RunError: a file is missing or damaged, or lacks a tensor; the message names it.
         """
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows ``start … stop`` of a table, ``[stop − start, D]``, on the CPU in its own dtype."""
+        """Read rows ``start … stop`` of a table, ``[stop − start, D]``, on the CPU in its own dtype."""
 
 
 class HeldWeights:
-    """The weights of a decoder that is in memory."""
+    """Weights of a decoder that is in memory."""
 
     def __init__(self, model: nn.Module) -> None:
         self.held = model.state_dict()
@@ -45,18 +45,18 @@ class HeldWeights:
 
 
 def table_chunks(n_rows: int, width: int) -> Iterator[tuple[int, int]]:
-    """First row and one past the last of the parts in which a table ``[n_rows, width]`` is read."""
+    """Yield first row and one past the last of the parts in which a table ``[n_rows, width]`` is read."""
     at_once = max(CHUNK // width, 1)
     return ((start, min(start + at_once, n_rows)) for start in range(0, n_rows, at_once))
 
 
 def chosen_rows(weights: BlockWeights, name: str, rows_U: Tensor, width: int) -> Tensor:
-    """The given rows of a table, ``[U, D]``; rows far from all of them are not read.
+    """Read the given rows of a table, ``[U, D]``; rows far from all of them are skipped.
 
     Args:
-        weights: the table's.
-        name: of the table.
-        rows_U: int64, rising.
+        weights: source of the table.
+        name: name of the table.
+        rows_U: row numbers, int64, rising.
         width: D.
     """
     wanted = rows_U.tolist()
@@ -73,7 +73,7 @@ def chosen_rows(weights: BlockWeights, name: str, rows_U: Tensor, width: int) ->
 
 
 def table_moments(weights: BlockWeights, name: str, n_rows: int, width: int) -> tuple[float, float]:
-    """Mean and standard deviation of all elements of a table, in float64, of which one part at a time is read."""
+    """Compute mean and standard deviation of all elements of a table, in float64, reading one part at a time."""
     n, mean, scatter = 0, 0.0, 0.0
     for start, stop in table_chunks(n_rows, width):
         part = weights.rows(name, start, stop).double()

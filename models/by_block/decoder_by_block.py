@@ -1,8 +1,8 @@
-"""A decoder on the meta device whose blocks get their values one at a time: models larger than memory.
+"""A decoder on the meta device whose blocks get their values one at a time, for models larger than memory.
 
-The modules are those of :class:`Decoder`, and so is every line that computes. What differs is the order: all batches
-pass one block before any of them passes the next, so that weights are read once. Between two blocks the hidden states
-are kept. Of the embedding table only the rows of the tokens are read, and the head is read in parts.
+Modules and computation are those of :class:`Decoder`; only the order differs. All batches pass one block before any of
+them passes the next, so that weights are read once. Hidden states are kept between blocks. Only the rows of occurring
+tokens are read from the embedding table, and the head is read in parts.
 
 Legend: N sequences of a probe, B of a batch, T positions, D width, V vocabulary, U tokens that occur.
 """
@@ -24,16 +24,16 @@ from ..decoder import Block, Decoder
 from ..observe import Observer
 from .block_weights import BlockWeights, chosen_rows, table_chunks, table_moments
 
-#: Who watches the pass of some sequences through one block; None: nobody does.
+#: Context that observes the pass of some sequences through one block; yields None for no observer.
 Watch = Callable[[slice], AbstractContextManager[Observer | None]]
 
-#: Bytes of logits that are held at once; of more sequences the head is read again.
+#: Bytes of logits held at once; for more sequences the head is read again.
 _LOGIT_BYTES = 1 << 29
 
 
 @dataclass
 class Streaming:
-    """What passes through a decoder by block need beside it, and whom they tell how far they are."""
+    """Scratch space and progress callback for passes through a decoder by block."""
 
     scratch: str | Path | None = None
     """Folder for hidden states that do not stay in memory."""
@@ -42,19 +42,19 @@ class Streaming:
 
 
 class DecoderByBlock(Decoder):
-    """A decoder of which one block at a time has values, beside its norm and its positions.
+    """Decoder in which one block at a time has values, beside its norm and its positions.
 
-    It has no forward pass of one batch; ``measure`` and ``hidden_states`` know how a probe passes through it.
+    It has no forward pass of one batch; ``measure`` and ``hidden_states`` pass probes through it.
 
     Args:
         config: the model.
-        weights: where its parameters and buffers come from.
-        dtype: of the parameters.
-        device: where blocks and batches are while they are computed.
-        streaming: what passes need beside it.
+        weights: source of its parameters and buffers.
+        dtype: type of the parameters.
+        device: device of blocks and batches while they are computed.
+        streaming: scratch space and progress callback.
 
     Raises:
-        RunError: the weights lack one, or it has another shape.
+        RunError: a tensor is missing, or has another shape.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class DecoderByBlock(Decoder):
 
     @contextmanager
     def block(self, i: int) -> Iterator[Block]:
-        """Block ``i``, from 0, with its values inside the context, and on the meta device again after it."""
+        """Load block ``i``, from 0, within the context, and return it to the meta device afterwards."""
         block = self.blocks[i]
         assert isinstance(block, Block)
         empty = block.state_dict(keep_vars=True)
@@ -100,7 +100,7 @@ class DecoderByBlock(Decoder):
 
     @contextmanager
     def _table(self, module: nn.Module, rows: Tensor) -> Iterator[None]:
-        """A module whose ``weight`` is some rows of its table."""
+        """Set a module's ``weight`` to the given rows of its table within the context."""
         before = module.weight
         module.weight = nn.Parameter(rows.to(self.device, self.dtype), requires_grad=False)
         try:
@@ -110,18 +110,18 @@ class DecoderByBlock(Decoder):
 
     @contextmanager
     def embedding(self, tokens_NT: Tensor) -> Iterator[Tensor]:
-        """The embedding with the rows of these tokens alone; gives the tokens as places among them, ``[N, T]``."""
+        """Load the embedding rows of these tokens only; yield the tokens as indices into those rows, ``[N, T]``."""
         ids_U, place_NT = tokens_NT.unique(return_inverse=True)
         rows_UD = chosen_rows(self.weights, "embed.weight", ids_U, self.config.d_model)
         with self._table(self.embed, rows_UD):
             yield place_NT
 
     def table_moments(self) -> tuple[float, float]:
-        """Mean and standard deviation of the embedding table, of which one part at a time is read."""
+        """Compute mean and standard deviation of the embedding table, reading one part at a time."""
         return table_moments(self.weights, "embed.weight", self.config.vocab_size, self.config.d_model)
 
     def logits(self, x_ND: Tensor) -> Iterator[Tensor]:
-        """Of the blocks' output at one position ``[N, D]``: logits ``[some, V]``, some sequences at a time.
+        """Yield logits ``[some, V]`` from the blocks' output at one position ``[N, D]``, some sequences at a time.
 
         One part of the head is in memory at a time. It is read once for as many sequences as 512 MiB of logits hold.
         """
@@ -152,14 +152,14 @@ class DecoderByBlock(Decoder):
         """Pass a probe through embedding and blocks, one block after the other.
 
         Args:
-            tokens_NT: int64 token ids, on the CPU; any where there are ``vectors``.
-            states_NTD: what the hidden states are kept in, anywhere; holds the last block's output in the end.
+            tokens_NT: int64 token ids, on the CPU; ignored with ``vectors``.
+            states_NTD: buffer for the hidden states, on any device; holds the last block's output in the end.
             batches: sequences that pass together, rising, all of them.
-            watch: opened around each batch's pass of each block, and of the embedding.
-            documents_NT: of a model with ``attention.documents``, the number of each token's document.
+            watch: context opened around each batch's pass of each block, and of the embedding.
+            documents_NT: the number of each token's document, for a model with ``attention.documents``.
             passed: called when all batches are through the embedding (0) and through block 1 … L, which still has its
                 values then.
-            vectors: gives a batch's ``[B, T, D]`` in place of its token embeddings; by default there is none.
+            vectors: function that returns a batch's ``[B, T, D]`` to replace its token embeddings; by default none.
         """
         places = []
         with self.embedding(tokens_NT) as ids_NT:
@@ -183,7 +183,7 @@ class DecoderByBlock(Decoder):
 
 @contextmanager
 def _instead(embed: nn.Module, given_BTD: Tensor | None) -> Iterator[None]:
-    """Vectors in place of what the embedding gives, if there are any."""
+    """Replace the output of the embedding by the given vectors, if any."""
     if given_BTD is None:
         yield
         return

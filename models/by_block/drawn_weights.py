@@ -1,4 +1,4 @@
-"""A birth whose parameters are drawn when they are asked for (models/birth.py), and are not kept."""
+"""Birth whose parameters are drawn on request (models/birth.py) and not kept."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class DrawnWeights:
             model = Decoder(config)
         self._plan = birth_plan(model, config.init)
         self._shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        #: What a birth has beside its parameters, which a pass of random tokens decides; a few numbers for each head.
+        #: State of a birth beside its parameters, set by a pass of random tokens; a few numbers for each head.
         self._moments: dict[str, Tensor] = {}
         if estimated_correlations(model):
             self._settle(config)
@@ -51,7 +51,7 @@ class DrawnWeights:
 
     @torch.no_grad()
     def _settle(self, config: ModelConfig) -> None:
-        """The first moments of estimated correlations, as ``initialize_moments`` gives them to a whole model."""
+        """Compute the first moments of estimated correlations, as ``initialize_moments`` does for a whole model."""
         with torch.device("meta"):
             buffers = dict(Decoder(config).named_buffers())
         self._moments = {name: torch.zeros(buffer.shape) for name, buffer in buffers.items()}

@@ -1,1 +1,1 @@
-"""What people do to a model's weights after it was trained: pure functions, one file per idea, one table."""
+"""Changes to a trained model's weights: pure functions, one file per idea, one table."""

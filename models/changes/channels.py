@@ -1,4 +1,4 @@
-"""Other coordinates of the residual stream, which leave the function of a model as it was."""
+"""Changes of coordinates of the residual stream that leave the function of a model unchanged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class SignFlips(Change):
     """Random channels of the residual stream change their sign."""
 
     share: float = 0.5
-    """How many; 1 negates them all."""
+    """Share of the channels that are negated; 1 negates all."""
 
     def problems(self) -> list[str]:
         """See :class:`Change`."""
@@ -68,9 +68,9 @@ class SignFlips(Change):
 
 @dataclass(frozen=True)
 class ChannelScaling(Change):
-    """Every channel of what a norm gives is scaled, and the matrices behind it undo that.
+    """Scaling of every channel of a norm's output, undone by the matrices behind it.
 
-    The residual stream stays as it is, but the final hidden states do not. A tied head gets a table of its own.
+    The residual stream stays as it is, but the final hidden states do not. A tied head gets a separate table.
     """
 
     factor: float = 4.0
@@ -129,7 +129,7 @@ class Rotation(Change):
 
 
 def random_rotation(config: ModelConfig, seed: int) -> Tensor:
-    """A random orthogonal matrix, float64 ``[D, D]``; under layer norm one that leaves (1, …, 1) where it is.
+    """Draw a random orthogonal matrix, float64 ``[D, D]``; under layer norm one that fixes (1, …, 1).
 
     Uniform (Haar): Q of a normal matrix, with the signs of R's diagonal (arXiv math-ph/0609050).
     """

@@ -1,4 +1,4 @@
-"""Fewer blocks, and more."""
+"""Fewer blocks, or more."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class BlockDropping(Change):
     """Blocks are left out; those behind them move up (arXiv 2403.17887)."""
 
     blocks: list[int]
-    """Which, from 0."""
+    """Numbers of the blocks to drop, from 0."""
 
     def problems(self) -> list[str]:
         """See :class:`Change`."""
@@ -63,7 +63,7 @@ def _check_blocks(field: str, blocks: Sequence[int], n_layers: int) -> None:
 
 
 def _in_order(model: ModelWeights, order: Sequence[int]) -> ModelWeights:
-    """The model whose block i is the old block ``order[i]``."""
+    """Build the model whose block i is the old block ``order[i]``."""
     config, attention = model.config, model.config.attention
     tensors = {name: tensor for name, tensor in model.tensors.items() if not _BLOCK.match(name)}
     for new, old in enumerate(order):
@@ -88,7 +88,7 @@ def _in_order(model: ModelWeights, order: Sequence[int]) -> ModelWeights:
 
 
 def _experts(experts: ExpertsConfig, order: Sequence[int]) -> ExpertsConfig:
-    """Which of the new blocks have experts: all but the first ones."""
+    """Return the experts' config for the new order of blocks: all blocks but the first ones have experts."""
     dense = [not experts.in_block(old) for old in order]
     n_dense = sum(dense)
     if not experts.is_on or n_dense == len(order):

@@ -17,7 +17,7 @@ _BITS = {"int8": 8, "int4": 4}
 
 @dataclass(frozen=True)
 class Rounding(Change):
-    """Weights rounded to nearest. They stay in the dtype that they had, on fewer values."""
+    """Weights rounded to nearest. They keep their dtype, with fewer distinct values."""
 
     to: Literal["bf16", "fp16", "int8", "int4"]
     """``bf16``, ``fp16``: all tensors. ``int8``, ``int4``: the linear maps of the blocks, on a symmetric grid for each

@@ -18,7 +18,7 @@ class Merging(Change):
     """``(1 − share)·a + share·b`` of every tensor (model soups, arXiv 2203.05482)."""
 
     share: float
-    """Of the other model."""
+    """Share of the other model."""
 
     needs_other: ClassVar[bool] = True
 
@@ -36,7 +36,7 @@ class Merging(Change):
 
 
 def _function(config: ModelConfig) -> ModelConfig:
-    """A config without how its weights were drawn."""
+    """Return the config with default initialisation, which leaves the fields that decide the function."""
     return replace(config, init=InitConfig())
 
 

@@ -16,7 +16,7 @@ class Noise(Change):
     """Independent normal numbers are added to every matrix and table."""
 
     share: float
-    """Their standard deviation, as a share of the matrix's own."""
+    """Standard deviation of the noise, as a share of the matrix's standard deviation."""
 
     def problems(self) -> list[str]:
         """See :class:`Change`."""

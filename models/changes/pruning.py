@@ -15,7 +15,7 @@ class Pruning(Change):
     """The smallest weights of every linear map of the blocks become 0 (magnitude pruning, arXiv 1506.02626)."""
 
     share: float
-    """How many of a matrix."""
+    """Share of a matrix's weights that become 0."""
 
     def problems(self) -> list[str]:
         """See :class:`Change`."""

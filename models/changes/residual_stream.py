@@ -1,4 +1,4 @@
-"""Which tensors read the residual stream, which write to it, and how its coordinates are changed in all of them.
+"""Tensors that read or write the residual stream, and changes of its coordinates in all of them.
 
 Legend: D width of the residual stream.
 """
@@ -27,7 +27,7 @@ _BLOCK = re.compile(r"blocks\.\d+\.")
 
 
 class Readers(NamedTuple):
-    """A norm and the matrices ``[…, D]`` that read what it gives."""
+    """A norm and the matrices ``[…, D]`` that read its output."""
 
     norm: str
     weights: tuple[str, ...]
@@ -35,7 +35,7 @@ class Readers(NamedTuple):
 
 
 def readers(model: ModelWeights) -> Iterator[Readers]:
-    """Every place where the residual stream is read: two in a block, and the head."""
+    """Yield every place where the residual stream is read: two in a block, and the head."""
     for i in range(model.config.n_layers):
         for norm, maps in _READERS.items():
             names = tuple(f"blocks.{i}.{name}.weight" for name in maps)
@@ -44,7 +44,7 @@ def readers(model: ModelWeights) -> Iterator[Readers]:
 
 
 def check_channels(config: ModelConfig, what: str) -> None:
-    """UsageError where channels of the residual stream are tied to their places."""
+    """Raise UsageError if channels of the residual stream are tied to their places."""
     if config.positions == "sinusoidal":
         raise UsageError(f"{what}: model.positions sinusoidal adds fixed waves to fixed channels; they cannot be moved")
     check_known_gate(config, what)
@@ -53,7 +53,7 @@ def check_channels(config: ModelConfig, what: str) -> None:
 
 
 def check_known_gate(config: ModelConfig, what: str) -> None:
-    """UsageError where a part of the user's own reads the residual stream."""
+    """Raise UsageError if a user's class reads the residual stream."""
     if gate := config.attention.own_parts.get("gate"):
         raise UsageError(f"{what}: how model.attention.gate {gate} reads the residual stream is not known")
     if config.experts.is_on:
@@ -67,7 +67,7 @@ def check_known_gate(config: ModelConfig, what: str) -> None:
 
 
 def _stream_axis(name: str, positions: str) -> int | None:
-    """The axis of a tensor that runs along the residual stream; None if none does. Gains of norms are not meant."""
+    """Return the axis of a tensor along the residual stream, or None. Gains of norms do not count."""
     part = _BLOCK.sub("", name)
     owner, _, leaf = part.rpartition(".")
     if part in ("embed.weight", "head.weight") or (part == "positions.table.weight" and positions == "learned"):
@@ -86,12 +86,12 @@ def _is_norm(owner: str) -> bool:
 def in_other_coordinates(
     model: ModelWeights, move: Callable[[Tensor, int], Tensor], move_gain: Callable[[Tensor], Tensor]
 ) -> ModelWeights:
-    """The model whose residual stream is another's by an orthogonal map.
+    """Apply an orthogonal map to a model's residual stream.
 
     Args:
-        model: what is changed.
-        move: applies the map along one axis of a tensor.
-        move_gain: what becomes of the gain ``[D]`` of a norm.
+        model: the model to change.
+        move: function that applies the map along one axis of a tensor.
+        move_gain: function that maps the gain ``[D]`` of a norm.
     """
     tensors = {}
     for name, tensor in model.tensors.items():
@@ -106,7 +106,7 @@ def in_other_coordinates(
 
 
 def untied(model: ModelWeights) -> ModelWeights:
-    """The same function with an output head of its own."""
+    """Give a model with tied embeddings a separate output head; the function stays the same."""
     if not model.config.tie_embeddings:
         return model
     table = model.tensors["embed.weight"]
@@ -114,18 +114,18 @@ def untied(model: ModelWeights) -> ModelWeights:
 
 
 def with_gains(model: ModelWeights, new_gain: Callable[[str, Tensor], Tensor]) -> ModelWeights:
-    """The same function with other gains in the norms that the readers of the residual stream have.
+    """Replace the gains of the norms that read the residual stream; the function stays the same.
 
-    What a gain loses, the matrices behind it get, column by column; biases of norms follow their gain. A head that is
-    tied to the embedding gets a table of its own.
+    The matrices behind a gain are scaled column by column to compensate; biases of norms scale with their gain. A head
+    that is tied to the embedding gets a separate table.
 
     Args:
-        model: what is changed.
-        new_gain: from the name of a norm and its gain, float64 ``[D]``, the one that it is to have; 0 only
-            where the gain is 0 too.
+        model: the model to change.
+        new_gain: function from the name of a norm and its gain, float64 ``[D]``, to its new gain; 0 only where the old
+            gain is 0 too.
 
     Raises:
-        UsageError: a gain is 0 beside a bias that is not, which no other gain can say.
+        UsageError: a gain is 0 beside a nonzero bias, which no other gain can express.
     """
     model = untied(model)
     tensors = dict(model.tensors)

@@ -10,12 +10,14 @@ WHOLE = 16
 
 
 def rounded(x: Tensor, n_bits: int, dim: int) -> Tensor:
-    """``x`` on a symmetric grid of ``2^n − 1`` levels: ``Δ·round(x/Δ)``, ``Δ = max|x| / (2^(n−1) − 1)`` along ``dim``.
+    """Round ``x`` to a symmetric grid of ``2^n − 1`` levels: ``Δ·round(x/Δ)``, ``Δ = max|x| / (2^(n−1) − 1)`` along
+    ``dim``.
 
     Args:
         x: weights, or activations.
-        n_bits: 2 to 8; `WHOLE` leaves ``x`` as it is.
-        dim: what shares one Δ: the inputs of one output channel of weights, the channels of one token of activations.
+        n_bits: 2 to 8; `WHOLE` leaves ``x`` unchanged.
+        dim: axis that shares one Δ: the inputs of one output channel of weights, the channels of one token of
+            activations.
 
     Returns:
         The same shape and dtype; computed in float32 or wider.

@@ -1,4 +1,4 @@
-"""All changes by name, and how a file names one."""
+"""Table of all changes by name, and the reader of a change from a file."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ CHANGES: dict[str, type[Change]] = {
     "rotate": Rotation,
 }
 
-#: Those that leave every logit as it was, where the architecture allows them.
+#: Changes that leave every logit unchanged, if the architecture allows them.
 FUNCTION_PRESERVING = ("permute_units", "permute_channels", "flip_signs", "scale_channels", "rotate")
 
 
 def read_change(fields: Mapping[str, Any]) -> Change:
-    """The change that a file writes as ``kind`` and its settings, such as ``{kind: prune, share: 0.5}``.
+    """Build the change that a file gives as ``kind`` and its settings, such as ``{kind: prune, share: 0.5}``.
 
     Raises:
         UsageError: no such kind, a field that it does not have, one that is missing or of another type or range.
@@ -51,7 +51,7 @@ def read_change(fields: Mapping[str, Any]) -> Change:
 
 
 def read_kind(fields: Mapping[str, Any], kinds: Mapping[str, type[Kind]]) -> Kind:
-    """The row of a table of dataclasses that ``kind`` names, made of the other fields; see :func:`read_change`."""
+    """Build the row of a table of dataclasses that ``kind`` names from the other fields; see :func:`read_change`."""
     settings = dict(fields)
     name = settings.pop("kind", None)
     if not isinstance(name, str) or name not in kinds:

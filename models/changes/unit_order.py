@@ -1,4 +1,4 @@
-"""The hidden units of the MLPs in another order, which leaves everything outside of them as it was."""
+"""Reordering of the hidden units of MLPs, which leaves everything outside of them unchanged."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .change import Change, ModelWeights
 
 @dataclass(frozen=True)
 class UnitPermutation(Change):
-    """The hidden units of every MLP in a random order of its own."""
+    """Random reordering of the hidden units of every MLP, each in its own order."""
 
     def check(self, config: ModelConfig) -> None:
         """See :class:`Change`."""

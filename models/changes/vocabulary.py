@@ -1,4 +1,4 @@
-"""More tokens, and fewer."""
+"""More tokens, or fewer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class VocabularyExtension(Change):
     standard deviation over the old rows, in the embedding and in the head."""
 
     rows: int
-    """How many."""
+    """Number of new rows."""
 
     def problems(self) -> list[str]:
         """See :class:`Change`."""
@@ -42,10 +42,10 @@ class VocabularyExtension(Change):
 
 
 def first_tokens(model: ModelWeights, n_tokens: int) -> ModelWeights:
-    """The model without the tokens from ``n_tokens`` on: on the others its hidden states are the same.
+    """Remove the tokens from ``n_tokens`` on; hidden states on the others stay the same.
 
     Raises:
-        UsageError: it has fewer.
+        UsageError: the model has fewer tokens.
     """
     if not 2 <= n_tokens <= model.config.vocab_size:
         raise UsageError(f"{n_tokens} tokens of a model that has {model.config.vocab_size}: give 2 to that number")

@@ -1,1 +1,1 @@
-"""Dropout: its config, and masks that are a function of who asks."""
+"""Dropout: its config, and masks that are a pure function of their place."""

@@ -1,4 +1,4 @@
-"""Dropout, as a config: what is dropped in training passes, and how much of it."""
+"""Config of dropout in training passes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...schema import outside
 
 @dataclass(frozen=True)
 class DropoutConfig:
-    """Dropout in training passes (arXiv 1207.0580), as in GPT-2; off wherever anything is measured."""
+    """Dropout in training passes (arXiv 1207.0580), as in GPT-2; off during measurements."""
 
     embedding: float = 0.0
     """Share of the channels of what enters the first block, token and position embeddings together, that become 0 in a
@@ -25,9 +25,9 @@ class DropoutConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether anything is dropped."""
+        """True if anything is dropped."""
         return any(getattr(self, field.name) for field in fields(self))
 
     def problems(self) -> list[str]:
-        """Values out of range, one line each, with the mend."""
+        """List values out of range, one line each, with the remedy."""
         return outside("model.dropout", self, {field.name: (0, 0.99) for field in fields(self)})

@@ -1,7 +1,7 @@
-"""Dropout whose masks are a function of who is asked: sample, place, position and channel. No random state is kept.
+"""Dropout whose masks are a function of sample, place, position and channel. No random state is kept.
 
-So a mask is the same when a block is computed again, when a run goes on from a checkpoint, and however a batch is
-shared among processes and micro-batches; and no generator of torch's is read or moved.
+So a mask stays the same when a block is recomputed, when a run resumes from a checkpoint, and for any split of a batch
+into processes and micro-batches. No torch generator is read or advanced.
 
 Legend: B sequences, R rows of one sequence (positions, or queries of heads), N elements of a row.
 """
@@ -25,7 +25,7 @@ _DRAWS = 1 << 31
 
 
 def _murmur(x: Tensor) -> Tensor:
-    """MurmurHash3's last step on int32: every bit of the result depends on every bit of ``x``."""
+    """Apply MurmurHash3's last step on int32: every bit of the result depends on every bit of ``x``."""
     # A shift of a negative number fills in ones: they are masked.
     x = (x ^ ((x >> 16) & 0xFFFF)) * _MURMUR_A
     x = (x ^ ((x >> 13) & 0x7FFFF)) * _MURMUR_B
@@ -34,21 +34,22 @@ def _murmur(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Dropout:
-    """The masks of one training pass."""
+    """Masks of one training pass."""
 
     rates: DropoutConfig
     key_B: Tensor
-    """What each sequence's masks come from, int32."""
+    """Key of each sequence's masks, int32."""
     layer: int = 0
     """The block, from 1; 0 before all of them."""
 
     def in_block(self, layer: int) -> Dropout:
-        """The masks of a block."""
+        """Return the masks of a block."""
         return replace(self, layer=layer)
 
     def of_stream(self, x_BTD: Tensor, place: str) -> Tensor:
-        """``x`` with channels dropped, the others divided by 1 minus their rate; place is ``embedding``, ``attention``
-        or ``mlp``."""
+        """Drop channels of ``x`` and divide the others by 1 minus the rate; place is ``embedding``, ``attention`` or
+        ``mlp``.
+        """
         rate = self.rates.embedding if place == "embedding" else self.rates.residual
         if not rate:
             return x_BTD
@@ -56,7 +57,7 @@ class Dropout:
         return x_BTD * self._factor(rate, place, row_R, x_BTD)
 
     def of_weights(self, weights_BHRS: Tensor, start: int, n_queries: int) -> Tensor:
-        """The same of weights of attention: those of the queries from ``start`` on, of ``n_queries``."""
+        """Drop attention weights in the same way, for the queries from ``start`` on, of ``n_queries``."""
         if not self.rates.attention:
             return weights_BHRS
         head_H, query_R = (
@@ -69,7 +70,7 @@ class Dropout:
 
     @torch.no_grad()
     def _factor(self, rate: float, place: str, row_R: Tensor, x_BRN: Tensor) -> Tensor:
-        """0 where an element is dropped, else ``1 / (1 − rate)``, like ``x``."""
+        """Return 0 for dropped elements, else ``1 / (1 − rate)``, in the type of ``x``."""
         numbers_N = _murmur(torch.arange(x_BRN.shape[2], dtype=torch.int32, device=x_BRN.device))
         site_B = _murmur(self.key_B + (8 * self.layer + _DROPPED_AT[place]))
         row_BR = _murmur(site_B[:, None] + row_R)
@@ -78,6 +79,6 @@ class Dropout:
 
 
 def keys_of_samples(seed: int, numbers: Iterable[int]) -> np.ndarray:
-    """What the masks of training samples come from, int32, by the samples' numbers in the order of training."""
+    """Hash the numbers of training samples, in the order of training, to keys of their masks, int32."""
     words = (hashlib.sha256(f"birthmark/dropout/1\0{seed}\0{number}".encode()).digest()[:4] for number in numbers)
     return np.frombuffer(b"".join(words), dtype="<i4").astype(np.int32)

@@ -1,4 +1,4 @@
-"""Between ModelConfig and ``config.json``, and between our parameters and a family's tensors: both ways."""
+"""Conversion, both ways, between ModelConfig and ``config.json``, and between parameters and a family's tensors."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HINTS = get_type_hints(ModelConfig) | {
 
 
 def family_of_json(content: Mapping[str, Any], where: str) -> Family:
-    """The family that a ``config.json`` names; UsageError, beginning with ``where``, if it is none of ours."""
+    """Return the family that a ``config.json`` names. UsageError, beginning with ``where``, if it is not supported."""
     name = content.get("model_type")
     if not isinstance(name, str) or name not in _BY_TYPE:
         raise UsageError(f"{where}: model_type {name!r} is none of {', '.join(_BY_TYPE)}: give a model of one of these")
@@ -35,13 +35,13 @@ def family_of_json(content: Mapping[str, Any], where: str) -> Family:
 
 
 def config_from_json(content: Mapping[str, Any], where: str = "config.json") -> ModelConfig:
-    """The model that a ``config.json`` of ``transformers`` describes.
+    """Read the model's config from a ``config.json`` of ``transformers``.
 
-    What only training reads, dropout and the losses of routers, is left out; ``init`` is ``normal`` with std
+    Fields for training only, dropout and the losses of routers, are left out; ``init`` is ``normal`` with std
     ``initializer_range``.
 
     Raises:
-        UsageError: no family of ours, or a key whose value ModelConfig cannot express; begins with ``where``.
+        UsageError: an unsupported family, or a key whose value ModelConfig cannot express; begins with ``where``.
     """
     given = _fields(content, family_of_json(content, where), where)
     parts: dict[str, dict[str, Any]] = {part: {} for part in _PARTS}
@@ -62,7 +62,7 @@ def config_from_json(content: Mapping[str, Any], where: str = "config.json") -> 
 
 
 def config_to_json(config: ModelConfig, family: Family) -> dict[str, Any]:
-    """``config.json`` of a model: read by ``transformers`` 4 and 5. Exact where :func:`obstacles` finds none."""
+    """Build the ``config.json`` of a model, for ``transformers`` 4 and 5. Exact if :func:`obstacles` finds none."""
     ours = _resolved(config)
     activations = [name for name, mlp in _mlps(family).items() if mlp == config.mlp]
     content: dict[str, Any] = {"architectures": [family.architecture], "model_type": family.model_type}
@@ -80,7 +80,9 @@ def config_to_json(config: ModelConfig, family: Family) -> dict[str, Any]:
 
 
 def obstacles(config: ModelConfig, family: Family) -> dict[str, tuple[Any, Any]]:
-    """Fields of ``config``, dotted, that a model of ``family`` would have otherwise: (value here, value there)."""
+    """Return the fields of ``config``, dotted, that ``family`` would change: (value in the config, value in the
+    family).
+    """
     ours = _resolved(config)
     theirs = _architecture(ModelConfig()) | _fields(config_to_json(config, family), family, family.model_type)
     derived = {
@@ -97,10 +99,10 @@ def obstacles(config: ModelConfig, family: Family) -> dict[str, tuple[Any, Any]]
 
 
 def family_of(config: ModelConfig) -> Family:
-    """The first family that expresses ``config`` exactly, its distribution at birth aside.
+    """Return the first family that expresses ``config`` exactly, except for its distribution at birth.
 
     Raises:
-        UsageError: there is none; names the fields in the way of the family that comes closest.
+        UsageError: there is none; names the fields that keep the closest family from it.
     """
     found = {family.model_type: obstacles(config, family) for family in FAMILIES}
     closest = min(found, key=lambda name: len(found[name]))
@@ -117,16 +119,18 @@ _NULLABLE = ("n_kv_heads", "head_dim", "d_ff", "attention.window")
 
 
 def _architecture(config: ModelConfig) -> dict[str, Any]:
-    """All fields by dotted name but those that no pass of a trained model reads: ``init``, ``dropout`` and the losses
-    of routers."""
+    """Flatten all fields by dotted name, except those that no pass of a trained model reads: ``init``, ``dropout`` and
+    the losses of routers.
+    """
     given = dotted(asdict(config)).items()
     unread = ("init.", "dropout.", "experts.load_balance", "experts.router_z_loss")
     return {name: value for name, value in given if not name.startswith(unread)}
 
 
 def _resolved(config: ModelConfig) -> dict[str, Any]:
-    """The same with nothing left to a default that another field decides. Where every block has experts, no other width
-    than theirs is read."""
+    """Flatten all fields, with defaults that depend on other fields resolved. If every block has experts, only their
+    width is read.
+    """
     bias, ff, experts = config.attention.qkv_bias, config.ff, config.experts
     if experts.is_on:
         width = experts.d_ff or ff
@@ -145,7 +149,7 @@ def _resolved(config: ModelConfig) -> dict[str, Any]:
 
 
 def _fields(content: Mapping[str, Any], family: Family, where: str) -> dict[str, Any]:
-    """Fields of ModelConfig that a ``config.json`` and its family decide, by dotted name."""
+    """Read the fields of ModelConfig that a ``config.json`` and its family decide, by dotted name."""
     given: dict[str, Any] = {key: value for key, value in content.items() if value is not None}
     given |= {key: given[old] for old, key in family.renamed.items() if old in given}
     for name in ("rope_parameters", "rope_scaling"):
@@ -184,18 +188,18 @@ def _fields(content: Mapping[str, Any], family: Family, where: str) -> dict[str,
 
 
 def _is_null(content: Mapping[str, Any], key: str) -> bool:
-    """Whether a key stands there without a value: ``transformers`` takes that as it is, not as a key left out."""
+    """Return True if a key is present without a value: ``transformers`` keeps that as null, not as a missing key."""
     return key in content and content[key] is None
 
 
 def _mlps(family: Family) -> dict[str, str]:
-    """Activations that a ``config.json`` of ``family`` may name → ``mlp``."""
+    """Map activations that a ``config.json`` of ``family`` may name to ``mlp``."""
     kinds = {act: mlp for mlp, act in GATED.items()} if family.gated else {act: act for act in ACTIVATIONS.values()}
     return {name: kinds[act] for name, act in ACTIVATIONS.items() if act in kinds}
 
 
 def _typed(value: Any, name: str, where: str) -> Any:
-    """``value`` as the field ``name`` of ModelConfig holds it; JSON may write a float as a whole number."""
+    """Convert ``value`` to the type of the field ``name`` of ModelConfig; JSON may write a float as a whole number."""
     kind = next(kind for kind in get_args(_HINTS[name]) or (_HINTS[name],) if kind is not type(None))
     if isinstance(value, bool) == (kind is bool) and isinstance(value, (int, float) if kind is float else kind):
         with suppress(OverflowError):  # JSON knows whole numbers above any float
@@ -205,7 +209,7 @@ def _typed(value: Any, name: str, where: str) -> Any:
 
 @dataclass(frozen=True)
 class TensorMapping:
-    """One tensor of theirs and the tensors of ours that it is made of."""
+    """A tensor of a family and the parameters of this decoder that form it."""
 
     theirs: str
     ours: tuple[str, ...]
@@ -215,7 +219,7 @@ class TensorMapping:
     """Heads within which ours lie side by side; None: they lie one after the other."""
 
     def join(self, tensors: list[Tensor]) -> Tensor:
-        """Theirs from ours, ``[out, in]`` or ``[out]`` each, laid side by side along ``out``."""
+        """Join parameters, ``[out, in]`` or ``[out]`` each, along ``out`` into the family's tensor."""
         joined = tensors[0]
         if len(tensors) > 1 and self.n_heads is not None:
             joined = torch.stack([t.unflatten(0, (self.n_heads, -1)) for t in tensors], dim=1).flatten(0, 2)
@@ -224,7 +228,7 @@ class TensorMapping:
         return (joined.T if self.transposed else joined).contiguous()
 
     def split(self, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        """Ours, by name, from theirs."""
+        """Split the family's tensor into parameters of this decoder; yield them by name."""
         tensor = tensor.T if self.transposed else tensor
         n = len(self.ours)
         if n > 1 and self.n_heads is not None:
@@ -235,7 +239,9 @@ class TensorMapping:
 
 
 def tensor_mappings(config: ModelConfig, family: Family) -> list[TensorMapping]:
-    """Every tensor that a checkpoint of ``family`` holds for ``config``, in our order of parameters."""
+    """List the mapping of every tensor that a checkpoint of ``family`` holds for ``config``, in this decoder's order of
+    parameters.
+    """
     with torch.device("meta"):
         parameters = dict(Decoder(config).named_parameters())
     order = list(family.modules)

@@ -1,4 +1,5 @@
-"""Model families of ``transformers`` that this decoder can be: their configs and tensors, name by name, in one table.
+"""Model families of ``transformers`` that this decoder can express: their configs and tensors, name by name, in one
+table.
 
 A family is data: what reads and writes with it (``conversion.py``) never compares a family's name.
 """
@@ -11,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Family:
-    """One ``model_type``: what its ``config.json`` says, what it cannot say, where its tensors are."""
+    """A ``model_type``: contents of its ``config.json``, their limits, and the places of its tensors."""
 
     model_type: str
     """As ``config.json`` names it."""
@@ -26,11 +27,14 @@ class Family:
     """Fields of ModelConfig, dotted, that every model of the family has; all others have their defaults."""
 
     silent: dict[str, Any]
-    """What ``transformers`` takes for a key that ``config.json`` leaves out; None: what ModelConfig derives."""
+    """Values that ``transformers`` assumes for keys missing from ``config.json``; None: the value that ModelConfig
+    derives.
+    """
 
     modules: dict[str, str]
-    """Our module → theirs, the first ``*`` the block, a second the expert; several of ours in one of theirs lie side by
-    side, in this order."""
+    """Module of this decoder → module of the family, the first ``*`` the block, a second the expert; several modules in
+    one of the family lie side by side, in this order.
+    """
 
     base: str
     """Prefix that checkpoints of the family without a language-model head leave out."""
@@ -39,17 +43,18 @@ class Family:
     """Key of the activation."""
 
     gated: bool = True
-    """Whether the MLP is gated."""
+    """True if the MLP is gated."""
 
     required: dict[str, Any] = field(default_factory=dict)
-    """Keys that change the function in a way that ModelConfig cannot say, with the value that leaves it alone; of a
-    list, every entry must have it."""
+    """Keys that change the function in a way that ModelConfig cannot express, with their neutral value; every entry of
+    a list must have it.
+    """
 
     renamed: dict[str, str] = field(default_factory=dict)
     """Another name of a key → its name here; both are written."""
 
     any_head_dim: bool = False
-    """Whether d_model may be no multiple of n_heads."""
+    """True if d_model need not be a multiple of n_heads."""
 
     aliases: dict[str, str] = field(default_factory=dict)
     """Other names of a tensor → its name here."""
@@ -58,16 +63,16 @@ class Family:
     """Ends of the names of tensors that old checkpoints hold and that follow from the config."""
 
     transposed: frozenset[str] = frozenset()
-    """Their modules, by last name, whose weights are ``[in, out]``."""
+    """Modules of the family, by last name, whose weights are ``[in, out]``."""
 
     by_head: bool = False
-    """Whether tensors that lie side by side do so within each head."""
+    """True if tensors are joined within each head."""
 
     own_tokenizer: bool = False
-    """Whether ``AutoTokenizer`` (5.x) splits text by the family's own rules, whatever ``tokenizer.json`` says."""
+    """True if ``AutoTokenizer`` (5.x) splits text by the family's own rules, regardless of ``tokenizer.json``."""
 
 
-#: Activations of ``transformers`` → ours; of several names of one, the first is written.
+#: Activations of ``transformers`` → activations of this decoder; of several names for one, the first is written.
 ACTIVATIONS = {
     "relu": "relu",
     "gelu": "gelu",
@@ -122,7 +127,7 @@ _EXPERTS = {"num_experts": "experts.n_experts", "norm_topk_prob": "experts.renor
 
 
 def _with_experts(modules: dict[str, str], mlp: str, router: str, gate: str, up: str, down: str) -> dict[str, str]:
-    """``modules`` with experts for the dense MLP, by the names that they have in ``mlp`` there."""
+    """Return ``modules`` with experts in place of the dense MLP, by their names in the family's ``mlp``."""
     theirs = {"gate": gate, "up": up, "down": down}
     return {
         **{ours: name for ours, name in modules.items() if not ours.startswith("blocks.*.mlp.")},

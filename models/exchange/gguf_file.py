@@ -1,7 +1,7 @@
-"""A model as one GGUF file, the layout of llama.cpp and of what is built on it, written by ``gguf``, its own library.
+"""A model as one GGUF file, the layout of llama.cpp and its descendants, written by its library ``gguf``.
 
-Names and metadata are those of its converters. Their ``llama`` turns channels in neighbouring pairs, so that queries
-and keys are written in that order; the others turn halves, as we do.
+Names and metadata are those of its converters. Its ``llama`` rotates channels in neighbouring pairs, so that queries
+and keys are written in that order; the others rotate halves, as this decoder does.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ GGUF_FILE = "model.gguf"
 
 @dataclass(frozen=True)
 class _Architecture:
-    """One of llama.cpp's, by the family of ``transformers`` that it stands for."""
+    """An architecture of llama.cpp, for a family of ``transformers``."""
 
     constant: str
-    """Its name in ``gguf.MODEL_ARCH``."""
+    """Name in ``gguf.MODEL_ARCH``."""
     fixed: Mapping[str, Any]
     """Fields of a model, dotted, that it knows with one value alone, where the family knows others."""
     pairs_neighbours: bool = False
-    """Whether rotary positions turn neighbouring channels."""
+    """True if rotary positions rotate neighbouring channels."""
     is_read: bool = False
-    """Whether ``transformers`` reads such a file as the same function."""
+    """True if ``transformers`` reads such a file as the same function."""
 
 
 _GATED = {"mlp": "swiglu"}
@@ -62,7 +62,7 @@ _EXPERT = re.compile(r"\.experts\.[0-9]+\.")
 
 
 def check_gguf(config: ModelConfig) -> str:
-    """The family under which a model is written.
+    """Return the family under which a model is written.
 
     Raises:
         UsageError: there is none, or the library is not installed.
@@ -85,7 +85,7 @@ def check_gguf(config: ModelConfig) -> str:
 
 
 def is_read_by_transformers(config: ModelConfig) -> bool:
-    """Whether ``transformers`` reads a model's GGUF file as the same function, as llama.cpp does."""
+    """Return True if ``transformers`` reads a model's GGUF file as the same function, as llama.cpp does."""
     return _ARCHITECTURES[check_gguf(config)].is_read
 
 
@@ -102,15 +102,15 @@ def write_gguf(
     """Write the file.
 
     Args:
-        config: a model that :func:`check_gguf` lets pass.
+        config: a model that :func:`check_gguf` accepts.
         tensors: every parameter by name.
         file: new.
         tokenizer_file: a ``tokenizers`` JSON.
         eos_token_id: id of the token that ends a document, if there is one.
-        dtype: of the matrices; by default float32.
+        dtype: type of the matrices; by default float32.
 
     Returns:
-        What a reader of the file must know, one line each; mostly nothing.
+        Notes for readers of the file, one line each; usually none.
 
     Raises:
         UsageError: see :func:`check_gguf`.
@@ -146,8 +146,9 @@ def write_gguf(
 
 
 def _joined(config: ModelConfig, tensors: Mapping[str, Tensor], pairs_neighbours: bool) -> Iterator[tuple[str, Tensor]]:
-    """Names of the family's and float32 tensors, ``[out, in]``: queries, keys and values of one name lie one after the
-    other, and the experts of a block are one tensor ``[E, out, in]``."""
+    """Yield the family's names and float32 tensors, ``[out, in]``, with queries, keys and values of one name joined,
+    and the experts of a block in one tensor ``[E, out, in]``.
+    """
     experts: dict[str, list[Tensor]] = {}
     for mapping in tensor_mappings(config, family_of(config)):
         parts = [tensors[ours].detach().to("cpu", torch.float32) for ours in mapping.ours]
@@ -189,7 +190,9 @@ def _write_sizes(writer: Any, config: ModelConfig) -> None:
 
 
 def _write_tokenizer(writer: Any, config: ModelConfig, file: Path | None, eos_token_id: int | None) -> list[str]:
-    """Tokens and merges of byte-level BPE that splits text as GPT-2's does, as ours does; what to say of any other."""
+    """Write tokens and merges of byte-level BPE that splits text like GPT-2, as this project's tokenizers do; return a
+    note for any other.
+    """
     import gguf
 
     if file is None:

@@ -1,6 +1,6 @@
-"""The header of a GGUF file: its metadata and the place of each tensor, checked before any number in it is believed.
+"""The header of a GGUF file: its metadata and the place of each tensor, checked before any of its numbers is used.
 
-The readers of ``gguf`` and ``transformers`` allocate by what the file says of itself. Layout:
+The readers of ``gguf`` and ``transformers`` allocate by numbers in the file. Layout:
 https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -47,7 +47,7 @@ class StoredTensor:
 
 @dataclass(frozen=True)
 class LongArray:
-    """An array of the metadata that is not kept."""
+    """An array of the metadata that is too long to keep."""
 
     length: int
 
@@ -87,13 +87,13 @@ def names_gguf(name: str) -> bool:
 
 
 def kinds_in_words(kinds: Mapping[str, int]) -> str:
-    """``Q4_1: 210 tensors, F32: 61``."""
+    """Write the kinds in words: ``Q4_1: 210 tensors, F32: 61``."""
     parts = [f"{kind}: {n}{' tensors' if i == 0 else ''}" for i, (kind, n) in enumerate(kinds.items())]
     return ", ".join(parts)
 
 
 class _Cursor:
-    """Reads one thing after another; what lies beyond the end of the file is an error that names it."""
+    """Reader of successive values; reading beyond the end of the file is an error that names the value."""
 
     def __init__(self, file: Path, content: mmap.mmap) -> None:
         self.file, self._content, self.at = file, content, 0
@@ -102,7 +102,7 @@ class _Cursor:
         return RunError(f"{self.file}: damaged ({what}); fetch the file again")
 
     def skip(self, n_bytes: int, what: str) -> int:
-        """Pass over bytes; gives where they begin."""
+        """Skip bytes; return their offset."""
         start = self.at
         if n_bytes > len(self._content) - start:
             raise self.damaged(f"{what} ends {n_bytes - len(self._content) + start:,} bytes after the end of the file")
@@ -124,12 +124,12 @@ class _Cursor:
             raise self.damaged(f"{what} is not UTF-8 text") from None
 
     def check_count(self, count: int, least_bytes: int, what: str) -> None:
-        """Refuse a number of things for which the rest of the file is too short."""
+        """Refuse a count that the rest of the file is too short for."""
         if count * least_bytes > len(self._content) - self.at:
             raise self.damaged(f"it says {count:,} {what}, for which the file is too short")
 
     def value(self, kind: int, what: str) -> Any:
-        """One entry of the metadata."""
+        """Read one entry of the metadata."""
         if kind in _SCALARS:
             return self.numbers(_SCALARS[kind], what)[0]
         if kind == _STRING:
@@ -152,7 +152,7 @@ class _Cursor:
         return LongArray(length)
 
     def _skip_texts(self, n: int, what: str) -> None:
-        """Pass over many strings; their lengths alone are read."""
+        """Skip many strings, reading only their lengths."""
         content, at, end = self._content, self.at, len(self._content)
         length_at = struct.Struct("<Q").unpack_from
         for _ in range(n):
@@ -222,7 +222,7 @@ def _read(cursor: _Cursor, size: int) -> GgufHeader:
 
 
 def _descriptions(cursor: _Cursor, n: int) -> Iterator[tuple[str, str, tuple[int, ...], int, int]]:
-    """(name, type, shape, offset among the tensors, bytes) of each tensor."""
+    """Read (name, type, shape, offset among the tensors, bytes) of each tensor."""
     import gguf
 
     for number in range(n):

@@ -1,8 +1,7 @@
-"""A GGUF file as what a folder of ``transformers`` is: ``config.json``, a tokenizer, and tensors under its names.
+"""GGUF files opened like a folder of ``transformers``: ``config.json``, a tokenizer, and tensors under its names.
 
-``transformers`` says what config and tokenizer the metadata mean; ``gguf`` knows the names of tensors and dequantises
-them, one at a time. The first sees a copy of the checked header alone. Its answers are kept among the user's cached
-files.
+``transformers`` derives config and tokenizer from the metadata; ``gguf`` names the tensors and dequantises them, one at
+a time. ``transformers`` sees only a copy of the checked header. Its results are kept in the user's cache.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from ..attention.fused.c_library import cache_folder
 from .gguf_header import MAGIC, GgufHeader, LongArray, StoredTensor, read_header
 from .weight_files import SHARD_BYTES, aligning_metadata, shard_file_names, split_into_shards, write_index
 
-#: What a folder in the cache says of the GGUF file that it stands for.
+#: Description of the GGUF file behind a folder in the cache.
 GGUF_TENSORS = "gguf.json"
 #: Counts up where what is kept changes.
 _FORMAT = 1
@@ -55,12 +54,12 @@ _CHUNK = 1 << 16
 
 
 def _halves(tensor: Tensor, n_heads: int) -> Tensor:
-    """Channels that rotary positions turn as neighbours, as the halves of a head."""
+    """Reorder channels from neighbouring rotary pairs to the halves of a head."""
     return tensor.unflatten(0, (n_heads, -1, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def _by_head(tensor: Tensor, n_heads: int) -> Tensor:
-    """Queries, keys and values one after the other, as they lie side by side in each head."""
+    """Reorder queries, keys and values from side by side in each head to one after the other."""
     return tensor.unflatten(0, (3, n_heads, -1)).transpose(0, 1).flatten(0, 2)
 
 
@@ -108,7 +107,7 @@ _PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 
 
 def gguf_files(source: Path) -> list[Path]:
-    """The GGUF files that a path means, in order; none where it means something else.
+    """Return the GGUF files that a path means, in order; empty if it means something else.
 
     Args:
         source: a file, with the other parts of its model if it is one of several; or a folder that holds one model as
@@ -140,7 +139,7 @@ def gguf_files(source: Path) -> list[Path]:
 
 
 def _parts(file: Path) -> list[Path]:
-    """All files of the model that a file is of."""
+    """List all files of the model that a file belongs to."""
     part = _PART.fullmatch(file.name)
     if part is None:
         return [file]
@@ -180,7 +179,7 @@ def _check_same(folder: Path, safe: Path, file: Path) -> None:
 
 
 class TensorSource(TypedDict):
-    """The place of a tensor of ``transformers`` in the file, and its changes on the way."""
+    """The place of a tensor of ``transformers`` in the file, and the conversion that it needs."""
 
     file: str
     kind: str
@@ -199,9 +198,9 @@ class GgufFolder(TypedDict):
 
 
 def gguf_folder(files: Sequence[Path]) -> Path:
-    """The folder with ``config.json``, the tokenizer, and ``gguf.json`` that says where the tensors of a model lie.
+    """Return the folder with ``config.json``, the tokenizer, and ``gguf.json``, which locates the tensors of a model.
 
-    It is made when the files are first seen, and again when they have changed.
+    The folder is made at first use, and made again if the files changed.
 
     Args:
         files: all parts of the model, in order.
@@ -233,14 +232,14 @@ def gguf_folder(files: Sequence[Path]) -> Path:
 
 
 def kinds_of(folder: Path) -> dict[str, int]:
-    """Types of storage in a GGUF model: type → number of tensors; nothing of any other folder."""
+    """Count the types of storage in a GGUF model: type → number of tensors; empty for any other folder."""
     file = folder / GGUF_TENSORS
     return _said(file)["kinds"] if file.is_file() else {}
 
 
 @cache
 def _said(file: Path) -> GgufFolder:
-    """``gguf.json`` of a folder, whose name changes with its content."""
+    """Read ``gguf.json`` of a folder, whose name changes with its content."""
     said: GgufFolder = read_sealed_json(file, GgufFolder)
     return said
 
@@ -269,7 +268,7 @@ def _check_libraries(file: Path) -> None:
 
 
 def _joined(headers: Sequence[GgufHeader]) -> GgufHeader:
-    """The header of a whole model: the metadata of its first part, and the tensors of all."""
+    """Join the headers of a whole model: the metadata of its first part, and the tensors of all."""
     first = headers[0]
     count = first.metadata.get("split.count", 1)
     if count != len(headers):
@@ -341,7 +340,7 @@ def _check_readable(header: GgufHeader) -> None:
 
 
 def _config(library: Any, header: GgufHeader) -> Any:
-    """The config that ``transformers`` finds in the metadata, with the sizes that the tensors have."""
+    """Read the config that ``transformers`` finds in the metadata, with sizes from the tensors."""
     arch = header.architecture
     # The library decides by names of tensors which weights are tied, and walks through arrays element by element.
     kept = [
@@ -371,7 +370,9 @@ def _config(library: Any, header: GgufHeader) -> Any:
 
 @contextmanager
 def _header_alone(header: GgufHeader, keys: Sequence[str], tensors: Sequence[str] = ()) -> Iterator[tuple[str, str]]:
-    """A file of these entries of the metadata and of tensors of one element, for libraries to read: (folder, name)."""
+    """Write a temporary file with these entries of the metadata and tensors of one element, for libraries to read;
+    yield (folder, name).
+    """
     described = b"".join(
         struct.pack("<Q", len(encoded)) + encoded + struct.pack("<IQIQ", 1, 1, 0, 32 * number)
         for number, encoded in enumerate(name.encode() for name in tensors)
@@ -390,7 +391,7 @@ def _header_alone(header: GgufHeader, keys: Sequence[str], tensors: Sequence[str
 
 
 def _write_tokenizer(library: Any, header: GgufHeader, folder: Path) -> None:
-    """The tokenizer that ``transformers`` makes of the metadata, if it holds one."""
+    """Write the tokenizer that ``transformers`` builds from the metadata, if it holds one."""
     metadata = header.metadata
     if metadata.get("tokenizer.ggml.model", "none") == "none" or "tokenizer.ggml.tokens" not in metadata:
         return
@@ -454,7 +455,7 @@ def _sources(header: GgufHeader, model: Any) -> dict[str, TensorSource]:
 
 
 def _checkpoint_shapes(model: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of a model's tensors in a checkpoint, where every expert has tensors of its own."""
+    """Yield names and shapes of a model's tensors in a checkpoint, with separate tensors for every expert."""
     for name, tensor in model.state_dict().items():
         fused = re.fullmatch(r"(.+\.experts)\.(gate_up_proj|down_proj)", name)
         if fused is None:
@@ -468,7 +469,9 @@ def _checkpoint_shapes(model: Any) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _stored_name(names: Any, theirs: str) -> str | None:
-    """The name in GGUF of a tensor of ``transformers``; some families were converted without their base's prefix."""
+    """Return the GGUF name of a tensor of ``transformers``; some families were converted without their base's
+    prefix.
+    """
     for name in (theirs, theirs.partition(".")[2]):
         if (stored := names.get_name(name, try_suffixes=(".weight", ".bias"))) is not None:
             return str(stored)
@@ -491,7 +494,7 @@ def _source(tensor: StoredTensor, change: str | None, n_heads: int, expert: int 
 
 
 def _shape(source: TensorSource) -> tuple[int, ...]:
-    """That of the tensor of ``transformers``."""
+    """Return the shape of the tensor in ``transformers``."""
     empty = torch.empty(source["shape"], device="meta")
     return tuple(_changed(empty, source).shape)
 
@@ -504,21 +507,21 @@ def _changed(tensor: Tensor, source: TensorSource) -> Tensor:
 
 
 class GgufSlice:
-    """One tensor, dequantised when it is indexed: as a tensor of a safetensors file."""
+    """A tensor that is dequantised when indexed, with the interface of a safetensors slice."""
 
     def __init__(self, source: TensorSource) -> None:
         self._source = source
 
     def get_shape(self) -> list[int]:
-        """Its shape."""
+        """Return the tensor's shape."""
         return list(_shape(self._source))
 
     def get_dtype(self) -> str:
-        """The name in safetensors of what is given."""
+        """Return the safetensors name of the dequantised type."""
         return "F32"
 
     def __getitem__(self, rows: slice | EllipsisType) -> Tensor:
-        """Float32 values, on the CPU: all, or some rows."""
+        """Dequantise all rows, or a slice of them, to float32 on the CPU."""
         source = self._source
         if isinstance(rows, slice) and source["change"] is None:
             start, stop, _ = rows.indices(source["shape"][0])
@@ -528,26 +531,26 @@ class GgufSlice:
 
 
 class GgufTensors:
-    """The tensors of a model by their names in ``transformers``: as an opened safetensors file."""
+    """Tensors of a model by their names in ``transformers``, with the interface of an open safetensors file."""
 
     def __init__(self, tensors: Mapping[str, TensorSource]) -> None:
         self._tensors = tensors
 
     def keys(self) -> list[str]:
-        """Names of the tensors."""
+        """Return the names of the tensors."""
         return list(self._tensors)
 
     def get_slice(self, name: str) -> GgufSlice:
-        """A tensor, not yet read."""
+        """Return a tensor, not yet read."""
         return GgufSlice(self._tensors[name])
 
     def get_tensor(self, name: str) -> Tensor:
-        """A tensor, float32, on the CPU."""
+        """Return a tensor, float32, on the CPU."""
         return self.get_slice(name)[...]
 
 
 def dequantised(source: TensorSource, start: int, stop: int) -> Tensor:
-    """Rows ``start … stop`` of a tensor as they are stored, float32, dequantised by ``gguf``.
+    """Dequantise rows ``start … stop`` of a tensor in their stored order, float32, by ``gguf``.
 
     Raises:
         RunError: the file is gone, or was cut short since its header was read.
@@ -572,12 +575,13 @@ def dequantised(source: TensorSource, start: int, stop: int) -> Tensor:
 
 
 def write_dequantised(folder: Path, new: Path, dtype: torch.dtype, max_shard_bytes: int = SHARD_BYTES) -> None:
-    """Write a GGUF model as ``transformers`` opens it: config, tokenizer and safetensors, a shard in memory at a time.
+    """Write a GGUF model in the layout of ``transformers``: config, tokenizer and safetensors, a shard in memory at a
+    time.
 
     Args:
-        folder: what :func:`gguf_folder` gave.
+        folder: folder from :func:`gguf_folder`.
         new: an empty folder.
-        dtype: of the weights.
+        dtype: type of the weights.
         max_shard_bytes: size of the largest file, unless one tensor is larger.
 
     Raises:
@@ -601,10 +605,10 @@ def write_dequantised(folder: Path, new: Path, dtype: torch.dtype, max_shard_byt
 
 @contextmanager
 def open_weights(file: Path) -> Iterator[Any]:
-    """The tensors of one file of a folder: of safetensors, or ``gguf.json``; what is not read is not loaded.
+    """Open the tensors of one file of a folder, safetensors or ``gguf.json``; only tensors that are read are loaded.
 
     Raises:
-        RunError: it is missing or damaged, also where a tensor is read in the block; names it.
+        RunError: the file, which is named, is missing or damaged, also if found while reading in the block.
     """
     if file.name == GGUF_TENSORS:
         yield GgufTensors(_said(file)["tensors"])

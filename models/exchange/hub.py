@@ -16,33 +16,33 @@ from .weight_files import INDEX
 #: Seconds that the hub has to answer, and how often it is asked. It asks six times by itself, for minutes.
 _ANSWER_S, _ATTEMPTS = 10.0, 2
 
-#: What is fetched of a repository.
+#: Files that are fetched of a repository.
 _WANTED = ("config.json", "model*.safetensors", INDEX, "tokenizer.json", "tokenizer_config.json")
 
 
 def _parent(name: str) -> Path | None:
-    """The folder that a relative name of two parts or more says it is in."""
+    """Return the folder that contains a relative name of two parts or more."""
     parent = Path(name).parent
     return None if parent == Path() else parent
 
 
 def is_path(name: str) -> bool:
-    """Whether a name can only be a path: it looks like one, or the folder that it would be in is there."""
+    """Return True if a name can only be a path: it looks like one, or its parent folder exists."""
     parent = _parent(name)
     looks = name.startswith((".", "~", "/")) or name.endswith("/") or name.count("/") > 1
     return looks or (parent is not None and parent.is_dir())
 
 
 def pretrained_folder(source: str | Path, *, with_code: bool = False) -> Path:
-    """The folder of ``config.json`` that a name means.
+    """Return the folder of ``config.json`` that a name means.
 
     Args:
-        source: the folder itself; a GGUF file or a folder that holds one, for which it is made; or a hub id, ``NAME``
-            or ``ORG/NAME``, with ``@REVISION`` if wanted, which gives the snapshot in the hub's cache.
+        source: the folder itself; a GGUF file or a folder that holds one, for which a folder is made; or a hub id,
+            ``NAME`` or ``ORG/NAME``, optionally with ``@REVISION``, which gives the snapshot in the hub's cache.
         with_code: fetch the Python files of a repository too.
 
     Raises:
-        UsageError: none of them; a name that can be a hub id says what the hub said.
+        UsageError: none of these; for a possible hub id the message quotes the hub.
         RunError: a damaged GGUF file.
     """
     folder = user_path(source)
@@ -60,7 +60,7 @@ def pretrained_folder(source: str | Path, *, with_code: bool = False) -> Path:
 
 
 def _hub_snapshot(source: str, wanted: tuple[str, ...]) -> Path:
-    """The snapshot of a hub id in the hub's cache; where the hub cannot be asked, one that is there already."""
+    """Download the snapshot of a hub id into the hub's cache; offline, use one that is there already."""
     from huggingface_hub import snapshot_download
 
     name, _, revision = source.partition("@")
@@ -77,12 +77,12 @@ def _hub_snapshot(source: str, wanted: tuple[str, ...]) -> Path:
 
 @contextmanager
 def downloaded(source: str) -> Iterator[Path]:
-    """A hub id, ``ORG/NAME`` with ``@REVISION`` if wanted, in a folder of its own that is deleted at the end.
+    """Download a hub id, ``ORG/NAME`` optionally with ``@REVISION``, into a temporary folder for the context.
 
-    Weights are safetensors if it has any, else the pickled ones, which nothing here opens.
+    Weights are safetensors if it has any, else the pickled ones, which this package never opens.
 
     Raises:
-        UsageError: the hub does not give it; says what the hub said.
+        UsageError: the hub refuses; the message quotes it.
     """
     from huggingface_hub import HfApi, snapshot_download
 
@@ -101,7 +101,7 @@ def downloaded(source: str) -> Iterator[Path]:
 
 
 def _why_not(name: str, revision: str | None) -> str:
-    """Why the hub does not give a model; empty if it does."""
+    """Return the hub's reason to refuse a model; empty if it does not."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
 
@@ -122,10 +122,10 @@ def _why_not(name: str, revision: str | None) -> str:
 
 
 class _StrangeName(Exception):  # noqa: N818 - says what it is
-    """A repository names a file that would lie outside of its folder."""
+    """Error for a repository that names a file outside of its folder."""
 
 
-#: What the hub's library says of these is the number of the answer.
+#: Messages for answers that the hub's library reports by number only.
 _SAID = {
     "RevisionNotFoundError": "no such revision",
     "RepositoryNotFoundError": "no such repository, or a private one",

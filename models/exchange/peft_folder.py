@@ -1,7 +1,7 @@
 """Adapters as ``peft`` reads them: a folder with ``adapter_config.json`` and safetensors, beside an exported model.
 
-LoRA of maps that a family of ``transformers`` keeps apart, and prefixes of the families whose caches hold keys as they
-enter the scores. Matrices of Prefix-Tuning+ have no kind there.
+Supported: LoRA of maps that a family of ``transformers`` keeps separate, and prefixes for families whose caches hold
+keys as they enter the scores. ``peft`` has no kind for the matrices of Prefix-Tuning+.
 """
 
 from __future__ import annotations
@@ -111,5 +111,5 @@ def _prefix(model: Decoder, family: Family) -> tuple[dict[str, Any], dict[str, T
     }, {"prompt_embeddings": stacked}
 
 
-#: What peft has: kind → settings and tensors of a model's adapter.
+#: Kinds of ``peft`` → functions that give settings and tensors of a model's adapter.
 _KINDS = {"lora": _lora, "prefix": _prefix}

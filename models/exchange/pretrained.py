@@ -1,6 +1,6 @@
 """Checkpoints of ``transformers``, read and written: a folder with ``config.json`` and safetensors.
 
-Nothing is unpickled, and one tensor at a time is read: a model is never held twice. Names and layouts stand in
+Nothing is unpickled, and one tensor is read at a time: a model is never held twice. Names and layouts are in
 ``families.py`` and ``conversion.py``.
 """
 
@@ -41,13 +41,13 @@ class Pretrained:
     """A checkpoint whose config and tensor names and shapes have been checked; no tensor has been read."""
 
     folder: Path
-    """Where it lies; of a hub id, the snapshot in the hub's cache, whose name is the commit."""
+    """Folder of the files; for a hub id, the snapshot in the hub's cache, whose name is the commit."""
 
     config: ModelConfig
     """The model."""
 
     tokenizer_file: Path | None
-    """Its ``tokenizers`` JSON, if there is one."""
+    """Path of its ``tokenizers`` JSON, if any."""
 
     _where: dict[str, tuple[Path, str]]
     """Tensor of theirs → its file, and its name there."""
@@ -59,9 +59,10 @@ class Pretrained:
     """The dtype that ``config.json`` names, if it does."""
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
-        """Every parameter, and buffer, of ``Decoder(config)`` by name, once, on the CPU, in the dtype of the file.
+        """Yield every parameter, and buffer, of ``Decoder(config)`` by name, once, on the CPU, in the dtype of the
+        file.
 
-        A tensor of the file is read when its turn comes, and is not kept.
+        Each tensor of the file is read in its turn and not kept.
 
         Raises:
             RunError: a damaged file, or an output head that differs from the table it is tied to.
@@ -78,12 +79,13 @@ class Pretrained:
                     yield from mapping.split(tensor)
 
     def _found(self, name: str) -> tuple[Path, str, TensorMapping]:
-        """File of a parameter of ours, the name of what it is part of there, and how that is made of ours."""
+        """Return the file of a parameter, the name of the stored tensor that contains it, and their mapping."""
         mapping = next(mapping for mapping in self._mappings if name in mapping.ours)
         return *self._where[mapping.theirs], mapping
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, Tensor]]:
-        """Parameters of ours by name, whole, on the CPU, in the dtype of the file; those of one tensor are read once.
+        """Yield parameters of this decoder by name, whole, on the CPU, in the dtype of the file; a tensor that holds
+        several is read once.
 
         Raises:
             RunError: a damaged file.
@@ -98,7 +100,7 @@ class Pretrained:
                         yield name, tensor
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows ``start … stop`` of the embedding or the head, on the CPU, in the dtype of the file.
+        """Read rows ``start … stop`` of the embedding or the head, on the CPU, in the dtype of the file.
 
         Raises:
             RunError: a damaged file.
@@ -111,7 +113,7 @@ class Pretrained:
         return rows
 
     def check_tables(self) -> None:
-        """What `tensors` checks as it reads everything, with a part of each table in memory.
+        """Make the checks of `tensors`, with only a part of each table in memory.
 
         Raises:
             RunError: a matrix of another dtype than ``config.json`` names, or an output head that differs from the
@@ -148,7 +150,7 @@ class Pretrained:
 
 
 class WeightIndex(TypedDict):
-    """``model.safetensors.index.json``: tensor → file."""
+    """Content of ``model.safetensors.index.json``: tensor → file."""
 
     weight_map: dict[str, str]
 
@@ -212,13 +214,13 @@ def load_pretrained(
     device: torch.device | str = "cpu",
     shard: Sharder | None = None,
 ) -> Decoder:
-    """The model of a checkpoint of ``transformers``, allocated once, filled tensor by tensor.
+    """Load the model of a checkpoint of ``transformers``, allocated once, filled tensor by tensor.
 
     Args:
-        source: a folder or hub id, or one that has been read.
-        dtype: of the parameters.
-        device: where this process holds its shard, or all.
-        shard: shards the model over ranks; each keeps its shard of every tensor.
+        source: a folder or hub id, or an opened checkpoint.
+        dtype: type of the parameters.
+        device: device of this process's shard, or of the whole model.
+        shard: function that shards the model over ranks; each keeps its shard of every tensor.
 
     Raises:
         UsageError, RunError: see :func:`read_pretrained`.
@@ -273,16 +275,16 @@ def write_pretrained(
         folder: new, or empty.
         tokenizer_file: a ``tokenizers`` JSON, copied.
         eos_token_id: id of the token that ends a document, if there is one.
-        dtype: of the weights; by default as they are.
+        dtype: type of the weights; by default unchanged.
         max_shard_bytes: size above which weights go into several files.
-        layout: how the model is written; by default as the family of ``transformers`` that has it.
+        layout: written form of the model; by default that of the family of ``transformers`` that has it.
 
     Returns:
-        What a reader of the folder must know, one line each; mostly nothing.
+        Notes for readers of the folder, one line each; usually none.
 
     Raises:
-        UsageError: an architecture that no family of ``transformers`` has, with the fields in the way; a folder that
-            is not empty; a tokenizer that is none, or has more tokens than the model.
+        UsageError: an architecture that no family of ``transformers`` has, with the fields that prevent it; a folder
+            that is not empty; a tokenizer that is none, or has more tokens than the model.
         RunError: a tensor of another shape than the config says.
         KeyError: a parameter is not among ``tensors``.
     """
@@ -359,8 +361,9 @@ def _tokenizer_config(file: Path, config: ModelConfig, eos_token_id: int | None)
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """The files of a checkpoint's weights: of safetensors, or ``gguf.json`` of a GGUF model. Of several, those that the
-    index names, which must hold what it says."""
+    """List the files of a checkpoint's weights: safetensors, or ``gguf.json`` of a GGUF model. Several safetensors must
+    hold the tensors that their index names.
+    """
     if (folder / GGUF_TENSORS).is_file():
         return [folder / GGUF_TENSORS]
     if (folder / ONE_FILE).is_file():
@@ -387,7 +390,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _check(file: Path, name: str, stored: Any, shape: tuple[int, ...]) -> None:
-    """``stored`` is a tensor's entry in the file's header."""
+    """Check a tensor's entry ``stored`` in the file's header: shape and dtype."""
     if tuple(stored.get_shape()) != shape:
         raise RunError(f"{file}: {name} has shape {list(stored.get_shape())}, config.json says {list(shape)}")
     if stored.get_dtype() not in _FLOATS:

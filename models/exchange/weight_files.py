@@ -1,4 +1,4 @@
-"""The files of a folder of safetensors as ``transformers`` names them: one, or several and their index."""
+"""Files of a folder of safetensors with the names of ``transformers``: one, or several and their index."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ def split_into_shards(sizes: Mapping[str, int], max_bytes: int) -> list[list[str
 
 
 def shard_file_names(n: int) -> list[str]:
-    """Names of ``n`` files: ``model.safetensors``, or ``model-00001-of-0000N.safetensors`` …"""
+    """Return names of ``n`` files: ``model.safetensors``, or ``model-00001-of-0000N.safetensors`` …"""
     return [ONE_FILE] if n == 1 else [f"model-{i:05d}-of-{n:05d}.safetensors" for i in range(1, n + 1)]
 
 
 def aligning_metadata(tensors: Mapping[str, Tensor]) -> dict[str, str]:
-    """What to write beside these tensors so that the first begins at a whole multiple of `ALIGNMENT` bytes.
+    """Build metadata that pads the header so that the first tensor begins at a multiple of `ALIGNMENT` bytes.
 
-    Who opens the file maps the tensors where they lie: products of rows that begin elsewhere take a fifth longer. The
-    header comes before them: 8 bytes, and JSON of a length that filling decides.
+    Readers map tensors in place, and products of misaligned rows take a fifth longer. The header precedes them: 8
+    bytes, and JSON of a length that padding decides.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt", "padding": ""}}
     start = 0
@@ -57,7 +57,7 @@ def aligning_metadata(tensors: Mapping[str, Tensor]) -> dict[str, str]:
 
 
 def write_index(folder: Path, file_of: Mapping[str, str], total_bytes: int) -> None:
-    """Say in ``folder`` which file holds each tensor; one file alone needs no index, and gets none."""
+    """Write to ``folder`` the index of each tensor's file; a single file needs no index, and gets none."""
     if len(set(file_of.values())) > 1:
         index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(file_of)}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""How a model is written for ``transformers``: as a family that the library has, or with its own modelling code."""
+"""Written form of a model for ``transformers``: as a family that the library has, or with its own modelling code."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ OWN_TYPE, OWN_PREFIX = "birthmark", "decoder."
 
 @dataclass(frozen=True)
 class Layout:
-    """What a folder holds beside the tokenizer."""
+    """Contents of a folder beside the tokenizer."""
 
     model_type: str
     """As ``config.json`` names it."""
     config: dict[str, Any]
     """``config.json``, but for what follows from weights and tokenizer."""
     mappings: list[TensorMapping]
-    """Every tensor, made of ours."""
+    """Every tensor, with the parameters that form it."""
     buffers: frozenset[str] = frozenset()
     """Tensors that are no weights, and keep their dtype."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Files of code: name → text."""
     own_tokenizer: bool = False
-    """Whether ``AutoTokenizer`` splits text by the family's own rules."""
+    """True if ``AutoTokenizer`` splits text by the family's own rules."""
 
 
 def native_layout(config: ModelConfig) -> Layout:
-    """That of the first family of ``transformers`` that has the architecture.
+    """Return the layout of the first family of ``transformers`` that has the architecture.
 
     Raises:
-        UsageError: there is none; names the fields in the way.
+        UsageError: there is none; names the fields that prevent it.
     """
     family = family_of(config)
     return Layout(
@@ -59,7 +59,7 @@ def native_layout(config: ModelConfig) -> Layout:
 
 
 def own_mappings(config: ModelConfig) -> tuple[list[TensorMapping], frozenset[str]]:
-    """Tensors of a model that brings its code, which have our names; and which of them are buffers."""
+    """Return the tensors of a model that brings its code, under this decoder's names, and the names of its buffers."""
     shapes = tensor_shapes(config)
     mappings = [TensorMapping(f"{OWN_PREFIX}{name}", (name,), shape, False, None) for name, shape in shapes.items()]
     buffers = shapes.keys() - dict(parameter_shapes(config)).keys()
@@ -67,10 +67,11 @@ def own_mappings(config: ModelConfig) -> tuple[list[TensorMapping], frozenset[st
 
 
 def own_layout(config: ModelConfig) -> Layout:
-    """With the modelling code of the decoder beside the weights: any architecture but those with a user's own classes.
+    """Return the layout with the decoder's modelling code beside the weights, for any architecture without a user's
+    classes.
 
     Raises:
-        UsageError: a part is a class of the user's own, whose code is not here to be written.
+        UsageError: a part is a user's class, whose code cannot be written.
     """
     if own := config.attention.own_parts:
         part, name = next(iter(own.items()))
@@ -94,7 +95,7 @@ def own_layout(config: ModelConfig) -> Layout:
 
 
 def own_config(content: Mapping[str, Any], where: str) -> ModelConfig:
-    """The model that the ``config.json`` of one with its own code describes.
+    """Read the config of a model that brings its own code from its ``config.json``.
 
     Raises:
         UsageError: a field that this version does not know, is missing, or has an impossible value; begins with
@@ -113,7 +114,7 @@ def own_config(content: Mapping[str, Any], where: str) -> ModelConfig:
 
 
 def _check_types(given: Mapping[str, Any], kind: Any, where: str = "") -> None:
-    """SchemaError of a field, in a tree of them, that is of another type than the config's."""
+    """Raise SchemaError for a field, in a tree of them, that differs in type from the config's."""
     hints = get_type_hints(kind)
     for name in given.keys() & hints.keys():
         nested = is_dataclass(hints[name])
@@ -123,10 +124,10 @@ def _check_types(given: Mapping[str, Any], kind: Any, where: str = "") -> None:
 
 
 def layout_of(config: ModelConfig, own_code: bool = False) -> Layout:
-    """The family that has the architecture; with its own code where there is none, or where that is asked for.
+    """Return the layout of the family that has the architecture; with own code if there is none, or on request.
 
     Raises:
-        UsageError: a part is a class of the user's own.
+        UsageError: a part is a user's class.
     """
     if own_code or config.attention.own_parts:
         return own_layout(config)
@@ -138,7 +139,7 @@ def layout_of(config: ModelConfig, own_code: bool = False) -> Layout:
 
 @dataclass(frozen=True)
 class Expected:
-    """What a folder must hold, by its ``config.json``."""
+    """Contents that a folder must have, by its ``config.json``."""
 
     model_type: str
     config: ModelConfig
@@ -154,11 +155,11 @@ class Expected:
 
 
 def expected_of(content: Mapping[str, Any], where: str) -> Expected:
-    """What belongs to a ``config.json``, of a family of ``transformers`` or of a model that brings its code, which is
-    not run: the decoder is here.
+    """Return the contents that a ``config.json`` implies, for a family of ``transformers`` or a model that brings its
+    code. That code is not run: this package has the decoder.
 
     Raises:
-        UsageError: no family of ours, or a key whose value ModelConfig cannot express; begins with ``where``.
+        UsageError: an unsupported family, or a key whose value ModelConfig cannot express; begins with ``where``.
     """
     if content.get("model_type") == OWN_TYPE:
         config = own_config(content, where)

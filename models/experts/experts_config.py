@@ -1,4 +1,4 @@
-"""A mixture of experts, as a config: how many, who chooses among them, and what keeps them all in use."""
+"""Config of a mixture of experts: their number, the router, and the losses that keep them all in use."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class ExpertsConfig:
     (Mixtral, arXiv 2401.04088)."""
 
     renormalise: bool = True
-    """Whether the weights of a token's experts are divided by their sum, as in Mixtral (arXiv 2401.04088), or are their
-    shares of the softmax over all experts, as in OLMoE (arXiv 2409.02060)."""
+    """Divide the weights of a token's experts by their sum, as Mixtral does (arXiv 2401.04088); otherwise they are
+    shares of the softmax over all experts, as in OLMoE (arXiv 2409.02060).
+    """
 
     d_ff: int | None = None
     """Hidden width of one expert; by default that of the dense MLP (fine-grained experts are narrower, DeepSeekMoE,
@@ -48,7 +49,7 @@ class ExpertsConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether any block has experts."""
+        """True if any block has experts."""
         return self.n_experts is not None
 
     @property
@@ -57,11 +58,11 @@ class ExpertsConfig:
         return self.is_on and self.load_balance > 0
 
     def in_block(self, block: int) -> bool:
-        """Whether block ``block``, from 0, has experts."""
+        """Return True if block ``block``, from 0, has experts."""
         return self.is_on and block >= (self.n_dense or 0)
 
     def problems(self, n_layers: int) -> list[str]:
-        """Values out of range, one line each, with the mend."""
+        """List values out of range, one line each, with the remedy."""
         bounds = {
             "n_experts": (2, 1 << 12),
             "top_k": (1, 1 << 12),
@@ -82,7 +83,7 @@ class ExpertsConfig:
         return found
 
     def conditional_settings(self) -> list[Setting]:
-        """Fields that other fields must allow."""
+        """List fields that depend on other fields."""
         return [
             Setting(
                 f"experts.{field.name}",

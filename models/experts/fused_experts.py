@@ -1,9 +1,9 @@
-"""The experts of a mixture as one operator, forwards and backwards: for the plain maps that training runs.
+"""Experts of a mixture as one operator, forwards and backwards, for the plain maps of training.
 
-A GPU computes all experts at once (``grouped_experts.py``). Elsewhere one expert after the other is computed on the
-rows that it is sent, while they lie in the processor's caches: rows are gathered when they are needed, backwards once
-more, and added where they belong. Of M rows only what the activations got is kept, so that no copy of ``[M, D]`` is
-written. A compiler sees one operator, whatever the router chose.
+A GPU computes all experts at once (``grouped_experts.py``). Elsewhere the experts take turns on their rows, while these
+are in the processor's caches: rows are gathered on use, again in the backward pass, and results are added in place.
+Only the inputs of the activations are kept for the M rows, so that no copy of ``[M, D]`` is written. A compiler sees
+one operator for any choice of the router.
 
 Legend: N tokens, D width, E experts, K experts of a token, M = N·K rows, one for each choice; R rows of one expert, F
 its hidden width.
@@ -27,10 +27,10 @@ from . import grouped_experts
 def fused_experts(
     experts: nn.ModuleList, x_ND: Tensor, weight_NK: Tensor, chosen_NK: Tensor, count_E: Tensor
 ) -> Tensor | None:
-    """``Σ_k weight_k · expert_k(x)`` for each token, ``[N, D]``, in the dtype that the maps multiply in; ``count_E`` is
-    how often each expert is chosen.
+    """Compute ``Σ_k weight_k · expert_k(x)`` for each token, ``[N, D]``, in the dtype of the maps' products;
+    ``count_E`` counts the choices of each expert.
 
-    None where a map is to do more than its product, or another one: it has an adapter or hooks, or multiplies in fp8.
+    Returns None if a map needs more than its plain product: it has an adapter or hooks, or multiplies in fp8.
     """
     mlps = [cast(MLP, expert) for expert in experts]
     if not all(_is_plain(mlp) for mlp in mlps):
@@ -54,7 +54,7 @@ def fused_experts(
 
 
 def _is_plain(mlp: MLP) -> bool:
-    """Whether an expert is nothing but its maps' weights, biases and activation."""
+    """Return True if an expert consists of its maps' weights, biases and activation only."""
     maps = [module for module in (mlp.gate, mlp.up, mlp.down) if module is not None]
     return not any(_has_hooks(module) for module in (mlp, *maps)) and all(
         one.adapter is None and "product" not in vars(one) for one in maps
@@ -76,14 +76,16 @@ class _Maps(NamedTuple):
 
 
 def _of_experts(tensors: Sequence[Tensor], n_experts: int, dtype: torch.dtype) -> Iterator[_Maps | None]:
-    """Of tensors map by map those of each expert, in the dtype of the products; None where there are none."""
+    """Yield the tensors of each expert, in the dtype of the products, from tensors listed map by map; None for an empty
+    list.
+    """
     for e in range(n_experts):
         own = [tensor.to(dtype) for tensor in tensors[e::n_experts]]
         yield None if not own else _Maps(None if len(own) == 2 else own[0], *own[-2:])
 
 
 def _rows(count_E: Tensor) -> Iterator[slice]:
-    """Rows of each expert, of those in the experts' order."""
+    """Yield the rows of each expert, as slices of rows in the experts' order."""
     start = 0
     for count in count_E.tolist():
         yield slice(start, start + count)
@@ -97,7 +99,7 @@ def _product(x_RI: Tensor, weight_OI: Tensor, bias_O: Tensor | None, out_RO: Ten
 
 
 def _kept(x_ND: Tensor, weight_NK: Tensor, weights: Sequence[Tensor], n_experts: int, keep: bool) -> list[Tensor]:
-    """Room for what gates' and maps' products are, ``[M, F]``; nothing where there are no gates, or nothing is kept."""
+    """Allocate the gates' and maps' products, ``[M, F]``; empty without gates, or if nothing is kept."""
     is_kept = (keep and len(weights) == 3 * n_experts, keep)
     return [x_ND.new_empty(weight_NK.numel() if one else 0, weights[-1].shape[1]) for one in is_kept]
 
@@ -237,7 +239,7 @@ _forward.register_autograd(_gradients, setup_context=_save)
 
 
 def _flops(rows: Sequence[int], count: Sequence[int], weights: Sequence[Sequence[int]]) -> int:
-    """Of the products of all rows with the maps of one expert; of the shapes of tensors."""
+    """Count the FLOPs of the products of all rows with the maps of one expert, from the shapes of tensors."""
     return 2 * prod(rows) * sum(map(prod, weights)) // count[0]
 
 
@@ -246,7 +248,7 @@ def _forward_flops(
     x: Sequence[int], weight: Sequence[int], chosen: Sequence[int], count: Sequence[int],
     weights: Sequence[Sequence[int]], *_: Any, **__: Any,
 ) -> int:  # fmt: skip
-    """For torch's counter, which does not look into an operator."""
+    """Count FLOPs for torch's counter, which does not look into an operator."""
     return _flops(chosen, count, weights)
 
 
@@ -256,5 +258,5 @@ def _backward_flops(
     biases: Sequence[Sequence[int]], gates: Sequence[int], ups: Sequence[int], order: Sequence[int],
     count: Sequence[int], activation: str, trains: bool, *_: Any, **__: Any,
 ) -> int:  # fmt: skip
-    """Products for inputs, and where maps train for them too."""
+    """Count FLOPs of the products for inputs and, if maps train, for maps."""
     return (1 + trains) * _flops(order, count, weights)

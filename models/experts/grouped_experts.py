@@ -1,8 +1,8 @@
-"""All experts of a mixture at once, by grouped products: for GPUs.
+"""Grouped products for GPUs: all experts of a mixture at once.
 
-There one product after the other leaves most of the device idle, and the host must wait for the counts of rows before
-it can start them. A grouped product reads the counts on the device. Rows are copied into the experts' order and their
-outputs back, so that nothing is added to memory that others add to: gradients are the same each time.
+Single products would leave most of the device idle, and the host would have to wait for the counts of rows. A grouped
+product reads the counts on the device. Rows are copied into the experts' order and their outputs back, without
+concurrent additions to the same memory, so that gradients are reproducible.
 
 Legend: N tokens, D width, E experts, K experts of a token, M = N·K rows, one for each choice, in the order of the
 experts; F their hidden width.
@@ -28,7 +28,7 @@ _ALIGNED = 8
 
 
 def is_fast(x_ND: Tensor, weights: Sequence[Tensor]) -> bool:
-    """Whether the device has one kernel for grouped products of these tensors."""
+    """Return True if the device has one kernel for grouped products of these tensors."""
     return (
         x_ND.device.type == "cuda"
         and hasattr(F, "grouped_mm")
@@ -39,7 +39,7 @@ def is_fast(x_ND: Tensor, weights: Sequence[Tensor]) -> bool:
 
 
 def _stacked(tensors: Sequence[Tensor], n_experts: int, dtype: torch.dtype) -> list[Tensor]:
-    """Of tensors map by map, those of all experts as one, ``[E, …]``, in the dtype of the products."""
+    """Stack tensors, listed map by map, over all experts, ``[E, …]``, in the dtype of the products."""
     stacks = []
     for first in range(0, len(tensors), n_experts):
         own = list(tensors[first : first + n_experts])
@@ -49,7 +49,7 @@ def _stacked(tensors: Sequence[Tensor], n_experts: int, dtype: torch.dtype) -> l
 
 
 def _unstacked(stacks: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
-    """``_stacked`` undone, each in memory and the dtype of its own."""
+    """Undo ``_stacked``: return separate tensors in their own dtype."""
     found = [torch.empty_like(one) for one in like]
     if found:
         torch._foreach_copy_(found, [part for stack in stacks for part in stack.unbind()])
@@ -57,18 +57,18 @@ def _unstacked(stacks: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]
 
 
 def inverse(order_M: Tensor) -> Tensor:
-    """Where each row of what was reordered has gone."""
+    """Return the new index of each reordered row."""
     return torch.empty_like(order_M).scatter_(0, order_M, torch.arange(len(order_M), device=order_M.device))
 
 
 def _by_token(y_MD: Tensor, inverse_M: Tensor, n_choices: int) -> Tensor:
-    """Rows of each token, summed, ``[N, D]``."""
+    """Sum the rows of each token, ``[N, D]``."""
     y_NKD = y_MD[inverse_M].unflatten(0, (-1, n_choices))
     return y_NKD.sum(1, dtype=wide(y_MD.dtype)).to(y_MD.dtype)
 
 
 def _ends(count_E: Tensor) -> Tensor:
-    """The row behind each expert's last."""
+    """Return the index behind each expert's last row."""
     return count_E.cumsum(0).to(torch.int32)
 
 
@@ -82,7 +82,9 @@ def forward(
     activation: str,
     keep: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Outputs ``[N, D]``; products of gates and maps, ``[M, F]``, where they are kept; the rows' order."""
+    """Compute outputs ``[N, D]``; return with them the products of gates and maps, ``[M, F]``, if kept, and the rows'
+    order.
+    """
     act, n_experts, n_choices = ACTIVATIONS[activation], len(count_E), weight_NK.shape[1]
     *into, down_EDF = _stacked(weights, n_experts, x_ND.dtype)
     bias_stacks = _stacked(biases, n_experts, x_ND.dtype)
@@ -115,7 +117,7 @@ def backward(
     activation: str,
     trains: bool,
 ) -> tuple[Tensor, Tensor, list[Tensor], list[Tensor]]:
-    """Gradients of tokens, of their experts' weights in the sum, and of maps and biases where they train."""
+    """Compute gradients of tokens, of their experts' weights in the sum, and of maps and biases if they train."""
     act, derivative = ACTIVATIONS[activation], DERIVATIVES[activation]
     n_experts, n_choices = len(count_E), weight_NK.shape[1]
     *into, down_EDF = _stacked(weights, n_experts, x_ND.dtype)
@@ -152,6 +154,6 @@ def backward(
 
 
 def _sum_by_expert(rows_MI: Tensor, expert_M: Tensor, n_experts: int) -> Tensor:
-    """``[E, I]``, by a product, which adds in the same order each time."""
+    """Sum rows by expert, ``[E, I]``, as a matrix product, which adds in the same order each time."""
     is_of_EM = (expert_M == torch.arange(n_experts, device=expert_M.device)[:, None]).to(rows_MI.dtype)
     return is_of_EM @ rows_MI

@@ -1,8 +1,8 @@
-"""The mixture of experts: a router, the experts that it sends tokens to, and one that all may pass.
+"""Mixture of experts: a router, the experts that it sends tokens to, and an optional one for all tokens.
 
-Plain experts are one operator (``fused_experts.py``). Where their maps do more, tokens are sorted by expert, so that
-each expert is called once, for all of its rows. It is called if need be on no rows at all: so every parameter has a
-gradient, and ranks that gather weights for a module's pass gather the same in the same order.
+Plain experts are one operator (``fused_experts.py``). If their maps do more, tokens are sorted by expert, so that each
+expert is called once for all of its rows, or for none: every parameter then has a gradient, and ranks that gather
+weights for a module's pass gather the same ones in the same order.
 
 Legend: B sequences, T positions, D width, N tokens, E experts, K experts of a token, M = N·K rows, one for each choice.
 """
@@ -49,10 +49,11 @@ def _reordered(x_ND: Tensor, order_M: Tensor, inverse_M: Tensor, copies: int = 1
 
 
 def rows_of_experts(count_E: Tensor, n_sequences: int, n_choices: int) -> list[int]:
-    """How many rows each expert has. A rehearsal under fake tensors has no choices: there all experts get as many.
+    """Return the number of rows of each expert. A rehearsal under fake tensors has no choices, so all experts get equal
+    numbers.
 
     Args:
-        count_E: of all sequences.
+        count_E: choices of each expert over all sequences.
         n_sequences: B.
         n_choices: rows of one sequence, T·K.
     """
@@ -64,7 +65,7 @@ def rows_of_experts(count_E: Tensor, n_sequences: int, n_choices: int) -> list[i
 
 
 class _OneExpert:
-    """Shows the hidden units of one expert."""
+    """Observer adapter that shows the hidden units of one expert."""
 
     def __init__(self, observer: ExpertObserver, expert: int, position_R: Tensor) -> None:
         self.observer, self.expert, self.position_R = observer, expert, position_R
@@ -88,7 +89,7 @@ class Mixture(nn.Module):
         self.shared = None if experts.d_shared is None else MLP(config, block, experts.d_shared)
 
     def forward(self, x_BTD: Tensor, observer: Observer | None = None, losses: RoutingLosses | None = None) -> Tensor:
-        """``[B, T, D] → [B, T, D]``; what the router costs is added to ``losses``."""
+        """Apply the mixture, ``[B, T, D] → [B, T, D]``; the router's cost is added to ``losses``."""
         logits_BTE = self.router(x_BTD)
         logits_BTE = logits_BTE.to(wide(logits_BTE.dtype))
         share_BTE = logits_BTE.softmax(-1)
@@ -107,7 +108,7 @@ class Mixture(nn.Module):
         y_BTD = self._mixed(x_BTD, weight_BTK, flat_M, count_E, looks) if y_ND is None else y_ND.view_as(x_BTD)
         return y_BTD if self.shared is None else y_BTD + self.shared(x_BTD)
 
-    # How many rows an expert has is known when the choices are: no graph can be compiled over that.
+    # The number of an expert's rows depends on the choices, so no graph can be compiled over it.
     @torch.compiler.disable
     def _mixed(
         self,
@@ -117,7 +118,7 @@ class Mixture(nn.Module):
         count_E: Tensor,
         observer: ExpertObserver | None = None,
     ) -> Tensor:
-        """The experts' outputs, weighed and summed, ``[B, T, D]``."""
+        """Compute the weighted sum of the experts' outputs, ``[B, T, D]``."""
         n_sequences, n_positions, _ = x_BTD.shape
         order_M = chosen_M.argsort(stable=True)
         inverse_M = inverse(order_M)

@@ -1,4 +1,4 @@
-"""What routers cost in training: uneven use of the experts, and large logits.
+"""Costs of routers in training: uneven use of the experts, and large logits.
 
 Legend: B sequences, T positions, N counted tokens, L blocks with experts, E experts, K experts of a token.
 """
@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-#: (how often this batch chooses each expert ``[L, E]``) → how often the global batch does, in any one unit.
+#: Function from this batch's choices of each expert ``[L, E]`` to those of the global batch, in any common unit.
 GlobalChoices = Callable[[Tensor], Tensor]
 
 
@@ -38,7 +38,7 @@ class BlockRouting(NamedTuple):
 
 
 class RoutingLosses:
-    """Collector of what the routers of one training pass choose and cost, block by block.
+    """Collector of the choices and costs of the routers in one training pass, block by block.
 
     Args:
         counts_BT: True at the positions that count, those whose loss does: padding is routed too, and counts nowhere.
@@ -62,18 +62,19 @@ class RoutingLosses:
         self.by_block.append(BlockRouting(count_E, share_E, router_z))
 
     def counts(self) -> Tensor:
-        """Choices of each expert by block, int64 ``[L, E]``."""
+        """Return the choices of each expert by block, int64 ``[L, E]``."""
         return torch.stack([block.count_E for block in self.by_block])
 
     def cost(self, global_choices: GlobalChoices | None = None) -> RoutingCost:
-        """Mean cost over the blocks.
+        """Compute the mean cost over the blocks.
 
         The shares f_e are those of the whole global batch (arXiv 2501.11873): then the costs of its micro-batches,
-        weighed by their tokens, sum to its own, however it is split. Within a micro-batch alone, no expert could
-        specialise in what that micro-batch holds.
+        weighted by their tokens, sum to its cost for any split. Shares of a micro-batch alone would keep experts from
+        specialising in its content.
 
         Args:
-            global_choices: sums the choices over micro-batches and processes; None where this batch is the whole.
+            global_choices: function that sums the choices over micro-batches and processes; None if this batch is the
+                whole.
         """
         count_LE = self.counts()
         if global_choices is not None:

@@ -1,1 +1,3 @@
-"""Fused attention: the operators of each device, a kernel of our own and blocks of queries on a CPU, and the choice."""
+"""Fused attention: the operators of each device, a CPU kernel of this project, blocks of queries on a CPU, and the
+choice between them.
+"""

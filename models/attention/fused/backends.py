@@ -1,15 +1,15 @@
-"""The fused attention operators of each device, and one autograd function over them whose log-sum-exp has a gradient.
+"""Fused attention operators of each device, and one autograd function over them whose log-sum-exp has a gradient.
 
 torch's operators hand out the log-sum-exp, but their backward passes take a gradient of the output alone. The score
 gradient of (output, log-sum-exp) is ``p ∘ (dp − Δ + g)`` with ``Δ = rowsum(dO ∘ O)`` and ``g`` the gradient of the
-log-sum-exp, and they all make Δ from the O that they are handed. So they get ``O − g·dO/‖dO‖²``, whose product with dO
-is ``Δ − g``: no channel is added, and no operator runs on a wider head than in the forward pass. A row whose dO is 0
-gets one of 1e-15 in its place, which no gradient of that row can be told from.
+log-sum-exp, and all of them compute Δ from the O that they receive. So they get ``O − g·dO/‖dO‖²``, whose product with
+dO is ``Δ − g``: no channel is added, and no operator runs on a wider head than in the forward pass. A row whose dO is 0
+gets 1e-15 instead, too little to change any gradient of that row.
 
-Keys beside the tokens', known by the log-sum-exp of their scores and by what they bring, cost little here. With the
-whole softmax's output in place of O and the log-sum-exp over all keys in place of the tokens', the operators' backward
-passes give the gradients of the tokens in the whole softmax: they make the weights anew from the log-sum-exp that they
-are handed.
+Keys beside the tokens', given by the log-sum-exp of their scores and by their joint value, cost little. With the whole
+softmax's output in place of O and the log-sum-exp over all keys in place of the tokens', the operators' backward passes
+give the gradients of the tokens in the whole softmax: they recompute the weights from the log-sum-exp that they
+receive.
 
 Legend: B sequences, H query heads, G key/value heads, T positions, K head width, V that of values.
 """
@@ -33,17 +33,17 @@ _NEXT_TO_NOTHING = 1e-15
 
 
 def _summed(d_BHSK: Tensor, n_kv_heads: int) -> Tensor:
-    """Gradients of repeated keys or values, summed over the query heads that share them, ``[B, G, S, K]``."""
+    """Sum gradients of repeated keys or values over the query heads that share them, ``[B, G, S, K]``."""
     return d_BHSK if d_BHSK.shape[1] == n_kv_heads else d_BHSK.unflatten(1, (n_kv_heads, -1)).sum(2)
 
 
 def _widened(x: Tensor, extra: int, value: float = 0.0) -> Tensor:
-    """With so many more elements along the last axis. F.pad would copy where there are none."""
+    """Pad the last axis by ``extra`` elements. Skips F.pad for none, which would copy."""
     return F.pad(x, (0, extra), value=value) if extra else x
 
 
 def as_wide(q: Tensor, k: Tensor, v: Tensor, width: int = 0, of_values: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values filled up with zeros: to one width, or to those given."""
+    """Pad queries, keys and values with zeros: to one width, or to the given ones."""
     width = width or max(q.shape[-1], v.shape[-1])
     more = width - q.shape[-1]
     return _widened(q, more), _widened(k, more), _widened(v, (of_values or width) - v.shape[-1])
@@ -51,22 +51,21 @@ def as_wide(q: Tensor, k: Tensor, v: Tensor, width: int = 0, of_values: int = 0)
 
 @dataclass(frozen=True)
 class Backend:
-    """One pair of operators, and what it takes.
+    """A pair of fused operators, forward and backward, with the inputs that it accepts.
 
     Attributes:
-        name: as torch calls it.
-        dtypes: of queries, keys and values.
+        name: torch's name.
+        dtypes: types of queries, keys and values.
         widest: head width up to which it runs.
         multiple: head widths are padded to a multiple of this.
-        grouped: whether it reads keys and values that query heads share from one place; the others get copies for as
-            long as they run.
-        windows: whether it takes a window.
-        narrow_values: whether values may have fewer channels than keys; for the others they are padded.
-        here: whether it is there, and the choice, on the device of these queries.
-        for_output: whether it is called where the output alone is wanted, in place of scaled_dot_product_attention.
-        forward: (q, k, v, scale, causal, window) → output, log-sum-exp ``[B, H, T or more]``, and what else its
-            backward pass wants.
-        backward: (dO, q, k, v, output, log-sum-exp, what else it wants, scale, causal, window) → dq, dk, dv.
+        grouped: True if it reads shared keys and values from one place; others get copies while they run.
+        windows: True if it takes a window.
+        narrow_values: True if values may have fewer channels than keys; for others they are padded.
+        here: function that says if it is available, and preferred, on the device of the given queries.
+        for_output: True if it replaces scaled_dot_product_attention where only the output is wanted.
+        forward: (q, k, v, scale, causal, window) → output, log-sum-exp ``[B, H, T or more]``, and further inputs of its
+            backward pass.
+        backward: (dO, q, k, v, output, log-sum-exp, those further inputs, scale, causal, window) → dq, dk, dv.
     """
 
     name: str
@@ -82,12 +81,12 @@ class Backend:
     for_output: bool = False
 
     def takes(self, q_BHTK: Tensor, window: int | None = None) -> bool:
-        """Whether it runs on queries of this type and width."""
+        """Return True if it runs on queries of this type and width."""
         fits = q_BHTK.dtype in self.dtypes and q_BHTK.shape[-1] <= self.widest and (self.windows or window is None)
         return fits and self.here(q_BHTK)
 
     def padded(self, q_BHTK: Tensor, k_BGSK: Tensor, v_BGSV: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values with as many channels as it wants of each; the added ones are 0."""
+        """Pad queries, keys and values with zeros to the channels that it requires."""
         of_values = -(-v_BGSV.shape[-1] // self.multiple) * self.multiple
         width = max(-(-q_BHTK.shape[-1] // self.multiple) * self.multiple, of_values)
         return as_wide(q_BHTK, k_BGSK, v_BGSV, width, of_values if self.narrow_values else width)
@@ -134,8 +133,9 @@ def _widest_of_cudnn() -> int:
 
 
 def _cudnn_is_the_choice(q_BHTK: Tensor) -> bool:
-    """As ``scaled_dot_product_attention`` decides: not for a single position, not where runs are to be deterministic,
-    and not where cuDNN is turned off."""
+    """Decide like ``scaled_dot_product_attention``: False for a single position, for deterministic runs, and with cuDNN
+    turned off.
+    """
     if not q_BHTK.is_cuda or not torch.cuda.is_available() or q_BHTK.shape[2] == 1:
         return False
     if torch.are_deterministic_algorithms_enabled():
@@ -254,10 +254,10 @@ BACKENDS: dict[str, tuple[Backend, ...]] = {
 
 
 def backend_for(device: str, q_BHTK: Tensor, window: int | None = None) -> Backend:
-    """The operators for these queries on a type of device, with a window if one of them takes it.
+    """Choose the operators for these queries on a type of device, with a window if one of them takes it.
 
     Raises:
-        UsageError: it has none.
+        UsageError: the device has none.
     """
     for taken in (window, None):
         for backend in BACKENDS.get(device, ()):
@@ -267,7 +267,9 @@ def backend_for(device: str, q_BHTK: Tensor, window: int | None = None) -> Backe
 
 
 def _with_gradient_of_lse(out: Tensor, d_out: Tensor | None, d_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Output and upstream gradient whose product by rows is that of those given, minus the log-sum-exp's gradient."""
+    """Return an output and upstream gradient whose product by rows equals that of the given ones, minus the
+    log-sum-exp's gradient.
+    """
     d_lse = d_lse.to(torch.promote_types(out.dtype, torch.float32))[..., None]
     if d_out is None:
         d_out = torch.zeros_like(out)
@@ -283,7 +285,7 @@ def _with_gradient_of_lse(out: Tensor, d_out: Tensor | None, d_lse: Tensor) -> t
 
 
 def _weighed(d_out_BHTK: Tensor, weight_BHT: Tensor, like: Tensor) -> Tensor:
-    """``weight · d_out`` summed over the axes along which ``like`` is broadcast."""
+    """Sum ``weight · d_out`` over the axes along which ``like`` is broadcast."""
     weight_BHT = weight_BHT.to(d_out_BHTK.dtype)
     if like.shape[0] == 1 and like.shape[2] == 1:
         return torch.einsum("bht,bhtk->hk", weight_BHT, d_out_BHTK)[None, :, None]
@@ -293,10 +295,10 @@ def _weighed(d_out_BHTK: Tensor, weight_BHT: Tensor, like: Tensor) -> Tensor:
 class FusedAttention(torch.autograd.Function):
     """Softmax attention on the operators of a :class:`Backend`.
 
-    Output ``[B, H, T, V]``; log-sum-exp of the scores ``[B, H, T]``; and the same over all keys, with those beside the
-    tokens', of which the log-sum-exp ``[B, H, T]`` is given, and the value that they bring between them, broadcastable
-    to the output, if it is not 0. Where there are such keys, the output is the whole softmax's; where not, both
-    log-sum-exps are one.
+    Returns the output ``[B, H, T, V]``, the log-sum-exp of the tokens' scores ``[B, H, T]``, and the log-sum-exp over
+    all keys. Keys beside the tokens' are given by the log-sum-exp of their scores ``[B, H, T]`` and by their joint
+    value, broadcastable to the output, if it is not 0. With such keys the output is the whole softmax's; without them
+    both log-sum-exps are the same tensor.
     """
 
     @staticmethod
@@ -312,7 +314,7 @@ class FusedAttention(torch.autograd.Function):
         causal: bool,
         window: int | None,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Keep what the operator wants back; keys and values of grouped heads once."""
+        """Save the tensors that the operator's backward pass needs; grouped keys and values without repeats."""
         ctx.widths, ctx.how = (q.shape[-1], v.shape[-1]), (scale, causal, window)
         ctx.backend, ctx.beside = backend, others is not None
         ctx.brings = value_of_others is not None
@@ -338,7 +340,7 @@ class FusedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Gradients of queries, keys, values, and of the other keys' log-sum-exp and value."""
+        """Compute the gradients of queries, keys, values, and of the other keys' log-sum-exp and value."""
         q, k, v, out, lse, *more = ctx.saved_tensors
         d_out, d_lse, d_total = grads
         d_others = d_value = None

@@ -1,10 +1,10 @@
 """Causal attention in bf16 on CPU as matrix products, a block of queries at a time, with float32 scores.
 
 torch's fused kernel reaches an eighth of the machine's bf16 matrix products there; these take about 0.6 of its time
-(benchmarks/results/attention_cost.md). Operators of their own, so that a compiled graph calls them as they are.
+(benchmarks/results/attention_cost.md). They are registered operators, so that a compiled graph calls them unchanged.
 
 Legend: N sequences and key/value heads, R query heads that share one, T positions, K head width, V that of values; M
-queries of a block, those of all R heads one after the other, S keys that they see between them.
+queries of a block (all R heads in turn), S keys that they see between them.
 
 With ``Δ = rowsum(dO ∘ O)``, ``g`` the gradient of the log-sum-exp and ``h`` that of the row's sum of squared weights
 ``Σp²``, the score gradient is ``p ∘ (dp − Δ + g + 2h·(p − Σp²))``, and each row of it adds up to ``g``.
@@ -29,12 +29,12 @@ _PARTS, _WIDTH = 3, 8
 
 
 def _rows(length: int) -> Iterator[tuple[int, int]]:
-    """First and one past the last query of every block."""
+    """Yield first and one past the last query of every block."""
     return ((start, min(start + _BLOCK, length)) for start in range(0, length, _BLOCK))
 
 
 def _scores(q_NMK: Tensor, k_wide_NTK: Tensor, start: int, stop: int, scale: float) -> Tensor:
-    """Scaled float32 scores ``[N, M, stop]``, −inf where a key is not seen."""
+    """Compute scaled float32 scores ``[N, M, stop]``, −inf at keys that a query does not see."""
     with torch.autocast("cpu", enabled=False):
         scores = torch.bmm(q_NMK.float() * scale, k_wide_NTK[:, :stop].transpose(1, 2))
     # Adding is quicker than filling.
@@ -44,12 +44,12 @@ def _scores(q_NMK: Tensor, k_wide_NTK: Tensor, start: int, stop: int, scale: flo
 
 
 def _block(x_NRT_: Tensor, start: int, stop: int) -> Tensor:
-    """The queries of a block, of all heads: ``[N, R, T, …] → [N, M, …]``."""
+    """Select the queries of a block, over all heads: ``[N, R, T, …] → [N, M, …]``."""
     return x_NRT_[:, :, start:stop].flatten(1, 2)
 
 
 def _kept_blocks(kept: Tensor, n: int, length: int) -> Iterator[Tensor]:
-    """The blocks of weights ``[N, M, S]`` in their buffer, one after the other."""
+    """Yield the blocks of weights ``[N, M, S]`` from their buffer in turn."""
     offset, n_heads = 0, kept.numel() // _n_kept(1, length)
     for start, stop in _rows(length):
         size = n_heads * (stop - start) * stop
@@ -62,7 +62,7 @@ def _n_kept(n_heads: int, length: int) -> int:
 
 
 def _in_parts(x_NRT: Tensor) -> Tensor:
-    """Float32 numbers as channels ``[N, R, T, 8]``: three bf16 numbers that add up to each, then zeros."""
+    """Split float32 numbers into channels ``[N, R, T, 8]``: three bf16 numbers that add up to each, then zeros."""
     parts, rest = [], x_NRT
     for _ in range(_PARTS):
         parts.append(rest.bfloat16())
@@ -117,9 +117,9 @@ def _backward(
     scale: float,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     n, n_shared, length, _ = q.shape
-    # Where one key takes most of a row, dp and Δ are almost equal, and the gradient is what their rounding leaves. So
-    # Δ − g is subtracted inside the product that gives dp, whose sums are float32; and what other roundings leave,
-    # those of the output in Δ above all, is taken off afterwards: the score gradients of a row add up to g.
+    # If one key takes most of a row, dp and Δ are almost equal, and rounding dominates the gradient. So Δ − g is
+    # subtracted inside the product that gives dp, whose sums are float32. Other rounding errors, above all those of the
+    # output in Δ, are removed afterwards: the score gradients of a row must add up to g.
     shift = -(d_out.float() * out.float()).sum(-1)
     if d_lse is not None:
         shift += d_lse
@@ -181,15 +181,18 @@ _forward.register_autograd(_gradients, setup_context=_save)
 
 
 def keeps_weights(q_BHTK: Tensor) -> bool:
-    """Whether the backward pass finds its weights kept: only then is all of it faster than the fused kernel."""
+    """Return True if the forward pass keeps weights for the backward pass: only then is the whole faster than the fused
+    kernel.
+    """
     return _n_kept(q_BHTK.shape[0] * q_BHTK.shape[1], q_BHTK.shape[2]) <= _KEPT
 
 
 def causal_blocks(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float, wants_sums: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output ``[B, H, T, V]`` in bf16, and if they are wanted, in float32 ``[B, H, T]``, the log-sum-exp of each
-    query's scores and the sum of its squared weights."""
+    """Return the output ``[B, H, T, V]`` in bf16 and, on request, in float32 ``[B, H, T]``, the log-sum-exp of each
+    query's scores and the sum of its squared weights.
+    """
     shape = q_BHTK.shape
     k, v = (x.flatten(0, 1) for x in (k_BGTK, v_BGTK))
     q = q_BHTK.reshape(len(k), -1, *shape[2:])

@@ -1,4 +1,4 @@
-"""C files of the package, for CPUs: compiled where they are first used, and kept among the user's cached files."""
+"""C files of the package, for CPUs: compiled at first use, and kept in the user's cache."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ _PATIENCE = 120
 
 
 class CannotCompileError(Exception):
-    """There is no library; the message says why, in a few words."""
+    """Error for a library that cannot be built; the message says why, in a few words."""
 
 
 @functools.cache
 def kernel(source: Path) -> ctypes.CDLL | str:
-    """The library of a C file; or why there is none on this machine, in a few words."""
+    """Load the library of a C file; return the reason, in a few words, if this machine cannot run it."""
     if not torch.cpu._is_avx512_bf16_supported():
         return "the processor has no AVX-512 BF16 instructions"
     if torch.cpu._is_amx_tile_supported():
@@ -39,15 +39,15 @@ def kernel(source: Path) -> ctypes.CDLL | str:
 
 
 def cache_folder() -> Path:
-    """Where compiled files are kept: ``$XDG_CACHE_HOME/birthmark``, by default ``~/.cache/birthmark``."""
+    """Return the folder for compiled files: ``$XDG_CACHE_HOME/birthmark``, by default ``~/.cache/birthmark``."""
     return user_path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "birthmark"
 
 
 def load(source: Path) -> ctypes.CDLL:
-    """The library of a C file, compiled by ``$CC`` (gcc).
+    """Compile a C file by ``$CC`` (gcc) if needed, and load the library.
 
-    A compiled file is named by what it was made of, and put in place whole: processes that begin together may each
-    make it.
+    A compiled file is named by a hash of its source and flags, and moved into place whole, so that concurrent processes
+    may each make it.
 
     Raises:
         CannotCompileError: there is no compiler, it fails, or the result cannot be kept or loaded.

@@ -1,8 +1,8 @@
 """Softmax attention that also returns its log-sum-exp, differentiable in both, without a T×T matrix.
 
 The log-sum-exp of a row's scores gives every weight of the row afterwards, ``a[t,j] = exp(s[t,j] − lse[t])``, and two
-attentions over different keys merge by theirs, so all code that needs weights, or merges a row from several attentions
-(windows, prefixes, extra keys), uses it in place of the matrix.
+attentions over different keys merge by their log-sum-exps, so all code that needs weights, or merges a row from several
+attentions (windows, prefixes, extra keys), uses it in place of the matrix.
 
 Legend: B sequences, H query heads, G key/value heads, T positions, K head width.
 """
@@ -24,7 +24,7 @@ from .blockwise import causal_blocks, keeps_weights
 #: Type of the device that kernels are chosen for; by default the one that tensors lie on. Set while a pass is planned.
 chosen_for: str | None = None
 
-#: Of values that do not matter, where the kernel takes fewer than of keys.
+#: Channels of unused values, for kernels that take fewer for values than for keys.
 _FEW_CHANNELS = 16
 #: Channels of a head beyond which a GPU's kernels multiply more slowly.
 _WIDE = 128
@@ -36,8 +36,9 @@ def runs_on(x: Tensor) -> str:
 
 
 def trains_on_cpu(*tensors: Tensor) -> bool:
-    """Whether gradients of one of these are wanted in a step that is not compiled, on a CPU: what our own backward
-    passes of cheap operators are for."""
+    """Return True if any of these needs a gradient in a step on a CPU that is not compiled, for which this project's
+    backward passes of cheap operators exist.
+    """
     wanted = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     return wanted and runs_on(tensors[0]) == "cpu" and not torch.compiler.is_compiling()
 
@@ -47,17 +48,18 @@ def _of_our_own(q: Tensor, causal: bool = True) -> bool:
 
 
 def causal_bf16(q: Tensor, k: Tensor, v: Tensor, scale: float, wants_sums: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Causal attention in bf16 on a CPU: output ``[B, H, T, V]``, and if they are wanted, in float32 ``[B, H, T]``, the
-    log-sum-exp of each query's scores and the sum of its squared weights."""
+    """Run causal attention in bf16 on a CPU; return the output ``[B, H, T, V]`` and, on request, in float32 ``[B, H,
+    T]``, the log-sum-exp of each query's scores and the sum of its squared weights.
+    """
     kernel = native.causal_tiles if native.is_here() else causal_blocks
     return kernel(q, k, v, scale, wants_sums)
 
 
 def wide_values_pay(q_BHTK: Tensor, width: int) -> bool:
-    """Whether values wider than queries are summed in less time at once than in parts of that width.
+    """Return True if values wider than queries are summed faster at once than in parts of the queries' width.
 
-    Where a kernel wants one width, queries and keys are filled up with zeros: the products are those of the parts, and
-    the softmax is computed once.
+    Kernels that want one width get queries and keys padded with zeros: the products cost the same as in parts, and the
+    softmax is computed once.
     """
     return runs_on(q_BHTK) == "cpu" or width <= _WIDE
 
@@ -73,7 +75,7 @@ def _fused(
 def attention_with_lse(
     q_BHTK: Tensor, k_BGSK: Tensor, v_BGSK: Tensor, scale: float, causal: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """Softmax attention: output ``[B, H, T, K]`` and log-sum-exp of the scaled scores ``[B, H, T]``.
+    """Compute softmax attention: output ``[B, H, T, K]`` and log-sum-exp of the scaled scores ``[B, H, T]``.
 
     Both carry gradients. The log-sum-exp is float32 or wider whatever the inputs are.
     """
@@ -83,8 +85,9 @@ def attention_with_lse(
 
 
 def set_beside(out_BHTK: Tensor, lse_BHT: Tensor, others_BHT: Tensor) -> tuple[Tensor, Tensor]:
-    """The tokens' share of a softmax's output that has other keys too ``[B, H, T, K]``, and the log-sum-exp over all
-    keys ``[B, H, T]``: from output and log-sum-exp over tokens alone, and the log-sum-exp of the others."""
+    """Scale an output over tokens alone to its share beside other keys: return it ``[B, H, T, K]``, and the log-sum-exp
+    over all keys ``[B, H, T]``. Takes output and log-sum-exp over tokens, and the log-sum-exp of the others.
+    """
     total_BHT = torch.logaddexp(lse_BHT, others_BHT)
     return out_BHTK * (lse_BHT - total_BHT).exp()[..., None].to(out_BHTK.dtype), total_BHT
 
@@ -97,16 +100,16 @@ def attention_beside(
     others_BHT: Tensor,
     value_of_others: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Causal attention over tokens and over keys that are none: the output ``[B, H, T, K]``, and the log-sum-exps of
-    the scores of tokens and of all keys ``[B, H, T]``. All carry gradients.
+    """Compute causal attention over tokens and over further keys. Return the output ``[B, H, T, K]``, and the
+    log-sum-exps of the scores of tokens and of all keys ``[B, H, T]``. All carry gradients.
 
     Args:
         q_BHTK: queries.
         k_BGTK: keys of the tokens.
         v_BGTK: their values.
-        scale: of the scores.
+        scale: scale of the scores.
         others_BHT: log-sum-exp of the scores of the other keys, float32 or wider.
-        value_of_others: what those bring between them, broadcastable to the output; None: nothing.
+        value_of_others: joint value of those keys, broadcastable to the output; None: zero.
     """
     if _of_our_own(q_BHTK):
         out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
@@ -124,7 +127,7 @@ def attention_beside(
 def attention_with_squares(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Causal :func:`attention_with_lse`, and each query's sum of squared weights ``Σ_j a²`` ``[B, H, T]``."""
+    """Compute causal :func:`attention_with_lse`, and each query's sum of squared weights ``Σ_j a²`` ``[B, H, T]``."""
     if _of_our_own(q_BHTK):
         return causal_bf16(q_BHTK, k_BGTK, v_BGTK, scale, wants_sums=True)
     out, lse = attention_with_lse(q_BHTK, k_BGTK, v_BGTK, scale)
@@ -132,7 +135,7 @@ def attention_with_squares(
 
 
 def causal_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float) -> Tensor:
-    """The output alone of causal softmax attention, ``[B, H, T, K]``, on the fastest kernel that there is."""
+    """Compute only the output of causal softmax attention, ``[B, H, T, K]``, on the fastest kernel available."""
     if _of_our_own(q_BHTK) and (native.is_here() or keeps_weights(q_BHTK)):
         return causal_bf16(q_BHTK, k_BGTK, v_BGTK, scale, wants_sums=False)[0]
     backend = backend_for(runs_on(q_BHTK), q_BHTK)
@@ -148,7 +151,7 @@ def causal_attention(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: floa
 
 
 def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Attention over two disjoint sets of keys, from the (output, log-sum-exp) of each."""
+    """Merge attention over two disjoint sets of keys, from the (output, log-sum-exp) of each."""
     (a_BHTK, lse_a_BHT), (b_BHTK, lse_b_BHT) = first, second
     lse_BHT = torch.logaddexp(lse_a_BHT, lse_b_BHT)
     share_a, share_b = ((x - lse_BHT).exp()[..., None].to(a_BHTK.dtype) for x in (lse_a_BHT, lse_b_BHT))
@@ -156,11 +159,11 @@ def merge(first: tuple[Tensor, Tensor], second: tuple[Tensor, Tensor]) -> tuple[
 
 
 def _windowed(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int) -> tuple[Tensor, Tensor]:
-    """Every query sees itself and the ``window − 1`` keys before it: O(T·window).
+    """Let every query see itself and the ``window − 1`` keys before it: O(T·window).
 
     Positions are split into chunks as long as the window. A query sees the keys of its own chunk up to itself, which is
-    causal attention, and of the chunk before those further on than its own place there, which is causal attention with
-    both orders reversed and the queries one step behind.
+    causal attention, and, in the chunk before, the keys after its own index there, which is causal attention with both
+    orders reversed and the queries one step behind.
     """
     n_sequences, length = q.shape[0], q.shape[2]
     n_chunks = -(-length // window)
@@ -192,8 +195,10 @@ def visible_attention(
     prefix: int | None = None,
     documents: Documents | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """:func:`attention_with_lse` where a query t sees the keys t − window + 1 … t, and the first ``prefix`` positions
-    one another: each a fused attention of its own. With ``documents``, which no prefix goes with, within each."""
+    """Compute :func:`attention_with_lse` where a query t sees the keys t − window + 1 … t, and the first ``prefix``
+    positions see each other; each is a separate fused attention. With ``documents``, which excludes a prefix, attend
+    within each document.
+    """
     if documents is not None:
         return documents.attend(partial(visible_attention, scale=scale, window=window), q_BHTK, k_BGTK, v_BGTK)
     if window is None or window >= q_BHTK.shape[2]:
@@ -219,7 +224,7 @@ def visible_lse(
     prefix: int | None = None,
     documents: Documents | None = None,
 ) -> Tensor:
-    """The log-sum-exp of :func:`visible_attention` alone, ``[B, H, T]``, float32 or wider, differentiable."""
+    """Compute only the log-sum-exp of :func:`visible_attention`, ``[B, H, T]``, float32 or wider, differentiable."""
     # The kernels want values; what they are does not matter to the log-sum-exp.
     v_BGTV = k_BGTK.detach()
     if _of_our_own(q_BHTK) or backend_for(runs_on(q_BHTK), q_BHTK, window).narrow_values:

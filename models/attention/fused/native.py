@@ -1,8 +1,8 @@
-"""Causal attention in bf16 by a kernel of our own, ``causal.c``, on CPUs that have AVX-512 BF16 instructions.
+"""Causal attention in bf16 by this project's kernel ``causal.c``, on CPUs that have AVX-512 BF16 instructions.
 
 Between torch's products every score goes through main memory; here a tile of scores stays in the cache, and the
-products of bf16 numbers add in float32 (benchmarks/results/causal_attention.md has the times of both). Operators of
-their own, so that a compiled graph calls them as they are.
+products of bf16 numbers add in float32 (benchmarks/results/causal_attention.md has the times of both). They are
+registered operators, so that a compiled graph calls them unchanged.
 
 Legend: B sequences, H query heads, G key/value heads, T positions, K head width, V that of values.
 """
@@ -23,24 +23,24 @@ _SOURCE = Path(__file__).with_name("causal.c")
 
 @torch.compiler.assume_constant_result
 def is_here() -> bool:
-    """Whether the kernel runs on this machine; compiles it at the first call."""
+    """Return True if the kernel runs on this machine; compiles it at the first call."""
     return not why_not()
 
 
 def why_not() -> str:
-    """Why the kernel does not run on this machine; empty where it does."""
+    """Return the reason why the kernel does not run on this machine; empty if it does."""
     library = kernel(_SOURCE)
     return library if isinstance(library, str) else ""
 
 
 class _Tensor(ctypes.Structure):
-    """``tensor`` of the C file."""
+    """``tensor`` struct of the C file."""
 
     _fields_ = [("data", ctypes.c_void_p), *((name, ctypes.c_int64) for name in ("sequence", "head", "position"))]
 
 
 class _Attention(ctypes.Structure):
-    """``attention`` of the C file."""
+    """``attention`` struct of the C file."""
 
     _fields_ = [
         *(
@@ -71,7 +71,7 @@ def _call(name: str, window: int, scale: float, q: Tensor, k: Tensor, v: Tensor,
 
 
 def _by_positions(x_BHTK: Tensor, width: int) -> Tensor:
-    """Empty, ``[B, H, T, width]``, with the heads of a position side by side in memory, as projections want them."""
+    """Allocate ``[B, H, T, width]`` with the heads of a position side by side in memory, as projections want them."""
     n_sequences, n_heads, length, _ = x_BHTK.shape
     return x_BHTK.new_empty(n_sequences, length, n_heads, width).transpose(1, 2)
 
@@ -141,7 +141,7 @@ def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tenso
 
 
 def _rows(x: Tensor) -> Tensor:
-    """With a contiguous last axis."""
+    """Make the last axis contiguous."""
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
@@ -160,9 +160,10 @@ _forward.register_autograd(_gradients, setup_context=_save)
 def causal_tiles(
     q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, scale: float, wants_sums: bool, window: int | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Output ``[B, H, T, V]`` in bf16, and in float32 ``[B, H, T]`` the log-sum-exp of each query's scores and, if they
-    are wanted, the sum of its squared weights. With a window, each query sees itself and the ``window − 1`` keys before
-    it."""
+    """Return the output ``[B, H, T, V]`` in bf16 and, in float32 ``[B, H, T]``, the log-sum-exp of each query's scores
+    and, on request, the sum of its squared weights. With a window, each query sees itself and the ``window − 1`` keys
+    before it.
+    """
     q, k, v = map(_rows, (q_BHTK, k_BGTK, v_BGTK))
     needs_gradient = torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)
     out, lse, squares, _ = _forward(q, k, v, window or q.shape[2], scale, wants_sums, needs_gradient)

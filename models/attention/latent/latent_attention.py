@@ -1,8 +1,8 @@
 """Multi-head latent attention (DeepSeek-V2, arXiv 2405.04434, §2.1): all keys and values from one narrow vector.
 
-A token leaves that vector, behind its norm, and one key whose channels turn with position and which all heads share.
-Each head maps the vector to keys that know no positions, and to values. Queries may come from a narrow vector of their
-own.
+The cache keeps for each token that vector, after its norm, and one key whose channels rotate with position and which
+all heads share. Each head maps the vector to keys without positions, and to values. Queries may come from another
+narrow vector.
 
 Legend: B sequences, T queries, S keys, D width, H heads, K width of queries and keys, V of values, R rank, P of the
 channels that turn, N of the others.
@@ -23,7 +23,8 @@ from ..rotation import rotate
 
 
 class LatentAttention(Attention):
-    """The one attention, its queries, keys and values mapped in two steps; the cache holds what lies between them.
+    """The one attention, its queries, keys and values mapped in two steps; the cache holds the vectors between the two
+    steps.
 
     Rows of a head in ``q`` and ``q_up``: the channels that turn, then the others. Rows of ``kv_down``: the vector, then
     the key that turns. Rows of a head in ``kv_up``: keys, then values.
@@ -49,7 +50,7 @@ class LatentAttention(Attention):
     def mapped(
         self, x_BTD: Tensor, place: Placement, cache: LayerCache | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """See :class:`Attention`. Keys and values of earlier positions are mapped anew from what the cache holds."""
+        """See :class:`Attention`. Keys and values of earlier positions are recomputed from the cache."""
         q_BTC = self.q_up(cast_once(self.q_norm(self.q_down(x_BTD)))) if self.has_query_rank else self.q(x_BTD)
         q_BHTK = q_BTC.unflatten(-1, (self.n_heads, -1)).transpose(1, 2)
         q_BHTK = rotate(self.gated("query", q_BHTK, x_BTD), place.rotation)
@@ -66,5 +67,5 @@ class LatentAttention(Attention):
 
 
 def attention_of(config: ModelConfig) -> type[Attention]:
-    """The attention of every block."""
+    """Return the attention class of every block."""
     return LatentAttention if config.attention.latent.is_on else Attention

@@ -1,4 +1,4 @@
-"""Latent attention, as a config, and what it excludes."""
+"""Config of latent attention, and the fields that it excludes."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ class LatentConfig:
     are mapped from the input, as in DeepSeek-V2-Lite."""
 
     rope_width: int | None = None
-    """Channels that turn: of each query, and of one key of a token that all heads share (DeepSeek-V2,
-    arXiv 2405.04434); by default half the width of a head."""
+    """Channels that rotate, in each query and in the one key of a token that all heads share (DeepSeek-V2, arXiv
+    2405.04434); by default half the width of a head.
+    """
 
     nope_width: int | None = None
     """Channels of queries and keys beside these, which know no positions (DeepSeek-V2, arXiv 2405.04434); by default
@@ -36,16 +37,16 @@ class LatentConfig:
 
     @property
     def is_on(self) -> bool:
-        """Whether attention is latent."""
+        """True if attention is latent."""
         return self.kv_rank is not None
 
     def problems(self) -> list[str]:
-        """Values out of range, one line each, with the mend."""
+        """List values out of range, one line each, with the remedy."""
         bounds = dict.fromkeys(("kv_rank", *LATENT_WIDTHS), (1, 1 << 16))
         return outside("model.attention.latent", self, bounds)
 
     def excludes(self, *, qk_norm: str, v_norm: str, gate_at: str, gate_input: str) -> list[str]:
-        """Parts of attention that contradict it, one line each, with the mend, given the fields of those names."""
+        """List the given parts of attention that contradict it, one line each, with the remedy."""
         if not self.is_on:
             return []
         found = [

@@ -1,1 +1,1 @@
-"""A model that leaves with its own modelling code, for ``transformers`` without us (docs/exchange.md)."""
+"""Export of a model with its modelling code, for ``transformers`` without this package (docs/exchange.md)."""

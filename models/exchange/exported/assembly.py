@@ -1,8 +1,8 @@
-"""The files of code of an exported model, put together from our own sources: no second decoder could drift from ours.
+"""Code files of an exported model, assembled from this package's sources, so that no second decoder can drift.
 
-From a root class on, every definition that is reached by name is taken with its text as it stands in its module, its
-comments and docstrings with it; of a class, the methods that something calls. Imports between modules fall away, and
-all others are gathered. Parts that only training needs are replaced by those of ``plain_parts.py``, by name.
+Every definition that a root class reaches by name is copied verbatim from its module, with comments and docstrings;
+classes keep only methods that something calls. Imports between modules are dropped, all others are gathered. Parts for
+training only are replaced by those of ``plain_parts.py``, by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _ROOTS: dict[str, Name] = {
     CONFIGURATION: (f"{_HERE}.hub_config", "BirthmarkConfig"),
     MODELING: (f"{_HERE}.hub_model", "BirthmarkForCausalLM"),
 }
-#: What only training needs → what stands for it.
+#: Parts for training only → their replacements.
 _REPLACED: dict[Name, Name] = {
     (module, name): (f"{_HERE}.plain_parts", name)
     for module, name in (
@@ -64,13 +64,13 @@ _RULE = "# " + "-" * 118
 
 @dataclass
 class _Module:
-    """One module of ours, by its definitions."""
+    """A module of this package, by its definitions."""
 
     name: str
     lines: list[str]
     docstring: str
     definitions: dict[str, list[ast.stmt]] = field(default_factory=dict)
-    """In their order; of an assignment, with the string after it."""
+    """Definitions in their order; an assignment includes the string after it."""
     ours: dict[str, Name] = field(default_factory=dict)
     """Names imported from modules of ours."""
     others: dict[str, tuple[str, str | None]] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def _read(name: str) -> _Module:
 
 
 def _resolved(name: Name) -> Name:
-    """Where a definition stands, however many modules hand it on, or what replaces it."""
+    """Find the module that defines a name, through any re-exports, or its replacement."""
     module = _read(name[0])
     if name[1] not in module.definitions and name[1] in module.ours:
         return _resolved(module.ours[name[1]])
@@ -131,7 +131,7 @@ def _left_out(name: Name, node: ast.stmt, called: set[str]) -> list[ast.Function
 
 
 def _walk(name: Name, called: set[str]) -> Iterator[ast.AST]:
-    """All nodes of a definition but those of the methods that are left out."""
+    """Yield all nodes of a definition, except those of methods that are left out."""
     for node in _read(name[0]).definitions[name[1]]:
         left_out = {id(method) for method in _left_out(name, node, called)}
         pending: list[ast.AST] = [node]
@@ -143,7 +143,7 @@ def _walk(name: Name, called: set[str]) -> Iterator[ast.AST]:
 
 
 def _uses(name: Name, called: set[str]) -> set[str]:
-    """Names of the module's top level that a definition uses."""
+    """Return the top-level names of its module that a definition uses."""
     module = _read(name[0])
     there = module.definitions.keys() | module.ours.keys() | module.others.keys()
     return {one.id for one in _walk(name, called) if isinstance(one, ast.Name)} & there - {name[1]}
@@ -167,12 +167,12 @@ def _reached(roots: list[Name], called: set[str]) -> set[Name]:
 
 
 def _called(names: set[Name], called: set[str]) -> set[str]:
-    """Names of attributes that definitions read."""
+    """Return the names of attributes that definitions read."""
     return {one.attr for name in names for one in _walk(name, called) if isinstance(one, ast.Attribute)}
 
 
 def _order(root: str) -> list[str]:
-    """Modules, each after those that it imports."""
+    """List modules, each after those that it imports."""
     found: list[str] = []
 
     def visit(module: str) -> None:
@@ -188,7 +188,7 @@ def _order(root: str) -> list[str]:
 
 
 def _text(name: Name, called: set[str]) -> str:
-    """A definition with the comment above it, without the methods that are left out."""
+    """Return a definition's text with the comment above it, without the methods that are left out."""
     lines, nodes = _read(name[0]).lines, _read(name[0]).definitions[name[1]]
     gone: set[int] = set()
     parts = []
@@ -204,7 +204,7 @@ def _text(name: Name, called: set[str]) -> str:
 
 
 def _about(module: str) -> list[str]:
-    """What a module says of itself in its first sentence, and its legend: the rest may be of what is not here."""
+    """Return a module's first paragraph and its legend; the rest may describe parts that are left out."""
     first, *more = _read(module).docstring.split("\n\n")
     return [first, *(paragraph for paragraph in more if paragraph.startswith("Legend"))]
 
@@ -218,7 +218,7 @@ def _first_line(node: ast.stmt, lines: list[str]) -> int:
 
 
 def _imports(names: set[Name], called: set[str], elsewhere: set[Name]) -> str:
-    """Imports of a file: of libraries, and of what stands in the other file."""
+    """Write the imports of a file: from libraries, and from the other exported file."""
     whole: set[str] = set()
     parts: dict[str, set[str]] = {}
     for name in names:
@@ -274,10 +274,10 @@ def _file(title: str, root: str, names: set[Name], called: set[str], elsewhere: 
 
 @cache
 def exported_code() -> dict[str, str]:
-    """The files of code by name: the same text each time, whatever the model.
+    """Return the code files by name: the same text for every model.
 
     Raises:
-        ValueError: two modules give different things one name.
+        ValueError: two modules give one name to different things.
     """
     from .... import __version__
 

@@ -1,4 +1,4 @@
-"""The fields of a model's config as a tree, there and back."""
+"""Conversion of a model's config to a tree of fields, and back."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ...config import ModelConfig
 
 
 def config_of_fields(kind: Any, given: Mapping[str, Any], where: str = "") -> Any:
-    """A config from its fields, those of nested configs in mappings of their own.
+    """Build a config from its fields, with nested configs as mappings.
 
     Args:
         kind: the dataclass, as :class:`ModelConfig`.
         given: its fields; those left out have their defaults.
-        where: what messages write before a field's name.
+        where: prefix of a field's name in messages.
 
     Raises:
-        UsageError: a field that there is none of, or an impossible value.
+        UsageError: an unknown field, or an impossible value.
     """
     known = {field.name: field for field in fields(kind)}
     if unknown := [name for name in given if name not in known]:
@@ -33,5 +33,5 @@ def config_of_fields(kind: Any, given: Mapping[str, Any], where: str = "") -> An
 
 
 def resolved_fields(config: ModelConfig) -> dict[str, Any]:
-    """All fields as a tree, with those that follow from others given too: tools read sizes from ``config.json``."""
+    """Return all fields as a tree, with derived sizes filled in: tools read sizes from ``config.json``."""
     return asdict(replace(config, n_kv_heads=config.kv_heads, head_dim=config.d_head, d_ff=config.ff))

@@ -1,4 +1,4 @@
-"""The config of an exported model: the fields of :class:`ModelConfig`, as ``transformers`` keeps them."""
+"""The config of an exported model: the fields of :class:`ModelConfig`, in the form of ``transformers``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .config_fields import config_of_fields, resolved_fields
 
 
 class BirthmarkConfig(PretrainedConfig):
-    """Every field of :class:`ModelConfig` under its own name; the library's names for sizes work too."""
+    """Config with every field of :class:`ModelConfig` under its name; the library's names for sizes work too."""
 
     model_type = "birthmark"
     keys_to_ignore_at_inference = ("past_key_values",)
@@ -34,15 +34,15 @@ class BirthmarkConfig(PretrainedConfig):
         for name, value in resolved_fields(model).items():
             setattr(self, name, value)
         self.birthmark_fields = names
-        # What `from_config` draws weights with. A birth comes from `birthmark export CONFIG@SEED`.
+        # Standard deviation with which `from_config` draws weights. A birth comes from `birthmark export CONFIG@SEED`.
         self.initializer_range = given.pop("initializer_range", model.init.std)
         super().__init__(**given)
 
     def model_config(self) -> ModelConfig:
-        """The architecture, checked.
+        """Build the architecture's config, checked.
 
         Raises:
-            UsageError: fields that no model can have; all of them are named.
+            UsageError: fields that no model can have; the message names all of them.
         """
         found: ModelConfig = config_of_fields(
             ModelConfig, {field.name: getattr(self, field.name) for field in fields(ModelConfig)}

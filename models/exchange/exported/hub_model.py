@@ -1,4 +1,4 @@
-"""The decoder as ``transformers`` runs it: its forward pass, its cache, and what it refuses.
+"""The decoder for ``transformers``: its forward pass, its cache, and the arguments that it refuses.
 
 Legend: B sequences, T tokens of this call, S tokens so far with these, D width, V vocabulary.
 """
@@ -20,20 +20,20 @@ from .hub_config import BirthmarkConfig
 
 
 class CachedLayer(LayerCache):
-    """One block's keys and values in a cache of the library's."""
+    """Keys and values of one block in a cache of ``transformers``."""
 
     def __init__(self, cache: Any, layer: int, length: int) -> None:
         self.cache, self.layer, self.length = cache, layer, length
 
     def extend(self, k_BGTK: Tensor, v_BGTK: Tensor) -> tuple[Tensor, Tensor]:
-        """Put in the keys and values of the next T positions; all so far are returned."""
+        """Add the keys and values of the next T positions; return all so far."""
         k_BGSK, v_BGSK = self.cache.update(k_BGTK, v_BGTK, self.layer)
         # A static cache returns the room for later positions too.
         return k_BGSK[:, :, : self.length], v_BGSK[:, :, : self.length]
 
 
 class Shown:
-    """An observer that keeps what ``output_hidden_states`` and ``output_attentions`` ask for."""
+    """Observer that keeps the tensors for ``output_hidden_states`` and ``output_attentions``."""
 
     def __init__(self, wants_attentions: bool) -> None:
         self.wants_attentions = wants_attentions
@@ -51,15 +51,15 @@ class Shown:
             self.attentions.append(attended.weights.rows(0, attended.q_BHTK.shape[2]))
 
     def neurons(self, layer: int, a_BTF: Tensor) -> None:
-        """Nobody asks for hidden activations."""
+        """Ignore hidden activations, which nothing requests."""
 
 
 def documents_of_mask(attention_mask: Tensor | None, n_sequences: int, n_queries: int, first: int) -> Documents | None:
-    """Tokens and padding as two documents: neither sees the other, and positions count from the first token.
+    """Express tokens and padding as two documents: neither sees the other, and positions count from the first token.
 
     Args:
-        attention_mask: ``[B, S]``, 1 of tokens and 0 of padding on one side; None where all are tokens. Or what
-            ``generate`` makes of one for a static cache, ``[B, 1, T, S or more]``: true, or 0, where a query may look.
+        attention_mask: ``[B, S]``, 1 for tokens and 0 for padding on one side; None if all are tokens. Or the form that
+            ``generate`` builds for a static cache, ``[B, 1, T, S or more]``: true, or 0, where a query may see a key.
         n_sequences: B.
         n_queries: T.
         first: positions before these.
@@ -103,15 +103,15 @@ class BirthmarkForCausalLM(PreTrainedModel, GenerationMixin):
         self.post_init()
 
     def get_input_embeddings(self) -> nn.Module:
-        """The embedding table."""
+        """Return the embedding table."""
         return self.decoder.embed
 
     def get_output_embeddings(self) -> nn.Module | None:
-        """The output head; None where it is the embedding table."""
+        """Return the output head; None if the embedding table is the head."""
         return self.decoder.head
 
     def resize_token_embeddings(self, *args: Any, **kwargs: Any) -> nn.Embedding:
-        """Refused: tables are part of the architecture."""
+        """Refuse the call: the sizes of tables are part of the architecture."""
         raise ValueError("resize_token_embeddings: the vocabulary of this model is fixed; use the ids that it has")
 
     def forward(
@@ -126,22 +126,22 @@ class BirthmarkForCausalLM(PreTrainedModel, GenerationMixin):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
     ) -> CausalLMOutputWithPast | tuple[Tensor, ...]:
-        """Next-token logits, and the loss where labels are given.
+        """Compute next-token logits, and the loss if labels are given.
 
         Args:
             input_ids: int64 ``[B, T]``.
-            attention_mask: ``[B, S]``, 1 of tokens and 0 of padding, which is on one side; for a static cache also the
-                library's own ``[B, 1, T, S]``.
-            past_key_values: a cache of the library's; holds the positions before these tokens, and these from now on.
-            labels: int64 ``[B, T]``, −100 where one counts nowhere; token t + 1 is compared with the logits of t.
+            attention_mask: ``[B, S]``, 1 for tokens and 0 for padding, which is on one side; for a static cache also
+                the library's own ``[B, 1, T, S]``.
+            past_key_values: a cache of the library; holds the positions before these tokens; these are added.
+            labels: int64 ``[B, T]``, −100 for those that do not count; token t + 1 is compared with the logits of t.
             use_cache: return a cache; by default in evaluation mode.
-            logits_to_keep: so many of the last positions have logits, or those with these numbers; 0 is all.
-            output_hidden_states: return the embeddings and what each block gives, the last one after the final norm.
+            logits_to_keep: number of last positions that get logits, or their indices; 0 means all.
+            output_hidden_states: return the embeddings and each block's output, the last one after the final norm.
             output_attentions: return each block's weights on tokens ``[B, H, T, S]``.
             return_dict: False for a tuple.
 
         Raises:
-            ValueError: a mask that cannot be, or padding where the first positions see one another.
+            ValueError: an impossible mask, or padding in a model whose first positions see one another.
         """
         model, config = self.decoder, self.decoder.config
         if past_key_values is None and (not self.training if use_cache is None else use_cache):

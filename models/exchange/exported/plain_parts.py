@@ -1,7 +1,7 @@
-"""What stands in an exported file for parts that only training needs, on plain operators of torch.
+"""Replacements, in an exported file, of parts for training only, on plain operators of torch.
 
-A fused kernel with a log-sum-exp becomes explicit weights, a block of queries at a time; what has a fused operator
-anywhere keeps it. Tests hold these to the parts that they stand for.
+A fused kernel with a log-sum-exp becomes explicit weights, a block of queries at a time; parts with a fused operator in
+torch keep it. Tests compare these with the parts that they replace.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ PartT = TypeVar("PartT", bound=nn.Module)
 
 
 class FusedSoftmax(Explicit):
-    """Softmax: torch's fused attention where all is asked for that it gives, explicit weights elsewhere."""
+    """Softmax: torch's fused attention if only its output is needed, explicit weights otherwise."""
 
     def __init__(
         self, scores: Scores, v_BGSK: Tensor, extra: list[ExtraKey], needs_weights: bool, needs_squares: bool = False
@@ -43,12 +43,12 @@ class FusedSoftmax(Explicit):
 
 
 def build_part(part: str, name: str, table: Mapping[str, type[PartT]], base: type[PartT], config: ModelConfig) -> PartT:
-    """The part of one block that ``model.attention.PART`` names: a row of its table."""
+    """Build the part of one block that ``model.attention.PART`` names: a row of its table."""
     return table[name](config)
 
 
 def new_reader(scores: Scores, rows_sum_to_one: bool) -> WeightReader | None:
-    """Nothing reads the weights as they are computed; they can be asked for afterwards."""
+    """Return None: no reader sees the weights as they are computed; they can be read afterwards."""
     return None
 
 
@@ -58,19 +58,19 @@ def rotate(x_BHTK: Tensor, rotation: Tensor | None) -> Tensor:
 
 
 def rms_norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
-    """torch's own."""
+    """Apply torch's RMS norm."""
     return F.rms_norm(x, gain.shape, gain, eps)
 
 
 def fused_experts(
     experts: nn.ModuleList, x_ND: Tensor, weight_NK: Tensor, chosen_NK: Tensor, count_E: Tensor
 ) -> Tensor | None:
-    """Each expert is a module here, called for its rows."""
+    """Return None: each expert is a module and is called for its rows."""
     return None
 
 
 def rows_of_experts(count_E: Tensor, n_sequences: int, n_choices: int) -> list[int]:
-    """How many rows each expert has."""
+    """Return the number of rows of each expert."""
     found: list[int] = count_E.tolist()
     return found
 
@@ -78,7 +78,7 @@ def rows_of_experts(count_E: Tensor, n_sequences: int, n_choices: int) -> list[i
 def linear_cross_entropy(
     x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, *, z_loss: float = 0.0, cap: float | None = None
 ) -> TokenLosses:
-    """Losses of the logits ``x @ weightᵀ``, which are held all at once."""
+    """Compute the losses of the logits ``x @ weightᵀ``, which are held all at once."""
     logits_NV = soft_capped(F.linear(x_ND, weight_VD.to(x_ND.dtype)), cap)
     logits_NV = logits_NV.to(wide(logits_NV.dtype))
     counts_N = targets_N != IGNORED
