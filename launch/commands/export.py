@@ -187,7 +187,7 @@ def _card(
     gguf_file: str | None,
 ) -> str:
     """The model card; a line on standard error says where a record of the run cannot be read."""
-    from ...audit.certificates.statement import CERTIFICATE, read_statement
+    from ...audit.certificate import CERTIFICATE, read_statement
     from ...files import content_digest
     from ...models.birth import digest_of
     from ...models.exchange.gguf_file import is_read_by_transformers

@@ -9,10 +9,10 @@ import torch
 from safetensors.torch import save_file
 from trained_suites import STEPS, exchange, train, weights_file
 
-from birthmark.audit.audit_suite import audit
-from birthmark.audit.audit_table import sentence
-from birthmark.audit.places import said_place
-from birthmark.audit.suite import find_members
+from birthmark.audit.audit import audit
+from birthmark.audit.checkpoint import find_members
+from birthmark.audit.report import sentence
+from birthmark.audit.training_order import said_place
 from birthmark.launch.cli import main
 from birthmark.models.exchange.pretrained import load_pretrained
 

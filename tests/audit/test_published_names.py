@@ -6,7 +6,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 from trained_suites import STEPS, train
 
-from birthmark.audit.places import Place, at_step, missing_places, said_place
+from birthmark.audit.training_order import Place, at_step, missing_places, said_place
 from birthmark.models.exchange.pretrained import load_pretrained
 
 NAMES = {

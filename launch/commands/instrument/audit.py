@@ -34,10 +34,9 @@ def run(options: Namespace) -> int:
     """Audit a suite."""
     from rich.console import Console
 
-    from ....audit.audit_page import write_audit_page
-    from ....audit.audit_suite import audit
-    from ....audit.audit_table import as_json, print_audit
-    from ....audit.suite import find_members, listed_but_absent
+    from ....audit.audit import audit
+    from ....audit.checkpoint import find_members, listed_but_absent
+    from ....audit.report import as_json, print_audit, write_audit_page
     from ....report.terminal import bar, out_file, print_json, print_written
     from ....report.text import shorten
 

@@ -22,8 +22,7 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Certify a run."""
-    from ....audit.certificates.commitments import SECRET
-    from ....audit.certificates.statement import CERTIFICATE, state, write_statement
+    from ....audit.certificate import CERTIFICATE, SECRET, state, write_statement
     from ....files import user_path
     from ....measure.records import RunDir
     from ....report.terminal import bar, print_json, print_written

@@ -29,9 +29,8 @@ def add_options(parser: Parser) -> None:
 
 def run(options: Namespace) -> int:
     """Verify a checkpoint."""
-    from ....audit.certificates.commitments import read_secret, salt_of
-    from ....audit.certificates.verification import Reveal, verify
-    from ....audit.certificates.verification_lines import as_json, lines
+    from ....audit.certificate import read_secret, salt_of
+    from ....audit.certificate_check import Reveal, as_json, lines, verify
     from ....files import user_path
     from ....report.terminal import print_json
 

@@ -10,7 +10,7 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from birthmark.audit.certificates.streamed_content import content_of
+from birthmark.audit.certificate import content_of
 from birthmark.files import write_sealed_json
 from birthmark.launch.cli import main
 from birthmark.measure.records import RunDir

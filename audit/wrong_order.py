@@ -1,4 +1,4 @@
-"""What is wrong with the order of the checkpoints of one birth: their steps against the path of their weights."""
+"""Findings of order: the steps of the checkpoints of one birth against the path of their weights."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from ..metrics.between.weight_kinship import (
     shortest_path,
     tailedness,
 )
-from .chains import Chain, chains, steps_of_chains
-from .judged import Kind, Same
-from .suite_direction import Direction, find_direction
+from .checkpoint import Kind, Same
+from .training_order import Chain, Direction, chains, find_direction, steps_of_chains
 
 #: A step so many times as long as those before it let expect is none of the same training. Clean suites, over
 #: optimizers, schedules and spacings, came to 1.1 at most where their steps had settled (research/log.md).

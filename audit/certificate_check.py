@@ -1,5 +1,4 @@
-"""A checkpoint against a certificate: is it one that the certificate lists, and does it descend from the birth that the
-certificate commits to?"""
+"""The check of a checkpoint against a certificate, and its outcome in lines and as JSON."""
 
 from __future__ import annotations
 
@@ -10,18 +9,16 @@ from typing import Any
 
 import torch
 
-from ...errors import UsageError
-from ...files import content_digest, user_path
-from ...metrics.between.weight_kinship import Kinship, kinship
-from ...models.birth import certificate_of
-from ...models.by_block.block_weights import BlockWeights
-from ...models.config import ModelConfig
-from ...models.parameter_shapes import parameter_shapes, tensor_shapes
-from ...trainer.by_name.model_names import open_source
-from ...trainer.checkpoints.folder_io import CheckpointWeights
-from .commitments import commitment
-from .statement import Statement, model_of, read_statement
-from .streamed_content import Content, Reading, Shapes, content_of
+from ..errors import UsageError
+from ..files import content_digest, strict, user_path
+from ..metrics.between.weight_kinship import Kinship, kinship
+from ..models.birth import certificate_of
+from ..models.by_block.block_weights import BlockWeights
+from ..models.config import ModelConfig
+from ..models.parameter_shapes import parameter_shapes, tensor_shapes
+from ..trainer.by_name.model_names import open_source
+from ..trainer.checkpoints.folder_io import CheckpointWeights
+from .certificate import Content, Reading, Shapes, Statement, commitment, content_of, model_of, read_statement
 
 
 @dataclass(frozen=True)
@@ -161,3 +158,90 @@ def _open_commitments(statement: Statement, config: ModelConfig, content: Conten
         kin=kinship(found.values, content.values),
         is_birth=content.float32 in (found.float32, found.bfloat16, found.float16),
     )
+
+
+# ---------------------------------------------------------------- verification lines
+# What came of a check against a certificate, in lines and as JSON.
+
+
+def as_json(found: Verified) -> dict[str, Any]:
+    """All of it; what is no number is null."""
+    opened = found.opened
+    reveal = None if opened is None else {
+        "init_seed": opened.init_seed,
+        "birth": opened.birth,
+        "data_order": opened.data_order,
+        "kin": opened.is_kin,
+        "cosine": None if opened.kin is None else opened.kin.cosine,
+        "p": None if opened.kin is None else opened.kin.p,
+    }  # fmt: skip
+    answer: dict[str, Any] = strict(
+        {
+            "sentence": sentence(found),
+            "verified": found.holds,
+            "checkpoint": found.checkpoint,
+            "verdict": verdict(found),
+            "statement": found.digest,
+            "digest": None if found.content is None else found.content.float32,
+            "listed": [{"step": step, "as": name} for step, name in found.listed],
+            "reveal": reveal,
+        }
+    )
+    return answer
+
+
+def verdict(found: Verified) -> str:
+    """In a word: ``listed``, ``kin`` of the revealed birth, ``other model`` by its shape, ``stranger`` to the birth, or
+    ``unlisted`` where nothing more is known."""
+    if found.is_listed:
+        return "listed"
+    if found.other_shape:
+        return "other model"
+    if found.opened is None or not (found.opened.init_seed and found.opened.birth):
+        return "unlisted"
+    return "kin" if found.opened.is_kin else "stranger"
+
+
+def sentence(found: Verified) -> str:
+    """The answer in a sentence."""
+    return f"{found.checkpoint}: {'verified' if found.holds else 'not verified'}: {_content(found)}"
+
+
+def _content(found: Verified) -> str:
+    if found.other_shape:
+        return f"another model than the certificate's ({found.other_shape})"
+    if found.opened is not None and found.opened.is_birth:
+        return "the birth that the certificate commits to"
+    if found.listed:
+        steps = ", ".join(
+            f"step {step}" + ("" if name == "float32" else f" rounded to {name}") for step, name in found.listed
+        )
+        return f"the certificate lists it, as {steps}"
+    kin = verdict(found) == "kin"
+    return "the certificate does not list it" + (", but it is kin of the birth" if kin else "")
+
+
+def lines(found: Verified) -> list[str]:
+    """The sentence, and below it what it rests on."""
+    rest = [f"statement   {found.digest} (compare it with the one that was published)"]
+    if found.content is not None:
+        rest.append(f"checkpoint  {found.content.float32}")
+    return [sentence(found), *rest, *([] if found.opened is None else _of_reveal(found.opened))]
+
+
+def _of_reveal(opened: Opened) -> list[str]:
+    if not opened.init_seed:
+        return ["init_seed   does not open the commitment: another seed, or another salt"]
+    order = {None: "not shown", True: "opens its commitment", False: "is not what was committed to"}[opened.data_order]
+    kin = opened.kin
+    assert kin is not None
+    found = [
+        "init_seed   opens its commitment",
+        "birth       drawn again, " + ("is the one committed to" if opened.birth else "is not the one committed to"),
+        f"data order  {order}",
+    ]
+    if kin.verdict is None:
+        return [*found, "descent     unknown: too few tensors to test their weights"]
+    told = "kin of the birth" if kin.verdict else "no sign of the birth"
+    more = "" if kin.verdict else "; `birthmark fingerprint` compares hidden states, which training turns less"
+    return [*found, f"descent     {told}: the mean cosine of weights is {kin.cosine:.3f}, p {kin.p:.2g}{more}"]

@@ -10,14 +10,11 @@ import numpy as np
 from ..errors import RunError, UsageError
 from ..metrics.between.weight_kinship import Kinship, births, kinships
 from ..report.text import without_shared_folder
-from .content_findings import alike, compare_configs, of_one_shape, say_means
-from .curve_findings import Curve
-from .duplicate_findings import say_duplicates, settle_duplicates
-from .judged import Judged, Same, in_few_words, listed
-from .mixed_findings import say_mixed
-from .places import missing_places
-from .suite import Member, read_content
-from .suite_direction import Direction
+from .checkpoint import Judged, Member, Same, in_few_words, listed, read_content
+from .mixed_weights import say_mixed
+from .training_order import Direction, missing_places
+from .wrong_content import alike, compare_configs, of_one_shape, say_duplicates, say_means, settle_duplicates
+from .wrong_order import Curve
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,4 @@
-"""Checkpoints of which some tensors are another checkpoint's: a block, a shard, an embedding, as it is or rounded.
-
-Rests on the samples that every checkpoint has given already. A tensor that two checkpoints have in common was copied if
-it differs between them on the way, or if it changes in the steps around while the others change in this one. Frozen
-tensors, buffers, and weights that a type is too coarse to see move, do neither.
-"""
+"""Findings of checkpoints that hold tensors of another: a block, a shard, an embedding, as it is or rounded."""
 
 from __future__ import annotations
 
@@ -18,9 +13,8 @@ import numpy as np
 import torch
 
 from ..metrics.between.weight_kinship import mean_distances, squared_distances
-from .chains import chains, steps_of_chains
-from .judged import Same, in_few_words
-from .places import Place
+from .checkpoint import Same, in_few_words
+from .training_order import Place, chains, steps_of_chains
 
 #: Sampled values that a tensor needs; and of those that must differ where a tensor is said to change.
 FEWEST_VALUES, FEWEST_CHANGED = 64, 16

@@ -1,0 +1,339 @@
+"""Certificates: a run's statement of its checkpoints, which commits to its seed without showing it.
+
+A certificate is written from a run, and read from a file that may be anybody's. A commitment is a hash that says
+nothing of a value until the value and a secret salt are shown, and then fits no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..errors import RunError, UsageError
+from ..files import atomic_path, content_digest, one_line, read_json, read_sealed_json, write_sealed_json
+from ..measure.records import RunDir
+from ..models.birth import Digest, certificate_of
+from ..models.by_block.block_weights import BlockWeights
+from ..models.config import ModelConfig
+from ..models.parameter_shapes import tensor_shapes
+from ..schema import Bounds, Count, Sha256
+from ..trainer.checkpoints.folder_io import CheckpointWeights
+from ..trainer.config import RunConfig
+from ..trainer.config_file import build_model, read_config
+from .weight_samples import sampled_values
+
+# ---------------------------------------------------------------- commitments
+# A hash that says nothing of a value until the value and a secret salt are shown, and then fits no other.
+#
+# ``SHA-256(domain ‖ 0 ‖ salt ‖ canonical JSON of the value)``. The salt, 32 random bytes, keeps seeds from being
+# tried one after another; the domain keeps what opens one commitment from opening another.
+
+#: In a run's folder; whoever has it can open the run's commitments.
+SECRET = "certificate.secret.json"
+_SALT_BYTES = 32
+_DOMAIN = "birthmark certificate 1"
+_WARNING = "Secret: with it anyone can find the seed of the certificate. Show it together with the seed, or never."
+
+Salt = Annotated[str, Bounds(2 * _SALT_BYTES, 2 * _SALT_BYTES)]
+
+
+class Secret(TypedDict):
+    """``certificate.secret.json``."""
+
+    kind: Literal["birthmark certificate secret"]
+    warning: str
+    salt: Salt
+    data_order: dict[str, Any]
+
+
+def canonical(value: Any) -> bytes:
+    """What is hashed of a value: JSON without spaces, keys sorted, UTF-8."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+
+
+def commitment(what: str, value: Any, salt: bytes) -> str:
+    """The commitment to ``value`` as ``what`` (``init_seed``, ``birth``, ``data_order``), in hex."""
+    return hashlib.sha256(f"{_DOMAIN} {what}\0".encode() + salt + canonical(value)).hexdigest()
+
+
+def salt_of(text: str, where: str) -> bytes:
+    """The salt that hexadecimal digits say; UsageError, beginning with ``where``, if they say none."""
+    if re.fullmatch(f"[0-9a-fA-F]{{{2 * _SALT_BYTES}}}", text) is None:
+        raise UsageError(f"{where} {one_line(text, 20)}: no salt; give the {2 * _SALT_BYTES} digits of {SECRET}")
+    return bytes.fromhex(text)
+
+
+def read_secret(file: Path) -> Secret:
+    """A run's secret.
+
+    Raises:
+        RunError: it is missing or damaged.
+    """
+    found: Secret = read_json(file, Secret, f"give the {SECRET} of the run that was certified")
+    return found
+
+
+def keep_secret(run: RunDir, data_order: Mapping[str, Any]) -> bytes:
+    """The salt of a run; drawn and written for its owner's eyes, unless an earlier certificate has one already.
+
+    So commitments of one run stay the same: a certificate with more checkpoints commits to what the first one did.
+
+    Raises:
+        RunError: the file there is damaged.
+    """
+    file = run.path / SECRET
+    if not file.exists():
+        secret = {
+            "kind": "birthmark certificate secret",
+            "warning": _WARNING,
+            "salt": secrets.token_hex(_SALT_BYTES),
+            "data_order": dict(data_order),
+        }
+        with atomic_path(file) as new:
+            new.touch(mode=0o600)
+            new.write_text(json.dumps(secret, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return salt_of(read_secret(file)["salt"], str(file))
+
+
+# ---------------------------------------------------------------- streamed content
+# The content of a checkpoint in one pass, a tensor at a time: its digests, and the sampled values that tell kin.
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class Content:
+    """Of a checkpoint."""
+
+    float32: str
+    """Digest of its values (definitions §1, with the buffers, if the model has any)."""
+    bfloat16: str
+    """Of its values rounded to bfloat16."""
+    float16: str
+    """Of its values rounded to float16."""
+    values: dict[str, np.ndarray] = field(repr=False)
+    """Sampled, of tensors of two axes or more (weight_samples.py)."""
+
+
+class Reading:
+    """Digests and samples of tensors that are shown one after another, in name order."""
+
+    def __init__(self) -> None:
+        self._digests = {dtype: Digest() for dtype in (torch.float32, torch.bfloat16, torch.float16)}
+        self.values: dict[str, np.ndarray] = {}
+
+    def add(self, name: str, tensor: Tensor) -> None:
+        """The next tensor, whole, on the CPU."""
+        for dtype, sha in self._digests.items():
+            sha.add(name, tensor.to(dtype).float().numpy())
+        if tensor.ndim > 1:
+            self.values[name] = sampled_values(name, tensor)
+
+    def content(self) -> Content:
+        """Of all that was added."""
+        float32, bfloat16, float16 = (sha.hexdigest() for sha in self._digests.values())
+        return Content(float32, bfloat16, float16, self.values)
+
+
+def content_of(shapes: Shapes, weights: BlockWeights) -> Content:
+    """Read all of a model's tensors.
+
+    Args:
+        shapes: their names, in order.
+        weights: where they are.
+
+    Raises:
+        RunError: a file is missing or damaged, or has no such tensor.
+    """
+    reading = Reading()
+    for name in shapes:
+        ((_, tensor),) = weights.read([name])
+        reading.add(name, tensor)
+    return reading.content()
+
+
+# ---------------------------------------------------------------- what a certificate states
+# Written from a run, read from a file that may be anybody's.
+
+#: In a run's folder, unless it is written elsewhere.
+CERTIFICATE = "certificate.json"
+_MEND = "take the certificate as it was published"
+#: Fields of ``data`` that say where something lies or how it is read, and change no sample.
+_PLACES = {
+    "path",
+    "val_path",
+    "tokenizer",
+    "decontaminate",
+    "cache_dir",
+    "stage_to",
+    "timeout_s",
+    "n_workers",
+    "verify",
+}
+
+
+class Commitments(TypedDict):
+    """Hashes that open with the salt alone (certificate.py)."""
+
+    init_seed: Sha256
+    birth: Sha256
+    data_order: Sha256
+
+
+class Digests(TypedDict):
+    """Of a checkpoint's weights (definitions §1): as they are, and rounded, as exports often are."""
+
+    step: Count
+    float32: Sha256
+    bfloat16: Sha256
+    float16: Sha256
+
+
+class Config(TypedDict):
+    """What the run was told to do, but for its seeds."""
+
+    model: dict[str, Any]
+    optim: dict[str, Any]
+    max_steps: Count
+    global_batch_size: Count
+
+
+class Statement(TypedDict):
+    """A certificate; the file has the digest of all of it beside it, as ``sha256``."""
+
+    kind: Literal["birthmark certificate"]
+    format: Literal[1]
+    config: Config
+    n_params: Count
+    commitments: Commitments
+    checkpoints: Annotated[list[Digests], Bounds(0, 1_000_000)]
+    versions: dict[str, str | None]
+
+
+class _Sealed(Statement):
+    sha256: Sha256
+
+
+def order_inputs(config: RunConfig, data: Mapping[str, Any]) -> dict[str, Any]:
+    """Everything that decides which tokens a run reads at which step, and nothing that says where they lie.
+
+    Args:
+        config: of the run.
+        data: the corpus, as its birth certificate records it.
+    """
+    return {
+        "corpus": _placeless(data),
+        "data": _placeless(asdict(config.data)),
+        "seq_len": config.model.max_seq_len,
+        "global_batch_size": config.trainer.global_batch_size,
+        "batch_ramp": asdict(config.trainer.batch_ramp),
+    }
+
+
+def _placeless(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _placeless(inner) for name, inner in value.items() if name not in _PLACES}
+    return [_placeless(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def state(run: RunDir, advance: Callable[[int], object] = lambda n_checkpoints: None) -> Statement:
+    """What a run's certificate states; its salt is drawn and kept where it has none yet.
+
+    Args:
+        run: the run; every checkpoint that it has now is read.
+        advance: is called with 1 after each checkpoint.
+
+    Raises:
+        UsageError: a run whose start no seed gives again.
+        RunError: a file of the run is missing or damaged, or its certificate of birth is not what config and seed
+            give.
+    """
+    config = read_config(run.config)
+    if config.init_from:
+        raise UsageError(
+            f"{run.path}: began from {config.init_from}, and no seed gives that again; certify the run that it is of"
+        )
+    if own := config.model.attention.own_parts:
+        raise UsageError(
+            f"{run.path}: model.attention.{min(own)} is a class of your own, which others cannot draw again"
+        )
+    birth = run.read_birth()
+    drawn = certificate_of(config.model, config.init_seed)
+    if drawn["digest"] != birth["digest"]:
+        raise RunError(
+            f"{run.birth}: says digest {one_line(birth['digest'][:12])}…, and init_seed {config.init_seed} gives "
+            f"{drawn['digest'][:12]}…; restore it and config.yaml from a copy"
+        )
+    inputs = order_inputs(config, birth.get("data", {}))
+    salt = keep_secret(run, inputs)
+    checkpoints: list[Digests] = []
+    shapes = tensor_shapes(config.model)
+    for step, folder in run.checkpoints_by_step().items():
+        # What the weights are at step 0 is committed to, not said: seeds could be tried against it.
+        if step:
+            found = content_of(shapes, CheckpointWeights(folder))
+            checkpoints.append(
+                {"step": step, "float32": found.float32, "bfloat16": found.bfloat16, "float16": found.float16}
+            )
+        advance(1)
+    return {
+        "kind": "birthmark certificate",
+        "format": 1,
+        "config": {
+            "model": asdict(config.model),
+            "optim": asdict(config.optim),
+            "max_steps": config.trainer.max_steps,
+            "global_batch_size": config.trainer.global_batch_size,
+        },
+        "n_params": drawn["n_params"],
+        "commitments": {
+            "init_seed": commitment("init_seed", config.init_seed, salt),
+            "birth": commitment("birth", birth["digest"], salt),
+            "data_order": commitment("data_order", inputs, salt),
+        },
+        "checkpoints": checkpoints,
+        "versions": birth.get("versions", {}),
+    }
+
+
+def write_statement(file: Path, statement: Statement) -> str:
+    """Write a certificate; its digest."""
+    write_sealed_json(file, statement)
+    return content_digest(statement)
+
+
+def read_statement(file: Path) -> Statement:
+    """A certificate whose content is what its own digest says.
+
+    Raises:
+        RunError: it is missing, lacks a field, or was changed.
+    """
+    found: Statement = read_sealed_json(file, _Sealed, _MEND)
+    return found
+
+
+def model_of(statement: Statement, file: Path) -> ModelConfig:
+    """The model that a certificate describes.
+
+    Raises:
+        RunError: no model of this version, or one that names code: a certificate is somebody else's.
+    """
+    try:
+        found = build_model(statement["config"]["model"])
+    except UsageError as error:
+        raise RunError(f"{file}: config.model is none of this version ({one_line(error)})") from None
+    if own := found.attention.own_parts:
+        raise RunError(
+            f"{file}: config.model.attention.{min(own)} names code, which no certificate may; do not trust it"
+        )
+    return found
