@@ -38,7 +38,7 @@ def fingerprint(
     cache_dir: str | Path | None = None,
     **settings: Any,
 ) -> Fingerprint:
-    """Test whether two models share a birth (docs/seedprint.md): what ``birthmark fingerprint`` does.
+    """Test whether two models share a birth (docs/lineage.md): what ``birthmark fingerprint`` does.
 
     Args:
         a: a model, or any name that `load` takes; our own architecture, or one of ``transformers``.

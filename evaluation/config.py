@@ -18,7 +18,7 @@ class EvalConfig:
     tasks: list[str] = field(default_factory=list)
     """Tasks, groups and tags of lm-eval by name, or YAML files of its form (``pip install 'birthmark[eval]'``); or
     ``backcopy``, the score of a run on ``data.path backcopy``. Which need the Hugging Face hub:
-    docs/recipes/evaluate.md."""
+    docs/evaluate.md."""
 
     texts: list[str] = field(default_factory=list)
     """Text files whose bits per byte are measured; each goes by its file's name without the ending."""

@@ -85,7 +85,7 @@ def model_card(
         gguf_is_theirs: whether ``transformers`` reads such a file too.
         has_tokenizer: whether a tokenizer is.
         digest: of the birth, where there is no run.
-        certificate: the run's (docs/certificates.md), with its own digest as ``sha256``.
+        certificate: the run's (docs/audit.md), with its own digest as ``sha256``.
     """
     n_params = sum(math.prod(shape) for _, shape in parameter_shapes(config))
     active = f" ({n_params - idle:,} of them for each token)" if (idle := n_idle(config)) else ""

@@ -1,6 +1,6 @@
 """SeedPrint [SP] (arXiv 2509.26404): rank correlation of final hidden states, its nulls and ours; ``matched``.
 
-The statistic and the nulls are the package's own (birthmark.metrics.seedprint; docs/seedprint.md).
+The statistic and the nulls are the package's own (birthmark.metrics.seedprint; docs/lineage.md).
 """
 
 from __future__ import annotations
@@ -41,5 +41,5 @@ ANALYTIC = _method("SeedPrint, analytic", "arXiv 2509.26404", LineageTestConfig(
 #: In a narrow model two sets of 10 % of the dimensions have hardly any in common.
 ANALYTIC_WIDER = _method("SeedPrint, analytic, 25 %", "arXiv 2509.26404", LineageTestConfig(null="analytic", k=0.25))
 EMPIRICAL = _method("SeedPrint, empirical, 25 %", "arXiv 2509.26404", LineageTestConfig(null="empirical", k=0.25))
-MATCHED = Method("`matched`", "docs/seedprint.md", ("weights", "width", "vocabulary"), matched)
-DIMENSIONS = _method("`dimensions`", "docs/seedprint.md", LineageTestConfig(null="dimensions"))
+MATCHED = Method("`matched`", "docs/lineage.md", ("weights", "width", "vocabulary"), matched)
+DIMENSIONS = _method("`dimensions`", "docs/lineage.md", LineageTestConfig(null="dimensions"))

@@ -1,4 +1,4 @@
-"""The audit's test of weights (docs/recipes/audit.md): the mean cosine of tensors of one name, and its p.
+"""The audit's test of weights (docs/audit.md): the mean cosine of tensors of one name, and its p.
 
 The audit samples a thousandth of each tensor; here it reads all of them.
 """
@@ -23,4 +23,4 @@ def weight_cosine(a: Evidence, b: Evidence) -> Finding | NoTest:
         return Finding(found.cosine, max(float(np.log10(found.p)), -300.0), found.verdict)
 
 
-WEIGHT_COSINE = Method("audit's cosine", "docs/recipes/audit.md", ("weights",), weight_cosine)
+WEIGHT_COSINE = Method("audit's cosine", "docs/audit.md", ("weights",), weight_cosine)

@@ -12,7 +12,7 @@ from ...trainer.config_file import config_of
 from ...trainer.config_parser import Parser, add_run_fields
 from . import pretrain
 
-SUMMARY = "Train an adapter on a frozen model, with the snapshots of a training (docs/recipes/adapt.md)."
+SUMMARY = "Train an adapter on a frozen model, with the snapshots of a training (docs/exchange.md)."
 
 #: Peak learning rate where neither a config nor an option gives one. Adapters begin at nothing and take higher rates
 #: than weights: LoRA's paper trains GPT-2 with 2e-4, peft's examples of prefixes take 1e-2.

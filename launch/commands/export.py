@@ -53,7 +53,7 @@ def add_options(parser: Parser) -> None:
         "--merge",
         action="store_true",
         help="Of a run that trained a LoRA: write the whole model with the LoRA in its weights. Else the adapter alone "
-        "is written, as peft reads it (docs/recipes/adapt.md).",
+        "is written, as peft reads it (docs/exchange.md).",
     )
 
 

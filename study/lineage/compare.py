@@ -60,7 +60,7 @@ class ComparedModels:
 
 #: Parameters from which on the full probe takes minutes on a CPU.
 _LARGE = 50_000_000
-#: Changed copies of a model of 135M have the same verdicts with so few (docs/seedprint.md).
+#: Changed copies of a model of 135M have the same verdicts with so few (docs/lineage.md).
 _INPUTS_OF_LARGE = 500
 
 

@@ -34,7 +34,7 @@ def add_comparison_options(command: Parser, n_inputs: int | None) -> None:
     command.add_argument(
         "--null",
         type=Null | None,
-        help="What a test is held against (docs/seedprint.md); by default dimensions, and all under --calibrate.",
+        help="What a test is held against (docs/lineage.md); by default dimensions, and all under --calibrate.",
     )
     command.add_class_arguments(ProbeOptions, None, as_group=False)
     command.set_defaults({"n_inputs": n_inputs})

@@ -8,7 +8,7 @@ from ....errors import UsageError
 from ....trainer.config_parser import Parser
 from ...options import WRONG, add_json
 
-SUMMARY = "Check whether the checkpoints of a suite are what they say they are (docs/recipes/audit.md)."
+SUMMARY = "Check whether the checkpoints of a suite are what they say they are (docs/audit.md)."
 
 
 def add_options(parser: Parser) -> None:

@@ -8,7 +8,7 @@ from ....errors import UsageError
 from ....trainer.config_parser import Parser
 from ...options import add_json
 
-SUMMARY = "Write a run's certificate: digests of its checkpoints, and commitments to its seed (docs/certificates.md)."
+SUMMARY = "Write a run's certificate: digests of its checkpoints, and commitments to its seed (docs/audit.md)."
 
 
 def add_options(parser: Parser) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ....study.lineage.comparison import Comparison
     from ....trainer.by_name.model_names import AnySource, ModelSource
 
-SUMMARY = "Show which models share a birth (docs/seedprint.md)."
+SUMMARY = "Show which models share a birth (docs/lineage.md)."
 
 
 def add_options(parser: Parser) -> None:

@@ -14,7 +14,7 @@ from ....trainer.config_file import read_config
 from ....trainer.config_parser import Parser
 from ...options import add_json, add_model, add_stream, add_trust, check_seed, check_stream, read_numbers, tell
 
-SUMMARY = "Show which seed a model was born from (docs/seedprint.md)."
+SUMMARY = "Show which seed a model was born from (docs/lineage.md)."
 
 
 def add_options(parser: Parser) -> None:

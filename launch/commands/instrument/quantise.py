@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ....measure.quantised.cost import QuantisedCost
 
-SUMMARY = "Loss and token preference under simulated low-bit arithmetic (docs/recipes/quantise.md)."
+SUMMARY = "Loss and token preference under simulated low-bit arithmetic (docs/evaluate.md)."
 
 
 def add_options(parser: Parser) -> None:

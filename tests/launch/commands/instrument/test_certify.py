@@ -55,7 +55,7 @@ def revealed(certified):
 
 
 def slow_commitment(what, value, salt):
-    """As docs/certificates.md says it."""
+    """As docs/audit.md says it."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
     return hashlib.sha256(
         f"birthmark certificate 1 {what}\0".encode() + bytes.fromhex(salt) + text.encode()
