@@ -11,7 +11,7 @@ from torch import nn
 
 from ..errors import UsageError
 from ..measure.between.all_pairs import Compared
-from ..measure.config import SnapshotConfig
+from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..trainer.by_name.between_named import Comparer, comparison_problems
 from .model import Model, loaded_of
 from .named_array import NamedArray, no_such
@@ -102,7 +102,7 @@ def compare(
     n_sequences: int = SnapshotConfig.n_sequences,
     seq_len: int | None = None,
     probe_seed: int = 0,
-    batch_size: int = SnapshotConfig.batch_size,
+    batch_size: int = BATCH_SIZE,
     minibatch: int = 256,
     text: str | list[str] | None = None,
     barrier: int | None = None,

@@ -11,7 +11,7 @@ from torch import nn
 
 from ..errors import UsageError
 from ..findings.intervened import intervention_in_words, intervention_sentence
-from ..measure.config import SnapshotConfig
+from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.intervention_kinds import Around, Fill, Intervention, KindName
 from ..measure.interventions import Intervened
 from ..trainer.by_name.intervention_probe import ProbeName, intervene_on
@@ -106,7 +106,7 @@ def intervene(
     n_sequences: int = 64,
     seq_len: int = SnapshotConfig.seq_len,
     probe_seed: int = 0,
-    batch_size: int = SnapshotConfig.batch_size,
+    batch_size: int = BATCH_SIZE,
 ) -> InterventionResult:
     """Read a probe with a model left alone, and with blocks of it changed: what ``birthmark intervene`` does.
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..data.tokenizer import TextTokenizer
 from ..errors import UsageError
-from ..measure.config import SnapshotConfig
+from ..measure.config import BATCH_SIZE, SnapshotConfig
 from ..measure.find_model import measurable, unwrap
 from ..measure.user_metrics import MetricLike
 from ..models.own_code import name_own_code
@@ -128,7 +128,7 @@ def measure(
     n_sequences: int = SnapshotConfig.n_sequences,
     seq_len: int | None = None,
     probe_seed: int = 0,
-    batch_size: int = SnapshotConfig.batch_size,
+    batch_size: int = BATCH_SIZE,
     sink_epsilon: float = SnapshotConfig.sink_epsilon,
     metrics: Sequence[MetricLike] = (),
     text: str | Sequence[str] | None = None,

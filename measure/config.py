@@ -12,6 +12,8 @@ from ..schema import SEEDS, outside
 Probe = Literal["random", "text"]
 OnError = Literal["skip", "raise"]
 
+#: Sequences of one forward pass where nothing else is asked for; on a CPU, whose caches hold little, the best.
+BATCH_SIZE = 64
 #: Births of other seeds as a control: no more are needed, and each costs a pass.
 MOST_STRANGERS = 1000
 #: Steps that grow by less are almost every step of a run's beginning.
@@ -79,8 +81,9 @@ class SnapshotConfig:
     """Further snapshots at steps that grow by this factor, rounded: ``2`` takes them at 1, 2, 4, 8, …; what random
     initialisation did to a model changes most in its first steps."""
 
-    batch_size: int = 64
-    """Probe sequences in one forward pass; the figures do not depend on it."""
+    batch_size: int | None = None
+    """Probe sequences in one forward pass; the figures do not depend on it. By default 64, and on a GPU as many as keep
+    it busy: 65,536 tokens, fewer in wide models."""
 
     n_strangers: int = 4
     """Births of the same config from other seeds (init_seed + 1, + 2, …) that alignment and persistence are also
@@ -108,6 +111,11 @@ class SnapshotConfig:
     fingerprint: FingerprintConfig = field(default_factory=FingerprintConfig)
     """The lineage test."""
 
+    @property
+    def on_any_device(self) -> int:
+        """``batch_size``, or the number that suits every device."""
+        return self.batch_size or BATCH_SIZE
+
     def asks(self, step: int) -> bool:
         """Say if ``steps`` or ``factor`` ask for a snapshot after this optimizer step."""
         if step in self.steps:
@@ -125,11 +133,12 @@ class SnapshotConfig:
         bounds = {
             "n_sequences": (2, 1 << 24),
             "seq_len": (2, 1 << 27),
-            "batch_size": (1, 1 << 24),
             "n_strangers": (0, MOST_STRANGERS),
             "top_k": (1, 1 << 26),
             "probe_seed": SEEDS,
         }
+        if self.batch_size is not None:
+            bounds["batch_size"] = (1, 1 << 24)
         found = outside("snapshot", self, bounds)
         if n_positions is not None and self.seq_len > n_positions:
             found.append(

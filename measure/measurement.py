@@ -22,7 +22,7 @@ from .observer import FiniteWatch, MetricObserver
 from .our_metrics import OBSERVED, ObservedBirth, ObservedPreference, our_metrics
 from .summary import Measurement, summarise
 from .user_metrics import Guarded, MetricLike, find_metrics, left_alone
-from .whole_pass import Batches, ProbePass, WholePass, not_finite
+from .whole_pass import Batches, ProbePass, WholePass, not_finite, sequences_of_pass
 
 __all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "evaluation_mode", "look", "measure"]
 
@@ -58,14 +58,21 @@ def look(model: ForeignModel, seq_len: int) -> None:
         model.unseen(seq_len)
 
 
-def birth_reference(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_size: int) -> BirthReference:
+def _at_once(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_size: int | None) -> int:
+    on_gpu = device_of(model).type == "cuda"
+    return sequences_of_pass(batch_size, probe_NT.shape[1], model.config.ff, on_gpu=on_gpu)
+
+
+def birth_reference(
+    model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_size: int | None = None
+) -> BirthReference:
     """Seed direction and token preference of a newborn model, from one pass over the probe."""
     setting = Setting(model, probe_NT.shape[1])
     observer = MetricObserver([ObservedBirth(setting), ObservedPreference(setting)])
     # Weights are read, though nothing here needs their sums: then p̄ at birth is that of a measurement, bit for bit.
     with evaluation_mode(model), read_weights(KeySummer):
         _ = setting.unseen  # all ranks look, also one that is without a batch
-        pass_of(model)(observer, probe_NT, batch_size)
+        pass_of(model)(observer, probe_NT, _at_once(model, probe_NT, batch_size))
     return BirthReference(setting.alignment.compute().mean_direction, setting.preference.compute().mean_prob)
 
 
@@ -75,7 +82,7 @@ def measure(
     birth: BirthReference | None = None,
     strangers: list[BirthReference] | None = None,
     *,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     sink_epsilon: float = 0.3,
     metrics: Sequence[MetricLike | MetricSource] = (),
     documents_NT: np.ndarray | None = None,
@@ -93,7 +100,7 @@ def measure(
         probe_NT: int64 token ids ``[N, T]``.
         birth: reference of this model's own birth; where it is not known, what compares with it is left out.
         strangers: references of other births of the same config.
-        batch_size: sequences in one pass; the result does not depend on it.
+        batch_size: sequences in one pass, by default what suits the device; the result does not depend on it.
         sink_epsilon: ε of the sink rate.
         metrics: your own: ``module:Class``, classes or instances (docs/extending.md).
         documents_NT: the number of each token's document in its sequence, rising, int64 ``[N, T]``; by default a
@@ -131,7 +138,7 @@ def measure(
         # What no block shows anything is not computed.
         shown = [metric for metric in observed if len(setting.missing(metric)) < config.n_layers]
         observer = MetricObserver(shown, finite)
-        run(observer, probe_NT, batch_size, documents_NT)
+        run(observer, probe_NT, _at_once(model, probe_NT, batch_size), documents_NT)
         # Every rank raises, or none: the metrics below wait for one another.
         for metric in theirs:
             metric.check()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import ClassVar
 
@@ -25,10 +26,11 @@ from ..metrics.quantity import SCALARS
 from ..metrics.rank_of_places import RankOfPlaces
 from ..metrics.rankings import Ranked, kendall_tau, rank_biased_overlap, spearman, top_overlap
 from ..metrics.sinks import AttentionSinks
-from ..metrics.states import DominanceRatio, EffectiveRank, MassiveActivations
+from ..metrics.states import DominanceRatio, EffectiveRank, MassiveActivations, RankResult
 from ..metrics.variance import EffectiveTokens, PositionalVariance
 from ..models.observe import Site
 from .observed import Arrays, AttentionView, MetricSource, Observed, Scalars, SelfObserving, Setting, mlp_maps
+from .ranks import world_size
 
 #: The mean of the numbers in an array, which blocks that show nothing do not have.
 mean = SCALARS["mean"]
@@ -339,6 +341,8 @@ class ObservedStates(_Ours):
         self.by_block = RankOfPlaces(n_places, width) if setting.by_block else None
         n_rows = None if setting.device.type == "cpu" else N_MOMENT_ROWS
         self.rank = self.by_block or EffectiveRank(n_places, width, n_rows).to(setting.device)
+        self.solves_apart = setting.device.type == "cuda" and world_size() == 1 and self.by_block is None
+        self.solving: Future[RankResult] | None = None
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
         """See models/observe.py."""
@@ -351,10 +355,15 @@ class ObservedStates(_Ours):
         """See :class:`Observed`."""
         if self.by_block is not None:
             self.by_block.passed(layer)
+        elif self.solves_apart and layer == 0:
+            # A GPU's solvers wait for one another more than they compute: beside them there is time for all else.
+            pool = ThreadPoolExecutor(1)
+            self.solving = pool.submit(self.rank.compute)
+            pool.shutdown(wait=False)
 
     def result(self) -> tuple[Scalars, Arrays]:
         """See :class:`Observed`."""
-        dominance, massive, rank = self.dominance.compute(), self.massive.compute(), self.rank.compute()
+        dominance, massive, rank = self.dominance.compute(), self.massive.compute(), self._solved()
         arrays = {
             "dominance": dominance.by_position,
             "massive_value": massive.value,
@@ -371,6 +380,9 @@ class ObservedStates(_Ours):
             "effective_rank": rank.effective_rank[-1],
         }
         return scalars, arrays
+
+    def _solved(self) -> RankResult:
+        return self.rank.compute() if self.solving is None else self.solving.result()
 
 
 class ObservedLock(_Ours):

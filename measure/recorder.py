@@ -477,7 +477,8 @@ class SnapshotRecorder:
             )
 
         def with_gradient() -> Measurement:
-            batch_size = self.config.batch_size
+            # Of a pass back too, which keeps what the pass forwards gave.
+            batch_size = self.config.on_any_device
             return with_gradients(
                 found, measure_gradients(model, tokens_NT, batch_size=batch_size, documents_NT=documents_NT)
             )

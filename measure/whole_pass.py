@@ -17,10 +17,22 @@ from ..models.attention.document_mask import Documents
 from ..models.attention.weight_reader import read_weights
 from ..models.decoder import Decoder
 from ..models.tensor_shards import compute_dtype
+from .config import BATCH_SIZE
 from .foreign import ForeignModel
 from .observed import device_of
 from .observer import MetricObserver
 from .ranks import own_batches
+
+#: On a GPU: tokens of one pass, whose kernels then last longer than their launch; and hidden activations of a block's
+#: MLP, 512 MiB in float32, which bound them in wide models.
+_TOKENS, _ACTIVATIONS = 1 << 16, 1 << 27
+
+
+def sequences_of_pass(batch_size: int | None, seq_len: int, d_ff: int, *, on_gpu: bool) -> int:
+    """Return the number of sequences in one pass: ``batch_size``, or where none is given, what suits the device."""
+    if batch_size is not None:
+        return batch_size
+    return max(min(_TOKENS, _ACTIVATIONS // max(d_ff, 1)) // seq_len, 1) if on_gpu else BATCH_SIZE
 
 
 class Batches:

@@ -40,13 +40,9 @@ class TokenPreference(AdditiveMetric):
         """Add a batch of last-position logits ``[B, V]``."""
         wide_BV = logits_BV.to(torch.promote_types(logits_BV.dtype, torch.float32))
         self.prob_sum += wide_BV.softmax(-1).sum(0, dtype=torch.float64)
-        largest_B1, chosen_B1 = logits_BV.max(-1, keepdim=True)
-        n_chosen_B = (logits_BV == largest_B1).sum(-1)
-        is_tied_B = n_chosen_B > 1
-        self.argmax_count += torch.bincount(chosen_B1[~is_tied_B, 0], minlength=len(self.argmax_count))
-        if is_tied_B.any():
-            is_chosen_BV = logits_BV[is_tied_B] == largest_B1[is_tied_B]
-            self.argmax_count += (is_chosen_BV / n_chosen_B[is_tied_B, None].double()).sum(0)
+        # Nothing depends on how many are tied: to ask would make the caller wait for the device.
+        is_chosen_BV = (logits_BV == logits_BV.amax(-1, keepdim=True)).double()
+        self.argmax_count += torch.mv(is_chosen_BV.T, is_chosen_BV.sum(-1).reciprocal_())
         self.n_sequences += len(logits_BV)
 
     def compute(self) -> PreferenceResult:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..measure.whole_pass import sequences_of_pass
 from ..trainer.config import RunConfig, TrainerConfig
 from ..trainer.strategies.table import STRATEGIES
 from .cluster import Cluster
@@ -73,7 +74,8 @@ def upkeep(planner: Planner, trainer: TrainerConfig, drive: float) -> Upkeep:
 
 def _of_a_batch(config: RunConfig, cluster: Cluster) -> float:
     model, snapshot = config.model, config.snapshot
-    sequences = min(snapshot.batch_size, -(-snapshot.n_sequences // cluster.n_gpus))
+    at_once = sequences_of_pass(snapshot.batch_size, snapshot.seq_len, model.ff, on_gpu=cluster.gpu != "cpu")
+    sequences = min(at_once, -(-snapshot.n_sequences // cluster.n_gpus))
     # Logits of the last position alone, and their softmax; the two streams of a block, before and after it.
     return 4.0 * sequences * (2 * model.vocab_size + 2 * snapshot.seq_len * model.d_model)
 

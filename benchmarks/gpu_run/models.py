@@ -28,7 +28,7 @@ TINY_GPT2 = Sized("tiny, GPT-2's architecture", Shape(32, 1, 2, 0, 128, 64, 16, 
 #: configs/models/gpt2-124m.yaml with a vocabulary of a multiple of 64.
 GPT2_124M = Sized("124M", Shape(seq_len=1024, micro_batch=16, gpt2=True))
 #: configs/models/llama-160m.yaml.
-LLAMA_134M = Sized("134M", Shape(d_ff=2048, vocab_size=32000, tie_embeddings=False))
+LLAMA_134M = Sized("134M", Shape(d_ff=2048, vocab_size=32000, micro_batch=16, tie_embeddings=False))
 #: configs/models/tinyllama-1.1b.yaml.
 LLAMA_1B = Sized("1.1B", Shape(2048, 22, 32, 4, 5632, 32000, 2048, 8, tie_embeddings=False))
 #: configs/llama2_7b.yaml.

@@ -8,6 +8,7 @@ Legend: B sequences, T positions, D width; P places: the residual stream (L+1), 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -62,11 +63,15 @@ def sequence_moments(x_BTD: Tensor) -> SequenceMoments:
             square = (x.to(wide) - mean).square_()
             fourth_root = torch.linalg.vector_norm(square, dim=-1)
             of_rows.append((square.sum(-1), fourth_root, largest_size(x, -1), square.amax(1, keepdim=True)))
-        of_sequences.append([torch.cat(parts, dim=1) for parts in zip(*of_rows, strict=True)])
-    second_BT, root_BT, largest_BT, away_BRD = (torch.cat(parts) for parts in zip(*of_sequences, strict=True))
+        of_sequences.append([_joined(parts, 1) for parts in zip(*of_rows, strict=True)])
+    second_BT, root_BT, largest_BT, away_BRD = (_joined(parts, 0) for parts in zip(*of_sequences, strict=True))
     variance_B = second_BT.sum(1, dtype=torch.float64) / (length * width - 1)
     fourth_BT = root_BT.square_().double() / width
     return SequenceMoments(variance_B.sqrt(), fourth_BT, largest_BT.to(wide), away_BRD.amax(1).sqrt_())
+
+
+def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
 class ActivationOutliers(AdditiveMetric):

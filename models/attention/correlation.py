@@ -95,7 +95,8 @@ class EstimatedCorrelation(Uncorrelated):
             v = v_BGSK.to(self.square_H.dtype)
             if documents is None:
                 over_positions_BGK = v.mean(2)
-                length = self.length.new_tensor(float(v.shape[2]))
+                # Made on the device: a number from the host would make the stream wait.
+                length = torch.full_like(self.length, v.shape[2])
                 of_groups = [
                     over_positions_BGK.mean(0),
                     v.square().sum(-1).mean((0, 2)),

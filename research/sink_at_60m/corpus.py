@@ -69,13 +69,16 @@ def documents(folder: Path) -> list[str]:
 def tokens_of(texts: list[str], tokenizer: TextTokenizer, n_tokens: int) -> np.ndarray:
     """Encode documents until there are ``n_tokens``: uint16, each document with its end-of-text token behind it."""
 
+    end = tokenizer.end_of_text
+    assert end is not None
+
     def pieces() -> Iterator[np.ndarray]:
         left = n_tokens
         for start in range(0, len(texts), 64):
             for ids in tokenizer.encode(texts[start : start + 64]):
                 if left <= 0:
                     return
-                yield (piece := np.append(ids, tokenizer.end_of_text).astype(np.uint16))
+                yield (piece := np.append(ids, end).astype(np.uint16))
                 left -= len(piece)
 
     return np.concatenate(list(pieces()))[:n_tokens]

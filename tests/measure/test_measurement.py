@@ -8,6 +8,7 @@ import pytest
 import torch
 from scipy import stats
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torchmetrics import Metric
 
 from birthmark.data.probes import random_probe
@@ -15,6 +16,7 @@ from birthmark.errors import RunError
 from birthmark.measure.measurement import BirthReference, birth_reference, measure
 from birthmark.measure.observed import AttentionView
 from birthmark.measure.observer import MetricObserver
+from birthmark.measure.whole_pass import sequences_of_pass
 from birthmark.metrics.sinks import KeySummer, key_sums
 from birthmark.models.birth import born
 from birthmark.models.config import AttentionConfig, ModelConfig
@@ -223,6 +225,51 @@ def test_a_measurement_is_one_forward_pass(monkeypatch):
     model.register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].shape[0]))
     measure(model, PROBE, birth, [birth], batch_size=4)
     assert seen == [4, 4, 1]
+
+
+class WaitsForTheDevice(TorchDispatchMode):
+    """Notes operators whose caller waits for a GPU: those that read a number, and those whose shape depends on one."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name
+        by_mask = name == "aten::index" and any(x is not None and x.dtype == torch.bool for x in args[1])
+        if by_mask or name in {f"aten::{op}" for op in ("_local_scalar_dense", "nonzero", "bincount", "masked_select")}:
+            self.seen.add(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_no_metric_waits_for_the_device_while_a_pass_runs(tied, monkeypatch):
+    model = trained()
+    if tied:
+        model.head.weight.data.zero_()
+    birth, waits = birth_reference(model, PROBE, 4), WaitsForTheDevice()
+    show = MetricObserver._show
+
+    def watched(self, place, *tensors):
+        with waits:
+            show(self, place, *tensors)
+
+    monkeypatch.setattr(MetricObserver, "_show", watched)
+    measure(model, PROBE, birth, [birth], batch_size=4)
+    assert waits.seen == set()
+    # The watch itself notices.
+    with waits:
+        probe_NT = torch.from_numpy(PROBE)
+        _ = probe_NT[probe_NT > 3], probe_NT.sum().item()
+    assert waits.seen >= {"aten::index", "aten::_local_scalar_dense"}
+
+
+def test_a_gpu_gets_passes_that_keep_it_busy_and_a_cpu_small_ones():
+    assert [sequences_of_pass(None, 64, 2048, on_gpu=on_gpu) for on_gpu in (False, True)] == [64, 1024]
+    # 2²⁷ hidden activations in a wide model; never fewer than one sequence; and what is asked for is done.
+    assert sequences_of_pass(None, 1024, 11008, on_gpu=True) == 2**27 // 11008 // 1024
+    assert sequences_of_pass(None, 1 << 20, 2048, on_gpu=True) == 1
+    assert sequences_of_pass(3, 64, 2048, on_gpu=True) == 3
 
 
 class LendingObserver(MetricObserver):

@@ -170,7 +170,7 @@ class Comparer:
                 self.tokens_NT,
                 folder,
                 documents_NT=self._probe.documents_NT,
-                batch_size=self.settings.batch_size,
+                batch_size=self.settings.on_any_device,
                 minibatch=self.minibatch,
             )
         except UsageError as error:
@@ -191,7 +191,7 @@ class Comparer:
                     alphas,
                     self.tokens_NT,
                     documents_NT=self._probe.documents_NT,
-                    batch_size=self.settings.batch_size,
+                    batch_size=self.settings.on_any_device,
                     advance=advance,
                 )
             except (UsageError, RunError) as error:

@@ -85,7 +85,7 @@ def intervene_on(
             random_NT=random_NT,
             documents_NT=given.documents_NT,
             is_text=is_text(probe),
-            batch_size=settings.batch_size,
+            batch_size=settings.on_any_device,
             advance=advance,
         )
     except RunError as error:

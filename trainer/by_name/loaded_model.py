@@ -253,7 +253,7 @@ def measure_loaded(
     own_birth = is_own_birth(loaded)
     n_births = (loaded.newborn is not None and not own_birth) + n_strangers
     passes = ["random"] * n_births + [*by_probe]
-    batches = [1 if by_block else ceil(len(by_probe[name].tokens_NT) / settings.batch_size) for name in passes]
+    batches = [1 if by_block else ceil(len(by_probe[name].tokens_NT) / settings.on_any_device) for name in passes]
     start = time.perf_counter()
     with progress(sum(batches) * model.config.n_layers) as advance:
 
@@ -261,7 +261,7 @@ def measure_loaded(
             # Of what comes by block no more than that is anywhere.
             here = born if isinstance(born, DecoderByBlock) else born.to(next(model.parameters()).device)
             with _blocks_counted(here, advance):
-                return birth_reference(here, probe_NT, settings.batch_size)
+                return birth_reference(here, probe_NT, settings.on_any_device)
 
         birth = None if loaded.newborn is None or own_birth else reference(loaded.newborn())
         numbers = range(1, n_strangers + 1)
@@ -275,7 +275,7 @@ def measure_loaded(
                         probe.tokens_NT,
                         birth,
                         strangers,
-                        batch_size=settings.batch_size,
+                        batch_size=settings.on_any_device,
                         sink_epsilon=settings.sink_epsilon,
                         # Metrics of yours read the probes that were asked for.
                         metrics=[*settings.metrics, *metrics] if name in ("random", "text") else [],
@@ -289,7 +289,7 @@ def measure_loaded(
                     name = "random" if text is None else "text"
                     tokens_NT, documents_NT = by_probe[name]
                     more = measure_gradients(
-                        model, tokens_NT, batch_size=settings.batch_size, documents_NT=documents_NT
+                        model, tokens_NT, batch_size=settings.on_any_device, documents_NT=documents_NT
                     )
                     found[name] = with_gradients(found[name], more)
         except (RunError, UsageError) as error:

@@ -18,6 +18,7 @@ from snapshot_cost import passes
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
+from birthmark.measure.whole_pass import sequences_of_pass
 from birthmark.models.birth import born
 from birthmark.models.config import ModelConfig
 from birthmark.trainer.config import OptimConfig
@@ -88,7 +89,8 @@ def profiled(name: str, step: Callable[[], object], setting: Setting, tokens: in
         yield row | {"calls": counts[kernel], "ms": length}
 
 
-def _training(sized: Sized, how: str, setting: Setting) -> Iterator[dict[str, Any]]:
+def training_step(sized: Sized, how: str, setting: Setting) -> tuple[Callable[[], None], int]:
+    """Make a training step of one micro-batch in bf16, with its clip and optimizer; with the number of its tokens."""
     model, device = born(sized.config(), 0, setting.device), torch.device(setting.device)
     config = OptimConfig().optimizer
     optimizer = config.build(parameter_groups(model, config), 1e-4)
@@ -105,11 +107,17 @@ def _training(sized: Sized, how: str, setting: Setting) -> Iterator[dict[str, An
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    yield from profiled(f"training {sized.name}, compile {how}", step, setting, batch[:, 1:].numel())
+    return step, batch[:, 1:].numel()
 
 
-def _snapshot(config: ModelConfig, n: int, seq_len: int, batch: int, setting: Setting) -> Iterator[dict[str, Any]]:
-    both = passes(Probe(config, n, seq_len, batch), born(config, 0, setting.device))
+def _training(sized: Sized, how: str, setting: Setting) -> Iterator[dict[str, Any]]:
+    step, n_tokens = training_step(sized, how, setting)
+    yield from profiled(f"training {sized.name}, compile {how}", step, setting, n_tokens)
+
+
+def _snapshot(config: ModelConfig, n: int, seq_len: int, setting: Setting) -> Iterator[dict[str, Any]]:
+    batch = sequences_of_pass(None, seq_len, config.ff, on_gpu=torch.device(setting.device).type == "cuda")
+    both = passes(Probe(config, n, seq_len, min(batch, n)), born(config, 0, setting.device))
     for name, step in both.items():
         for row in profiled(name, step, setting, n * seq_len):
             yield row | ({"pass": name} if row["table"] == "Where the time goes" else {})
@@ -119,12 +127,12 @@ def cases(setting: Setting) -> list[Case]:
     """The snapshot first: of its benchmark's probe and of the default one; then training."""
     if setting.tiny:
         return [
-            Case("snapshot of tiny", partial(_snapshot, TINY.config(16), 4, 16, 2)),
+            Case("snapshot of tiny", partial(_snapshot, TINY.config(16), 4, 16)),
             Case("training tiny", partial(_training, TINY, "no")),
         ]
     return [
-        Case("snapshot of 134M, T 1024", partial(_snapshot, LLAMA_134M.config(1024), 64, 1024, 16), 30),
-        Case("snapshot of 134M, default probe", partial(_snapshot, LLAMA_134M.config(1024), 256, 64, 64), 15),
+        Case("snapshot of 134M, T 1024", partial(_snapshot, LLAMA_134M.config(1024), 64, 1024), 30),
+        Case("snapshot of 134M, default probe", partial(_snapshot, LLAMA_134M.config(1024), 256, 64), 15),
         Case("training 134M, compile no", partial(_training, LLAMA_134M, "no"), 15),
         Case("training 134M, compile blocks", partial(_training, LLAMA_134M, "blocks"), 40),
         Case("training 1.1B, compile blocks", partial(_training, LLAMA_1B, "blocks"), 60),

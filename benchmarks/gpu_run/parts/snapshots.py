@@ -1,4 +1,4 @@
-"""What a snapshot costs over the plain forward pass of its probe, in time and in memory (``snapshot_cost.py``)."""
+"""Cost of a snapshot over the plain forward pass of its probe (``snapshot_cost.py``), and over training on as much."""
 
 from __future__ import annotations
 
@@ -6,23 +6,30 @@ from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
-from device import Peak, in_turn
+import torch
+from device import Peak, in_turn, release
 from snapshot_cost import Shape, passes
 
+from birthmark.measure.whole_pass import sequences_of_pass
 from birthmark.models.birth import born
-from birthmark.models.config import ModelConfig
 
 from ..case import Case, Setting
-from ..models import LLAMA_1B, LLAMA_134M, TINY
+from ..models import LLAMA_1B, LLAMA_134M, TINY, Sized
+from .profile import training_step
 
 #: A snapshot's time over the plain pass's.
 DEARER = 1.25
 
 
-def _cost(
-    config: ModelConfig, n_sequences: int, seq_len: int, batch: int, setting: Setting
-) -> Iterator[dict[str, Any]]:
-    shape = Shape(config, n_sequences, seq_len, batch)
+def _cost(sized: Sized, n_sequences: int, seq_len: int, setting: Setting) -> Iterator[dict[str, Any]]:
+    # At most 4,096 positions: the default probe is read by a model that is trained on more.
+    config = sized.config(max(seq_len, 16 if setting.tiny else 1024))
+    batch = sequences_of_pass(None, seq_len, config.ff, on_gpu=torch.device(setting.device).type == "cuda")
+    shape = Shape(config, n_sequences, seq_len, min(batch, n_sequences))
+    step, n_trained = training_step(sized, "no", setting)
+    trains = in_turn({"step": step}, setting.device, setting.rounds, 3)["step"].seconds / n_trained
+    del step
+    release(setting.device)
     model = born(config, 0, setting.device)
     both = passes(shape, model)
     found = in_turn(both, setting.device, setting.rounds, 2)
@@ -35,22 +42,23 @@ def _cost(
     snapshot = found["snapshot"]
     yield {
         "table": "Snapshot over the plain pass of its probe, float32",
-        "probe": f"{n_sequences} × {seq_len}, {batch} at once",
+        "probe": f"{n_sequences} × {seq_len}, {shape.batch_size} at once",
         "forward, ms": 1000 * found["forward"].seconds,
         "snapshot, ms": 1000 * snapshot.seconds,
         "ratio": snapshot.ratio,
         "quartiles": f"{snapshot.low:.3f}–{snapshot.high:.3f}",
+        "over training on as many tokens": snapshot.seconds / (trains * n_sequences * seq_len),
         **{f"{name} above rest, MiB": None if n is None else n / 2**20 for name, n in held.items()},
         **setting.limit(snapshot.ratio, DEARER, at_most=True),
     }
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Two models at two lengths."""
+    """Two models at the default probe and at two lengths."""
     if setting.tiny:
-        return [Case("tiny, T 16", partial(_cost, TINY.config(16), 4, 16, 2))]
+        return [Case("tiny, T 16", partial(_cost, TINY, 4, 16))]
     return [
-        Case(f"{shape.name}, T {seq_len}", partial(_cost, shape.config(seq_len), n, seq_len, batch), 60)
-        for shape in (LLAMA_134M, LLAMA_1B)
-        for seq_len, n, batch in ((1024, 64, 16), (4096, 16, 4))
+        Case(f"{sized.name}, {name}", partial(_cost, sized, n, seq_len), 30)
+        for sized in (LLAMA_134M, LLAMA_1B)
+        for name, seq_len, n in (("default probe", 64, 256), ("T 1024", 1024, 64), ("T 4096", 4096, 16))
     ]

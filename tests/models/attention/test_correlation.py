@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from birthmark.models.attention.correlation import EstimatedCorrelation, LearnedCorrelation
 from birthmark.models.birth import born, digest
@@ -122,6 +123,7 @@ def test_the_correlated_form_equalises_every_layer_where_the_exact_one_inverts_t
 TWO_RANKS = """
 import sys
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 import torch.distributed as dist
 from birthmark.models.attention.correlation import EstimatedCorrelation
 from birthmark.models.config import ModelConfig
@@ -143,3 +145,30 @@ def test_two_ranks_have_the_same_moments_those_of_all_their_sequences(two_ranks)
     for name, expected in whole.named_buffers():
         assert torch.equal(one[name], two[name]), name
         torch.testing.assert_close(one[name], expected, msg=name)
+
+
+class HostData(TorchDispatchMode):
+    """Notes tensors that are made of Python's numbers, for which a GPU's stream waits."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = set()
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        name = function._schema.name
+        if name in ("aten::lift_fresh", "aten::_local_scalar_dense"):
+            self.seen.add(name)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("correlation", ["none", "estimated", "learned"])
+def test_a_training_pass_makes_no_tensor_of_host_data(correlation):
+    calibration = CalibrationConfig(correlation=correlation)
+    config = replace(CONFIG, attention=AttentionConfig("calibrated", calibration=calibration))
+    model, tokens = born(config, 0).train(), torch.zeros(2, 8, dtype=torch.int64)
+    with HostData() as made:
+        model(tokens, targets_BS=tokens).objective.backward()
+    assert made.seen == set()
+    with made:
+        torch.zeros(1).new_tensor(2.0)
+    assert made.seen
