@@ -31,7 +31,7 @@ class LogConfig:
     """W&B tags; ``WANDB_TAGS`` wins."""
 
     def problems(self) -> list[str]:
-        """Everything that makes this config impossible, one line each, with the mend."""
+        """List everything that makes this config impossible, one line each, with the remedy."""
         lists: dict[str, list[str]] = {"loggers": [*self.loggers], "tags": self.tags}
         return [
             f"log.{name} has {value!r} twice: give it once"

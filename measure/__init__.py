@@ -1,1 +1,1 @@
-"""The instrument: one pass over a probe, what observes it, what it comes to, and where that is recorded."""
+"""The instrument: one pass over a probe, its observers, their results, and the records of these."""

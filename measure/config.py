@@ -1,4 +1,4 @@
-"""What is measured during a run, as configs."""
+"""Configs of measurements during a run."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class FingerprintConfig:
     """Births of the same config from other seeds (init_seed + 1, + 2, …) to compare with, as controls."""
 
     def problems(self) -> list[str]:
-        """Everything that makes this config impossible, one line each, with the mend."""
+        """List everything that makes this config impossible, one line each, with the remedy."""
         bounds = {
             "n_inputs": (10, 1 << 24),
             "seq_len": (1, 1 << 27),
@@ -104,9 +104,10 @@ class SnapshotConfig:
     backwards over the probe, the text if there is one (definitions §16)."""
 
     on_error: OnError | None = None
-    """Where something cannot be measured or written: ``skip`` goes on without it, with a warning and a note
+    """Reaction to something that cannot be measured or written: ``skip`` goes on without it, with a warning and a note
     in the snapshot or in not_measured.json; ``raise`` ends the training. By default ``birthmark pretrain`` raises, and
-    callbacks in a training of your own skip."""
+    callbacks in a training of your own skip.
+    """
 
     fingerprint: FingerprintConfig = field(default_factory=FingerprintConfig)
     """The lineage test."""
@@ -126,9 +127,9 @@ class SnapshotConfig:
         return any(round(self.factor**power) == step for power in (nearest - 1, nearest, nearest + 1) if power >= 0)
 
     def problems(self, n_positions: int | None = None) -> list[str]:
-        """Everything that makes this config impossible, one line each, with the mend.
+        """List everything that makes this config impossible, one line each, with the remedy.
 
-        ``n_positions``: tokens that the model can read at once; None, any number.
+        ``n_positions``: tokens that the model can read at once; None: any number.
         """
         bounds = {
             "n_sequences": (2, 1 << 24),

@@ -1,4 +1,4 @@
-"""Finds the language model in a training that is not ours, and checks that it can be measured."""
+"""Search for the language model in a user's training, and check that it can be measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .ranks import max_over_ranks
 
 
 def unwrap(model: Any) -> Any:
-    """``model`` without what wraps it for training: ``DistributedDataParallel``, ``torch.compile``."""
+    """Remove the wrappers of training from ``model``: ``DistributedDataParallel``, ``torch.compile``."""
     while True:
         inner = model.module if isinstance(model, DistributedDataParallel) else getattr(model, "_orig_mod", model)
         if inner is model:
@@ -23,14 +23,14 @@ def unwrap(model: Any) -> Any:
 
 
 def measurable(model: Any) -> Decoder | ForeignModel:
-    """An unwrapped model as ``measure`` reads it. In a process group every rank calls.
+    """Return an unwrapped model in the form that ``measure`` reads. Collective: call on every rank.
 
     Raises:
         UsageError: no language model, one that cannot be measured, or one under FSDP 1.
     """
     if isinstance(model, Decoder | ForeignModel):
         return model
-    # What one rank refuses all refuse: the others would wait for it.
+    # All ranks must refuse together: the others would wait.
     if max_over_ranks(int(_lies_flat(model))):
         raise UsageError(
             f"the parameters of this {type(model).__name__} lie flat in those of FSDP 1, where they cannot be read one "
@@ -46,13 +46,13 @@ def _lies_flat(model: Any) -> bool:
 
     if not isinstance(model, nn.Module):
         return False
-    # Where another rank holds the values, FSDP 1 leaves an empty parameter. ZeRO 3 does too, and gathers it in a pass.
+    # FSDP 1 leaves an empty parameter if another rank holds the values. ZeRO 3 does too, but gathers it in a pass.
     flat = any(isinstance(module, FullyShardedDataParallel) for module in model.modules())
     return flat or any(p.numel() == 0 and not hasattr(p, "ds_tensor") for p in model.parameters())
 
 
 def find_language_model(module: nn.Module) -> nn.Module:
-    """The one language model that a module (a LightningModule) holds: our decoder, or a model of ``transformers``.
+    """Return the one language model in a module (a LightningModule): a decoder, or a model of ``transformers``.
 
     Raises:
         UsageError: there is none, or there are several.
@@ -71,7 +71,7 @@ def find_language_model(module: nn.Module) -> nn.Module:
 
 
 def _pretrained_in(module: nn.Module) -> dict[str, nn.Module]:
-    """Models of ``transformers`` by the path of the attribute, without those inside of others."""
+    """Return models of ``transformers`` by the path of the attribute, without those inside of others."""
     try:
         from transformers import PreTrainedModel
     except ImportError:

@@ -1,6 +1,6 @@
 """Last-position final hidden states of a model over a probe, and a cache of them (definitions §2, §10).
 
-*Final* means after the decoder's last norm: what the output head reads, and ``transformers`` gives as
+*Final* means after the decoder's last norm: the input of the output head, which ``transformers`` returns as
 ``output_hidden_states[-1]``.
 """
 
@@ -39,7 +39,7 @@ _FILE = "hidden.safetensors"
 
 @dataclass(frozen=True)
 class FingerprintProbe:
-    """Inputs that models are compared on; the same values for all of them."""
+    """Inputs on which models are compared; the same values for all of them."""
 
     kind: Literal["token", "embedding"] = "token"
     """``token``: uniform over the vocabulary; ``embedding``: Gaussian vectors in place of embeddings [SP]."""
@@ -50,12 +50,14 @@ class FingerprintProbe:
     probe_seed: int = 0
     """Decides the inputs, and nothing else."""
     mean: float = 0.0
-    """Of the Gaussian vectors' channels."""
+    """Mean of the Gaussian vectors' channels."""
     sd: float = 1.0
-    """Of the Gaussian vectors' channels."""
+    """Standard deviation of the Gaussian vectors' channels."""
 
     def like(self, reference: Decoder | ForeignModel) -> FingerprintProbe:
-        """An embedding probe with the mean and sd of the reference's embedding table; a token probe as it is."""
+        """Return an embedding probe with the mean and sd of the reference's embedding table; a token probe
+        unchanged.
+        """
         if self.kind == "token":
             return self
         if isinstance(reference, DecoderByBlock):
@@ -65,9 +67,9 @@ class FingerprintProbe:
         return replace(self, mean=table.mean().item(), sd=table.std(correction=0).item())
 
     def vectors(self, first: int, last: int, width: int) -> np.ndarray:
-        """Sequences ``first`` … ``last`` − 1 of the embedding probe: float32 ``[last − first, T, D]``.
+        """Draw sequences ``first`` … ``last`` − 1 of the embedding probe: float32 ``[last − first, T, D]``.
 
-        Each sequence has a key of its own, so that they do not depend on how the probe is split.
+        Each sequence has its own key, so that values do not depend on the split of the probe.
         """
 
         def draw(row: int) -> np.ndarray:
@@ -87,18 +89,18 @@ def _hooked(handle: Any) -> Iterator[None]:
 
 
 def _table(model: Decoder | ForeignModel) -> nn.Embedding:
-    """The embeddings of tokens."""
+    """Return the embeddings of tokens."""
     table: nn.Embedding = model.embeddings if isinstance(model, ForeignModel) else model.embed
     return table
 
 
 def _last(model: Decoder | ForeignModel) -> nn.Module:
-    """The module whose output is the final hidden states: of a foreign model its decoder."""
+    """Return the module whose output is the final hidden states; for a model of ``transformers``, its decoder."""
     return model.decoder if isinstance(model, ForeignModel) else model.norm
 
 
 def _tokens(config: ModelConfig | ForeignConfig, probe: FingerprintProbe) -> np.ndarray:
-    """Int64 ids ``[N, T]``; any, where something stands in place of their embeddings."""
+    """Return int64 ids ``[N, T]``; zeros if vectors replace their embeddings."""
     if probe.kind == "token":
         return random_probe(config.vocab_size, probe.n_inputs, probe.seq_len, probe.probe_seed)
     return np.zeros((probe.n_inputs, probe.seq_len), dtype=np.int64)
@@ -107,8 +109,9 @@ def _tokens(config: ModelConfig | ForeignConfig, probe: FingerprintProbe) -> np.
 def _inputs(
     model: Decoder | ForeignModel, probe: FingerprintProbe, batch_size: int
 ) -> Iterator[tuple[Tensor, Tensor | None, bool]]:
-    """This rank's inputs: token ids of a batch, what stands in place of their embeddings, if anything does, and whether
-    the batch counts."""
+    """Yield this rank's inputs: token ids of a batch, vectors that replace their embeddings (or None), and a flag that
+    says if the batch counts.
+    """
     weight, config, device = _table(model).weight, model.config, device_of(model)
     tokens_NT = _tokens(config, probe)
     for rows_B, counts in own_batches(torch.arange(probe.n_inputs), batch_size):
@@ -122,7 +125,7 @@ def _inputs(
 
 
 def _by_block(model: DecoderByBlock, probe: FingerprintProbe, batch_size: int) -> np.ndarray:
-    """:func:`hidden_states` of a decoder of which one block at a time is in memory."""
+    """Compute :func:`hidden_states` of a decoder with one block at a time in memory."""
     width = model.config.d_model
 
     def vectors(inputs: slice) -> Tensor:
@@ -146,15 +149,15 @@ def hidden_states(
     batch_size: int = 64,
     advance: Callable[[int], object] = lambda n_inputs: None,
 ) -> np.ndarray:
-    """Final hidden states at the last position: float32 ``[N, D]``. The model is left as it was.
+    """Compute final hidden states at the last position: float32 ``[N, D]``. The model is left unchanged.
 
-    In a process group every rank calls, passes its part of the inputs, and returns the states of all.
+    Collective: call on every rank. Each passes its part of the inputs and returns the states of all.
 
     Args:
         model: the decoder, or a wrapped one of ``transformers``; the pass runs in its parameters' own precision.
-        probe: what it is shown.
+        probe: inputs of the model.
         batch_size: sequences in one pass.
-        advance: is called after each pass with its number of inputs.
+        advance: called after each pass with its number of inputs.
 
     Raises:
         UsageError: the probe's sequences are longer than the model's.
@@ -169,7 +172,7 @@ def hidden_states(
     found: list[np.ndarray] = []
 
     def keep(module: nn.Module, inputs: Any, output: Any) -> None:
-        # [B, D] of ours; of a decoder of transformers all positions, in an object or a tuple.
+        # A decoder gives [B, D]; a decoder of transformers gives all positions, in an object or a tuple.
         x: Any = getattr(output, "last_hidden_state", None)
         x = output[0] if isinstance(output, tuple) else output if x is None else x
         found.append((x if x.ndim == 2 else x[:, -1]).float().cpu().numpy())
@@ -190,12 +193,16 @@ def hidden_states(
 
 
 def _width(model: Decoder | ForeignModel) -> int:
-    """Of final hidden states: in few models of transformers another one than the residual stream's."""
+    """Return the width of final hidden states, which in few models of transformers differs from the residual
+    stream's.
+    """
     return model.final_width if isinstance(model, ForeignModel) else model.config.d_model
 
 
 def weights_digest(model: nn.Module) -> str:
-    """SHA-256 over parameters and buffers in name order, as the birth digest (models/birth.py) is over parameters."""
+    """Compute the SHA-256 over parameters and buffers in name order, in the form of a birth digest
+    (models/birth.py).
+    """
     return digest_of(sorted([*model.named_parameters(), *model.named_buffers()]))
 
 
@@ -205,9 +212,9 @@ def cached_hidden_states(
     cache_dir: Path,
     advance: Callable[[int], object] = lambda n_inputs: None,
 ) -> np.ndarray:
-    """:func:`hidden_states`, computed once for a model and a probe and then read from ``cache_dir``.
+    """Compute :func:`hidden_states` once for a model and a probe, and read them from ``cache_dir`` afterwards.
 
-    What a decoder by block gives is not kept: to know it again, all of its weights would have to be read once more.
+    States of a decoder by block are not cached: to recognise the model, all of its weights would have to be read again.
     """
     if isinstance(model, DecoderByBlock):
         return hidden_states(model, probe, advance=advance)

@@ -1,4 +1,4 @@
-"""What an intervention changes, where and how much (definitions §8) [SO]. Nothing here loads torch.
+"""Kinds of interventions: targets, places and strengths (definitions §8) [SO]. Nothing here loads torch.
 
 Legend: B sequences, H query heads, T positions, K head width, C channels or hidden units, P chosen positions.
 """
@@ -23,14 +23,14 @@ Around = Literal["outputs", "values"]
 Fill = Literal["zero", "mean"]
 #: A place that can be changed: what heads aggregate, the hidden units of the MLP, the residual stream after a block.
 ChangedPlace = Literal["aggregation", "units", "stream"]
-#: Something whose mean over sequences and positions an intervention needs.
+#: Quantity whose mean over sequences and positions an intervention needs.
 MeanOf = Literal["outputs", "values", "units", "stream"]
 LAMBDAS = (1.0, 2.0, 4.0, 8.0)
 
 
 @dataclass(frozen=True)
 class Aggregation:
-    """The value aggregation of one block as a pass computes it."""
+    """Value aggregation of one block, as a pass computes it."""
 
     o_BHTK: Tensor
     v_BHTK: Tensor
@@ -72,19 +72,18 @@ class Intervention:
 
     @property
     def doses(self) -> tuple[float, ...]:
-        """One for each pass after the untouched one; a single 1 where there is nothing to choose."""
+        """Strengths λ, one for each pass after the unchanged one; a single 1 if there is no choice."""
         return (self.lambdas or LAMBDAS) if "lambdas" in self.means.options else (1.0,)
 
     @property
     def watched(self) -> tuple[int, ...]:
-        """The keys whose attention is the outcome: those at the positions; without any, key 0."""
+        """Keys whose attention is the outcome: those at the chosen positions; without any, key 0."""
         return self.positions or (0,)
 
     def check(self, config: ModelConfig | ForeignConfig, seq_len: int) -> None:
         """Check that a model of this shape can be changed so.
 
-        Raises:
-            UsageError: what is wrong, with the mend; it begins with the name of the field.
+        Raises: UsageError: the problem, with the remedy; begins with the name of the field.
         """
         kind, n_layers = KINDS.get(self.kind), config.n_layers
         if kind is None:
@@ -117,7 +116,7 @@ class Intervention:
 
 
 class Kind:
-    """One kind of intervention: a row of :data:`KINDS`."""
+    """A kind of intervention: a row of :data:`KINDS`."""
 
     meaning: ClassVar[str]
     """In a few words, for help texts."""
@@ -131,14 +130,14 @@ class Kind:
     """True if its outcome shows in later blocks alone."""
 
     def check_attention(self, config: ModelConfig | ForeignConfig) -> None:
-        """Raise UsageError where the attention of a model does not allow it."""
+        """Raise UsageError if the attention of a model does not allow it."""
 
     def mean_of(self, what: Intervention) -> MeanOf | None:
         """Name the mean that it needs."""
         return None
 
     def weights_seen(self, what: Intervention, weights_BHTP: Tensor) -> Tensor:
-        """Correct the weights of a changed block on earlier keys for what the change makes of them."""
+        """Correct the weights of a changed block on earlier keys for the effect of the change."""
         return weights_BHTP
 
     def follows_change(self, what: Intervention) -> bool:
@@ -146,19 +145,19 @@ class Kind:
         return False
 
     def changed(self, what: Intervention, dose: float, seen: Any, mean: Tensor | None) -> Tensor:
-        """Compute what goes on in place of what a block has computed.
+        """Compute the replacement of a block's result.
 
         Args:
             what: the intervention.
             dose: λ.
-            seen: an :class:`Aggregation`; of the other places, the tensor ``[B, T, C]``.
-            mean: of the block, ``[H, K]`` or ``[C]``.
+            seen: an :class:`Aggregation`; at other places, the tensor ``[B, T, C]``.
+            mean: mean of the block, ``[H, K]`` or ``[C]``.
         """
         raise NotImplementedError
 
 
 class Mask(Kind):
-    """``o_k ← v_k``: the softmax of query k over key k alone."""
+    """Masking, ``o_k ← v_k``: the softmax of query k over key k alone."""
 
     meaning = "query K sees itself only"
 
@@ -184,7 +183,7 @@ class Mask(Kind):
 
 
 class Amplify(Kind):
-    """``o_k ← μ + λ(o_k − μ)``."""
+    """Amplification, ``o_k ← μ + λ(o_k − μ)``."""
 
     meaning = "what heads aggregate at K moves from its mean by the dose"
     options = frozenset({"lambdas", "around"})
@@ -206,8 +205,9 @@ class Amplify(Kind):
 
 
 class Scale(Amplify):
-    """``o_k ← λ·o_k``, the control. Matched, the factor is that which gives ``o_k`` of all heads together the norm that
-    amplify would."""
+    """Scaling, ``o_k ← λ·o_k``, the control. If matched, the factor gives ``o_k`` of all heads together the norm that
+    amplify would.
+    """
 
     meaning = "the control: it grows, and keeps its direction"
     options = frozenset({"lambdas", "around", "matched"})
@@ -228,7 +228,7 @@ class Scale(Amplify):
 
 
 class Ablation(Kind):
-    """Something is zero, or its mean over the probe; without positions, at every one."""
+    """Replacement by zero, or by the mean over the probe; without positions, at every one."""
 
     options = frozenset({"fill"})
     needs_position = False
@@ -241,7 +241,7 @@ class Ablation(Kind):
 
 
 class LastAxisAblation(Ablation):
-    """Entries of the last axis of ``[B, T, C]``."""
+    """Ablation of entries of the last axis of ``[B, T, C]``."""
 
     named: ClassVar[str]
 
@@ -255,7 +255,7 @@ class LastAxisAblation(Ablation):
 
 
 class AblateChannels(LastAxisAblation):
-    """Channels of the residual stream, after each chosen block."""
+    """Ablation of channels of the residual stream, after each chosen block."""
 
     meaning = "channels of the residual stream become zero or their mean after the blocks"
     place, named, filled_with = "stream", "channels", "stream"
@@ -263,7 +263,7 @@ class AblateChannels(LastAxisAblation):
 
 
 class AblateUnits(LastAxisAblation):
-    """Hidden units of the MLP, as they enter its last map."""
+    """Ablation of hidden units of the MLP, at the input of its last map."""
 
     meaning = "hidden units of the MLP become zero or their mean"
     place, named, filled_with = "units", "units", "units"
@@ -271,7 +271,7 @@ class AblateUnits(LastAxisAblation):
 
 
 class AblateHeads(Ablation):
-    """Value aggregations of heads."""
+    """Ablation of the value aggregations of heads."""
 
     meaning = "what heads aggregate becomes zero or its mean"
     named, filled_with = "heads", "outputs"
@@ -287,7 +287,7 @@ class AblateHeads(Ablation):
 
 
 class AblateValue(Ablation):
-    """The value of key k, which every query that sees it then sums: ``o_t ← o_t + a[t, k](fill − v_k)``."""
+    """Ablation of the value of key k, for every query that sees it: ``o_t ← o_t + a[t, k](fill − v_k)``."""
 
     meaning = "the value of key K becomes zero or the mean value"
     needs_position = True
@@ -318,7 +318,7 @@ _OPTIONAL = frozenset().union(*(kind.options for kind in KINDS.values()))
 
 
 def _with(x_BHTK: Tensor, new_BHPK: Tensor, positions: list[int]) -> Tensor:
-    """A copy of ``x_BHTK`` that is ``new_BHPK`` at some positions."""
+    """Return a copy of ``x_BHTK`` with ``new_BHPK`` at some positions."""
     x_BHTK = x_BHTK.clone()
     x_BHTK[:, :, positions] = new_BHPK.to(x_BHTK.dtype)
     return x_BHTK

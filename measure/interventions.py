@@ -1,4 +1,4 @@
-"""Interventions on blocks of a model, and the sink that forms, stays or goes (definitions §8) [SO].
+"""Interventions on blocks of a model, and their effect on sinks (definitions §8) [SO].
 
 Legend: B sequences, H query heads, T positions, K head width, D width of the residual stream, V vocabulary, C channels
 or hidden units, P watched keys, L blocks.
@@ -30,13 +30,13 @@ from .next_tokens import first_prediction, losses_of, passes, sequence_means, se
 from .observed import Setting, device_of
 from .standard_error import mean_and_error
 
-#: What a place computes in a block (from 1) → what goes on in its place; None: as it is.
+#: Function from the result of a place in a block (from 1) to its replacement; None: unchanged.
 Tap = Callable[[int, Any], Tensor | None]
 
 
 @dataclass(frozen=True)
 class PassFigures:
-    """Figures of one pass over the probe, means over sequences, float64. NaN where a block does not show it."""
+    """Figures of one pass over the probe, means over sequences, float64. NaN if a block does not show them."""
 
     dose: float | None
     """λ, or 1 of a kind without doses; None of the model left alone."""
@@ -60,7 +60,7 @@ class PassFigures:
 
 @dataclass(frozen=True)
 class Intervened:
-    """A model left alone and changed, on one probe."""
+    """Figures of a model unchanged and changed, on one probe."""
 
     what: Intervention
     n_sequences: int
@@ -70,26 +70,28 @@ class Intervened:
 
     @property
     def keys(self) -> tuple[int, ...]:
-        """The watched keys."""
+        """Watched keys."""
         return self.what.watched
 
     @cached_property
     def uniform(self) -> np.ndarray:
-        """The share of uniform attention for each watched key, ``[P]``."""
+        """Weight of uniform attention on each watched key, ``[P]``."""
         return np.array([np.mean(1 / np.arange(key + 2, self.seq_len + 1)) for key in self.keys])
 
     def loss(self, number: int) -> tuple[float, float] | None:
-        """Mean loss of a pass and its standard error over sequences; None where the probe is no text."""
+        """Return the mean loss of a pass and its standard error over sequences; None if the probe is not text."""
         losses = self.passes[number].losses
         return None if losses is None else mean_and_error(losses)
 
     def loss_increase(self, number: int) -> tuple[float, float] | None:
-        """Mean over sequences of what a pass adds to the loss of the model left alone, and its standard error."""
+        """Return the mean over sequences of the loss that a pass adds to the unchanged model's, and its
+        standard error.
+        """
         losses, alone = self.passes[number].losses, self.passes[0].losses
         return None if losses is None or alone is None else mean_and_error(losses - alone)
 
     def stacked(self, name: str) -> np.ndarray:
-        """A figure of all passes, ``[passes, …]``."""
+        """Stack a figure over all passes, ``[passes, …]``."""
         return np.stack([getattr(figures, name) for figures in self.passes])
 
 
@@ -104,10 +106,10 @@ def intervene(
     batch_size: int = 64,
     advance: Callable[[int], object] = lambda n_passes: None,
 ) -> Intervened:
-    """Read a probe with a model as it is, and with blocks of it changed: once for each dose.
+    """Read a probe with a model unchanged, and once for each dose with blocks of it changed.
 
     Args:
-        model: ours, or one of ``transformers``; it is left exactly as it was.
+        model: a decoder, or a model of ``transformers``; left unchanged.
         probe_NT: int64 token ids ``[N, T]``.
         what: the intervention.
         random_NT: random tokens that means of values are over; by default the probe.
@@ -144,7 +146,7 @@ def intervene(
 
 @dataclass(frozen=True)
 class _Probe:
-    """The input of every pass."""
+    """Input of every pass."""
 
     tokens_NT: np.ndarray
     documents_NT: np.ndarray | None
@@ -167,7 +169,7 @@ def _check_seen(model: Decoder | ForeignModel, what: Intervention, seq_len: int)
 def _tapped(
     model: Decoder | ForeignModel, place: ChangedPlace, layers: Collection[int], tap: Tap, seq_len: int
 ) -> Iterator[None]:
-    """Inside, ``tap`` is called with what a place of the blocks computes, and decides what goes on."""
+    """Within the context, call ``tap`` with the result of a place of the blocks; it decides the replacement."""
     with ExitStack() as stack:
         if place == "aggregation":
             _tap_attention(model, layers, tap, stack)
@@ -185,7 +187,7 @@ def _tapped(
 
 
 def _tap_attention(model: Decoder | ForeignModel, layers: Collection[int], tap: Tap, stack: ExitStack) -> None:
-    """Before norm, calibration and gate, which then see what was changed."""
+    """Tap the attention before norm, calibration and gate, which then read the changed values."""
 
     def change(layer: int, weighted: WeightedSum, v_BHTK: Tensor) -> None:
         if layer in layers:
@@ -222,7 +224,7 @@ def _tap_stream(tap: Callable[[Tensor], Tensor | None], module: nn.Module, args:
 
 
 def _unit_readers(model: Decoder | ForeignModel) -> Mapping[int, nn.Module]:
-    """By block, from 1: the map that reads the hidden units."""
+    """Return, by block from 1, the map that reads the hidden units."""
     if isinstance(model, ForeignModel):
         return model.unit_readers()
     mlps = ((layer, block.mlp) for layer, block in enumerate(model.blocks, start=1))
@@ -230,7 +232,9 @@ def _unit_readers(model: Decoder | ForeignModel) -> Mapping[int, nn.Module]:
 
 
 def weights_on(weighted: WeightedSum, keys: Sequence[int], n_queries: int | None = None) -> Tensor:
-    """The weights of all queries on some keys, ``[B, H, T, len(keys)]``, a block of queries at a time."""
+    """Return the weights of all queries on some keys, ``[B, H, T, len(keys)]``, computed a block of queries at
+    a time.
+    """
     length = weighted.o_BHTK.shape[2] if n_queries is None else n_queries
     blocks = []
     for start, stop in query_blocks(length):
@@ -245,7 +249,7 @@ def weights_on(weighted: WeightedSum, keys: Sequence[int], n_queries: int | None
 
 
 class _Readings:
-    """Sums over sequences of what one pass over the probe shows at the watched keys."""
+    """Sums over sequences of the readings of one pass at the watched keys."""
 
     def __init__(self, model: Decoder | ForeignModel, what: Intervention, dose: float | None) -> None:
         config, device = model.config, device_of(model)
@@ -275,11 +279,11 @@ class _Readings:
         self._broken = self._broken | ~squares.isfinite().all()
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
-        """See models/observe.py; :meth:`state` sees what a change leaves of it."""
+        """See models/observe.py; :meth:`state` reads it after a change."""
         self._watch(h_BTD)
 
     def neurons(self, layer: int, a_BTF: Tensor) -> None:
-        """Not read."""
+        """Read nothing."""
 
     def attention(self, layer: int, attended: Attended) -> None:
         """See models/observe.py."""
@@ -301,12 +305,12 @@ class _Readings:
         self.channels_2LPD[1, layer - 1] += h_BPD.sum(0)
 
     def aggregated(self, layer: int, after: bool, o_BHTK: Tensor) -> None:
-        """Read what all heads of a changed block aggregate at the keys, before the change or after it."""
+        """Read the aggregation of all heads of a changed block at the keys, before the change or after it."""
         norm_BP = o_BHTK[:, :, self.keys].double().norm(dim=(1, 3))
         _add(self.norms_2LP[int(after), layer - 1], norm_BP.sum(0))
 
     def figures(self, dose: float | None) -> PassFigures:
-        """The means."""
+        """Return the means."""
         attention, norms = (x.cpu().numpy() / self.n for x in (self.attention_2LHP, self.norms_2LP))
         largest_LP = self.channels_2LPD[0].argmax(-1)
         value_LP = self.channels_2LPD[1].gather(-1, largest_LP[..., None])[..., 0] / self.n
@@ -335,7 +339,7 @@ def _read(
     means: Mapping[int, Tensor],
     probe: _Probe,
 ) -> _Readings:
-    """One pass over the probe, changed by a dose; None: left alone."""
+    """Run one pass over the probe, changed by a dose; None: unchanged."""
     kind, readings = what.means, _Readings(model, what, dose)
     seq_len = probe.tokens_NT.shape[1]
 
@@ -368,7 +372,7 @@ def _read(
 
 # ── means ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
-#: Of what a mean is → the place that shows it, and what of it is summed over sequences and positions.
+#: Quantity → the place that shows it, and the part of it that is summed over sequences and positions.
 _MEANS: Mapping[MeanOf, tuple[ChangedPlace, Callable[[Any], Tensor]]] = {
     "outputs": ("aggregation", lambda seen: seen.o_BHTK.transpose(1, 2)),
     "values": ("aggregation", lambda seen: seen.v_BHTK.transpose(1, 2)),
@@ -378,22 +382,24 @@ _MEANS: Mapping[MeanOf, tuple[ChangedPlace, Callable[[Any], Tensor]]] = {
 
 
 class _Nothing:
-    """An observer that reads nothing."""
+    """Observer that reads nothing."""
 
     def residual(self, site: Site, layer: int, h_BTD: Tensor) -> None:
-        """Not read."""
+        """Read nothing."""
 
     def attention(self, layer: int, attended: Attended) -> None:
-        """Not read."""
+        """Read nothing."""
 
     def neurons(self, layer: int, a_BTF: Tensor) -> None:
-        """Not read."""
+        """Read nothing."""
 
 
 def _means(
     model: Decoder | ForeignModel, what: Intervention, probe: _Probe, random_NT: np.ndarray | None
 ) -> dict[int, Tensor]:
-    """By block: the mean that the intervention needs, of the model left alone, float64; empty where it needs none."""
+    """Return, by block, the mean that the intervention needs, from the unchanged model, float64; empty if it needs
+    none.
+    """
     of = what.means.mean_of(what)
     if of is None:
         return {}
@@ -414,14 +420,15 @@ def _means(
 
 
 class _EndOfPassError(Exception):
-    """Ends a pass whose rest nobody reads."""
+    """Signal that ends a pass once its rest is not needed."""
 
 
 def _means_while_changed(
     model: Decoder | ForeignModel, what: Intervention, dose: float, probe: _Probe
 ) -> dict[int, Tensor]:
-    """By block: the mean of heads' outputs, float64 ``[H, K]``, while the chosen blocks before it are changed by their
-    means. The passes end in that block."""
+    """Return, by block, the mean of heads' outputs, float64 ``[H, K]``, while the chosen blocks before it are replaced
+    by their means. Each pass ends in that block.
+    """
     means: dict[int, Tensor] = {}
     for last in sorted(what.layers):
         totals: list[Tensor] = []

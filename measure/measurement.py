@@ -1,4 +1,4 @@
-"""One forward pass over a probe, read by every metric at once. Plain PyTorch: any loop can call it."""
+"""Measurement by one forward pass over a probe, read by every metric at once. Plain PyTorch: any loop can call it."""
 
 from __future__ import annotations
 
@@ -29,8 +29,7 @@ __all__ = ["Batches", "BirthReference", "Measurement", "birth_reference", "evalu
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Evaluate without a trace: no gradients, no autocast, every module's mode put back as it was, and nothing kept of
-    weights that were gathered."""
+    """Evaluate without a trace: no gradients, no autocast, every module's mode restored, and gathered weights freed."""
     modes = {module: module.training for module in model.modules()}
     device = device_of(model).type
     model.eval()
@@ -44,12 +43,12 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
 
 
 def pass_of(model: Decoder | ForeignModel) -> ProbePass:
-    """How a probe is passed through a model."""
+    """Return the pass that suits a model."""
     return PassByBlock(model) if isinstance(model, DecoderByBlock) else WholePass(model)
 
 
 def look(model: ForeignModel, seq_len: int) -> None:
-    """Let a model be looked at as a measurement does, which then need not. In a process group every rank calls.
+    """Inspect a model in advance, so that a later measurement need not. Collective: call on every rank.
 
     Raises:
         UsageError: it cannot be measured.
@@ -66,7 +65,7 @@ def _at_once(model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_size: in
 def birth_reference(
     model: Decoder | ForeignModel, probe_NT: np.ndarray, batch_size: int | None = None
 ) -> BirthReference:
-    """Seed direction and token preference of a newborn model, from one pass over the probe."""
+    """Measure seed direction and token preference of a newborn model, in one pass over the probe."""
     setting = Setting(model, probe_NT.shape[1])
     observer = MetricObserver([ObservedBirth(setting), ObservedPreference(setting)])
     # Weights are read, though nothing here needs their sums: then p̄ at birth is that of a measurement, bit for bit.
@@ -116,7 +115,7 @@ def measure(
     sources, run, config = find_metrics(metrics), pass_of(model), model.config
     ours = dict(OBSERVED)
     if own_birth:
-        # What the pass itself fills in.
+        # Metrics that the pass itself supplies.
         ours[ObservedOwnBirth.key] = ObservedOwnBirth
         birth = BirthReference(np.zeros((config.n_layers + 1, config.d_model)), np.zeros(config.vocab_size))
     setting = Setting(
@@ -135,7 +134,7 @@ def measure(
         _ = setting.unseen
         theirs = [Guarded(source, setting) for source in sources]
         observed = [*our_metrics(setting, ours), *theirs]
-        # What no block shows anything is not computed.
+        # Metrics that no block shows anything to are not computed.
         shown = [metric for metric in observed if len(setting.missing(metric)) < config.n_layers]
         observer = MetricObserver(shown, finite)
         run(observer, probe_NT, _at_once(model, probe_NT, batch_size), documents_NT)

@@ -1,4 +1,4 @@
-"""Whether code that was not ours left a model, its gradients and the random states as they were."""
+"""Check that code from outside left a model, its gradients and the random states unchanged."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..models.tensor_shards import reshard
 
 
 def version(tensor: Tensor) -> int:
-    """Counts the changes in place of a tensor and its views."""
+    """Count the changes in place of a tensor and its views."""
     return -1 if tensor.is_inference() else tensor._version
 
 
@@ -23,7 +23,9 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 
 
 class ModelState:
-    """What of a model and of random states a metric must leave alone. Asked around each call, it copies nothing."""
+    """State of a model and of random generators that a metric must not change. Checked around each call, without
+    copies.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.modules = list(model.named_modules())
@@ -33,7 +35,7 @@ class ModelState:
         self.cuda = device if device.type == "cuda" else None
 
     def now(self) -> dict[str, Any]:
-        """What there is to compare, by the words for it and, where it has one, its name in the model."""
+        """Return the current values to compare, by a phrase for each with its name in the model, if any."""
         found: dict[str, Any] = {}
         for name, x in self.tensors:
             found[f"changed {name}"] = version(x)
@@ -55,16 +57,16 @@ class ModelState:
         return found
 
     def difference(self, before: Mapping[str, Any]) -> str | None:
-        """The first thing that is not as it was, in words."""
+        """Name the first difference in words; None if there is none."""
         now = self.now()
         return next((words for words, value in before.items() if now[words] != value), None)
 
 
 class ModelDigest:
-    """Sums over all bits of a model's parameters and gradients: they show what torch's count of changes misses."""
+    """Sums over all bits of a model's parameters and gradients: they show changes that torch's count misses."""
 
     def __init__(self, model: nn.Module) -> None:
-        # What a strategy has gathered is let go of here and at the end: the same tensors are compared.
+        # Weights that a strategy has gathered are freed before and after, so that the same tensors are compared.
         reshard(model)
         self.parameters = list(model.named_parameters())
         self.before = self._sums()
@@ -75,7 +77,7 @@ class ModelDigest:
         return torch.stack([total.to(device) for total in sums]) if sums else torch.zeros(0)
 
     def difference(self) -> str | None:
-        """The first parameter that is not as it was, in words."""
+        """Name the first changed parameter in words; None if there is none."""
         changed = (self._sums() != self.before).nonzero().flatten().tolist()
         if not changed:
             return None
@@ -84,7 +86,7 @@ class ModelDigest:
 
 
 def _bits(tensor: Any) -> Tensor:
-    """Sum of a tensor's bits as whole numbers; of a sharded one, of this rank's shard."""
+    """Sum a tensor's bits as whole numbers; for a sharded one, those of this rank's shard."""
     if tensor is None or tensor.is_meta:  # accelerate keeps the weights elsewhere
         return torch.zeros((), dtype=torch.int64)
     held = tensor.to_local() if isinstance(tensor, DTensor) else getattr(tensor, "ds_tensor", tensor)

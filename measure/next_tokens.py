@@ -1,4 +1,4 @@
-"""The next tokens of a probe: which of them a model predicts, and the passes in which it does."""
+"""The next tokens of a probe: the predicted ones among them, and the passes that predict them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _LOGITS = 1 << 25
 
 
 def first_prediction(config: ModelConfig | ForeignConfig, n_tokens: int) -> int:
-    """The first position whose next token counts in a loss, of sequences of ``n_tokens``.
+    """Return the first position whose next token counts in a loss, for sequences of ``n_tokens``.
 
     Raises:
-        UsageError: there is none: all of them are of a prefix that sees itself.
+        UsageError: there is none: all belong to a prefix that sees itself.
     """
     first = config.attention.first_prediction
     if first > n_tokens - 2:
@@ -39,8 +39,9 @@ def first_prediction(config: ModelConfig | ForeignConfig, n_tokens: int) -> int:
 def passes(
     model: Decoder | ForeignModel, tokens_NT: np.ndarray, documents_NT: np.ndarray | None, batch_size: int
 ) -> Iterator[tuple[Tensor, dict[str, Tensor]]]:
-    """The batches of a probe ``[B, T]`` on the model's device, each with what its pass takes beside the tokens: the
-    numbers of their documents, where the model sees each document alone."""
+    """Yield the batches of a probe ``[B, T]`` on the model's device, each with further arguments of its pass: the
+    numbers of their documents, if the model sees each document alone.
+    """
     device, apart = device_of(model), documents_apart(model)
     for start in range(0, len(tokens_NT), batch_size):
         part = slice(start, start + batch_size)
@@ -51,22 +52,26 @@ def passes(
 
 
 def sequences_at_once(model: Decoder | ForeignModel, batch_size: int, n_positions: int) -> int:
-    """Sequences of one pass that gives logits at so many positions: ``batch_size``, or as many as memory holds."""
+    """Return the number of sequences for a pass with logits at so many positions: ``batch_size``, or as many as memory
+    holds.
+    """
     return max(min(batch_size, _LOGITS // (n_positions * model.config.vocab_size)), 1)
 
 
 def losses_of(logits_BTV: Tensor, tokens_BT: Tensor, first: int) -> Tensor:
-    """Losses of the next tokens from position ``first`` on, of logits of all positions: nats, float64 ``[B, S]``."""
+    """Compute losses of the next tokens from position ``first`` on, from logits of all positions: nats, float64 ``[B,
+    S]``.
+    """
     logits_BVS, targets_BS = logits_BTV[:, first:-1].transpose(1, 2), tokens_BT[:, first + 1 :]
     return F.cross_entropy(logits_BVS.float(), targets_BS, reduction="none").double()
 
 
 def sequence_means(losses: list[Tensor], documents_NT: np.ndarray | None, first: int) -> np.ndarray:
-    """Mean loss of every sequence, float64 ``[N]``, from the batches of :func:`losses_of`.
+    """Compute the mean loss of every sequence, float64 ``[N]``, from the batches of :func:`losses_of`.
 
     Args:
-        losses: each ``[B, S]``.
-        documents_NT: numbers of the tokens' documents, −1 of padding, whose prediction does not count.
+        losses: losses of each batch, ``[B, S]``.
+        documents_NT: numbers of the tokens' documents, −1 for padding, whose prediction does not count.
         first: the first position whose next token counts.
     """
     loss_NS = torch.cat([loss_BS.cpu() for loss_BS in losses]).numpy()

@@ -1,4 +1,6 @@
-"""What a metric of a snapshot is to the instrument: the places of a pass that it reads, and what it gives by name."""
+"""Metrics of a snapshot as the instrument sees them: the places of a pass that they read, and the values that they give
+by name.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,7 @@ PLACES: tuple[Place, ...] = get_args(Place)
 
 @dataclass(frozen=True)
 class BirthReference:
-    """What later checkpoints are compared with: the mean directions and the preference of a newborn model."""
+    """Reference of later checkpoints: the mean directions and the preference of a newborn model."""
 
     direction: np.ndarray
     """``[L+1, d]`` float64 unit vectors: the seed direction."""
@@ -45,16 +47,16 @@ class BirthReference:
 
     @cached_property
     def preference(self) -> Ranked:
-        """p̄ with its ranks, which all snapshots of a run are compared with."""
+        """p̄ with its ranks, with which all snapshots of a run are compared."""
         return Ranked(self.mean_prob)
 
 
 @dataclass(frozen=True)
 class AttentionView(Attended):
-    """One attention as metrics see it, with the sums over its weights, which are taken once for all of them."""
+    """An attention for metrics, with the sums over its weights, which are taken once for all of them."""
 
     first_BT: Tensor | None = None
-    """Where each position's document begins; None where a sequence counts as one."""
+    """First position of each position's document; None if each sequence counts as one."""
     tokens_BT: Tensor | None = None
     """The batch; None where who runs the pass does not say."""
 
@@ -65,7 +67,7 @@ class AttentionView(Attended):
 
 
 def sizes_of(config: ModelConfig | ForeignConfig, seq_len: int) -> Sizes:
-    """Sizes of a model and of a probe's sequences."""
+    """Return the sizes of a model and of a probe's sequences."""
     d_key = config.d_head if isinstance(config, ForeignConfig) else config.d_key
     shape = config.n_layers, config.n_heads, config.d_model, d_key, config.ff, config.vocab_size
     value = None if config.d_value == d_key else config.d_value
@@ -79,7 +81,7 @@ def sizes_of(config: ModelConfig | ForeignConfig, seq_len: int) -> Sizes:
 
 @dataclass(frozen=True)
 class Setting:
-    """All that metrics of one measurement are made of."""
+    """Inputs from which the metrics of one measurement are made."""
 
     model: Decoder | ForeignModel
     seq_len: int
@@ -87,9 +89,9 @@ class Setting:
     strangers: Sequence[BirthReference] = field(default_factory=list)
     sink_epsilon: float = 0.3
     has_documents: bool = False
-    """Whether the probe's sequences hold several documents."""
+    """True if the probe's sequences hold several documents."""
     by_block: bool = False
-    """Whether all batches pass a block before any passes the next, so that a place is whole when it is passed."""
+    """True if all batches pass a block before any passes the next, so that a place is complete once passed."""
     n_same: int = 0
     """Leading positions at which all sequences of the probe hold the same tokens."""
 
@@ -100,12 +102,12 @@ class Setting:
 
     @cached_property
     def sizes(self) -> Sizes:
-        """Of the model and the probe."""
+        """Sizes of the model and the probe."""
         return sizes_of(self.model.config, self.seq_len)
 
     @cached_property
     def unseen(self) -> tuple[Unseen, ...]:
-        """Places that the model does not show. Of a foreign model the first call reads one sequence."""
+        """Places that the model does not show. For a model of ``transformers`` the first call reads one sequence."""
         if isinstance(self.model, ForeignModel):
             return self.model.unseen(self.seq_len)
         return (Unseen("neurons", self._routed, "a mixture of experts"),) if self._routed else ()
@@ -119,7 +121,7 @@ class Setting:
         return tuple(i + 1 for i in range(self.model.config.n_layers) if experts.in_block(i))
 
     def missing(self, metric: Observed) -> frozenset[int]:
-        """The blocks, from 1, that do not show what a metric reads."""
+        """Return the blocks, from 1, that do not show a place that the metric reads."""
         found = {layer for u in self.unseen if _reads(metric, u.place) for layer in u.layers}
         if metric.hook("routing") is not None or metric.hook("expert_units") is not None:
             found |= set(range(1, self.sizes.n_layers + 1)).difference(self._routed)
@@ -127,27 +129,27 @@ class Setting:
 
     @cached_property
     def device(self) -> torch.device:
-        """Where states are."""
+        """Device of the states."""
         return device_of(self.model)
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Of sums inside a batch that need not be float64."""
+        """Dtype of sums inside a batch that need not be float64."""
         return torch.promote_types(next(self.model.parameters()).dtype, torch.float32)
 
     @property
     def rows_sum_to_one(self) -> bool:
-        """Whether weights over their row's sum are the weights."""
+        """True if weights divided by their row's sum are the weights."""
         return self.model.config.attention.rows_sum_to_one and not self.adapter.has_keys
 
     @property
     def adapter(self) -> AdapterConfig:
-        """What is attached to the model."""
+        """Config of the adapter on the model."""
         return adapter_of(self.model)
 
     @cached_property
     def alignment(self) -> SeedAlignment:
-        """Compared with the model's own birth, where it is known, then with strangers."""
+        """Metric that compares with the model's birth, if known, then with strangers."""
         known = [*([] if self.birth is None else [self.birth]), *self.strangers]
         directions = [torch.from_numpy(reference.direction) for reference in known]
         none = torch.zeros(0, self.sizes.n_layers + 1, self.sizes.d_model)
@@ -155,18 +157,18 @@ class Setting:
 
     @cached_property
     def preference(self) -> TokenPreference:
-        """Of the pass."""
+        """Token preference of the pass."""
         return TokenPreference(self.sizes.vocab_size).to(self.device)
 
 
 def device_of(model: Any) -> torch.device:
-    """Where a model reads its tokens."""
+    """Return the device that a model reads its tokens on."""
     found: torch.device = model.device if isinstance(model, ForeignModel) else next(model.parameters()).device
     return found
 
 
 def mlp_maps(model: Decoder | ForeignModel, layer: int) -> tuple[Tensor, Tensor, Tensor | None] | None:
-    """One block's up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps; None where its units are not seen."""
+    """Return one block's up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps; None if its units are not seen."""
     if isinstance(model, ForeignModel):
         return model.mlp_weights(layer)
     block = model.blocks[layer - 1]
@@ -180,12 +182,13 @@ def mlp_maps(model: Decoder | ForeignModel, layer: int) -> tuple[Tensor, Tensor,
 
 
 def _reads(metric: Observed, place: str) -> bool:
-    # What is after the attention is shown with the rest of the residual stream: arrays of it have no number there.
+    # States after the attention are shown with the rest of the residual stream: their arrays have no place of their
+    # own.
     return place in PLACES and metric.hook(place) is not None
 
 
 def blanked(array: np.ndarray, quantity: Quantity, layers: Collection[int]) -> np.ndarray:
-    """The array with NaN for blocks (from 1) that do not show what it is of."""
+    """Fill the array with NaN for blocks (from 1) that do not show its quantity."""
     if not layers or "layer" not in quantity.axes:
         return array
     array = array.astype(np.promote_types(array.dtype, np.float32))
@@ -194,7 +197,7 @@ def blanked(array: np.ndarray, quantity: Quantity, layers: Collection[int]) -> n
 
 
 class Observed:
-    """One metric (or some that belong together) as an observer feeds it.
+    """A metric (or some that belong together) that an observer feeds.
 
     A subclass has a method for each place that it reads, with the names and arguments of ``models/observe.py``:
     ``residual``, ``attention`` (an :class:`AttentionView`), ``sublayer``, ``neurons``, ``routing``,
@@ -204,24 +207,27 @@ class Observed:
     name: str
     """As errors call it."""
     quantities: Sequence[Quantity]
-    """What it gives."""
+    """Quantities that it gives."""
 
     def hook(self, place: Place) -> Callable[..., None] | None:
-        """What is called with the tensors of a place; None where it does not read it."""
+        """Return the function for the tensors of a place; None if the metric does not read it."""
         return getattr(self, place, None)
 
     def passed(self, layer: int) -> None:
-        """All batches are through the embedding (0), or through block 1 … L, whose weights can be read now. In a
-        process group all ranks call."""
+        """Note that all batches have passed the embedding (0), or block 1 … L, whose weights can be read now.
+        Collective: called on every rank.
+        """
 
     def result(self) -> tuple[Scalars, Arrays]:
-        """Scalars and arrays by their declared names. In a process group all ranks call, and get those of all."""
+        """Return scalars and arrays by their declared names. Collective: call on every rank; each gets the values of
+        all.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class MetricSource:
-    """A metric that observes a pass itself, checked, and not yet made."""
+    """A metric class that observes a pass itself, checked but not yet instantiated."""
 
     name: str
     """As errors call it."""
@@ -254,7 +260,7 @@ class SelfObserving(Observed):
         return self._named(self.metric.compute())
 
     def _named(self, values: Any) -> tuple[Scalars, Arrays]:
-        """Arrays by name, with their scalars, and scalars alone."""
+        """Return arrays by name, with their scalars, and scalars alone."""
         if not isinstance(values, Mapping):
             raise RunError(f"{self.name}: compute gives {type(values).__name__}; give a dict of values by name")
         declared = {quantity.name: quantity for quantity in self.quantities}

@@ -1,4 +1,4 @@
-"""What the decoder's named places are shown to as a pass runs: the metrics that read them, and a watch for NaN."""
+"""Observers of the decoder's named places: the metrics that read them, and a watch for NaN."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SITES = {
 
 
 class FiniteWatch:
-    """Which places of a forward pass have shown NaN or inf. Asks the device nothing before the end."""
+    """Record of the places of a forward pass that showed NaN or inf. Queries the device only at the end."""
 
     def __init__(self, n_layers: int, device: torch.device) -> None:
         self.n_layers = n_layers
@@ -34,30 +34,30 @@ class FiniteWatch:
         self.totals = dict.fromkeys(self.names, zero)
 
     def see(self, site: str, layer: int, x: Tensor) -> None:
-        """Look at a tensor; one pass over it, no copy."""
+        """Check a tensor; one pass over it, no copy."""
         # NaN and inf survive every sum.
         total = x.sum(dtype=torch.promote_types(x.dtype, torch.float32))
         self.totals[site, layer] = self.totals[site, layer] + total
 
     def first(self, *, everywhere: bool = False) -> str | None:
-        """The first place of the pass that has shown any, in words, here or on any rank; None where all was finite."""
+        """Name the first place of the pass that showed any, on this or any rank; None if all was finite."""
         broken = ~torch.stack(list(self.totals.values())).isfinite()
         shown = (sum_over_ranks(broken.int()) if everywhere else broken).tolist()
         return next((name for name, broken in zip(self.names.values(), shown, strict=True) if broken), None)
 
 
 class MetricObserver:
-    """Shows every place of a pass to the metrics that read it, in their order.
+    """Observer that shows every place of a pass to the metrics that read it, in their order.
 
     Args:
-        metrics: what reads.
+        metrics: the metrics.
         finite: looks at all tensors first; None where nothing watches for NaN.
     """
 
     def __init__(self, metrics: Sequence[Observed], finite: FiniteWatch | None = None) -> None:
         self.finite = finite
         self.first_BT: Tensor | None = None
-        """Where each position's document of the batch begins; None where a sequence counts as one."""
+        """First position of each position's document in the batch; None if each sequence counts as one."""
         self.tokens_BT: Tensor | None = None
         """The batch that passes."""
         self.metrics = metrics
@@ -103,7 +103,7 @@ class MetricObserver:
         self._show("expert_units", layer, expert, a_RF, position_R)
 
     def logits(self, logits_BV: Tensor) -> None:
-        """Last-position logits of a batch, when its pass is over."""
+        """Show the last-position logits of a batch, at the end of its pass."""
         if self.finite is not None:
             self.finite.see("logits", self.finite.n_layers, logits_BV)
         self._show("logits", logits_BV)

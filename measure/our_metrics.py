@@ -1,4 +1,4 @@
-"""The metrics of every snapshot: what each is shown of a pass, and what it gives by its declared names.
+"""The metrics of every snapshot: the inputs of each from a pass, and its results by declared names.
 
 Their quantities are declared in ``metrics/quantities.py``. A key there that names a class observes the pass itself; the
 others, which need more than the pass or belong together, have their row in `OBSERVED`.
@@ -36,14 +36,14 @@ from .ranks import world_size
 mean = SCALARS["mean"]
 #: Values of ε at which sink rates are measured beside the configured one.
 SINK_EPSILONS = tuple(i / 10 for i in range(1, 10))
-#: How many massive activations, and how many hidden units of a layer, are listed.
+#: Number of massive activations, and of hidden units per layer, that are listed.
 N_MASSIVE, N_NEURONS = 10, 10
 #: Rows of a second moment that a GPU computes together.
 N_MOMENT_ROWS = 256
 
 
 class _Ours(Observed):
-    """One of ours, under its key in ``metrics/quantities.py``."""
+    """A built-in metric, under its key in ``metrics/quantities.py``."""
 
     key: ClassVar[str]
 
@@ -200,7 +200,7 @@ class ObservedSinks(_Ours):
 
 
 class ObservedDocumentSinks(_Ours):
-    """Sinks where documents begin inside a sequence (definitions §5)."""
+    """Sinks at documents that begin inside a sequence (definitions §5)."""
 
     key = "document_sinks"
 
@@ -243,7 +243,7 @@ class ObservedAggregation(_Ours):
             return PositionalVariance(*shape, n_constant=setting.n_constant, dtype=setting.dtype).to(device)
 
         self.variance = made()
-        # Of what norm, calibration, gate and adapter make of the value aggregation; without them it is the same.
+        # Variance after norm, calibration, gate and adapter; without them it equals that of the value aggregation.
         plain = attention.aggregation == "plain" and attention.gate == "none" and not setting.adapter.changes_outputs
         self.variance_out = self.variance if plain else made()
 
@@ -324,7 +324,7 @@ class ObservedNeurons(_Ours):
 
 
 def _loudest(z: np.ndarray) -> np.ndarray:
-    """The units of largest robust z, along the last axis."""
+    """Return the units of largest robust z, along the last axis."""
     return np.argsort(-z, axis=-1, kind="stable")[..., :N_NEURONS]
 
 
@@ -424,7 +424,7 @@ OBSERVED: Mapping[str, type[_Ours]] = {
 
 
 def our_metrics(setting: Setting, observed: Mapping[str, type[_Ours]] = OBSERVED) -> list[Observed]:
-    """All of ours, in the order of their declarations; ``observed`` has those that are fed here."""
+    """Make all built-in metrics, in the order of their declarations; ``observed`` has those that this module feeds."""
     # Sums begin as zeros: on a GPU gigabytes of them are made there, not sent there.
     with setting.device:
         return [
@@ -436,6 +436,6 @@ def our_metrics(setting: Setting, observed: Mapping[str, type[_Ours]] = OBSERVED
 def _our_source(key: str, setting: Setting) -> MetricSource:
     module, _, name = key.partition(":")
     own = getattr(importlib.import_module(f"{_metrics.__name__}.{module}"), name)
-    # What a class asks of the measurement's settings beside the sizes.
+    # Settings that a class takes beside the sizes.
     asked = {field: getattr(setting, field) for field in getattr(own, "from_setting", ())}
     return MetricSource(key, METRICS[key], partial(own, **asked))

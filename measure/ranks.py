@@ -1,6 +1,7 @@
-"""The processes of a run as callbacks see them: which one this is, what part is its own, what all of them agree on.
+"""Processes of a run: the rank of this one, its part of the work, and agreement between all.
 
-Where there is no process group all of this is one process. In a group every rank must call, in the same order.
+Without a process group there is one process. In a group the calls are collective: every rank must make them in the same
+order.
 """
 
 from __future__ import annotations
@@ -26,20 +27,21 @@ def _grouped() -> bool:
 
 
 def rank() -> int:
-    """This process among all of the run, from 0."""
+    """Return the rank of this process, from 0."""
     return dist.get_rank() if _grouped() else 0
 
 
 def world_size() -> int:
-    """Processes of the run."""
+    """Return the number of processes of the run."""
     return dist.get_world_size() if _grouped() else 1
 
 
 def own_batches(x: Tensor, batch_size: int) -> list[tuple[Tensor, bool]]:
-    """This rank's contiguous part of the rows of ``x`` in batches, and of each whether it counts.
+    """Split this rank's contiguous part of the rows of ``x`` into batches; return each with a flag that says if it
+    counts.
 
-    Parts differ by at most one row. A rank that has fewer batches than another fills up with a row that does not count:
-    where weights are sharded over ranks, all of them must make as many passes.
+    Parts differ by at most one row. A rank with fewer batches than another adds a row that does not count: if weights
+    are sharded, all ranks must make the same number of passes.
     """
     n_ranks = world_size()
     mine = x.tensor_split(n_ranks)[rank()]
@@ -49,7 +51,7 @@ def own_batches(x: Tensor, batch_size: int) -> list[tuple[Tensor, bool]]:
 
 
 def gather_rows(mine: Tensor, n_rows: int) -> Tensor:
-    """All ``n_rows`` rows, of which every rank has the part that :func:`own_batches` gave it. On the CPU."""
+    """Gather all ``n_rows`` rows from the ranks' parts of :func:`own_batches`. Returned on the CPU."""
     n_ranks = world_size()
     if n_ranks == 1:
         return mine
@@ -62,7 +64,7 @@ def gather_rows(mine: Tensor, n_rows: int) -> Tensor:
 
 
 def max_over_ranks(value: int) -> int:
-    """The largest of the ranks' values. On the CPU: no device is waited for."""
+    """Return the largest of the ranks' values. Collective, on the CPU, so that no device is waited for."""
     if world_size() == 1:
         return value
     values = torch.tensor(value)
@@ -71,7 +73,9 @@ def max_over_ranks(value: int) -> int:
 
 
 def begin_max_over_ranks(value: int) -> Callable[[], int]:
-    """The same without a wait: what it returns waits for the largest value. Every rank must call that too."""
+    """Start :func:`max_over_ranks`; return a function that waits for the largest value. Collective: every rank must
+    call both.
+    """
     if world_size() == 1:
         return lambda: value
     values = torch.tensor(value)
@@ -86,7 +90,7 @@ def begin_max_over_ranks(value: int) -> Callable[[], int]:
 
 
 def from_rank_zero(make: Callable[[], T]) -> T:
-    """What ``make`` returns on rank 0, the only one to call it; if it fails there, it fails on every rank."""
+    """Call ``make`` on rank 0 alone and return its result on every rank; if it fails there, it fails on every rank."""
     if world_size() == 1:
         return make()
     sent: list[tuple[T | None, Exception | None]] = [(None, None)]
@@ -125,7 +129,7 @@ def on_all_ranks(make: Callable[[], T]) -> T:
 
 
 def gather_objects(mine: T) -> list[T]:
-    """What every rank has, in their order; plain data."""
+    """Return the values of all ranks, in their order; plain data. Collective."""
     if world_size() == 1:
         return [mine]
     found: list[T] = [mine] * world_size()
@@ -134,7 +138,7 @@ def gather_objects(mine: T) -> list[T]:
 
 
 def check_same(what: str, value: str, mend: str) -> None:
-    """RunError on every rank if ``value`` is not the same on all of them."""
+    """Raise RunError on every rank if ``value`` differs between them."""
     if world_size() == 1:
         return
     mine = torch.frombuffer(bytearray(hashlib.sha256(value.encode()).digest()), dtype=torch.uint8)
@@ -146,7 +150,7 @@ def check_same(what: str, value: str, mend: str) -> None:
 
 
 def check_clocks(longest_s: float) -> None:
-    """RunError on every rank if the clocks of two ranks are further apart than ``longest_s`` seconds."""
+    """Raise RunError on every rank if the clocks of two ranks differ by more than ``longest_s`` seconds."""
     if world_size() == 1:
         return
     dist.barrier()

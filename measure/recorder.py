@@ -1,7 +1,7 @@
 """Snapshots of one model over its training, by any trainer: measured, compared with birth, written.
 
-Knows no trainer: the callbacks for Lightning (callbacks/snapshot.py) and for the Trainer of ``transformers``
-(callbacks/transformers_trainer.py) are thin shells around it, and a plain loop calls it itself.
+This module depends on no trainer: the callbacks for Lightning (callbacks/snapshot.py) and for the Trainer of
+``transformers`` (callbacks/transformers_trainer.py) are thin shells around it, and a plain loop calls it itself.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from .user_metrics import MetricLike, find_metrics
 TokenTexts = Callable[[Sequence[int]], list[str]]
 T = TypeVar("T")
 
-#: What keeps something from being measured or written; anything else is a fault of the code.
+#: Errors that keep something from being measured or written; any other is a bug.
 _FAILURES = (UsageError, RunError, OSError)
 
 
 def top_tokens(
     arrays: Mapping[str, np.ndarray], birth: BirthReference | None, top_k: int, token_texts: TokenTexts | None
 ) -> list[dict[str, Any]]:
-    """The ``top_k`` most preferred tokens of a measurement, first to last, with their ranks at birth where it is known.
+    """List the ``top_k`` most preferred tokens of a measurement, first to last, with their ranks at birth if known.
 
     Without ``token_texts`` a token reads ``[id]``.
     """
@@ -76,19 +76,19 @@ def snapshot_of(
     token_texts: TokenTexts | None,
     n_tokens: int | None = None,
 ) -> Snapshot:
-    """What was found on the random probe, as a snapshot (docs/run-directory.md).
+    """Build a snapshot from the measurement on the random probe (docs/run-directory.md).
 
     Args:
-        model: what was measured.
+        model: the measured model.
         found: its measurement.
         probe_NT: the probe ``[N, T]``.
-        probe_seed: what decided it.
-        about: which model this is; begins with ``step``.
-        seconds: what the measurement took.
-        birth: what it was compared with; None where that is not known.
+        probe_seed: seed of the probe.
+        about: facts about the model; begins with ``step``.
+        seconds: duration of the measurement.
+        birth: reference that it was compared with; None if unknown.
         top_k: tokens in the ranked list.
-        token_texts: text of token ids; None where there is no tokenizer.
-        n_tokens: tokens that the probe is drawn from, where they are not all of the vocabulary.
+        token_texts: function from token ids to texts; None without a tokenizer.
+        n_tokens: tokens that the probe is drawn from, if fewer than the vocabulary.
     """
     config = model.config
     summary = {
@@ -113,7 +113,7 @@ def snapshot_of(
     if found.unseen:
         summary["unseen"] = list(found.unseen)
     if found.declared:
-        # Who reads the snapshot need not have the user's module.
+        # Readers of the snapshot need not have the user's module.
         summary["quantities"] = [quantity.to_json() for quantity in found.declared]
     return Snapshot(summary, dict(found.arrays))
 
@@ -125,9 +125,8 @@ def add_probe(
     token_texts: TokenTexts | None,
     probe_NT: np.ndarray | None = None,
 ) -> None:
-    """Put what was found on another probe beside that of the random one.
-
-    ``probe_NT``: that probe, where its shape ``[N, T]`` may be another than the random one's.
+    """Add the results on another probe to a snapshot. ``probe_NT``: that probe, if its shape ``[N, T]`` may differ from
+    the random one's.
     """
     if probe_NT is not None:
         shape = {"n_sequences": probe_NT.shape[0], "seq_len": probe_NT.shape[1]}
@@ -139,7 +138,7 @@ def add_probe(
 
 
 def _token_ids(name: str, given: Any) -> np.ndarray:
-    """A probe as int64 ``[N, T]``; UsageError where it is none."""
+    """Convert a probe to int64 ``[N, T]``; UsageError if it is not a probe."""
     probe = np.asarray(given)
     if probe.dtype.kind not in "iu":
         raise UsageError(f"probes {name!r} has {probe.dtype} numbers: give token ids, of an integer dtype")
@@ -152,7 +151,7 @@ def _token_ids(name: str, given: Any) -> np.ndarray:
 
 
 def _misfit(name: str, probe_NT: np.ndarray, vocab_size: int) -> str | None:
-    """Why a model cannot read a probe, with the mend; None where it can."""
+    """Say why a model cannot read a probe, with the remedy; None if it can."""
     least, most = int(probe_NT.min()), int(probe_NT.max())
     if least >= 0 and most < vocab_size:
         return None
@@ -161,8 +160,9 @@ def _misfit(name: str, probe_NT: np.ndarray, vocab_size: int) -> str | None:
 
 
 def _part(make: Callable[[], T], instead: T, absent: list[str] | None) -> T:
-    """Return what ``make`` gives; where that fails on any rank, add the reason to ``absent``, if given, and return
-    ``instead``."""
+    """Return the result of ``make``; if it fails on any rank, add the reason to ``absent``, if given, and return
+    ``instead``.
+    """
     try:
         return on_all_ranks(make)
     except _FAILURES as error:
@@ -188,39 +188,40 @@ class RecorderArguments(TypedDict, total=False):
 
 
 class SnapshotRecorder:
-    """Takes snapshots of one model as it is trained and writes them into one folder.
+    """Recorder that takes snapshots of one model during its training and writes them into one folder.
 
-    Nothing of the training state is read or changed but the weights: no random numbers are drawn, gradients, modes and
-    compiled graphs stay as they are (the uncompiled module runs). In a process group every rank takes part; the model
-    must be whole on each of them.
+    Only the weights of the training state are read, and nothing is changed: no random numbers are drawn, and gradients,
+    modes and compiled graphs stay untouched (the uncompiled module runs). In a process group every rank takes part; the
+    model must be whole on each of them.
 
-    What later snapshots are compared with is, in this order: ``birth``; what the snapshot of step 0 in the folder
-    holds; what ``newborn`` re-creates; the model itself, where it is taken at step 0. Attached later than that and
-    without any of these, snapshots lack what compares with birth.
+    Later snapshots are compared with the first of these that exists: ``birth``; the snapshot of step 0 in the folder;
+    the model that ``newborn`` re-creates; the model itself at step 0. If recording begins later and none exists,
+    snapshots lack comparisons with birth.
 
     Args:
-        dirpath: where ``snapshots/step-…`` are written, in the layout of a run (docs/run-directory.md). Where no
-            ``newborn`` is given, those of an earlier training are renamed at step 0.
-        config: what to measure.
-        probes: token ids ``[N, T]`` by the name of the probe; ``random`` is drawn where it is not among them.
-        text: files or folders of text (what ``data.path`` takes), to measure on their passages too; sinks are often
+        dirpath: folder for ``snapshots/step-…``, in the layout of a run (docs/run-directory.md). Without ``newborn``,
+            those of an earlier training are renamed at step 0.
+        config: settings of the measurement.
+        probes: token ids ``[N, T]`` by the name of the probe; ``random`` is drawn unless it is among them.
+        text: files or folders of text (as in ``data.path``), to measure on their passages too; sinks are often
             larger there than on random tokens. ``tokenizer`` reads them.
-        tokenizer: the model's own: of ``transformers``, or the path of a ``tokenizers`` JSON. What it puts before a
-            text, such as BOS, stands before every passage. ``token_texts`` may be left out then.
-        newborn: re-creates a birth of the same architecture from a seed, for strangers as controls.
-        init_seed: the model's own seed there; strangers take the next ones.
-        birth: what to compare with in place of step 0.
-        token_texts: text of token ids, for the ranked list (of a tokenizer of ``transformers``:
-            ``convert_ids_to_tokens``).
-        tokens_per_step: tokens in a global batch, or those that so many steps train on, where the summary is to say
-            how many were seen.
-        metrics: your own beside those that ``config`` names: classes, instances or ``module:Class``.
-        borders: how ids say where documents begin in your ``probes``; by default a sequence is one document.
-        init_from: the model that training started from, where step 0 is no birth; each snapshot names it.
+        tokenizer: the model's tokenizer: one of ``transformers``, or the path of a ``tokenizers`` JSON. Tokens that it
+            puts before a text, such as BOS, precede every passage. ``token_texts`` may then be left out.
+        newborn: function that re-creates a birth of the same architecture from a seed, for strangers as controls.
+        init_seed: the model's seed for ``newborn``; strangers take the next ones.
+        birth: reference to compare with in place of step 0.
+        token_texts: function from token ids to texts, for the ranked list (such as ``convert_ids_to_tokens`` of a
+            tokenizer of ``transformers``).
+        tokens_per_step: tokens in a global batch, or a function from a number of steps to tokens, to report the tokens
+            seen.
+        metrics: your metrics beside those that ``config`` names: classes, instances or ``module:Class``.
+        borders: rule by which ids mark the beginnings of documents in your ``probes``; by default a sequence is one
+            document.
+        init_from: the model that training started from, if step 0 is not a birth; each snapshot names it.
 
     Raises:
-        UsageError: an impossible config, a folder that holds a run of ``birthmark pretrain``, a probe that is none
-            (int ``[N, T]``, both at least 2), or a metric of yours that is none.
+        UsageError: an impossible config, a folder that holds a run of ``birthmark pretrain``, an invalid probe (needs
+            int ``[N, T]``, both at least 2), or an invalid metric.
     """
 
     def __init__(
@@ -266,7 +267,7 @@ class SnapshotRecorder:
         self.strangers: list[BirthReference] = []
         self.last: Snapshot | None = None
         self.dropped: dict[str, str] = {}
-        """Why each probe is not measured that :meth:`take_if_possible` goes on without."""
+        """Reason, for each probe that :meth:`take_if_possible` leaves out."""
         self._named: set[str] = set()
         self._looked = False
         self._seq_len = self.config.seq_len
@@ -288,17 +289,17 @@ class SnapshotRecorder:
         return self._take(model, step, None)
 
     def take_if_possible(self, model: Any, step: int) -> Snapshot | None:
-        """:meth:`take` in a training that a failure must not end: as ``config.on_error`` says.
+        """Take a snapshot like :meth:`take`, in a training that a failure must not end: as ``config.on_error`` says.
 
-        What cannot be measured is absent and named by one warning. The snapshot has the reasons as ``not_measured`` in
-        its summary; where there is no snapshot, the folder's ``not_measured.json`` has the reason. In a process group
-        all ranks skip together.
+        Parts that cannot be measured are absent and named by one warning. The snapshot lists the reasons as
+        ``not_measured`` in its summary; without a snapshot, the folder's ``not_measured.json`` has the reason. In a
+        process group all ranks skip together.
 
         Returns:
-            The snapshot; None where there is none.
+            The snapshot; None without one.
 
         Raises:
-            UsageError, RunError, OSError: see :meth:`take`; where ``config.on_error`` is ``raise``.
+            UsageError, RunError, OSError: see :meth:`take`; if ``config.on_error`` is ``raise``.
         """
         if self.config.on_error == "raise":
             return self.take(model, step)
@@ -313,7 +314,9 @@ class SnapshotRecorder:
             return None
 
     def _take(self, model: Any, step: int, absent: list[str] | None) -> Snapshot:
-        """Take a snapshot. What cannot be measured is an error; where ``absent`` is given, its reason is put there."""
+        """Take a snapshot. A part that cannot be measured is an error, unless ``absent`` is given: then its reason is
+        added there.
+        """
         seen = on_all_ranks(lambda: self._observable(model, drops=absent is not None))
         if absent is not None:
             absent += self.dropped.values()
@@ -335,7 +338,7 @@ class SnapshotRecorder:
         return snapshot
 
     def _name(self, step: int, reasons: Sequence[str]) -> None:
-        """Warn of each reason once, whatever numbers it has."""
+        """Warn of each reason once, regardless of its numbers."""
         for reason in reasons:
             kind = re.sub(r"\d[\d.e+-]*", "#", reason)
             if kind not in self._named and own_rank() == 0:
@@ -343,9 +346,9 @@ class SnapshotRecorder:
                 warnings.warn(f"not measured at step {step}: {reason}", stacklevel=4)
 
     def _observable(self, model: Any, *, drops: bool) -> Decoder | ForeignModel:
-        """The model as it is measured, checked and given its probe when it is first seen.
+        """Return the model in the form that is measured; check it and prepare its probe at first sight.
 
-        ``drops``: whether a probe that cannot be had is dropped, with its reason; else it is an error.
+        ``drops``: True to drop an impossible probe, with its reason; else it is an error.
         """
         model = unwrap(model)
         if self._model is None or self._model[0] is not model:
@@ -381,7 +384,7 @@ class SnapshotRecorder:
         return self._model[1]
 
     def _shorten(self, longest: int | None) -> None:
-        """Probes of no more positions than the model has, with a word where one had more."""
+        """Shorten probes to the positions of the model, with a message for each longer one."""
         if longest is None:
             return
         lengths = {f"probes {name!r}": given.shape[1] for name, given in self.probes.items()}
@@ -397,7 +400,7 @@ class SnapshotRecorder:
         self.probes = {name: given[:, :longest] for name, given in self.probes.items()}
 
     def _read_text(self, vocab_size: int) -> None:
-        """What the tokenizer is for: passages of the text, and tokens as people read them."""
+        """Use the tokenizer: prepare passages of the text, and texts of tokens."""
         tokenizer = TextTokenizer.of(self.tokenizer)
         self.token_texts = self.token_texts or tokenizer.token_texts
         if self.text is not None and "text" not in self.probes:
@@ -428,7 +431,7 @@ class SnapshotRecorder:
         return birth_reference(model, self.probes["random"], self.config.batch_size)
 
     def _stored_references(self, model: Decoder | ForeignModel, step: int) -> list[BirthReference] | None:
-        """Birth and strangers from the snapshot of step 0; None where there is none."""
+        """Read birth and strangers from the snapshot of step 0; None without one."""
         folder = self.run.snapshot(0)
         if step == 0 or folder not in self.run.snapshot_folders():
             return None
@@ -445,7 +448,7 @@ class SnapshotRecorder:
         return [BirthReference(d, p) for d, p in [(arrays["mean_direction"], arrays["mean_prob"]), *strange]]
 
     def _put_aside(self) -> None:
-        """Rename what an earlier training left: two trainings in one folder would read as one."""
+        """Rename the snapshots of an earlier training: two trainings in one folder would read as one."""
         if not self.run.snapshot_folders():
             return
         here, number = self.run.path / "snapshots", 1

@@ -1,4 +1,4 @@
-"""What a run leaves on disk: its directory, its snapshots and its metrics, written whole or not at all."""
+"""Files of a run: its directory, its snapshots and its metrics, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SecondarySink(TypedDict):
 
 
 class ProbeFacts(TypedDict):
-    """The probe that was measured on."""
+    """The measured probe."""
 
     kind: NotRequired[str]
     n_sequences: NotRequired[Count]
@@ -100,7 +100,7 @@ class BosFacts(TypedDict):
 
 
 class ModelFacts(TypedDict):
-    """The model's config; what else there is depends on whose it is."""
+    """Config of the model; further keys depend on its kind."""
 
     d_model: NotRequired[Size | None]
     d_head: NotRequired[Size | None]
@@ -139,7 +139,7 @@ class Summary(TypedDict):
 
 
 class DataFacts(TypedDict):
-    """The corpus, as a birth certificate has it; what else there is depends on its kind."""
+    """The corpus, as in a birth certificate; further keys depend on its kind."""
 
     kind: NotRequired[str]
     path: NotRequired[str | list[str]]
@@ -159,7 +159,7 @@ class DataFacts(TypedDict):
 
 
 class Birth(TypedDict):
-    """``birth.json``."""
+    """Content of ``birth.json``."""
 
     digest: Sha256
     init_seed: int
@@ -181,7 +181,7 @@ class Birth(TypedDict):
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One measurement of one model: scalars and ranked tokens (``summary``), arrays by name (``arrays``).
+    """A measurement of one model: scalars and ranked tokens (``summary``), arrays by name (``arrays``).
 
     Names, shapes and units: docs/run-directory.md.
     """
@@ -201,11 +201,13 @@ class Snapshot:
 
     @property
     def quantities(self) -> dict[str, Quantity]:
-        """Declarations of all that it may hold, by name: ours, and those of the user's metrics in it."""
+        """Declarations of all quantities that it may hold, by name: built-in ones, and those of the user's metrics in
+        it.
+        """
         return quantities_of(self.summary)
 
     def scalars(self) -> dict[str, float]:
-        """The scalars of every probe under the names that loggers use: ``bias/…``, ``bias_text/…``."""
+        """Return the scalars of every probe under the names that loggers use: ``bias/…``, ``bias_text/…``."""
         groups = {name: value for name, value in self.summary.items() if name == "bias" or name.startswith("bias_")}
         return {f"{group}/{name}": value for group, values in groups.items() for name, value in values.items()}
 
@@ -218,7 +220,9 @@ class Snapshot:
 
     @classmethod
     def read(cls, folder: Path) -> Snapshot:
-        """Read a snapshot folder; RunError names the file that is missing, damaged or another's, and the field."""
+        """Read a snapshot folder; RunError names the file that is missing, damaged or of another kind, and the
+        field.
+        """
         folder = find_folder(folder)
         file = folder / "summary.json"
         summary = read_sealed_json(file, Summary, _MEND)
@@ -232,7 +236,7 @@ class Snapshot:
 
 
 def _read_arrays(file: Path, sha256: str | None, quantities: Mapping[str, Quantity]) -> dict[str, np.ndarray]:
-    """The arrays of a snapshot; those that a quantity declares are numbers of as many dimensions as it has axes."""
+    """Read the arrays of a snapshot; each declared one must hold numbers and have a dimension for each axis."""
     check_file(file)
     if sha256 is not None and file_sha256(file) != sha256:
         raise RunError(f"{file}: damaged (its SHA-256 is not the one in summary.json); {_MEND}")
@@ -275,7 +279,7 @@ class RunDir:
 
     @property
     def tokenizer(self) -> Path:
-        """The tokenizer's JSON; there is none where the data is no text."""
+        """File of the tokenizer's JSON; absent if the data is not text."""
         return self.path / "tokenizer.json"
 
     @property
@@ -284,39 +288,41 @@ class RunDir:
 
     @property
     def not_measured(self) -> Path:
-        """Why steps have no snapshot, where a training went on without one."""
+        """File with the reasons why steps have no snapshot."""
         return self.path / "not_measured.json"
 
     @property
     def wandb(self) -> Path:
-        """Which W&B run it is logged to, where it is."""
+        """File that names the run's W&B run, if it has one."""
         return self.path / "wandb.json"
 
     def checkpoint(self, step: int) -> Path:
-        """Folder of the checkpoint after ``step`` optimizer steps."""
+        """Return the folder of the checkpoint after ``step`` optimizer steps."""
         return self.path / "checkpoints" / f"step-{step:08d}"
 
     def snapshot(self, step: int) -> Path:
-        """Folder of the snapshot after ``step`` optimizer steps."""
+        """Return the folder of the snapshot after ``step`` optimizer steps."""
         return self.path / "snapshots" / f"step-{step:08d}"
 
     def checkpoints(self) -> list[Path]:
-        """All checkpoint folders, oldest first."""
+        """List all checkpoint folders, oldest first."""
         return self._by_step("checkpoints")
 
     def checkpoints_by_step(self) -> dict[int, Path]:
-        """All checkpoint folders by their step, oldest first."""
+        """Return all checkpoint folders by their step, oldest first."""
         return {step_of(folder): folder for folder in self.checkpoints()}
 
     def snapshot_folders(self) -> list[Path]:
-        """All snapshot folders, birth first."""
+        """List all snapshot folders, birth first."""
         return self._by_step("snapshots")
 
     def _by_step(self, kind: str) -> list[Path]:
         return sorted(list_folders(self.path / kind, "step-*"), key=step_of)
 
     def own_tokenizer(self) -> Path | None:
-        """The tokenizer's JSON, where the data is text; RunError if it is not the one that the run began with."""
+        """Return the file of the tokenizer's JSON if the data is text; RunError if it differs from the one that the run
+        began with.
+        """
         known = self.read_birth().get("data", {}).get("tokenizer_hash")
         if known is None:
             return self.tokenizer if self.tokenizer.is_file() else None
@@ -326,15 +332,15 @@ class RunDir:
         return self.tokenizer
 
     def read_birth(self) -> dict[str, Any]:
-        """The birth certificate, checked; RunError names what is wrong with it."""
+        """Read and check the birth certificate; RunError names its fault."""
         return read_sealed_json(self.birth, Birth, "restore it from a copy")
 
     def snapshots(self) -> list[Snapshot]:
-        """All snapshots, birth first."""
+        """Read all snapshots, birth first."""
         return [Snapshot.read(folder) for folder in self.snapshot_folders()]
 
     def write_snapshot(self, snapshot: Snapshot) -> None:
-        """Write a snapshot where it belongs, and remove what writers of snapshots that died have left there.
+        """Write a snapshot into its folder, and remove the leftovers of writers that died.
 
         One process at a time writes, others wait: the hidden folders that this one finds have no living writer.
         """
@@ -345,13 +351,13 @@ class RunDir:
             snapshot.write(folder)
 
     def note_not_measured(self, step: int, reason: str) -> None:
-        """Note why a step has no snapshot. What later steps have noted is of an earlier training."""
+        """Note why a step has no snapshot. Notes of later steps belong to an earlier training and are removed."""
         earlier = {str(at): why for at, why in self.read_not_measured().items() if at < step}
         make_folder(self.path)
         write_json(self.not_measured, earlier | {str(step): one_line(reason)})
 
     def read_not_measured(self) -> dict[int, str]:
-        """Why steps have no snapshot, by step; RunError if the file is damaged."""
+        """Read the reasons why steps have no snapshot, by step; RunError if the file is damaged."""
         if not self.not_measured.is_file():
             return {}
         notes = read_json(self.not_measured, dict[str, str], "delete it to go on without these notes")
@@ -363,7 +369,7 @@ class RunDir:
         return {int(step): why for step, why in notes.items() if int(step) not in steps}
 
     def remove_leftovers(self) -> None:
-        """Remove what an earlier process has left half written; the caller holds the run's lock."""
+        """Remove half-written files of an earlier process; the caller holds the run's lock."""
         for folder in (self.path / "checkpoints", self.path / "snapshots"):
             remove_leftovers(folder, "step-*")
         logged = self.metrics, self.metrics_csv, self.wandb, self.not_measured
@@ -372,19 +378,20 @@ class RunDir:
 
     @classmethod
     def is_run(cls, path: Path) -> bool:
-        """Whether ``path`` holds a run that has been born."""
+        """Return True if ``path`` holds a run that has been born."""
         run = cls(path)
         return run.config.is_file() and run.birth.is_file()
 
     @property
     def is_foreign(self) -> bool:
-        """Whether nothing here says that we trained it: at most its snapshots are ours."""
+        """True if no file says that this package trained it: at most its snapshots were written by it."""
         return not (self.birth.exists() or self.config.exists())
 
     @classmethod
     def open_measured(cls, path: Path) -> RunDir:
-        """An existing run, or the snapshots of a training that is not ours, without birth or config; UsageError if
-        ``path`` holds neither."""
+        """Open an existing run, or the snapshots of a training by another program, without birth or config; UsageError
+        if ``path`` holds neither.
+        """
         measured = cls(path)
         if measured.is_foreign and not measured.snapshot_folders() and (notes := measured.read_not_measured()):
             raise UsageError(f"{path}: no step of this training could be measured: {next(iter(notes.values()))}")
@@ -392,7 +399,7 @@ class RunDir:
 
     @classmethod
     def open(cls, path: Path) -> RunDir:
-        """An existing run; UsageError if ``path`` does not hold one."""
+        """Open an existing run; UsageError if ``path`` does not hold one."""
         if not cls.is_run(path):
             raise UsageError(
                 f"{path}: not a run (no config.yaml and birth.json in it); give the folder that `pretrain` wrote"
@@ -401,15 +408,15 @@ class RunDir:
 
 
 def is_step(folder: Path) -> bool:
-    """Whether a folder has the name of a checkpoint or a snapshot in a run."""
+    """Return True if a folder has the name of a checkpoint or a snapshot in a run."""
     return _STEP_NAME.fullmatch(folder.name) is not None
 
 
 def step_of(folder: Path) -> int:
-    """The step that a checkpoint's or a snapshot's folder is named after.
+    """Return the step that a checkpoint's or a snapshot's folder is named after.
 
     Raises:
-        RunError: its name is none that we write.
+        RunError: its name is not that of such a folder.
     """
     step = _STEP_NAME.fullmatch(folder.name)
     if step is None:
@@ -426,7 +433,7 @@ def _metrics_line(record: Any) -> dict[str, float]:
 
 
 def read_metrics(path: Path) -> list[dict[str, float]]:
-    """All lines of a ``metrics.jsonl``, in file order; a last line that a crash broke off is left out."""
+    """Read all lines of a ``metrics.jsonl``, in file order, without a last line that a crash broke off."""
     if not os.path.lexists(path):
         return []
     lines = read_bytes(path).split(b"\n")
@@ -445,7 +452,7 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
 
 
 def metrics_by_step(run: RunDir) -> dict[int, dict[str, float]]:
-    """The lines of ``metrics.jsonl`` by step, in step order; where a step is logged twice, the later line holds."""
+    """Merge the lines of ``metrics.jsonl`` by step, in step order; of two lines for one step, the later one holds."""
     merged: dict[int, dict[str, float]] = {}
     for record in read_metrics(run.metrics):
         merged.setdefault(int(record["step"]), {}).update(record)
@@ -489,7 +496,7 @@ def truncate_metrics(path: Path, last_step: int) -> list[int]:
 
 
 def _ends_whole(path: Path) -> bool:
-    """True if the last line of a log that exists is whole."""
+    """Return True if a log does not exist, or its last line is whole."""
     if not path.exists():
         return False
     with path.open("rb") as file:

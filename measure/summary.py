@@ -1,4 +1,4 @@
-"""From the metrics of one pass to the scalars and arrays of a snapshot, checked against their declarations."""
+"""Conversion of one pass's metrics to the scalars and arrays of a snapshot, checked against their declarations."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from .observed import Arrays, Observed, Scalars, SelfObserving, Setting, blanked
 
 @dataclass(frozen=True)
 class Measurement:
-    """All that one pass gives. Names, shapes and units: docs/run-directory.md."""
+    """All results of one pass. Names, shapes and units: docs/run-directory.md."""
 
     scalars: dict[str, float]
     arrays: dict[str, np.ndarray]
     declared: tuple[Quantity, ...] = ()
     """Quantities of the user's own metrics."""
     unseen: tuple[str, ...] = ()
-    """What the model did not show, in words."""
+    """Places that the model did not show, in words."""
 
 
 def summarise(metrics: Sequence[Observed], setting: Setting) -> Measurement:
-    """Scalars and arrays of one pass, in the order of their declarations.
+    """Collect the scalars and arrays of one pass, in the order of their declarations.
 
-    Blocks that do not show what an array is of have NaN in it. A metric that no block shows anything gives nothing.
+    Blocks that do not show an array's quantity have NaN in it. A metric that no block shows anything gives no result.
 
     Raises:
         RunError: a metric gives what it does not declare, or not what it declares.
@@ -48,7 +48,8 @@ def summarise(metrics: Sequence[Observed], setting: Setting) -> Measurement:
         by_name = {quantity.name: quantity for quantity in metric.quantities}
         own_arrays = {name: blanked(array, by_name[name], missing) for name, array in own_arrays.items()}
         if missing or (unseen and isinstance(setting.model, ForeignModel)):
-            # A scalar that rests on no block is none. Of a foreign model it may be so for what is not shown apart.
+            # A scalar that rests on no block is dropped. In a model of transformers that can happen for places that are
+            # not shown separately.
             own_scalars = {name: value for name, value in own_scalars.items() if not np.isnan(value)}
         declared = [quantity.name for quantity in metric.quantities]
         scalars |= {name: own_scalars[name] for name in declared if name in own_scalars}
@@ -58,7 +59,7 @@ def summarise(metrics: Sequence[Observed], setting: Setting) -> Measurement:
 
 
 def _check(metric: Observed, scalars: Scalars, arrays: Arrays, sizes: Sizes) -> None:
-    """RunError that names the metric, unless it gives what it declares."""
+    """Raise RunError that names the metric, unless its results match its declarations."""
     declared = {quantity.name: quantity for quantity in metric.quantities}
     if undeclared := [name for name in (*arrays, *scalars) if name not in declared]:
         raise RunError(f"{metric.name}: gives {undeclared[0]!r}, which it does not declare")

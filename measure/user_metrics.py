@@ -1,6 +1,6 @@
-"""A user's own metrics, as ``snapshot.metrics`` names them: found, checked, and shown the pass under guard.
+"""Users' metrics, as ``snapshot.metrics`` names them: found, checked, and run under guard.
 
-Such a metric is a ``torchmetrics.Metric`` with a declaration of what it gives (class attribute ``quantities``), made
+Such a metric is a ``torchmetrics.Metric`` with a declaration of its results (class attribute ``quantities``), made
 with the :class:`~birthmark.metrics.quantity.Sizes` of a measurement. It has a method for each place that it reads
 (``measure/observed.py``), and ``compute`` gives its arrays and scalars by name.
 One that raises, or changes the model, its gradients or a random state, ends the measurement with a line that names it.
@@ -34,10 +34,10 @@ MetricLike = str | type[Metric] | Metric
 
 
 def find_metric(metric: MetricLike) -> MetricSource:
-    """A user's metric, imported and checked.
+    """Import and check a user's metric.
 
     Raises:
-        UsageError: it cannot be imported, is no metric, or declares nothing or what is impossible.
+        UsageError: it cannot be imported, is not a metric, or declares nothing or something impossible.
     """
     found = import_own(metric, "snapshot.metrics") if isinstance(metric, str) else metric
     own = found if isinstance(found, type) else type(found)
@@ -68,7 +68,7 @@ def find_metric(metric: MetricLike) -> MetricSource:
 
 
 def find_metrics(metrics: Sequence[MetricLike | MetricSource]) -> list[MetricSource]:
-    """All of a user's metrics, whose names are their own.
+    """Import and check all of a user's metrics, and check that their names are unique.
 
     Raises:
         UsageError: see :func:`find_metric`, or a name that is taken.
@@ -90,7 +90,9 @@ def find_metrics(metrics: Sequence[MetricLike | MetricSource]) -> list[MetricSou
 
 
 class Guarded(SelfObserving):
-    """A user's metric: what it changes or raises ends the measurement after the pass, on all ranks alike."""
+    """A user's metric under guard: a forbidden change or an exception ends the measurement after the pass, on all
+    ranks.
+    """
 
     def __init__(self, source: MetricSource, setting: Setting) -> None:
         self.problem: str | None = None
@@ -114,7 +116,7 @@ class Guarded(SelfObserving):
         self._guarded("mlp_maps", read, layer, *maps)
 
     def _guarded(self, what: str, method: Callable[..., Any], *arguments: Any) -> Any:
-        """Call a method, unless something went wrong before, and see what it leaves behind."""
+        """Call a method, unless an earlier call failed, and check the state that it leaves behind."""
         if self.problem is not None:
             return None
         tensors = _tensors(arguments)
@@ -131,7 +133,7 @@ class Guarded(SelfObserving):
         return found
 
     def check(self) -> None:
-        """RunError on all ranks if anything went wrong on one of them. All call."""
+        """Raise RunError on all ranks if the metric failed on one of them. Collective: call on every rank."""
         if max_over_ranks(int(self.problem is not None)):
             raise RunError(f"{self.name}: {self.problem or 'failed on another rank'}") from self._cause
 
@@ -158,7 +160,7 @@ def _tensors(arguments: Sequence[Any]) -> list[Tensor]:
 
 @contextmanager
 def left_alone(model: nn.Module, sources: Sequence[MetricSource]) -> Iterator[None]:
-    """RunError on all ranks if a user's metric has changed parameters or gradients inside."""
+    """Raise RunError on all ranks if a user's metric changed parameters or gradients within the context."""
     if not sources:
         yield
         return

@@ -1,4 +1,4 @@
-"""One forward pass over a probe, shown to an observer: what it is, and how a model in memory makes it."""
+"""One forward pass over a probe, shown to an observer: its interface, and the pass of a model in memory."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def sequences_of_pass(batch_size: int | None, seq_len: int, d_ff: int, *, on_gpu
 
 
 class Batches:
-    """This rank's part of a probe ``[N, T]`` (or of arrays beside it, ``[N, 2, T]``) in batches, on the model's device,
-    and of each whether it counts."""
+    """This rank's part of a probe ``[N, T]`` (or of arrays beside it, ``[N, 2, T]``) in batches on the model's device,
+    each with a flag that says if it counts.
+    """
 
     def __init__(self, model: nn.Module, probe_NT: np.ndarray, batch_size: int) -> None:
         self.device = device_of(model)
@@ -48,19 +49,19 @@ class Batches:
 
 
 class ProbePass(Protocol):
-    """How a probe is passed through a model and shown to an observer."""
+    """Way of passing a probe through a model and showing it to an observer."""
 
     by_block: bool
-    """Whether all batches pass a block before any passes the next; it then says itself what is `passed`."""
+    """True if all batches pass a block before any passes the next; it then calls `passed` itself."""
 
     def __call__(
         self, observer: MetricObserver, probe_NT: np.ndarray, batch_size: int, documents_NT: np.ndarray | None = None
     ) -> None:
-        """Show all of the pass; weights are read where `read_weights` is on."""
+        """Show all of the pass; weights are read within `read_weights`."""
 
 
 class WholePass:
-    """Passes of a model that is in memory: a batch goes through all of it."""
+    """Pass of a model that is in memory: each batch goes through all of it."""
 
     by_block = False
 
@@ -90,13 +91,17 @@ class WholePass:
 
 
 def documents_apart(model: Decoder | ForeignModel) -> bool:
-    """Whether a model sees each document alone; of the others, sinks are looked for where documents begin."""
+    """Return True if a model sees each document alone; for others, sinks at the beginnings of documents are
+    measured.
+    """
     return isinstance(model, Decoder) and model.config.attention.documents
 
 
 @contextmanager
 def batch_shown(observer: MetricObserver, tokens_BT: Tensor, documents_BT: Tensor | None) -> Iterator[None]:
-    """The observer is told which batch passes, and of sequences of several documents where they begin."""
+    """Within the context, give the observer the batch and, for sequences of several documents, the documents' first
+    positions.
+    """
     observer.tokens_BT = tokens_BT
     if documents_BT is None:
         yield

@@ -103,7 +103,7 @@ class OptimConfig:
         return read_row(OPTIMIZERS, self.name, vars(self))
 
     def problems(self) -> list[str]:
-        """Everything that makes this config impossible, one line each, with the mend."""
+        """List everything that makes this config impossible, one line each, with the remedy."""
         found = [
             f"optim.{name} is {value}: give a number of at least 0"
             for name in ("lr", "adamw_lr", "weight_decay", "adamw_weight_decay", "grad_clip", "z_loss")
@@ -268,7 +268,7 @@ class TrainerConfig:
         return dataclasses.replace(self, micro_batch_size=shares.micro_batch_size)
 
     def problems(self) -> list[str]:
-        """Everything that makes this config impossible, one line each, with the mend."""
+        """List everything that makes this config impossible, one line each, with the remedy."""
         bounds = {
             "max_steps": (1, 10**10),
             "micro_batch_size": (1, 1 << 24),

@@ -42,7 +42,7 @@ class Names:
     packed: str | None = None
     """One module that holds q, k and v side by side."""
     transposed: bool = False
-    """Whether weights are ``[in, out]``."""
+    """True if weights are ``[in, out]``."""
 
 
 _OURS = Names(

@@ -1,1 +1,1 @@
-"""Lists of what single sequences show, with text, as people read them."""
+"""Lists of features of single sequences, with text, for readers."""

@@ -1,4 +1,4 @@
-"""Secondary sinks of a measurement as a table: where they stand, and on which tokens (definitions §13)."""
+"""Secondary sinks of a measurement as a table: positions and tokens (definitions §13)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def secondary_sinks(
     epsilon: float,
     token_texts: Callable[[Sequence[int]], list[str]] | None,
 ) -> list[dict[str, Any]]:
-    """The secondary sinks of all blocks, one entry for each position and token, largest importance first.
+    """List the secondary sinks of all blocks, one entry for each position and token, largest importance first.
 
     Args:
-        probe: its name.
-        arrays: of the measurement on it.
+        probe: name of the probe.
+        arrays: arrays of the measurement on it.
         epsilon: importance above which a key is a sink.
-        token_texts: text of token ids; None where there is no tokenizer: a token reads ``[id]`` then.
+        token_texts: function from token ids to texts; None without a tokenizer: a token then reads ``[id]``.
 
     Returns:
-        Entries with ``probe``, ``position``, ``id``, ``text``, ``blocks`` and ``heads`` (how many have a sink there),
+        Entries with ``probe``, ``position``, ``id``, ``text``, ``blocks`` and ``heads`` (number with a sink there),
         and the largest ``importance``.
     """
     if "secondary_sink_importance" not in arrays:  # of a model whose attention is not seen
@@ -36,7 +36,7 @@ def secondary_sinks(
     merged: dict[tuple[int, int], dict[str, Any]] = {}
     for importance, position, token, heads in zip(*columns, strict=True):
         if importance > epsilon:
-            # Where some blocks have no attention the arrays are floating.
+            # The arrays are floating if some blocks have no attention.
             place = int(position), int(token)
             entry = merged.setdefault(place, {"blocks": 0, "heads": 0, "importance": 0.0})
             entry["blocks"] += 1

@@ -1,1 +1,1 @@
-"""The gradient of the loss by what flows through a model, from a pass of its own that leaves training alone."""
+"""Gradients of the loss by activations, from a separate pass that leaves training untouched."""

@@ -1,9 +1,9 @@
-"""Gradients by the activations of our decoder, a block at a time, of weights that may be sharded in any way.
+"""Gradients by the activations of the decoder, a block at a time, for any sharding of the weights.
 
-The pass runs a copy of the decoder without values (on the meta device), whose modules are lent the whole, detached
-weights of one block for one call. So no hook of a strategy runs, no parameter gets a gradient, and there is room for
-one block's weights beside the residual stream. Forwards nothing but the residual stream is kept; backwards each block
-runs again. Gradients by weights, half of a backward pass, are never computed.
+The pass runs a copy of the decoder without values (on the meta device); each call gets the whole, detached weights of
+one block. So no hook of a strategy runs, no parameter gets a gradient, and only one block's weights are in memory
+beside the residual stream. The forward pass keeps only the residual stream; the backward pass runs each block again.
+Gradients by weights, half of a backward pass, are never computed.
 
 Legend: B sequences, T positions that predict, S targets, D width, H query heads, K head width.
 """
@@ -27,7 +27,7 @@ from ...models.tensor_shards import full_tensor
 
 
 class _Enter(nn.Module):
-    """What comes before the blocks, as a module: its weights can be lent."""
+    """The steps before the blocks as a module, so that its weights can be supplied per call."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class _Enter(nn.Module):
 
 
 class _Leave(nn.Module):
-    """What comes after them, as one."""
+    """The steps after the blocks as a module, for the same reason."""
 
     def __init__(self, model: Decoder) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class _Leave(nn.Module):
 
 
 class _Seen:
-    """An observer of one block: the tensors that gradients are taken by."""
+    """Observer of one block that keeps the tensors by which gradients are taken."""
 
     attended_BTD: Tensor
     attended: Attended
@@ -70,12 +70,12 @@ class _Seen:
 
 
 class BlockGradients:
-    """Adds the gradients of batches to a metric.
+    """Collector of the gradients of batches, for a metric.
 
     Args:
-        model: the decoder in any state, which is only read from. Where its weights are sharded, every rank passes as
-            many batches.
-        norms: what they are added to.
+        model: the decoder in any state; it is only read. If its weights are sharded, every rank must pass the same
+            number of batches.
+        norms: metric that the gradients are added to.
     """
 
     def __init__(self, model: Decoder, norms: GradientNorms) -> None:
@@ -83,12 +83,12 @@ class BlockGradients:
         with torch.device("meta"):
             plain = Decoder(model.config)
         attach(plain, adapter_of(model))
-        # What is frozen in evaluation, such as running moments, stays as it is.
+        # State that evaluation freezes, such as running moments, stays unchanged.
         self.plain = plain.eval()
         self.enter, self.leave = _Enter(plain), _Leave(plain)
 
     def _lent(self, *names: str) -> dict[str, Tensor]:
-        """Whole parameters and buffers of some parts, by their names in :class:`_Enter` and :class:`_Leave`."""
+        """Gather whole parameters and buffers of some parts, by their names in :class:`_Enter` and :class:`_Leave`."""
         found = {}
         for name in names:
             part = self.model.get_submodule(name)
@@ -97,19 +97,19 @@ class BlockGradients:
         return found
 
     def _block(self, i: int, *arguments: Any) -> Tensor:
-        """Block ``i``, from 0, on the whole weights."""
+        """Run block ``i``, from 0, on its whole weights."""
         part = self.model.blocks[i]
         lent = {name: full_tensor(x) for name, x in [*part.named_parameters(), *part.named_buffers()]}
         out: Tensor = functional_call(self.plain.blocks[i], lent, arguments)
         return out
 
     def add(self, tokens_BT: Tensor, documents_BT: Tensor | None, counts: bool) -> None:
-        """One batch of sequences.
+        """Add one batch of sequences.
 
         Args:
             tokens_BT: int64 token ids; the last column is predicted only.
             documents_BT: the number of each token's document, for a model with ``attention.documents``.
-            counts: whether it is added; a rank that has none left passes one all the same.
+            counts: False to pass the batch without adding it, on a rank that has none left.
         """
         inputs_BT = tokens_BT[:, :-1]
         documents = None if documents_BT is None else Documents.of(documents_BT[:, :-1])
@@ -124,7 +124,7 @@ class BlockGradients:
             self.norms.after_mlp(0, g_BTD)
 
     def _forwards(self, inputs_BT: Tensor, documents: Documents | None) -> tuple[list[Tensor], Placement]:
-        """The input of every block and the output of the last, and what blocks know about positions."""
+        """Return the input of every block and the output of the last, and the placement of positions."""
         x_BTD, place = functional_call(self.enter, self._lent("embed", "positions"), (inputs_BT, documents))
         states_BTD = [x_BTD]
         for i in range(len(self.plain.blocks)):
@@ -132,7 +132,7 @@ class BlockGradients:
         return states_BTD, place
 
     def _of_loss(self, x_BTD: Tensor, targets_BS: Tensor, counts: bool) -> Tensor:
-        """The gradient of each sequence's mean loss by the last block's output."""
+        """Return the gradient of each sequence's mean loss by the last block's output."""
         x_BTD = x_BTD.detach().requires_grad_()
         last = self._lent("norm", "embed" if self.model.head is None else "head")
         with torch.enable_grad():
@@ -145,7 +145,7 @@ class BlockGradients:
         return g_BTD
 
     def _through_block(self, i: int, x_BTD: Tensor, place: Placement, g_BTD: Tensor, counts: bool) -> Tensor:
-        """From the gradient by a block's output to the one by its input; those inside are added."""
+        """Map the gradient by a block's output to the one by its input, and add those inside."""
         x_BTD, seen = x_BTD.detach().requires_grad_(), _Seen()
         with torch.enable_grad():
             out_BTD = self._block(i, x_BTD, place, seen)

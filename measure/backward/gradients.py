@@ -1,4 +1,4 @@
-"""The backward snapshot: norms of the loss gradient by place and position, beside what the forward pass gave."""
+"""The backward snapshot: norms of the loss gradient by place and position, beside the results of the forward pass."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def measure_gradients(
     batch_size: int = 64,
     documents_NT: np.ndarray | None = None,
 ) -> Measurement:
-    """Norms of the gradient of the next-token loss by what flows through a model (definitions §16, [GS]).
+    """Measure the norms of the gradient of the next-token loss by a model's activations (definitions §16, [GS]).
 
-    In a process group every rank calls, passes its part of the probe, and returns what the whole probe gives.
+    Collective: call on every rank. Each passes its part of the probe and returns the result of the whole probe.
 
     Args:
         model: the decoder, sharded or not, or a wrapped one of ``transformers``; it is left exactly as it was.
@@ -35,7 +35,7 @@ def measure_gradients(
         documents_NT: the number of each token's document, int64 ``[N, T]``; by default a sequence is one document.
 
     Raises:
-        RunError: a gradient is NaN or inf, and where the backward pass shows it first.
+        RunError: a gradient is NaN or inf; names the first place in the backward pass.
     """
     sizes = sizes_of(model.config, probe_NT.shape[1])
     norms = GradientNorms(sizes.n_layers, sizes.n_heads, sizes.seq_len).to(device_of(model))
@@ -57,12 +57,12 @@ def measure_gradients(
 
 
 def with_gradients(found: Measurement, gradients: Measurement) -> Measurement:
-    """Both as one measurement of a probe."""
+    """Merge the forward and the backward measurement of a probe."""
     return replace(found, scalars=found.scalars | gradients.scalars, arrays=found.arrays | gradients.arrays)
 
 
 def _named(found: GradientResult) -> Measurement:
-    """By the declared names."""
+    """Return the results under their declared names."""
     sinks = {place: first_over_others(found.heads[place]) for place in ("key", "value")}
     arrays = {
         "gradient_sink": first_over_others(found.mlp),
@@ -71,7 +71,7 @@ def _named(found: GradientResult) -> Measurement:
         "gradient_attention": found.attention,
         **{f"gradient_{place}": found.heads[place] for place in HEAD_PLACES},
     }
-    # Of a model of transformers that does not show them there is nothing.
+    # Places that a model of transformers does not show have no arrays.
     arrays = {name: array for name, array in arrays.items() if not np.isnan(array).all()}
     scalars = {"gradient_loss": found.loss}
     for quantity in GRADIENTS:
@@ -82,7 +82,7 @@ def _named(found: GradientResult) -> Measurement:
 
 
 def _check_finite(found: GradientResult) -> None:
-    """RunError that names the first place, from the last block on, where a gradient is NaN or inf."""
+    """Raise RunError that names the first place, from the last block on, where a gradient is NaN or inf."""
     for state in reversed(range(len(found.mlp))):
         places = {f"the residual stream after block {state}" if state else "the embeddings": found.mlp[state]}
         if state:

@@ -25,7 +25,7 @@ _AT_ONCE = 8
 
 
 class _Places:
-    """An observer that keeps what gradients are taken by, and where they go."""
+    """Observer that keeps the tensors by which gradients are taken, and their places."""
 
     def __init__(self) -> None:
         self.after_mlp: dict[int, Tensor] = {}
@@ -48,10 +48,10 @@ class _Places:
 
 
 def _edges(h_BTD: Tensor) -> list[GradientEdge]:
-    """Where in the graph the gradient by a shown residual stream may be found.
+    """Find the places in the graph that may hold the gradient by a shown residual stream.
 
-    Either what is shown goes on. Or it is a sum that was made to be shown: then its second term goes on, what attention
-    adds, and the gradient by a sum is that by each of its terms.
+    Either the shown tensor itself continues. Or it is a sum made for display: then its second term, the attention's
+    output, continues, and the gradient by a sum equals that by each of its terms.
     """
     node: Any = h_BTD.grad_fn
     while "View" in node.name() or "Alias" in node.name():
@@ -64,7 +64,7 @@ def _edges(h_BTD: Tensor) -> list[GradientEdge]:
 
 @contextmanager
 def _from_embeddings(model: Any) -> Iterator[None]:
-    """A graph that begins at the token embeddings, whichever parameters are trained."""
+    """Within the context, begin the graph at the token embeddings, whichever parameters are trained."""
 
     def begin(module: nn.Module, inputs: Any, x_BTD: Tensor) -> Tensor:
         return x_BTD.detach().requires_grad_()
@@ -77,7 +77,7 @@ def _from_embeddings(model: Any) -> Iterator[None]:
 
 
 class GraphGradients:
-    """Adds the gradients of batches to a metric.
+    """Collector of the gradients of batches, for a metric.
 
     Parameters get no gradients: they are no inputs of the differentiation, and their hooks do not run.
 
@@ -99,7 +99,7 @@ class GraphGradients:
         self.model, self.norms = model, norms
 
     def add(self, tokens_BT: Tensor, documents_BT: Tensor | None, counts: bool) -> None:
-        """One batch of sequences. Documents are not told apart, as in the model's own passes."""
+        """Add one batch of sequences. Documents are not separated, as in the model's own passes."""
         if counts:
             for part_BT in tokens_BT.split(_AT_ONCE):
                 self._add(part_BT)
@@ -125,7 +125,7 @@ class GraphGradients:
             self.norms.after_mlp(layer, next(found))
         for layer in places.heads:
             of_heads = {place: next(found) for place in HEAD_PLACES}
-            # What is shown of some families is a copy that does not go on.
+            # Some families show a copy that does not continue in the graph.
             if all(g is not None for g in of_heads.values()):
                 self.norms.in_heads(layer, of_heads)
         for layer, edges in places.after_attention.items():

@@ -1,1 +1,1 @@
-"""Several models beside one another: one pass of each, then every pair from what the passes left."""
+"""Comparison of several models: one pass of each, then every pair from the stored results."""

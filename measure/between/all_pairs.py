@@ -1,4 +1,4 @@
-"""Every pair of models, from what one pass of each has left."""
+"""Comparison of every pair of models, from the stored results of one pass of each."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_LOGITS = 1 << 22
 
 @dataclass(frozen=True)
 class AllPairs:
-    """Every pair of A models; ``N`` sequences of ``T`` tokens."""
+    """Results for every pair of A models; ``N`` sequences of ``T`` tokens."""
 
     names: list[str]
     cka_by_layer: dict[tuple[int, int], np.ndarray]
@@ -35,25 +35,27 @@ class AllPairs:
     predict it; None on random tokens."""
 
     def last_cka(self) -> np.ndarray:
-        """CKA of the states after the last blocks, symmetric ``[A, A]``."""
+        """Return CKA of the states after the last blocks, symmetric ``[A, A]``."""
         found = np.full((len(self.names),) * 2, np.nan)
         for (a, b), cka_PQ in self.cka_by_layer.items():
             found[a, b] = found[b, a] = cka_PQ[-1, -1]
         return found
 
     def mean_kl(self) -> np.ndarray:
-        """``KL(p_a ‖ p_b)``, mean over all positions, ``[A, A]``."""
+        """Return ``KL(p_a ‖ p_b)``, mean over all positions, ``[A, A]``."""
         found: np.ndarray = self.kl_AAT.mean(-1)
         return found
 
     def mean_loss(self) -> np.ndarray | None:
-        """Mean of `loss_AT` over the positions that a model predicts from, ``[A]``; None on random tokens."""
+        """Return the mean of `loss_AT` over the positions that a model predicts from, ``[A]``; None on random
+        tokens.
+        """
         return None if self.loss_AT is None else np.nanmean(self.loss_AT, 1)
 
 
 @dataclass(frozen=True)
 class Compared:
-    """All that is known between some models, at one step of their training where they are runs."""
+    """All comparisons between some models, for runs at one step of their training."""
 
     step: int | None
     """None: each model has its own."""
@@ -69,12 +71,12 @@ def compare_readings(
     is_text: bool,
     advance: Callable[[int], object] = lambda n_sequences: None,
 ) -> AllPairs:
-    """CKA of all layers, KL of all next-token predictions and, on text, the loss. No model is run.
+    """Compute CKA of all layers, KL of all next-token predictions and, on text, the loss. No model is run.
 
-    Logits are made of some rows at a time, once for each model: they take 32 MiB in all, whatever N, T and V.
+    Logits are computed some rows at a time, once for each model: they take 32 MiB in all, for any N, T and V.
 
     Raises:
-        UsageError: there is no loss: a model predicts none of the tokens.
+        UsageError: a model predicts none of the tokens, so it has no loss.
     """
     n = len(readings)
     pairs = [(a, b) for a in range(n) for b in range(a, n)]

@@ -1,8 +1,8 @@
-"""One model's pass over a probe, and what it leaves on disk for every later comparison.
+"""One model's pass over a probe, and its results on disk for every later comparison.
 
-Of n models there are n passes, one model at a time in memory. Each leaves, in float32, its output head ``[V, D]``, its
-final hidden states ``[N, T, D]`` and, of each of its L + 1 places, the centred Gram matrices of the last position's
-states, about ``N·n/2`` numbers for minibatches of n sequences, whatever the width.
+n models take n passes, with one model at a time in memory. Each pass stores, in float32, the output head ``[V, D]``,
+the final hidden states ``[N, T, D]`` and, for each of the L + 1 places, the centred Gram matrices of the last
+position's states, about ``N·n/2`` numbers for minibatches of n sequences, for any width.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .output_head import OutputHead, check_head, final_states, output_head
 
 
 class _LastPositions:
-    """Observes the residual stream before the first block and after each, at the last position."""
+    """Observer of the residual stream before the first block and after each, at the last position."""
 
     def __init__(self) -> None:
         self.found: list[Tensor] = []
@@ -40,28 +40,28 @@ class _LastPositions:
             self.found.append(h_BTD[:, -1].float())
 
     def attention(self, layer: int, attended: Attended) -> None:
-        """Nothing is read here."""
+        """Read nothing."""
 
     def neurons(self, layer: int, a_BTF: Tensor) -> None:
-        """Nothing is read here."""
+        """Read nothing."""
 
 
 @dataclass(frozen=True)
 class ModelReading:
-    """What a pass has left in a folder."""
+    """Results of a pass, in a folder."""
 
     name: str
     config: ModelConfig | ForeignConfig
     folder: Path
     n_batches: int
-    """Of sequences, as the pass had them."""
+    """Number of batches of sequences in the pass."""
     n_minibatches: int
-    """Of Gram matrices."""
+    """Number of minibatches of Gram matrices."""
     head_factor: float
     head_cap: float | None
 
     def head(self) -> OutputHead:
-        """The output head, mapped from its file."""
+        """Map the output head from its file."""
         table, bias = self.folder / "head.npy", self.folder / "bias.npy"
         # Mapped copy-on-write: torch warns of memory that it must not write to.
         weight = torch.from_numpy(np.load(table, mmap_mode="c"))
@@ -70,11 +70,11 @@ class ModelReading:
         )
 
     def states(self, batch: int) -> Tensor:
-        """Final hidden states of a batch, float32 ``[B, T, D]``."""
+        """Read the final hidden states of a batch, float32 ``[B, T, D]``."""
         return torch.from_numpy(np.load(self.folder / f"states-{batch}.npy"))
 
     def grams(self) -> Iterator[np.ndarray]:
-        """Of each minibatch, the vectors of all places, float32 ``[L + 1, E]``."""
+        """Yield the vectors of all places for each minibatch, float32 ``[L + 1, E]``."""
         for i in range(self.n_minibatches):
             yield np.load(self.folder / f"grams-{i}.npy")
 
@@ -90,21 +90,22 @@ def read_model(
     minibatch: int,
     advance: Callable[[int], object] = lambda n_sequences: None,
 ) -> ModelReading:
-    """Pass a probe through a model once, and keep in ``folder`` what comparisons need. The model is left as it was.
+    """Pass a probe through a model once, and store the results for comparisons in ``folder``. The model is left as it
+    was.
 
     Args:
-        name: of the model, for messages.
+        name: name of the model, for messages.
         model: on the device where it is to run.
         tokens_NT: int64 ids ``[N, T]``, the same for all models.
         folder: an empty one.
-        documents_NT: numbers of the tokens' documents, which a model with ``attention.documents`` sees one by one.
+        documents_NT: numbers of the tokens' documents, which a model with ``attention.documents`` keeps separate.
         batch_size: sequences in one forward pass; the same for all models.
-        minibatch: sequences of a Gram matrix at most.
-        advance: is called with the number of sequences of each batch that is done.
+        minibatch: largest number of sequences in a Gram matrix.
+        advance: called with the number of sequences after each batch.
 
     Raises:
         UsageError: a model that cannot be observed.
-        RunError: it gives NaN or inf; the disk is full.
+        RunError: the model gives NaN or inf, or the disk is full.
     """
     sizes = minibatches(len(tokens_NT), minibatch)
     waiting: list[Tensor] = []

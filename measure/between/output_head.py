@@ -1,7 +1,7 @@
-"""A model's final hidden states at all positions, and the map that turns them into logits, some rows at a time.
+"""A model's final hidden states at all positions, and their map to logits, some rows at a time.
 
-Logits of all positions are the largest tensor that a model gives. What compares predictions computes those of a few
-rows, uses them and lets them go.
+Logits of all positions are a model's largest tensor. So comparisons of predictions compute those of a few rows at a
+time and free them after use.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ...models.decoder import Decoder
 from ...models.linear_cross_entropy import soft_capped
 from ..foreign import ForeignModel
 
-#: How far logits from final states may be from the model's own, over their standard deviation.
+#: Largest distance of logits from final states to the model's logits, over their standard deviation.
 _TOLERANCE = {torch.float32: 1e-3, torch.float64: 1e-3}
 _TOLERANCE_HALF = 0.1
 
 
 @dataclass(frozen=True)
 class OutputHead:
-    """Final hidden states ``[R, D]`` → logits ``[R, V]``."""
+    """Map of final hidden states ``[R, D]`` to logits ``[R, V]``."""
 
     weight_VD: Tensor
     bias_V: Tensor | None = None
@@ -37,7 +37,7 @@ class OutputHead:
     """Logits are soft-capped at it (Gemma 2)."""
 
     def __call__(self, x_RD: Tensor) -> Tensor:
-        """The logits, in the dtype of the table."""
+        """Compute the logits, in the dtype of the table."""
         logits_RV = F.linear(x_RD.to(self.weight_VD.dtype), self.weight_VD, self.bias_V)
         if self.factor != 1.0:
             logits_RV = logits_RV * self.factor
@@ -45,7 +45,7 @@ class OutputHead:
 
 
 def output_head(model: Decoder | ForeignModel) -> OutputHead:
-    """The head of a model; its tensors are the model's own."""
+    """Return the head of a model; its tensors are shared with the model."""
     if isinstance(model, Decoder):
         table = model.embed if model.head is None else model.head
         return OutputHead(table.weight.detach(), cap=model.config.logit_softcap)
@@ -61,7 +61,7 @@ def check_head(model: Decoder | ForeignModel, head: OutputHead, x_BTD: Tensor, l
     """Compare the head's logits of the last position with those that the model itself gave.
 
     Raises:
-        UsageError: they differ: something of the model's own stands between final states and logits.
+        UsageError: they differ: the model has a further step between final states and logits.
     """
     own = last_BV.float()
     worst, scale = (head(x_BTD[:, -1]).float() - own).abs().max(), own.std()
@@ -72,8 +72,9 @@ def check_head(model: Decoder | ForeignModel, head: OutputHead, x_BTD: Tensor, l
 
 @contextmanager
 def final_states(model: Decoder | ForeignModel) -> Iterator[list[Tensor]]:
-    """Within, each forward pass leaves its final hidden states ``[B, T, D]``, those that the head reads, in the list
-    in place of what it held."""
+    """Within the context, let each forward pass replace the list's content by its final hidden states ``[B, T, D]``,
+    those that the head reads.
+    """
     kept: list[Tensor] = []
 
     def keep_ours(module: nn.Module, args: Any, x_BTD: Tensor) -> None:

@@ -25,7 +25,7 @@ class Line:
     """Losses on the straight line from one model to another."""
 
     a: int
-    """Its index among the models."""
+    """Index of the first end among the models."""
     b: int
     alphas: list[float]
     """Rising from 0, the first model, to 1."""
@@ -34,7 +34,7 @@ class Line:
 
     @property
     def barrier(self) -> Barrier:
-        """The highest rise above the line between the ends."""
+        """Highest rise above the line between the ends."""
         return loss_barrier(self.alphas, self.losses)
 
 
@@ -43,7 +43,7 @@ _MOST_LOGITS = 1 << 22
 
 
 def line_problem(a: Decoder | ForeignModel, b: Decoder | ForeignModel) -> str | None:
-    """Why there is no line between two models, in words; None if there is one."""
+    """Say in words why there is no line between two models; None if there is one."""
     ours, theirs = a.state_dict(), b.state_dict()
     for name in [*ours, *(name for name in theirs if name not in ours)]:
         if name not in ours or name not in theirs:
@@ -63,14 +63,14 @@ def losses_on_line(
     batch_size: int,
     advance: Callable[[int], object] = lambda n_points: None,
 ) -> list[float]:
-    """Mean next-token loss in nats at ``(1 − α)·a + α·b``, for each α.
+    """Compute the mean next-token loss in nats at ``(1 − α)·a + α·b``, for each α.
 
-    Weights are interpolated in place in one more model; ``a`` and ``b`` are left as they were. Hidden units are taken
-    as they are numbered: no permutation is looked for. Models with ``attention.documents`` see each document alone:
-    ``documents_NT`` has its tokens' numbers.
+    Weights are interpolated in place in a third model; ``a`` and ``b`` stay unchanged. Hidden units are matched by
+    number: no permutation is sought. Models with ``attention.documents`` see each document alone: ``documents_NT`` has
+    the numbers of the tokens' documents.
 
     Raises:
-        UsageError: the two are not of one config, or predict none of the tokens.
+        UsageError: the configs of the two differ, or they predict none of the tokens.
         RunError: a loss is NaN or inf.
     """
     if (problem := line_problem(a, b)) is not None:

@@ -1,1 +1,1 @@
-"""The instrument on a decoder of which one block at a time is in memory."""
+"""Measurement of a decoder with one block at a time in memory."""

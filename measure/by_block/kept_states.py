@@ -1,4 +1,4 @@
-"""Where the hidden states of a probe are kept between two blocks: in memory, or in a file."""
+"""Storage of a probe's hidden states between two blocks: in memory, or in a file."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ IN_MEMORY = 1 << 30
 
 @contextmanager
 def kept_states(shape: tuple[int, int, int], dtype: torch.dtype, scratch: str | Path | None) -> Iterator[Tensor]:
-    """Room for hidden states ``[N, T, D]`` on the CPU; a file in ``scratch``, which is deleted, above 1 GiB.
+    """Allocate hidden states ``[N, T, D]`` on the CPU; above 1 GiB in a temporary file in ``scratch``.
 
     Raises:
-        UsageError: more than 1 GiB and no folder; or one that is none.
+        UsageError: more than 1 GiB without a folder, or ``scratch`` is not a folder.
         RunError: the disk has no room for the file.
     """
     n_bytes = torch.Size(shape).numel() * dtype.itemsize

@@ -1,4 +1,4 @@
-"""A birth compared with itself in the pass that finds what it is compared with."""
+"""Comparison of a birth with itself, in the same pass that computes its reference."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..our_metrics import ObservedBirth
 
 
 class ObservedOwnBirth(ObservedBirth):
-    """:class:`ObservedBirth` of a birth in a pass by block: no other pass is needed for its reference.
+    """:class:`ObservedBirth` of a birth in a pass by block: its reference needs no other pass.
 
     The setting's ``birth`` holds zeros, which are filled in as places are passed. A place's last positions are kept
     until the place is whole and its seed direction therefore known.

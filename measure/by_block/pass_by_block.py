@@ -1,4 +1,4 @@
-"""Passes of a probe through a decoder of which one block at a time is in memory, measured like any other."""
+"""Measurement passes of a probe through a decoder with one block at a time in memory."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .kept_states import kept_states
 
 
 def batches_of(n_sequences: int, batch_size: int) -> list[slice]:
-    """The sequences that pass together."""
+    """Split sequences into batches that pass together."""
     return [slice(first, min(first + batch_size, n_sequences)) for first in range(0, n_sequences, batch_size)]
 
 
 class PassByBlock:
-    """A :class:`~birthmark.measure.measurement.ProbePass`: all batches pass one block before any passes the next.
+    """Pass in which all batches pass one block before any passes the next.
 
     Args:
         decoder: whose blocks come one at a time.

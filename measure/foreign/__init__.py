@@ -1,4 +1,4 @@
-"""Models of ``transformers``, seen at the same named places as our own decoder."""
+"""Models of ``transformers``, observed at the same named places as the decoder."""
 
 from .family_places import MODEL_TYPES as MODEL_TYPES
 from .foreign_model import ForeignConfig as ForeignConfig

@@ -1,7 +1,7 @@
-"""The hidden units of experts of ``transformers``, which no module of theirs has as its input.
+"""Hidden units of experts of ``transformers``, which are the input of no module there.
 
-All families keep their experts' maps in one module, as tensors of a map for each expert, and say how they lie. The
-activations are computed once more: how the library computes them depends on what it finds installed.
+All families keep their experts' maps in one module, as one tensor per map with an entry for each expert, and declare
+the layout. The activations are computed again: the library's way depends on the packages installed.
 
 Legend: N tokens, D width, K experts of a token, R tokens of one expert, F its hidden width.
 """
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 
 from ...models.tensor_shards import full_shape
 
-#: What of a module of experts says how they are computed.
+#: Attributes by which a module of experts says how they are computed.
 _SAID = ("num_experts", "down_proj", "has_gate", "has_bias", "is_transposed", "_apply_gate")
 
 
 def expert_width(experts: Any) -> int:
-    """Hidden units of an expert; 0 where the module does not say how they are computed."""
+    """Return the number of hidden units of an expert; 0 if the module does not say how they are computed."""
     if not all(hasattr(experts, name) for name in _SAID):
         return 0
     return full_shape(experts.down_proj)[1 if experts.is_transposed else 2]
@@ -30,10 +30,10 @@ def expert_width(experts: Any) -> int:
 def show_expert_units(
     show: Callable[[int, Tensor, Tensor], None], experts: Any, x_ND: Tensor, chosen_NK: Tensor, n_positions: int
 ) -> None:
-    """Show each expert's (from 0) activations ``[R, F]``, of the tokens that it is sent, and their positions ``[R]``.
+    """Show each expert's (from 0) activations ``[R, F]``, for its tokens, and their positions ``[R]``.
 
     Args:
-        show: is shown them.
+        show: called with them.
         experts: the module, whose weights are whole, or lie where ``accelerate`` keeps them.
         x_ND: its input, all positions of all sequences in one axis.
         chosen_NK: each token's experts.
@@ -53,7 +53,9 @@ def show_expert_units(
 
 @contextmanager
 def weights_here(module: nn.Module) -> Iterator[None]:
-    """Inside, the module's weights are in memory, where ``accelerate`` keeps them elsewhere between passes."""
+    """Within the context, bring the module's weights into memory if ``accelerate`` keeps them elsewhere between
+    passes.
+    """
     if not hasattr(module, "_hf_hook"):
         yield
         return

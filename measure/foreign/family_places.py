@@ -1,4 +1,6 @@
-"""Where the named places are inside the blocks of each family of ``transformers``: one row per model type."""
+"""Names of the modules at the named places, inside the blocks of each family of ``transformers``: one row per model
+type.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,11 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class AfterAttention:
-    """How the residual stream after the attention is seen: at a module of the block."""
+    """Module of the block at which the residual stream after the attention is seen."""
 
     module: str
     how: Literal["input", "output", "added"] = "input"
-    """It is the module's input or its output; or the block's input plus the module's output."""
+    """Source of the stream: the module's input or its output; or the block's input plus the module's output."""
 
 
 @dataclass(frozen=True)
@@ -24,26 +26,26 @@ class MlpModules:
     down: str
     gate: str | None = None
     transposed: bool = False
-    """Whether weights are ``[in, out]``."""
+    """True if weights are ``[in, out]``."""
     both: bool = False
-    """Whether ``up`` holds the gate's rows before its own."""
+    """True if ``up`` holds the gate's rows before its own."""
 
 
 @dataclass(frozen=True)
 class FamilyPlaces:
-    """Names of the modules that are looked at, inside a block."""
+    """Names of the observed modules inside a block."""
 
     attn: str
     """The attention, where a block has one: some families have blocks without."""
     o: str
-    """Its output projection."""
+    """Name of the output projection."""
     after_attention: AfterAttention
     mlp: MlpModules
     """The MLP, where it is dense; blocks with experts have no such modules."""
     gated: bool = False
-    """Whether a gate acts on head outputs before the output projection."""
+    """True if a gate acts on head outputs before the output projection."""
     limited: bool = False
-    """Whether the model reads no more positions than a table of its own holds."""
+    """True if the model reads no more positions than its table holds."""
 
 
 _SWIGLU = MlpModules("mlp.up_proj", "mlp.down_proj", "mlp.gate_proj")
@@ -68,7 +70,7 @@ _BLOOM = FamilyPlaces(
 
 
 def _opt(config: Any) -> FamilyPlaces:
-    """OPT 350m alone normalises after each sum."""
+    """Return the places of OPT; only the 350m model normalises after each sum."""
     after = AfterAttention("final_layer_norm") if config.do_layer_norm_before else _OPT_POST
     return FamilyPlaces("self_attn", "self_attn.out_proj", after, MlpModules("fc1", "fc2"), limited=True)
 
@@ -134,10 +136,10 @@ MODEL_TYPES = tuple(_FAMILIES)
 
 
 def places_of(model_type: str, config: Any) -> FamilyPlaces | None:
-    """The row of a model type; None where there is none.
+    """Return the row of a model type; None without one.
 
     Args:
-        model_type: as ``config.json`` names it.
+        model_type: name in ``config.json``.
         config: the config of its text model.
     """
     found = _FAMILIES.get(model_type)

@@ -1,4 +1,4 @@
-"""The places that a model of ``transformers`` shows, from one sequence."""
+"""Places that a model of ``transformers`` shows, found from one sequence."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _OUTPUTS: tuple[tuple[Sublayer, UnseenPlace], ...] = (("attention", "attention_o
 
 @dataclass
 class Record:
-    """An observer that keeps which places a pass shows, and their shapes."""
+    """Observer that records the places that a pass shows, and their shapes."""
 
     stream: set[tuple[Site, int]] = field(default_factory=set)
     attentions: list[tuple[int, tuple[int, int, int]]] = field(default_factory=list)
-    """Of each: block, heads, and widths of queries and of values."""
+    """Block, heads, and widths of queries and of values, for each attention."""
     n_units: dict[int, int] = field(default_factory=dict)
     outputs: set[tuple[Sublayer, int]] = field(default_factory=set)
 
@@ -48,17 +48,17 @@ class Record:
 def unseen_places(
     record: Record, blocks: Sequence[nn.Module], places: FamilyPlaces | None, shape: tuple[int, int, int], n_units: int
 ) -> tuple[Unseen, ...]:
-    """The places that an observed pass did not show.
+    """List the places that an observed pass did not show.
 
     Args:
-        record: of the pass.
-        blocks: of the model.
-        places: names of modules, where they are known.
+        record: record of the pass.
+        blocks: blocks of the model.
+        places: names of modules, if known.
         shape: query heads, and the widths of their queries and values.
         n_units: hidden units of a block's MLP.
 
     Raises:
-        UsageError: the heads are not those of the model's config.
+        UsageError: the heads differ from the model's config.
     """
     layers = range(1, len(blocks) + 1)
     calls = Counter(layer for layer, _ in record.attentions)
@@ -85,7 +85,7 @@ def unseen_places(
 
 
 def _has_experts(block: nn.Module) -> bool:
-    """Whether a block's MLP is a mixture of experts."""
+    """Return True if a block's MLP is a mixture of experts."""
     return any(name.rpartition(".")[2] == "experts" for name, _ in block.named_modules())
 
 

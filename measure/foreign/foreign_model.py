@@ -1,7 +1,8 @@
-"""A causal language model of ``transformers``, seen at the same named places as our own decoder.
+"""Causal language models of ``transformers``, observed at the same named places as the decoder.
 
-Its attention runs as our softmax, whose weights can be read; the residual stream and the hidden units are seen by
-forward hooks. Both are there during an observed pass only. What a model does not show is :class:`Unseen`, by name.
+Attention runs as this package's softmax, whose weights can be read; forward hooks show the residual stream and the
+hidden units. Both are in place only during an observed pass. Places that a model does not show are :class:`Unseen`, by
+name.
 """
 
 from __future__ import annotations
@@ -31,27 +32,27 @@ _LOOK = 64
 
 @dataclass(frozen=True)
 class ForeignConfig:
-    """The shape of a foreign model, under the names of ModelConfig."""
+    """Shape of a model of ``transformers``, under the names of ModelConfig."""
 
     model_type: str
     n_layers: int
     n_heads: int
     d_model: int
     d_head: int
-    """Of queries and keys."""
+    """Width of queries and keys of a head."""
     ff: int
     """Hidden units of a block's MLP; 0 where none is seen."""
     vocab_size: int
     max_seq_len: int | None
     """The most positions of a learned table; None where any length can be read."""
     d_value: int
-    """Of values and head outputs."""
+    """Width of values and outputs of a head."""
     n_experts: int = 0
-    """Of a block, where any has some."""
+    """Number of experts of a block, if any block has some."""
     d_expert: int = 0
     """Hidden units of an expert; 0 where they are not seen."""
     attention: AttentionConfig = field(default_factory=AttentionConfig)
-    """What of attention decides which figures there are: sinks in the softmax, a gate."""
+    """Features of the attention that decide which figures exist: sinks in the softmax, a gate."""
 
     @property
     def position_limit(self) -> int | None:
@@ -60,16 +61,16 @@ class ForeignConfig:
 
 
 class ForeignModel(nn.Module):
-    """A ``transformers`` model with a language-model head, called and observed like our Decoder.
+    """A ``transformers`` model with a language-model head, called and observed like a Decoder.
 
-    The model itself is shared, not copied, and is the same after a pass: hooks and the attention in use are put back.
+    The model itself is shared, not copied, and unchanged after a pass: hooks and attention are restored.
 
     Args:
-        model: a ``…ForCausalLM`` or ``…LMHeadModel``. All places of the families of ``MODEL_TYPES`` are seen; of any
-            other model the residual stream after each block, and its attention where the library's interface runs it.
+        model: a ``…ForCausalLM`` or ``…LMHeadModel``. All places of the families of ``MODEL_TYPES`` are seen; for any
+            other model, the residual stream after each block, and attentions that run through the library's interface.
 
     Raises:
-        UsageError: no such model, or one whose blocks are not found.
+        UsageError: not such a model, or its blocks cannot be found.
     """
 
     decoder: nn.Module
@@ -114,18 +115,18 @@ class ForeignModel(nn.Module):
 
     @property
     def final_width(self) -> int:
-        """Of what the language-model head reads."""
+        """Width of the input of the language-model head."""
         return full_shape(_weight(self.model.get_output_embeddings()))[1]
 
     @property
     def device(self) -> torch.device:
-        """Where token ids are read."""
+        """Device that token ids must be on."""
         table, hook = self.embeddings.weight, getattr(self.embeddings, "_hf_hook", None)
         # Weights that accelerate keeps elsewhere are on the meta device, between passes.
         return torch.device(hook.execution_device) if table.is_meta and hook is not None else table.device
 
     def forward(self, tokens_BT: Tensor, *, last_only: bool = False, observer: Observer | None = None) -> Tensor:
-        """Next-token logits ``[B, T, V]``, or ``[B, V]`` with ``last_only``, as the Decoder's.
+        """Compute next-token logits ``[B, T, V]``, or ``[B, V]`` with ``last_only``, like a Decoder.
 
         Raises:
             UsageError: see :meth:`unseen`.
@@ -138,11 +139,11 @@ class ForeignModel(nn.Module):
 
     @torch.no_grad()
     def unseen(self, seq_len: int = _LOOK) -> tuple[Unseen, ...]:
-        """The places that this model does not show, from one sequence, which is read once as the model is and once
-        observed. In a process group every rank calls.
+        """List the places that this model does not show, from one sequence, read once without and once with
+        observation. Collective: call on every rank.
 
         Raises:
-            UsageError: observed, a model of a known family computes something else.
+            UsageError: observation changes the results of a model of a known family.
         """
         if self._unseen is None:
             length = min(seq_len, _LOOK, self.config.max_seq_len or _LOOK)
@@ -154,22 +155,24 @@ class ForeignModel(nn.Module):
 
     @property
     def routed(self) -> tuple[int, ...]:
-        """The blocks, from 1, whose experts are seen."""
+        """Blocks, from 1, whose experts are seen."""
         if self._places is None:
             return ()
         return tuple(layer for layer, block in enumerate(self._blocks, start=1) if find(block, EXPERTS) is not None)
 
     def mlp_weights(self, layer: int) -> tuple[Tensor, Tensor, Tensor | None] | None:
-        """A block's (from 1) up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps; None where its hidden units are
-        not seen. In a process group every rank calls."""
+        """Return a block's (from 1) up ``[F, d]``, down ``[d, F]`` and gate ``[F, d]`` maps; None if its hidden units
+        are not seen. Collective: call on every rank.
+        """
         hidden = {layer for unseen in self.unseen() if unseen.place == "neurons" for layer in unseen.layers}
         if self._places is None or layer in hidden:
             return None
         return _mlp_weights(self._blocks[layer - 1], self._places)
 
     def output_weights(self, layer: int) -> Tensor | None:
-        """The map ``[d, C]`` of a block (from 1) from its head outputs, heads one after the other, to the residual
-        stream; None where it is not known or has no such map. In a process group every rank calls."""
+        """Return the map ``[d, C]`` of a block (from 1) from its head outputs, joined over heads, to the residual
+        stream; None if it is unknown or does not exist. Collective: call on every rank.
+        """
         module = None if self._places is None else find(self._blocks[layer - 1], self._places.o)
         if self._places is None or module is None:
             return None
@@ -177,11 +180,11 @@ class ForeignModel(nn.Module):
         return stored.T if self._places.mlp.transposed else stored
 
     def unit_readers(self) -> dict[int, nn.Module]:
-        """By block, from 1: the map that reads the hidden units, where it is known."""
+        """Return, by block from 1, the map that reads the hidden units, if known."""
         return self._maps(lambda places: places.mlp.down)
 
     def mlp_readers(self) -> dict[int, nn.Module]:
-        """By block, from 1: the map from the residual stream to the hidden units, where it is known."""
+        """Return, by block from 1, the map from the residual stream to the hidden units, if known."""
         return self._maps(lambda places: places.mlp.up)
 
     def _maps(self, name: Callable[[FamilyPlaces], str]) -> dict[int, nn.Module]:
@@ -193,8 +196,9 @@ class ForeignModel(nn.Module):
     # ---------------------------------------------------------------- passes
 
     def _look(self, tokens_1T: Tensor) -> Record:
-        """Look at one sequence. An unknown model whose attention is another one than the observed one is seen
-        without it from then on."""
+        """Observe one sequence. An unknown model whose attention differs from the observed one is then measured without
+        its attention.
+        """
         same = SameAttention(self._attention_modules(tokens_1T))
         without, seen = Record(), Record()
         with self._pass(without, attends=False).running(), same.keeping():
@@ -224,7 +228,7 @@ class ForeignModel(nn.Module):
         return without
 
     def _attention_modules(self, tokens_1T: Tensor) -> dict[nn.Module, int]:
-        """The attention modules of the blocks that have one, each with the number of its block."""
+        """Return the attention modules of the blocks that have one, each with the number of its block."""
         if self._places is not None:
             found = ((find(block, self._places.attn), layer) for layer, block in enumerate(self._blocks, start=1))
             return {module: layer for module, layer in found if module is not None}
@@ -259,7 +263,7 @@ class ForeignModel(nn.Module):
 
 
 def _blocks(decoder: nn.Module, n_layers: int) -> list[nn.Module]:
-    """The decoder's blocks: its first list of as many modules."""
+    """Find the decoder's blocks: its first list with the right number of modules."""
     lists = (m for m in decoder.modules() if isinstance(m, nn.ModuleList) and len(m) == n_layers)
     return list(next(lists, ()))
 
@@ -319,7 +323,7 @@ def _mlp_weights(block: nn.Module, places: FamilyPlaces) -> tuple[Tensor, Tensor
 
 
 def _stored(module: nn.Module) -> Tensor:
-    """The whole weight of a linear map, as it lies."""
+    """Return the whole weight of a linear map, in its stored layout."""
     with weights_here(module):
         stored = full_tensor(_weight(module))
         return stored.clone() if hasattr(module, "_hf_hook") else stored
@@ -327,7 +331,9 @@ def _stored(module: nn.Module) -> Tensor:
 
 @contextmanager
 def _own_forward(model: nn.Module) -> Iterator[None]:
-    """``accelerate`` puts an autocast around the forward of a model that it trains: without it, as the weights are."""
+    """Within the context, call the model without the autocast that ``accelerate`` puts around its forward, in the dtype
+    of its weights.
+    """
     attributes = vars(model)
     wrapped, own = attributes.get("forward"), attributes.get("_original_forward")
     if wrapped is None or own is None:

@@ -1,6 +1,6 @@
-"""The gains of the norms through which the maps of a model of ``transformers`` read its residual stream.
+"""Gains of the norms through which the maps of a model of ``transformers`` read its residual stream.
 
-Which norm stands before a map is seen in a pass: the one whose output the map gets. So families need no table of it.
+The norm before a map is found in a pass: it is the one whose output the map receives. So families need no table.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from .observed_pass import first_of
 
 @torch.no_grad()
 def gains_before(model: ForeignModel) -> tuple[dict[int, Tensor], Tensor | None]:
-    """Gains ``[D]``, float32 on their norm's device, of the norm before each block's MLP, by block from 1, and before
-    the language-model head. Where no norm's output is what the map reads, there is none."""
+    """Return gains ``[D]``, float32 on their norm's device, of the norm before each block's MLP, by block from 1, and
+    before the language-model head. A map that does not read a norm's output has none.
+    """
     readers: dict[int | None, nn.Module] = {None: model.model.get_output_embeddings()}
     readers.update(model.mlp_readers().items())
     given: list[tuple[Tensor, nn.Module]] = []
@@ -48,13 +49,15 @@ def gains_before(model: ForeignModel) -> tuple[dict[int, Tensor], Tensor | None]
 
 
 def _is_norm(module: nn.Module, width: int) -> bool:
-    """It holds vectors of the stream's width and nothing else."""
+    """Return True if a module holds vectors of the stream's width and nothing else."""
     own = list(module.parameters())
     return bool(own) and all(tuple(parameter.shape) == (width,) for parameter in own)
 
 
 def _gain(norm: nn.Module, width: int) -> Tensor:
-    """By what a norm multiplies: some families hold the gain less 1. Alternating ±1 has mean 0 and mean square 1."""
+    """Return the factor of a norm: some families store the gain less 1. The test input, alternating ±1, has mean 0 and
+    mean square 1.
+    """
     weight, hook = next(norm.parameters()), getattr(norm, "_hf_hook", None)
     # Weights that accelerate keeps elsewhere are on the meta device, between passes.
     device = torch.device(hook.execution_device) if weight.is_meta and hook is not None else weight.device

@@ -1,4 +1,4 @@
-"""One observed pass of a model of ``transformers``: hooks and our attention are there during it, and gone after it.
+"""Observed pass of a model of ``transformers``, with hooks and replaced attention that are removed after it.
 
 Legend: B sequences, H query heads, G key/value heads, T positions, K head width, D width of the residual stream.
 """
@@ -35,16 +35,16 @@ _WATCHED: dict[nn.Module, tuple[int, ObservedPass]] = {}
 
 
 class ObservedPass:
-    """What one pass shows to its observer.
+    """A pass whose tensors are shown to an observer.
 
     Args:
-        observer: is shown.
-        model_type: decides what stands in for attentions that do not run through the interface.
-        places: names of modules inside a block; None where they are not known.
-        blocks: the model's.
-        decoder: the module that holds them, whose attentions run as ours.
-        attends: whether attentions are seen.
-        change: is called with every attention that is seen, before it is shown.
+        observer: receives the tensors.
+        model_type: selects the replacements of attentions that do not run through the interface.
+        places: names of modules inside a block; None if unknown.
+        blocks: the model's blocks.
+        decoder: the module that holds them, whose attentions are replaced.
+        attends: True if attentions are seen.
+        change: called with every seen attention before it is shown.
     """
 
     def __init__(
@@ -85,12 +85,13 @@ class ObservedPass:
         s_aux: Tensor | None = None,
         **more: Any,
     ) -> Tensor:
-        """An attention with the arguments of the library's interface: ``[B, H, T, K]``, ``[B, G, T, K]`` → the value
-        aggregation ``[B, H, T, K]``."""
+        """Compute an attention with the arguments of the library's interface: ``[B, H, T, K]``, ``[B, G, T, K]`` → the
+        value aggregation ``[B, H, T, K]``.
+        """
         causal = (getattr(module, "is_causal", True) if is_causal is None else is_causal) is not False
         mask = self._read(attention_mask, query.shape[2], sliding_window, causal=causal)
         scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-        # What is shown is what goes on: gradients come back through it.
+        # The shown tensors are those that the model uses: gradients flow back through them.
         k, v = (over_heads(x, query.shape[1]) for x in (key, value))
         attending = Attending.of(query, k, v, scale, mask, softcap=softcap, added=position_bias, sinks_H=s_aux)
         if self._rounds:
@@ -117,7 +118,7 @@ class ObservedPass:
 
     @contextmanager
     def rounding(self) -> Iterator[None]:
-        """Inside, attentions are moved by the rounding of their dtype, and not shown."""
+        """Within the context, perturb attentions by the rounding of their dtype, and do not show them."""
         self._rounds = True
         try:
             yield
@@ -128,7 +129,7 @@ class ObservedPass:
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Hooks and our attention, inside."""
+        """Install hooks and replaced attention within the context."""
         with ExitStack() as stack:
             for layer, block in enumerate(self.blocks, start=1):
                 for handle in self._hooks(block, layer):
@@ -162,7 +163,7 @@ class ObservedPass:
                 _WATCHED.pop(module, None)
 
     def _hooks(self, block: nn.Module, layer: int) -> Iterator[Any]:
-        """Hooks that show what passes through a block."""
+        """Install the hooks that show a block's tensors; yield their handles."""
         observer, places = self.observer, self.places
         x_BTD: list[Tensor] = []
 
@@ -181,7 +182,7 @@ class ObservedPass:
             return
 
         def rows(x: Tensor) -> Tensor:
-            """Some MLPs are given all positions of all sequences in one axis."""
+            """Restore ``[B, T, …]``, since some MLPs get all positions of all sequences in one axis."""
             return x.reshape(*x_BTD[0].shape[:2], -1)
 
         def shown(site: Sublayer, module: nn.Module, args: tuple[Any, ...], output: Any) -> None:
@@ -232,7 +233,7 @@ class ObservedPass:
 
 
 def _put(stack: ExitStack, module: nn.Module, name: str, stand_in: Any) -> None:
-    """Let a module's method be another one until the stack ends."""
+    """Replace a module's method until the stack ends."""
     attributes = vars(module)
     if name in attributes:
         stack.callback(attributes.__setitem__, name, attributes[name])
@@ -244,7 +245,7 @@ def _put(stack: ExitStack, module: nn.Module, name: str, stand_in: Any) -> None:
 def _attend(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *args: Any, **more: Any
 ) -> tuple[Tensor, None]:
-    """What ``transformers`` calls: gives ``[B, T, H, K]``."""
+    """Compute the attention that ``transformers`` calls; returns ``[B, T, H, K]``."""
     if module not in _WATCHED:
         raise UsageError(f"{type(module).__name__} is no part of the blocks that are measured, and attends as they do")
     layer, observed = _WATCHED[module]
@@ -253,7 +254,7 @@ def _attend(
 
 
 def _register() -> None:
-    """Make our attention known to ``transformers``, with masks as SDPA gets them; again is no different."""
+    """Register this attention with ``transformers``, with masks like those of SDPA; repeated calls have no effect."""
     try:
         from transformers import AttentionInterface, AttentionMaskInterface
         from transformers.masking_utils import sdpa_mask
@@ -264,7 +265,7 @@ def _register() -> None:
 
 
 def find(block: nn.Module, name: str) -> nn.Module | None:
-    """The submodule of that name; None where there is none."""
+    """Return the submodule of that name; None without one."""
     try:
         return block.get_submodule(name)
     except AttributeError:
@@ -272,7 +273,7 @@ def find(block: nn.Module, name: str) -> nn.Module | None:
 
 
 def first_of(output: Any) -> Tensor:
-    """Modules of ``transformers`` give a tensor, or a tuple that begins with it."""
+    """Return a module's output tensor: ``transformers`` gives a tensor, or a tuple that begins with it."""
     found = output[0] if isinstance(output, tuple) else output
     assert isinstance(found, Tensor)
     return found

@@ -1,7 +1,7 @@
 """Attentions of ``transformers`` that do not run through its attention interface, as functions that do.
 
-Each stands in for a method of one attention module during an observed pass, and hands queries, keys and values to
-``attend`` as the interface does.
+Each replaces a method of one attention module during an observed pass, and passes queries, keys and values to
+``attend`` like the interface.
 
 Legend: B sequences, H query heads, T positions, K head width.
 """
@@ -31,7 +31,9 @@ def _gptj(module: Any, attend: Attend) -> Callable[..., Any]:
 
 
 def _gpt_neo(module: Any, attend: Attend) -> Callable[..., Any]:
-    """It does not divide scores by the root of the head width, and its mask is not windowed where the attention is."""
+    """Replace GPT-Neo's attention, which does not divide scores by the root of the head width, and whose mask ignores
+    its window.
+    """
 
     def _attn(query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None = None) -> tuple[Tensor, None]:
         window = module.config.window_size if module.attention_type == "local" else None
@@ -55,7 +57,7 @@ def _bloom(module: Any, attend: Attend) -> Callable[..., Any]:
 
 
 def _mpt(module: Any, attend: Attend) -> Callable[..., Any]:
-    """Its mask is True where a key is *not* seen."""
+    """Replace MPT's attention, whose mask is True where a key is *not* seen."""
 
     def forward(hidden_states: Tensor, position_bias: Tensor, attention_mask: Any = None, **more: Any) -> Any:
         n_sequences, n_positions = hidden_states.shape[:2]
@@ -75,7 +77,9 @@ def _mpt(module: Any, attend: Attend) -> Callable[..., Any]:
 
 
 def _falcon(module: Any, attend: Attend) -> Callable[..., Any]:
-    """Where it has ALiBi, the mask holds it already; the eager implementation adds it once more."""
+    """Replace Falcon's attention. With ALiBi its mask holds the bias already; the eager implementation would add it
+    again.
+    """
 
     def forward(
         hidden_states: Tensor, alibi: Any, attention_mask: Any, position_embeddings: Any = None, **more: Any
@@ -94,7 +98,7 @@ def _falcon(module: Any, attend: Attend) -> Callable[..., Any]:
 
 
 class OwnForward(NamedTuple):
-    """A method to stand in for."""
+    """A replacement of a method."""
 
     method: str
     make: Callable[[Any, Attend], Callable[..., Any]]

@@ -1,9 +1,9 @@
-"""Whether the observed attention of a model of ``transformers`` is the model's own, as far as its dtype can tell.
+"""Check that the observed attention of a model of ``transformers`` equals the model's own, up to the rounding of its
+dtype.
 
-Each attention module is compared alone: in the observed pass, what it gives is replaced by what it gave in the model's
-own pass, so that the next one reads the same input in both, and no rounding adds up from block to block. How far the
-two may differ is found in place: the module is called once more with every number in its attention moved by the
-rounding of the dtype.
+Each attention module is compared alone: in the observed pass its output is replaced by that of the model's own pass, so
+that the next one reads the same input in both, and rounding does not add up over blocks. The tolerance is measured too:
+the module is called once more with every number in its attention perturbed by the rounding of the dtype.
 
 Legend: T positions, D width of the residual stream.
 """
@@ -19,15 +19,15 @@ from torch import Tensor, nn
 
 from .observed_pass import ObservedPass, first_of
 
-#: How many times as far as the module that was moved a row, and all rows together, may be from the model's own. Seen at
-#: most: half of that, over every family of the table in each dtype, eager and fused, also with scores of 100.
+#: Largest allowed ratio of the distance of one row, and of all rows together, to the distance of the perturbed module.
+#: Seen at most: half of that, over every family of the table in each dtype, eager and fused, also with scores of 100.
 _ROW, _ROWS = 4.0, 2.0
 #: The same of logits that follow from the same outputs of all attentions: as a rule they are equal.
 _LOGITS = 4.0
 
 
 class SameAttention:
-    """The outputs of a model's attention modules in its own pass, and how far an observed pass is from them.
+    """The outputs of a model's attention modules in its own pass, and the distance of an observed pass from them.
 
     Args:
         modules: the attention modules, each with the number of its block.
@@ -41,7 +41,7 @@ class SameAttention:
 
     @contextmanager
     def keeping(self) -> Iterator[None]:
-        """Inside is the model's own pass, whose outputs are kept."""
+        """Keep the outputs of the model's own pass, run within the context."""
 
         def keep(module: nn.Module, args: Any, output: Any) -> None:
             self._own[module].append(first_of(output).clone())
@@ -53,7 +53,7 @@ class SameAttention:
 
     @contextmanager
     def comparing(self, observed: ObservedPass) -> Iterator[None]:
-        """Inside is the observed pass, which goes on with the model's own outputs."""
+        """Compare the observed pass, run within the context, which continues with the model's own outputs."""
         calls = dict.fromkeys(self.modules, 0)
 
         def compare(module: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
@@ -77,7 +77,7 @@ class SameAttention:
 
     @contextmanager
     def moving(self) -> Iterator[None]:
-        """Inside is a pass that goes on with the model's own outputs, each number moved by its rounding."""
+        """Perturb the model's own outputs by their rounding, in a pass run within the context."""
         calls = dict.fromkeys(self.modules, 0)
 
         def move(module: nn.Module, args: Any, output: Any) -> Any:
@@ -92,19 +92,20 @@ class SameAttention:
             yield
 
     def first_other(self) -> tuple[int, float] | None:
-        """The first block whose attention is another one: its number, and how many times as far it is off as rounding
-        allows; None where all are the model's own."""
+        """Return the first block whose attention differs: its number, and its distance over the one that rounding
+        allows; None if all agree.
+        """
         return next(((layer, times) for layer, times in sorted(self._times.items()) if times > 1), None)
 
 
 def times_allowed(own: Tensor, observed: Tensor, moved: Tensor) -> float:
-    """Distance of an observed output ``[…, T, D]`` from the model's own, over what is allowed; 0 where that cannot be
-    said, as of what is not finite.
+    """Compute the distance of an observed output ``[…, T, D]`` from the model's own, over the allowed one; 0 if
+    undefined, as for values that are not finite.
 
     Args:
-        own: of the model.
-        observed: what may differ by rounding.
-        moved: the observed one, with its attention moved by rounding.
+        own: output of the model.
+        observed: output that may differ by rounding.
+        moved: the observed output, with its attention perturbed by rounding.
     """
     rounding = torch.finfo(own.dtype).eps / 2
     own_TD, observed_TD, moved_TD = (x.double().flatten(0, -2) for x in (own, observed, moved))
@@ -120,11 +121,11 @@ def times_allowed(own: Tensor, observed: Tensor, moved: Tensor) -> float:
 
 
 def times_of_logits(off: Tensor, allowed: Tensor) -> float:
-    """Distance of logits that follow from the same outputs of all attentions, over what is allowed.
+    """Compute the distance of logits that follow from the same outputs of all attentions, over the allowed one.
 
     Args:
-        off: the difference of an observed pass that went on with the model's own outputs.
-        allowed: the difference of a pass that went on with these outputs moved by rounding.
+        off: the difference of an observed pass that continued with the model's own outputs.
+        allowed: the difference of a pass that continued with these outputs perturbed by rounding.
     """
     return float(off.double().norm() / allowed.double().norm().clamp_min(torch.finfo(torch.float64).tiny)) / _LOGITS
 

@@ -1,4 +1,4 @@
-"""Scores and masks as an attention of ``transformers`` has them, and the softmax of them.
+"""Scores and masks of attentions of ``transformers``, and the softmax of them.
 
 Legend: B sequences, H query heads, G key/value heads, T queries, S keys, K head width.
 """
@@ -22,18 +22,20 @@ from ...models.linear_cross_entropy import soft_capped
 
 @dataclass(frozen=True)
 class TheirScores(Scores):
-    """Scores that are soft-capped, added to, or of keys that only a mask tells: explicit, a block at a time."""
+    """Scores with soft-capping, additions, or a mask of arbitrary form: explicit, a block at a time."""
 
     softcap: float | None = None
     """``c·tanh(s / c)`` in place of s."""
     added: Tensor | None = None
     """Is added to the scores: ``[B, H, T, S]``, or 1 on any axis but the last."""
     seen: Tensor | None = None
-    """Which keys a query sees, of those that causality, window and prefix leave: the same shapes, bool."""
+    """Mask of the keys that a query sees, among those that causality, window and prefix leave: the same shapes,
+    bool.
+    """
 
     @property
     def fusable(self) -> bool:
-        """No fused kernel has these."""
+        """Always False: no fused kernel computes these scores."""
         return False
 
     def block(self, start: int, stop: int, minus_BHT: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -56,7 +58,7 @@ def _rows(x: Tensor, start: int, stop: int) -> Tensor:
 
 @dataclass(frozen=True)
 class ReadMask:
-    """What a mask says, in the words of :class:`Scores` where these can say it."""
+    """Content of a mask, in the terms of :class:`Scores` as far as these can express it."""
 
     window: int | None = None
     prefix: int | None = None
@@ -99,9 +101,9 @@ class ReadMask:
 _SOFTMAX = Softmax(ModelConfig())
 #: Fused kernels take the exponential in fewer digits than float32 has (seen: some units of 2⁻²⁰).
 _EXPONENTIAL = 2.0**-18
-#: How often scores are rounded: as products, and scaled.
+#: Number of times that scores are rounded: as products, and scaled.
 _STORED = 2
-#: Of the ways in which rounding may fall out: so many are tried.
+#: Number of random outcomes of rounding that are tried.
 _DRAWS = 8
 #: By the name that torch gives to the precision of float32 products: the rounding of one.
 _FLOAT32_PRODUCTS = {"highest": 2.0**-24, "high": 2.0**-11, "medium": 2.0**-8}
@@ -109,7 +111,7 @@ _FLOAT32_PRODUCTS = {"highest": 2.0**-24, "high": 2.0**-11, "medium": 2.0**-8}
 
 @dataclass(frozen=True)
 class Attending:
-    """One attention: its scores, values, and a logit per head of a key that every query sees and that has value 0."""
+    """An attention: its scores, values, and a logit per head of a key that every query sees and that has value 0."""
 
     scores: Scores
     v_BGSK: Tensor
@@ -132,12 +134,12 @@ class Attending:
 
         Args:
             q_BHTK: queries as they enter the scores.
-            k_BGSK: keys, those of grouped heads once.
+            k_BGSK: keys, grouped ones without repeats.
             v_BGSK: values, of any width.
-            scale: of ``q·k``.
-            mask: which keys are seen, and what it adds.
-            softcap: of the scores, before anything is added.
-            added: to the scores beside what the mask adds: a bias of positions.
+            scale: factor of ``q·k``.
+            mask: seen keys, and additions to scores.
+            softcap: cap of the scores, applied before additions.
+            added: additions to the scores beside the mask's: a bias of positions.
             sinks_H: see the class.
         """
         parts = [x for x in (mask.added, added) if x is not None]
@@ -153,15 +155,16 @@ class Attending:
         return cls(scores, v_BGSK, sinks_H)
 
     def weighed(self) -> WeightedSum:
-        """The values' sum by weights that can be read."""
+        """Sum the values by weights that can be read."""
         extra = [] if self.sinks_H is None else [ExtraKey(self._sinks_BHT)]
         found = _SOFTMAX(self.scores, self.v_BGSK, extra, needs_weights=True, needs_squares=False)
         assert isinstance(found, WeightedSum)
         return found
 
     def rounded(self) -> Tensor:
-        """The values' sum ``[B, H, T, K]`` in float64, each number off by what rounding on the way makes of it: of the
-        products, of the scores each time that they are stored, of the weights, and of the sum."""
+        """Sum the values, ``[B, H, T, K]`` in float64, with every number perturbed by the rounding on the way: of the
+        products, of the scores each time that they are stored, of the weights, and of the sum.
+        """
         scores, dtype = self.scores, self.v_BGSK.dtype
         # Models of float64 have their softmax in float32.
         unit = max(torch.finfo(dtype).eps / 2, 2.0**-24)
@@ -169,7 +172,7 @@ class Attending:
         generator = torch.Generator(self.v_BGSK.device).manual_seed(0)
 
         def signs(x: Tensor) -> Tensor:
-            """Rows and columns, the same for all heads."""
+            """Draw signs by row and column, the same for all heads."""
             return torch.rand(x.shape[-2:], generator=generator, device=x.device).sub_(0.5).sign_()
 
         q, k = scores.q_BHTK.double(), scores.k_BHSK.double()

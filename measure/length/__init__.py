@@ -1,1 +1,1 @@
-"""How far a model reads beyond the length that it was trained on, and what it costs when its first keys are gone."""
+"""Ability of a model to read beyond its training length, and the cost of dropping its first keys."""

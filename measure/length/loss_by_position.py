@@ -1,4 +1,4 @@
-"""Loss by position on long sequences, through the key/value cache, with keys let go of (definitions §17).
+"""Loss by position on long sequences, through the key/value cache, with keys dropped (definitions §17).
 
 Legend: N sequences, B of a batch, T positions, C positions of a part.
 """
@@ -29,7 +29,7 @@ _KEPT = 4
 
 @dataclass(frozen=True)
 class Arm:
-    """One way of keeping keys, and what it came to."""
+    """A way of keeping keys, and its losses."""
 
     evict: int
     """First keys that are gone after the prefix."""
@@ -42,13 +42,13 @@ class Arm:
         return self.losses_NT.mean(0)
 
     def between(self, start: int, stop: int) -> tuple[float, float]:
-        """Mean over positions ``start … stop − 1``, and the standard error of it over sequences."""
+        """Return the mean over positions ``start … stop − 1``, and its standard error over sequences."""
         return _mean_and_error(self.losses_NT[:, start:stop])
 
 
 @dataclass(frozen=True)
 class LengthResult:
-    """A model's arms on the same sequences."""
+    """Losses of a model's arms on the same sequences."""
 
     model: str
     prefix: int
@@ -71,14 +71,15 @@ class LengthResult:
         return list(pairwise(edges))
 
     def cost(self, arm: Arm) -> tuple[float, float] | None:
-        """Mean loss behind the prefix minus that of the arm with every key, and its standard error over sequences.
+        """Return the mean loss behind the prefix minus that of the arm with every key, and its standard error over
+        sequences.
 
-        None where there is no such arm, or nothing behind the prefix.
+        None without such an arm, or with nothing behind the prefix.
         """
         whole = next((other for other in self.arms if other.evict == 0), None)
         if whole is None or whole is arm or self.length <= self.prefix:
             return None
-        # Of the same sequences: their difficulty cancels.
+        # Both arms read the same sequences, so their difficulty cancels.
         return _mean_and_error((arm.losses_NT - whole.losses_NT)[:, self.prefix :])
 
 
@@ -87,7 +88,7 @@ def _mean_and_error(losses_NT: np.ndarray) -> tuple[float, float]:
 
 
 def check_reach(model: str, positions: str, max_seq_len: int, length: int) -> None:
-    """Whether a model can read so many positions.
+    """Check that a model can read so many positions.
 
     Raises:
         UsageError: its learned positions end before.
@@ -100,7 +101,7 @@ def check_reach(model: str, positions: str, max_seq_len: int, length: int) -> No
 
 
 def evictions(evict: Sequence[int], prefix: int, window: int | None) -> dict[int, Eviction | None]:
-    """What the cache of each arm lets go of, by the number of first keys that are gone.
+    """Return the eviction of each arm's cache, by the number of first keys that are dropped.
 
     A windowed cache keeps its last ``window`` keys, and the first four, or as many as the largest of ``evict``.
     """
@@ -119,15 +120,15 @@ def loss_by_position(
     part: int = _PART,
     advance: Callable[[int], object] = lambda n_positions: None,
 ) -> np.ndarray:
-    """The loss of every next token, in nats, float64 ``[N, T]``, of T + 1 tokens; the model is left as it was.
+    """Compute the loss of every next token, in nats, float64 ``[N, T]``, for T + 1 tokens; the model is left unchanged.
 
     Args:
         model: the decoder.
         tokens_NT: int64 ``[N, T + 1]``.
-        eviction: what its cache lets go of; None: nothing.
+        eviction: keys that its cache drops; None: nothing.
         batch_size: sequences at once.
-        part: positions at once, from the first on that keys are missing for.
-        advance: is called with numbers of sequences times positions that are done.
+        part: positions at once, from the first position that misses keys.
+        advance: called with the number of sequences times positions just finished.
 
     Raises:
         UsageError: there is nothing to predict behind the prefix of a prefix-LM.

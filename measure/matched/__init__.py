@@ -1,1 +1,1 @@
-"""What the null ``matched`` reads of a model."""
+"""Weights of a model that the null ``matched`` reads."""

@@ -1,6 +1,6 @@
-"""The weights of a model that face its residual stream, read for the null ``matched`` (definitions §10).
+"""Weights of a model that face its residual stream, read for the null ``matched`` (definitions §10).
 
-Of our decoder they are read by name, a block at a time, so that a model larger than memory can be read too.
+A decoder's weights are read by name, a block at a time, so that a model larger than memory can be read too.
 
 Legend: V tokens, R of them, D width, F hidden units, N of them, H heads, K width of a head.
 """
@@ -33,7 +33,7 @@ EMBEDDING, HEAD = "embedding", "head"
 
 
 def stream_weights(model: Decoder | ForeignModel) -> StreamWeights:
-    """Tables and units of a model in float32; at D 4096 and 32 blocks 1.9 GB. The model is left as it was."""
+    """Return tables and units of a model in float32; at D 4096 and 32 blocks 1.9 GB. The model is left unchanged."""
     return _of_theirs(model) if isinstance(model, ForeignModel) else _of_ours(model)
 
 
@@ -43,13 +43,15 @@ def _array(tensor: Tensor) -> np.ndarray:
 
 
 def _units(maps: list[Tensor]) -> np.ndarray:
-    """``[N, M, D]`` of M maps ``[F, D]``."""
+    """Stack M maps ``[F, D]`` to units ``[N, M, D]``."""
     rows = torch.from_numpy(spread_rows(len(maps[0]), MOST_UNITS))
     return np.stack([_array(x_FD[rows.to(x_FD.device)]) for x_FD in maps], axis=1)
 
 
 def _value_units(value_CD: Tensor, n_heads: int) -> list[Tensor]:
-    """One map ``[K, D]`` per head: channel k of all heads is one unit, since heads may share what they do to it."""
+    """Return one map ``[K, D]`` per head: channel k of all heads is one unit, since heads may share the maps
+    behind it.
+    """
     value_HKD = value_CD.unflatten(0, (n_heads, -1))
     return [value_HKD[head] for head in spread_rows(n_heads, MOST_HEADS).tolist()]
 
@@ -72,13 +74,13 @@ def _of_ours(model: Decoder) -> StreamWeights:
 
 
 class _Read:
-    """Some parameters by name."""
+    """Parameters read by name."""
 
     def __init__(self, found: dict[str, Tensor]) -> None:
         self.found = found
 
     def fold(self, map_FD: Tensor, gain: str) -> Tensor:
-        """A map with the gain of the norm before or behind it, where there is such a norm."""
+        """Multiply a map by the gain of the norm before or behind it, if there is such a norm."""
         return map_FD.float() * self.found[gain].float() if gain in self.found else map_FD
 
 

@@ -1,1 +1,1 @@
-"""What low-bit arithmetic would cost a model, simulated in its own precision (definitions §14)."""
+"""Cost of low-bit arithmetic for a model, simulated in its own precision (definitions §14)."""

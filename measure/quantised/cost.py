@@ -25,15 +25,15 @@ AS_IT_IS = Bits(WHOLE, WHOLE)
 
 @dataclass(frozen=True)
 class QuantisedCost:
-    """A model under one setting of bits. Losses in nats per token."""
+    """Losses of a model under one setting of bits, in nats per token."""
 
     bits: str
     loss: float
     """Mean over sequences of the mean loss of a sequence."""
     loss_se: float
-    """Its standard error over sequences; NaN of a single one."""
+    """Standard error over sequences; NaN for a single one."""
     increase: float
-    """What the loss is above that of the model as it is."""
+    """Increase of the loss over that of the unchanged model."""
     increase_se: float
     """Standard error of that difference, sequence by sequence."""
     preference_ratio: float
@@ -60,11 +60,11 @@ def quantisation_costs(
     batch_size: int = 64,
     advance: Callable[[int], None] = lambda n: None,
 ) -> list[QuantisedCost]:
-    """Evaluate a model as it is, then under each of ``settings``; it is left as it was.
+    """Evaluate a model unchanged, then under each of ``settings``; it is left unchanged.
 
     Args:
-        model: ours or one of ``transformers``.
-        settings: what to try.
+        model: a decoder or a model of ``transformers``.
+        settings: settings of bits.
         tokens_NT: int64 ids whose next tokens are predicted ``[N, T]``.
         random_NT: the random probe, for token preference.
         documents_NT: numbers of the tokens' documents, −1 of padding, whose prediction does not count.
@@ -101,7 +101,7 @@ def quantisation_costs(
 def _losses(
     model: Decoder | ForeignModel, tokens_NT: np.ndarray, documents_NT: np.ndarray | None, batch_size: int
 ) -> np.ndarray:
-    """Mean loss of every sequence, float64 ``[N]``."""
+    """Compute the mean loss of every sequence, float64 ``[N]``."""
     length = tokens_NT.shape[1]
     first = first_prediction(model.config, length)
     step = sequences_at_once(model, batch_size, length)
@@ -113,7 +113,7 @@ def _losses(
 
 
 def _mean_prob(model: Decoder | ForeignModel, random_NT: np.ndarray, batch_size: int) -> np.ndarray:
-    """p̄, float64 ``[V]``."""
+    """Compute p̄, float64 ``[V]``."""
     device = next(model.parameters()).device
     total_V = torch.zeros(model.config.vocab_size, dtype=torch.float64, device=device)
     for tokens_BT in torch.from_numpy(np.ascontiguousarray(random_NT)).split(batch_size):

@@ -1,4 +1,4 @@
-"""The linear maps of a model's blocks, with weights and inputs rounded for a while."""
+"""Linear maps of a model's blocks, with weights and inputs rounded temporarily."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ class LinearMap(NamedTuple):
 
 
 def linear_maps(model: Decoder | ForeignModel) -> list[LinearMap]:
-    """Every linear map of the blocks: queries, keys, values, outputs, gates and the MLP's. Embedding and head are none
-    of them.
+    """List every linear map of the blocks: queries, keys, values, outputs, gates and the MLP's, but not embedding and
+    head.
 
     Raises:
-        UsageError: blocks hold matrices in another form, such as stacked experts, which would be left as they are.
+        UsageError: blocks hold matrices in another form, such as stacked experts, which rounding would miss.
     """
     if isinstance(model, Decoder):
         return [LinearMap(m, 1) for m in model.blocks.modules() if isinstance(m, nn.Linear)]
@@ -49,7 +49,7 @@ def linear_maps(model: Decoder | ForeignModel) -> list[LinearMap]:
 
 @contextmanager
 def quantised(model: Decoder | ForeignModel, bits: Bits) -> Iterator[None]:
-    """Round weights per output channel, and inputs per token as they come; at the end the model is as it was."""
+    """Round weights per output channel, and inputs per token as they come; the model is restored at the end."""
     weights: dict[nn.Parameter, Tensor] = {}
     handles = []
 

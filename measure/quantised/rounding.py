@@ -1,4 +1,4 @@
-"""How bits of weights and of activations are written (definitions §14)."""
+"""Notation for bits of weights and of activations (definitions §14)."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Bits:
 
 
 def read_bits(text: str) -> list[Bits]:
-    """Settings such as ``w8a8,w4a16``, in their order.
+    """Read settings such as ``w8a8,w4a16``, in their order.
 
     Raises:
-        UsageError: one is none, or stands there twice.
+        UsageError: one is invalid, or occurs twice.
     """
     found: list[Bits] = []
     for part in text.split(","):

@@ -1,6 +1,6 @@
 """ρ, the correlation of a head's values across positions, which correlated variance calibration needs.
 
-Values of one sequence share a part, and averaging does not shrink what is shared: the variance of a mean of values is
+Values of one sequence share a part, which averaging does not shrink: the variance of a mean of values is
 ``σ_v² (ρ + (1−ρ)/n_eff)`` (definitions §9).
 """
 
@@ -29,13 +29,13 @@ _SMALLEST = 1e-30
 
 
 class Uncorrelated(nn.Module):
-    """ρ = 0; also the base of the other kinds."""
+    """Correlation ρ = 0; also the base of the other kinds."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
 
     def forward(self, v_BGSK: Tensor, documents: Documents | None = None) -> Tensor:
-        """ρ, broadcastable to ``[B, H, T]``, float32 or wider, given the values ``[B, G or H, S, K]``."""
+        """Return ρ, broadcastable to ``[B, H, T]``, float32 or wider, given the values ``[B, G or H, S, K]``."""
         return v_BGSK.new_zeros((), dtype=torch.promote_types(v_BGSK.dtype, torch.float32))
 
 
@@ -50,11 +50,11 @@ class LearnedCorrelation(Uncorrelated):
         self.parameter_roles = {"logit": ParameterRole.BIAS}
 
     def distributions(self, init: InitConfig) -> dict[str, Distribution]:
-        """Every head starts at ``calibration.rho``."""
+        """Start every head at ``calibration.rho``."""
         return {"logit": Constant(self.start)}
 
     def forward(self, v_BGSK: Tensor, documents: Documents | None = None) -> Tensor:
-        """``[H, 1]``."""
+        """Return the correlation of each head, ``[H, 1]``."""
         return self.logit.sigmoid()[:, None]
 
 
@@ -73,7 +73,7 @@ class EstimatedCorrelation(Uncorrelated):
     n_batches: Tensor
     length: Tensor
     frozen = False
-    """Whether the moments stay as they are in training too: only an adapter is trained."""
+    """True if the moments stay fixed in training too, because only an adapter is trained."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -90,7 +90,7 @@ class EstimatedCorrelation(Uncorrelated):
 
     @torch.no_grad()
     def update(self, v_BGSK: Tensor, documents: Documents | None = None) -> None:
-        """Take a batch in. The first one decides alone; later ones count a tenth."""
+        """Add a batch. The first one sets the moments; later ones count a tenth."""
         with torch.autocast(v_BGSK.device.type, enabled=False):
             v = v_BGSK.to(self.square_H.dtype)
             if documents is None:
@@ -118,7 +118,7 @@ class EstimatedCorrelation(Uncorrelated):
         self.n_batches += 1
 
     def forward(self, v_BGSK: Tensor, documents: Documents | None = None) -> Tensor:
-        """``[H, 1]``; 0 before the first batch."""
+        """Return the correlation of each head, ``[H, 1]``; 0 before the first batch."""
         if self.training and not self.frozen and v_BGSK.shape[2] > 1:
             self.update(v_BGSK, documents)
         centre_H = self.mean_HK.square().sum(-1)
@@ -130,11 +130,11 @@ class EstimatedCorrelation(Uncorrelated):
 
 
 def _moments_of_documents(v_BGSK: Tensor, documents: Documents) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The moments of values whose sequences hold several documents, padding left out: mean ``[G, K]``, mean square and
-    mean square of the mean ``[G]``, and length ``[]``.
+    """Compute the moments of values whose sequences hold several documents, padding left out: mean ``[G, K]``, mean
+    square and mean square of the mean ``[G]``, and length ``[]``.
 
-    The length is that of the document which a token finds itself in, on average, ``S = Σn²/Σn``. The square of the mean
-    is the one of sequences of that length whose pairs of positions have the mean product ``R`` of all pairs within
+    The length is the average over tokens of the length of the token's document, ``S = Σn²/Σn``. The square of the mean
+    is that of sequences of this length, if their pairs of positions have the mean product ``R`` of all pairs within
     documents: ``((S − 1)·R + A)/S``, with A the mean square.
     """
     real_BT = documents.number_BT >= 0
@@ -161,12 +161,12 @@ CORRELATIONS: dict[str, type[Uncorrelated]] = {
 
 
 def estimated_correlations(model: nn.Module) -> list[EstimatedCorrelation]:
-    """Every part of a model that has running moments."""
+    """List every part of a model that has running moments."""
     return [part for part in model.modules() if isinstance(part, EstimatedCorrelation)]
 
 
 def first_moment_tokens(vocab_size: int, max_seq_len: int, init_seed: int) -> Tensor:
-    """Int64 ``[N, T]``: the random tokens that give a newborn model its first moments."""
+    """Draw int64 ``[N, T]``: the random tokens that give a newborn model its first moments."""
     shape = (_N_SEQUENCES, min(max_seq_len, _LONGEST))
     drawn = keyed_generator(init_seed, "correlation").integers(0, vocab_size, shape, dtype=np.int64)
     return torch.from_numpy(drawn)

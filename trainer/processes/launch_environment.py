@@ -37,7 +37,7 @@ class LauncherEnvironment(ClusterEnvironment):
         return False
 
     def world_size(self) -> int:
-        """Processes of the run."""
+        """Return the number of processes of the run."""
         return self.process.world_size
 
     def set_world_size(self, size: int) -> None:
