@@ -202,7 +202,7 @@ def test_what_cannot_be_found_is_refused_with_the_mend(llama, token_batches, sma
 
 @pytest.mark.heavy
 def test_the_five_lines_in_the_docs_run(llama, token_batches, tmp_path, monkeypatch):
-    page = (Path(birthmark.__file__).parent / "docs" / "recipes" / "your-own-training.md").read_text()
+    page = (Path(birthmark.__file__).parent / "docs" / "python.md").read_text()
     code = page.split("```python\n")[1].split("```")[0]
     assert len([line for line in code.splitlines() if line.strip()]) == 5
     monkeypatch.chdir(tmp_path)

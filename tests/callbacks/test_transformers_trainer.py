@@ -197,7 +197,7 @@ def test_text_is_read_by_the_trainers_own_tokenizer(llama, word_tokenizer, argum
 
 @pytest.mark.heavy
 def test_the_lines_in_the_docs_run(llama, token_batches, arguments, tmp_path, monkeypatch):
-    page = (Path(birthmark.__file__).parent / "docs/recipes/your-own-training.md").read_text()
+    page = (Path(birthmark.__file__).parent / "docs/python.md").read_text()
     section = page.split("## The Trainer of transformers")[1].split("\n## ")[0]
     (code,) = [block.split("```")[0] for block in section.split("```python\n")[1:] if "bias_callback" in block]
     monkeypatch.chdir(tmp_path)

@@ -238,7 +238,7 @@ def test_top_tokens_are_the_ranking_with_texts_and_ranks_at_birth():
 
 @pytest.mark.heavy
 def test_the_loop_in_the_docs_runs(llama, token_batches, tmp_path, monkeypatch, capsys):
-    page = (Path(birthmark.__file__).parent / "docs/recipes/your-own-training.md").read_text()
+    page = (Path(birthmark.__file__).parent / "docs/python.md").read_text()
     section = page.split("## A plain loop")[1].split("\n## ")[0]
     (code,) = [block.split("```")[0] for block in section.split("```python\n")[1:] if "recorder.take" in block]
     monkeypatch.chdir(tmp_path)
