@@ -1,1 +1,1 @@
-"""Where tokens come from: corpora, tokenizers, shards, batches, probes."""
+"""Sources of tokens: corpora, tokenizers, shards, batches, probes."""

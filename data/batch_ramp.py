@@ -1,4 +1,4 @@
-"""A global batch that grows: its size at every step, and the samples before it, as pure functions of the step."""
+"""Growth of the global batch: its size at every step, and the samples before it, as pure functions of the step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MOST_SIZES = 10_000
 
 @dataclass(frozen=True)
 class BatchRamp:
-    """Growth of the global batch at the start of a run, as Megatron-LM's ``--rampup-batch-size`` has it."""
+    """Growth of the global batch at the start of a run, like Megatron-LM's ``--rampup-batch-size``."""
 
     start: int = 0
     """Sequences of the first steps' global batches; 0: all steps have global_batch_size."""
@@ -24,7 +24,7 @@ class BatchRamp:
     """Sequences over which it grows: each size is kept for an equal part of them."""
 
     def problems(self, global_batch_size: int) -> list[str]:
-        """Everything that makes this ramp impossible, one line each, with the mend."""
+        """List everything that makes this ramp impossible, one line each, with the remedy."""
         if not self.start:
             return [
                 f"trainer.batch_ramp.{name} is {value}, but there is no ramp: give trainer.batch_ramp.start too"
@@ -50,7 +50,7 @@ class BatchRamp:
 
 @lru_cache
 def _stages(global_batch_size: int, ramp: BatchRamp) -> tuple[tuple[int, int, int], ...]:
-    """(first step, samples before it, size) of every size that there is, in their order."""
+    """Return (first step, samples before it, size) for each size of the ramp, in their order."""
     if not ramp.start:
         return ((0, 0, global_batch_size),)
     n_growths = (global_batch_size - ramp.start) // ramp.increment
@@ -79,19 +79,19 @@ class BatchSizes:
 
     @property
     def smallest(self) -> int:
-        """Of all steps."""
+        """Smallest size of all steps."""
         return self.ramp.start or self.global_batch_size
 
     @property
     def sizes(self) -> list[int]:
-        """That there are, in the order of steps."""
+        """Sizes that occur, in the order of steps."""
         return [size for _, _, size in _stages(self.global_batch_size, self.ramp)]
 
     def size(self, step: int) -> int:
-        """Sequences of step ``step``, counted from 0."""
+        """Return the number of sequences of step ``step``, counted from 0."""
         return self._stage(step)[2]
 
     def before(self, step: int) -> int:
-        """Sequences of all steps before ``step``: the index of its first sample."""
+        """Return the number of sequences in all steps before ``step``: the index of its first sample."""
         first, samples, size = self._stage(step)
         return samples + (step - first) * size

@@ -19,7 +19,7 @@ from .permutation import permuted
 
 
 class BatchSource(Protocol):
-    """Where samples come from; see the module for what an index is."""
+    """Source of samples; see the module for the meaning of an index."""
 
     seq_len: int
     vocab_size: int
@@ -33,27 +33,28 @@ class BatchSource(Protocol):
         """Different samples in the source (per epoch); None: endless."""
 
     def batch(self, first_sample: int, n: int) -> np.ndarray:
-        """Samples ``first_sample`` to ``first_sample + n``: int64 ``[n, seq_len + 1]``; inputs and targets overlap.
-        Where a sample has no token it has −100 (`birthmark.data.packing.borders.PADDING`)."""
+        """Return samples ``first_sample`` to ``first_sample + n``: int64 ``[n, seq_len + 1]``; inputs and targets
+        overlap. Places without a token hold −100 (`birthmark.data.packing.borders.PADDING`).
+        """
 
 
 class Tokens(Protocol):
-    """Tokens as one array, wherever they lie."""
+    """Tokens as one array, wherever they are stored."""
 
     def __len__(self) -> int: ...
 
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """``length`` tokens from each of ``starts``: int64 ``[n, length]``."""
+        """Read ``length`` tokens from each of ``starts``: int64 ``[n, length]``."""
 
 
 class JoinedTokens:
     """Parts of arrays, one after another, read as one.
 
-    Subclasses map the arrays, and pickle as what names them, so that workers map the files themselves.
+    Subclasses map the arrays, and pickle as the names of these, so that workers map the files themselves.
     """
 
     limit: int | None = None
-    """What tokens must be below, if it is known."""
+    """Upper bound of tokens, exclusive, if known."""
 
     def _map(self) -> None:
         """Call `_join`."""
@@ -62,10 +63,10 @@ class JoinedTokens:
     def _join(
         self, arrays: Sequence[np.ndarray], array_P: np.ndarray, first_P: np.ndarray, length_P: np.ndarray
     ) -> None:
-        """Read as one: of each part, the number of its array, its first token there, and its length, at least 1."""
+        """Join parts, each given by the number of its array, its first token there, and its length, at least 1."""
         self._arrays, self._array_P = arrays, array_P
         self._ends_P = np.cumsum(length_P, dtype=np.int64)
-        # What is added to a place in the whole to give the place in its array.
+        # Shift from a place in the whole to the place in its array.
         self._shift_P = first_P - (self._ends_P - length_P)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -76,11 +77,11 @@ class JoinedTokens:
         return int(self._ends_P[-1]) if len(self._ends_P) else 0
 
     def may_hold_too_large(self, out: np.ndarray) -> bool:
-        """Whether what was read holds a token that is not below `limit`; a negative one is a large one."""
+        """Return True if the read tokens hold one that is not below `limit`; negative ones count as large."""
         return self.limit is not None and bool(out.size) and int(out.view(np.uint64).max()) >= self.limit
 
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """``length`` tokens from each of ``starts``, across parts where need be; int64 ``[n, length]``."""
+        """Read ``length`` tokens from each of ``starts``, across parts if needed; int64 ``[n, length]``."""
         out = np.empty((len(starts), length), dtype=np.int64)
         part_N = np.searchsorted(self._ends_P, starts, side="right")
         # Nearly all lie in one part: what is asked of these is found for all at once.
@@ -101,10 +102,10 @@ class JoinedTokens:
 
 
 class TokensOfSources(JoinedTokens):
-    """All tokens of several sources, one after another. `read` lets all pass: ask `may_hold_too_large`.
+    """Tokens of several sources, one after another. `read` checks nothing: ask `may_hold_too_large`.
 
     Attributes:
-        first_S: int64 ``[sources]``, where each source begins.
+        first_S: int64 ``[sources]``, first token of each source.
     """
 
     def __init__(self, sources: Sequence[JoinedTokens]) -> None:
@@ -149,10 +150,10 @@ class ShardedTokens(JoinedTokens):
 
 
 class Cut:
-    """How the tokens of a split become numbered sequences of ``seq_len + 1``.
+    """Division of a split's tokens into numbered sequences of ``seq_len + 1``.
 
     Args:
-        tokens: of the split.
+        tokens: tokens of the split.
         seq_len: positions of a sequence.
     """
 
@@ -161,15 +162,15 @@ class Cut:
 
     @property
     def n_samples(self) -> int:
-        """How many sequences there are."""
+        """Number of sequences."""
         raise NotImplementedError
 
     def read(self, numbers: np.ndarray) -> np.ndarray:
-        """These sequences: int64 ``[n, seq_len + 1]``."""
+        """Read the sequences with these numbers: int64 ``[n, seq_len + 1]``."""
         raise NotImplementedError
 
     def n_targets(self, numbers: np.ndarray) -> np.ndarray:
-        """Tokens to predict in each of these sequences, at least 1: int64 ``[n]``."""
+        """Return the number of tokens to predict in each of these sequences, at least 1: int64 ``[n]``."""
         return np.full(len(numbers), self.seq_len, dtype=np.int64)
 
     @property
@@ -194,14 +195,14 @@ class PlainCut(Cut):
 class FixedWindows:
     """Sequences of ``seq_len + 1`` tokens in corpus order: for validation.
 
-    Past the last sequence the first follows again.
+    After the last sequence the first follows again.
 
     Args:
-        tokens: of one split.
+        tokens: tokens of one split.
         seq_len: positions of a sequence.
-        vocab_size: of the tokens.
-        split: as errors call it.
-        cut: how the tokens become sequences; by default they are one text.
+        vocab_size: vocabulary of the tokens.
+        split: its name in errors.
+        cut: division of the tokens into sequences; by default they are one text.
 
     Raises:
         UsageError: the tokens do not fill one window.
@@ -224,7 +225,7 @@ class FixedWindows:
             )
 
     def windows(self, samples: np.ndarray) -> np.ndarray:
-        """Window number of each global sample index; int64 ``[n]``."""
+        """Return the window number of each global sample index; int64 ``[n]``."""
         return samples % self.n_samples
 
     def batch(self, first_sample: int, n: int) -> np.ndarray:
@@ -232,16 +233,18 @@ class FixedWindows:
         return self.samples(np.arange(first_sample, first_sample + n, dtype=np.int64))
 
     def samples(self, samples: np.ndarray) -> np.ndarray:
-        """These samples, in any order: int64 ``[n, seq_len + 1]``."""
+        """Read these samples, in any order: int64 ``[n, seq_len + 1]``."""
         return self.cut.read(self.windows(samples))
 
     def n_targets(self, samples: np.ndarray) -> np.ndarray:
-        """Tokens to predict in each of these samples: int64 ``[n]``."""
+        """Return the number of tokens to predict in each of these samples: int64 ``[n]``."""
         return self.cut.n_targets(self.windows(samples))
 
 
 class TokenWindows(FixedWindows):
-    """The same windows, each once per epoch, in an order that ``data_seed`` and the epoch decide: for training."""
+    """Windows like `FixedWindows`, each once per epoch, in an order that ``data_seed`` and the epoch decide: for
+    training.
+    """
 
     def __init__(
         self,
@@ -257,8 +260,8 @@ class TokenWindows(FixedWindows):
         self._nearby = Nearby()
 
     def windows(self, samples: np.ndarray) -> np.ndarray:
-        """Window number of each global sample index; int64 ``[n]``."""
-        # Each epoch has an order of its own: of short ones those nearby would be many.
+        """Return the window number of each global sample index; int64 ``[n]``."""
+        # Each epoch has its own order, so lots of neighbours would be too many for short epochs.
         if not len(samples) or self.n_samples < NEAR // 64 or int(samples.max() - samples.min()) > NEAR:
             return self._permuted(samples)
         first = int(samples.min())

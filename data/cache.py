@@ -1,4 +1,4 @@
-"""Folders that are built once, by one process, whole or not at all, and verified whenever they are used again."""
+"""Folders that are built once, by one process, whole or not at all, and verified at every reuse."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ _SCRATCH_NAME = re.compile(r"([a-z]+-[0-9a-f]{16})\.tmp-[0-9a-f]{8}")  # nothing
 
 
 def fingerprint(**parts: Any) -> str:
-    """SHA-256, in hex, of named JSON-able values."""
+    """Compute the SHA-256, in hex, of named JSON-able values."""
     return content_digest(parts)
 
 
 class FileFacts(TypedDict):
-    """What is known of a file beside ``meta.json``."""
+    """Facts about a file beside ``meta.json``."""
 
     bytes: Count
     sha256: Sha256
@@ -40,12 +40,12 @@ class FileFacts(TypedDict):
 
 
 def facts_of_files(folder: Path) -> dict[str, FileFacts]:
-    """What ``files`` of a finished folder's facts says: size and SHA-256 of each file that is in it now."""
+    """Compute the ``files`` entry of a finished folder's facts: size and SHA-256 of each file that is in it now."""
     return {path.name: {"bytes": path.stat().st_size, "sha256": file_sha256(path)} for path in sorted(folder.iterdir())}
 
 
 class Meta(TypedDict):
-    """``meta.json`` of any folder that is built once; what it was built for adds its own."""
+    """``meta.json`` of any folder that is built once; each kind of folder adds its own keys."""
 
     files: dict[str, FileFacts]
     checksum: Sha256
@@ -56,11 +56,11 @@ class _HashesMeta(Meta):
 
 
 def files_sha256(paths: Sequence[Path], cache_dir: Path) -> list[str]:
-    """SHA-256 of each file's bytes, in hex, read once for as long as the files stay as they are.
+    """Compute the SHA-256 of each file's bytes, in hex, read once as long as the files are unchanged.
 
-    The first process that asks reads them, the others wait; a node with a cache directory of its own reads them itself.
-    Files stay as they are while their paths, sizes, inodes and times do; one of the times is that of the last change of
-    any kind, which no program can set. Where nothing can be kept in ``cache_dir``, every process reads.
+    The first process that asks reads them, the others wait; each node with its own cache directory reads them. Files
+    count as unchanged while their paths, sizes, inodes and times are; one of the times is that of the last change of
+    any kind, which no program can set. If ``cache_dir`` is not writable, every process reads.
     """
     folder = cache_dir / f"hashes-{fingerprint(files=file_states(paths), format=1)[:16]}"
     if not folder.is_dir() and not takes_files(cache_dir):
@@ -72,7 +72,7 @@ def files_sha256(paths: Sequence[Path], cache_dir: Path) -> list[str]:
 
 
 def file_states(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
-    """What stays the same of each file for as long as it does: path, size, inode, times of the last changes.
+    """Return facts that change whenever a file does: path, size, inode, times of the last changes.
 
     Raises:
         UsageError: one cannot be read.
@@ -84,7 +84,7 @@ def file_states(paths: Sequence[Path]) -> list[tuple[str, int, int, int, int]]:
 
 
 def takes_files(folder: Path) -> bool:
-    """Whether a cache directory can be written to; one that is shared read-only cannot."""
+    """Return True if a cache directory can be written to; one that is shared read-only cannot."""
     there = next(parent for parent in (folder, *folder.absolute().parents) if parent.exists())
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
@@ -96,15 +96,15 @@ def build_once(
     schema: type = Meta,
     field: str = "data.cache_dir",
 ) -> dict[str, Any]:
-    """What ``build`` returned, now or when the folder was built.
+    """Build a folder unless it exists, and return the facts that ``build`` returned.
 
     Args:
         folder: the finished folder, named ``word-`` and 16 hex digits that hash everything its content depends on.
-        build: fills the empty folder it is given and returns JSON-able facts about it, with a ``files`` entry:
+        build: fills the empty folder that it gets and returns JSON-able facts about it, with a ``files`` entry:
             name → ``{"bytes": size, "sha256": hex, ...}``.
-        verify: ``checksum`` reads every byte of a folder that is reused, ``size`` only looks at file sizes.
-        schema: of the facts, a `Meta`.
-        field: of the config, that says where the folder is.
+        verify: ``checksum`` reads every byte of a folder that is reused, ``size`` checks only file sizes.
+        schema: schema of the facts, a `Meta`.
+        field: field of the config that names the folder.
 
     Processes that want one folder wait for the first of them. The build happens in a temporary sibling, which is
     renamed at the end, so a folder of this name is complete; siblings that dead builds left behind are removed.
@@ -113,7 +113,7 @@ def build_once(
         UsageError: it cannot be written to.
         RunError: the disk is full, or a reused folder is damaged.
     """
-    # What exists is complete, and a cache that is shared read-only has no room for a lock.
+    # An existing folder is complete, and a cache that is shared read-only has no room for a lock.
     built = folder.is_dir()
     if not built:
         with explained(folder, field):
@@ -128,7 +128,7 @@ def build_once(
 
 @contextlib.contextmanager
 def explained(folder: Path, field: str = "data.cache_dir") -> Iterator[None]:
-    """Turn the ways in which the directory that ``field`` names fails into one line; other errors pass."""
+    """Turn failures of the directory that ``field`` names into one line; other errors pass."""
     try:
         yield
     except OSError as error:
@@ -164,7 +164,7 @@ REBUILD = "delete this folder and start again, it will be rebuilt"
 
 
 def read_built(folder: Path, verify: str, schema: type, mend: str = REBUILD) -> dict[str, Any]:
-    """The facts of a folder that `build_once` built, here or elsewhere, after it was verified.
+    """Verify a folder that `build_once` built, on this machine or another, and return its facts.
 
     Raises:
         RunError: it is damaged; ends with ``mend``.
@@ -187,7 +187,7 @@ def _lock_path(folder: Path) -> Path:
 
 
 def _remove_dead_builds(folder: Path) -> None:
-    """Remove temporary siblings whose builder is gone: whose lock is free, or is the one held here."""
+    """Remove temporary siblings whose builder is gone: its lock is free, or held by this process."""
     for scratch in folder.parent.glob(f"*{_SCRATCH}*"):
         named = _SCRATCH_NAME.fullmatch(scratch.name)
         if named is None:

@@ -1,4 +1,4 @@
-"""Where tokens come from, as a config."""
+"""Config of the data."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ TABLE_SUFFIXES = (".parquet", ".arrow", ".json", ".jsonl", ".csv")
 """Files whose rows are documents; read through ``datasets``."""
 
 COMPRESSIONS = (".gz", ".zst")
-"""Of text, .json, .jsonl and .csv files: ``notes.txt.gz`` is read as ``notes.txt``."""
+"""Compressions of text, .json, .jsonl and .csv files: ``notes.txt.gz`` is read as ``notes.txt``."""
 
 TOKEN_SUFFIXES = (".bin", ".npy", ".idx")
 """Files of tokens; `birthmark.data.token_files.table` tells their formats apart."""
 
 TokenDtype = Literal["", "uint8", "uint16", "int16", "uint32", "int32", "uint64", "int64"]
-"""What tokens may be stored as; "": the file says it."""
+"""Types in which tokens may be stored; "": the file says it."""
 
 
 def corpus_suffix(name: str) -> str:
-    """What a file's name says of its kind, in small letters, without a compression that is read."""
+    """Return the suffix that gives a file's kind, in small letters, ignoring a supported compression."""
     path = Path(name.lower())
     inner = Path(path.stem).suffix
     if path.suffix in COMPRESSIONS and inner in (*TEXT_SUFFIXES, ".json", ".jsonl", ".csv"):
@@ -44,7 +44,7 @@ def corpus_suffix(name: str) -> str:
 
 
 def is_remote(named: str) -> bool:
-    """Whether a path is a URL, which `birthmark.data.ingest.remote` copies."""
+    """Return True if a path is a URL, which `birthmark.data.ingest.remote` copies."""
     return re.match(r"[A-Za-z][A-Za-z0-9+.-]*://", named) is not None
 
 
@@ -63,17 +63,17 @@ def _keep_credentials(config: SourceConfig | DataConfig) -> None:
 
 @dataclass(frozen=True)
 class SourceConfig:
-    """One of several corpora that a run reads in asked shares."""
+    """One of several corpora that a run reads in given shares."""
 
     path: str | list[str]
-    """What ``data.path`` takes, but for ``backcopy``."""
+    """Corpus, as in ``data.path``, but not ``backcopy``."""
 
     weight: float | None = None
     """Share of the training tokens, relative to the weights of the others; without any weights, shares follow the
     sources' sizes. 0: read by ``schedule`` alone."""
 
     name: str = ""
-    """What curves and messages call it; by default the last part of its path."""
+    """Name in curves and messages; by default the last part of its path."""
 
     text_field: str = "text"
     """Column that holds the text, for ``hf:`` and tabular corpora."""
@@ -92,7 +92,7 @@ class SourceConfig:
 
     @property
     def label(self) -> str:
-        """Its name, given or from its path."""
+        """Name, given or from its path."""
         first = self.path if isinstance(self.path, str) else (self.path or [""])[0]
         return self.name or Path(first.rpartition(":")[2]).stem or first
 
@@ -124,28 +124,32 @@ class DataConfig:
     source goes on where it stood."""
 
     epochs: float | None = None
-    """How often a run may read each source at most: one that would read one more often does not start. By default a
-    source that ends begins anew, in another order."""
+    """Largest number of times that a run may read each source: a run that would read one more often does not start. By
+    default a source that ends begins again, in another order.
+    """
 
     stream: bool = False
     """Read tables or an ``hf:`` set from their first row to their last while the run goes on, and keep nothing of them:
     for sets that are never whole on the disk. Needs a tokenizer file."""
 
     n_streams: int = 8
-    """Of ``stream``: parts in which the set is read side by side, each its own files, or rows where there are fewer
-    files. The order of samples depends on it and not on the number of processes, which had best be no more."""
+    """For ``stream``: parts in which the set is read in parallel, each with its own files, or rows if there are fewer
+    files. The order of samples depends on it and not on the number of processes, which should be no larger.
+    """
 
     shuffle_buffer: int = 256
-    """Of ``stream``: sequences of each of its parts that are shuffled together; files are shuffled too."""
+    """For ``stream``: sequences of each of its parts that are shuffled together; files are shuffled too."""
 
     val_documents: int = 512
-    """Of ``stream``: documents that validation reads, the first whose hash is below val_fraction. Training leaves out
-    all whose hash is."""
+    """For ``stream``: documents that validation reads, the first whose hash is below val_fraction. Training leaves out
+    all whose hash is.
+    """
 
     tokenizer: str = "bpe"
     """``bpe`` trains a byte-level BPE of model.vocab_size tokens on the corpus (a small one may give fewer; the model
-    then has as many); else the path of a ``tokenizers`` JSON file. Not used by ``backcopy``. Of a corpus that is tokens
-    already it is only read to show them; without one, ids stand for their texts."""
+    then has as many); else the path of a ``tokenizers`` JSON file. Not used by ``backcopy``. For a corpus of tokens it
+    is only used to show them; without one, ids stand for their texts.
+    """
 
     data_seed: int = 0
     """Decides the order of the training data (and the text of ``backcopy``), and nothing else."""
@@ -162,7 +166,7 @@ class DataConfig:
     file and line. Above 0, every row is looked at once, before the reading."""
 
     token_dtype: TokenDtype = ""
-    """How tokens are stored, for token files that do not say it: those of nanoGPT (``uint16``) and OLMo."""
+    """Type of stored tokens, for token files that do not say it: those of nanoGPT (``uint16``) and OLMo."""
 
     end_token: int | None = None
     """Token that ends a document, for token files that do not say where documents end: they are read once to find the
@@ -180,27 +184,31 @@ class DataConfig:
     GPT-3."""
 
     cache_dir: str = "~/.cache/birthmark"
-    """Where tokenizers and token shards are kept; they are built once and verified when reused."""
+    """Folder for tokenizers and token shards; they are built once and verified when reused."""
 
     stage_to: str = ""
     """A folder on a drive of each node's own: token shards are copied there once per node, checked, and read there."""
 
     timeout_s: float = 60.0
-    """Seconds without a sign of life after which a remote path is given up; of ``stream``, a remote ``tokenizer``."""
+    """Seconds without a sign of life after which a remote path is given up; with ``stream``, this concerns a remote
+    ``tokenizer``.
+    """
 
     n_workers: int = 0
     """Processes that tokenise a corpus on a disk, and that hash the rows of tables; 0 takes one per core."""
 
     bos: BosName | bool = True
-    """Where BOS stands: before every ``document``, before every ``sequence``, or nowhere, ``none``. BOS is what the
-    tokenizer puts before texts, or else its end-of-text token. ``true`` is what each corpus has had all along:
-    ``sequence`` of ``backcopy`` (the sink's home; without it none forms) and ``none`` of text; ``false`` is ``none``. A
-    sequence of ``backcopy`` is one document."""
+    """Place of BOS: before every ``document``, before every ``sequence``, or nowhere, ``none``. BOS is the token that
+    the tokenizer puts before texts, or else its end-of-text token. ``true`` is each corpus's default: ``sequence`` for
+    ``backcopy`` (the sink's home; without it none forms) and ``none`` for text; ``false`` is ``none``. A sequence of
+    ``backcopy`` is one document.
+    """
 
     packing: PackingName = "concat"
-    """How documents become sequences: ``concat``, as one text that is cut anywhere; ``documents``, whole ones in corpus
-    order, padded at the end; ``best_fit``, whole ones where they leave the least room (best-fit decreasing,
-    arXiv 2404.10830). The last two split documents that are longer than a sequence, and losses ignore their padding."""
+    """Packing of documents into sequences: ``concat``, as one text that is cut anywhere; ``documents``, whole ones in
+    corpus order, padded at the end; ``best_fit``, whole ones, each where it leaves the least room (best-fit decreasing,
+    arXiv 2404.10830). The last two split documents that are longer than a sequence, and losses ignore their padding.
+    """
 
     tokens_at: list[str] = field(default_factory=list)
     """For studies: tokens put at places of every sequence, in training and validation, ``[0=17, 1=random]``. Positions
@@ -211,26 +219,26 @@ class DataConfig:
     """For studies of the amount of data: train on the first so many sequences alone, again and again in one order."""
 
     verify: Literal["checksum", "size"] = "checksum"
-    """How shards are verified when reused: SHA-256 of every byte, or file sizes only (for corpora of terabytes)."""
+    """Check of reused shards: SHA-256 of every byte, or file sizes only (for corpora of terabytes)."""
 
     def __post_init__(self) -> None:
         _keep_credentials(self)
 
     @property
     def bos_at(self) -> str:
-        """Where BOS stands, resolved: ``document``, ``sequence`` or ``none``."""
+        """Place of BOS, resolved: ``document``, ``sequence`` or ``none``."""
         if isinstance(self.bos, bool):
             return "sequence" if self.bos and self.path == "backcopy" else "none"
         return self.bos
 
     @property
     def pads(self) -> bool:
-        """Whether sequences may hold padding."""
+        """True if sequences may hold padding."""
         return self.packing != "concat"
 
     @property
     def entries(self) -> list[str]:
-        """All paths as a list, whichever way they were written."""
+        """Paths as a list, in whichever form they were given."""
         paths = [source.path for source in self.sources] or [self.path]
         return [entry for path in paths for entry in ([path] if isinstance(path, str) else path)]
 
@@ -241,11 +249,11 @@ class DataConfig:
 
     @property
     def is_named(self) -> bool:
-        """Whether ``path`` is no path of a file, but a corpus that has a name."""
+        """True if ``path`` is the name of a corpus, not the path of a file."""
         return isinstance(self.path, str) and (self.path in (*NAMED_CORPORA, "backcopy") or self.path.startswith("hf:"))
 
     def each(self) -> dict[str, DataConfig]:
-        """The config of every source alone, by name; of ``path`` alone it is this one, without a name."""
+        """Return the config of each source alone, by name; for a single ``path`` this config, without a name."""
         if not self.sources:
             return {"": self}
         return {
@@ -256,12 +264,12 @@ class DataConfig:
         }
 
     def of_another_corpus(self, path: str) -> Self:
-        """The same for one other corpus: what only says how this one is read has its default."""
+        """Return this config for one other corpus: fields that concern only this corpus get their defaults."""
         defaults = {name: getattr(DataConfig, name) for name in _OF_CORPORA}
         return replace(self, path=path, sources=[], schedule=[], **defaults)
 
     def problems(self) -> list[str]:
-        """Everything about this config that can be seen to be wrong without reading a corpus; one line each."""
+        """List all faults of this config that show without reading a corpus; one line each."""
         found = self._source_problems() if self.sources else self._path_problems()
         found += schedule_problems(self.schedule, [source.label for source in self.sources])
         found += self._stream_problems()

@@ -22,17 +22,17 @@ _NOT_STDLIB = ("site-packages", "dist-packages", "__pycache__")
 _COLUMNAR = (".parquet", ".arrow")
 
 
-#: Where documents come from: one of ``stdlib``, ``readmes``, ``files`` (`FileCorpus`), ``table`` and ``hub``.
+#: Source of documents: one of ``stdlib``, ``readmes``, ``files`` (`FileCorpus`), ``table`` and ``hub``.
 Corpus = SurveyedCorpus
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """The corpus that ``data.path`` names (all but ``backcopy``, which has no documents).
+    """Open the corpus that ``data.path`` names (all but ``backcopy``, which has no documents).
 
     A folder gives its text files; if it holds none, but tabular files of one kind, it gives those.
 
     Raises:
-        UsageError: nothing there, kinds of files that do not mix, or one of several entries that has none of the kind.
+        UsageError: no files, kinds of files that do not mix, or one of several entries without files of the kind.
     """
     if problems := [problem for problem in config.problems() if problem.startswith("data.path")]:
         raise UsageError("; ".join(problems))
@@ -64,12 +64,12 @@ def open_corpus(config: DataConfig) -> Corpus:
 
 
 def _stdlib() -> list[KeyedPath]:
-    """The modules of the running Python's standard library."""
+    """List the modules of the running Python's standard library."""
     return walk(Path(sysconfig.get_paths()["stdlib"]), _NOT_STDLIB).get(".py", [])
 
 
 def _readmes() -> list[KeyedPath]:
-    """The metadata of the installed packages, which ends with their readme; a key is a package's name."""
+    """List the metadata files of the installed packages, which end with their readme; a key is a package's name."""
     site = Path(sysconfig.get_paths()["purelib"])
     return [KeyedPath(file.parent.name.partition("-")[0], file) for file in site.glob("*.dist-info/METADATA")]
 
@@ -79,12 +79,12 @@ CORPORA: dict[str, Callable[[], list[KeyedPath]]] = {"stdlib": _stdlib, "readmes
 
 
 def files_by_suffix(entries: list[str]) -> dict[str, list[KeyedPath]]:
-    """All files that ``data.path`` names, each once although a folder and a file in it may both be named."""
+    """Find all files that ``data.path`` names, each once even if both a folder and a file in it are named."""
     return _each_once(map(_found, entries))
 
 
 def _found(entry: str) -> dict[str, list[KeyedPath]]:
-    """Files of one entry, by suffix."""
+    """Find the files of one entry, by suffix."""
     named = user_path(entry)
     return walk(named) if named.is_dir() else {corpus_suffix(named.name): [keyed(named.name, named)]}
 
@@ -102,7 +102,9 @@ def _each_once(found: Iterable[Mapping[str, list[KeyedPath]]]) -> dict[str, list
 
 
 def _check_all_read(found: Mapping[str, Mapping[str, list[KeyedPath]]], suffixes: Sequence[str]) -> None:
-    """UsageError if an entry of ``data.path`` has no file of the kind that is read: it would be left out unsaid."""
+    """Raise UsageError if an entry of ``data.path`` has no file of the kind that is read: it would be left out
+    silently.
+    """
     for entry, by_suffix in found.items():
         if not by_suffix.keys() & set(suffixes):
             raise UsageError(
@@ -112,7 +114,7 @@ def _check_all_read(found: Mapping[str, Mapping[str, list[KeyedPath]]], suffixes
 
 
 def _census(by_suffix: Mapping[str, list[KeyedPath]]) -> str:
-    """How many files there are of each suffix."""
+    """Count the files of each suffix, in words."""
     return (
         ", ".join(f"{len(files)} {suffix or 'nameless'}" for suffix, files in sorted(by_suffix.items())) or "no files"
     )

@@ -32,24 +32,24 @@ class Text(Protocol):
 
     @property
     def split(self) -> Split:
-        """Where it belongs."""
+        """Split that it belongs to."""
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
 
     def blocks(self) -> Iterator[str]:
-        """It in blocks that fit into memory."""
+        """Yield the text in blocks that fit into memory."""
 
 
 class Document(NamedTuple):
-    """One text and where it belongs."""
+    """A text with its split."""
 
     split: Split
     text: str
 
     def blocks(self) -> Iterator[str]:
-        """It in blocks of `BLOCK_CHARS` characters."""
+        """Yield the text in blocks of `BLOCK_CHARS` characters."""
         return (self.text[at : at + BLOCK_CHARS] for at in range(0, len(self.text), BLOCK_CHARS))
 
 
@@ -64,7 +64,7 @@ class Encoded(NamedTuple):
 
 
 def beginning(document: Text, n_chars: int) -> str:
-    """Its first characters; no more of it is read."""
+    """Return the first characters of a document, without reading further."""
     found: list[str] = []
     left = n_chars
     for block in document.blocks():
@@ -88,12 +88,12 @@ def text_chunks(text: str, limit: int = CHUNK_CHARS) -> list[str]:
 
 
 def stream_chunks(blocks: Iterable[str], limit: int = CHUNK_CHARS, *, shorten: bool = False) -> Iterator[str]:
-    """The chunks (`text_chunks`) of the text that ``blocks`` make up, with little more than a block in memory.
+    """Yield the chunks (`text_chunks`) of the text in ``blocks``, with little more than a block in memory.
 
     Args:
         blocks: the text, in parts of any length.
         limit: characters of a chunk.
-        shorten: of words above `LONGEST_WORD` give their beginnings alone: nothing is learned from the rest.
+        shorten: cut words above `LONGEST_WORD` to their beginnings: nothing is learned from the rest.
     """
     cutter = _Cutter(limit, shorten)
     for block in blocks:
@@ -103,7 +103,7 @@ def stream_chunks(blocks: Iterable[str], limit: int = CHUNK_CHARS, *, shorten: b
 
 
 class _Cutter:
-    """Where a text is cut that comes block by block: at lines, and around words above `LONGEST_WORD`."""
+    """Cutter of a text that arrives in blocks: at lines, and around words above `LONGEST_WORD`."""
 
     def __init__(self, limit: int, shorten: bool) -> None:
         self.rest = ""
@@ -115,7 +115,7 @@ class _Cutter:
         self._in_word = False
 
     def chunks(self, *, is_end: bool) -> Iterator[str]:
-        """What can be cut off; at the end, all of it."""
+        """Yield the chunks that can be cut off; at the end, everything."""
         while self.rest:
             if self._word is not None:
                 yield from self._word_pieces(self._word, is_end)
@@ -155,7 +155,7 @@ class _Cutter:
             self._word, self._before = None, ""
 
     def _line_start(self) -> int:
-        """Where the first ``limit`` characters end best."""
+        """Return the best place to end the first ``limit`` characters."""
         shift = len(self._before)
         text = self._before + self.rest[: self._limit]
         # Line starts are everywhere in ordinary text: the last few thousand characters nearly always hold one.
@@ -167,7 +167,7 @@ class _Cutter:
 
 
 def _first_overlong(text: str) -> tuple[int, int] | None:
-    """Where the first word above `LONGEST_WORD` begins, and its kind (`_RUNS`)."""
+    """Return the start of the first word above `LONGEST_WORD`, and its kind (`_RUNS`)."""
     # One that is so long covers a whole block of half its length. Ordinary text has none, which its blocks' first few
     # characters tell.
     half = LONGEST_WORD // 2
@@ -184,7 +184,7 @@ def _first_overlong(text: str) -> tuple[int, int] | None:
 def encode_documents(
     documents: Iterable[Text], tokenizer: TextTokenizer, batch_chars: int = _BATCH_CHARS
 ) -> Iterator[Encoded]:
-    """Encode in order; the end-of-text token, where the tokenizer has one, closes every document.
+    """Encode in order; the end-of-text token, if the tokenizer has one, closes every document.
 
     A `Document` is given whole, any other text in parts (`Encoded.is_end`). ``batch_chars`` characters are encoded at a
     time.
@@ -223,7 +223,7 @@ class _Batch:
         self._size += sum(map(len, chunks))
 
     def encoded(self) -> Iterator[Encoded]:
-        """What was added; nothing is left."""
+        """Encode and yield all added documents, and empty the batch."""
         waiting, self._waiting, self._size = self._waiting, [], 0
         ids = self._ids(chunk for _, chunks, _, _ in waiting for chunk in chunks)
         for split, chunks, n_bytes, is_end in waiting:
@@ -231,7 +231,7 @@ class _Batch:
             yield Encoded(split, np.concatenate(parts) if parts else np.empty(0, np.uint32), n_bytes, is_end)
 
     def _ids(self, chunks: Iterable[str]) -> Iterator[np.ndarray]:
-        """Of each chunk; the library's own results, 30 times as large, are there for a batch at a time."""
+        """Yield the ids of each chunk; the library's results, 30 times as large, exist for one batch at a time."""
         batch, size = [], 0
         for chunk in chunks:
             batch.append(chunk)

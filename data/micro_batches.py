@@ -1,4 +1,4 @@
-"""The batches of one process: its part of every step's samples, in micro-batches."""
+"""The batches of one process: the process's part of every step's samples, in micro-batches."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class MicroBatches(IterableDataset[torch.Tensor]):
     """One rank's micro-batches of steps ``first_step`` to ``last_step`` (excluded; None: without end).
 
     Yields int64 tensors ``[n, seq_len + 1]``, n ≤ ``micro_batch_size``. In every step rank ``r`` takes the ``r``-th
-    contiguous part of the global batch (`BatchShares`). A micro-batch without a sequence has one of another process,
-    whose loss has no weight. For a ``DataLoader`` with ``batch_size=None``; its workers take turns, so the order is
-    that of a single process.
+    contiguous part of the global batch (`BatchShares`). A micro-batch without a sequence borrows one of another
+    process, with weight 0. For a ``DataLoader`` with ``batch_size=None``; its workers take turns, so the order is that
+    of a single process.
 
     Raises:
         UsageError: there are fewer sequences than processes.
@@ -56,5 +56,5 @@ class MicroBatches(IterableDataset[torch.Tensor]):
             yield torch.from_numpy(self.source.batch(self.sizes.before(step) + here.start, len(here)))
 
     def shares(self, step: int) -> BatchShares:
-        """How the processes share the batch of step ``step``."""
+        """Return the shares of the processes in the batch of step ``step``."""
         return BatchShares(self.sizes.size(step), self.micro_batch_size, self.world_size)

@@ -1,4 +1,4 @@
-"""What is found for many samples at once is kept for those that follow."""
+"""Cache of values that are computed for many samples at once, for the samples that follow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ NEAR = 1 << 14
 
 
 class Nearby:
-    """Arrays of samples by their number, found `NEAR` at a time; the last two lots are kept."""
+    """Arrays of samples by their number, computed `NEAR` at a time; the last two lots are kept."""
 
     def __init__(self) -> None:
         self._lots: dict[int, tuple[np.ndarray, ...]] = {}
@@ -19,12 +19,12 @@ class Nearby:
     def between(
         self, first: int, last: int, find: Callable[[np.ndarray], tuple[np.ndarray, ...]]
     ) -> tuple[np.ndarray, ...]:
-        """The arrays of samples ``first`` to ``last``, which is not among them: each ``[last - first, ...]``.
+        """Return the arrays of samples ``first`` to ``last``, exclusive: each ``[last - first, ...]``.
 
         Args:
-            first: of the samples.
+            first: first sample.
             last: one past them, above ``first``.
-            find: the arrays of samples, given their numbers, int64 ``[n]``; always the same.
+            find: function from sample numbers, int64 ``[n]``, to arrays; always the same function.
         """
         found = []
         for number in range(first // NEAR, -(-last // NEAR)):

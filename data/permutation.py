@@ -1,4 +1,4 @@
-"""A pseudo-random order that needs no memory: where sample ``i`` stands is computed, not stored."""
+"""Pseudo-random order that needs no memory: the place of sample ``i`` is computed, not stored."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 def permuted(positions: np.ndarray, size: int, *words: str | int) -> np.ndarray:
-    """Where a keyed permutation of ``range(size)`` sends ``positions``.
+    """Map ``positions`` through a keyed permutation of ``range(size)``.
 
     Args:
         positions: integers in ``[0, size)``, any shape.

@@ -1,4 +1,6 @@
-"""From a config to batches: connect to the corpus, prepare tokenizer and shards once, set up the two splits."""
+"""Preparation of data from a config: connect to the corpus, prepare tokenizer and shards once, set up the two
+splits.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,7 @@ _BACKCOPY_SAMPLE = 256
 
 @dataclass(frozen=True)
 class PreparedData:
-    """Everything that training and measurement ask of the data."""
+    """All data for training and measurement."""
 
     train: BatchSource | StreamSource
     """Training samples, in the order that ``data_seed`` decides."""
@@ -54,10 +56,10 @@ class PreparedData:
     """Tokens that the data can hold; at most model.vocab_size, and fewer where a small corpus gives no more."""
 
     vocab_size_asked: int
-    """What `prepare` was given: model.vocab_size of the config."""
+    """Argument of `prepare`: model.vocab_size of the config."""
 
     record: dict[str, Any]
-    """What a run's record keeps: JSON-able, with hashes of corpus and tokenizer."""
+    """Facts for a run's record: JSON-able, with hashes of corpus and tokenizer."""
 
     token_texts: Callable[[Sequence[int]], list[str]]
     """Token ids to readable text, one string per id."""
@@ -67,11 +69,12 @@ class PreparedData:
     is no text."""
 
     borders: DocumentBorders | None = None
-    """How ids say where documents begin; None where nothing does."""
+    """Rule by which ids mark the beginnings of documents; None without one."""
 
     layouts: Mapping[str, Layout] = field(default_factory=dict)
-    """How the sequences of each of ``data.sources`` are cut, of one corpus under the name ``""``; empty where they are
-    synthetic."""
+    """Cutting of the sequences of each of ``data.sources``, or of a single corpus under the name ``""``; empty for
+    synthetic data.
+    """
 
     n_targets: Callable[[np.ndarray], np.ndarray] | None = None
     """Tokens to predict in training samples of these numbers; None where all have as many."""
@@ -84,22 +87,24 @@ class PreparedData:
 
     @property
     def mixture(self) -> SourceOrder | None:
-        """Order and shares of ``data.sources``, which take turns in ``val``; None where there is one corpus."""
+        """Order and shares of ``data.sources``, which take turns in ``val``; None for a single corpus."""
         order = self.train.order if isinstance(self.train, Mixture | StreamSource) else None
         return None if order is None or order.names == [""] else order
 
     def text_probe(self, n_sequences: int, seq_len: int) -> np.ndarray:
-        """Validation text to measure on, int64 ``[n_sequences, seq_len]``; see `birthmark.data.probes.text_probe`."""
+        """Return validation text to measure on, int64 ``[n_sequences, seq_len]``; see
+        `birthmark.data.probes.text_probe`.
+        """
         n_before = int(any(layout.bos == "sequence" for layout in self.layouts.values()))
         return text_probe(self.val, n_sequences, seq_len, n_before=n_before)
 
     def tokens_by_source(self, n_tokens: int) -> dict[str, int]:
-        """How many of the first ``n_tokens``, which are whole samples, each of ``data.sources`` gives."""
+        """Count how many of the first ``n_tokens``, which are whole samples, each of ``data.sources`` gives."""
         taken = self.mixture.taken(n_tokens // self.train.seq_len) if self.mixture is not None else {}
         return {name: count * self.train.seq_len for name, count in taken.items()}
 
     def epochs(self, n_samples: int) -> dict[str, float]:
-        """How often the first ``n_samples`` of the training read each source; nothing where samples are endless."""
+        """Return how many times the first ``n_samples`` of the training read each source; empty for endless samples."""
         if isinstance(self.train, Mixture):
             return self.train.epochs(n_samples)
         return {} if self.train.n_samples is None else {"": n_samples / self.train.n_samples}
@@ -145,7 +150,7 @@ def prepare(
 
 
 def _altered(config: DataConfig, data: PreparedData) -> PreparedData:
-    """Samples as ``data.tokens_at`` and ``data.train_samples`` have them."""
+    """Alter samples as ``data.tokens_at`` and ``data.train_samples`` say."""
     if not config.tokens_at and config.train_samples is None:
         return data
     places, seed = read_places(config.tokens_at), config.data_seed
@@ -157,7 +162,7 @@ def _altered(config: DataConfig, data: PreparedData) -> PreparedData:
 
 
 def _order(config: DataConfig, sizes: Mapping[str, int], batch_sizes: BatchSizes | None) -> SourceOrder:
-    """The shares of ``data.sources`` over the run; of one corpus, all of it."""
+    """Return the shares of ``data.sources`` over the run; a single corpus has all of it."""
     weights = {source.label: source.weight for source in config.sources}
     return SourceOrder(
         list(sizes),
@@ -216,7 +221,7 @@ def _prepared(
     text: Tokenised,
     layouts: Mapping[str, Layout],
 ) -> PreparedData:
-    """Text as batches, and what is recorded of it."""
+    """Assemble the prepared data of a text, with the facts for its record."""
     tokenizer = text.tokenizer
     of_all = {
         "data_seed": config.data_seed,
@@ -250,7 +255,7 @@ def _prepared(
 
 
 def _mean_bytes(shares: Mapping[str, float], facts: Mapping[str, dict[str, Any]]) -> float | None:
-    """Bytes per token of a mixture; None if a source does not know its own."""
+    """Return the bytes per token of a mixture; None if a source does not know its own."""
     of_each = [facts[name]["bytes_per_token"] for name in shares]
     if None in of_each:
         return None

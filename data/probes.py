@@ -1,4 +1,4 @@
-"""What a model is shown when it is measured (definitions §2)."""
+"""Inputs for measurements of a model (definitions §2)."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 def random_probe(
     vocab_size: int, n_sequences: int, seq_len: int, probe_seed: int, ids: np.ndarray | None = None
 ) -> np.ndarray:
-    """``n_sequences`` rows of ``seq_len`` tokens, uniform over the whole vocabulary; int64 ``[N, T]``.
+    """Draw ``n_sequences`` rows of ``seq_len`` tokens, uniform over the whole vocabulary; int64 ``[N, T]``.
 
-    The stream's name holds the word ``probe``, so no data or init seed shares numbers with it. All models of one
+    The stream's name contains the word ``probe``, so no data or init seed shares numbers with it. All models of one
     vocabulary get the same rows, and the first rows of a larger probe are the rows of a smaller one.
 
     Args:
         vocab_size: V.
         n_sequences: N.
         seq_len: T.
-        probe_seed: decides the tokens.
-        ids: of `text_ids`, to draw from these alone.
+        probe_seed: seed of the tokens.
+        ids: draw only from these (`text_ids`).
     """
     u_NT = uniforms("probe", probe_seed, first=0, shape=(n_sequences, seq_len))
     if ids is None:
@@ -43,9 +43,10 @@ def random_probe(
 
 
 def text_ids(tokenizer: TextTokenizer | None, vocab_size: int) -> np.ndarray | None:
-    """Ids below ``vocab_size`` that a tokenizer has a token for, special ones among them; int64, rising.
+    """List the ids below ``vocab_size`` for which a tokenizer has a token, special ones included; int64, rising.
 
-    Embedding tables are often padded with rows that no text reads. None: there is no tokenizer, or it has all ids.
+    Embedding tables are often padded with rows that no text reads. Returns None without a tokenizer, or if it has all
+    ids.
     """
     if tokenizer is None:
         return None
@@ -58,13 +59,14 @@ N_CONTROLS = 32
 
 
 def bos_controls(tokenizer: TextTokenizer, random_NT: np.ndarray, text_NT: np.ndarray | None) -> dict[str, np.ndarray]:
-    """Probes that tell a sink on the first position from one on BOS (definitions §2), int64 ``[N, T]`` by name.
+    """Build probes that separate a sink on the first position from one on BOS (definitions §2), int64 ``[N, T]`` by
+    name.
 
-    ``bos``: random tokens behind BOS, or behind all that the tokenizer puts before a text. ``text_without_bos``: the
-    text without it, where the tokenizer puts it there. Empty where the tokenizer has no BOS.
+    ``bos``: random tokens behind BOS, or behind all tokens that the tokenizer puts before a text. ``text_without_bos``:
+    the text without it, if the tokenizer puts it there. Empty if the tokenizer has no BOS.
 
     Args:
-        tokenizer: the model's own.
+        tokenizer: the model's tokenizer.
         random_NT: the random probe.
         text_NT: the text probe, if there is one.
     """
@@ -82,10 +84,10 @@ def bos_controls(tokenizer: TextTokenizer, random_NT: np.ndarray, text_NT: np.nd
 
 
 def text_probe(val: BatchSource, n_sequences: int, seq_len: int, *, n_before: int = 0) -> np.ndarray:
-    """The beginnings of the first ``n_sequences`` validation samples, each of them once; int64 ``[N, T]``.
+    """Take the beginnings of the first ``n_sequences`` validation samples, each once; int64 ``[N, T]``.
 
-    Where samples are padded, the text of the next one stands in place of the padding, and the sequence after begins
-    with the one behind that: to leave padded samples out would leave long documents alone.
+    If samples are padded, the text of the next one replaces the padding, and the next sequence begins with the sample
+    after: leaving padded samples out would leave only long documents.
 
     Args:
         val: the samples.
@@ -120,7 +122,7 @@ def text_probe(val: BatchSource, n_sequences: int, seq_len: int, *, n_before: in
 
 
 def _samples(val: BatchSource, at_once: int) -> Iterator[np.ndarray]:
-    """Every different sample once."""
+    """Yield every different sample once."""
     for first in count(0, at_once):
         n = at_once if val.n_samples is None else min(at_once, val.n_samples - first)
         if n < 1:
@@ -137,17 +139,18 @@ _CHARS_PER_TOKEN = 32
 def passage_probe(
     path: str | Sequence[str], tokenizer: TextTokenizer, n_sequences: int, seq_len: int, vocab_size: int
 ) -> np.ndarray:
-    """Passages of texts, each behind what the tokenizer puts before a text, such as BOS; int64 ``[N, T]``.
+    """Take passages of texts, each behind the tokens that the tokenizer puts before a text, such as BOS; int64 ``[N,
+    T]``.
 
     They come from as many documents as possible, in the corpus' order: first the beginning of each document, then its
     next passage, and so on.
 
     Args:
-        path: what ``data.path`` takes.
-        tokenizer: the model's own.
+        path: texts, as in ``data.path``.
+        tokenizer: the model's tokenizer.
         n_sequences: passages.
         seq_len: tokens in each, those before the text included.
-        vocab_size: of the model.
+        vocab_size: vocabulary of the model.
 
     Raises:
         UsageError: too little text, or a token that the model does not have.
@@ -176,7 +179,7 @@ def passage_probe(
 
 
 def _passages(corpus: Corpus, tokenizer: TextTokenizer, n: int, length: int, of_each: int) -> list[np.ndarray]:
-    """At most ``n`` different passages of ``length`` tokens, at most ``of_each`` of a document."""
+    """Take at most ``n`` different passages of ``length`` tokens, at most ``of_each`` from each document."""
     by_document: list[list[np.ndarray]] = []
     beginnings: set[bytes] = set()
     for document in corpus.documents():

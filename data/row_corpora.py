@@ -1,7 +1,7 @@
 """Corpora whose documents are rows: local tabular files and datasets of the Hugging Face hub, through ``datasets``.
 
 Only data is read: no loading script is run and nothing is unpickled. A row's key is its content, so that equal rows
-fall into one split and the order of rows does not matter to it. Rows that are null or empty are left out and counted.
+fall into one split, whatever their order. Rows that are null or empty are left out and counted.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class _RowMeta(Meta):
 
 
 class _RowCorpus(SurveyedCorpus):
-    """What local and hub tables share; subclasses load the table and say what identifies it."""
+    """Base of local and hub tables; subclasses load the table and identify it."""
 
     own_splits = "text-xxh3"
-    #: Whether the survey hashes all rows together too.
+    #: True if the survey hashes all rows together too.
     hashes_rows = False
 
     def __init__(self, config: DataConfig) -> None:
@@ -64,7 +64,7 @@ class _RowCorpus(SurveyedCorpus):
         raise NotImplementedError
 
     def _identity(self) -> str:
-        """A hash that changes whenever any row may have changed."""
+        """Return a hash that changes whenever any row may have changed."""
         raise NotImplementedError
 
     @cached_property
@@ -76,7 +76,7 @@ class _RowCorpus(SurveyedCorpus):
 
     @cached_property
     def _survey_folder(self) -> tuple[Path, str]:
-        """Where hashes and sizes are kept, and the hash of all rows; empty where it is not needed."""
+        """Folder of hashes and sizes, and the hash of all rows; empty if it is not needed."""
         folder = self._cache_dir / f"rows-{fingerprint(identity=self._identity(), format=3)[:16]}"
         meta = build_once(folder, self._survey, schema=_RowMeta)
         return folder, meta.get("content_hash", "")
@@ -97,9 +97,9 @@ class _RowCorpus(SurveyedCorpus):
         return np.load(self._survey_folder[0] / "n_bytes.npy")
 
     def _survey(self, folder: Path) -> dict[str, Any]:
-        """Hash every row, in as many processes as the table's size is worth."""
+        """Hash every row, in a number of processes that suits the table's size."""
         n_rows = len(self._dataset)
-        # What is hashed by blocks is shared out by them.
+        # Rows that are hashed by blocks are shared out by blocks.
         together = BLOCK_ROWS if self.hashes_rows else 1
         per_span = max(1, int(n_rows * _SPAN_BYTES / max(1, self._dataset.data.nbytes)) // together) * together
         spans = [self._span(first, min(n_rows, first + per_span)) for first in range(0, n_rows, per_span)]
@@ -125,7 +125,7 @@ class _RowCorpus(SurveyedCorpus):
         return RowPiece(self._span(first, first + len(codes)), codes, self._val_fraction)
 
     def skipped_in_survey(self) -> dict[str, int]:
-        """Rows left out: reason → number."""
+        """Count the rows left out: reason → number."""
         empty = int((self.sizes == 0).sum())
         return {"empty": empty} if empty else {}
 
@@ -154,17 +154,18 @@ class TableCorpus(_RowCorpus):
             total.update(key_digest(path.name))
             total.update(bytes.fromhex(sha256))
         if self._n_bad:
-            # Which rows these are follows from the files and the column.
+            # The files and the column determine which rows these are.
             total.update(key_digest(f"without {self._n_bad} bad rows"))
         return total.hexdigest()
 
     def content_hash(self) -> str:
-        """SHA-256 over the column's name and (name, SHA-256 of the bytes) of every file; see `files_sha256`.
+        """Compute the SHA-256 over the column's name and (name, SHA-256 of the bytes) of every file; see
+        `files_sha256`.
 
-        Where bad rows are left out, their number is part of it.
+        If bad rows are left out, their number is part of it.
 
         Raises:
-            UsageError: more rows are bad than ``data.max_bad_rows``, so that nothing that is kept of them is taken.
+            UsageError: more rows are bad than ``data.max_bad_rows``, so that no cached result is used.
         """
         return self._content_hash
 
@@ -183,7 +184,7 @@ class TableCorpus(_RowCorpus):
 
     @contextlib.contextmanager
     def _naming_bad_rows(self) -> Iterator[None]:
-        """Readers name neither the file nor its line: say both of the first bad row, if that is why they fail."""
+        """Name file and line of the first bad row if it makes a reader fail: readers name neither."""
         try:
             yield
         except UsageError:
@@ -217,7 +218,7 @@ class TableCorpus(_RowCorpus):
         return self._without_bad_rows("checksum")[0]
 
     def skipped_in_survey(self) -> dict[str, int]:
-        """Rows left out: reason → number."""
+        """Count the rows left out: reason → number."""
         return super().skipped_in_survey() | ({"bad": self._n_bad} if self._n_bad else {})
 
     def _read(self, files: Sequence[Path]) -> datasets.Dataset:
@@ -233,7 +234,7 @@ class TableCorpus(_RowCorpus):
 
 
 def check_text_column(features: Mapping[str, Any], config: DataConfig) -> None:
-    """UsageError if a table with these columns has none of text where ``data.text_field`` names one."""
+    """Raise UsageError if a table with these columns has no text column of the name ``data.text_field``."""
     column = config.text_field
     if column not in features:
         raise UsageError(
@@ -260,7 +261,9 @@ class HubCorpus(_RowCorpus):
         return fingerprint(dataset=self._dataset._fingerprint, column=self._config.text_field)
 
     def content_hash(self) -> str:
-        """SHA-256 over those of all blocks of rows (`BlockHasher`), read once per revision and kept in the cache."""
+        """Return the SHA-256 over those of all blocks of rows (`BlockHasher`), read once per revision and kept in the
+        cache.
+        """
         return self._survey_folder[1]
 
 
@@ -295,7 +298,7 @@ def _causes(error: BaseException) -> list[BaseException]:
 
 @contextlib.contextmanager
 def _quiet_libraries() -> Iterator[None]:
-    """No progress bars outside a terminal, and no errors twice."""
+    """Silence progress bars outside a terminal, and errors that would appear twice."""
     import datasets
 
     verbosity = datasets.logging.get_verbosity()

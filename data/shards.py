@@ -56,12 +56,12 @@ class Shards:
         self.is_new = is_new
 
     def tokens(self, split: Split) -> ShardedTokens:
-        """All tokens of a split."""
+        """Return all tokens of a split."""
         names = sorted(name for name in self.meta["files"] if name.startswith(f"{split}-"))
         return ShardedTokens([self.folder / name for name in names], self.meta["dtype"])
 
     def facts(self, kind: str) -> dict[str, Any]:
-        """What a run's record keeps of a corpus of this kind."""
+        """Return the facts about a corpus of this kind for a run's record."""
         splits = self.meta["splits"]
         counted = {
             what: {split: facts[what] for split, facts in splits.items()} for what in ("documents", "tokens", "bytes")
@@ -87,10 +87,10 @@ def build_shards(
     n_workers: int = 1,
     stage_to: Path | None = None,
 ) -> Shards:
-    """The corpus as token shards, written now or reused from ``cache_dir`` after they were verified.
+    """Write the corpus as token shards, or verify and reuse those in ``cache_dir``.
 
-    With ``stage_to``, they are read from the node's own copy below it.
-    A build that was killed goes on from the pieces that it had finished (`birthmark.data.building.pieces`).
+    With ``stage_to``, they are read from the node's own copy below it. A killed build resumes from its finished pieces
+    (`birthmark.data.building.pieces`).
 
     Raises:
         RunError: the disk is full, reused shards are damaged, or the tokenizer gave an id outside its vocabulary.
@@ -130,9 +130,9 @@ def build_shards(
 
 
 def unigram_cross_entropy(train_counts: np.ndarray, val_counts: np.ndarray) -> float:
-    """Nats per validation token under the training tokens' add-one-smoothed unigram distribution.
+    """Compute nats per validation token under the training tokens' add-one-smoothed unigram distribution.
 
-    What a model that knows only token frequencies would lose. NaN without validation tokens.
+    This is the loss of a model that knows only token frequencies. NaN without validation tokens.
     """
     log_p = np.log(train_counts + 1.0) - np.log(train_counts.sum() + float(len(train_counts)))
     return float(-(val_counts * log_p).sum() / val_counts.sum()) if val_counts.sum() else float("nan")
@@ -141,7 +141,7 @@ def unigram_cross_entropy(train_counts: np.ndarray, val_counts: np.ndarray) -> f
 def _joined(
     pieces: Path, facts: Sequence[PieceFacts], scratch: Path, dtype: str, vocab_size: int, shard_tokens: int
 ) -> dict[str, Any]:
-    """Write all pieces one after the other into shards; what ``meta.json`` says of them."""
+    """Write all pieces one after the other into shards; return the entries for ``meta.json``."""
     writers = {split: _SplitWriter(scratch, split, dtype, vocab_size, shard_tokens) for split in SPLITS}
     for split, writer in writers.items():
         for number in range(len(facts)):
@@ -167,7 +167,7 @@ def _total(parts: Sequence[SplitOfPiece]) -> SplitFacts:
 
 
 class _SplitWriter:
-    """One split's files, counts and checksums."""
+    """Writer of one split's files, counts and checksums."""
 
     def __init__(self, folder: Path, split: Split, dtype: str, vocab_size: int, shard_tokens: int) -> None:
         self.files: dict[str, dict[str, Any]] = {}

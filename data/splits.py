@@ -1,4 +1,4 @@
-"""Which documents are for validation.
+"""Choice of the documents for validation.
 
 A document belongs to validation when the hash of its name falls below ``data.val_fraction``, or that of its text where
 it has no name; so adding or removing documents does not move the others. Two documents or more always give two

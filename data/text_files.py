@@ -185,7 +185,7 @@ class FileText(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All of it."""
+        """The whole text."""
         return "".join(self.blocks())
 
     def blocks(self) -> Iterator[str]:

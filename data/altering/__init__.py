@@ -1,1 +1,1 @@
-"""Samples changed on purpose, for studies of what the data do."""
+"""Samples changed on purpose, for studies of the effect of data."""

@@ -16,14 +16,14 @@ from .token_places import RANDOM
 
 
 class AlteredSamples:
-    """A source of samples with tokens put at places, or of its first samples alone. See `BatchSource`.
+    """A source of samples with tokens set at given positions, or of its first samples only. See `BatchSource`.
 
     Args:
-        source: of the samples.
-        places: position → token, or `RANDOM`. Random tokens depend on ``seed``, ``split``, position and sample alone.
+        source: source of the samples.
+        places: position → token, or `RANDOM`. Random tokens depend only on ``seed``, ``split``, position and sample.
         split: ``train`` or ``val``.
-        seed: of random tokens: ``data_seed``.
-        first: how many samples there are, which then follow again in the same order; None: all.
+        seed: seed of random tokens: ``data_seed``.
+        first: number of samples to use, repeated in the same order; None: all.
 
     Raises:
         UsageError: a position or a token that the samples do not have.

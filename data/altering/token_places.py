@@ -1,18 +1,18 @@
-"""Which token stands at which place of every sequence, as a config says it."""
+"""Tokens at fixed places of every sequence, as a config gives them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-#: What stands for a token drawn anew for each sample, uniform over the vocabulary.
+#: Word for a token that is drawn anew for each sample, uniform over the vocabulary.
 RANDOM = "random"
 
 
 def read_places(entries: Sequence[str]) -> dict[int, int | str]:
-    """``POSITION=TOKEN`` or ``POSITION=random``, by position from 0.
+    """Read ``POSITION=TOKEN`` or ``POSITION=random``, by position from 0.
 
     Raises:
-        ValueError: an entry is neither, or a position stands twice; the message repeats it.
+        ValueError: an entry is neither, or a position occurs twice; the message repeats it.
     """
     found: dict[int, int | str] = {}
     for entry in entries:

@@ -1,1 +1,1 @@
-"""How token shards come about: piece by piece, by several processes, so that a killed build goes on where it was."""
+"""Construction of token shards, piece by piece, by several processes, so that a killed build resumes."""

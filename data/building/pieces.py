@@ -1,7 +1,7 @@
-"""A corpus as token ids, piece by piece: what was finished before a kill is not done again.
+"""A corpus as token ids, piece by piece: pieces finished before a kill are not done again.
 
 A piece is documents of about 4 MiB of text. Each has a file of ids for each split and, written last, its facts with
-their checksums. Where a corpus is divided changes none of its ids.
+their checksums. The places of division change none of the ids.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from .workers import in_processes, n_cores
 _PIECE_BYTES = 1 << 22
 #: Pieces of one corpus; a very large one has larger pieces.
 _MOST_PIECES = 1 << 12
-#: Tokens: of short documents one by one, checks and digests would take longer than the ids.
+#: In tokens: for short documents, checks and digests of each one would take longer than the ids.
 _WRITTEN_AT_ONCE = 1 << 16
 
 
 class SplitFacts(TypedDict):
-    """What a corpus, or a piece of one, has of one split."""
+    """Facts about one split of a corpus, or of a piece of one."""
 
     documents: Count
     tokens: Count
@@ -45,14 +45,14 @@ class SplitFacts(TypedDict):
 
 
 class SplitOfPiece(SplitFacts):
-    """What a piece has of one split."""
+    """Facts about one split of a piece."""
 
     sha256: Sha256
-    """Of the file of ids."""
+    """SHA-256 of the file of ids."""
 
 
 class PieceFacts(TypedDict):
-    """What is known of a finished piece."""
+    """Facts about a finished piece."""
 
     splits: dict[str, SplitOfPiece]
 
@@ -67,25 +67,25 @@ class _Job(NamedTuple):
 
 
 def ids_file(folder: Path, number: int, split: str) -> Path:
-    """Where the ids of a piece are."""
+    """Return the file of a piece's ids."""
     return folder / f"{number:06d}-{split}.bin"
 
 
 def piece_bytes(n_bytes: int) -> int:
-    """Of the text of a piece, of a corpus of ``n_bytes``."""
+    """Return the bytes of text in a piece, for a corpus of ``n_bytes``."""
     return max(_PIECE_BYTES, n_bytes // _MOST_PIECES)
 
 
 def tokenise_pieces(
     corpus: SurveyedCorpus, tokenizer: TextTokenizer, folder: Path, dtype: str, n_workers: int
 ) -> list[PieceFacts]:
-    """All documents as ids, in files below ``folder``; what is there already is checked and kept.
+    """Tokenise all documents into files below ``folder``; existing pieces are checked and kept.
 
     Args:
         corpus: the documents.
-        tokenizer: makes ids of them.
-        folder: of this corpus, its splits, this tokenizer and this `piece_bytes` alone.
-        dtype: of the ids in the files.
+        tokenizer: tokenizer of the run.
+        folder: used only for this corpus, its splits, this tokenizer and this `piece_bytes`.
+        dtype: type of the ids in the files.
         n_workers: processes; 0 takes one per core. One process, or one piece, uses all cores by itself.
 
     Raises:
@@ -135,7 +135,7 @@ def _facts_file(folder: Path, number: int) -> Path:
 
 
 def _finished(folder: Path, number: int) -> PieceFacts | None:
-    """A piece that is whole; None where there is none, or it was damaged and must be done again."""
+    """Read the facts of a finished piece; None if it is missing, or damaged and must be done again."""
     if not _facts_file(folder, number).is_file():
         return None
     try:
@@ -149,7 +149,7 @@ def _finished(folder: Path, number: int) -> PieceFacts | None:
 
 
 class _IdsWriter:
-    """One split of a piece."""
+    """Writer of one split of a piece."""
 
     def __init__(self, job: _Job, split: Split) -> None:
         self._path = ids_file(job.folder, job.number, split)
@@ -172,7 +172,7 @@ class _IdsWriter:
             self.flush()
 
     def flush(self) -> None:
-        """Write what waits."""
+        """Write the waiting ids."""
         if not self._waiting:
             return
         ids = np.concatenate(self._waiting)
@@ -201,7 +201,7 @@ class _IdsWriter:
 
 @contextmanager
 def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar with MB/s on a terminal, a line now and then elsewhere; yields what moves it on by bytes."""
+    """Show a bar with MB/s on a terminal, or a line now and then; yields the function that advances it by bytes."""
     # The processes that tokenise show nothing: they would load this for a quarter of their start.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn

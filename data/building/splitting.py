@@ -1,4 +1,4 @@
-"""Which documents a run trains on and which it holds out, over all of its sources together."""
+"""Division of documents into training and validation, over all sources of a run together."""
 
 from __future__ import annotations
 
@@ -24,20 +24,18 @@ _CONTAMINATED = "contaminated"
 
 
 class Divided(NamedTuple):
-    """Corpora whose splits are decided, and what is told of them."""
+    """Corpora whose splits are decided, with the facts to report."""
 
     corpora: dict[str, Corpus]
     duplicates: dict[str, int]
     """Documents of each corpus whose text stands before them in the same one."""
     record: dict[str, Any]
-    """What a run's record keeps of all of them."""
+    """Facts about all of them for a run's record."""
 
 
 def divide(config: DataConfig, corpora: Mapping[str, Corpus]) -> Divided:
-    """Decide what becomes of every document.
-
-    A corpus alone decides by itself. In a mixture the text decides (`birthmark.data.survey.held_out`). Training
-    documents that repeat ``data.decontaminate`` are left out.
+    """Decide the split of every document. A single corpus uses its own keys. In a mixture the text decides
+    (`birthmark.data.survey.held_out`). Training documents that repeat ``data.decontaminate`` are left out.
 
     Raises:
         UsageError: nothing is left, or there are no evaluation texts.
@@ -60,7 +58,7 @@ def divide(config: DataConfig, corpora: Mapping[str, Corpus]) -> Divided:
 
 
 def told(record: Mapping[str, Any]) -> str:
-    """What is worth a line when a run starts: duplicates and documents left out; empty where there are none."""
+    """Write one line for the start of a run about duplicates and omitted documents; empty if there are none."""
     sources = (record.get("sources") or {"": record}).values()
     again = sum(source.get("duplicates", 0) for source in sources)
     across = record.get("duplicates_across_sources", 0)
@@ -82,7 +80,7 @@ class _NGramsMeta(Meta):
 
 
 def _counted(config: DataConfig, corpora: Mapping[str, Corpus]) -> tuple[dict[str, int], int]:
-    """Duplicates; of corpora that stay as they are, they are counted once."""
+    """Count duplicates; once for corpora that do not change."""
     cache_dir = user_path(config.cache_dir)
     hashes = {name: corpus.content_hash() for name, corpus in corpora.items()}
     folder = cache_dir / f"duplicates-{fingerprint(content_hashes=hashes, format=1)[:16]}"
@@ -100,10 +98,10 @@ def _counted(config: DataConfig, corpora: Mapping[str, Corpus]) -> tuple[dict[st
 
 
 def evaluation_texts(config: DataConfig) -> tuple[Corpus, str]:
-    """The texts of ``data.decontaminate``, which must be set, all in one split, and the hash of what they hold.
+    """Open the texts of ``data.decontaminate``, which must be set, all in one split, with the hash of their content.
 
     Raises:
-        UsageError: they cannot be read; it names the field.
+        UsageError: they cannot be read; the message names the field.
     """
     path = config.decontaminate
     assert path is not None
@@ -117,7 +115,7 @@ def evaluation_texts(config: DataConfig) -> tuple[Corpus, str]:
 
 
 def _ngrams(config: DataConfig) -> tuple[Path, dict[str, Any]]:
-    """Folder of the n-grams of the evaluation texts, and what the record keeps of them."""
+    """Return the folder of the n-grams of the evaluation texts, and facts about them for the record."""
     n, path = config.decontaminate_ngram, config.decontaminate
     whole, content_hash = evaluation_texts(config)
 
@@ -137,7 +135,7 @@ def _ngrams(config: DataConfig) -> tuple[Path, dict[str, Any]]:
 
 
 def _cleaned(config: DataConfig, corpus: Corpus, ngrams: Path, name: str) -> Corpus:
-    """A corpus without the training documents that hold an n-gram."""
+    """Remove the training documents that hold an n-gram from a corpus."""
     searched = np.where((corpus.codes == TRAIN) | (corpus.codes == WITHIN), TRAIN, OUT).astype(np.uint8)
     key = fingerprint(
         content_hash=corpus.content_hash(),

@@ -1,4 +1,4 @@
-"""A node's own copy of shards that lie on a drive which all nodes share."""
+"""A node's copy of shards from a drive that all nodes share."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _BLOCK = 1 << 22
 
 
 def staged(folder: Path, meta: dict[str, Any], stage_to: Path, verify: str, schema: type) -> Path:
-    """The copy of a folder that `build_once` built below ``stage_to``; made now, or found and verified.
+    """Return the copy, below ``stage_to``, of a folder that `build_once` built; copy it now, or find and verify it.
 
     The first process of a node copies, and compares every byte with the SHA-256 in ``meta``; the others wait for it.
 
     Args:
         folder: the shards.
-        meta: their facts.
-        stage_to: a folder of the node's own.
-        verify: how a copy is verified that is there already.
-        schema: of the facts.
+        meta: facts about them.
+        stage_to: a folder of this node only.
+        verify: check of an existing copy.
+        schema: schema of the facts.
 
     Raises:
         UsageError: ``stage_to`` cannot be written to.
@@ -44,7 +44,7 @@ def staged(folder: Path, meta: dict[str, Any], stage_to: Path, verify: str, sche
 
 
 def _copied(source: Path, target: Path) -> str:
-    """Copy a file; SHA-256 of its bytes, in hex."""
+    """Copy a file; return the SHA-256 of its bytes, in hex."""
     total = hashlib.sha256()
     with source.open("rb") as read, target.open("wb") as written:
         while block := read.read(_BLOCK):

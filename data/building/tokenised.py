@@ -1,4 +1,4 @@
-"""From a config to token shards: the one way in which text becomes ids, for a run and for ``birthmark tokenise``."""
+"""Conversion of a config's text to token shards, for a run and for ``birthmark tokenise``."""
 
 from __future__ import annotations
 
@@ -25,28 +25,28 @@ from .training_text import TRAINING_BYTES, TRAINING_CHARS, TRAINING_WORD_BYTES, 
 _TOKENIZER_FORMAT = 2
 
 
-#: What a run reads: text, which becomes shards, or tokens that exist.
+#: Source of a run: text, which becomes shards, or existing tokens.
 Source = Corpus | OwnShards | TokenSource
 
 
 @dataclass(frozen=True)
 class Tokenised:
-    """Tokens as a run reads them, by the name of the source; a corpus alone has none."""
+    """Tokens for a run, by the name of the source; a single corpus has no name."""
 
     tokenizer: TextTokenizer | None
     """None: all tokens existed, and no tokenizer is named."""
     tokenizer_path: Path | None
     n_tokens: int
-    """How many different tokens the data can hold."""
+    """Number of different tokens that the data can hold."""
     tokens: dict[str, SplitTokens]
     shards: dict[str, Shards]
-    """Of those sources that are text."""
+    """Shards of those sources that are text."""
     record: dict[str, Any]
-    """What a run's record keeps of all sources together."""
+    """Facts about all sources together for a run's record."""
 
 
 def tokenise(config: DataConfig, vocab_size: int) -> Tokenised:
-    """The tokens of every source of ``config``; shards of text are built now, or found.
+    """Return the tokens of every source of ``config``; shards of text are built, or found.
 
     Every process of a run may call it at once: the first builds, the others wait and reuse.
 
@@ -55,7 +55,7 @@ def tokenise(config: DataConfig, vocab_size: int) -> Tokenised:
         vocab_size: tokens of the model.
 
     Raises:
-        UsageError: the config cannot be met; one line that names the field.
+        UsageError: the config cannot be satisfied; one line that names the field.
         RunError: damaged shards or a full disk; one line that names the file.
     """
     local = localised(config)
@@ -96,7 +96,7 @@ def tokenise(config: DataConfig, vocab_size: int) -> Tokenised:
 
 
 def _check_read(config: DataConfig, sources: Mapping[str, Source]) -> None:
-    """UsageError for a field of tables that no source reads."""
+    """Raise UsageError for a field about tables that no source reads."""
     for name, source in config.each().items():
         kind = sources[name].kind
         # Evaluation texts beside one corpus may be a table.
@@ -118,7 +118,7 @@ def _check_read(config: DataConfig, sources: Mapping[str, Source]) -> None:
 
 @contextmanager
 def naming(source: str) -> Iterator[None]:
-    """Let messages about one of several sources say which."""
+    """Add the name of the source to messages about one of several."""
     try:
         yield
     except UsageError as error:
@@ -133,7 +133,7 @@ def _vocabulary(
     sources: Mapping[str, Source],
     vocab_size: int,
 ) -> int:
-    """How many tokens the data can hold: the tokenizer's, else our shards', else the model's.
+    """Return the number of tokens that the data can hold: the tokenizer's, else the shards', else the model's.
 
     Raises:
         UsageError: more than the model has.

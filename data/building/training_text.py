@@ -1,8 +1,7 @@
-"""The text that a tokenizer is trained on: evenly from a whole corpus, and no more than memory holds.
+"""Training text of a tokenizer: an even sample of a whole corpus that fits into memory.
 
-The memory that training takes grows with the different words of the text: with their number and their length. Rare
-words cannot be left out: text without spaces, as in Chinese or base64, has no others. So there is less text, and it
-stays even.
+The memory that training takes grows with the number and length of different words in the text. Rare words cannot be
+left out: text without spaces, as in Chinese or base64, has no others. So the sample gets smaller, and stays even.
 """
 
 from __future__ import annotations
@@ -18,14 +17,15 @@ from ..tokenizer import TextTokenizer, train_bpe
 from .workers import in_processes
 
 TRAINING_BYTES = 1 << 26
-"""Of text that a tokenizer is trained on."""
+"""Bytes of text for training a tokenizer."""
 
 TRAINING_WORD_BYTES = 3 << 20
-"""Of its different words, with the space before each: the library takes 145 bytes of memory for each of them (measured
-on words of 4 to 64 letters, tokenizers 0.23.3)."""
+"""Bytes of different words in that text, with the space before each: the library takes 145 bytes of memory for each
+word (measured on words of 4 to 64 letters, tokenizers 0.23.3).
+"""
 
 TRAINING_CHARS = 1 << 14
-"""Of a text that is taken or left as one."""
+"""Characters of a text that is sampled as a unit."""
 
 #: Bytes of text from which on training has a process of its own, whose memory ends with it.
 _WORTH_A_PROCESS = 1 << 24
@@ -42,15 +42,15 @@ class _Job(NamedTuple):
 def train_on_sample(
     texts: Iterable[str], total_bytes: int, vocab_size: int, scratch: Path, most: int = TRAINING_WORD_BYTES
 ) -> TextTokenizer:
-    """A byte-level BPE of a sample of ``texts``: `evenly`, then every one, second, fourth, … of these.
+    """Train a byte-level BPE on a sample of ``texts``: `evenly`, then every one, second, fourth, … of these.
 
-    The first of these samples counts whose different words have at most ``most`` bytes.
+    The first of these samples is used whose different words have at most ``most`` bytes.
 
     Args:
-        texts: of the training documents, none much longer than `TRAINING_CHARS`.
-        total_bytes: of all of them.
+        texts: texts of the training documents, none much longer than `TRAINING_CHARS`.
+        total_bytes: size of all of them.
         vocab_size: see `train_bpe`.
-        scratch: a folder for the sample while it is needed.
+        scratch: a folder for the temporary sample.
         most: bytes of different words.
 
     Raises:
@@ -68,7 +68,7 @@ def train_on_sample(
 
 
 def evenly(texts: Iterable[str], total_bytes: int, limit: int = TRAINING_BYTES) -> Iterator[str]:
-    """About ``limit`` bytes of texts, evenly over all ``total_bytes`` of them; all of them if they fit."""
+    """Yield about ``limit`` bytes of texts, evenly over all ``total_bytes`` of them; all of them if they fit."""
     share = min(1.0, limit / max(1, total_bytes))
     seen = taken = 0
     for text in texts:
@@ -85,7 +85,7 @@ def _train(job: _Job) -> bytes:
 
 
 def _write_sample(texts: Iterable[str], path: Path, most: int) -> None:
-    """All texts into a file, or as few as `train_on_sample` says."""
+    """Write all texts to a file, or as few as `train_on_sample` says."""
     sample, stride = _Sample(path), 1
     try:
         for number, text in enumerate(texts):
@@ -100,7 +100,7 @@ def _write_sample(texts: Iterable[str], path: Path, most: int) -> None:
 
 
 class _Sample:
-    """Texts in a file, and how many bytes their different words have."""
+    """Texts in a file, with the total bytes of their different words."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -116,7 +116,7 @@ class _Sample:
         self.file.write(_LENGTH.pack(len(content)) + content)
 
     def thinned(self) -> _Sample:
-        """Every other text, the first included, in place of all."""
+        """Replace all texts by every other one, the first included."""
         self._words.clear()
         other = _Sample(self._path.with_suffix(".thinner"))
         with self.file:

@@ -1,7 +1,7 @@
-"""Work shared among processes that have nothing of this one: no threads, no locks, no main module.
+"""Work shared among processes that inherit nothing from this one: no threads, no locks, no main module.
 
 A forked process inherits locks that nobody releases, and one that is spawned by `multiprocessing` runs the user's
-script again. These are started afresh and sent a function, by its name, and what it is called with.
+script again. These start afresh and receive a function, by name, and its arguments.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ _START = f"from {__name__} import serve; serve()"
 
 
 def n_cores() -> int:
-    """Processor cores that this process may use."""
+    """Return the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def in_processes(
     function: Callable[[Job], Result], jobs: Sequence[Job], n_workers: int, *, apart: bool = False
 ) -> Iterator[tuple[int, Result]]:
-    """Number and result of every job, as they are done.
+    """Yield number and result of every job as it finishes.
 
     Args:
-        function: of a module.
-        jobs: what it is called with; they and the results are pickled.
+        function: function at the top level of a module.
+        jobs: its arguments; they and the results are pickled.
         n_workers: processes; below 2, or with one job, this one does the work,
-        apart: but if a job's memory is to end with it, one other.
+        apart: use another process even then, so that a job's memory ends with it.
 
     Raises:
-        UsageError, RunError: what the function raised; or a process ended.
+        UsageError, RunError: raised by the function; or a process ended.
     """
     n_workers = min(max(n_workers, 1), len(jobs))
     if n_workers < 2 and not apart:
@@ -127,7 +127,9 @@ def _feed(
 
 
 def serve() -> None:
-    """What a process does that was started here: jobs from its input, results to its output, until the input ends."""
+    """Run the loop of a process started by this module: read jobs from its input and write results to its output until
+    the input ends.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the process that started it ends it
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what libraries print is no reply

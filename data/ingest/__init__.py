@@ -1,1 +1,1 @@
-"""On the way to a corpus: what is elsewhere, compressed or damaged becomes files that can be read."""
+"""Ingestion: remote, compressed or damaged corpora become files that can be read."""

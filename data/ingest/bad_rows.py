@@ -1,8 +1,8 @@
 """Rows of tables that are damaged: found, named with file and line, and left out up to ``data.max_bad_rows``.
 
-A row of a .jsonl file is bad if its line is no JSON object, no UTF-8, or has something else than text (or null) in the
-text's column; a row of a .csv file if it has more fields than the header, or is no UTF-8. Columnar files have no rows
-that could be left out: a damaged one is named.
+A row of a .jsonl file is bad if its line is not a JSON object, not UTF-8, or holds anything but text (or null) in the
+text's column; a row of a .csv file if it has more fields than the header, or is not UTF-8. Rows of columnar files
+cannot be left out: a damaged file is named.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MEND = "mend it, or raise data.max_bad_rows, which leaves such rows out"
 
 class _BadRow(NamedTuple):
     line: int
-    """Of the file, from 1."""
+    """Line of the file, from 1."""
     start: int
     end: int
     """Bytes of the file."""
@@ -42,10 +42,10 @@ class _CleanedMeta(Meta):
 
 
 def check_columns(files: Sequence[Path], column: str) -> None:
-    """See that each of several files has the text's column, without reading their rows.
+    """Check that each of several files has the text's column, without reading their rows.
 
     Raises:
-        UsageError: one has not, or is damaged; names it.
+        UsageError: one lacks it, or is damaged; names the file.
     """
     for path in files if len(files) > 1 else ():
         try:
@@ -62,19 +62,19 @@ def check_columns(files: Sequence[Path], column: str) -> None:
 def without_bad_rows(
     files: Sequence[Path], column: str, most: int, cache_dir: Path, verify: str = "checksum"
 ) -> tuple[list[Path], int]:
-    """The files, a copy in ``cache_dir`` in place of each that has bad rows, and how many rows were left out.
+    """Return the files, with a copy in ``cache_dir`` for each that has bad rows, and the number of rows left out.
 
-    Every row is looked at once, for as long as the files stay as they are (`file_states`).
+    Every row is checked once, as long as the files are unchanged (`file_states`).
 
     Args:
-        files: of one kind.
-        column: that holds the text.
-        most: bad rows of all files together.
-        cache_dir: where the copies are kept; nothing is written there if it cannot be and no row is bad.
-        verify: how copies that are there already are verified; see `build_once`.
+        files: files of one kind.
+        column: column of the text.
+        most: largest number of bad rows in all files together.
+        cache_dir: folder for the copies; may be read-only if no row is bad.
+        verify: check of existing copies; see `build_once`.
 
     Raises:
-        UsageError: more than ``most`` rows are bad; names the first that is too much. Or a line is no row.
+        UsageError: more than ``most`` rows are bad; names the first one too many. Or a line is not a row.
         RunError: a copy is damaged, or the disk is full.
     """
     if files[0].suffix.lower() not in _BAD_ROWS:
@@ -108,7 +108,7 @@ def without_bad_rows(
 
 
 def check_first_row(path: Path, column: str) -> None:
-    """See that a .jsonl or .csv file begins like one: readers fail badly on another.
+    """Check that a .jsonl or .csv file begins like one: readers fail badly on others.
 
     pyarrow's of .jsonl parses on threads, and some errors end the process in place of the parsing (apache/arrow#49272
     is one); a file that begins with a list or with an object of several lines is left to it, which may know it. pandas
@@ -129,7 +129,7 @@ def check_first_row(path: Path, column: str) -> None:
 
 
 def bad_rows(path: Path, column: str, most: int) -> list[_BadRow]:
-    """The bad rows of a file, at most ``most``.
+    """List the bad rows of a file, at most ``most``.
 
     Raises:
         UsageError: there are more.
@@ -146,7 +146,7 @@ def bad_rows(path: Path, column: str, most: int) -> list[_BadRow]:
 
 
 def check_lines(path: Path) -> None:
-    """Read a .jsonl or .csv file through; UsageError if a line is so long that it can be no row."""
+    """Read a .jsonl or .csv file through; UsageError if a line is too long to be a row."""
     if path.suffix.lower() not in _BAD_ROWS:
         return
     longest = length = 0
@@ -188,14 +188,16 @@ def _why_no_row(line: bytes, column: str) -> str:
 
 class _Record(NamedTuple):
     line: int
-    """Of the file, from 1."""
+    """Line of the file, from 1."""
     start: int
     content: bytes
     n_fields: int
 
 
 def _records(path: Path) -> Iterator[_Record]:
-    """Records of a .csv file, without empty lines: as pandas divides it, where quotes count that begin a field."""
+    """Yield the records of a .csv file, without empty lines, divided like pandas does: quotes count only at the
+    beginning of a field.
+    """
     first, start, lines, over = 1, 0, list[str](), False
     # Latin-1 gives every byte a character of its own.
     with path.open(encoding="latin-1", newline="") as file:
@@ -229,7 +231,7 @@ def _bad_records(path: Path, column: str) -> Iterator[_BadRow]:
 
 
 def _bad_among(records: Iterable[_Record], path: Path) -> Iterator[_BadRow]:
-    """The bad ones of a file's records, the first of which is its header."""
+    """Yield the bad ones among a file's records, the first of which is its header."""
     in_header: int | None = None
     for line, start, record, n_fields in records:
         is_header = in_header is None
@@ -278,7 +280,7 @@ def _of_arrow(path: Path, column: str) -> list[str]:
 
 
 def _of_lines(path: Path, column: str) -> list[str] | None:
-    """Columns of the first row that has this one; else of all rows."""
+    """Return the columns of the first row that has this one; else those of all rows."""
     found: dict[str, None] = {}
     with path.open("rb") as file:
         for line in file:

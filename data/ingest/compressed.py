@@ -1,6 +1,6 @@
-"""Corpora that are compressed: gzip (``.gz``) and Zstandard (``.zst``) around text, .json, .jsonl and .csv files.
+"""Compressed corpora: gzip (``.gz``) and Zstandard (``.zst``) around text, .json, .jsonl and .csv files.
 
-A compressed file is what it holds: its key, its hash and so its split are those of the file without compression.
+A compressed file counts as its content: its key, its hash and so its split are those of the uncompressed file.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _OPEN: dict[str, Callable[[Path], Any]] = {".gz": _open_gz, ".zst": _open_zst}
 
 
 def is_compressed(path: Path) -> bool:
-    """Whether a file's name says so."""
+    """Return True if a file's name marks it as compressed."""
     return path.suffix.lower() in COMPRESSIONS
 
 
 def content(path: Path, most: int) -> bytes:
-    """A file's content, without its compression; see `birthmark.files.read_bytes`.
+    """Return a file's content, without its compression; see `birthmark.files.read_bytes`.
 
     Raises:
         UsageError: it cannot be read, or its compression is damaged.
@@ -54,7 +54,7 @@ def content(path: Path, most: int) -> bytes:
 
 
 def unpacked(path: Path, cache_dir: Path) -> Path:
-    """A file without its compression: itself, or what ``cache_dir`` keeps of it for as long as it stays as it is.
+    """Return a file without its compression: itself, or a copy in ``cache_dir``, reused while the file is unchanged.
 
     Raises:
         UsageError: it cannot be read, or its compression is damaged.
@@ -75,7 +75,7 @@ def unpacked(path: Path, cache_dir: Path) -> Path:
 
 
 def content_blocks(path: Path, size: int = _BLOCK) -> Iterator[bytes]:
-    """A file's content, without its compression, in blocks of at most ``size`` bytes.
+    """Yield a file's content, without its compression, in blocks of at most ``size`` bytes.
 
     Raises:
         UsageError: it cannot be read, or its compression is damaged.

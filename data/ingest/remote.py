@@ -1,7 +1,7 @@
-"""Corpora that are elsewhere: files named by URLs, copied once per node into ``data.cache_dir``, through fsspec.
+"""Remote corpora: files named by URLs, copied once per node into ``data.cache_dir``, through fsspec.
 
-A copy belongs to the URL and to what the store says of the file (size, ETag, time of the last change): where that
-changes, it is made anew. It is checked against the promised size, and takes its place whole or not at all.
+A copy is tied to the URL and the store's facts about the file (size, ETag, time of the last change): when they change,
+it is made again. It is checked against the promised size, and appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ..config import DataConfig, is_remote
 _TRIES = 3
 _BACK_OFF_S = 1.0
 _POLL_S = 0.05
-#: What stores say of a file that changes when it does.
+#: Facts of stores about a file that change whenever it does.
 _IDENTITY = (
     *("size", "ETag", "etag", "md5Hash", "Content-MD5", "Digest"),
     *("LastModified", "last_modified", "Last-Modified", "mtime", "updated", "created"),
@@ -43,14 +43,14 @@ class _Found(NamedTuple):
     """A file of a remote store."""
 
     key: str
-    """Its path below what was named, or its own name."""
+    """Path below the named folder, or the file's name."""
     path: str
     """As its file system has it."""
     facts: dict[str, Any]
 
 
 def localised(config: DataConfig) -> DataConfig:
-    """The config with a path on this machine in place of every remote one, once they are copied.
+    """Copy all remote paths of a config; return it with paths on this machine.
 
     Raises:
         UsageError: no such file, no access, or a protocol without its package; one line with the URL.
@@ -75,14 +75,14 @@ def localised(config: DataConfig) -> DataConfig:
 
 
 def fetched(url: str, config: DataConfig) -> Path:
-    """Where the copy of a remote file or folder lies; see `localised`."""
+    """Copy a remote file or folder and return the copy's path; see `localised`."""
     store = _Store(url, config.timeout_s)
     files = store.files()
     cache_dir = user_path(config.cache_dir)
     copies = [_copied(store, found, cache_dir, config.verify) for found in files]
     if len(files) == 1 and not url.endswith("/"):
         return copies[0]
-    # What lies in one folder there is found in one folder here.
+    # Files of one remote folder are found in one local folder.
     there = fingerprint(copies=[str(copy.absolute()) for copy in copies], keys=[found.key for found in files])
     folder = cache_dir / f"linked-{there[:16]}"
 
@@ -115,7 +115,7 @@ def _copied(store: _Store, found: _Found, cache_dir: Path, verify: str) -> Path:
 
 
 class _Store:
-    """One URL's file system, asked with patience: three tries, and ``timeout_s`` without a sign of life."""
+    """File system of one URL, asked with patience: three tries, and ``timeout_s`` without a sign of life."""
 
     def __init__(self, url: str, timeout_s: float) -> None:
         import fsspec
@@ -148,7 +148,7 @@ class _Store:
         watched = aiohttp.TraceConfig()
         watched.on_request_redirect.append(self._check_redirect)
         ours = {"timeout": timeout, "trace_configs": [watched]}
-        # What is given at a call replaces what fsspec's configuration says of the same.
+        # Arguments of a call override fsspec's configuration.
         configured = conf.get("http", {}) | conf.get("https", {})
         client = configured.get("client_kwargs", {}) | ours
         options: dict[str, Any] = {"client_kwargs": client, "skip_instance_cache": True}
@@ -161,7 +161,7 @@ class _Store:
         return options
 
     async def _check_redirect(self, session: Any, context: Any, asked: Any) -> None:
-        """Refuse another protocol, and this machine where the URL names another."""
+        """Refuse a redirect to another protocol, or to this machine if the URL names another."""
         from yarl import URL
 
         location = asked.response.headers.get("Location", "")
@@ -170,11 +170,11 @@ class _Store:
             raise _StrangeRedirect(f"redirects to {hide_credentials(one_line(location))}, which is not followed")
 
     def strange_name(self, why: str) -> UsageError:
-        """Make the error of a file whose name leads elsewhere."""
+        """Make the error for a file whose name leads out of the folder."""
         return UsageError(f"data.path: {self.url}: what is there names {why}")
 
     def files(self) -> list[_Found]:
-        """The file, or the files of the folder, that the URL names; a ``.bin`` with the ``.idx`` beside it."""
+        """List the file, or the files of the folder, that the URL names; a ``.bin`` with the ``.idx`` beside it."""
         if not self.url.endswith("/"):
             facts = self._facts(self._root)
             if facts.get("type") != "directory":
@@ -230,7 +230,7 @@ class _Store:
         self._asked(found.path, attempt)
 
     def _asked(self, path: str, work: Callable[[Callable[[], None]], Any]) -> Any:
-        """What ``work`` gives; it is given a function to call at each sign of life."""
+        """Return the result of ``work``, which gets a function to call at each sign of life; retry on failure."""
         name = path if "://" in path else f"{self.protocol}://{path.lstrip('/')}"
         last: Exception | None = None
         for attempt in range(_TRIES):
@@ -279,15 +279,15 @@ class _Store:
 
 
 class _Hangs(Exception):  # noqa: N818 - says what it is
-    """A store gives no sign of life."""
+    """Error for a store that gives no sign of life."""
 
 
 class _StrangeRedirect(Exception):  # noqa: N818 - says what it is
-    """A server sends the reader to another protocol, or into this machine."""
+    """Error for a server that redirects to another protocol, or into this machine."""
 
 
 async def _is_within(host: str | None) -> bool:
-    """Tell whether a host is this machine, or of its link alone, where clouds answer with credentials."""
+    """Return True if a host is this machine, or on its local link, where clouds answer with credentials."""
     try:
         found = await asyncio.get_running_loop().getaddrinfo(host or "", None, type=socket.SOCK_STREAM)
     except OSError:
@@ -298,12 +298,12 @@ async def _is_within(host: str | None) -> bool:
 
 
 def _name(url: str) -> str:
-    """The last part of a URL's path."""
+    """Return the last part of a URL's path."""
     return unquote(PurePosixPath(urlsplit(url).path).name)
 
 
 def _reason(error: BaseException) -> str:
-    """Why another try is of no use; "" if it may be of one."""
+    """Say why another try is useless; "" if it may help."""
     seen: list[BaseException] = [error]
     while (before := seen[-1].__cause__ or seen[-1].__context__) is not None and before not in seen:
         seen.append(before)

@@ -1,1 +1,1 @@
-"""Several sources in asked shares: which one gives a sample, and its how manieth."""
+"""Several sources in given shares: the source of each sample, and the index of the sample within that source."""

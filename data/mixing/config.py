@@ -1,4 +1,4 @@
-"""How the shares of sources change while a run goes on, as a config."""
+"""Config of changes in the shares of sources during a run."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ class WeightChange:
 
     @property
     def given(self) -> set[str]:
-        """Sources that are read."""
+        """Weights of the sources that are read."""
         return {name for name, weight in self.weights.items() if weight}
 
 
 def schedule_problems(schedule: Sequence[WeightChange], names: Iterable[str]) -> list[str]:
-    """Everything that makes changes of the weights of these sources impossible, one line each, with the mend."""
+    """List everything that makes changes of the weights of these sources impossible, one line each, with the remedy."""
     names, found, before = list(names), [], 0
     if schedule and not names:
         return ["data.schedule: changes the weights of data.sources, and there are none; leave it out"]

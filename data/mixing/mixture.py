@@ -31,7 +31,7 @@ class _Sources:
         return sum(source.n_tokens for source in self._windows)
 
     def places(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Source, and number within it, of each global sample index: two int64 ``[n]``."""
+        """Return the source, and the number within it, of each global sample index: two int64 ``[n]``."""
         raise NotImplementedError
 
     def batch(self, first_sample: int, n: int) -> np.ndarray:
@@ -51,7 +51,7 @@ class _Sources:
         return out_NT
 
     def _windows_of(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Source and window of each of these samples: two int64 ``[n]``."""
+        """Return the source and the window of each of these samples: two int64 ``[n]``."""
         source_N, number_N = self.places(samples_N)
         window_N = np.empty_like(number_N)
         for index in np.unique(source_N).tolist():
@@ -60,7 +60,7 @@ class _Sources:
         return source_N, window_N
 
     def n_targets(self, samples: np.ndarray) -> np.ndarray:
-        """Tokens to predict in each of these samples: int64 ``[n]``."""
+        """Return the number of tokens to predict in each of these samples: int64 ``[n]``."""
         source_N, number_N = self.places(samples)
         out_N = np.empty_like(samples)
         for index in np.unique(source_N).tolist():
@@ -86,7 +86,7 @@ class Mixture(_Sources):
         return self.order.places(samples_N)
 
     def epochs(self, n_samples: int) -> dict[str, float]:
-        """How often each source is read in the first ``n_samples``."""
+        """Return how many times each source is read in the first ``n_samples``."""
         return {name: count / self.sources[name].n_samples for name, count in self.order.taken(n_samples).items()}
 
 
@@ -95,7 +95,7 @@ class InTurn(_Sources):
 
     @property
     def n_samples(self) -> int:
-        """Until each has been read once."""
+        """Number of samples until each has been read once."""
         return max(source.n_samples for source in self._windows) * len(self._windows)
 
     def places(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -103,6 +103,6 @@ class InTurn(_Sources):
         return samples_N % len(self._windows), samples_N // len(self._windows)
 
     def is_first_round(self, first_sample: int, n: int) -> np.ndarray:
-        """Whether each of ``n`` samples has not been read before: bool ``[n]``."""
+        """Return True for each of ``n`` samples that has not been read before: bool ``[n]``."""
         source_N, number_N = self.places(np.arange(first_sample, first_sample + n))
         return number_N < np.array([source.n_samples for source in self._windows])[source_N]

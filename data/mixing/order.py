@@ -1,4 +1,6 @@
-"""Which source gives a sample, and its how manieth, in shares that may change at samples. No state is kept."""
+"""Source of each sample, and the index of the sample within that source, in shares that may change at given samples. No
+state is kept.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ from .proportions import Proportions
 
 @dataclass(frozen=True)
 class Stage:
-    """From where on sources have which shares."""
+    """Shares of the sources from a sample on."""
 
     first: int
     """Global index of its first sample."""
 
     shares: dict[str, float]
-    """Of the samples, by source; they add up to 1."""
+    """Shares of the samples, by source; they add up to 1."""
 
     proportions: Proportions
     before_S: np.ndarray
@@ -27,11 +29,11 @@ class Stage:
 
 
 class SourceOrder:
-    """Samples in asked shares, each source read in its own order.
+    """Assignment of samples to sources in given shares, each source read in its own order.
 
     Args:
-        names: of the sources.
-        weights: by source, taken relative to their sum; one without a weight is not read.
+        names: names of the sources.
+        weights: weights by source, relative to their sum; a source without a weight is not read.
         changes: weights from a sample on, in the order of these samples: (its global index, weights by source).
     """
 
@@ -53,13 +55,13 @@ class SourceOrder:
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the samples, by source, at the start."""
+        """Shares of the samples, by source, at the start."""
         return self.stages[0].shares
 
     def places(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Source, and number within it, of each global sample index: two int64 ``[N]``.
+        """Return the source, and the number within it, of each global sample index: two int64 ``[N]``.
 
-        A stage goes on with every source where the one before it stopped.
+        A stage continues every source where the stage before stopped.
         """
         source_N, number_N = np.empty_like(samples_N), np.empty_like(samples_N)
         stages_N = np.searchsorted([stage.first for stage in self.stages], samples_N, side="right") - 1
@@ -74,5 +76,5 @@ class SourceOrder:
         return stage.before_S + stage.proportions.taken(n_samples - stage.first)
 
     def taken(self, n_samples: int) -> dict[str, int]:
-        """How many of the first ``n_samples`` each source gives."""
+        """Count how many of the first ``n_samples`` each source gives."""
         return dict(zip(self.names, self._taken(n_samples).tolist(), strict=True))

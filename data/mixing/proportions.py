@@ -1,4 +1,4 @@
-"""Which of several sources gives sample ``i``, and its how manieth: computed, with no state, in exact integers.
+"""Source of sample ``i`` and the index of the sample within that source, computed without state, in exact integers.
 
 Samples come in blocks. Huffman's tree of the weights says how many of a block each source gives: at every node
 ``⌊w·j + 1/2⌋`` of the first ``j`` samples are the left side's, and a source's errors add up to less than 1.68 samples
@@ -32,7 +32,7 @@ class _Fork:
     right: _Tree
     left_weight: int
     weight: int
-    """Of both sides."""
+    """Weight of both sides."""
 
 
 #: A leaf is the number of a source.
@@ -40,7 +40,7 @@ _Tree: TypeAlias = _Fork | int
 
 
 def _tree(weights: Sequence[int]) -> _Tree:
-    """Huffman's tree of the weights; the numbers of nodes decide between equal ones."""
+    """Build Huffman's tree of the weights; ties are decided by the numbers of nodes."""
     nodes: list[tuple[int, int, _Tree]] = [(weight, i, i) for i, weight in enumerate(weights)]
     heapq.heapify(nodes)
     for number in range(len(weights), 2 * len(weights) - 1):
@@ -51,10 +51,11 @@ def _tree(weights: Sequence[int]) -> _Tree:
 
 @lru_cache(maxsize=16)
 def _spread(counts: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """A block in which source ``i`` has ``counts[i]`` samples: sources ``[K]``, and how many of it came before ``[K]``.
+    """Order a block in which source ``i`` has ``counts[i]`` samples: return sources ``[K]``, and the number of earlier
+    samples of the same source ``[K]``.
 
-    Tijdeman's rule: of the sources that are behind their share by 1/(2S − 2) samples, the one that would first be
-    behind by more than 1 − 1/(2S − 2) comes next. There always is one.
+    By Tijdeman's rule, among the sources that are behind their share by 1/(2S − 2) samples, the one that would first be
+    behind by more than 1 − 1/(2S − 2) comes next. There is always one.
     """
     length, given = sum(counts), [i for i, count in enumerate(counts) if count]
     steps = max(2 * len(given) - 2, 1)
@@ -86,7 +87,7 @@ class Proportions:
     """Samples of several sources in the proportions of their weights.
 
     Args:
-        weights: of each source, at least 0 and one of them positive; they are taken relative to their sum.
+        weights: weight of each source, at least 0 and one of them positive; relative to their sum.
     """
 
     def __init__(self, weights: Sequence[float]) -> None:
@@ -99,7 +100,7 @@ class Proportions:
         self._block = 1 << (longest - 1).bit_length()
 
     def _counts(self, block: int) -> tuple[int, ...]:
-        """How many samples each source gives before this block."""
+        """Count the samples that each source gives before this block."""
         counts = [0] * self.n_sources
 
         def descend(node: _Tree, n: int) -> None:
@@ -114,13 +115,13 @@ class Proportions:
         return tuple(counts)
 
     def _order(self, block: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Counts before a block ``[S]``, then its `_spread`."""
+        """Return the counts before a block ``[S]``, then its `_spread`."""
         before, after = self._counts(block), self._counts(block + 1)
         given = tuple(b - a for a, b in zip(before, after, strict=True))
         return np.array(before, dtype=np.int64), *_spread(given)
 
     def places(self, samples_N: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Source, and number within it, of each sample: two int64 ``[N]``."""
+        """Return the source, and the number within it, of each sample: two int64 ``[N]``."""
         source_N, number_N = np.empty(len(samples_N), np.int64), np.empty(len(samples_N), np.int64)
         blocks_N = samples_N // self._block
         for block in np.unique(blocks_N).tolist():
@@ -132,7 +133,7 @@ class Proportions:
         return source_N, number_N
 
     def taken(self, n_samples: int) -> np.ndarray:
-        """How many of the first ``n_samples`` each source gives: int64 ``[S]``."""
+        """Count how many of the first ``n_samples`` each source gives: int64 ``[S]``."""
         block, k = divmod(n_samples, self._block)
         if not k:
             return np.array(self._counts(block), dtype=np.int64)

@@ -1,4 +1,4 @@
-"""What a run reads, for a person: its sources, and samples in words with the borders of their documents."""
+"""Data of a run in readable form: its sources, and samples in words with the borders of their documents."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _BEHIND = 1 << 62
 
 
 def source_facts(data: PreparedData, n_samples: int) -> list[dict[str, Any]]:
-    """Of every source: its training tokens and documents, its bytes per token, and what the first ``n_samples`` of the
-    run read of it. JSON-able; what is not known is None."""
+    """Return for every source its training tokens and documents, its bytes per token, and the amount that the first
+    ``n_samples`` of the run read of it. JSON-able; unknown values are None.
+    """
     epochs = data.epochs(n_samples)
     seq_len = data.train.seq_len
     shares = {"": 1.0} if data.mixture is None else data.mixture.shares
@@ -50,9 +51,11 @@ def source_facts(data: PreparedData, n_samples: int) -> list[dict[str, Any]]:
 
 
 def step_batch(data: PreparedData, sizes: BatchSizes, step: int) -> np.ndarray:
-    """The whole batch of optimizer step ``step``, counted from 1, as a run's steps get it: int64 ``[B, T+1]``."""
+    """Return the whole batch of optimizer step ``step``, counted from 1, in the form that a run's steps get it: int64
+    ``[B, T+1]``.
+    """
     if isinstance(data.train, StreamSource):
-        # Where streams stand is known by reading up to there.
+        # The position of a stream is only found by reading up to there.
         streamed = StreamedBatches(data.train, sizes=sizes, micro_batch_size=sizes.global_batch_size)
         try:
             return next(islice(streamed, step - 1, None)).numpy()
@@ -63,7 +66,7 @@ def step_batch(data: PreparedData, sizes: BatchSizes, step: int) -> np.ndarray:
 
 
 def first_samples(data: PreparedData, sizes: BatchSizes, n: int) -> np.ndarray:
-    """The first ``n`` samples of a run: int64 ``[n, T+1]``."""
+    """Return the first ``n`` samples of a run: int64 ``[n, T+1]``."""
     parts, step = [step_batch(data, sizes, 1)], 1
     while sum(map(len, parts)) < n:
         step += 1
@@ -72,11 +75,11 @@ def first_samples(data: PreparedData, sizes: BatchSizes, n: int) -> np.ndarray:
 
 
 def described(data: PreparedData, first: int, samples_BT: np.ndarray) -> list[dict[str, Any]]:
-    """Samples ``first`` and on of a run in words. JSON-able.
+    """Describe samples ``first`` and on of a run in words. JSON-able.
 
     Each has its global index, its source with its number and epoch there, the places of tokens after which a document
     ends, and its text, in which `BORDER` stands for the tokens that end documents and `BOS` for those that open
-    sequences or documents; padding is left out. Documents are those that the model would tell apart.
+    sequences or documents; padding is left out. Documents are those that the model would separate.
     """
     text_of = _decoder(data)
     index_B = np.arange(first, first + len(samples_BT))
@@ -105,14 +108,14 @@ def described(data: PreparedData, first: int, samples_BT: np.ndarray) -> list[di
 
 
 def _decoder(data: PreparedData) -> Callable[[Sequence[int]], str]:
-    """What makes text of tokens."""
+    """Return a function from tokens to text."""
     if data.tokenizer_path is None:
         return lambda ids: "".join(data.token_texts(ids))
     return TextTokenizer.load(data.tokenizer_path).decode
 
 
 def _document_ends(ids: Sequence[int], layout: Layout | None) -> list[int]:
-    """The last place of each document that ends in a sample."""
+    """Return the last position of each document that ends in a sample."""
     if layout is None or layout.borders is None:
         return []
     documents_T = layout.borders.documents(torch.tensor([[*ids, _BEHIND]]))[0].tolist()
@@ -122,7 +125,7 @@ def _document_ends(ids: Sequence[int], layout: Layout | None) -> list[int]:
 def _marked(
     ids: Sequence[int], borders: Sequence[int], layout: Layout | None, text_of: Callable[[Sequence[int]], str]
 ) -> str:
-    """Text with `BORDER` behind each document, and `BOS`."""
+    """Return text with `BORDER` behind each document, and `BOS`."""
     bos = None if layout is None or layout.bos == "none" else layout.bos_token
     pieces = []
     for start, stop in pairwise([0, *(border + 1 for border in borders), len(ids)]):

@@ -1,1 +1,1 @@
-"""How sequences are cut from a corpus: where documents begin, which share a sequence, where BOS stands."""
+"""Cutting of sequences from a corpus: beginnings of documents, their packing into sequences, places of BOS."""

@@ -1,4 +1,4 @@
-"""Pieces of text into sequences of one length: which pieces share one."""
+"""Assignment of pieces of text to sequences of one length."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 def in_order(sizes_P: np.ndarray, capacity: int) -> np.ndarray:
-    """Each piece into the sequence of the one before it where it fits, else into a new one.
+    """Put each piece into the sequence of the one before it if it fits, else into a new one.
 
     Args:
         sizes_P: tokens of each piece, 1 to ``capacity``.
@@ -29,10 +29,11 @@ def in_order(sizes_P: np.ndarray, capacity: int) -> np.ndarray:
 
 
 def best_fit(sizes_P: np.ndarray, capacity: int) -> np.ndarray:
-    """Best-fit decreasing (arXiv 2404.10830): pieces from the largest to the smallest, each into the sequence that it
-    leaves the least room in; a new one where it fits nowhere.
+    """Pack by best-fit decreasing (arXiv 2404.10830): pieces from the largest to the smallest, each into the sequence
+    in which it leaves the least room, or into a new one if it fits nowhere.
 
-    Pieces of one size go in together, so that its time grows with sizes and rooms that differ, not with pieces.
+    Pieces of one size go in together, so that the time grows with the number of different sizes and rooms, not with
+    pieces.
 
     Args:
         sizes_P: tokens of each piece, 1 to ``capacity``.

@@ -1,4 +1,4 @@
-"""Where documents begin in sequences of token ids."""
+"""Beginnings of documents in sequences of token ids."""
 
 from __future__ import annotations
 
@@ -14,18 +14,20 @@ PADDING = -100
 
 @dataclass(frozen=True)
 class DocumentBorders:
-    """How ids say where documents begin: an end-of-text token closes each."""
+    """Rule by which ids mark the beginnings of documents: an end-of-text token closes each."""
 
     end: int
     """The end-of-text token."""
     start: int | None = None
-    """BOS where it stands before every document. Where the end-of-text token itself is BOS, the two take turns: behind
-    text it ends a document, before text it begins one."""
+    """BOS, if it comes before every document. If the end-of-text token is also BOS, the two alternate: after text it
+    ends a document, before text it begins one.
+    """
     behind_bos: bool = False
-    """Whether a BOS that belongs to no document begins every sequence; it is of the first document there."""
+    """True if every sequence begins with a BOS that belongs to no document; it counts to the first document there."""
 
     def documents(self, tokens_BT: Tensor) -> Tensor:
-        """The number of each position's document in its sequence, from 0, rising: int64 ``[B, T]``; −1 of padding.
+        """Return the number of each position's document in its sequence, from 0, rising: int64 ``[B, T]``; −1 for
+        padding.
 
         A sequence may begin inside a document.
         """
@@ -38,13 +40,13 @@ class DocumentBorders:
         return begins_BT.cumsum(1).masked_fill(tokens_BT < 0, -1)
 
     def _opens(self, tokens_BT: Tensor, ends_BT: Tensor) -> Tensor:
-        """Where a BOS of a document stands."""
+        """Mark the positions of BOS tokens of documents."""
         if self.start is None:
             return ends_BT & False
         if self.start != self.end:
             return tokens_BT == self.start
         place_BT = ends_BT.new_ones(ends_BT.shape).cumsum(1)
-        # Where the run of such tokens began: behind the last other token.
+        # Start of the run of such tokens: the position behind the last other token.
         before_BT = (place_BT * ~ends_BT).cummax(1).values
         # A run that a sequence begins with may have begun before it, but its last is known where text follows.
         leading_BT = before_BT == 0

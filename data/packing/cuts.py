@@ -1,6 +1,6 @@
-"""How a corpus' tokens become sequences: the cuts that ``data.packing`` and ``data.bos`` choose among.
+"""Cuts of a corpus' tokens into sequences, among which ``data.packing`` and ``data.bos`` choose.
 
-A cut numbers its sequences; `birthmark.data.batches.FixedWindows` says in which order they come.
+A cut numbers its sequences; `birthmark.data.batches.FixedWindows` decides their order.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class CutWithBos(PlainCut):
 
 
 def _first_from(starts_D: np.ndarray, place: int) -> int:
-    """The first document whose BOS stands at ``place`` or behind it."""
+    """Return the first document whose BOS is at ``place`` or behind it."""
     return bisect_left(range(len(starts_D)), place, key=lambda number: int(starts_D[number]) + number)
 
 
@@ -76,11 +76,11 @@ class PackedCut(Cut):
     """Sequences of whole documents, and of parts of those that are too long, padded at the end.
 
     Args:
-        tokens: of one split.
+        tokens: tokens of one split.
         seq_len: positions of a sequence.
-        index: of the packing.
-        bos: token that stands before every document, or every sequence; None for none.
-        at: which of the two.
+        index: index of the packing.
+        bos: token before every document, or every sequence; None for none.
+        at: ``document`` or ``sequence``.
     """
 
     def __init__(self, tokens: Tokens, seq_len: int, index: StoredArrays, bos: int | None, at: str) -> None:
@@ -127,7 +127,7 @@ class PackedCut(Cut):
 
 @dataclass(frozen=True)
 class Layout:
-    """How the sequences of a run are cut, and what that says about documents."""
+    """Cutting of a run's sequences, with its consequences for documents."""
 
     packing: str
     bos: str
@@ -150,23 +150,25 @@ class Layout:
 
     @classmethod
     def of(cls, config: DataConfig, tokenizer: TextTokenizer | None) -> Layout:
-        """What the config of one source asks for. Documents end at ``data.end_token``, or else at the tokenizer's
-        end-of-text token; BOS is what the tokenizer puts before texts, or else the same token."""
+        """Return the layout for the config of one source. Documents end at ``data.end_token``, or else at the
+        tokenizer's end-of-text token; BOS is the token that the tokenizer puts before texts, or else the same token.
+        """
         theirs, before = (None, []) if tokenizer is None else (tokenizer.end_of_text, tokenizer.before_text)
         end = theirs if config.end_token is None else config.end_token
         return cls(config.packing, config.bos_at, end, before[-1] if before else end)
 
     @property
     def borders(self) -> DocumentBorders | None:
-        """How ids say where documents begin; None where nothing does."""
+        """Rule by which ids mark the beginnings of documents; None without one."""
         if self.end_token is None:
             return None
         start = self.bos_token if self.bos == "document" else None
         return DocumentBorders(self.end_token, start, self.bos == "sequence")
 
     def facts(self, of_tokens: dict[str, Any], cut: Cut) -> dict[str, Any]:
-        """What a run's record keeps of the tokens, with what it keeps of its training sequences, unless they are cut as
-        always."""
+        """Return the facts about the tokens for a run's record, with those about its training sequences unless they are
+        cut in the default way.
+        """
         if self.packing == "concat" and self.bos == "none":
             return of_tokens
         found = {"packing": self.packing, "bos": self.bos, "sequences": cut.n_samples, "padding": cut.padding}
@@ -177,14 +179,14 @@ class Layout:
         return {**of_tokens, **found}
 
     def cut(self, tokens: Tokens, split: str, *, seq_len: int, of: dict[str, Any], cache_dir: Path) -> Cut:
-        """The sequences of one split.
+        """Cut one split into sequences.
 
         Args:
-            tokens: of the split.
+            tokens: tokens of the split.
             split: its name.
             seq_len: positions of a sequence.
-            of: what names these tokens among all others, with ``split``.
-            cache_dir: where an index is kept.
+            of: values that, with ``split``, identify these tokens.
+            cache_dir: folder for an index.
         """
 
         def index() -> StoredArrays:
@@ -198,7 +200,7 @@ class Layout:
 
 
 def common_borders(layouts: Iterable[Layout]) -> DocumentBorders | None:
-    """How ids say where documents begin in all sources; None where they do not, or not alike."""
+    """Return the rule for beginnings of documents that all sources share; None if they have none or differ."""
     found = {layout.borders for layout in layouts}
     return found.pop() if len(found) == 1 else None
 

@@ -1,4 +1,4 @@
-"""The pieces of documents that each sequence holds, found once for a corpus and kept beside its shards."""
+"""Index of the pieces of documents in each sequence, built once for a corpus and kept beside its shards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .bins import best_fit, in_order
 
 _FORMAT = 2
 _SCANNED = 1 << 22
-#: How pieces are put together, by ``data.packing``.
+#: Functions that pack pieces, by ``data.packing``.
 PACKINGS = {"documents": in_order, "best_fit": best_fit}
 
 
@@ -25,7 +25,7 @@ class Pieces(NamedTuple):
     length: np.ndarray
     """Tokens, int64 ``[P]``."""
     begins: np.ndarray
-    """Whether a document begins with it, bool ``[P]``."""
+    """True if a document begins with it, bool ``[P]``."""
 
 
 class StoredArrays:
@@ -50,7 +50,7 @@ _EMPTY_BYTES = 128
 
 
 def document_starts(tokens: Tokens, end: int) -> np.ndarray:
-    """The first token of each document, int64 ``[D]``, rising: the corpus' first, and each behind an ``end``."""
+    """Find the first token of each document, int64 ``[D]``, rising: the corpus' first, and each behind an ``end``."""
     ends = [
         np.flatnonzero(tokens.read(np.array([first]), min(_SCANNED, len(tokens) - first))[0] == end) + first
         for first in range(0, len(tokens), _SCANNED)
@@ -60,15 +60,15 @@ def document_starts(tokens: Tokens, end: int) -> np.ndarray:
 
 
 def pieces_of(starts_D: np.ndarray, n_tokens: int, seq_len: int, bos: str) -> Pieces:
-    """Documents in pieces that fit a sequence of ``seq_len + 1`` tokens; a longer document is split.
+    """Split documents into pieces that fit a sequence of ``seq_len + 1`` tokens.
 
     A document's pieces overlap by the token that is the last target of one and the first input of the next. With a BOS
-    before every sequence they do not: BOS is that input, and takes the place of a token. A piece that has nothing to
+    before every sequence they do not: BOS is that input, and takes the place of a token. A piece with nothing to
     predict is left out.
 
     Args:
         starts_D: first token of each document.
-        n_tokens: of the corpus.
+        n_tokens: tokens of the corpus.
         seq_len: positions of a sequence.
         bos: ``document``, ``sequence`` or ``none``.
     """
@@ -92,13 +92,13 @@ def pieces_of(starts_D: np.ndarray, n_tokens: int, seq_len: int, bos: str) -> Pi
 def packed(
     tokens: Tokens, identity: str, cache_dir: Path, *, packing: str, bos: str, seq_len: int, end: int
 ) -> StoredArrays:
-    """The index of a packing: ``start``, ``length`` and ``begins`` of the pieces (`Pieces`), sequence by sequence;
-    ``first``, where each sequence's begin, and one past the last, int64 ``[N + 1]``; ``filled``, tokens of each
-    sequence with BOS, int64 ``[N]``. Of ``concat`` it is ``documents`` alone (`document_starts`).
+    """Build or load the index of a packing: ``start``, ``length`` and ``begins`` of the pieces (`Pieces`), sequence by
+    sequence; ``first``, the first piece of each sequence, and one past the last, int64 ``[N + 1]``; ``filled``, tokens
+    of each sequence with BOS, int64 ``[N]``. For ``concat`` it has only ``documents`` (`document_starts`).
 
     Args:
-        tokens: of one split.
-        identity: what names these tokens among all others.
+        tokens: tokens of one split.
+        identity: text that identifies these tokens.
         cache_dir: ``data.cache_dir``.
         packing: ``data.packing``.
         bos: ``data.bos``, resolved.
@@ -123,8 +123,9 @@ def packed(
 
 
 def _as_they_come(bin_P: np.ndarray) -> np.ndarray:
-    """The bins numbered in the order in which their first pieces stand in the corpus: validation reads the first ones,
-    and a packing that begins with the longest pieces would give it those alone."""
+    """Number the bins in the order of their first pieces in the corpus: validation reads the first bins, and a packing
+    that begins with the longest pieces would give it those alone.
+    """
     _, first_N, of_P = np.unique(bin_P, return_index=True, return_inverse=True)
     return np.argsort(np.argsort(first_N))[of_P]
 
