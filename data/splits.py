@@ -1,8 +1,8 @@
 """Choice of the documents for validation.
 
-A document belongs to validation when the hash of its name falls below ``data.val_fraction``, or that of its text where
-it has no name; so adding or removing documents does not move the others. Two documents or more always give two
-non-empty splits: if the hashes put all on one side, the one nearest to the other side changes. A single document is
+A document belongs to validation when the hash of its name falls below ``data.val_fraction``, or that of its text if it
+has no name; so adding or removing documents does not move the others. Two documents or more always give two non-empty
+splits: if the hashes put all on one side, the document nearest to the other side changes sides. A single document is
 split: its end is for validation.
 """
 
@@ -20,28 +20,29 @@ from ..errors import UsageError
 from .encode import Document
 
 TRAIN, VAL, OUT, WITHIN = range(4)
-"""What becomes of a document, as its code (uint8): all of it for training or validation, nothing, a part for each."""
+"""Codes (uint8) of a document's use: all of it for training or for validation, none of it, or a part for each."""
 
 
 def key_digest(key: str) -> bytes:
-    """SHA-256 of a key: of fixed length, so that keys and contents cannot run into each other in a hash of both."""
+    """Hash a key with SHA-256, to a fixed length, so that keys and contents stay separate in a hash of both."""
     return hashlib.sha256(key.encode("utf-8", errors="surrogateescape")).digest()
 
 
-#: Of the hashes of texts: they are not those by which others sample or deduplicate.
+#: Seed of the texts' hashes, different from those by which others sample or deduplicate.
 _TEXT_SEED = int.from_bytes(b"birthmrk", "little")
 
 
 def name_hash(name: bytes) -> int:
-    """The 64 bits of a document's name that decide its split."""
+    """Return the 64 bits of a document's name that decide its split."""
     return int.from_bytes(hashlib.blake2b(name, digest_size=8, person=b"birthmark-split").digest(), "little")
 
 
 def text_hashes(texts: Iterable[bytes | memoryview]) -> np.ndarray:
-    """The 64 bits of each text that decide its split where no name does, and by which equal texts are found: uint64.
+    """Return the 64 bits of each text that decide its split if it has no name, and by which equal texts are found:
+    uint64.
 
-    XXH3, since tables have a text in every row: nothing else in Python is as fast. Who writes a corpus can make two
-    texts share a hash; that puts them on one side, and no more.
+    The hash is XXH3, since tables have a text in every row: nothing else in Python is as fast. An author of a corpus
+    can make two texts share a hash; that only puts both on one side.
     """
     digests = b"".join(map(xxhash.xxh3_64_digest, texts, repeat(_TEXT_SEED)))
     return np.frombuffer(digests, ">u8").astype(np.uint64)
@@ -52,17 +53,19 @@ text_hasher = partial(xxhash.xxh3_64, seed=_TEXT_SEED)
 
 
 def text_hash(text: bytes) -> int:
-    """`text_hashes` of one text."""
+    """Compute `text_hashes` of one text."""
     return text_hasher(text).intdigest()
 
 
 def below(hashes: np.ndarray, val_fraction: float) -> np.ndarray:
-    """Which hashes of 64 bits fall below ``val_fraction`` of all that there are: bool, in the shape of ``hashes``."""
+    """Return True for 64-bit hashes below ``val_fraction`` of their range: bool, in the shape of ``hashes``."""
     return hashes * 2.0**-64 < val_fraction
 
 
 def validation_mask(hashes: np.ndarray, val_fraction: float) -> np.ndarray:
-    """Which of these documents (`name_hash` or `text_hash`, uint64 ``[n]``) are for validation: bool ``[n]``."""
+    """Return True for the documents (`name_hash` or `text_hash`, uint64 ``[n]``) that are for validation: bool
+    ``[n]``.
+    """
     is_val = below(hashes, val_fraction)
     if len(hashes) > 1 and not is_val.any():
         is_val[hashes.argmin()] = True
@@ -72,7 +75,7 @@ def validation_mask(hashes: np.ndarray, val_fraction: float) -> np.ndarray:
 
 
 def codes_of(keys: np.ndarray, used: np.ndarray, val_fraction: float) -> np.ndarray:
-    """What becomes of each document: uint8 ``[n]``.
+    """Return the code of each document's use: uint8 ``[n]``.
 
     Args:
         keys: `name_hash` or `text_hash` of each, uint64 ``[n]``.
@@ -85,7 +88,7 @@ def codes_of(keys: np.ndarray, used: np.ndarray, val_fraction: float) -> np.ndar
 
 
 def split_place(n_chars: int, val_fraction: float) -> int:
-    """After how many characters the only document of a corpus has given the training its share.
+    """Return the number of characters of a corpus' only document that go to training.
 
     Raises:
         UsageError: a single character cannot be split.
@@ -96,7 +99,7 @@ def split_place(n_chars: int, val_fraction: float) -> int:
 
 
 def split_single_document(text: str, val_fraction: float) -> Iterator[Document]:
-    """The only document of a corpus: its last ``val_fraction``, from a line's start on, is for validation.
+    """Split the only document of a corpus: its last ``val_fraction``, from a line's start on, is for validation.
 
     Raises:
         UsageError: a single character cannot be split.

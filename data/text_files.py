@@ -51,7 +51,7 @@ class _Surveyed(NamedTuple):
 
 
 class _Facts(NamedTuple):
-    """What a file holds, or why it is left out."""
+    """Facts about a file's content, or the reason why it is left out."""
 
     problem: str
     sha256: bytes = b""
@@ -91,7 +91,9 @@ class FileCorpus(SurveyedCorpus):
         return kept, dict(skipped)
 
     def _facts(self) -> list[_Facts]:
-        """Of every file; of a large corpus they are kept for as long as the files stay as they are (`file_states`)."""
+        """Return the facts of every file; for a large corpus they are cached while the files are unchanged
+        (`file_states`).
+        """
         states = file_states([file.path for file in self._files])
         n_bytes = np.array([size for _, size, *_ in states], dtype=np.int64)
         if n_bytes.sum() < _WORTH_KEEPING:
@@ -133,11 +135,11 @@ class FileCorpus(SurveyedCorpus):
         return np.array([file.n_bytes for file in self._survey[0]], dtype=np.int64)
 
     def skipped_in_survey(self) -> dict[str, int]:
-        """Files left out: reason → number."""
+        """Count the files left out: reason → number."""
         return self._survey[1]
 
     def content_hash(self) -> str:
-        """SHA-256 over (key, SHA-256 of the content) of every document in order; reads every file once."""
+        """Compute the SHA-256 over (key, SHA-256 of the content) of every document in order; reads every file once."""
         total = hashlib.sha256()
         for document in self._survey[0]:
             total.update(key_digest(document.key))
@@ -157,7 +159,7 @@ class FilePiece(NamedTuple):
     val_fraction: float
 
     def documents(self) -> Iterator[Text]:
-        """They, with their splits."""
+        """Yield the documents with their splits."""
         for file, code in zip(self.files, self.codes.tolist(), strict=True):
             if code == OUT:
                 continue
@@ -181,7 +183,7 @@ class FileText(NamedTuple):
     first: int
     end: int
     sha256: bytes | None = None
-    """Of what is read here, where that is known."""
+    """SHA-256 of the part that is read, if known."""
 
     @property
     def text(self) -> str:
@@ -189,7 +191,7 @@ class FileText(NamedTuple):
         return "".join(self.blocks())
 
     def blocks(self) -> Iterator[str]:
-        """It in blocks.
+        """Yield the text in blocks.
 
         Raises:
             RunError: the file changed since its survey.
@@ -207,7 +209,9 @@ class FileText(NamedTuple):
 
 
 def _long_texts(file: _Surveyed, code: int, val_fraction: float) -> Iterator[FileText]:
-    """A long file as text of its split; cut in two as `split_single_document` does where it is the only one."""
+    """Yield a long file as text of its split; if it is the only one, it is cut in two like in
+    `split_single_document`.
+    """
     if code != WITHIN:
         yield FileText(SPLITS[code], file.path, 0, file.n_bytes, file.sha256)
         return
@@ -229,7 +233,7 @@ def _long_texts(file: _Surveyed, code: int, val_fraction: float) -> Iterator[Fil
 
 
 def walk(root: Path, excluded: Sequence[str] = ()) -> dict[str, list[KeyedPath]]:
-    """Files below ``root`` by lower-case suffix; their keys are their paths below it.
+    """Find files below ``root`` by lower-case suffix; their keys are their paths below it.
 
     Hidden files, hidden folders and folders named in ``excluded`` are left out; links to folders are not followed.
 
@@ -248,7 +252,7 @@ def walk(root: Path, excluded: Sequence[str] = ()) -> dict[str, list[KeyedPath]]
 
 
 def keyed(key: str, path: Path) -> KeyedPath:
-    """A file and its key: that of what it holds, where it is compressed."""
+    """Return a file with its key: the key of its content, if it is compressed."""
     return KeyedPath(
         str(PurePosixPath(key).with_suffix("")) if corpus_suffix(key) != path.suffix.lower() else key, path
     )
@@ -263,7 +267,9 @@ def _changed(path: Path) -> RunError:
 
 
 def _blocks(path: Path, first: int = 0, end: int | None = None) -> Iterator[bytes]:
-    """Bytes ``first`` to ``end`` of a file's content, block by block; UsageError names what cannot be read."""
+    """Yield bytes ``first`` to ``end`` of a file's content, block by block; UsageError names a file that cannot be
+    read.
+    """
     at = 0
     for block in content_blocks(path, _BLOCK):
         part = block[max(0, first - at) : None if end is None else max(0, end - at)]
@@ -279,7 +285,7 @@ def _facts_of_all(paths: list[Path]) -> list[_Facts]:
 
 
 def _facts_of(path: Path) -> _Facts:
-    """What the survey keeps of a file."""
+    """Survey a file and return its facts."""
     sha256, content, n_bytes = hashlib.sha256(), text_hasher(), 0
     decoder, is_text = codecs.getincrementaldecoder("utf-8")(), True
     for block in _blocks(path):

@@ -1,4 +1,4 @@
-"""Text to token ids and back: a byte-level BPE trained here, or any ``tokenizers`` JSON file."""
+"""Text to token ids and back: a byte-level BPE trained on the corpus, or any ``tokenizers`` JSON file."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _END_OF_TEXT_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "<|eos|>"
 _MIN_VOCAB_SIZE = 257  # 256 bytes and the end of text
 _MIN_FREQUENCY = 2  # a pair seen once says nothing about the language
 MOST_BYTES = 1 << 28
-"""Of a tokenizer's JSON file."""
+"""Largest accepted size of a tokenizer's JSON file, in bytes."""
 
 
 class NamedToken(TypedDict):
@@ -37,16 +37,16 @@ class TokenizerConfig(TypedDict):
 
 
 class TextTokenizer:
-    """One ``tokenizers`` JSON, with what a corpus needs: ids by batch, the end-of-text id, readable tokens.
+    """A ``tokenizers`` JSON with the methods that a corpus needs: ids by batch, the end-of-text id, readable tokens.
 
     Text is encoded as text: the name of a special token that occurs in a document is spelled out and never becomes
     that token, nothing is added around a document, and padding and truncation of the file are switched off.
 
     Args:
         content: the JSON.
-        name: of the file, for messages.
+        name: name of the file, for messages.
         bos: the beginning-of-sequence token (BOS), as ``tokenizer_config.json`` names it.
-        add_bos: put it before texts where the JSON itself puts nothing there.
+        add_bos: put it before texts if the JSON itself puts nothing there.
 
     Raises:
         UsageError: ``content`` is not a tokenizer, or ``bos`` is not one of its tokens.
@@ -94,10 +94,11 @@ class TextTokenizer:
 
     @classmethod
     def of(cls, tokenizer: Any) -> TextTokenizer:
-        """A tokenizer of any kind: one of these, the path of a ``tokenizers`` JSON, or a fast one of ``transformers``.
+        """Convert a tokenizer of any kind: one of this class, the path of a ``tokenizers`` JSON, or a fast one of
+        ``transformers``.
 
         Raises:
-            UsageError: it is none of them.
+            UsageError: it is of another kind.
         """
         if isinstance(tokenizer, TextTokenizer):
             return tokenizer
@@ -126,7 +127,7 @@ class TextTokenizer:
 
     @cached_property
     def vocab_size(self) -> int:
-        """Largest id + 1, which is what an embedding table needs; a vocabulary may have holes."""
+        """Largest id + 1, the size for an embedding table; a vocabulary may have holes."""
         return max(self._tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     @cached_property
@@ -151,9 +152,9 @@ class TextTokenizer:
     def before_text(self) -> list[int]:
         """Ids that come before a text, such as BOS; most often one or none.
 
-        They are those that the JSON's post-processor puts there. Where it puts none, ``add_bos_token`` of
-        ``tokenizer_config.json`` adds BOS. So BOS comes once, whichever of the two says so. An ``add_bos_token`` that
-        is false takes nothing away, as in ``transformers`` 5.
+        The JSON's post-processor adds them. If it adds none, ``add_bos_token`` of ``tokenizer_config.json`` adds BOS.
+        So BOS comes once, whichever of the two asks for it. A false ``add_bos_token`` removes nothing, as in
+        ``transformers`` 5.
         """
         if self._added_before or not self._add_bos or self.bos is None:
             return self._added_before
@@ -166,16 +167,16 @@ class TextTokenizer:
         return encoded.ids[: next((i for i, special in enumerate(encoded.special_tokens_mask) if not special), 0)]
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Ids of each text, uint32, in parallel over the texts."""
+        """Encode each text to ids, uint32, in parallel over the texts."""
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
         return [np.array(one.ids, dtype=np.uint32) for one in encoded]
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of a sequence of ids; bytes that are no UTF-8 become U+FFFD."""
+        """Decode a sequence of ids to text; bytes that are not UTF-8 become U+FFFD."""
         return self._tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        r"""One readable line per token: ``␣the``, ``\n``, ``\xe2`` for a byte that is no UTF-8 alone.
+        r"""Return one readable line per token: ``␣the``, ``\n``, ``\xe2`` for a byte that is no UTF-8 alone.
 
         An id without a token (padded vocabularies) reads ``[id]``.
         """
@@ -202,10 +203,10 @@ class TextTokenizer:
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
-    """A byte-level BPE of ``vocab_size`` tokens: end of text, the 256 bytes, then merges by frequency.
+    """Train a byte-level BPE of ``vocab_size`` tokens: end of text, the 256 bytes, then merges by frequency.
 
-    It has fewer where the texts hold too few different pairs. The same texts in the same order give the same tokenizer,
-    byte for byte, whatever larger number was asked for.
+    It has fewer if the texts hold too few different pairs. The same texts in the same order give the same tokenizer,
+    byte for byte, for any larger ``vocab_size``.
 
     Raises:
         UsageError: ``vocab_size`` is below 257.
@@ -230,7 +231,9 @@ def train_bpe(texts: Iterable[str], vocab_size: int) -> TextTokenizer:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Byte-level BPE spells bytes as characters: printable Latin-1 as itself, the rest from U+0100 on, in order."""
+    """Map characters to the bytes that byte-level BPE spells with them: printable Latin-1 as itself, the rest from
+    U+0100 on, in order.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in set(printable)]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}

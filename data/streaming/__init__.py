@@ -1,1 +1,1 @@
-"""Sets that are never whole on the disk: read file by file, tokenised ahead, found again to the token."""
+"""Streamed sets, never whole on the disk: read file by file, tokenised ahead, resumed to the token."""

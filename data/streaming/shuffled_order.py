@@ -1,4 +1,6 @@
-"""Sources of streamed samples: exact shares in every global batch, at positions that change from step to step."""
+"""Order of streamed samples: exact shares of the sources in every global batch, at positions that change from step to
+step.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +14,15 @@ from ..permutation import permuted
 
 
 class ShuffledOrder(SourceOrder):
-    """The samples of another order, shuffled within each global batch.
+    """Another order whose samples are shuffled within each global batch.
 
-    A stream owns a part of every batch. Where the pattern of the sources repeats with the batch, each part would have
-    the same sources at every step, and the files of some streams would never be read.
+    A stream owns a part of every batch. If the pattern of the sources repeated with the batch, each part would have the
+    same sources at every step, and the files of some streams would never be read.
 
     Args:
-        order: which sources a batch has.
-        sizes: of the global batches.
-        data_seed: decides the shuffling, with the step alone.
+        order: order that gives the sources of a batch.
+        sizes: sizes of the global batches.
+        data_seed: seed of the shuffling, which otherwise depends only on the step.
     """
 
     def __init__(self, order: SourceOrder, sizes: BatchSizes, data_seed: int) -> None:
@@ -39,6 +41,6 @@ class ShuffledOrder(SourceOrder):
         return super().places(moved_N)
 
     def _step(self, sample: int) -> int:
-        """Steps before the one that trains on a sample."""
+        """Return the number of steps before the one that trains on a sample."""
         # Every step has a sample or more.
         return bisect_right(range(sample + 1), sample, key=self._sizes.before) - 1

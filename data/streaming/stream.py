@@ -1,8 +1,8 @@
-"""One of the streams that a set is read in: its own files in an order of their own, windows of their tokens, shuffled.
+"""Streams of a set: each reads its own files in its own order, and shuffles windows of their tokens.
 
-A set is always read in the same number of streams, however many processes there are. Where one stands is six numbers:
+A set is always read in the same number of streams, for any number of processes. The place of a stream is six numbers:
 its samples so far, those before the windows that are being shuffled, and the pass, file, row and token at which these
-windows begin. They are read again where a run goes on, so that no buffer need be kept.
+windows begin. A resumed run reads these windows again, so that no buffer need be kept.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from .streamed_table import StreamedTable
 _Made = TypeVar("_Made")
 #: Characters that are tokenised together: every stream of a process holds as many, and their first wait for them.
 _BATCH_CHARS = 1 << 17
-#: How long the end of a run waits for a read that goes on, in seconds.
+#: Time, in seconds, that the end of a run waits for an unfinished read.
 _END_S = 5.0
 
 
 class StreamPlace(NamedTuple):
-    """Where a stream stands. Plain numbers, for a checkpoint."""
+    """Place of a stream in its set. Plain numbers, for a checkpoint."""
 
     samples: int = 0
-    """That it has given."""
+    """Number of samples given so far."""
     first: int = 0
     """Samples before those of the buffer."""
     epoch: int = 0
@@ -42,7 +42,7 @@ class StreamPlace(NamedTuple):
     """In the order of that pass."""
     row: int = 0
     token: int = 0
-    """Of the row's text."""
+    """Token within the row's text."""
 
 
 START = StreamPlace()
@@ -50,7 +50,7 @@ START = StreamPlace()
 
 @dataclass(frozen=True)
 class StreamSettings:
-    """What all streams of a run have in common."""
+    """Settings that all streams of a run share."""
 
     n_streams: int
     buffer: int
@@ -72,7 +72,7 @@ class _Buffer(NamedTuple):
 
 
 class _Ahead(Generic[_Made]):
-    """What a thread of its own makes meanwhile."""
+    """Result that a thread prepares in advance."""
 
     def __init__(self, make: Callable[[], _Made]) -> None:
         self._made: _Made | None = None
@@ -87,7 +87,7 @@ class _Ahead(Generic[_Made]):
             self._failure = error
 
     def result(self) -> _Made:
-        """Wait for it; raises what failed."""
+        """Wait for the result; raise its error if it failed."""
         self._thread.join()
         if self._failure is not None:
             raise self._failure
@@ -95,19 +95,19 @@ class _Ahead(Generic[_Made]):
         return self._made
 
     def end(self) -> None:
-        """Wait for it, but not for ever."""
+        """Wait for the thread, for a limited time."""
         self._thread.join(_END_S)
 
 
 class StreamClosedError(Exception):
-    """A stream was closed while its next windows were read."""
+    """Error for a stream that was closed while its next windows were read."""
 
 
 class Stream:
     """Samples of stream ``number``, from a place on.
 
-    Of fewer files than streams each is read by several, whose rows take turns. Documents whose hash is below
-    ``val_fraction`` are left out: they are for validation.
+    If there are fewer files than streams, several streams share a file and take turns at its rows. Documents whose hash
+    is below ``val_fraction`` are left out: they are for validation.
     """
 
     def __init__(
@@ -129,11 +129,11 @@ class Stream:
 
     @property
     def place(self) -> StreamPlace:
-        """From here it would go on."""
+        """Place from which the stream would continue."""
         return (self._buffer.place if self._buffer else self._place)._replace(samples=self._samples)
 
     def take(self, n: int) -> np.ndarray:
-        """The next ``n`` samples: int64 ``[n, seq_len + 1]``."""
+        """Return the next ``n`` samples: int64 ``[n, seq_len + 1]``."""
         length, out = self._settings.seq_len, []
         for _ in range(n):
             buffer = self._current()
@@ -150,7 +150,7 @@ class Stream:
         return self._buffer
 
     def close(self) -> None:
-        """End its thread."""
+        """End the stream's thread."""
         self._over = True
         if self._next is not None:
             self._next.end()
@@ -158,7 +158,7 @@ class Stream:
     # ── in the thread ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _fill(self, place: StreamPlace) -> Iterator[_Buffer]:
-        """Buffers from that at ``place`` on."""
+        """Yield buffers from the one at ``place`` on."""
         size, documents = self._settings.buffer, self._documents(place)
         needed = size * self._settings.seq_len
         held: deque[tuple[StreamPlace, np.ndarray]] = deque()
@@ -181,7 +181,9 @@ class Stream:
             n_held -= needed
 
     def _documents(self, place: StreamPlace) -> Iterator[tuple[StreamPlace, np.ndarray]]:
-        """Documents from that at ``place`` on, the first from its token on, pass after pass: where it is, its ids."""
+        """Yield place and ids of documents from the one at ``place`` on, the first from its token on, pass
+        after pass.
+        """
         epoch, settings = place.epoch, self._settings
         while settings.epochs is None or epoch < settings.epochs:
             order = permuted(
@@ -210,7 +212,7 @@ class Stream:
         )
 
     def _rows(self, file: int, first_row: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Rows of this stream in a file, and their tokens."""
+        """Yield the rows of this stream in a file, with their tokens."""
         waiting: deque[int] = deque()
 
         def documents() -> Iterator[Document]:
@@ -225,5 +227,5 @@ class Stream:
 
 
 def is_held_out(text: str, val_fraction: float) -> bool:
-    """Whether a document is for validation: as for rows of tables, its content decides."""
+    """Return True if a document is for validation; its content decides, as for rows of tables."""
     return bool(below(np.array(text_hash(text.encode("utf-8")), dtype=np.uint64), val_fraction))

@@ -1,9 +1,9 @@
-"""A rank's micro-batches of streams: all streams give alike, each a contiguous part of the global batch.
+"""A rank's micro-batches from streams: each stream gives an equal, contiguous part of the global batch.
 
-Stream ``l`` of L gives the ``l``-th of L parts of each global batch. Where L does not divide the batch, parts differ by
-one sample and streams take turns at the longer ones, so that all give as many over L steps. The mixture says by a
-sample's number which source it comes from. A rank reads the streams that its own part of the batch touches at any step,
-and no others: with as many streams as processes, or a multiple of that, which divides the batch, no text is read twice.
+Stream ``l`` of L gives the ``l``-th of L parts of each global batch. If L does not divide the batch, parts differ by
+one sample and streams take turns at the longer ones, so that all give equally over L steps. The mixture decides the
+source by a sample's number. A rank reads only the streams that its part of the batch touches at any step: if the number
+of streams is a multiple of the number of processes and divides the batch, no text is read twice.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from .streamed_table import StreamedTable
 #: Steps of which it is remembered where streams stood: more than are read ahead of training.
 _REMEMBERED = 32
 
-#: Of every stream that was read, by its number and its source: where it stands.
+#: Place of every stream that was read, by its number and its source.
 Places: TypeAlias = dict[str, list[int]]
 
 
 class StreamSource:
-    """Samples of one or more streamed sets, in the shares of ``order``; nobody knows how many there are."""
+    """Samples of one or more streamed sets, in the shares of ``order``; their number is unknown."""
 
     def __init__(
         self,
@@ -48,25 +48,25 @@ class StreamSource:
         self._tokenizer = tokenizer
 
     def stream(self, number: int, source: str, place: StreamPlace) -> Stream:
-        """One stream of one source, from a place on."""
+        """Open one stream of one source, from a place on."""
         return Stream(self.tables[source], self._tokenizer, self.settings, number, place)
 
 
 class StreamedBatches:
     """One rank's micro-batches of step ``first_step`` and on, without end.
 
-    As `birthmark.data.micro_batches.MicroBatches`.
+    The form is that of `birthmark.data.micro_batches.MicroBatches`.
 
     Args:
-        source: what is read.
-        first_step: steps before.
-        sizes: of the global batches.
-        micro_batch_size: sequences of a micro-batch at most.
-        rank: of ``world_size``.
-        places: of all streams after ``first_step`` steps; none at a run's start.
+        source: the streamed sets.
+        first_step: number of earlier steps.
+        sizes: sizes of the global batches.
+        micro_batch_size: largest number of sequences in a micro-batch.
+        rank: this process among ``world_size``.
+        places: places of all streams after ``first_step`` steps; none at a run's start.
 
     Raises:
-        RunError: there are no such places.
+        RunError: the streams have no such places.
     """
 
     def __init__(
@@ -101,21 +101,21 @@ class StreamedBatches:
         return BatchShares(size, self.micro_batch_size, self.world_size)
 
     def _mine(self, size: int) -> range:
-        """This rank's part of a global batch."""
+        """Return this rank's part of a global batch."""
         parts = [part for part in self._shares(size).parts(self.rank) if part]
         return range(parts[0].start, parts[-1].stop)
 
     def _touched(self, size: int) -> list[int]:
-        """Streams whose parts of batches of this size reach into this rank's, at one step or another."""
+        """List the streams whose parts of batches of this size reach into this rank's at any step."""
         mine, n_streams = self._mine(size), self.source.settings.n_streams
         # From the lowest first to the highest last position of `_part`.
         reach = [(i * size // n_streams, -(-(i + 1) * size // n_streams)) for i in range(n_streams)]
         return [i for i, (start, stop) in enumerate(reach) if max(start, mine.start) < min(stop, mine.stop)]
 
     def _part(self, step: int, number: int) -> range:
-        """Positions in the batch of a step that a stream gives."""
+        """Return the positions in a step's batch that a stream fills."""
         size, n_streams = self.sizes.size(step), self.source.settings.n_streams
-        # What is rounded off is another part's at the next step.
+        # Samples lost to rounding go to another part at the next step.
         offset = self.sizes.before(step) % n_streams
         return range((number * size + offset) // n_streams, ((number + 1) * size + offset) // n_streams)
 
@@ -130,7 +130,7 @@ class StreamedBatches:
                 yield torch.from_numpy(own_MT[here.start - mine.start : here.stop - mine.start])
 
     def _read(self, step: int) -> np.ndarray:
-        """This rank's part of the batch: int64 ``[n, seq_len + 1]``."""
+        """Read this rank's part of the batch: int64 ``[n, seq_len + 1]``."""
         size, first, names = self.sizes.size(step), self.sizes.before(step), list(self.source.tables)
         mine = self._mine(size)
         source_B, _ = self.source.order.places(np.arange(first, first + size))
@@ -150,7 +150,7 @@ class StreamedBatches:
             self._places.popitem(last=False)
 
     def places(self, step: int) -> Places:
-        """Where this rank's streams stand after ``step`` steps, which were the last or nearly."""
+        """Return the places of this rank's streams after ``step`` steps, which must be recent."""
         return self._places[step]
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Rows of tables that are read from their first to their last, through ``datasets``, and kept nowhere.
+"""Rows of tables that are read in order, through ``datasets``, and not stored.
 
-Only single files are asked of ``datasets``, and rows are counted here. Its own shuffling loses the rows in its buffer
-when a run goes on (datasets#7901), and its own states have skipped rows (#7538) and stood still (#8308).
+Only single files are asked of ``datasets``, and rows are counted here. The library's shuffling loses the rows in its
+buffer when a run resumes (datasets#7901), and its states have skipped rows (#7538) and failed to advance (#8308).
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class StreamedTable:
             import datasets
         except ImportError as error:
             raise UsageError("data.stream: needs the datasets library; pip install birthmark[datasets]") from error
-        # What it logs of a file that cannot be read, in many lines, is raised too. Threads read until the end.
+        # Its log lines about an unreadable file repeat the raised error. Threads read until the end.
         datasets.logging.set_verbosity(datasets.logging.CRITICAL)
         try:
             builder = datasets.load_dataset_builder(*args, **options)
@@ -66,23 +66,23 @@ class StreamedTable:
 
     @property
     def file_names(self) -> list[str]:
-        """The files as they may be shown: without credentials."""
+        """Names of the files without credentials, fit to be shown."""
         return [hide_credentials(file) for file in self.files]
 
     def identity(self) -> str:
-        """A hash of the column's name and of the names of all files.
+        """Hash the column's name and the names of all files.
 
-        Local files are told apart by their sizes too, those of a hub by its revision, which is in their names.
+        Sizes of local files count too; files of a hub have its revision in their names.
         """
         facts = [[Path(f).name, Path(f).stat().st_size] if Path(f).is_file() else [f] for f in self.file_names]
         return fingerprint(column=self._column, files=facts)
 
     def name(self, file: int) -> str:
-        """Of a file, for messages."""
+        """Return the name of a file, for messages."""
         return self.file_names[file] if len(self.files) == self.n_files else f"{self.path!r}, file {file + 1}"
 
     def texts(self, file: int, first_row: int = 0) -> Iterator[str | None]:
-        """Texts of a file from a row on, in its order.
+        """Yield the texts of a file from a row on, in its order.
 
         Raises:
             RunError: it cannot be read.
@@ -103,10 +103,10 @@ class StreamedTable:
 
 
 def _tables(config: DataConfig) -> tuple[str, list[str]]:
-    """Tabular files that ``data.path`` names, and the suffix of their kind; URLs may have wildcards.
+    """Find the tabular files that ``data.path`` names, and the suffix of their kind; URLs may have wildcards.
 
     Raises:
-        UsageError: there are none, or of several kinds; or a local one does not begin like one.
+        UsageError: there are none, or several kinds; or a local file does not begin like its kind.
     """
     remote = [entry for entry in config.entries if is_remote(entry)]
     local = files_by_suffix([entry for entry in config.entries if not is_remote(entry)])

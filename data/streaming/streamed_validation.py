@@ -1,4 +1,4 @@
-"""Validation text of a set that is never whole: the first documents, by their hash, that training leaves out."""
+"""Validation text of a streamed set: the first documents, by their hash, that training leaves out."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ class HeldOutMeta(Meta):
 def held_out(
     table: StreamedTable, tokenizer: TextTokenizer, n_documents: int, val_fraction: float, cache_dir: Path, verify: str
 ) -> tuple[ShardedTokens, dict[str, Any]]:
-    """Tokens of the first ``n_documents`` whose hash is below ``val_fraction``, and `HeldOutMeta`.
+    """Return the tokens of the first ``n_documents`` whose hash is below ``val_fraction``, and `HeldOutMeta`.
 
     They are read once and kept in ``cache_dir``.
 
     Raises:
-        UsageError: there is none.
+        UsageError: there is no such document.
     """
     key = fingerprint(
         format=_FORMAT,

@@ -1,1 +1,1 @@
-"""What is known of a corpus's documents before any is tokenised: hash, size, and where each belongs."""
+"""Survey of a corpus's documents before tokenisation: hash, size and split of each."""

@@ -1,7 +1,7 @@
 """Training documents that repeat evaluation texts: they share ``n`` words in a row with one.
 
-After GPT-3 (arXiv 2005.14165, appendix C), where ``n`` is 13. A word is what stands between white space, in lower case
-and without everything that is neither letter nor digit. So case, punctuation and line breaks make no difference, and a
+After GPT-3 (arXiv 2005.14165, appendix C), where ``n`` is 13. A word is the text between white space, in lower case and
+without all characters that are neither letter nor digit. So case, punctuation and line breaks make no difference, and a
 text of less than ``n`` words is never found. GPT-3 cut the passage out; here the whole document is left out.
 """
 
@@ -29,9 +29,9 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
 class NGrams:
-    """All ``n`` words in a row of some texts.
+    """All sequences of ``n`` words in some texts.
 
-    Hashes of 64 bits stand for them. They are only compared where all ``n`` words are words of these texts, so that 10⁶
+    They are kept as hashes of 64 bits, compared only where all ``n`` words occur in these texts, so that 10⁶
     n-grams against 10⁹ such places err once by chance with a probability of 5·10⁻⁵.
     """
 
@@ -44,7 +44,7 @@ class NGrams:
 
     @classmethod
     def of(cls, texts: Iterable[Text], n: int) -> NGrams:
-        """The n-grams of some texts; one does not reach from a text into the next."""
+        """Collect the n-grams of some texts; none reaches from one text into the next."""
         number: dict[str, int] = {}
         found = [np.empty(0, np.uint64)]
         for text in texts:
@@ -59,16 +59,16 @@ class NGrams:
 
     @classmethod
     def load(cls, folder: Path, n: int) -> NGrams:
-        """What `save` wrote."""
+        """Load the files that `save` wrote."""
         words = json.loads((folder / "words.json").read_text(encoding="utf-8"))
         return cls(words, np.load(folder / "ngrams.npy"), n)
 
     def are_in(self, text: Text) -> bool:
-        """Whether a text holds one of them."""
+        """Return True if a text holds one of them."""
         before = np.empty(0, np.int64)
         for words in _words(text):
             ids = np.concatenate([before, np.fromiter(map(self._number.get, words, repeat(-1)), np.int64, len(words))])
-            # How many of the n words from each place on are words of the texts.
+            # Number of words, among the n from each place on, that occur in the texts.
             known = np.cumsum(np.concatenate([[0], ids >= 0]))
             if len(ids) >= self._n:
                 places = np.flatnonzero(known[self._n :] - known[: -self._n] == self._n)
@@ -79,7 +79,7 @@ class NGrams:
 
 
 class Searched(NamedTuple):
-    """A piece of a corpus and what it is searched for."""
+    """A piece of a corpus with the n-grams to search for."""
 
     piece: Piece
     ngrams: Path
@@ -88,7 +88,7 @@ class Searched(NamedTuple):
 
 
 def holds_ngrams(job: Searched) -> list[bool]:
-    """Whether each document of a piece holds an n-gram."""
+    """Return True for each document of a piece that holds an n-gram."""
     ngrams = _loaded(job.ngrams, job.n)
     return [ngrams.are_in(document) for document in job.piece.documents()]
 
@@ -99,7 +99,7 @@ def _loaded(folder: Path, n: int) -> NGrams:
 
 
 def _words(text: Text) -> Iterator[list[str]]:
-    """Its words, block by block."""
+    """Yield the words of a text, block by block."""
     rest = ""
     for block in text.blocks():
         rest += block

@@ -16,33 +16,33 @@ from ..splits import OUT, codes_of
 
 
 class Piece(Protocol):
-    """Consecutive documents, as something that another process can be sent."""
+    """Consecutive documents, in a form that can be sent to another process."""
 
     def documents(self) -> Iterator[Text]:
-        """They, with their splits."""
+        """Yield the documents with their splits."""
 
 
 class SurveyedCorpus:
-    """What such corpora share; subclasses know hashes and sizes, and read documents."""
+    """Base of such corpora; subclasses know hashes and sizes, and read documents."""
 
     kind: str
     """As a run's record calls it."""
     own_splits = ""
-    """What decides its own splits, where that is not the documents' names."""
+    """Name of the rule for its own splits, if that is not the documents' names."""
 
     def __init__(self, val_fraction: float) -> None:
         self._val_fraction = val_fraction
         self._given: np.ndarray | None = None
         self.left_out: dict[str, int] = {}
-        """Why documents of the survey are left out: reason → number."""
+        """Numbers of surveyed documents that are left out, by reason."""
 
     def content_hash(self) -> str:
-        """SHA-256, in hex, over keys and contents in order; another byte anywhere gives another hash."""
+        """Compute the SHA-256, in hex, over keys and contents in order; any changed byte changes it."""
         raise NotImplementedError
 
     @property
     def keys(self) -> np.ndarray:
-        """Hash of what decides each document's split: uint64 ``[n]``."""
+        """Hash of each document's key, which decides its split: uint64 ``[n]``."""
         raise NotImplementedError
 
     @property
@@ -52,33 +52,33 @@ class SurveyedCorpus:
 
     @property
     def sizes(self) -> np.ndarray:
-        """UTF-8 bytes of each document: int64 ``[n]``; 0: it is left out."""
+        """UTF-8 bytes of each document: int64 ``[n]``; 0 for those left out."""
         raise NotImplementedError
 
     def piece(self, first: int, codes: np.ndarray) -> Piece:
-        """The documents from number ``first`` on, as many as there are ``codes`` (`birthmark.data.splits`)."""
+        """Return the documents from number ``first`` on, one for each of ``codes`` (`birthmark.data.splits`)."""
         raise NotImplementedError
 
     def skipped_in_survey(self) -> dict[str, int]:
-        """What no document is made of: reason → number of files or rows."""
+        """Count the files or rows that yield no document, by reason."""
         raise NotImplementedError
 
     def check_any(self) -> None:
-        """UsageError if there is no document at all."""
+        """Raise UsageError if there is no document at all."""
 
     @cached_property
     def own_codes(self) -> np.ndarray:
-        """What becomes of each document where nothing else decides: uint8 ``[n]``."""
+        """Code of each document's use if nothing else decides: uint8 ``[n]``."""
         self.check_any()
         return codes_of(self.keys, self.sizes > 0, self._val_fraction)
 
     @property
     def codes(self) -> np.ndarray:
-        """What becomes of each document: uint8 ``[n]``."""
+        """Code of each document's use: uint8 ``[n]``."""
         return self.own_codes if self._given is None else self._given
 
     def with_codes(self, codes: np.ndarray, left_out: Mapping[str, int]) -> Self:
-        """The same corpus with other splits.
+        """Return the same corpus with other splits.
 
         Args:
             codes: uint8 ``[n]``.
@@ -90,8 +90,9 @@ class SurveyedCorpus:
 
     @property
     def splits_key(self) -> str:
-        """What tells the splits from others of the same content and fraction: the SHA-256, in hex, of those that were
-        given, else `own_splits`."""
+        """Key that separates these splits from others of the same content and fraction: the SHA-256, in hex, of given
+        ones, else `own_splits`.
+        """
         if self._given is None or np.array_equal(self._given, self.own_codes):
             return self.own_splits
         return hashlib.sha256(self._given.tobytes()).hexdigest()
@@ -103,15 +104,15 @@ class SurveyedCorpus:
 
     @property
     def skipped(self) -> dict[str, int]:
-        """What was found and left out: reason → number of files or rows."""
+        """Numbers of files or rows left out, by reason."""
         return self.skipped_in_survey() | self.left_out
 
     def documents(self) -> Iterator[Text]:
-        """All documents with their splits."""
+        """Yield all documents with their splits."""
         return self.piece(0, self.codes).documents()
 
     def pieces(self, n_bytes: int) -> Iterator[tuple[int, Piece]]:
-        """All documents in pieces of about ``n_bytes`` bytes of text: bytes and piece of each, in order."""
+        """Yield all documents in pieces of about ``n_bytes`` bytes of text, in order: bytes and piece."""
         sizes, codes = np.where(self.codes == OUT, 0, self.sizes), self.codes
         number = (np.cumsum(sizes) - sizes) // n_bytes
         borders = [0, *(np.flatnonzero(np.diff(number)) + 1).tolist(), len(sizes)]

@@ -1,7 +1,7 @@
-"""Validation that no training document of any source gives away, and how many documents stand there more than once.
+"""Validation documents that occur in no source's training documents, and counts of duplicates.
 
 In a mixture the text of a document decides its split, not its name: the same text then has the same split in every
-source. A 64-bit hash stands for a text; two texts of 10⁹ share one by chance with a probability of 3 %.
+source. Texts are compared by 64-bit hashes; among 10⁹ texts, two share one by chance with a probability of 3 %.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .documents import SurveyedCorpus
 
 
 def codes_by_content(corpora: Mapping[str, SurveyedCorpus], val_fraction: float) -> dict[str, np.ndarray]:
-    """What becomes of each document of several corpora: uint8 ``[n]`` each (`birthmark.data.splits`).
+    """Return the code of each document's use for several corpora: uint8 ``[n]`` each (`birthmark.data.splits`).
 
     A source whose documents all fall on one side moves the nearest text to the other, in every source. One that holds a
     single text, once or many times, gives the end of that text; other sources leave the text out.
@@ -42,7 +42,7 @@ def codes_by_content(corpora: Mapping[str, SurveyedCorpus], val_fraction: float)
             if not (of_source == side).any() and len(free := np.setdiff1d(here, np.array([*moved], np.uint64))):
                 moved[int(free.min() if side == VAL else free.max())] = side
                 of_source[contents == (free.min() if side == VAL else free.max())] = side
-    # What a later source moved, earlier ones move too.
+    # A text that a later source moved is moved in earlier ones too.
     for name, corpus in corpora.items():
         for content, code in moved.items():
             codes[name][(corpus.contents == content) & (codes[name] < OUT)] = code
@@ -50,9 +50,10 @@ def codes_by_content(corpora: Mapping[str, SurveyedCorpus], val_fraction: float)
 
 
 def duplicates(corpora: Mapping[str, SurveyedCorpus]) -> tuple[dict[str, int], int]:
-    """Documents whose text stands before them in their own source, by source; and texts too many across the sources.
+    """Count documents whose text occurs earlier in their own source, by source; and surplus copies of texts across
+    sources.
 
-    The second number counts every source in which a text stands beyond the first.
+    The second number counts, for each text, the sources that hold it beyond the first.
     """
     texts = {name: np.unique(corpus.contents[corpus.sizes > 0]) for name, corpus in corpora.items()}
     within = {name: int((corpora[name].sizes > 0).sum()) - len(found) for name, found in texts.items()}

@@ -1,7 +1,6 @@
 """Rows of a table's text column, in bulk: their hashes and sizes, and their texts.
 
-Arrow's buffers are read where they lie. What is done for each row in Python is the call of the hash function, which has
-no other form.
+Arrow's buffers are read in place. The only Python call per row is the hash function, which has no bulk form.
 """
 
 from __future__ import annotations
@@ -32,28 +31,28 @@ BLOCK_ROWS = 1 << 10
 
 
 class RowFacts(NamedTuple):
-    """What is known of rows without keeping their texts."""
+    """Facts about rows, without their texts."""
 
     hashes: np.ndarray
     """uint64 ``[rows]``, `text_hash` of each."""
     n_bytes: np.ndarray
     """int64 ``[rows]``, UTF-8; null has none."""
     sha256: bytes
-    """Of every `BLOCK_ROWS` rows, one after the other; empty where it was not asked for."""
+    """Digests of every `BLOCK_ROWS` rows, in order; empty if not requested."""
 
 
 class Rows(NamedTuple):
-    """Rows ``first`` to ``end`` of a table; another process can be sent them."""
+    """Rows ``first`` to ``end`` of a table, in a form that can be sent to another process."""
 
     table: datasets.Dataset
-    """Its text column alone."""
+    """Table reduced to its text column."""
     first: int
     end: int
     name: str
-    """Of the table, for messages."""
+    """Name of the table, for messages."""
 
     def batches(self) -> Iterator[tuple[int, Any]]:
-        """Number of the first row, and the rows as an Arrow array of strings, nulls as empty ones."""
+        """Yield the number of the first row, and the rows as an Arrow array of strings, nulls as empty ones."""
         view = self.table.with_format("arrow")
         for at in range(self.first, self.end, _MOST_ROWS):
             for column in view[at : min(self.end, at + _MOST_ROWS)].column(0).chunks:
@@ -68,13 +67,13 @@ class Rows(NamedTuple):
                 at += len(ends)
 
     def facts(self, *, with_sha256: bool) -> RowFacts:
-        """Hashes and sizes.
+        """Compute hashes and sizes.
 
         Args:
-            with_sha256: whether to hash blocks of rows too; the first row begins one.
+            with_sha256: hash blocks of rows too; the first row begins one.
 
         Raises:
-            UsageError: a row is no UTF-8; names it.
+            UsageError: a row is not UTF-8; names it.
         """
         import pyarrow as pa
 
@@ -93,7 +92,7 @@ class Rows(NamedTuple):
         return RowFacts(np.concatenate(hashes), np.concatenate(sizes), sha256)
 
     def texts(self) -> Iterator[str]:
-        """Text of each row."""
+        """Yield the text of each row."""
         for _, column in self.batches():
             yield from column.to_pylist()
 
@@ -110,14 +109,14 @@ class Rows(NamedTuple):
 
 
 class RowPiece(NamedTuple):
-    """Consecutive rows and what becomes of each."""
+    """Consecutive rows with the code of each row's use."""
 
     rows: Rows
     codes: np.ndarray
     val_fraction: float
 
     def documents(self) -> Iterator[Text]:
-        """Those that are not left out, with their splits."""
+        """Yield the documents that are not left out, with their splits."""
         for text, code in zip(self.rows.texts(), self.codes.tolist(), strict=True):
             if code == WITHIN:
                 yield from split_single_document(text, self.val_fraction)
@@ -126,7 +125,7 @@ class RowPiece(NamedTuple):
 
 
 class BlockHasher:
-    """SHA-256 of every `BLOCK_ROWS` rows, however they come.
+    """Hasher of every `BLOCK_ROWS` rows by SHA-256, for input in any portions.
 
     That of a block is over the SHA-256 of its bytes and that of its rows' sizes (int64, little-endian).
     """
@@ -155,14 +154,14 @@ class BlockHasher:
                 self._end()
 
     def digests(self) -> bytes:
-        """Of all rows so far; the last block may be shorter."""
+        """Return the digests of all rows so far; the last block may be shorter."""
         if self._n_rows:
             self._end()
         return self._done
 
 
 def _contents(column: Any, content: memoryview, borders: np.ndarray) -> Iterable[bytes | memoryview]:
-    """Bytes of each row of an Arrow array with these buffers."""
+    """Yield the bytes of each row of an Arrow array with these buffers."""
     import pyarrow as pa
 
     if borders[-1] - borders[0] < _SHORT * len(column):
@@ -174,7 +173,9 @@ def _contents(column: Any, content: memoryview, borders: np.ndarray) -> Iterable
 
 
 def _buffers(column: Any) -> tuple[memoryview, np.ndarray]:
-    """Bytes of an Arrow array of strings without nulls, and the borders of its rows in them: ``[rows + 1]``."""
+    """Return the bytes of an Arrow array of strings without nulls, and the borders of its rows in them: ``[rows
+    + 1]``.
+    """
     import pyarrow as pa
 
     _, borders, content = column.buffers()

@@ -1,1 +1,1 @@
-"""Corpora that are tokens already: files of other frameworks and our own shards, mapped into memory as they are."""
+"""Corpora of existing tokens: files of other frameworks and this project's shards, mapped into memory unchanged."""

@@ -1,4 +1,4 @@
-"""What a file of tokens is, whichever format says so."""
+"""Layout of a file of tokens, independent of its format."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from ...errors import UsageError
 from ..encode import Split
 
-#: What tokens may be stored as, by the name that ``data.token_dtype`` takes: little-endian numpy dtypes.
+#: Types of stored tokens, by their names in ``data.token_dtype``: little-endian numpy dtypes.
 DTYPES = {
     "uint8": "<u1",
     "uint16": "<u2",
@@ -25,10 +25,10 @@ DTYPES = {
 
 @dataclass(frozen=True)
 class TokenFile:
-    """Where the tokens of a file lie, one after another."""
+    """Location and layout of a file's tokens."""
 
     key: str
-    """Its path below the folder that was named; decides the splits of its documents."""
+    """Path below the named folder; decides the splits of its documents."""
 
     path: Path
     dtype: str
@@ -39,7 +39,7 @@ class TokenFile:
     """Bytes before the first token."""
 
     document_ends: Callable[[], np.ndarray] | None = None
-    """Where documents end, if the format says so: int64 ``[documents]``, ascending, the last is ``n_tokens``."""
+    """Ends of documents, if the format has them: int64 ``[documents]``, ascending, the last is ``n_tokens``."""
 
     split: Split | None = None
     """The split that the whole file belongs to; None: its documents have one each."""
@@ -49,31 +49,31 @@ class TokenFile:
 
     @property
     def paths(self) -> tuple[Path, ...]:
-        """All files that the tokens depend on."""
+        """Files that the tokens depend on."""
         return (self.path, *self.others)
 
     def tokens(self) -> np.ndarray:
-        """The tokens, mapped into memory; ``[n_tokens]``."""
+        """Map the tokens into memory; ``[n_tokens]``."""
         if not self.n_tokens:  # numpy refuses to map nothing
             return np.empty(0, dtype=self.dtype)
         shape = (self.n_tokens,)
         return np.asarray(np.memmap(self.path, dtype=self.dtype, mode="r", offset=self.offset, shape=shape))
 
     def of(self, split: Split) -> TokenFile:
-        """The same file, all of one split."""
+        """Return the same file, all of one split."""
         return replace(self, split=split)
 
 
 def file_bytes(path: Path) -> int:
-    """Size of a file."""
+    """Return the size of a file."""
     return path.stat().st_size
 
 
 def known_dtype(path: Path, dtype: str | None, told: str) -> str:
-    """The numpy dtype of a file's tokens, from what the file says (None: nothing) and what ``data.token_dtype`` says.
+    """Return the numpy dtype of a file's tokens, from the file (None: it does not say) and ``data.token_dtype``.
 
     Raises:
-        UsageError: neither says it, or they contradict each other.
+        UsageError: neither gives it, or they contradict each other.
     """
     if dtype is None and not told:
         raise UsageError(

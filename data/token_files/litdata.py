@@ -2,8 +2,8 @@
 
 A chunk (`litdata/streaming/writer.py`, little-endian) is uint32 number of items N, uint32 ``[N + 1]`` byte offsets of
 the items in the file, then the items. The index names each chunk's file, its items (``chunk_size``) and its tokens
-(``dim``), and in ``config.data_format`` the dtype as a number: of `_TORCH_DTYPES_MAPPING` behind
-``no_header_tensor:``, of `_NUMPY_DTYPES_MAPPING` behind ``no_header_numpy:``. An item is a document.
+(``dim``), and in ``config.data_format`` the dtype as a number: a key of `_TORCH_DTYPES_MAPPING` behind
+``no_header_tensor:``, a key of `_NUMPY_DTYPES_MAPPING` behind ``no_header_numpy:``. An item is a document.
 """
 
 from __future__ import annotations
@@ -64,15 +64,15 @@ class _Index(TypedDict):
 
 
 def is_litdata(folder: Path) -> bool:
-    """Whether a folder has litdata's index with a chunk beside it."""
+    """Return True if a folder has litdata's index with a chunk beside it."""
     return (folder / INDEX).is_file() and any(folder.glob("chunk-*.bin"))
 
 
 def read_litdata(key: str, folder: Path, token_dtype: str) -> list[TokenFile]:
-    """The tokens of all chunks, in the index's order.
+    """Read the tokens of all chunks, in the index's order.
 
     Raises:
-        UsageError: the items are no tokens, are compressed or encrypted, or a chunk is not what the index says.
+        UsageError: the items are not tokens, are compressed or encrypted, or a chunk contradicts the index.
         RunError: the index is damaged.
     """
     index = folder / INDEX
@@ -109,7 +109,7 @@ def _chunk(key: str, folder: Path, chunk: _Chunk, dtype: str) -> TokenFile:
 
 
 def _item_ends(path: Path, n_items: int, itemsize: int, n_tokens: int) -> np.ndarray:
-    """Where items end, from a chunk's table of offsets."""
+    """Read the ends of items from a chunk's table of offsets."""
     table = np.fromfile(path, dtype="<u4", count=n_items + 2).astype(np.int64)
     first = 4 * (n_items + 2)
     offsets = table[1:]

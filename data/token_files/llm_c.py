@@ -1,7 +1,7 @@
 """llm.c's ``.bin``: a header of 256 int32 (magic, version, number of tokens), then the tokens.
 
 `dev/data/data_common.py` of karpathy/llm.c writes two kinds: GPT-2 (uint16) and Llama 3 (uint32). The count is
-an int32, so a file holds fewer than 2³¹ tokens. The end-of-text token stands *before* each document there.
+an int32, so a file holds fewer than 2³¹ tokens. The end-of-text token comes *before* each document there.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ def _header(path: Path) -> tuple[int, int, int]:
 
 
 def is_llm_c(path: Path) -> bool:
-    """Whether a file begins with one of llm.c's magic numbers."""
+    """Return True if a file begins with one of llm.c's magic numbers."""
     return _header(path)[0] in _KINDS
 
 
 def read_llm_c(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
-    """The tokens behind the header.
+    """Read the tokens behind the header.
 
     Raises:
         UsageError: another version, or more or fewer tokens than the header says.

@@ -25,15 +25,15 @@ _MEND = "; make the index again, or copy both files again"
 
 
 def is_megatron(path: Path) -> bool:
-    """Whether an index stands beside a ``.bin``."""
+    """Return True if an index exists beside a ``.bin``."""
     return path.with_suffix(".idx").is_file()
 
 
 def read_megatron(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
-    """The tokens of a ``.bin`` with their documents.
+    """Read the tokens of a ``.bin`` with their documents.
 
     Raises:
-        UsageError: the index lies about itself or about the ``.bin``.
+        UsageError: the index contradicts itself or the ``.bin``.
     """
     index = path.with_suffix(".idx")
     if not path.is_file():
@@ -62,7 +62,7 @@ def read_megatron(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
 
 
 def _document_ends(index: Path, n_sequences: int, n_entries: int, itemsize: int, n_tokens: int) -> np.ndarray:
-    """Where documents end, from an index that is checked whole."""
+    """Read the ends of documents from an index that is checked whole."""
     at = _HEADER.size
 
     def part(dtype: str, n: int) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""Tokens and nothing else: nanoGPT's ``.bin`` and the ``.npy`` of OLMo and Dolma, which have no header.
+"""Files of bare tokens: nanoGPT's ``.bin`` and the ``.npy`` of OLMo and Dolma, which have no header.
 
-nanoGPT: `data/openwebtext/prepare.py` writes uint16, each document with its end-of-text token behind it. OLMo-core:
+nanoGPT: `data/openwebtext/prepare.py` writes uint16, each document followed by its end-of-text token. OLMo-core:
 `olmo_core.data` maps its ``.npy`` files as plain arrays of the dtype that its config names (uint16, uint32); documents
 end with the tokenizer's EOS. A ``.npy`` that numpy itself wrote has a header, which is read.
 """
@@ -21,13 +21,13 @@ _MOST_HEADER = 1 << 16
 
 
 def is_numpy(path: Path) -> bool:
-    """Whether numpy wrote this file, with its header."""
+    """Return True if numpy wrote this file, with its header."""
     with path.open("rb") as file:
         return file.read(len(_NUMPY_MAGIC)) == _NUMPY_MAGIC
 
 
 def read_raw(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
-    """A file without a header.
+    """Read a file without a header.
 
     Raises:
         UsageError: ``token_dtype`` is missing, or the file ends within a token.
@@ -40,10 +40,10 @@ def read_raw(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
 
 
 def read_numpy(key: str, path: Path, token_dtype: str) -> list[TokenFile]:
-    """A file that ``numpy.save`` wrote; layout: numpy's NEP 1.
+    """Read a file that ``numpy.save`` wrote; layout: numpy's NEP 1.
 
     Raises:
-        UsageError: it is no flat array of whole numbers, or cut short.
+        UsageError: it is not a flat array of whole numbers, or it is cut short.
     """
     with path.open("rb") as file:
         start = file.read(12)

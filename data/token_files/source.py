@@ -1,4 +1,4 @@
-"""A corpus of tokens, from the paths that a person names to what training and validation read."""
+"""Corpora of tokens, from the paths that a user names to the splits of training and validation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SAMPLED, _WINDOW = 1 << 20, 1 << 15
 
 
 class SplitTokens(NamedTuple):
-    """The two splits of a corpus of tokens, and what a run's record keeps of it."""
+    """The two splits of a corpus of tokens, with the facts for a run's record."""
 
     train: Tokens
     val: Tokens
@@ -54,7 +54,7 @@ class _LargestMeta(Meta):
 
 
 class OwnShards:
-    """A folder of shards that this program wrote: it has a tokenizer and splits of its own.
+    """A folder of shards that this program wrote, with their tokenizer and splits.
 
     Raises:
         UsageError: fields are given that it decides itself.
@@ -72,7 +72,7 @@ class OwnShards:
 
     @property
     def vocab_size(self) -> int:
-        """Of the tokenizer that made them."""
+        """Vocabulary size of the tokenizer that made them."""
         return int(self._shards.meta["vocab_size"])
 
     @property
@@ -81,11 +81,11 @@ class OwnShards:
         return str(self._shards.meta["tokenizer_hash"])
 
     def content_hash(self) -> str:
-        """SHA-256, in hex, of the text that they were made from."""
+        """Return the SHA-256, in hex, of the text that they were made from."""
         return str(self._shards.meta["content_hash"])
 
     def split(self, tokenizer: TextTokenizer | None, vocab_size: int) -> SplitTokens:
-        """Their splits.
+        """Return their splits.
 
         Raises:
             UsageError: another tokenizer made them.
@@ -101,7 +101,7 @@ class OwnShards:
 
 
 class TokenSource:
-    """Token files of other frameworks, read where they lie, each once however often it is named.
+    """Token files of other frameworks, read in place, each once even if named several times.
 
     Files of ``data.val_path`` are for validation alone, although a folder of ``data.path`` may hold them too.
 
@@ -147,14 +147,16 @@ class TokenSource:
         return total.hexdigest()
 
     def content_hash(self) -> str:
-        """SHA-256, in hex, over name, layout and `_PARTS` parts of every file: no file is read whole for it."""
+        """Return the SHA-256, in hex, over name, layout and `_PARTS` parts of every file: no file is read whole
+        for it.
+        """
         return self._content_hash
 
     def split(self, tokenizer: TextTokenizer | None, vocab_size: int) -> SplitTokens:
-        """The splits, of tokens below ``vocab_size``.
+        """Return the splits, of tokens below ``vocab_size``.
 
         Raises:
-            UsageError: there is nothing for one of the splits.
+            UsageError: one of the splits is empty.
             RunError: a token that the vocabulary does not have.
         """
         spans, largest = self._spans()
@@ -177,7 +179,7 @@ class TokenSource:
         return SplitTokens(train, val, facts)
 
     def _spans(self) -> tuple[_Spans, list[int] | None]:
-        """The parts of both splits, and the largest token of each file where all were read for it."""
+        """Return the parts of both splits, and the largest token of each file if all were read for it."""
         config = self._config
         if all(f.split is not None or (f.document_ends is None and config.end_token is None) for f in self._files):
             rule = "end of each file" if config.val_path is None else "files of data.val_path"
@@ -202,7 +204,7 @@ class TokenSource:
         return _Spans(train, val, documents, "documents"), meta["largest"]
 
     def _largest(self) -> list[int]:
-        """The largest token of each file, which is read whole once for as long as it stays as it is."""
+        """Return the largest token of each file, which is read whole once while it is unchanged."""
         known = [(file.dtype, file.offset) for file in self._files]
         key = fingerprint(files=file_states([file.path for file in self._files]), layout=known, format=1)
         folder = user_path(self._config.cache_dir) / f"largest-{key[:16]}"
@@ -214,9 +216,10 @@ class TokenSource:
 
 
 def open_token_source(config: DataConfig) -> OwnShards | TokenSource | None:
-    """The corpus of tokens that ``data.path`` names; None: it names text.
+    """Open the corpus of tokens that ``data.path`` names; None if it names text.
 
-    A folder is one of tokens if it has the index of our shards or of litdata, or token files and no other corpus.
+    A folder counts as tokens if it has the index of this project's shards or of litdata, or token files and no other
+    corpus.
 
     Raises:
         UsageError: see the classes; or a field of token files beside text.
@@ -233,14 +236,14 @@ def open_token_source(config: DataConfig) -> OwnShards | TokenSource | None:
     if paths and all(holds_tokens(path) for path in paths):
         return TokenSource(config)
     for name in ("token_dtype", "end_token", "val_path"):
-        # Where tokens stand beside text, it is not the field that is wrong.
+        # If token paths are named beside text, the field itself is not wrong.
         if getattr(config, name) not in ("", None) and not any(holds_tokens(path) for path in paths):
             raise UsageError(f"data.{name}: read of token files only, and {config.path!r} is text; leave the field out")
     return None
 
 
 def _each_once(found: Sequence[tuple[str, Sequence[TokenFile]]]) -> dict[Path, TokenFile]:
-    """Files of all that was named, in that order, by resolved path: a folder and a file in it may both be named."""
+    """Merge all named files, in that order, by resolved path: a folder and a file in it may both be named."""
     by_path: dict[Path, TokenFile] = {}
     for _, files in found:
         for file in files:
@@ -249,10 +252,10 @@ def _each_once(found: Sequence[tuple[str, Sequence[TokenFile]]]) -> dict[Path, T
 
 
 def _joined(found: Sequence[FileSplit], rule: str) -> _Spans:
-    """The parts of all files.
+    """Join the parts of all files.
 
     Raises:
-        UsageError: one of the splits has nothing.
+        UsageError: one of the splits is empty.
     """
 
     def of(name: str) -> np.ndarray:
@@ -284,7 +287,7 @@ def _sampled_digest(path: Path) -> bytes:
 
 
 def _counts(tokens: SpanTokens, vocab_size: int) -> np.ndarray:
-    """How often each token occurs in windows evenly over a split; all of them if it is small."""
+    """Count each token in windows spread evenly over a split; in all of it if it is small."""
     n_windows = len(tokens) // _WINDOW
     if n_windows < 2:
         return np.bincount(tokens.read(np.array([0]), len(tokens)).ravel(), minlength=vocab_size)

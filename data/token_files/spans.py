@@ -34,7 +34,7 @@ class SpanTokens(JoinedTokens):
         return {"files": self.files, "spans": self.spans, "limit": self.limit}
 
     def read(self, starts: np.ndarray, length: int) -> np.ndarray:
-        """``length`` tokens from each of ``starts``, across spans where need be; int64 ``[n, length]``.
+        """Read ``length`` tokens from each of ``starts``, across spans if needed; int64 ``[n, length]``.
 
         Raises:
             RunError: a token that the vocabulary does not have; names the file.
@@ -53,7 +53,7 @@ class SpanTokens(JoinedTokens):
 
 
 def token_too_large(file: TokenFile, token: int, vocab_size: int) -> RunError:
-    """What is said of a file with a token that the vocabulary does not have."""
+    """Make the error for a file with a token outside the vocabulary."""
     bits = 8 * np.dtype(file.dtype).itemsize
     if "i" in file.dtype and token >= 1 << (bits - 1):
         token -= 1 << bits  # of a negative one only its bits are known

@@ -1,8 +1,8 @@
-"""Which tokens of a file are for validation.
+"""Choice of a file's tokens for validation.
 
-Where a format or an end token says where documents end, each document is in validation when the hash of its file's key
-and its number falls below ``data.val_fraction``; else the end of each file is. A file that was named for
-a split belongs to it whole.
+If a format or an end token marks the ends of documents, each document is in validation when the hash of its file's key
+and its number falls below ``data.val_fraction``; otherwise the end of each file is. A file that was named for a split
+belongs to it whole.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ class FileSplit:
     """In training and in validation, where documents are known."""
 
     last_document: int = 0
-    """Its first token."""
+    """First token of its last document."""
 
     largest: int | None = None
     """Largest token, where all were read."""
 
 
 def blocks(file: TokenFile) -> Iterator[np.ndarray]:
-    """All tokens in order, `BLOCK` at a time."""
+    """Yield all tokens in order, `BLOCK` at a time."""
     tokens = file.tokens()
     for start in range(0, file.n_tokens, BLOCK):
         yield tokens[start : start + BLOCK]
 
 
 def largest_token(block: np.ndarray) -> int:
-    """Of a block; a negative one counts as larger than any."""
+    """Return the largest token of a block; a negative one counts as larger than any."""
     if not len(block):
         return -1
     if block.dtype.kind == "i" and int(block.min()) < 0:
@@ -54,7 +54,7 @@ def largest_token(block: np.ndarray) -> int:
 
 
 def split_files(files: Sequence[TokenFile], val_fraction: float, end_token: int | None) -> list[FileSplit]:
-    """The parts of each file. Documents of files give two splits that are not empty, a single one too."""
+    """Split each file. If files have documents, even a single one, both splits are non-empty."""
     found = [_split_file(file, val_fraction, end_token) for file in files]
     if any(file.split is not None for file in files) or not all(one.documents for one in found):
         return found
@@ -105,7 +105,7 @@ def _at_the_end(file: TokenFile, val_fraction: float) -> FileSplit:
 
 
 def _by_document(file: TokenFile, val_fraction: float, ends: Sequence[np.ndarray] | Iterator[np.ndarray]) -> FileSplit:
-    """The runs of documents of one split, found block by block: only the borders of runs are kept."""
+    """Find the runs of documents of one split, block by block: only the borders of runs are kept."""
     key = int.from_bytes(stream_key("token-split", file.key)[:8], "little")
     borders: list[np.ndarray] = []  # where another split begins
     n_documents = n_val = start = last = 0
@@ -140,7 +140,7 @@ def _filled(runs: np.ndarray) -> np.ndarray:
 
 
 def _mixed(values: np.ndarray) -> np.ndarray:
-    """The finaliser of SplitMix64 (Steele et al. 2014), uint64: neighbours get unrelated numbers."""
+    """Mix bits with the finaliser of SplitMix64 (Steele et al. 2014), uint64: neighbours get unrelated numbers."""
     z = values + np.uint64(0x9E3779B97F4A7C15)
     z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)

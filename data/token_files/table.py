@@ -1,4 +1,4 @@
-"""The formats of token files, and which one a path is of."""
+"""Table of the formats of token files, and the detection of a path's format."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .raw import is_numpy, read_numpy, read_raw
 
 @dataclass(frozen=True)
 class TokenFormat:
-    """How tokens of one kind are recognised and read."""
+    """Recognition and reading of one kind of token files."""
 
     name: str
     suffix: str
-    """Of its files; "": it is a folder."""
+    """Suffix of its files; "": it is a folder."""
 
     recognises: Callable[[Path], bool]
     read: Callable[[str, Path, str], list[TokenFile]]
@@ -41,7 +41,7 @@ FORMATS = (
 
 
 def holds_tokens(path: Path) -> bool:
-    """Whether a path that a person named is of tokens: a file of theirs, litdata's folder, or a folder without text."""
+    """Return True if a named path holds tokens: a token file, litdata's folder, or a folder without text."""
     if not path.is_dir():
         return path.suffix.lower() in TOKEN_SUFFIXES
     if is_litdata(path):
@@ -51,12 +51,12 @@ def holds_tokens(path: Path) -> bool:
 
 
 def find_token_files(path: Path, token_dtype: str, field: str = "data.path") -> tuple[str, list[TokenFile]]:
-    """The format and the files of what a person named: a file, or a folder of them in the order of their paths.
+    """Find the format and the files of a named path: a file, or a folder of files in the order of their paths.
 
     Args:
         path: the file or the folder.
         token_dtype: ``data.token_dtype``.
-        field: of the config, that names the path.
+        field: field of the config that names the path.
 
     Raises:
         UsageError: no file of tokens, files of several formats, or one that is damaged.

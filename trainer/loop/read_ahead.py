@@ -16,7 +16,7 @@ from ..processes.phases import Progress
 
 #: Batches that lie ready; Lightning holds one more.
 _DEPTH = 2
-#: How long the end of a run waits for a read that goes on, in seconds.
+#: Time, in seconds, that the end of a run waits for an unfinished read.
 _END_S = 5.0
 
 
