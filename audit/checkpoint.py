@@ -38,7 +38,7 @@ class _Model(TypedDict):
 
 
 class _Tokenizer(TypedDict):
-    """A ``tokenizers`` JSON, as far as it is read here."""
+    """A ``tokenizers`` JSON, with the fields that are read here."""
 
     model: _Model
     normalizer: NotRequired[Any]

@@ -62,5 +62,5 @@ class Spikes:
         return {"count": self.count, "window": list(self._window)}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what a checkpoint has of :meth:`state`."""
+        """Restore :meth:`state` from a checkpoint."""
         self.count, self._window = state["count"], deque(state["window"], maxlen=WINDOW)

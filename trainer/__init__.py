@@ -1,1 +1,1 @@
-"""How it is trained: LightningModule, optimizer, schedules, checkpoints."""
+"""Training: LightningModule, optimizer, schedules, checkpoints."""

@@ -1,4 +1,4 @@
-"""What training does to the decoder's blocks one by one: activation checkpointing and compilation."""
+"""Treatment of the decoder's blocks in training: activation checkpointing and compilation."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _wrapped(
     cache: LayerCache | None = None,
     losses: RoutingLosses | None = None,
 ) -> Tensor:
-    """In training the wrapped pass; with an observer or a cache, and in evaluation, the block's own."""
+    """Run the wrapped pass in training; the block's own pass in evaluation, or with an observer or a cache."""
     if block.training and observer is None and cache is None:
         x_BTD, by_block = train_pass(block, x_BTD, place, None if losses is None else losses.counts_BT)
         if losses is not None:
@@ -84,7 +84,7 @@ def _wrapped(
 
 
 def set_train_passes(model: Decoder, config: TrainerConfig) -> None:
-    """Checkpoint and compile what training runs of each block; what measurement runs of it stays as it is."""
+    """Checkpoint and compile each block's training pass; the pass for measurements stays unchanged."""
     if config.activation_checkpointing == "none" and config.compile != "blocks":
         return
     train_pass = CHECKPOINTING[config.activation_checkpointing](_block_pass)

@@ -1,4 +1,4 @@
-"""How memory is allocated: on CPU kept between steps, on GPUs in segments that grow."""
+"""Memory allocation: kept between steps on CPU, in growing segments on GPUs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> bool:
-    """Let the C library keep what is freed; returns whether it does.
+    """Let the C library keep freed memory; return True if it does.
 
     By default glibc maps every large tensor afresh and gives it back when it is freed, so that each step faults all of
     its memory in again, page by page: about a sixth of a step's time on CPU (benchmarks/results/attention_cost.md). A
@@ -26,8 +26,8 @@ def keep_freed_memory() -> bool:
 def growing_segments() -> None:
     """Let torch's allocator on GPUs grow its segments, unless the environment says how it allocates.
 
-    A snapshot, validation and steps ask for different sizes: of segments that cannot grow each leaves holes. To be
-    called before memory is allocated on a GPU; Windows has none of it.
+    Snapshots, validation and steps ask for different sizes, and each would leave holes in segments that cannot grow.
+    Call it before memory is allocated on a GPU; Windows does not support it.
     """
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")  # the second is the name since torch 2.9
     if sys.platform == "linux" and not any(name in os.environ for name in names):

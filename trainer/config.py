@@ -1,4 +1,4 @@
-"""How a model is trained, and the whole run as one config."""
+"""Config of training, and of the whole run."""
 
 from __future__ import annotations
 
@@ -43,15 +43,16 @@ class OptimConfig:
     """Peak learning rate."""
 
     adamw_lr: float | None = None
-    """Of ``muon`` and ``soap``: peak learning rate of what AdamW steps: tables, output head, gains and biases. By
-    default lr."""
+    """For ``muon`` and ``soap``: peak learning rate of the parameters that AdamW steps: tables, output head, gains and
+    biases. By default lr.
+    """
 
     weight_decay: float = 0.1
     """Weight decay of matrices, embeddings and head; gains and biases have none. Decoupled from the gradient, but for
     ``sgd``."""
 
     adamw_weight_decay: float | None = None
-    """Of ``muon`` and ``soap``: weight decay of embeddings and head. By default weight_decay."""
+    """For ``muon`` and ``soap``: weight decay of embeddings and head. By default weight_decay."""
 
     warmup_steps: int = 50
     """Steps over which the learning rate rises linearly to lr."""
@@ -64,31 +65,33 @@ class OptimConfig:
     linearly over the last decay_ratio of the run; or stays at lr. Each refuses fields that it does not read."""
 
     min_lr_ratio: float = 0.1
-    """Of ``cosine`` and ``wsd``: learning rate at the last step over lr."""
+    """For ``cosine`` and ``wsd``: learning rate at the last step over lr."""
 
     decay_ratio: float = 0.2
-    """Of ``wsd``: share of max_steps that the decay takes; at most what the warm-up leaves."""
+    """For ``wsd``: share of max_steps that the decay takes; at most the steps that the warm-up leaves."""
 
     beta1: float = 0.9
-    """First-moment decay of ``adamw``, ``nadam`` and ``soap``, and of what AdamW steps beside ``muon``; momentum of
-    ``sgd``; of ``lion`` the weight of its momentum in an update."""
+    """First-moment decay of ``adamw``, ``nadam`` and ``soap``, and of the parameters that AdamW steps beside ``muon``;
+    momentum of ``sgd``; for ``lion`` the weight of its momentum in an update.
+    """
 
     beta2: float = 0.95
-    """Second-moment decay of the same; of ``lion`` the decay of its momentum."""
+    """Second-moment decay of the same; for ``lion`` the decay of its momentum."""
 
     eps: float = 1e-8
     """Denominator offset of ``adamw``, ``nadam`` and ``soap``, and of what AdamW steps beside ``muon``."""
 
     momentum: float = 0.95
-    """Of ``muon``: decay of the momentum."""
+    """For ``muon``: decay of the momentum."""
 
     update_scale: UpdateScale = "adamw"
-    """Of ``muon``: what the learning rate of a matrix is multiplied by. ``adamw``: .2·√max(rows, columns), so that
-    updates are as large as AdamW's, whose lr and weight_decay serve (arXiv 2502.16982). ``spectral``:
-    √max(1, rows/columns), Keller Jordan's, with an lr near .02."""
+    """For ``muon``: factor on the learning rate of a matrix. ``adamw``: .2·√max(rows, columns), so that updates are as
+    large as AdamW's, whose lr and weight_decay fit (arXiv 2502.16982). ``spectral``: √max(1, rows/columns), Keller
+    Jordan's, with an lr near .02.
+    """
 
     precondition_every: int = 10
-    """Of ``soap``: steps between two updates of its eigenbases."""
+    """For ``soap``: steps between two updates of its eigenbases."""
 
     grad_clip: float = 1.0
     """Largest norm of the whole gradient; longer ones are scaled down to it. 0 turns clipping off."""
@@ -152,7 +155,7 @@ class TrainerConfig:
     """Sequences in one optimizer step, over all devices and accumulated micro-batches."""
 
     batch_ramp: BatchRamp = field(default_factory=BatchRamp)
-    """How global_batch_size is reached: at once, or from a smaller size, which DeepSpeed's strategies cannot."""
+    """Growth to global_batch_size: immediate, or from a smaller size, which DeepSpeed's strategies do not support."""
 
     precision: Literal["auto", "fp32", "bf16", "fp8"] = "fp32"
     """``fp32``, or ``bf16`` autocast over float32 weights; ``fp8``, the same with the products of the blocks' linear
@@ -161,51 +164,60 @@ class TrainerConfig:
     kept when it goes on elsewhere."""
 
     matmul: Literal["ieee", "tf32"] = "ieee"
-    """How a GPU multiplies float32 matrices: in full, or rounded to TF32, ten bits of fraction and several times as
-    fast. Snapshots multiply so too."""
+    """Precision of float32 matrix products on a GPU: full, or rounded to TF32, ten bits of fraction and several times
+    as fast. Snapshots use it too.
+    """
 
     deterministic: bool = False
     """On a GPU: choose kernels whose results are the same bit for bit in every rerun and resume, which are slower. On a
     CPU they are so anyway."""
 
     compile: Literal["no", "step", "blocks"] = "no"
-    """What ``torch.compile`` is given: the whole training ``step``, where no strategy shards the weights; or the
-    decoder's ``blocks`` one by one, which compiles once for all of them, and which ``zero3`` cannot. Snapshots always
-    run uncompiled."""
+    """Part that ``torch.compile`` compiles: the whole training ``step``, if no strategy shards the weights; or the
+    decoder's ``blocks`` one by one, which compiles once for all of them, but not under ``zero3``. Snapshots always run
+    uncompiled.
+    """
 
     activation_checkpointing: Literal["none", "selective", "full"] = "none"
-    """What each block keeps for its backward pass: everything; what its matrix products and attention gave, the rest
-    being computed again; or its input alone."""
+    """Values that each block keeps for its backward pass: all; the results of its matrix products and attention,
+    recomputing the rest; or its input alone.
+    """
 
     strategy: StrategyName = "single"
-    """How the run is spread over the processes that a launcher starts (docs/cluster.md). ``single``: there is one.
-    ``ddp``: each holds the whole model. ``fsdp2``: weights, gradients and optimizer state are sharded over
-    them. DeepSpeed's ``zero1`` shards the optimizer's state, ``zero2`` the gradients too, ``zero3`` the weights too."""
+    """Distribution of the run over the processes that a launcher starts (docs/cluster.md). ``single``: there is one.
+    ``ddp``: each holds the whole model. ``fsdp2``: weights, gradients and optimizer state are sharded over them.
+    DeepSpeed's ``zero1`` shards the optimizer's state, ``zero2`` the gradients too, ``zero3`` the weights too.
+    """
 
     replicas: int = 1
-    """Of ``fsdp2``: groups of processes that each hold the whole model, sharded over its group; 1: one group of all."""
+    """For ``fsdp2``: groups of processes that each hold the whole model, sharded over its group; 1: one group
+    of all.
+    """
 
     gather: Literal["auto", "fp32", "bf16"] = "auto"
-    """Of ``fsdp2`` and ``zero3``: what a pass uses weights in, over their float32 originals. ``auto``: ``bf16`` where
-    precision is, else ``fp32``. ``bf16`` halves what is sent and held of gathered blocks and head, and rounds no
-    activations: embeddings stay float32. Snapshots then measure the rounded weights and say so."""
+    """For ``fsdp2`` and ``zero3``: type of the weights in a pass, gathered from their float32 originals. ``auto``:
+    ``bf16`` if precision is, else ``fp32``. ``bf16`` halves the traffic and memory of gathered blocks and head, and
+    rounds no activations: embeddings stay float32. Snapshots then measure the rounded weights and say so.
+    """
 
     reduce: Literal["fp32", "bf16"] = "fp32"
-    """Of ``fsdp2``: what gradients are sent in when processes average them. ``bf16`` halves what is sent,
-    and rounds gradients; with gather ``bf16`` it also rounds the sums over the micro-batches of a step."""
+    """For ``fsdp2``: type in which gradients are sent when processes average them. ``bf16`` halves the traffic, and
+    rounds gradients; with gather ``bf16`` it also rounds the sums over the micro-batches of a step.
+    """
 
     accumulate: Literal["whole", "sharded"] = "whole"
-    """Of ``fsdp2``, where a step has several micro-batches: each process sums their gradients ``whole``, 4 bytes per
-    parameter, and they are reduced once per step; or ``sharded``: they are reduced after every micro-batch."""
+    """For ``fsdp2`` and steps of several micro-batches: each process sums their gradients ``whole``, 4 bytes per
+    parameter, and they are reduced once per step; or ``sharded``: they are reduced after every micro-batch.
+    """
 
     offload: Literal["none", "cpu", "nvme"] = "none"
-    """Of ``zero1`` to ``zero3``: where the optimizer's state is kept, and with ``zero3`` the weights between passes."""
+    """For ``zero1`` to ``zero3``: place of the optimizer's state and, with ``zero3``, of the weights between passes."""
 
     offload_dir: str = ""
     """Folder on the drive that ``offload: nvme`` writes to."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where it runs; ``auto`` takes a GPU where there is one."""
+    """Device of the run; ``auto`` takes a GPU if there is one."""
 
     log_every: int = 10
     """Optimizer steps between lines of training metrics."""
@@ -244,17 +256,17 @@ class TrainerConfig:
 
     @property
     def gathers_in(self) -> Literal["fp32", "bf16"]:
-        """What ``gather`` comes to."""
+        """Resolved value of ``gather``."""
         if self.gather != "auto":
             return self.gather
         return "bf16" if self.precision in ("bf16", "fp8") and self.reads("gather") else "fp32"
 
     def reads(self, name: str) -> bool:
-        """Whether ``strategy`` reads a field that only some strategies do."""
+        """Return True if ``strategy`` reads a field that only some strategies read."""
         return name in STRATEGIES[self.strategy].reads
 
     def shared_by(self, n_processes: int) -> TrainerConfig:
-        """The same for ``n_processes``, with the size of their largest micro-batch.
+        """Return this config for ``n_processes``, with the size of their largest micro-batch.
 
         Raises:
             UsageError: there are more processes than sequences.
@@ -316,7 +328,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """One pretraining run, whole."""
+    """Config of a whole pretraining run."""
 
     name: str = ""
     """Name of the run; by default the config file's own name."""
@@ -341,7 +353,7 @@ class RunConfig:
     """A small part that is trained in place of the decoder, which then stays as init_from has it (birthmark adapt)."""
 
     data: DataConfig = field(default_factory=DataConfig)
-    """Where tokens come from."""
+    """Source of the tokens."""
 
     optim: OptimConfig = field(default_factory=OptimConfig)
     """Optimizer and learning rate."""
@@ -359,7 +371,7 @@ class RunConfig:
     """Experiment tracking."""
 
     def tokens_after(self, step: int) -> int:
-        """Tokens that the first ``step`` steps train on."""
+        """Return the number of tokens that the first ``step`` steps train on."""
         return self.trainer.batch_sizes.before(step) * self.model.max_seq_len
 
     def __post_init__(self) -> None:
@@ -413,7 +425,7 @@ class RunConfig:
             raise UsageError("; ".join(problems))
 
     def _adapter_problems(self) -> list[str]:
-        """What an adapter is not for, and what does not go with it."""
+        """List settings that an adapter excludes."""
         found, kind = self.adapter.problems(), self.adapter.kind
         if self.adapter.is_on and not self.init_from:
             found.append(
@@ -427,7 +439,7 @@ class RunConfig:
         return found
 
     def _packing_problems(self) -> list[str]:
-        """Parts of a model that padded sequences would mislead."""
+        """List parts of a model that padded sequences would mislead."""
         attention, packing, found = self.model.attention, self.data.packing, []
         if packing != "concat" and attention.prefix is not None:
             found.append(

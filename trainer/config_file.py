@@ -1,4 +1,4 @@
-"""Config files: read, checked, and made into the config of a run."""
+"""Config files: read, checked, and turned into the config of a run."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from .saved_config import read_config_yaml
 
 
 def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """The run that a YAML file describes.
+    """Read the config of a run from a YAML file.
 
     Args:
-        path: the file, or the name of one that the package brings; what it leaves out has its default.
+        path: the file, or the name of one that the package brings; missing fields have their defaults.
         overrides: fields that replace the file's, by dotted names or nested: ``{"trainer.max_steps": 3}``. A string is
-            read as on the command line: ``"3"`` is a number where the field is one.
+            read as on the command line: ``"3"`` is a number if the field is one.
 
     Raises:
         UsageError: no such file, field or value, or an impossible config; the message names the field, and the file if
-            the mistake is there.
+            the mistake is in it.
     """
     file = find_config(path)
     fields = _dotted_fields(read_config_yaml(file), f"{file}: ")
@@ -55,14 +55,17 @@ def read_config(path: Path | str, overrides: Mapping[str, Any] | None = None) ->
 
 
 def build_config(fields: Mapping[str, Any], overrides: Mapping[str, Any] | None = None) -> RunConfig:
-    """The run of these fields alone, by dotted names or nested, over the defaults; as `read_config`."""
+    """Build the config of a run from these fields alone, by dotted names or nested, over the defaults; like
+    `read_config`.
+    """
     asked = _dotted_fields(fields) | _dotted_fields(overrides or {})
     name_own_code(asked)
     return _build(asked)
 
 
 def build_model(fields: Mapping[str, Any]) -> ModelConfig:
-    """The model of these fields alone, nested and without ``model.``; what a run beside it would need is not asked.
+    """Build the config of a model from these fields alone, nested and without ``model.``; checks that concern a whole
+    run are skipped.
 
     Raises:
         UsageError: an unknown field, an impossible value; the message names the field.
@@ -74,7 +77,9 @@ def build_model(fields: Mapping[str, Any]) -> ModelConfig:
 
 
 def _dotted_fields(tree: Any, where: str = "") -> dict[str, Any]:
-    """Dotted names and values of ``tree``, all of which are fields of a run; UsageError begins with ``where``."""
+    """Return dotted names and values of ``tree``, all of which must be fields of a run; UsageError begins with
+    ``where``.
+    """
     tree = nested(dotted(tree)) if isinstance(tree, Mapping) else tree
     check_groups(where, tree)
     fields = dotted(tree)
@@ -93,13 +98,16 @@ def _build(fields: Mapping[str, Any]) -> RunConfig:
 
 
 def parse_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a run by dotted names as the command line's parser takes them, nested: ``"3"`` is a number where the
-    field is one. UsageError names the field."""
+    """Parse fields of a run, by dotted names, like the command line; return them nested: ``"3"`` is a number if the
+    field is one. UsageError names the field.
+    """
     return dict(_run_parser().parse_object(nested(fields), defaults=False).as_dict()) if fields else {}
 
 
 def is_ready(value: Any, kind: Any) -> bool:
-    """Whether the parser would leave ``value`` as it is in a field of type ``kind``; where that is not plain, no."""
+    """Return True if the parser would leave ``value`` unchanged in a field of type ``kind``; False if that is not
+    obvious.
+    """
     options = get_args(kind)
     if kind in (bool, int, float, str):
         return type(value) is kind
@@ -125,7 +133,7 @@ def _build_or_blame(fields: Mapping[str, Any], file: Path) -> None:
 
 @cache
 def _run_parser() -> Parser:
-    """The parser of a run's fields; building it takes longer than reading a file with it."""
+    """Build the parser of a run's fields; this takes longer than reading a file with it."""
     parser = Parser(prog="birthmark pretrain")
     add_run_fields(parser)
     return parser
@@ -135,7 +143,7 @@ def _run_parser() -> Parser:
 
 
 def config_of(parsed: Namespace) -> RunConfig:
-    """The run of the fields that a parser has checked; options beside them are left alone.
+    """Build the config of a run from the fields that a parser has checked; other options are ignored.
 
     Raises:
         UsageError: the fields contradict each other.
@@ -170,7 +178,7 @@ def _instance(config: type, values: Mapping[str, Any], group: str = "") -> Any:
 
 
 def _text_problem(text: str) -> str:
-    """Why a text can be neither a name nor a path; "" if it can."""
+    """Say why a text can be neither a name nor a path; "" if it can."""
     if any(ord(char) < 32 or 0xD800 <= ord(char) < 0xE000 for char in text):
         return "leave control characters and what is no Unicode out"
     if len(text) > 4096 or any(len(part.encode()) > 255 for part in text.split("/")):

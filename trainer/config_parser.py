@@ -1,4 +1,4 @@
-"""The parser of config files and command lines, whose errors are one line for a person."""
+"""Parser of config files and command lines, whose errors are one line for a person."""
 
 from __future__ import annotations
 
@@ -28,13 +28,15 @@ vars(jsonargparse._loaders_dumpers)["yaml_default_loader"] = ValueLoader
 
 
 class Parser(ArgumentParser):
-    """Raises UsageError in place of printing a usage text and leaving; takes no field by the beginning of its name."""
+    """Parser that raises UsageError in place of printing a usage text and exiting, and that accepts no abbreviated
+    fields.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, allow_abbrev=False, **kwargs)
 
     def parse_args(self, *args: Any, **kwargs: Any) -> Any:
-        """As the library does, but for a number of more digits than a float has."""
+        """Parse like the library, but refuse a number with more digits than a float has."""
         words = list(args[0] if args and args[0] is not None else sys.argv[1:])
         for name in {action.dest for action in self._actions} & _listed_fields().keys():
             for value in _values_of(f"--{name}", words):
@@ -45,28 +47,28 @@ class Parser(ArgumentParser):
             raise UsageError("an option has a number of very many digits: give a smaller one") from None
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        """One line, and no usage text."""
+        """Raise the message as one line, without a usage text."""
         names = [action.dest for action in self._actions if action.dest != "help"]
         raise UsageError(one_line(message, names, self.prog))
 
 
 class ConfigFile(ActionConfigFile):
-    """A config file, found by path or by name, whose groups are groups."""
+    """Action for a config file, found by path or by name, whose groups must be groups."""
 
     def __call__(self, parser: Any, cfg: Any, values: Any, option_string: str | None = None) -> None:
-        """Add its fields to those before it."""
+        """Add the file's fields to those before it."""
         file = find_config(values)
         check_groups(f"--config {values}: ", read_config_yaml(file))
         self.apply_config(parser, cfg, self.dest, str(file))
 
     def completer(self, prefix: str, **kwargs: Any) -> list[str]:
-        """Files and names that begin with ``prefix``, for the shell."""
+        """List files and names that begin with ``prefix``, for the shell."""
         names = (config.name for config in shipped_configs() if config.kind != "study")
         return [*super().completer(prefix, **kwargs), *(name for name in names if name.startswith(prefix))]
 
 
 def check_groups(where: str, content: Any, config: type = RunConfig, group: str = "") -> None:
-    """Refuse a value in the place of a group of fields, which the parser would take for nothing, and endless numbers.
+    """Refuse a value in place of a group of fields, which the parser would ignore, and infinite numbers.
 
     Raises:
         UsageError: it begins with ``where`` and names the group.
@@ -87,13 +89,13 @@ def check_groups(where: str, content: Any, config: type = RunConfig, group: str 
 
 @cache
 def field_types(config: type) -> Mapping[str, Any]:
-    """Types of the fields of a config; finding them takes longer than reading a file."""
+    """Return the types of a config's fields; finding them takes longer than reading a file."""
     return get_type_hints(config)
 
 
 @cache
 def field_kinds(config: type, prefix: str = "") -> Mapping[str, Any]:
-    """Types of the leaves of a tree of configs by dotted name."""
+    """Return the types of the leaves of a tree of configs by dotted name."""
     found: dict[str, Any] = {}
     for field in dataclasses.fields(config):
         group = field.default_factory
@@ -105,13 +107,13 @@ def field_kinds(config: type, prefix: str = "") -> Mapping[str, Any]:
 
 
 def listed_config(kind: Any) -> type | None:
-    """The config that a field of this type lists, if it does."""
+    """Return the config that a field of this type lists, or None."""
     listed = get_args(kind)[0] if get_origin(kind) is list else None
     return listed if isinstance(listed, type) and dataclasses.is_dataclass(listed) else None
 
 
 def _check_listed(where: str, content: Any, config: type, group: str) -> None:
-    """Refuse what the parser would name without its place: entries of a list that are no such configs."""
+    """Refuse entries of a list that are not such configs, with their place, which the parser would omit."""
     if isinstance(content, str):
         content = parse_yaml(content, f"{where}{group}")
     known = [field.name for field in dataclasses.fields(config)]
@@ -135,13 +137,13 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 @cache
 def _listed_fields() -> Mapping[str, type]:
-    """Fields that list configs, by dotted name, and which."""
+    """Return the fields that list configs, by dotted name, with the listed config."""
     listed = ((name, listed_config(kind)) for name, kind in field_kinds(RunConfig).items())
     return {name: config for name, config in listed if config is not None}
 
 
 def _values_of(option: str, words: Sequence[str]) -> list[str]:
-    """Values of an option on a command line, after a space or an equals sign."""
+    """Return the values of an option on a command line, after a space or an equals sign."""
     after = [value for word, value in pairwise(words) if word == option]
     return after + [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
 
@@ -162,19 +164,19 @@ def add_run_fields(parser: ArgumentParser) -> None:
 
 @cache
 def _fields(config: type) -> tuple[str, ...]:
-    """Dotted names of all fields of a tree of configs, and of its groups, each before what is in it."""
+    """List dotted names of all fields of a tree of configs, and of its groups, each before its content."""
     parts = [name.split(".") for name in field_kinds(config)]
     return tuple(dict.fromkeys(".".join(name[: i + 1]) for name in parts for i in range(len(name))))
 
 
 def unknown_fields(names: Iterable[str]) -> list[str]:
-    """A line about each name that is no field of a run, nor a group of fields."""
+    """Write a line about each name that is neither a field of a run nor a group of fields."""
     known = _fields(RunConfig)
     return [_unknown(name, known, "birthmark pretrain") for name in names if name not in known]
 
 
 def _unknown(name: str, known: Sequence[str], command: str) -> str:
-    """A line about a field or an option that does not exist, with the one that was probably meant."""
+    """Write a line about a field or an option that does not exist, with the one that was probably meant."""
     last = name.rpartition(".")[2]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.75) or [
         k for k in known if difflib.SequenceMatcher(None, k.rpartition(".")[2], last).ratio() > 0.8
@@ -186,7 +188,7 @@ def _unknown(name: str, known: Sequence[str], command: str) -> str:
 
 
 def _kind(annotation: str) -> str:
-    """A type in words."""
+    """Put a type in words."""
     choices = re.fullmatch(r"(?:typing\.)?Literal\[(.*)\]", annotation)
     if choices:
         return f"one of {choices[1]}"
@@ -204,18 +206,18 @@ def _kind(annotation: str) -> str:
 
 
 def _kinds(annotations: str) -> str:
-    """The types of a union in words."""
+    """Put the types of a union in words."""
     names = re.findall(r"<class '\w+'>|(?:typing\.)?\w+\[[^\]]*\]", annotations)
     return " or ".join("null" if name == "<class 'NoneType'>" else _kind(name) for name in names)
 
 
 def one_line(message: str, options: Sequence[str], command: str) -> str:
-    """A message of the argument parser as one line for a person.
+    """Turn a message of the argument parser into one line for a person.
 
     Args:
-        message: what the parser says.
+        message: the parser's message.
         options: the names that it knows, without dashes.
-        command: how it is called, such as ``birthmark pretrain``.
+        command: the command, such as ``birthmark pretrain``.
     """
     line = " ".join(message.split())
 

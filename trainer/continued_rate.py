@@ -1,4 +1,4 @@
-"""The learning rate of a run that goes on from another model, where nobody gives one."""
+"""Default learning rate of a run that continues from another model."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _UNKNOWN = 3e-5
 
 @dataclass(frozen=True)
 class ContinuedRate:
-    """A peak learning rate, and why it is this one."""
+    """A peak learning rate, with the reason for it."""
 
     lr: float
     why: str
 
 
 def continued_rate(init_from: str) -> ContinuedRate:
-    """The peak learning rate of a run that starts from what ``init_from`` names.
+    """Choose the peak learning rate of a run that starts from the model ``init_from``.
 
-    Of a run it is the rate that the run had at that checkpoint, at least a tenth of its peak; up to the end of its
-    warm-up, the peak. Of a model whose training is not known it is 3e-5.
+    For a run it is the rate at that checkpoint, at least a tenth of its peak; up to the end of its warm-up, the peak.
+    For a model of unknown training it is 3e-5.
 
     Raises:
         UsageError: a run without this checkpoint.
@@ -56,7 +56,7 @@ def continued_rate(init_from: str) -> ContinuedRate:
 
 
 def with_continued_rate(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields of a run by dotted name, with ``optim.lr`` where they name what to go on from, and give none."""
+    """Add ``optim.lr`` to fields of a run, by dotted name, if they name a model to continue from and no rate."""
     named = fields.get("init_from")
     if not named or not isinstance(named, str) or "optim.lr" in fields:
         return dict(fields)

@@ -1,4 +1,4 @@
-"""Where commands run models."""
+"""Device of the commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .allocator import keep_freed_memory
 
 
 def device() -> str:
-    """Where commands run models; on the CPU, what one pass frees is kept for the next."""
+    """Return the device on which commands run models; on a CPU, memory freed by one pass is kept for the next."""
     if torch.cuda.is_available():
         return "cuda"
     keep_freed_memory()

@@ -1,8 +1,8 @@
 """Matrix products of the blocks' linear maps in fp8, as torchao computes them.
 
-Each map stays the module that it is, with its name, its weight and its birth: only what training runs of it is another
-function. Tables, head, norms and attention stay in bf16, as torchtitan leaves them; so do routers and gates, whose maps
-decide over what others compute, and all that is measured.
+Each map stays the same module, with its name, weight and birth: only its training pass uses another function. Tables,
+head, norms and attention stay in bf16, as in torchtitan; so do routers and gates, whose outputs steer other parts, and
+all measurements.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from ..models.norms import NormGate
 #: GPUs multiply fp8 from this compute capability on.
 CAPABILITY = (8, 9)
 
-#: What the sides of a product must be multiples of.
+#: Divisor of the sides of a product.
 _MULTIPLE = 16
 
 
 def fp8_problem(device: torch.device) -> str | None:
-    """Why fp8 cannot be had here, with the mend."""
+    """Say why fp8 is not available, with the remedy; None if it is."""
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < CAPABILITY:
         return "needs a GPU of compute capability 8.9 or more (H100, L40S, RTX 4090): give bf16"
     if importlib.util.find_spec("torchao") is None:
@@ -37,14 +37,14 @@ def fp8_problem(device: torch.device) -> str | None:
 
 
 def _deciding_maps(model: Decoder) -> set[nn.Module]:
-    """The maps of routers and gates, of norms' gates too."""
+    """Return the maps of routers and gates, including gates of norms."""
     routers: set[nn.Module] = {module.router for module in model.modules() if isinstance(module, Mixture)}
     gates = (module for module in model.modules() if isinstance(module, (LinearGate, NormGate)))
     return routers.union(*(gate.modules() for gate in gates))
 
 
 def use_fp8(model: Decoder, *, emulate: bool = False) -> None:
-    """Let training passes of the blocks' linear maps multiply in fp8: weights, inputs and gradients scaled by their own
+    """Let training passes of the blocks' linear maps multiply in fp8: weights, inputs and gradients scaled by their
     largest elements. Maps with a side that is no multiple of 16 stay as they are, and so do routers and gates.
 
     Args:
@@ -67,7 +67,7 @@ def use_fp8(model: Decoder, *, emulate: bool = False) -> None:
 
 
 def _product(linear: Linear, in_fp8: nn.Module, x: Tensor) -> Tensor:
-    """In training the product in fp8; else the map's own."""
+    """Multiply in fp8 in training; otherwise use the map's own product."""
     # An expert without tokens gets no rows, which have no largest element.
     if not linear.training or x.numel() == 0:
         return Linear.product(linear, x)

@@ -1,4 +1,6 @@
-"""What is known of GPUs: memory, links, peak FLOP/s. Light: the command line lists the names before torch is loaded."""
+"""Specifications of GPUs: memory, links, peak FLOP/s. Light: the command line lists the names before torch is
+loaded.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ BEFORE_HOPPER, FROM_HOPPER = 2 * 2**22 + 8 * 2**14, 2**25
 
 @dataclass(frozen=True)
 class GPU:
-    """What its vendor's data sheet says of a GPU."""
+    """Specifications from a GPU's data sheet."""
 
     part: str
     """Part of the name that its driver gives."""
@@ -35,8 +37,8 @@ class GPU:
         return float(_CUDA_FLOPS[self.peak][torch.bfloat16])
 
 
-#: GPUs by name; where one's part stands in another's, the longer comes first. Lightning's table lacks B200 and L40S; of
-#: H200 it has the figure with sparsity, of H100 NVL that of two cards, of RTX GPUs that without tensor cores.
+#: GPUs by name; if one's part is contained in another's, the longer comes first. Lightning's table lacks B200 and L40S;
+#: for H200 it has the figure with sparsity, for H100 NVL that of two cards, for RTX GPUs that without tensor cores.
 GPUS = {
     "h100-pcie-80gb": GPU("H100 PCIe", 80e9, 64e9, "h100 pcie", FROM_HOPPER),
     "h100-nvl-94gb": GPU("H100 NVL", 94e9, 300e9, 835e12, FROM_HOPPER),
@@ -51,5 +53,5 @@ GPUS = {
 
 
 def find_gpu(driver_name: str) -> GPU | None:
-    """The GPU that a driver names; None if it is not in the table. Those of one chip differ in memory only."""
+    """Return the GPU that a driver names; None if it is not in the table. GPUs of one chip differ only in memory."""
     return next((gpu for gpu in GPUS.values() if gpu.part in driver_name), None)

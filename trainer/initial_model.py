@@ -1,4 +1,4 @@
-"""The model that a run starts from: a birth, or the checkpoint that ``init_from`` names."""
+"""Initial model of a run: a birth, or the checkpoint that ``init_from`` names."""
 
 from __future__ import annotations
 
@@ -43,11 +43,12 @@ class InitialCheckpoint:
     tokenizer_file: Path | None
     """The run's ``tokenizers`` JSON, if its data is text."""
     checkpoint: Path
-    """Its folder."""
+    """Folder of the checkpoint."""
 
 
 def find_initial_checkpoint(name: str) -> InitialCheckpoint | None:
-    """Find what ``RUN`` (its last checkpoint), ``RUN@STEP`` or a checkpoint's folder names; None if that is no run.
+    """Find the checkpoint that ``RUN`` (its last), ``RUN@STEP`` or a checkpoint's folder names; None if that is not a
+    run.
 
     Raises:
         UsageError: a run without this checkpoint.
@@ -82,7 +83,7 @@ def _model_of(run: RunDir) -> ModelConfig:
 
 
 def config_group(kind: Any, fields: Mapping[str, Any], prefix: str) -> Any:
-    """The group of fields ``kind`` from all fields of a run by dotted name; its own begin with ``prefix``."""
+    """Build the group of fields ``kind`` from all fields of a run by dotted name; its own begin with ``prefix``."""
     hints = get_type_hints(kind)
     values = {}
     for name in (field.name for field in dataclasses.fields(kind)):
@@ -94,15 +95,16 @@ def config_group(kind: Any, fields: Mapping[str, Any], prefix: str) -> Any:
 def load_initial_checkpoint(
     source: InitialCheckpoint, device: torch.device | str = "cpu", shard: Sharder | None = None
 ) -> Decoder:
-    """The model of a checkpoint with its buffers, ready to be trained, without the optimizer's state.
+    """Load the model of a checkpoint with its buffers, ready to be trained, without the optimizer's state.
 
     Args:
-        source: the checkpoint, and the config that the model is to have.
-        device: where this process holds its shard.
-        shard: shards the model over processes; each reads its shard of every tensor. What it attaches gets no values.
+        source: the checkpoint, and the config for the model.
+        device: device of this process's shard.
+        shard: function that shards the model over processes; each reads its shard of every tensor. Parts that it
+            attaches get no values.
 
     Raises:
-        RunError: a file is missing or damaged, or not this model's; it is named.
+        RunError: a file, which is named, is missing, damaged or of another model.
     """
     weights = CheckpointWeights(source.checkpoint)
     model = empty_decoder(source.config, device, shard)
@@ -113,10 +115,10 @@ def load_initial_checkpoint(
 
 
 def _source(named: str) -> InitialCheckpoint | Pretrained:
-    """What ``init_from`` names.
+    """Open the model that ``init_from`` names.
 
     Raises:
-        UsageError, RunError: nothing there, or nothing that can be gone on from.
+        UsageError, RunError: nothing there, or nothing to continue from.
     """
     origin = find_initial_checkpoint(named)
     if origin is not None:
@@ -141,14 +143,14 @@ def _source(named: str) -> InitialCheckpoint | Pretrained:
 
 
 def _adopt(asked: ModelConfig, source: InitialCheckpoint | Pretrained, named: str) -> ModelConfig:
-    """The source's model, at the length that was asked for.
+    """Return the source's model config, at the requested length.
 
     Raises:
-        UsageError: another field was set to something that the source is not.
+        UsageError: another field contradicts the source.
     """
     default, ours, theirs = (dotted(asdict(config)) for config in (ModelConfig(), asked, source.config))
     resizable = {"max_seq_len"} if source.config.positions != "learned" else set()
-    # How a birth would be drawn says nothing here: there is none.
+    # The distribution at birth does not matter: there is no birth.
     free = {name for name in ours if name.startswith("init.")} | resizable
     clash = [name for name in ours if ours[name] not in (default[name], theirs[name]) and name not in free]
     if clash:
@@ -160,7 +162,8 @@ def _adopt(asked: ModelConfig, source: InitialCheckpoint | Pretrained, named: st
 
 
 def resolve_init_from(config: RunConfig) -> RunConfig:
-    """The run with the model, and for text the tokenizer, of what it starts from; of a run, the very checkpoint.
+    """Return the run's config with the model and, for text, the tokenizer of its source; a run is replaced by its exact
+    checkpoint.
 
     Raises:
         UsageError: the config asks for another model, or text comes without the tokenizer of the source.
@@ -188,14 +191,14 @@ def resolve_init_from(config: RunConfig) -> RunConfig:
 def initialize_model(
     config: RunConfig, init_seed: int, device: torch.device | str = "cpu", shard: Sharder | None = None
 ) -> Decoder:
-    """The model at step 0 of the run for its own seed, with its adapter, if it trains one; a birth of the same
-    architecture for any other.
+    """Build the model at step 0 of the run for its own seed, with its adapter if it trains one; a birth of the same
+    architecture for any other seed.
 
     Args:
         config: the run.
-        init_seed: its own, or another.
-        device: where this process holds it.
-        shard: shards it over processes.
+        init_seed: the run's seed, or another.
+        device: device of this process.
+        shard: function that shards it over processes.
     """
     if config.init_from and init_seed == config.init_seed:
         source = _source(config.init_from)
@@ -210,7 +213,7 @@ def initialize_model(
 
 
 def _with_adapter(adapter: AdapterConfig, shard: Sharder | None) -> Sharder | None:
-    """``shard`` of a model that an adapter has been attached to: both are sharded alike."""
+    """Return a sharder that attaches the adapter to the model first: both are sharded alike."""
     if not adapter.is_on:
         return shard
 
@@ -223,10 +226,10 @@ def _with_adapter(adapter: AdapterConfig, shard: Sharder | None) -> Sharder | No
 
 
 def initial_weights(config: RunConfig, init_seed: int) -> BlockWeights:
-    """The weights of :func:`initialize_model`, read or drawn when they are asked for.
+    """Return the weights of :func:`initialize_model`, read or drawn on request.
 
     Raises:
-        UsageError, RunError: what the run starts from is missing or damaged.
+        UsageError, RunError: the model that the run starts from is missing or damaged.
     """
     if config.init_from and init_seed == config.init_seed:
         check_no_adapter(config)
@@ -239,7 +242,7 @@ def initial_weights(config: RunConfig, init_seed: int) -> BlockWeights:
 
 
 def check_no_adapter(config: RunConfig) -> None:
-    """UsageError where a model with an adapter would be read a block at a time."""
+    """Raise UsageError for a model with an adapter that would be read a block at a time."""
     if config.adapter.is_on:
         raise UsageError(
             f"--stream: the model has an adapter ({config.adapter.kind}), which is not read a block at a time; leave "

@@ -1,4 +1,4 @@
-"""The learning rate over time, as a pure function of the step."""
+"""Learning rate over time, as a pure function of the step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class LearningRate:
             self.warmup_steps = bisect_left(range(config.warmup_tokens), config.warmup_tokens, key=tokens_after)
 
     def share(self, step: int) -> float:
-        """Learning rate of optimizer step ``step`` (from 0) over the peak ``config.lr``."""
+        """Return the learning rate of optimizer step ``step`` (from 0) over the peak ``config.lr``."""
         if step >= self.warmup_steps:
             return self.schedule.share(self.warmup_steps, self.max_steps, step)
         if self.config.warmup_tokens:

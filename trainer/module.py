@@ -1,4 +1,4 @@
-"""The LightningModule: one decoder, its loss, its optimizer."""
+"""LightningModule of pretraining: one decoder, its loss, its optimizer."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ def next_token_loss(
     dropout: Dropout | None = None,
     global_choices: GlobalChoices | None = None,
 ) -> TokenLosses:
-    """Losses of every next token of ``[B, T+1]`` ids, in nats; ``per_token`` is ``[B, T − skipped]``.
+    """Compute losses of every next token of ``[B, T+1]`` ids, in nats; ``per_token`` is ``[B, T − skipped]``.
 
-    The positions of a prefix see one another, so all but the last would predict what they see: they are skipped.
-    Padding is predicted nowhere, and since it stands at the end no token sees it. ``borders`` tell a model with
-    ``attention.documents`` where documents begin; what follows a document's last token is a target like any other.
-    ``global_choices`` sums the experts' choices over the global batch.
+    The positions of a prefix see one another, so all but the last would predict tokens that they see: they are skipped.
+    Padding is never a target, and since it comes at the end no token sees it. ``borders`` mark the beginnings of
+    documents for a model with ``attention.documents``; the token after a document's last one is a target like any
+    other. ``global_choices`` sums the experts' choices over the global batch.
     """
     skipped = model.config.attention.first_prediction
     inputs_BT = batch_BT[:, :-1].clamp_min(0)
@@ -72,35 +72,36 @@ def next_token_loss(
 
 @torch.no_grad()
 def next_token_losses(model: Decoder, batch_BT: Tensor, borders: DocumentBorders | None = None) -> Tensor:
-    """Cross-entropy of every next token, ``[B, T − skipped]``, to look at: it carries no gradients."""
+    """Compute the cross-entropy of every next token, ``[B, T − skipped]``, for inspection: without gradients."""
     return next_token_loss(model, batch_BT, borders=borders).per_token
 
 
 def documents_of(model: Decoder, tokens_BT: Tensor, borders: DocumentBorders | None) -> Tensor | None:
-    """The number of each token's document for a model with ``attention.documents``; None for the others."""
+    """Return the number of each token's document for a model with ``attention.documents``; None for others."""
     return borders.documents(tokens_BT) if borders is not None and model.config.attention.documents else None
 
 
 def _count_as(counts: dict[str, int], ready: int) -> None:
-    """Shift Lightning's counts of micro-batches: it ends a step where those that were ready are a multiple of the
-    micro-batches of a step."""
+    """Shift Lightning's counts of micro-batches: it ends a step when their number is a multiple of a step's
+    micro-batches.
+    """
     shift = ready - counts["ready"]
     counts.update({name: n + shift for name, n in counts.items()})
 
 
 class PretrainModule(L.LightningModule):
-    """Trains a decoder on batches ``[B, T+1]`` of token ids.
+    """Module that trains a decoder on batches ``[B, T+1]`` of token ids.
 
     Args:
         model: the decoder, already born.
         optim: optimizer and learning rate.
         trainer: for ``max_steps`` (the schedule's length), ``compile`` and ``max_skipped``.
-        progress: told where the training is.
-        n_targets: tokens to predict in training samples of these numbers; None where all have as many.
-        borders: how ids say where documents begin.
-        base: of a model with an adapter, the digest of all else: checkpoints hold the adapter alone, and name it. It is
-            trained without dropout.
-        data_seed: decides what dropout drops of each sample.
+        progress: told the phase of the training.
+        n_targets: function from sample numbers to tokens to predict; None if all have the same number.
+        borders: rule by which ids mark the beginnings of documents.
+        base: for a model with an adapter, the digest of everything else: checkpoints hold only the adapter, and name
+            the digest. It is trained without dropout.
+        data_seed: seed of dropout for each sample.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class PretrainModule(L.LightningModule):
             use_fp8(model)
         set_train_passes(model, trainer)
         self._weights: tuple[float, ...] = (1.0,)
-        """Of the losses of a step's micro-batches."""
+        """Weights of the losses of a step's micro-batches."""
         self._parts: list[range] = []
         """Places of their samples in the global batch."""
         self._n_micro_batches = 0
@@ -142,21 +143,21 @@ class PretrainModule(L.LightningModule):
         """Cross-entropy and z-loss of the step's micro-batches so far, ``[2]``; with experts, and what routers cost."""
         self.z_loss: Tensor | None = None
         self.routing: RoutingCost | None = None
-        """Of the last step: this rank's part of the global batch."""
+        """Routing cost of the last step: this rank's part of the global batch."""
         self.watch, self.guard = StepWatch(trainer.max_skipped), StepGuard(model)
 
     def configure_model(self) -> None:
-        """Nothing: a sharded model is sharded before its birth. Lightning asks for this hook where one is."""
+        """Do nothing: a sharded model is sharded before its birth. Lightning requires this hook for sharded models."""
 
     def forward_context(self) -> AbstractContextManager[None]:
-        """The precision of a pass over the training model."""
+        """Return the precision context of a pass over the training model."""
         # Without the cache: it would hold the weights of all blocks, gathered, until the pass is over.
         return torch.autocast(
             self.device.type, torch.bfloat16, enabled=self.precision in ("bf16", "fp8"), cache_enabled=False
         )
 
     def training_step(self, batch_BT: Tensor, batch_idx: int) -> Tensor:
-        """Mean loss of one micro-batch; the losses of an optimizer step's micro-batches are averaged."""
+        """Compute the mean loss of one micro-batch; the losses of an optimizer step's micro-batches are averaged."""
         if self.loss_sum is None:
             self.guard.begin()
         with self.forward_context():
@@ -181,7 +182,9 @@ class PretrainModule(L.LightningModule):
         return losses.objective * (losses.objective.detach() * 0 + weight)
 
     def _global_choices(self, batch_idx: int) -> GlobalChoices | None:
-        """Sums how often experts are chosen over the global batch; None where a micro-batch is all of it."""
+        """Return a function that sums the choices of experts over the global batch; None if a micro-batch is the whole
+        batch.
+        """
         if not self.model.config.experts.is_on:
             return None
         n_micro_batches = len(self._weights)
@@ -193,7 +196,7 @@ class PretrainModule(L.LightningModule):
             self._choices_LE = self._count_choices(batch_idx)
         return self._counted_beforehand
 
-    # How choices come together is no part of a compiled graph.
+    # The collection of choices is not part of a compiled graph.
     @torch.compiler.disable
     def _summed_over_ranks(self, count_LE: Tensor) -> Tensor:
         # A micro-batch of another process's sample has no weight.
@@ -233,7 +236,9 @@ class PretrainModule(L.LightningModule):
         return sum_over_ranks(torch.stack(counted).sum(0) if counted else torch.zeros_like(found[0]))
 
     def _dropout(self, batch_BT: Tensor, batch_idx: int) -> Dropout | None:
-        """Masks of a micro-batch's samples: the same ones whichever process and micro-batch a sample is in."""
+        """Return the masks of a micro-batch's samples, which do not depend on the process and micro-batch that a sample
+        is in.
+        """
         rates = self.model.config.dropout
         if not rates.is_on or self._base is not None:
             return None
@@ -243,7 +248,7 @@ class PretrainModule(L.LightningModule):
         return Dropout(rates, torch.from_numpy(keys_B).to(batch_BT.device))
 
     def learning_rate(self, step: int) -> float:
-        """Learning rate of optimizer step ``step``, counted from 1."""
+        """Return the learning rate of optimizer step ``step``, counted from 1."""
         return self.optim.lr * self.rate.share(step - 1)
 
     def configure_gradient_clipping(
@@ -263,7 +268,7 @@ class PretrainModule(L.LightningModule):
         self.guard.hold(optimizer, parameters, norm, wait=self.device.type == "cpu")
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> None:
-        """Lightning's hook: gradients, clipping and the update, which may be one of a step to skip."""
+        """Run Lightning's hook: gradients, clipping and the update, which may belong to a step to skip."""
         with suppress(UpdateSkippedError):
             super().optimizer_step(*args, **kwargs)
         self.guard.settle()
@@ -282,12 +287,8 @@ class PretrainModule(L.LightningModule):
             raise error
 
     def check_finite(self, *, weights: bool = False) -> None:
-        """Raise RunError, on every rank, if too many steps have been skipped so far. Every rank must call.
-
-        Waits for the device.
-
-        Args:
-            weights: whether the weights must be finite too.
+        """Raise RunError, on every rank, if too many steps have been skipped so far. Collective: call on every rank.
+        Waits for the device. Args: weights: True if the weights must be finite too.
         """
         error = self._too_many_skipped()
         if error is None and weights and (what := self._diverged_weight()) is not None:
@@ -296,7 +297,9 @@ class PretrainModule(L.LightningModule):
             raise_on_every_rank(error)
 
     def _too_many_skipped(self) -> RunError | None:
-        """How many steps were skipped, and what the first of this start was like."""
+        """Return the error with the number of skipped steps and the first one of this start; None if there are few
+        enough.
+        """
         if self.watch.read():
             return None
         first, most = self.watch.first_skipped, self.watch.max_skipped
@@ -311,7 +314,7 @@ class PretrainModule(L.LightningModule):
         return RunError(f"{what}: {_LOWER}")
 
     def _diverged_weight(self) -> str | None:
-        """A weight that is not finite, or that no norm can hold, in what this rank has of the model."""
+        """Name a weight that is not finite, or too large for any norm, in this rank's part of the model."""
         shards = {name: shard_of(parameter).local for name, parameter in self.model.named_parameters()}
         held = {name: torch.stack(shard.aminmax()).to(self.device) for name, shard in shards.items() if shard.numel()}
         for name, ends in zip(held, torch.stack(list(held.values())).tolist(), strict=True):
@@ -322,7 +325,7 @@ class PretrainModule(L.LightningModule):
         return None
 
     def on_train_start(self) -> None:
-        """Runs after all callbacks' hooks: from here on it is training."""
+        """Begin the timing of training; runs after all callbacks' hooks."""
         self._first_step = self.global_step + 1
         self._share_batch()
         self.progress.enter("first step", self._first_step)
@@ -331,7 +334,7 @@ class PretrainModule(L.LightningModule):
         self.stopwatch.resume()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """The data are there."""
+        """Note that the data have arrived."""
         step = self.global_step + 1
         self.progress.enter("first step" if step == self._first_step else "step", step)
 
@@ -349,7 +352,7 @@ class PretrainModule(L.LightningModule):
         self.trainer.accumulate_grad_batches = shares.accumulation
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Runs after all callbacks' hooks: what they did is over."""
+        """Begin the next step; runs after all callbacks' hooks, so that their work is over."""
         changes = self.batch_sizes.ramp.start or self._n_targets is not None
         if changes and (batch_idx + 1) % (before := self.trainer.accumulate_grad_batches) == 0:
             self._share_batch()
@@ -363,18 +366,20 @@ class PretrainModule(L.LightningModule):
         self.stopwatch.resume()
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """What was skipped so far, and what an adapter is attached to."""
+        """Add the skipped steps, and the digest of an adapter's base, to the checkpoint."""
         checkpoint["steps"] = self.watch.state()
         if self._base is not None:
             checkpoint[BASE] = self._base
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:  # type: ignore[override]
-        """What a checkpoint holds: of a model with an adapter, that alone."""
+        """Return the state for a checkpoint; for a model with an adapter, the adapter alone."""
         whole: dict[str, Any] = super().state_dict(*args, **kwargs)
         return whole if self._base is None else {name: x for name, x in whole.items() if is_adapter(name)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False) -> Any:
-        """Of a model with an adapter, that alone; all else has been loaded from what the run started from."""
+        """Load the state of a checkpoint; for a model with an adapter, the adapter alone: everything else came from the
+        model that the run started from.
+        """
         if self._base is None:
             return super().load_state_dict(state_dict, strict, assign)
         if strict and (odd := sorted(state_dict.keys() ^ self.state_dict().keys())):
@@ -382,7 +387,7 @@ class PretrainModule(L.LightningModule):
         return super().load_state_dict(state_dict, False, assign)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """The config decides learning rate, decay and betas, not the checkpoint: a resumed run may change them."""
+        """Take learning rate, decay and betas from the config, not the checkpoint: a resumed run may change them."""
         # Earlier versions ended at the first step that they would have had to skip.
         self.watch.load(checkpoint.get("steps", {"n_skipped": 0}))
         fresh = self.configure_optimizers()
@@ -402,7 +407,7 @@ class PretrainModule(L.LightningModule):
         return parameter_groups(self.model, self.optimizer_config)
 
     def configure_optimizers(self) -> Any:
-        """``optim.name`` over the parameter groups; the learning rate changes at every step."""
+        """Build the optimizer ``optim.name`` over the parameter groups; the learning rate changes at every step."""
         optimizer = self.optimizer_config.build(self.parameter_groups(), self.optim.lr)
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: self.rate.share(step))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

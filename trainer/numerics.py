@@ -1,4 +1,4 @@
-"""What a run computes in: its precision, products in float32, determinism. Decided once, from its config and device."""
+"""Numerics of a run: its precision, products in float32, determinism. Decided once, from its config and device."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from .saved_config import DECIDED, read_saved_fields
 
 
 def fast_in_bf16(device: torch.device) -> bool:
-    """Whether a device has units for bf16: GPUs from compute capability 8.0 on, CPUs with AVX-512 BF16 or AMX."""
+    """Return True if a device has units for bf16: GPUs from compute capability 8.0 on, CPUs with AVX-512 BF16
+    or AMX.
+    """
     if device.type == "cuda":
         return torch.cuda.get_device_capability(device) >= (8, 0)
     # Public names (torch.cpu.get_capabilities) came after the oldest torch that we run with.
@@ -28,15 +30,16 @@ def fast_in_bf16(device: torch.device) -> bool:
 
 
 def decide(config: TrainerConfig, device: torch.device, begun: RunDir | None = None) -> TrainerConfig:
-    """The config with values in place of ``auto``: those of the run that goes on, else what the device is fast in.
+    """Return the config with values in place of ``auto``: those of the resumed run, else those in which the device is
+    fast.
 
     Args:
-        config: as it was asked for.
-        device: where the run computes.
-        begun: the run that goes on, if one does.
+        config: the requested config.
+        device: device of the run.
+        begun: the run that is resumed, if any.
 
     Raises:
-        UsageError: the device cannot do what the config asks.
+        UsageError: the device does not support the config.
     """
     if begun is not None:
         saved = read_saved_fields(begun)
@@ -52,7 +55,7 @@ def decide(config: TrainerConfig, device: torch.device, begun: RunDir | None = N
 
 
 def device_problems(config: TrainerConfig, device: torch.device) -> list[str]:
-    """What this device cannot do of a config, one line each, with the mend."""
+    """List the parts of a config that this device does not support, one line each, with the remedy."""
     found = []
     if config.matmul == "tf32" and (device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0)):
         found.append(
@@ -66,7 +69,7 @@ def device_problems(config: TrainerConfig, device: torch.device) -> list[str]:
 
 
 def _missing_compiler(device: torch.device) -> str | None:
-    """What torch.compile lacks here."""
+    """Name the tools for torch.compile that this machine lacks; None if it has all."""
     if device.type == "cuda":
         from torch.utils._triton import has_triton
 
@@ -77,8 +80,7 @@ def _missing_compiler(device: torch.device) -> str | None:
 
 
 def decisions(asked: TrainerConfig, config: TrainerConfig, device: torch.device) -> list[str]:
-    """What was decided where ``auto`` was asked for, and what else the device does otherwise than by default, one line
-    each."""
+    """List the choices made for ``auto``, and other departures of the device from the default, one line each."""
     lines = []
     if asked.precision == "auto":
         lines.append(f"precision: {config.precision} (trainer.precision auto); config.yaml records it")
@@ -97,9 +99,8 @@ def decisions(asked: TrainerConfig, config: TrainerConfig, device: torch.device)
 
 @contextmanager
 def numerics(config: TrainerConfig, device: torch.device) -> Iterator[None]:
-    """Set what torch keeps for the whole process, for the length of a run.
-
-    Nothing of it concerns a CPU, where runs are deterministic and products IEEE's anyway.
+    """Set torch's process-wide switches for the length of a run. They do not concern a CPU, where runs are
+    deterministic and products are IEEE's anyway.
     """
     if device.type != "cuda":
         yield

@@ -1,4 +1,4 @@
-"""What a run was made with: libraries, code, machines. Recorded in its certificate and in W&B, never read back."""
+"""Provenance of a run: libraries, code, machines. Recorded in its certificate and in W&B, never read back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def versions() -> dict[str, str]:
-    """Versions of what decides a run's numbers."""
+    """Return the versions of the libraries that decide a run's numbers."""
     return {
         "birthmark": __version__,
         "torch": torch.__version__,
@@ -38,7 +38,7 @@ def versions() -> dict[str, str]:
 
 
 def code(package: Path = _PACKAGE) -> dict[str, Any] | None:
-    """Read the Git commit that this package runs from or, where it was installed, that of the working folder.
+    """Read the Git commit that this package runs from or, if it is installed, that of the working folder.
 
     Nothing that a repository configures is run: the commit is read from its files, and the comparison is made with a
     configuration of this module (:func:`_compare`).
@@ -74,7 +74,7 @@ _NO_CHANGE, _CHANGE = 0, 1
 
 @dataclass(frozen=True)
 class Repository:
-    """A Git repository as its files say; nothing of it is run."""
+    """A Git repository, read from its files; none of its code is run."""
 
     root: Path
     """Folder of its files."""
@@ -84,7 +84,7 @@ class Repository:
     """The folder that all its work trees share."""
 
     def commit(self) -> str | None:
-        """Read the commit of HEAD; None if there is none, or it is kept in a way that this does not read."""
+        """Read the commit of HEAD; None if there is none, or its storage is not supported."""
         try:
             head = _line_of(self.folder / "HEAD").removeprefix("ref: ")
             if _REF.fullmatch(head):
@@ -123,9 +123,9 @@ def _line_of(file: Path) -> str:
 
 @contextmanager
 def _apart(repository: Repository, commit: str) -> Iterator[dict[str, str]]:
-    """An environment in which git reads a repository's objects, index and files, and none of its configuration.
+    """Yield an environment in which git reads a repository's objects, index and files, and none of its configuration.
 
-    A monitor, a hook, a filter or a program that shows differences is named in a repository's configuration. Its
+    Monitors, hooks, filters and programs that show differences are named in a repository's configuration. Its
     ``.gitattributes`` can only refer to these names.
     """
     with tempfile.TemporaryDirectory(prefix="birthmark-git-") as scratch:
@@ -166,7 +166,7 @@ def _git(variables: Mapping[str, str], *arguments: str) -> subprocess.CompletedP
 
 
 def _said(variables: Mapping[str, str], *arguments: str) -> str:
-    """Run git; what it prints, nothing where it fails."""
+    """Run git; return its output, empty if it fails."""
     done = _git(variables, *arguments)
     return "" if done is None or done.returncode else done.stdout
 
@@ -179,7 +179,7 @@ def _compare(variables: Mapping[str, str]) -> bool | None:
 
 
 def environment(device: torch.device, process: LaunchedProcess | None) -> dict[str, Any]:
-    """The machines of this start of a run: another start may have others."""
+    """Describe the machines of this start of a run: another start may have others."""
     on_gpu = device.type == "cuda"
     return {
         "platform": platform.platform(),

@@ -1,4 +1,4 @@
-"""One pretraining run from config to the last checkpoint: config → birth → data → steps, each in one place."""
+"""Pretraining run, from config to the last checkpoint: config → birth → data → steps, each in one place."""
 
 from __future__ import annotations
 
@@ -57,20 +57,20 @@ from .run_folder import RunStart, begin_run, check_resumable, check_unused
 from .strategies.lightning_setup import check_launch, set_up_strategy
 from .strategies.table import STRATEGIES
 
-#: How far the nodes' clocks may be apart, in seconds: one of them dates all that a run records.
+#: Largest difference of the nodes' clocks, in seconds: one of them dates all records of a run.
 _CLOCKS_S = 60.0
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run ended."""
+    """End of a run."""
 
     run: RunDir
     step: int
     stopped_by: str | None
     """Name of the signal that stopped it before max_steps."""
     report: Path | None = None
-    """Its page, where one was written."""
+    """File of its page, if one was written."""
 
 
 def _device(config: RunConfig, process: LaunchedProcess | None) -> torch.device:
@@ -84,7 +84,7 @@ def _device(config: RunConfig, process: LaunchedProcess | None) -> torch.device:
 
 
 def _check_same_everywhere(config: RunConfig, birth: str, data: PreparedData) -> None:
-    """RunError if the processes of a run would not train one and the same."""
+    """Raise RunError if the processes of a run would not train the same run."""
     check_clocks(_CLOCKS_S)
     check_same("versions", json.dumps(versions()), f"install the same on all nodes (here {versions()})")
     check_same("config", json.dumps(asdict(config)), "start all processes with the same command")
@@ -93,14 +93,16 @@ def _check_same_everywhere(config: RunConfig, birth: str, data: PreparedData) ->
 
 
 def _fitted(config: RunConfig, data: PreparedData) -> RunConfig:
-    """The run with as many tokens as the tokenizer has that was trained here: a small corpus gives fewer than asked."""
+    """Set the run's vocabulary to that of the tokenizer trained on the corpus: a small corpus gives fewer tokens than
+    asked.
+    """
     if config.data.tokenizer != "bpe" or data.vocab_size == config.model.vocab_size:
         return config
     return replace(config, model=replace(config.model, vocab_size=data.vocab_size))
 
 
 def _check_epochs(config: RunConfig, data: PreparedData) -> None:
-    """UsageError if the run would read a source more often than ``data.epochs``."""
+    """Raise UsageError if the run would read a source more often than ``data.epochs``."""
     most, n_samples = config.data.epochs, config.trainer.batch_sizes.before(config.trainer.max_steps)
     for name, epochs in data.epochs(n_samples).items():
         if most is not None and epochs > most:
@@ -111,14 +113,14 @@ def _check_epochs(config: RunConfig, data: PreparedData) -> None:
 
 
 def _check_optimizer(config: RunConfig, model: Decoder) -> None:
-    """UsageError if the run's optimizer is not installed, or is none for this model."""
+    """Raise UsageError if the run's optimizer is not installed, or does not suit this model."""
     # DeepSpeed's strategies have optimizers for all models alone, and hold the parameters by themselves.
     if not STRATEGIES[config.trainer.strategy].engine:
         config.optim.optimizer.build(parameter_groups(model, config.optim.optimizer), config.optim.lr)
 
 
 def _mixture_line(config: RunConfig, data: PreparedData) -> str:
-    """The shares of the sources, where they change, and how often the run reads each."""
+    """Describe the shares of the sources, their changes, and how often the run reads each."""
     assert data.mixture is not None
     epochs = data.epochs(config.trainer.batch_sizes.before(config.trainer.max_steps))
     often = {name: f" ({times:.2g} ×)" for name, times in epochs.items()}
@@ -133,7 +135,7 @@ def _mixture_line(config: RunConfig, data: PreparedData) -> str:
 
 
 def _stream_lines(source: StreamSource) -> list[str]:
-    """How streamed sets are read, and what of that depends on more than the data."""
+    """Describe the reading of streamed sets, and the parts of it that depend on more than the data."""
     settings, files = source.settings, sum(table.n_files for table in source.tables.values())
     fewest, n_streams = min(table.n_files for table in source.tables.values()), settings.n_streams
     lines = [
@@ -154,12 +156,12 @@ def _stream_lines(source: StreamSource) -> list[str]:
 
 
 def _shares(settings: TrainerConfig, step: int) -> BatchShares:
-    """How the processes share the batch of step ``step``, counted from 0."""
+    """Return the shares of the processes in the batch of step ``step``, counted from 0."""
     return BatchShares(settings.batch_sizes.size(step), settings.micro_batch_size, world_size())
 
 
 def _quiet() -> None:
-    """Silence what Lightning says that no user of this command can act on."""
+    """Silence Lightning's messages that no user of this command can act on."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     for message in (
@@ -180,8 +182,9 @@ def _print_start(
     *,
     resumed: bool,
 ) -> None:
-    """What starts, how much is to be trained, what is otherwise than ``asked``, and how attention is computed where no
-    fused kernel does it."""
+    """Print the start: its kind, the amount of training, departures from ``asked``, and the computation of attention if
+    no fused kernel does it.
+    """
     kind = "start" if config.init_from else "birth"
     birth = f"{start.birth['n_params']:,} parameters  {kind} {start.birth['digest'][:12]}…"
     console.print(
@@ -252,10 +255,11 @@ def _evaluator(config: RunConfig, material: Material, data: PreparedData) -> Eva
 
 
 def _leave_signals_to_us(trainer: L.Trainer) -> None:
-    """Have Lightning neither hear signals nor ask the other processes of them: StopOnSignal does, and no step waits.
+    """Keep Lightning from handling signals and from asking other processes about them: StopOnSignal does, and no step
+    waits.
 
-    Of several processes Lightning's loop broadcasts before each micro-batch whether one came, and waits for the device
-    to read it. Its handler takes part in such a broadcast wherever the process stands.
+    With several processes, Lightning's loop broadcasts before each micro-batch whether a signal came, and waits for the
+    device to read it. Its handler joins such a broadcast at any point of the process.
     """
     trainer.fit_loop.epoch_loop._broadcast_sigterm_tensor = lambda: None  # type: ignore[method-assign]
     trainer._signal_connector._sigterm_notifier_fn = lambda signum, _: None  # type: ignore[method-assign]
@@ -298,7 +302,7 @@ def _lightning_trainer(
 
 
 def _write_report(run: RunDir) -> Path | None:
-    """Write the run's page; None where what draws it is not installed."""
+    """Write the run's page; None if the library that draws it is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return None
     # At the run's end: a run that starts need not load what draws.
@@ -372,7 +376,7 @@ def pretrain(
         # Not before the data: a corpus may take hours to prepare, and processes are forked for it.
         progress = held.enter_context(watched(config.trainer.timeout_s, run, process))
         strategy = set_up_strategy(running.trainer, config.optim.grad_clip, device)
-        # What these refuse must stand before the birth: a run that has one keeps its snapshots and its optimizer.
+        # These refusals must precede the birth: a run with a birth keeps its snapshots and its optimizer.
         reference = partial(initialize_model, config, device=device, shard=strategy.shard_reference)
         recorder = build_recorder(config, run, data, reference)
         model = initialize_model(config, config.init_seed, device if strategy.shard else "cpu", strategy.shard)

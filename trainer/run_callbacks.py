@@ -1,4 +1,4 @@
-"""What a run does besides its steps: callbacks in the order in which they act, and where their figures go."""
+"""Callbacks of a run, in the order in which they act, and loggers for their figures."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def _probes(config: RunConfig, data: PreparedData) -> dict[str, np.ndarray]:
 def build_recorder(
     config: RunConfig, run: RunDir, data: PreparedData, reference: Callable[[int], Decoder]
 ) -> SnapshotRecorder | None:
-    """What takes the run's snapshots, if it has any; nothing is written yet.
+    """Build the recorder of the run's snapshots, if it takes any; nothing is written yet.
 
     Raises:
-        UsageError: the data cannot give a probe, or ``snapshot.metrics`` names no metric.
+        UsageError: the data cannot give a probe, or ``snapshot.metrics`` names something that is not a metric.
     """
     if not config.snapshot.enabled:
         return None
@@ -86,8 +86,8 @@ def build_callbacks(
     recorder: SnapshotRecorder | None,
     evaluator: Evaluator | None = None,
 ) -> tuple[list[L.Callback], StopOnSignal]:
-    """In the order in which they act at a step: stop, clock, trace, check, validate, measure, evaluate, save, print,
-    clean up.
+    """Build the callbacks in the order in which they act at a step: stop, clock, trace, check, validate, measure,
+    evaluate, save, print, clean up.
 
     A stop saves before it validates.
     """
@@ -160,13 +160,13 @@ def build_callbacks(
 def build_loggers(
     config: RunConfig, run: RunDir, start: RunStart, device: torch.device, process: LaunchedProcess | None
 ) -> list[Logger]:
-    """The run's own log, and those that ``log.loggers`` names. Only rank 0 logs."""
+    """Build the run's own log, and the loggers that ``log.loggers`` names. Only rank 0 logs."""
     found: list[Logger] = [JsonLinesLogger(run)]
     if "csv" in config.log.loggers:
         found.append(CsvLogger(run))
     if "tensorboard" in config.log.loggers:
         found.append(tensorboard_logger(run, 0 if start.checkpoint is None else start.step + 1))
-    # Of this start: a run that goes on may do so elsewhere.
+    # Facts of this start: a resumed run may do so elsewhere.
     made_with = {"birth": start.birth["digest"], "code": code(), "environment": environment(device, process)}
     record = {**asdict(config), **made_with}
     wandb = wandb_run(config.log, run, _identity(config, run, start), record, config.tokens_after)
@@ -174,7 +174,9 @@ def build_loggers(
 
 
 def _identity(config: RunConfig, run: RunDir, start: RunStart) -> Identity:
-    """A run's name in W&B is its folder's, unless that is of its seed alone; its group is its name without the seed."""
+    """Return a run's identity in W&B: its name is its folder's, unless that is only its seed; its group is its name
+    without the seed.
+    """
     name, seed = config.name or run.path.name, re.escape(str(config.init_seed))
     of_seed_alone = re.fullmatch(r"(seed[-_]?)?\d+", run.path.name)
     return Identity(

@@ -1,4 +1,4 @@
-"""What a run's folder holds before the first step: its lock, its config, its birth certificate."""
+"""Run folder before the first step: its lock, its config, its birth certificate."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ _FIXED = (
     "trainer.batch_ramp",
 )
 
-#: Of these, fields that say how data are read and how much of it at most, not what is read: the birth certificate has
-#: the corpus's content.
+#: Among these, fields that say how, and how much of, the data are read, not which data: the birth certificate has the
+#: corpus's content.
 _FREE = ("data.cache_dir", "data.stage_to", "data.timeout_s", "data.n_workers", "data.verify", "data.epochs")
 
 _LOCK = ".lock"
 
 
 def check_resumable(config: RunConfig, run: RunDir) -> None:
-    """UsageError if ``config`` differs from the run's own in what must stay; names the fields."""
+    """Raise UsageError, naming the fields, if ``config`` differs from the run's own in fields that must stay."""
     differing = [field for field in config_differences(config, run) if field not in _FREE]
     changed = [field for name in _FIXED for field in differing if f"{field}.".startswith(f"{name}.")]
     if changed:
@@ -57,7 +57,7 @@ def check_resumable(config: RunConfig, run: RunDir) -> None:
 
 
 def check_unused(run: RunDir) -> None:
-    """UsageError if the folder holds anything but what a start that died before the run's birth has left."""
+    """Raise UsageError if the folder holds anything except the files of a start that died before the run's birth."""
     if not run.path.exists():
         return
     before_birth = [run.config.name, run.tokenizer.name]
@@ -83,7 +83,7 @@ def _claim(run: RunDir) -> Iterator[None]:
 
 
 def _write_birth(config: RunConfig, run: RunDir, model: Decoder, found: str, data: PreparedData) -> dict[str, Any]:
-    """Write ``config.yaml`` and the birth certificate; the certificate is returned."""
+    """Write ``config.yaml`` and the birth certificate; return the certificate."""
     created = datetime.now(UTC).isoformat(timespec="seconds")
     birth = certificate(model, config.model, config.init_seed, found)
     record = {
@@ -117,18 +117,18 @@ def _write_birth(config: RunConfig, run: RunDir, model: Decoder, found: str, dat
 
 
 def _differences(now: Mapping[str, Any], begun: Mapping[str, Any]) -> list[str]:
-    """Fields in which two records of a corpus differ; older ones do not count duplicates."""
+    """Return the fields in which two records of a corpus differ; older ones do not count duplicates."""
     names = [name for name in {**begun, **now} if name in begun or name != "duplicates"]
     return [name for name in names if name not in now or name not in begun or now[name] != begun[name]]
 
 
 def same_corpus(now: Mapping[str, Any], begun: Mapping[str, Any]) -> bool:
-    """Whether two records are of one corpus."""
+    """Return True if two records describe one corpus."""
     return not _differences(now, begun)
 
 
 def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: PreparedData) -> dict[str, Any]:
-    """The certificate of a run that goes on; the model at step 0 and the corpus must be the ones that it names."""
+    """Read the certificate of a resumed run; the model at step 0 and the corpus must be those that it names."""
     record = run.read_birth()
     if differ := _differences(data.record, record.get("data") or {}):
         raise RunError(f"data.path: the corpus is not the one this run began with ({', '.join(differ)} differ)")
@@ -147,7 +147,7 @@ def _read_birth(config: RunConfig, run: RunDir, model: Decoder, now: str, data: 
 
 
 def _drop_snapshots(run: RunDir, last_step: int) -> None:
-    """Delete snapshots of steps after ``last_step``: the run measures them again, or never comes by there.
+    """Delete snapshots of steps after ``last_step``: the run measures them again, or never reaches them.
 
     Raises:
         RunError: one cannot be deleted.
@@ -165,7 +165,7 @@ def _drop_snapshots(run: RunDir, last_step: int) -> None:
 
 @dataclass(frozen=True)
 class RunStart:
-    """From where a run starts or goes on."""
+    """Point from which a run starts or resumes."""
 
     checkpoint: Path | None
     """Folder of the checkpoint that it goes on from; None for a start at birth."""
@@ -181,8 +181,8 @@ class RunStart:
 def begin_run(
     config: RunConfig, run: RunDir, model: Decoder, birth: str, data: PreparedData, *, resume: bool
 ) -> Iterator[RunStart]:
-    """Hold the run's lock, write or check its config and birth certificate, and drop what a process that died left
-    half written, and metrics and snapshots of steps to come.
+    """Hold the run's lock, write or check its config and birth certificate, and drop half-written files of a process
+    that died, and metrics and snapshots of steps to come.
 
     Args:
         config: the run.

@@ -1,4 +1,4 @@
-"""Configs on disk: writing a whole one, and where a config departs from the one that a run was made with."""
+"""Configs on disk: writing of a whole config, and differences from the config that a run was made with."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_config(config: RunConfig, file: Path) -> None:
 
 
 def is_sealed(file: Path) -> bool:
-    """Whether a run wrote this file, whole, and nobody has changed it since."""
+    """Return True if a run wrote this file, whole, and nobody has changed it since."""
     text, seal, sha256 = read_text(file, MOST_BYTES).rpartition(_SEAL)
     return bool(seal) and _seal_of(text) == sha256
 
@@ -41,9 +41,9 @@ def _seal_of(text: str) -> str:
 
 
 def read_config_yaml(file: Path) -> Any:
-    """What a config's file holds; RunError if it is a run's own and was changed or cut off.
+    """Read a config's file; RunError if it is a run's own and was changed or cut off.
 
-    Of a run's own, values that its schedule does not read are left out: earlier versions let them stand.
+    In a run's own file, values that its schedule does not read are dropped: earlier versions kept them.
     """
     check_own_config(file)
     tree = read_yaml(file)
@@ -55,13 +55,13 @@ def read_config_yaml(file: Path) -> Any:
 
 
 def _is_own(file: Path) -> bool:
-    """Whether this is the ``config.yaml`` in a run's folder."""
+    """Return True if this is the ``config.yaml`` in a run's folder."""
     run = RunDir(file.parent)
     return file.name == run.config.name and RunDir.is_run(run.path)
 
 
 def check_own_config(file: Path) -> None:
-    """Refuse the ``config.yaml`` in a run's folder if it is not as the run wrote it; other files are let pass.
+    """Refuse the ``config.yaml`` in a run's folder if the run did not write it so; other files are accepted.
 
     A file that was cut off reads as a config all the same, whose last fields have their defaults. Runs of versions
     before this check have no checksum, and theirs must have its last group of fields.
@@ -81,7 +81,7 @@ def check_own_config(file: Path) -> None:
 
 
 def read_saved_fields(run: RunDir) -> dict[str, Any]:
-    """Every field of a run's ``config.yaml`` by dotted name; RunError if it was changed or cut off."""
+    """Read every field of a run's ``config.yaml`` by dotted name; RunError if it was changed or cut off."""
     fields = read_config_yaml(run.config)
     if not isinstance(fields, dict):
         raise RunError(f"{run.config}: damaged (no fields in it); {_MEND}")
@@ -90,7 +90,9 @@ def read_saved_fields(run: RunDir) -> dict[str, Any]:
 
 
 def config_differences(config: RunConfig, run: RunDir) -> dict[str, tuple[Any, Any]]:
-    """Fields in which ``config`` is not the run's own, by dotted name and sorted: (the run's value, ``config``'s)."""
+    """Return the fields in which ``config`` differs from the run's own, by dotted name and sorted: (the run's value,
+    ``config``'s).
+    """
     had, now = read_saved_fields(run), dotted(asdict(config))
     name = "model.vocab_size"
     if had.get(name) != now[name] and run.read_birth().get("vocab_size_asked") == now[name]:

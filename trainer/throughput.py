@@ -1,4 +1,4 @@
-"""How fast a run is, and how much memory it takes: operations per token, the device's peaks, seconds of steps.
+"""Speed and memory of a run: operations per token, the device's peaks, seconds of steps.
 
 The command line reads the table of GPUs before torch is loaded.
 """
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
 
 
 def flops_per_token(config: ModelConfig, n_params: int, seq_len: int, *, frozen: bool = False) -> float:
-    """Model FLOPs of one trained token, forward and backward: ``6·N + 12·L·H·d_head·T`` (arXiv 2204.02311, appendix B;
-    of latent attention with the mean width of keys and values).
+    """Compute the model FLOPs of one trained token, forward and backward: ``6·N + 12·L·H·d_head·T`` (arXiv 2204.02311,
+    appendix B; for latent attention with the mean width of keys and values).
 
-    ``N`` counts the parameters that take part in matrix products: the embedding table only where it is the head too.
-    Of experts those count that a token passes. With a sliding window T is the window, or its mean over the blocks. Of a
-    ``frozen`` model, whose adapter alone is trained, ``6·N`` is ``4·N``: no gradients of its matrices are computed.
+    ``N`` counts the parameters that take part in matrix products: the embedding table only if it is the head too. Only
+    the experts that a token passes count. With a sliding window T is the window, or its mean over the blocks. For a
+    ``frozen`` model, whose adapter alone is trained, ``6·N`` becomes ``4·N``: no gradients of its matrices are
+    computed.
     """
     tables = 0 if config.tie_embeddings else config.vocab_size * config.d_model
     if config.positions == "learned":
@@ -37,7 +38,7 @@ def flops_per_token(config: ModelConfig, n_params: int, seq_len: int, *, frozen:
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Peak FLOP/s of a device at a precision; None where it is not known."""
+    """Return the peak FLOP/s of a device at a precision; None if unknown."""
     if device.type != "cuda" or precision != "bf16":
         return None
     import torch
@@ -47,7 +48,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until ``device`` has computed what it was given: a GPU returns from a call before that."""
+    """Wait until ``device`` has finished its work: a GPU returns from a call before that."""
     if device.type != "cpu":
         import torch
 
@@ -55,7 +56,9 @@ def synchronize(device: torch.device) -> None:
 
 
 def peak_memory(device: torch.device) -> float:
-    """The most memory in GB: allocated on a GPU since the last call, or, on CPU, resident in this process so far."""
+    """Return the peak memory in GB: allocated on a GPU since the last call or, on CPU, resident in this process
+    so far.
+    """
     import torch
 
     if device.type == "cuda":
@@ -71,19 +74,19 @@ def peak_memory(device: torch.device) -> float:
 
 
 class HostClock:
-    """Moments on a device that has computed what it was given when a call returns."""
+    """Clock for a device that has finished its work when a call returns."""
 
     def now(self) -> Any:
-        """This moment."""
+        """Return this moment."""
         return time.perf_counter()
 
     def seconds(self, start: Any, end: Any) -> float:
-        """Between two moments that have passed."""
+        """Return the seconds between two past moments."""
         return float(end - start)
 
 
 class GpuClock(HostClock):
-    """Moments in a GPU's own queue: when it comes by there, not when the queue was filled."""
+    """Clock by moments in a GPU's queue: when the GPU reaches them, not when they were queued."""
 
     def now(self) -> Any:
         """See :class:`HostClock`; the GPU is not waited for."""
@@ -99,10 +102,10 @@ class GpuClock(HostClock):
 
 
 class Stopwatch:
-    """Seconds of training, and of each step, without what happens at milestones (snapshots, validation, checkpoints).
+    """Seconds of training, and of each step, without the work at milestones (snapshots, validation, checkpoints).
 
     Args:
-        clock: of the device, for the steps.
+        clock: clock of the device, for the steps.
     """
 
     def __init__(self, clock: HostClock | None = None) -> None:
@@ -113,28 +116,28 @@ class Stopwatch:
         self._laps: list[tuple[Any, Any]] = []
 
     def resume(self) -> None:
-        """Training goes on from now, if it was paused."""
+        """Resume counting, if it was paused."""
         if self._since is None:
             self._since, self._began = time.perf_counter(), self.clock.now()
 
     def lap(self) -> None:
-        """A step is over."""
+        """Note the end of a step."""
         ended = self.clock.now()
         self._laps.append((self._began, ended))
         self._began = ended
 
     def pause(self) -> None:
-        """What follows is not training."""
+        """Stop counting: the following work is not training."""
         if self._since is not None:
             self.seconds += time.perf_counter() - self._since
             self._since = None
 
     def take(self) -> float:
-        """Seconds since the last take."""
+        """Return the seconds since the last take."""
         seconds, self.seconds = self.seconds, 0.0
         return seconds
 
     def take_laps(self) -> list[float]:
-        """Seconds of each step since the last such take, which the device must have finished."""
+        """Return the seconds of each step since the last such take, which the device must have finished."""
         laps, self._laps = self._laps, []
         return [self.clock.seconds(began, ended) for began, ended in laps]

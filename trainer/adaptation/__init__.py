@@ -1,1 +1,3 @@
-"""Runs that train an adapter: their checkpoints hold that alone, and are loaded on top of what the run started from."""
+"""Runs that train an adapter: their checkpoints hold only the adapter, and are loaded on top of the model that the run
+started from.
+"""

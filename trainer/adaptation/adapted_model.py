@@ -1,4 +1,4 @@
-"""The model of any run's checkpoint: whole, or an adapter on top of the frozen model that the run started from."""
+"""Loading of any run's checkpoint: whole, or an adapter on top of the frozen model that the run started from."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..initial_model import initialize_model
 
 
 def load_trained(config: RunConfig, checkpoint: Path, device: torch.device | str = "cpu") -> Decoder:
-    """The model of a run's checkpoint, without the optimizer's state.
+    """Load the model of a run's checkpoint, without the optimizer's state.
 
     Args:
         config: the run.
@@ -25,7 +25,7 @@ def load_trained(config: RunConfig, checkpoint: Path, device: torch.device | str
         device: where the model goes.
 
     Raises:
-        RunError: a file is missing or damaged; or what the run started from is another model now.
+        RunError: a file is missing or damaged; or the model that the run started from has changed.
     """
     if not config.adapter.is_on:
         return load_model(config.model, checkpoint, device)

@@ -1,1 +1,1 @@
-"""What people give by a name: models, and the config files that the package brings."""
+"""Lookup by name: models, and the config files that the package brings."""

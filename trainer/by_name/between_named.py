@@ -1,4 +1,4 @@
-"""Models by their names, beside one another: which they are, what all of them are shown, and one pass of each."""
+"""Comparison of models by their names: which models, their common probe, and one pass of each."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from .model_names import vocabulary
 
 
 def names_at_steps(names: Sequence[str], steps: str) -> dict[int, list[str]]:
-    """Step → every run's name at it.
+    """Return, for each step, every run's name at that step.
 
     Args:
-        names: of runs.
-        steps: numbers with commas between, or ``all``: those that every run has, birth among them.
+        names: names of runs.
+        steps: numbers with commas between, or ``all``: those that every run has, including birth.
 
     Raises:
-        UsageError: a name is no run, a step no number, or a run has no checkpoint of it.
+        UsageError: a name is not a run, a step is not a number, or a run has no checkpoint of it.
     """
     runs = []
     for name in names:
@@ -52,7 +52,7 @@ def names_at_steps(names: Sequence[str], steps: str) -> dict[int, list[str]]:
 
 
 def comparison_problems(n_sequences: int, minibatch: int, barrier: int | None) -> list[str]:
-    """What no comparison can be made with, one line each, with the mend."""
+    """List settings that make a comparison impossible, one line each, with the remedy."""
     found = []
     if barrier is not None and not 2 < barrier <= 1001:
         found.append(f"barrier {barrier}: give 3 to 1001 points")
@@ -66,7 +66,7 @@ def comparison_problems(n_sequences: int, minibatch: int, barrier: int | None) -
 
 
 class Comparer:
-    """Compares models by name, all on what the first of them is shown.
+    """Comparer of models by name, all on the probe of the first.
 
     Args:
         settings: size of the probe and of its batches.
@@ -94,7 +94,7 @@ class Comparer:
 
     @property
     def tokens_NT(self) -> np.ndarray:  # noqa: N802, a shape suffix
-        """What all are shown, int64 ids ``[N, T]``; known once the first model is loaded."""
+        """Common probe of all models, int64 ids ``[N, T]``; known once the first model is loaded."""
         return self._probe.tokens_NT
 
     @property
@@ -103,10 +103,10 @@ class Comparer:
         return self._shown[2]
 
     def load(self, name: str) -> LoadedModel:
-        """A model that can read what all are shown, on the device; the first decides what that is.
+        """Load a model that can read the common probe onto the device; the first model decides the probe.
 
         Raises:
-            UsageError: it cannot: another vocabulary or tokenizer, or fewer positions.
+            UsageError: it cannot read it: another vocabulary or tokenizer, or fewer positions.
             RunError: a damaged file.
         """
         loaded = self._open_model(name)
@@ -136,7 +136,7 @@ class Comparer:
         return TextProbe(random_tokens(loaded, settings, settings.probe_seed))
 
     def compare(self, names: Sequence[str], advance: Callable[[int], object] = lambda n_models: None) -> AllPairs:
-        """One pass of each model, one at a time in memory; then every pair of them.
+        """Run one pass of each model, one at a time in memory, then compare every pair.
 
         ``advance`` is called with 1 after each model, and once more at the end.
         """
@@ -156,7 +156,9 @@ class Comparer:
         step: int | None = None,
         advance: Callable[[int], object] = lambda n_passes: None,
     ) -> Compared:
-        """`compare`, and with ``n_points`` `lines` too; ``step`` is that of all models, where they share one."""
+        """Run `compare`, and with ``n_points`` `lines` too; ``step`` is the common step of all models, if they share
+        one.
+        """
         pairs = self.compare(names, advance)
         return Compared(step, pairs, [] if n_points is None else self.lines(names, n_points, advance))
 
@@ -179,7 +181,9 @@ class Comparer:
     def lines(
         self, names: Sequence[str], n_points: int, advance: Callable[[int], object] = lambda n_points: None
     ) -> list[Line]:
-        """Losses at ``n_points`` points from one model to another, of every pair; two models and a third in memory."""
+        """Compute losses at ``n_points`` points from one model to another, for every pair; two models and a third are
+        in memory.
+        """
         alphas = [i / (n_points - 1) for i in range(n_points)]
         found = []
         for i, j in combinations(range(len(names)), 2):

@@ -1,4 +1,4 @@
-"""An intervention on a model by any of its names: the probe that it reads, and what comes of it."""
+"""Intervention on a model by any of its names: the probe that it reads, and the results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ProbeName = Literal["random", "bos", "text", "text_without_bos"]
 
 
 def is_text(probe: ProbeName) -> bool:
-    """Tell whether a probe is text, so that its loss says something."""
+    """Return True if a probe is text, so that its loss is meaningful."""
     return probe.startswith("text")
 
 
@@ -59,7 +59,7 @@ def intervene_on(
     probe_seed: int = 0,
     advance: Callable[[int], object] = lambda n_passes: None,
 ) -> Intervened:
-    """Read a probe with a model as it is, and changed.
+    """Read a probe with a model unchanged, and changed.
 
     Args:
         loaded: the model, on the device where it is to run.

@@ -1,4 +1,4 @@
-"""A model by any of its names, loaded and measured: a run's, a birth, or one of ``transformers`` of any family."""
+"""Loading and measurement of a model by any of its names: from a run, a birth, or ``transformers`` (any family)."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ UNKNOWN_STEP = -1
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """A model in memory, with what is known of it."""
+    """A model in memory, with its known facts."""
 
     name: str
     """As it was given."""
@@ -47,7 +47,7 @@ class LoadedModel:
     step: int
     """Optimizer steps that it has been trained for; `UNKNOWN_STEP` where that is not known."""
     tokenizer_file: Path | None
-    """``tokenizers`` JSON of the text that it reads, where it has one."""
+    """``tokenizers`` JSON of the text that it reads, if it has one."""
     run: Path | None = None
     """The run that it is of, where it is of one."""
     stranger: Callable[[int], Decoder | ForeignModel] | None = None
@@ -57,12 +57,12 @@ class LoadedModel:
 
     @property
     def n_positions(self) -> int | None:
-        """The most tokens that it can read; None: any number."""
+        """Largest number of tokens that it can read; None without a limit."""
         return self.model.config.position_limit
 
     @cached_property
     def tokenizer(self) -> TextTokenizer | None:
-        """The tokenizer of the text that it reads, where it has one."""
+        """Tokenizer of the text that it reads, if it has one."""
         return None if self.tokenizer_file is None else TextTokenizer.load(self.tokenizer_file)
 
 
@@ -73,13 +73,13 @@ def load_named(
     trust_remote_code: bool = False,
     tell: Callable[[str], object] = lambda line: None,
 ) -> LoadedModel:
-    """Load a model by any of its names (`open_source`); of ``transformers`` also one that our decoder cannot be.
+    """Load a model by any of its names (`open_source`); models of ``transformers`` need not fit the decoder.
 
     Args:
         name: the model.
-        dtype: of its weights.
+        dtype: type of its weights.
         trust_remote_code: run the code that a model of ``transformers`` brings, if it brings any.
-        tell: is called with each line that a person should see: the files that will run, before they do.
+        tell: called with each line that a person should see: the files that will run, before they do.
 
     Raises:
         UsageError: there is no such model, or it cannot be measured.
@@ -101,7 +101,7 @@ def load_named(
 
 
 def _load_foreign(name: str, dtype: torch.dtype, trust_remote_code: bool, tell: Callable[[str], object]) -> LoadedModel:
-    """A folder of transformers, a GGUF file or a hub id, as the library reads it."""
+    """Load a folder of transformers, a GGUF file or a hub id through the library."""
     found = their_folder_of(name, trust_remote_code, tell)
     return LoadedModel(
         name, found.load(dtype), None, UNKNOWN_STEP, found.tokenizer, stored_kinds=kinds_of(found.folder)
@@ -109,19 +109,20 @@ def _load_foreign(name: str, dtype: torch.dtype, trust_remote_code: bool, tell: 
 
 
 def default_seq_len(loaded: LoadedModel) -> int:
-    """Tokens of a probe's sequence: as in a run's snapshot, or as many as the model reads."""
+    """Return the number of tokens in a probe's sequence: as in a run's snapshot, or fewer if the model reads fewer."""
     longest = loaded.model.config.max_seq_len
     return SnapshotConfig.seq_len if longest is None else min(SnapshotConfig.seq_len, longest)
 
 
 def drawn_ids(loaded: LoadedModel) -> np.ndarray | None:
-    """The ids that a random probe is drawn from: None, all, of a run and its births, as in its own snapshots; of
-    another model those that its tokenizer has."""
+    """Return the ids from which a random probe is drawn: None, all, for a run and its births, as in its snapshots; for
+    another model those that its tokenizer has.
+    """
     return text_ids(loaded.tokenizer, loaded.model.config.vocab_size) if loaded.newborn is None else None
 
 
 def random_tokens(loaded: LoadedModel, settings: SnapshotConfig, probe_seed: int) -> np.ndarray:
-    """Random tokens for a model (`drawn_ids`), int64 ``[N, T]``."""
+    """Draw random tokens for a model (`drawn_ids`), int64 ``[N, T]``."""
     n, length = settings.n_sequences, settings.seq_len
     return random_probe(loaded.model.config.vocab_size, n, length, probe_seed, drawn_ids(loaded))
 
@@ -136,15 +137,15 @@ class TextProbe(NamedTuple):
 
 
 def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] | None) -> TextProbe:
-    """A text probe for a model, as its own tokenizer reads it.
+    """Build a text probe for a model, read by its own tokenizer.
 
     Args:
         loaded: the model.
         settings: the probe's size.
-        path: files or folders of text, what ``data.path`` takes; None: the validation text of its own run.
+        path: files or folders of text, as in ``data.path``; None: the validation text of its own run.
 
     Raises:
-        UsageError: it has no tokenizer, there is too little text, or it is of no run and no text is given.
+        UsageError: it has no tokenizer, there is too little text, or it belongs to no run and no text is given.
     """
     n, length = settings.n_sequences, settings.seq_len
     if path is not None:
@@ -163,12 +164,14 @@ def text_for(loaded: LoadedModel, settings: SnapshotConfig, path: Sequence[str] 
 
 
 def is_own_birth(loaded: LoadedModel) -> bool:
-    """Whether a model is at step 0 and comes by block: what it is compared with is then found in its own pass."""
+    """Return True if a model is at step 0 and comes by block: its reference is then computed in its own pass."""
     return isinstance(loaded.model, DecoderByBlock) and loaded.step == 0
 
 
 def has_controls(loaded: LoadedModel) -> bool:
-    """True if `measure_loaded` measures with and without BOS by default: not where each pass reads all weights anew."""
+    """Return True if `measure_loaded` measures with and without BOS by default: not if each pass reads all weights
+    again.
+    """
     tokenizer = None if isinstance(loaded.model, DecoderByBlock) else loaded.tokenizer
     return tokenizer is not None and tokenizer.bos is not None and tokenizer.bos < loaded.model.config.vocab_size
 
@@ -184,7 +187,7 @@ def _no_progress(n_blocks: int) -> Iterator[Callable[[int], object]]:
 
 @contextmanager
 def _blocks_counted(model: Decoder | ForeignModel, advance: Callable[[int], object]) -> Iterator[None]:
-    """Call ``advance`` with 1 after each block in a pass of the model; a pass that only looks at it is none."""
+    """Call ``advance`` with 1 after each block in a pass of the model; a pass that only inspects it does not count."""
     if isinstance(model, DecoderByBlock):
         model.streaming.advance = advance
         yield
@@ -221,17 +224,17 @@ def measure_loaded(
     controls: bool | None = None,
     progress: Progress = _no_progress,
 ) -> Snapshot:
-    """One snapshot of ``loaded`` on a random probe, and on text if there is some, beside its birth where it is known.
+    """Take one snapshot of ``loaded`` on a random probe, and on text if given, compared with its birth if known.
 
     Args:
         loaded: the model, on the device where it is to run.
-        settings: the probe's size, how it is read, and by which metrics of yours.
-        probe_seed: decides the probe.
-        metrics: more of yours: ``module:Class``, classes or instances.
-        text: of `text_for`.
+        settings: the probe's size, batching, and your metrics.
+        probe_seed: seed of the probe.
+        metrics: more of your metrics: ``module:Class``, classes or instances.
+        text: text probe from `text_for`.
         n_strangers: births of other seeds to compare with too, as controls.
         controls: measure a few sequences with and without BOS too (`bos_controls`); None: see `has_controls`.
-        progress: is given how many blocks batches will pass, and shows how many have passed.
+        progress: gets the number of block passes of all batches, and shows how many are done.
 
     Raises:
         RunError: the model gives NaN or inf.
@@ -258,7 +261,7 @@ def measure_loaded(
     with progress(sum(batches) * model.config.n_layers) as advance:
 
         def reference(born: Decoder | ForeignModel) -> BirthReference:
-            # Of what comes by block no more than that is anywhere.
+            # Models by block keep only their current block on a device.
             here = born if isinstance(born, DecoderByBlock) else born.to(next(model.parameters()).device)
             with _blocks_counted(here, advance):
                 return birth_reference(here, probe_NT, settings.on_any_device)

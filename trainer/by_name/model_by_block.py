@@ -1,4 +1,4 @@
-"""A model by any of its names of which one block at a time is in memory: ``--stream``."""
+"""Models by any of their names with one block at a time in memory: ``--stream``."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .model_names import AnySource, ModelSource, SourceWithBirth, open_source
 
 
 def open_by_block(name: str, dtype: torch.dtype, streaming: Streaming) -> LoadedModel:
-    """A model by any of its names that our decoder can be (`open_source`).
+    """Open a model by any of its names, if it fits the decoder (`open_source`).
 
     Args:
         name: the model.
-        dtype: of the parameters.
-        streaming: what its passes need beside it.
+        dtype: type of the parameters.
+        streaming: scratch space and progress callback of its passes.
 
     Raises:
-        UsageError: there is no such model, or our decoder cannot be it.
+        UsageError: there is no such model, or it does not fit the decoder.
         RunError: a damaged file.
     """
     source = open_source(name)
@@ -48,10 +48,10 @@ def open_by_block(name: str, dtype: torch.dtype, streaming: Streaming) -> Loaded
 
 
 def source_by_block(source: AnySource, streaming: Streaming) -> ModelSource:
-    """The same model; what it loads has one block at a time in memory.
+    """Return the same source, with a model that has one block at a time in memory.
 
     Raises:
-        UsageError: our decoder cannot be it.
+        UsageError: the model does not fit the decoder.
     """
     if not isinstance(source, ModelSource):
         raise UsageError(f"{source.name}: --stream reads models that our decoder can be, and this is none of them")
@@ -63,5 +63,5 @@ def source_by_block(source: AnySource, streaming: Streaming) -> ModelSource:
 
 
 def birth_by_block(config: ModelConfig, init_seed: int, streaming: Streaming) -> DecoderByBlock:
-    """A birth of a config whose blocks are drawn one at a time."""
+    """Return a birth of a config whose blocks are drawn one at a time."""
     return DecoderByBlock(config, DrawnWeights(config, init_seed), device=device(), streaming=streaming)

@@ -1,4 +1,4 @@
-"""A model by any of its names: a run, a checkpoint, a birth, a folder of transformers, a GGUF file, a hub id."""
+"""Models by any of their names: a run, a checkpoint, a birth, a folder of transformers, a GGUF file, a hub id."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from .their_folder import TheirFolder, find_their_folder
 
 @dataclass(frozen=True)
 class AnySource:
-    """A model of any kind that has been found and not yet been loaded."""
+    """A model of any kind that has been found but not loaded."""
 
     name: str
     """As it was given."""
@@ -50,17 +50,17 @@ class AnySource:
 
     @property
     def longest(self) -> int | None:
-        """The most tokens that it reads; None: any number."""
+        """Largest number of tokens that it reads; None without a limit."""
         return self.config.max_seq_len
 
     def stranger(self, seed: int, on: torch.device | str) -> Decoder | ForeignModel:
-        """A birth of its config from a seed, where we cannot draw it ourselves."""
+        """Return a birth of its config from a seed, if only ``transformers`` can draw it."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class ModelSource(AnySource):
-    """One that our decoder can be."""
+    """Source of a model that fits the decoder."""
 
     config: ModelConfig
     load: Callable[[], Decoder]
@@ -70,7 +70,7 @@ class ModelSource(AnySource):
 
 @dataclass(frozen=True)
 class ForeignSource(AnySource):
-    """One of ``transformers`` that our decoder cannot be, or that is in memory."""
+    """Source of a model of ``transformers`` that does not fit the decoder, or that is in memory."""
 
     config: ForeignConfig
     load: Callable[[], ForeignModel]
@@ -86,29 +86,29 @@ class ForeignSource(AnySource):
 
 @dataclass(frozen=True)
 class SourceWithBirth(ModelSource):
-    """One of ours, whose config says how it was born."""
+    """Source of a model with a config of this package, which says how it was born."""
 
     births: RunConfig
     """Says how it was born, and how from other seeds."""
     init_seed: int
-    """Its own."""
+    """Seed of its own birth."""
     step: int
     """Optimizer steps that it has been trained for."""
     checkpoint: Path | None = None
-    """Where its weights lie; None of a birth, which is drawn."""
+    """Folder of its weights; None for a birth, which is drawn."""
     run: Path | None = None
     """The run that it is of; None of a birth that a config names."""
 
     def born(self, init_seed: int) -> Decoder:
-        """Allocates it as it was at step 0, or, from another seed than its own, a birth of the same config."""
+        """Allocate the model of step 0 for its own seed, or a birth of the same config for another seed."""
         return initial_model.initialize_model(self.births, init_seed)
 
     def born_weights(self, init_seed: int) -> BlockWeights:
-        """The same, to be read or drawn a block at a time."""
+        """Return the weights of :meth:`born`, read or drawn a block at a time."""
         return initial_model.initial_weights(self.births, init_seed)
 
     def birth(self) -> Decoder:
-        """Allocates it as it was at step 0."""
+        """Allocate the model of step 0."""
         return self.born(self.init_seed)
 
 
@@ -150,7 +150,7 @@ def _checked(found: Pretrained) -> Pretrained:
 def open_any_source(
     name: str, *, trust_remote_code: bool = False, tell: Callable[[str], object] = lambda line: None
 ) -> AnySource:
-    """Find a model as :func:`open_source` does, also one of ``transformers`` that our decoder cannot be.
+    """Find a model as :func:`open_source` does, also one of ``transformers`` that does not fit the decoder.
 
     Args:
         name: see :func:`open_source`.
@@ -172,7 +172,7 @@ def open_any_source(
 
 
 def their_folder_of(name: str, trust_remote_code: bool, tell: Callable[[str], object]) -> TheirFolder:
-    """The folder or hub id that a name means; what is worth a line is told.
+    """Find the folder or hub id that a name means; notes go to ``tell``.
 
     Raises:
         UsageError: there is no such model.
@@ -188,7 +188,9 @@ def their_folder_of(name: str, trust_remote_code: bool, tell: Callable[[str], ob
 
 
 def no_such_model(name: str, error: UsageError) -> UsageError:
-    """``error``, of looking for a model of ``transformers``, as that for a path where no model of any kind is."""
+    """Turn ``error``, from the search for a model of ``transformers``, into the error for a path without any kind of
+    model.
+    """
     if names_gguf(name) or (Path(name) / "config.json").is_file() or (not Path(name).exists() and not is_path(name)):
         return error
     why = str(error).removeprefix(f"{name}: ")
@@ -197,7 +199,7 @@ def no_such_model(name: str, error: UsageError) -> UsageError:
 
 
 def open_source_with_birth(name: str) -> SourceWithBirth | None:
-    """Find a model that is one of ours; None if it is of ``transformers``, or none at all.
+    """Find a model with a config of this package; None if it is of ``transformers``, or not a model.
 
     Raises:
         UsageError: a run without this step, a config that is impossible, a seed or step that is no number.
@@ -217,7 +219,7 @@ def open_source_with_birth(name: str) -> SourceWithBirth | None:
 
 
 def _config_file(path: Path) -> Path | None:
-    """A config file by path or by name; None if ``path`` says that it is something else."""
+    """Find a config file by path or by name; None if ``path`` is something else."""
     if path.suffix in (".yaml", ".yml"):
         return find_config(path)
     return None if path.exists() else shipped_config(str(path))
@@ -266,27 +268,29 @@ def _at_birth(
 
 
 class AddedToken(TypedDict):
-    """A token beside the vocabulary; some files have it in the vocabulary too."""
+    """A token beside the vocabulary; some files list it in the vocabulary too."""
 
     id: int
     content: str
 
 
 class Vocabulary(TypedDict):
-    """What a model of ``tokenizers`` has: token → id, or a list of tokens with their scores."""
+    """Vocabulary of a model of ``tokenizers``: token → id, or a list of tokens with their scores."""
 
     vocab: dict[str, Any] | list[Any]
 
 
 class TokenizerFile(TypedDict):
-    """A ``tokenizers`` JSON, as far as it is read here."""
+    """A ``tokenizers`` JSON, with the fields that are read here."""
 
     model: Vocabulary
     added_tokens: NotRequired[list[AddedToken] | None]
 
 
 def vocabulary(file: Path) -> Any:
-    """What decides which id means what in a ``tokenizers`` JSON; other parts of the file may be written either way."""
+    """Return the part of a ``tokenizers`` JSON that gives ids their meaning; other parts may be written in different
+    ways.
+    """
     content = read_json(file, TokenizerFile, "give the model's own tokenizer")
     vocab, added = content["model"]["vocab"], content.get("added_tokens") or []
     if isinstance(vocab, dict):

@@ -1,4 +1,4 @@
-"""The data of a model's own run once more, and long held-out sequences for a model of any kind."""
+"""Data of a model's own run, and long held-out sequences for a model of any kind."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from .model_names import ModelSource, SourceWithBirth
 
 
 def data_of_run(name: str, run: Path, seq_len: int | None = None) -> PreparedData:
-    """The data that a run was trained on.
+    """Prepare the data that a run was trained on.
 
     Args:
-        name: of the model, as it was given.
+        name: name of the model, as given.
         run: its run.
         seq_len: positions of a sequence; by default those of its training.
 
     Raises:
-        UsageError: the text has changed since.
+        UsageError: the text has changed since then.
     """
     config, born = read_config(RunDir(run).config), RunDir(run).read_birth()
     data = prepare(
@@ -41,16 +41,16 @@ def data_of_run(name: str, run: Path, seq_len: int | None = None) -> PreparedDat
 
 
 def held_out_tokens(source: ModelSource, n_sequences: int, n_tokens: int, path: Sequence[str] | None) -> np.ndarray:
-    """Sequences that the model was not trained on, int64 ``[N, n_tokens]``.
+    """Return sequences that the model was not trained on, int64 ``[N, n_tokens]``.
 
     Args:
         source: the model.
         n_sequences: N.
-        n_tokens: in each.
+        n_tokens: tokens in each.
         path: files or folders of text, read by its own tokenizer; None: the validation data of its own run.
 
     Raises:
-        UsageError: there is too little, it has no tokenizer, or it is of no run and no text is given.
+        UsageError: there is too little text, it has no tokenizer, or it belongs to no run and no text is given.
     """
     if path is not None:
         if source.tokenizer is None:

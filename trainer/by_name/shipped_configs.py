@@ -1,4 +1,4 @@
-"""The config files that the package brings, found by name from any folder."""
+"""Config files that the package brings, found by name from any folder."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ Kind = Literal["run", "model", "study"]
 
 _ROOT = Path(__file__).parents[2] / "configs"
 
-#: Where each kind stands; a bare name is looked for in this order, for a study in its own folder alone.
+#: Folder of each kind; a bare name is looked up in this order, for a study only in its own folder.
 _FOLDERS: Mapping[Kind, Path] = {"run": _ROOT, "model": _ROOT / "models", "study": _ROOT / "studies"}
 
 
 @dataclass(frozen=True)
 class ShippedConfig:
-    """One of the files."""
+    """A config file of the package."""
 
     name: str
-    """What it is found by: ``demo``, ``models/llama-60m``."""
+    """Name by which it is found: ``demo``, ``models/llama-60m``."""
     kind: Kind
     file: Path
 
@@ -36,7 +36,7 @@ class ShippedConfig:
 
 
 def shipped_configs() -> list[ShippedConfig]:
-    """All of them: runs, then models, then studies, by name."""
+    """List all of them: runs, then models, then studies, by name."""
     return [
         ShippedConfig(file.relative_to(_ROOT).with_suffix("").as_posix(), kind, file)
         for kind, folder in _FOLDERS.items()
@@ -45,12 +45,12 @@ def shipped_configs() -> list[ShippedConfig]:
 
 
 def shipped_config(name: str, kind: Literal["run", "study"] = "run") -> Path | None:
-    """The shipped file of that name; None if there is none.
+    """Return the shipped file of that name; None if there is none.
 
     Args:
-        name: ``demo``, ``models/llama-60m`` or ``llama-60m``, ``studies/sinks`` (``sinks`` where a study is meant). It
+        name: ``demo``, ``models/llama-60m`` or ``llama-60m``, ``studies/sinks`` (``sinks`` if a study is meant). It
             may end in ``.yaml`` and begin with ``configs/``.
-        kind: whether a run (or the model of one) or a study is wanted.
+        kind: ``run`` (or the model of one) or ``study``.
     """
     names = [name.removeprefix("configs/").removesuffix(".yaml")]
     if "/" not in names[0]:
@@ -60,9 +60,9 @@ def shipped_config(name: str, kind: Literal["run", "study"] = "run") -> Path | N
 
 
 def find_config(name: str | Path, kind: Literal["run", "study"] = "run") -> Path:
-    """The config file of that name: a file that exists, one of the shipped, or that of the run in a folder.
+    """Find the config file of that name: an existing file, a shipped one, or that of the run in a folder.
 
-    A folder hides none of the shipped: people keep the run of a config in a folder of its name.
+    A folder hides no shipped config: people keep the run of a config in a folder of its name.
 
     Raises:
         UsageError: there is none; the message names the nearest.

@@ -1,6 +1,6 @@
-"""Models of ``transformers`` that our decoder need not be: found, checked, and loaded by the library itself.
+"""Models of ``transformers`` of any architecture: found, checked, and loaded by the library itself.
 
-Nothing is unpickled. Code that a model brings is run only where that is asked for, and is named before.
+Nothing is unpickled. Code that a model brings runs only on request, and is named before.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ _FLOATS = {code: name for name, code in FLOATS.items()}
 
 
 class TheirConfig(TypedDict):
-    """``config.json`` of any model of ``transformers``, as far as a number in it allocates before a tensor is read."""
+    """``config.json`` of any model of ``transformers``: the fields whose numbers allocate memory before a tensor is
+    read.
+    """
 
     model_type: str
     num_hidden_layers: NotRequired[Annotated[int, Bounds(1, 2048)]]
@@ -56,38 +58,39 @@ class TheirFolder:
     """As it was given."""
     folder: Path
     runs_code: bool
-    """Whether its own code is run, as was asked for."""
+    """True if its own code is run, as requested."""
     note: str | None
-    """What a reader should know of its weights, in a line."""
+    """Line about its weights for the reader."""
 
     @property
     def tokenizer(self) -> Path | None:
-        """``tokenizers`` JSON of the text that it reads, where it has one."""
+        """``tokenizers`` JSON of the text that it reads, if it has one."""
         file = self.folder / "tokenizer.json"
         return file if file.is_file() else None
 
     def shape(self) -> ForeignConfig:
-        """Its shape; no weights are allocated."""
+        """Return its shape; no weights are allocated."""
         with torch.device("meta"):
             return ForeignModel(self._newborn()).config
 
     def parameter_shapes(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of its parameters by name; no weights are allocated."""
+        """Return the shapes of its parameters by name; no weights are allocated."""
         with torch.device("meta"):
             return {name: tuple(parameter.shape) for name, parameter in self._newborn().named_parameters()}
 
     def birth(self, seed: int) -> ForeignModel:
-        """A model of its config as ``transformers`` initialises it, from a seed of torch's generator. The generator is
-        put back."""
+        """Initialise a model of its config through ``transformers``, from a seed of torch's generator. The generator is
+        restored.
+        """
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return ForeignModel(self._newborn())
 
     def load(self, dtype: torch.dtype = torch.float32) -> ForeignModel:
-        """The model.
+        """Load the model.
 
         Raises:
-            UsageError: the library cannot load it, or it is none that can be measured.
+            UsageError: the library cannot load it, or it cannot be measured.
             RunError: a tensor that is missing.
         """
         with self._library() as library:
@@ -107,7 +110,7 @@ class TheirFolder:
         return ForeignModel(model)
 
     def _from_gguf(self, library: Any, dtype: torch.dtype) -> Any:
-        """The model and what the library says of its loading; it dequantises a tensor when its turn comes."""
+        """Return the model and the library's loading report; tensors are dequantised one at a time."""
         config = library.AutoConfig.from_pretrained(self.folder)
         kind = getattr(library, config.architectures[0])
         with open_weights(self.folder / GGUF_TENSORS) as tensors:
@@ -133,14 +136,14 @@ class TheirFolder:
 
 
 def transformers_for(name: str) -> Any:
-    """The library, quiet.
+    """Import ``transformers`` and silence it.
 
     Raises:
         UsageError: it is not installed.
     """
     try:
         if not torch.cuda.is_available():
-            # Where DeepSpeed is installed transformers imports it, and it would print that it sees no GPU.
+            # If DeepSpeed is installed, transformers imports it, and it would print that it sees no GPU.
             os.environ.setdefault("DS_ACCELERATOR", "cpu")
         import transformers
     except ImportError:
@@ -192,10 +195,10 @@ def _is_known(name: str, model_type: str) -> bool:
 
 
 def _code_files(name: str, config: TheirConfig) -> list[str]:
-    """The files that ``auto_map`` names for the config and the model, in their order.
+    """List the files that ``auto_map`` names for the config and the model, in their order.
 
     Raises:
-        UsageError: one of another repository, which would be fetched and run unseen.
+        UsageError: a file of another repository, which would be fetched and run unseen.
     """
     found: list[str] = []
     for kind, reference in (config.get("auto_map") or {}).items():
@@ -217,7 +220,7 @@ def _strange_code(name: str, kind: str, why: str) -> UsageError:
 
 
 def _with_imports(folder: Path, files: list[str]) -> list[str]:
-    """The files, and those beside them that they import."""
+    """Add the files beside them that these files import."""
     from transformers.dynamic_module_utils import get_relative_import_files
 
     imported = [Path(more).name for file in files for more in get_relative_import_files(folder / file)]
@@ -225,7 +228,7 @@ def _with_imports(folder: Path, files: list[str]) -> list[str]:
 
 
 def _check_weights(name: str, folder: Path, config: TheirConfig) -> str | None:
-    """What to say of the weights' dtypes; RunError of those that cannot be what they stand for."""
+    """Describe the weights' dtypes in a line; RunError for dtypes that cannot be right."""
     if kinds := kinds_of(folder):
         return f"{name}: its weights are stored as {kinds_in_words(kinds)}, and are read as float32"
     stored: dict[str, int] = {}

@@ -1,4 +1,4 @@
-"""Text that a model of ``transformers`` writes, a token at a time, drawn as from our decoder."""
+"""Text generation by a model of ``transformers``, a token at a time, with the decoder's way of drawing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...models.generate import choose
 
 
 def end_tokens(model: ForeignModel) -> frozenset[int]:
-    """Ids that end a text, by the configs of the model; there may be several."""
+    """Return the ids that end a text, from the model's configs; there may be several."""
     configs = (model.model.config, getattr(model.model, "generation_config", None))
     found: set[int] = set()
     for config in configs:

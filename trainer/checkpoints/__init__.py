@@ -1,1 +1,1 @@
-"""Checkpoints: their format, how they are written beside training, how they are loaded."""
+"""Checkpoints: their format, writing beside training, loading."""

@@ -1,4 +1,4 @@
-"""Finding a run's checkpoint by its step."""
+"""Search for a run's checkpoint by its step."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ...measure.records import RunDir
 
 
 def find_checkpoint(run: RunDir, step: int | None) -> Path:
-    """The checkpoint after ``step`` steps, by default the last; UsageError names those that there are."""
+    """Find the checkpoint after ``step`` steps, by default the last; UsageError names the existing ones."""
     there = run.checkpoints_by_step()
     if not there:
         raise UsageError(f"{run.path}: has no checkpoint yet")

@@ -1,6 +1,6 @@
 """Checkpoints as folders of JSON and safetensors: atomic, checked when loaded, nothing pickled in either direction.
 
-What one run saves any other loads, on whatever number of processes and under whatever strategy (state_file.py).
+Any run can load another's checkpoint, on any number of processes and under any strategy (state_file.py).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _IN_PIECES = ("state_dict/", "optimizer_states/")
 
 
 class CheckpointWeights(Mapping[str, torch.Tensor]):
-    """Parameters and buffers of a checkpoint's model by name, each read when it is asked for, on the CPU.
+    """Parameters and buffers of a checkpoint's model by name, each read on request, on the CPU.
 
     Raises:
         RunError: a file is missing or damaged; it is named.
@@ -47,29 +47,29 @@ class CheckpointWeights(Mapping[str, torch.Tensor]):
         return len(self.stored)
 
     def required(self, name: str) -> StoredTensor:
-        """One that the model has. RunError if the checkpoint does not."""
+        """Return a tensor that the model has. RunError if the checkpoint lacks it."""
         if name not in self.stored:
             raise RunError(f"{self.folder}: has no {name}; the run's config.yaml is another model's")
         return self.stored[name]
 
     def check(self, names: Iterable[str]) -> None:
-        """See that all of these are there, as who reads them one by one expects. RunError if one is not."""
+        """Check that all of these exist, for readers that read them one by one. RunError if one does not."""
         for name in names:
             self.required(name)
 
     def read(self, names: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Whole tensors by name (`models/by_block/block_weights.py`)."""
+        """Yield whole tensors by name (`models/by_block/block_weights.py`)."""
         return ((name, self.required(name).whole()) for name in names)
 
     def rows(self, name: str, start: int, stop: int) -> torch.Tensor:
-        """Rows ``start … stop`` of a table."""
+        """Read rows ``start … stop`` of a table."""
         stored = self.required(name)
         width = stored.shape[-1]
         return stored.read(start * width, stop * width).view(stop - start, width)
 
 
 def load_model(config: ModelConfig, folder: Path, device: torch.device | str = "cpu") -> Decoder:
-    """The model of a checkpoint, allocated once, without the optimizer's state."""
+    """Load the model of a checkpoint, allocated once, without the optimizer's state."""
     weights = CheckpointWeights(folder)
     with torch.device("meta"):
         model = Decoder(config)
@@ -83,17 +83,17 @@ class FolderCheckpointIO(BackgroundWriter, CheckpointIO):
     """Lightning's checkpoint dictionary in a folder: tensors in safetensors, the rest in JSON with their checksums."""
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any | None = None) -> None:
-        """Write the folder, all of it from this process; it appears whole or not at all. See :meth:`save`."""
+        """Write the whole folder from this process; it appears whole or not at all. See :meth:`save`."""
         self.save(checkpoint, Path(path), shared=False)
 
     def save_sharded(self, checkpoint: dict[str, Any], path: Any) -> None:
-        """Write the folder, each rank what it holds; it appears whole or not at all. See :meth:`save`."""
+        """Write the folder, each rank its shards; it appears whole or not at all. See :meth:`save`."""
         self.save(checkpoint, Path(path), shared=True)
 
     def load_checkpoint(
         self, path: Any, map_location: Any | None = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Read a folder, all of it. In a group every rank must call.
+        """Read a whole folder. Collective: call on every rank.
 
         Raises:
             RunError: a file is missing or damaged; it is named, on all ranks.
@@ -101,9 +101,7 @@ class FolderCheckpointIO(BackgroundWriter, CheckpointIO):
         return open_checkpoint(Path(path)).tree(StoredTensor.whole)
 
     def load_sharded(self, path: Any) -> dict[str, Any]:
-        """Read a folder, but of weights and optimizer state only where they are, as :class:`StoredTensor`.
-
-        In a group every rank must call.
+        """Read a folder, but weights and optimizer state only as :class:`StoredTensor`. Collective: call on every rank.
 
         Raises:
             RunError: a file is missing or damaged; it is named, on all ranks.
@@ -111,5 +109,5 @@ class FolderCheckpointIO(BackgroundWriter, CheckpointIO):
         return open_checkpoint(Path(path)).tree(lambda t: t if t.name.startswith(_IN_PIECES) else t.whole())
 
     def remove_checkpoint(self, path: Any) -> None:
-        """Which checkpoints are kept is the callback's business (callbacks/checkpoint.py)."""
+        """Refuse: the callback decides which checkpoints are kept (callbacks/checkpoint.py)."""
         raise NotImplementedError

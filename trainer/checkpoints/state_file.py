@@ -1,7 +1,7 @@
-"""``state.json`` of a checkpoint (format 2): everything that is no tensor, and where the tensors are.
+"""``state.json`` of a checkpoint (format 2): everything except tensors, and the places of the tensors.
 
-It has for every tensor its shape, its type and which file holds which range of its elements. A checkpoint says nothing
-of how the run that wrote it was spread over processes.
+For every tensor it has shape, type, and the file of each range of its elements. A checkpoint does not depend on the
+distribution over processes of the run that wrote it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 def part_name(rank: int, world_size: int) -> str:
-    """File of the tensors that ``rank`` writes, without its ending; one process alone writes whole tensors."""
+    """Return the file name of the tensors that ``rank`` writes, without suffix; a single process writes whole
+    tensors.
+    """
     return "tensors" if world_size == 1 else f"tensors-{rank:05d}"
 
 
 class Piece(TypedDict):
-    """Elements of a flattened tensor that one file holds."""
+    """Range of elements of a flattened tensor that one file holds."""
 
     file: str
     start: Count
@@ -39,7 +41,7 @@ class Piece(TypedDict):
 
 
 class TensorFacts(TypedDict):
-    """A tensor of a checkpoint."""
+    """Facts about a tensor of a checkpoint."""
 
     shape: list[Count]
     dtype: Literal["float64", "float32", "float16", "bfloat16", "int64", "int32", "int16", "int8", "uint8", "bool"]
@@ -47,7 +49,7 @@ class TensorFacts(TypedDict):
 
 
 class State(TypedDict):
-    """``state.json`` of format 2."""
+    """Content of ``state.json``, format 2."""
 
     format: Literal[2]
     step: Count
@@ -58,7 +60,7 @@ class State(TypedDict):
 
 
 class State1(TypedDict):
-    """``state.json`` of format 1: one file of tensors, which says their shapes."""
+    """Content of ``state.json``, format 1: one file of tensors, which has their shapes."""
 
     format: Literal[1]
     step: NotRequired[Count]
@@ -74,7 +76,7 @@ STATES: Mapping[int, Any] = {1: State1, FORMAT: State}
 
 
 def to_json(value: Any, path: str, found: dict[str, TensorShard]) -> Any:
-    """JSON for ``value``; what this rank holds of its tensors goes into ``found`` under their path.
+    """Convert ``value`` to JSON; this rank's shards of its tensors go into ``found`` under their path.
 
     Raises:
         TypeError: something is neither a tensor nor plain data; its path is named.
@@ -99,10 +101,10 @@ def to_json(value: Any, path: str, found: dict[str, TensorShard]) -> Any:
 
 
 def from_json(value: Any, tensor: Callable[[str], Any]) -> Any:
-    """What :func:`to_json` made JSON of; ``tensor`` says what stands for the tensor of a path.
+    """Convert JSON from :func:`to_json` back; ``tensor`` maps a path to the value for its tensor.
 
     Raises:
-        SchemaError: it made nothing of the kind.
+        SchemaError: the JSON is not of that form.
     """
     if isinstance(value, _PLAIN):
         return value
@@ -131,7 +133,7 @@ def _key(pair: list[Any]) -> Any:
 
 
 def state_content(step: int, files: Mapping[str, str], tensors: Mapping[str, Any], tree: Any) -> dict[str, Any]:
-    """Content of ``state.json``: what was saved, the other files' checksums, and its own."""
+    """Return the content of ``state.json``: the saved state, the other files' checksums, and its own checksum."""
     content = {"format": FORMAT, "step": step, "files": dict(files), "tensors": dict(tensors), "state": tree}
     return {"format": FORMAT, "step": step, "sha256": content_digest(content)} | content
 
@@ -147,19 +149,19 @@ def _check_whole(name: str, shape: list[int], pieces: list[dict[str, Any]]) -> N
 
 
 def shape_and_dtype(piece: TensorShard) -> dict[str, Any]:
-    """Shape and type of a tensor."""
+    """Return shape and type of a tensor."""
     return {"shape": list(piece.shape), "dtype": str(piece.local.dtype).removeprefix("torch.")}
 
 
 def tensor_index(known: Mapping[str, Mapping[str, Any]], parts: list[dict[str, Any]]) -> dict[str, Any]:
-    """For every tensor its shape, its type, and which file holds which elements.
+    """Return, for every tensor, its shape, its type, and the file of each range of elements.
 
     Args:
         known: :func:`shape_and_dtype` of every tensor.
-        parts: what each rank says of the file that it wrote.
+        parts: each rank's note about the file that it wrote.
 
     Raises:
-        RuntimeError: a tensor is not written once and whole.
+        RuntimeError: a tensor is not written exactly once and whole.
     """
     pieces: dict[str, list[dict[str, Any]]] = {name: [] for name in known}
     for part in parts:

@@ -1,4 +1,4 @@
-"""A checkpoint on disk: its files are checked, and of its tensors each process reads the shard that it holds."""
+"""Checkpoint on disk: its files are checked, and each process reads its shard of every tensor."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from .state_file import FORMAT, MEND, STATE, STATES, TENSORS, from_json
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """A tensor of a checkpoint that is read when it is asked for, the part that is asked for."""
+    """A tensor of a checkpoint, of which any part is read on request."""
 
     folder: CheckpointFolder
     name: str
-    """Its path in the checkpoint: ``state_dict/model.embedding.weight``."""
+    """Path in the checkpoint: ``state_dict/model.embedding.weight``."""
     shape: tuple[int, ...]
     dtype: torch.dtype
     pieces: tuple[tuple[str, int, int], ...] = field(repr=False)
@@ -40,10 +40,10 @@ class StoredTensor:
         return f"{self.folder.path}: {self.name}"
 
     def read(self, start: int, stop: int) -> Tensor:
-        """Elements ``start`` to ``stop`` of the flattened tensor, on the CPU, in memory of their own.
+        """Read elements ``start`` to ``stop`` of the flattened tensor, on the CPU, into new memory.
 
         Raises:
-            RunError: a file is missing or damaged; it is named.
+            RunError: a file is missing or damaged; the message names it.
         """
         found = [
             (max(start, first), min(stop, first + n), first, self.folder.flat(file, self.name, n, self.dtype))
@@ -60,16 +60,14 @@ class StoredTensor:
         return into
 
     def whole(self) -> Tensor:
-        """All of it."""
+        """Read the whole tensor."""
         return self.read(0, math.prod(self.shape)).view(self.shape)
 
 
 @torch.no_grad()
 def load_into(target: Tensor | TensorShard, stored: StoredTensor) -> None:
-    """Copy what this rank holds of ``target`` from a checkpoint, in place; nothing else is read.
-
-    Raises:
-        RunError: they are not of one shape.
+    """Copy this rank's shard of ``target`` from a checkpoint, in place; nothing else is read. Raises: RunError: the
+    shapes differ.
     """
     shard = target if isinstance(target, TensorShard) else shard_of(target)
     if shard.shape != stored.shape:
@@ -115,7 +113,7 @@ class CheckpointFolder:
             raise RunError(f"{self.path / STATE}: damaged ({error}); {MEND}") from None
 
     def _check_facts(self) -> None:
-        """Compare what ``state.json`` says of files and tensors with itself and with the folder's name."""
+        """Check that ``state.json`` agrees with itself and with the folder's name."""
         step = self._content.get("step")
         if is_step(self.path) and step not in (None, step_of(self.path)):
             raise SchemaError(f"step is {step}, and the folder is of another")
@@ -128,7 +126,7 @@ class CheckpointFolder:
                 raise SchemaError(f"the pieces of {shown(name)} do not make up {facts['shape']}")
 
     def verify(self, part: int = 0, parts: int = 1) -> None:
-        """Check that all files are there, and that the content of every ``parts``-th is what was written.
+        """Check that all files are there, and that the content of every ``parts``-th is intact.
 
         Raises:
             RunError: one is not; it is named.
@@ -149,7 +147,7 @@ class CheckpointFolder:
         return self._opened[file]
 
     def flat(self, file: str, name: str, n: int, dtype: torch.dtype) -> Tensor:
-        """The ``n`` elements that ``file`` holds of a tensor, flattened; a view of the mapped file."""
+        """Return the ``n`` elements that ``file`` holds of a tensor, flattened; a view of the mapped file."""
         try:
             found: Tensor = self._open(file).get_tensor(name).flatten()
         except SafetensorError as error:
@@ -164,7 +162,7 @@ class CheckpointFolder:
 
     @cached_property
     def tensors(self) -> dict[str, StoredTensor]:
-        """Every tensor by its path."""
+        """Tensors by path."""
         if self._content["format"] == FORMAT:
             return {
                 name: StoredTensor(
@@ -184,7 +182,7 @@ class CheckpointFolder:
         }
 
     def tree(self, value: Callable[[StoredTensor], Any]) -> dict[str, Any]:
-        """What was saved, with ``value`` of every tensor in its place."""
+        """Return the saved state, with ``value`` of every tensor in its place."""
 
         def tensor(name: str) -> Any:
             if name not in self.tensors:
@@ -196,10 +194,10 @@ class CheckpointFolder:
 
 
 def open_checkpoint(path: Path) -> CheckpointFolder:
-    """A checkpoint whose files the ranks of the run have checked between them. In a group every rank must call.
+    """Open a checkpoint; the ranks share the check of its files. Collective: call on every rank.
 
     Raises:
-        RunError: a file is missing or damaged; it is named, on all ranks.
+        RunError: a file is missing or damaged; the message names it, on all ranks.
     """
     folder: CheckpointFolder | None = None
     error: Exception | None = None

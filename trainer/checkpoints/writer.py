@@ -1,10 +1,11 @@
-"""Writing a checkpoint beside training: every rank its own part, one rename at the end, a thread for all but the copy.
+"""Writing of checkpoints beside training: each rank writes its part, one rename ends it, and a thread does all but the
+copy.
 
-1. Training stands still while each rank copies its shards to the CPU.
+1. Training pauses while each rank copies its shards to the CPU.
 2. In the background each writes ``tensors-RRRRR.safetensors`` into a hidden folder, and beside it a note with the
-   file's checksum and what is in it.
+    file's checksum and content.
 3. Rank 0's thread waits for all notes, writes ``state.json`` from them and renames the folder. No thread takes part in
-   a collective: the file system is what the ranks have in common.
+    a collective: the ranks communicate through the file system.
 
 A process that is killed at any time leaves a hidden folder, which the next run deletes, and the checkpoints before it.
 """
@@ -42,7 +43,7 @@ _SOON, _LATER = 0.02, 0.5
 
 
 def _new_folder(path: Path) -> Path:
-    """A hidden folder beside ``path``, with a name that no process of an earlier start can be writing to."""
+    """Make a hidden folder beside ``path``, with a name that no process of an earlier start can be writing to."""
     scratch = path.parent / f".{path.name}.{secrets.token_hex(4)}.part"
     try:
         make_folder(path.parent)
@@ -57,13 +58,15 @@ def _unwritable(path: Path, error: object) -> RunError:
 
 
 def _is_ours(shard: TensorShard) -> bool:
-    """Whether this rank writes a shard: one of its replicas does, and rank 0 a tensor without elements."""
+    """Return True if this rank writes a shard: one of its replicas does, and rank 0 writes a tensor without
+    elements.
+    """
     return shard.replica == 0 and (shard.start < shard.stop or (shard.numel == 0 and rank() == 0))
 
 
 @dataclass(eq=False)
 class _Write:
-    """One checkpoint on its way to the disk, in a thread of its own."""
+    """A checkpoint on its way to the disk, written by its own thread."""
 
     path: Path
     """The folder to come."""
@@ -74,14 +77,14 @@ class _Write:
     facts: dict[str, dict[str, Any]]
     """Shape and type of every tensor."""
     starts: dict[str, int]
-    """Where in the flattened whole the part of this rank begins, of those that it writes."""
+    """Start, in the flattened whole, of each part that this rank writes."""
     copies: dict[str, Tensor]
-    """These parts, on the CPU once ``copied`` has returned."""
+    """Copies of these parts, on the CPU once ``copied`` has returned."""
     copied: Callable[[], None]
     rank: int
     world_size: int
     patience: timedelta
-    """How long rank 0 waits for the others' parts."""
+    """Time that rank 0 waits for the others' parts."""
     then: Callable[[], None] | None
     """Called when the folder is there; deals with its own failures."""
     error: Exception | None = field(default=None, init=False)
@@ -98,17 +101,17 @@ class _Write:
         self._waits_until = time.monotonic() + patience.total_seconds()
 
     def part_error(self) -> Exception | None:
-        """What went wrong with this rank's own part, once that is written."""
+        """Wait until this rank's part is written; return its error, if any."""
         self._written.wait()
         return self.error
 
     def join(self) -> Exception | None:
-        """What went wrong, once all of it is over."""
+        """Wait until everything is written; return the error, if any."""
         self._thread.join()
         return self.error
 
     def drop(self) -> None:
-        """Take away what has not become a checkpoint."""
+        """Remove the files of an unfinished checkpoint."""
         if self.rank == 0:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
@@ -152,7 +155,7 @@ class _Write:
         return part
 
     def _others(self) -> list[dict[str, Any]]:
-        """What the other ranks say of their parts, when all have written."""
+        """Return the other ranks' notes about their parts, once all have written."""
         parts: list[dict[str, Any]] = []
         pause = _SOON
         for other in range(1, self.world_size):
@@ -177,7 +180,7 @@ class _Write:
 
 
 class BackgroundWriter:
-    """Writes checkpoints, one at a time.
+    """Writer of checkpoints, one at a time.
 
     Args:
         asynchronous: whether :meth:`save` returns as soon as the tensors are copied; else when the folder is there.
@@ -194,7 +197,7 @@ class BackgroundWriter:
         self._buffers: dict[str, Tensor] = {}
 
     def save(self, checkpoint: dict[str, Any], path: Path, *, shared: bool) -> None:
-        """Begin to write ``path``, after the one before is done.
+        """Begin to write ``path`` once the previous one is done.
 
         Args:
             checkpoint: plain data with tensors, DTensors and shards in it, of the same form on all ranks; it must have
@@ -230,7 +233,7 @@ class BackgroundWriter:
             finish()
 
     def _copy(self, pieces: dict[str, TensorShard]) -> tuple[dict[str, Tensor], Callable[[], None]]:
-        """Copies on the CPU that later steps leave alone, and what waits for them."""
+        """Return copies on the CPU that later steps leave unchanged, and a function that waits for them."""
         buffers: dict[str, Tensor] = {}
         device: torch.device | None = None
         for name, piece in pieces.items():
@@ -248,7 +251,7 @@ class BackgroundWriter:
         return copies, torch.cuda.current_stream(device).record_event().synchronize
 
     def finish(self) -> None:
-        """Wait until the checkpoint that is being written is there. In a group every rank must call.
+        """Wait until the checkpoint in progress is complete. Collective: call on every rank.
 
         Raises:
             RunError: it could not be written; on all ranks.
@@ -272,9 +275,9 @@ class BackgroundWriter:
             raise error
 
     def settle(self, error: BaseException) -> None:
-        """After a failure of the run: let a checkpoint that is being written become whole, if it still can.
+        """Complete the checkpoint in progress after a failure of the run, if that is still possible.
 
-        Nothing is raised, and no other rank need be alive; what goes wrong becomes a note of ``error``.
+        Nothing is raised, and no other rank need be alive; a further failure becomes a note of ``error``.
         """
         writing, self._writing = self._writing, None
         if writing is None or isinstance(error, KeyboardInterrupt):
@@ -285,5 +288,5 @@ class BackgroundWriter:
             error.add_note(str(failure))
 
     def teardown(self) -> None:
-        """Wait for what this process is still writing, where nothing else has: see :meth:`finish`."""
+        """Wait for unfinished writes of this process, if nothing else has: see :meth:`finish`."""
         self._finish_own()

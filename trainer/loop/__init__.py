@@ -1,1 +1,1 @@
-"""What happens around every optimizer step: steps that are skipped, batches read ahead, times, traces."""
+"""Work around every optimizer step: skipped steps, batches read ahead, times, traces."""

@@ -1,4 +1,4 @@
-"""When memory is cleaned up: between steps at a fixed cadence, not in the middle of one."""
+"""Clean-up of memory between steps, at a fixed cadence."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _EVERY = 50
 
 @contextmanager
 def collector_at_rest(device: torch.device) -> Iterator[None]:
-    """Within, Python's garbage collector runs only where it is called, and passes over all that there is now.
+    """Within the context, Python's garbage collector runs only when called, and skips all objects that exist now.
 
-    By itself it runs whenever enough objects have been made, looks through all of a large library's, and on one rank
-    at another time than on the next, for which all then wait. Afterwards it is as it was.
+    By itself it runs whenever enough objects were made, scans all of a large library's, and does so at different times
+    on each rank, while all others wait. It is restored afterwards.
     """
     enabled, frozen = gc.isenabled(), gc.get_freeze_count()
-    # What is garbage now would stay. The memory of a GPU is worth a look through everything.
+    # Objects that are garbage now would stay forever. For a GPU's memory a full scan pays.
     gc.collect(1 if device.type == "cpu" else 2)
     gc.freeze()
     gc.disable()
@@ -37,7 +37,8 @@ def collector_at_rest(device: torch.device) -> Iterator[None]:
 
 
 class CleanUp(StepCallback):
-    """Collects garbage at the same steps on every rank, and gives a GPU's cached memory back after milestones.
+    """Callback that collects garbage at the same steps on every rank, and returns a GPU's cached memory after
+    milestones.
 
     Stands after all that measures and saves: what that needed is not what a step needs.
 
@@ -51,12 +52,12 @@ class CleanUp(StepCallback):
         self.every, self.device, self.more = every, device, more
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Birth was measured."""
+        """Clean up after the measurement of birth."""
         if trainer.global_step == 0:
             self._after_milestone()
 
     def on_step_end(self, trainer: L.Trainer, module: L.LightningModule, step: int) -> None:
-        """Collect where it is due."""
+        """Collect garbage if it is due."""
         if is_due(trainer, self.every, self.more):
             self._after_milestone()
         elif step % _EVERY == 0:

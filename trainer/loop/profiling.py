@@ -22,10 +22,10 @@ _EVENTS = 100_000
 
 
 def check_room(folder: Path) -> None:
-    """Whether traces can be written to ``folder``, which is made.
+    """Check that traces can be written to ``folder``, which is created.
 
     Raises:
-        UsageError: nothing can be written there, or too little.
+        UsageError: the folder is not writable, or has too little room.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def check_room(folder: Path) -> None:
 
 
 class StepProfile(StepCallback):
-    """Writes a trace of chosen steps, steps that follow one another into one; and on a GPU a snapshot of its memory.
+    """Callback that writes a trace of chosen steps, consecutive ones into one; and on a GPU a snapshot of its memory.
 
     Stands behind the log's clock, and on one rank alone: the others wait for it in the step's collectives.
 
@@ -70,10 +70,10 @@ class StepProfile(StepCallback):
             self._profiler.start()
 
     def on_step_end(self, trainer: L.Trainer, module: Any, step: int) -> None:
-        """Write, unless the next step is one of them too."""
+        """Write the trace, unless the next step is chosen too."""
         if self._profiler is None or (step + 1 in self.steps and step < trainer.max_steps and not trainer.should_stop):
             return
-        # What writing takes is no time of training.
+        # The time of writing does not count as training.
         module.stopwatch.pause()
         profiler = self._end()
         path = self.folder / f"steps-{self._first:08d}-{step:08d}"
@@ -89,7 +89,7 @@ class StepProfile(StepCallback):
         return profiler
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        """A step that was not finished has no trace."""
+        """Drop the trace of an unfinished step."""
         if self._profiler is not None:
             self._end()
             if self.on_gpu:

@@ -1,4 +1,4 @@
-"""Batches are read, and on a GPU pinned, by a thread while the step before them is computed."""
+"""Batches read, and on a GPU pinned, by a thread while the step before them is computed."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ _END_S = 5.0
 
 
 class ReadAhead(Iterator[Tensor]):
-    """The same batches in the same order. Its thread begins with the first that is asked for, and ends with the block.
+    """Iterator over the same batches in the same order. Its thread starts with the first request, and ends with the
+    context.
 
-    What fails in the thread is raised where its batch is asked for.
+    An error in the thread is raised when its batch is requested.
 
     Args:
-        batches: where they come from; read by the thread alone.
-        device: where they will go. From pinned memory a GPU copies while it computes.
-        progress: told for how long the main thread waited, and for whom, so that a hang shows where data do not come.
-        keep: keep what was handed out until :meth:`upcoming` passes it; only for a caller of that.
+        batches: source of the batches; read only by the thread.
+        device: device that they go to. From pinned memory a GPU copies while it computes.
+        progress: told how long the main thread waited, and for what, so that a hang in the data shows.
+        keep: keep delivered batches until :meth:`upcoming` passes them; only for its callers.
     """
 
     def __init__(
@@ -82,9 +83,8 @@ class ReadAhead(Iterator[Tensor]):
         return self._kept[self._n_given - 1 - self._first_kept]
 
     def upcoming(self, first: int, n: int) -> list[Tensor]:
-        """Look at the ``n`` batches from number ``first`` on, counted from 0, handed out or not; they stay in line.
-
-        Those before ``first`` are let go. Lightning fetches a batch before it trains on the one before.
+        """Look at the ``n`` batches from number ``first`` on, counted from 0, delivered or not; they stay queued. Those
+        before ``first`` are dropped. Lightning fetches a batch before it trains on the one before.
         """
         while self._first_kept < min(first, self._n_given):
             self._kept.popleft()

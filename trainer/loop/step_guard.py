@@ -1,6 +1,6 @@
-"""Optimizer steps that leave everything as it was where their gradient is not finite, without asking the device.
+"""Optimizer steps that change nothing if their gradient is not finite, without a wait for the device.
 
-What must not move: weights, the optimizer's moments and step counts, and buffers that the forward pass moved. Zeroed
+Weights, the optimizer's moments and step counts, and buffers that the forward pass moved must stay unchanged. Zeroed
 gradients would not do: moments and weight decay move without them.
 """
 
@@ -16,30 +16,30 @@ from ...models.tensor_shards import shard_of
 
 
 class UpdateSkippedError(Exception):
-    """Raised inside the closure of an optimizer's step, so that it never comes to its update."""
+    """Signal raised inside the closure of an optimizer's step, so that its update does not happen."""
 
 
 class StepGuard:
-    """Skips steps of one model.
+    """Guard that skips steps of one model.
 
     Args:
-        model: its buffers are put back too.
+        model: the model; its buffers are restored too.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._buffers: list[tuple[Tensor, Tensor]] = []
-        """Each, and what it was when the step began."""
+        """Each buffer, with its value at the beginning of the step."""
         self._before: list[tuple[Tensor, Tensor]] = []
         self._skip: Tensor | None = None
 
     def begin(self) -> None:
-        """A step begins: its forward passes may move buffers."""
+        """Begin a step, whose forward passes may move buffers."""
         # Asked for now: a model that is moved to its device gets other tensors.
         self._buffers = [(buffer, buffer.clone()) for buffer in self._model.buffers()]
 
     def put_back(self) -> None:
-        """Put back the buffers that passes have moved since the step began."""
+        """Restore the buffers that passes have moved since the step began."""
         for buffer, before in self._buffers:
             buffer.copy_(before)
 
@@ -50,13 +50,13 @@ class StepGuard:
 
     @torch.no_grad()
     def hold(self, optimizer: Optimizer, parameters: Sequence[nn.Parameter], grad_norm: Tensor, *, wait: bool) -> None:
-        """Make the update that is about to come one that moves nothing, if the gradient is not finite.
+        """Prepare the coming update to change nothing if the gradient is not finite.
 
         Args:
-            optimizer: torch's, which has called the closure of its step.
-            parameters: all that have a gradient.
-            grad_norm: of the whole gradient, ``[]``.
-            wait: the device may be waited for: it has computed already what it was given.
+            optimizer: torch's optimizer, which has called the closure of its step.
+            parameters: all parameters with a gradient.
+            grad_norm: norm of the whole gradient, ``[]``.
+            wait: the device may be waited for: it has finished its work.
 
         Raises:
             UpdateSkippedError: the device was waited for, and the update must not take place.
@@ -79,7 +79,7 @@ class StepGuard:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """The update is over: put back what it moved in vain."""
+        """End the update: restore everything that it moved in a step to skip."""
         if self._skip is None:
             return
         for tensor, before in (*self._before, *self._buffers):

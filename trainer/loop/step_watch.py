@@ -1,4 +1,4 @@
-"""Loss and gradient norm of every step, which stay on the device until somebody wants to know them."""
+"""Loss and gradient norm of every step, which stay on the device until they are read."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ LONGEST = 1024
 
 
 class SeenStep(NamedTuple):
-    """What a step was like. The gradient norm is of all ranks, the loss of this rank's part of the batch."""
+    """Numbers of a step. The gradient norm covers all ranks, the loss this rank's part of the batch."""
 
     step: int
     loss: float
@@ -22,18 +22,18 @@ class SeenStep(NamedTuple):
 
     @property
     def skipped(self) -> bool:
-        """Whether its update was left out. A loss that is not finite makes the gradient so, on all ranks."""
+        """True if its update was left out. A loss that is not finite makes the gradient so, on all ranks."""
         return not math.isfinite(self.grad_norm)
 
     @property
     def fault(self) -> str:
-        """What is not finite, and what it is."""
+        """Name and value of the number that is not finite."""
         name, value = ("gradient norm", self.grad_norm) if math.isfinite(self.loss) else ("loss", self.loss)
         return f"{name} is {value}"
 
 
 class StepWatch:
-    """Takes the numbers of each step without a wait, and reads them all together.
+    """Collector of each step's numbers, without a wait; reads them all together.
 
     Args:
         max_skipped: more skipped steps than this are too many.
@@ -42,15 +42,15 @@ class StepWatch:
     def __init__(self, max_skipped: int) -> None:
         self.max_skipped = max_skipped
         self.n_skipped = 0
-        """Of all steps of the run that have been read, earlier starts included."""
+        """Number of skipped steps among all read steps of the run, earlier starts included."""
         self.first_skipped: SeenStep | None = None
-        """Of this start."""
+        """First skipped step of this start."""
         self._unread: list[tuple[int, Tensor, Tensor]] = []
         self._read: list[SeenStep] = []
 
     @property
     def full(self) -> bool:
-        """Whether it is time to :meth:`take`."""
+        """True if it is time to :meth:`take`."""
         return len(self._unread) + len(self._read) >= LONGEST
 
     def see(self, step: int, loss: Tensor, grad_norm: Tensor) -> None:
@@ -58,7 +58,9 @@ class StepWatch:
         self._unread.append((step, loss, grad_norm))
 
     def read(self) -> bool:
-        """Whether at most ``max_skipped`` steps were skipped so far. Waits for the device."""
+        """Read the collected numbers; return True if at most ``max_skipped`` steps were skipped so far. Waits for the
+        device.
+        """
         if self._unread:
             steps, losses, norms = zip(*self._unread, strict=True)
             self._unread = []
@@ -71,16 +73,16 @@ class StepWatch:
         return self.n_skipped <= self.max_skipped
 
     def take(self) -> list[SeenStep]:
-        """All steps since the last take. Waits for the device."""
+        """Return all steps since the last take. Waits for the device."""
         self.read()
         taken, self._read = self._read, []
         return taken
 
     def state(self) -> dict[str, Any]:
-        """What a run that goes on must know. Waits for the device."""
+        """Return the state for a resumed run. Waits for the device."""
         self.read()
         return {"n_skipped": self.n_skipped}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Take what a checkpoint has of :meth:`state`."""
+        """Restore :meth:`state` from a checkpoint."""
         self.n_skipped = state["n_skipped"]

@@ -1,4 +1,4 @@
-"""The batches of a run's steps, from the step that it has reached."""
+"""Batches of a run's steps, from the step that it has reached."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class TrainingData(L.LightningDataModule):
         self._places: Places | None = None
 
     def train_dataloader(self) -> ReadAhead:
-        """Micro-batches ``[micro_batch_size, T+1]`` of the steps to come, without end."""
+        """Return micro-batches ``[micro_batch_size, T+1]`` of the steps to come, without end."""
         assert self.trainer is not None
         which: dict[str, Any] = {
             "first_step": self.trainer.global_step,
@@ -54,7 +54,7 @@ class TrainingData(L.LightningDataModule):
         return ahead
 
     def state_dict(self) -> dict[str, Any]:
-        """Where all streams stand, those of other ranks too; every rank calls."""
+        """Return the places of all streams, including those of other ranks. Collective: call on every rank."""
         if self._streamed is None:
             return {}
         assert self.trainer is not None
@@ -64,5 +64,5 @@ class TrainingData(L.LightningDataModule):
         return {"streams": places}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Restore the places of the streams."""
         self._places = state_dict["streams"]

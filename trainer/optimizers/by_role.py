@@ -1,4 +1,6 @@
-"""One optimizer for matrices and AdamW for the rest, as one optimizer to all that steps, saves and schedules."""
+"""One optimizer for matrices and AdamW for the rest, combined into one optimizer for stepping, saving and
+scheduling.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class MatricesAndRest(Optimizer):
         self._link()
 
     def _link(self) -> None:
-        """Hand the inner optimizers the groups and the state that there are now: loading replaces both."""
+        """Give the inner optimizers the current groups and state: loading replaces both."""
         n_matrices = len(self.inner[0].param_groups)
         for inner, groups in zip(
             self.inner, (self.param_groups[:n_matrices], self.param_groups[n_matrices:]), strict=True
@@ -41,7 +43,7 @@ class MatricesAndRest(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of both."""
+        """Take one step of both."""
         loss = loss_of(closure)
         for inner in self.inner:
             inner.step()

@@ -1,4 +1,4 @@
-"""The closure that torch's optimizers may be given."""
+"""Closures that torch's optimizers may be given."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 
 def loss_of(closure: Callable[[], Any] | None) -> Any:
-    """What the closure of a step gives, which computes gradients; None without one."""
+    """Call the closure of a step, which computes gradients, and return its loss; None without one."""
     if closure is None:
         return None
     with torch.enable_grad():

@@ -10,15 +10,14 @@ from .momentum import MomentumOptimizer
 
 
 class Lion(MomentumOptimizer):
-    """Lion with decoupled weight decay, as algorithm 2 of the paper has it.
+    """Lion with decoupled weight decay, algorithm 2 of the paper.
 
-    Its own ten lines in place of a package: that of ``pytorch-optimizer`` computes the same, but this row then needs
-    no other dependency.
+    These ten lines replace a package: ``pytorch-optimizer`` computes the same, but would be a further dependency.
 
     Args:
         params: parameters or groups. Each element depends on its own gradients only, so shards may be stepped.
         lr: learning rate; every element moves by it.
-        betas: of the interpolation whose sign is taken, and of the momentum.
+        betas: factors of the interpolation whose sign is taken, and of the momentum.
         weight_decay: decoupled weight decay.
     """
 

@@ -1,4 +1,4 @@
-"""What optimizers with one momentum for each parameter share: the loop over the parameters that have a gradient."""
+"""Base of optimizers with one momentum per parameter: the loop over the parameters that have a gradient."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .closure import loss_of
 
 
 class MomentumOptimizer(Optimizer):
-    """Steps one parameter at a time, so that updates of the whole model never lie beside its weights."""
+    """Optimizer that steps one parameter at a time, so that updates of the whole model are never in memory at once."""
 
     momentum_name: ClassVar[str]
     """Key of the momentum in a parameter's state."""
@@ -24,7 +24,7 @@ class MomentumOptimizer(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step from the gradients that there are. Where an update is a collective, all ranks call."""
+        """Take one step from the present gradients. Collective if an update is: call on every rank."""
         loss = loss_of(closure)
         for group in self.param_groups:
             for parameter in group["params"]:

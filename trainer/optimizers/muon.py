@@ -1,8 +1,8 @@
-"""Muon: momentum whose matrices are made nearly orthogonal before each update (kellerjordan.github.io/posts/muon).
+"""Muon: momentum whose matrices are nearly orthogonalised before each update (kellerjordan.github.io/posts/muon).
 
-Torch's own (``torch.optim.Muon``, since 2.9) iterates in bfloat16 on every device, and on a sharded matrix inside
-DTensor operations whose sums round otherwise: a step would differ between strategies by as much as bfloat16 rounds.
-Here a sharded update is gathered once, and on a CPU the iteration runs in float32.
+Torch's version (``torch.optim.Muon``, since 2.9) iterates in bfloat16 on every device, and on a sharded matrix inside
+DTensor operations with other rounding: a step would differ between strategies by bfloat16's rounding. Here a sharded
+update is gathered once, and on a CPU the iteration runs in float32.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from torch.distributed.tensor import DTensor, Replicate
 from ...models.tensor_shards import full_tensor
 from .momentum import MomentumOptimizer
 
-#: Of Newton and Schulz's iteration: the slope at 0 is as steep as it can be, so that small singular values grow fast.
+#: Coefficients of Newton and Schulz's iteration: the slope at 0 is as steep as possible, so that small singular values
+#: grow fast.
 _A, _B, _C = 3.4445, -4.7750, 2.0315
 _STEPS, _EPS = 5, 1e-7
 
@@ -32,9 +33,9 @@ UPDATE_SCALES: dict[str, Callable[[int, int], float]] = {
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:
-    """The same singular vectors with singular values near 1 (about .7 to 1.2): ``[m, n]`` → ``[m, n]``.
+    """Keep the singular vectors and set singular values near 1 (about .7 to 1.2): ``[m, n]`` → ``[m, n]``.
 
-    In bfloat16 as published, which a GPU multiplies fast; on a CPU in float32.
+    Computes in bfloat16 as published, which a GPU multiplies fast; in float32 on a CPU.
     """
     x = matrix.to(torch.float32 if matrix.device.type == "cpu" else torch.bfloat16)
     if tall := matrix.shape[0] > matrix.shape[1]:
@@ -47,7 +48,7 @@ def orthogonalized(matrix: Tensor) -> Tensor:
 
 
 def _sharded_like(whole: Tensor, parameter: Tensor) -> Tensor:
-    """The part of a tensor that each process has whole, as ``parameter`` is sharded; nothing is sent."""
+    """Return the shard of a tensor that each process has whole, sharded like ``parameter``; nothing is sent."""
     if not isinstance(parameter, DTensor):
         return whole
     mesh = parameter.device_mesh
@@ -58,8 +59,8 @@ def _sharded_like(whole: Tensor, parameter: Tensor) -> Tensor:
 class Muon(MomentumOptimizer):
     """Nesterov momentum, orthogonalised, with decoupled weight decay. Matrices only.
 
-    Of a matrix that FSDP2 shards, each process gathers the update, orthogonalises all of it and takes its shard: the
-    step is that of a single process.
+    For a matrix that FSDP2 shards, each process gathers the update, orthogonalises all of it and takes its shard, so
+    that the step equals that of a single process.
 
     Args:
         params: matrices, or groups of them.
@@ -84,7 +85,7 @@ class Muon(MomentumOptimizer):
         )
 
     def update(self, parameter: Tensor, gradient: Tensor, momentum: Tensor, group: dict[str, Any]) -> None:
-        """See :class:`MomentumOptimizer`. A collective where matrices are sharded."""
+        """See :class:`MomentumOptimizer`. Collective if matrices are sharded."""
         momentum.lerp_(gradient, 1 - group["momentum"])
         update = orthogonalized(full_tensor(gradient.lerp(momentum, group["momentum"])))
         scale = UPDATE_SCALES[group["update_scale"]]

@@ -11,32 +11,32 @@ NameT = TypeVar("NameT", bound=str)
 
 
 def fields_of(kind: type[Any]) -> set[str]:
-    """The fields of ``optim`` that a row reads besides those that all rows read."""
+    """Return the fields of ``optim`` that a row reads besides those that all rows read."""
     return {field.name for field in dataclasses.fields(kind)}
 
 
 def read_row(table: Mapping[NameT, type[RowT]], name: NameT, values: Mapping[str, Any]) -> RowT:
-    """The row of this name, with what it reads of the values of ``optim``'s fields."""
+    """Build the row of this name from the values of ``optim``'s fields that it reads."""
     kind = table[name]
     return kind(**{field: values[field] for field in fields_of(kind)})
 
 
 def unread_names(table: Mapping[Any, type[Any]], name: str) -> set[str]:
-    """Fields of ``optim`` that other rows of ``table`` read, and this one does not."""
+    """Return the fields of ``optim`` that other rows of ``table`` read, and this one does not."""
     return set().union(*map(fields_of, table.values())) - fields_of(table[name])
 
 
 def unread_fields(
     what: str, table: Mapping[Any, type[Any]], name: str, values: Mapping[str, Any], defaults: Mapping[str, Any]
 ) -> list[str]:
-    """A line for every value of ``optim`` that was set although the row that was chosen does not read it.
+    """Write a line for every value of ``optim`` that was set although the chosen row does not read it.
 
     Args:
         what: kind of the rows, as in ``optimizer``.
         table: the rows by name.
-        name: of the row that was chosen.
-        values: of ``optim``'s fields.
-        defaults: of the same.
+        name: name of the chosen row.
+        values: values of ``optim``'s fields.
+        defaults: defaults of the same fields.
     """
     return [
         f"optim.{field} is {values[field]}, which {what} {name} does not read: remove it (default: {defaults[field]})"

@@ -1,4 +1,6 @@
-"""The optimizer's groups: what decays, and what does not. Their order numbers the parameters in a checkpoint."""
+"""Parameter groups of the optimizer: with and without weight decay. Their order numbers the parameters in a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,10 @@ DECAYED = {ParameterRole.MATRIX, ParameterRole.EMBEDDING, ParameterRole.HEAD, Pa
 
 
 def parameter_groups(model: nn.Module, optimizer: OptimizerConfig) -> list[dict[str, Any]]:
-    """Groups for an optimizer: parameters that decay, then all others, each in the model's order, frozen ones left out.
+    """Return the groups of an optimizer: parameters that decay, then all others, each in the model's order, without
+    frozen ones.
 
-    Where one optimizer steps matrices and AdamW the rest, the matrices come first, in a group of their own.
+    If one optimizer steps matrices and AdamW the rest, the matrices come first, in a separate group.
 
     Raises:
         UsageError: the optimizer steps matrices, but the model has none, or one of another number of axes.
@@ -55,11 +58,11 @@ def _check_matrices(parameters: Mapping[str, nn.Parameter], optimizer: Optimizer
 def renumber_optimizer_state(stored: dict[str, Any], model: nn.Module, optimizer: OptimizerConfig) -> None:
     """Bring an optimizer's state, in place, into the groups of this version.
 
-    Earlier versions grouped by number of dimensions, so that the biases of keys and values and a T5 table decayed. What
-    they wrote is taken over parameter by parameter.
+    Earlier versions grouped by number of dimensions, so that the biases of keys and values and a T5 table decayed.
+    Their states are converted parameter by parameter.
 
     Raises:
-        RunError: the groups are of another model.
+        RunError: the groups belong to another model.
     """
     ours = [group["params"] for group in parameter_groups(model, optimizer)]
     parameters = [p for p in model.parameters() if p.requires_grad]

@@ -14,13 +14,15 @@ class Schedule:
     """The learning rate after the warm-up; the base of the rows of :data:`SCHEDULES`."""
 
     def share(self, warmup: int, max_steps: int, step: int) -> float:
-        """Share of the peak at ``step`` (from 0) of a run of ``max_steps``, of which ``warmup`` were the warm-up."""
+        """Return the share of the peak at ``step`` (from 0) of a run of ``max_steps``, of which ``warmup`` were the
+        warm-up.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class Cosine(Schedule):
-    """Half a cosine down to the floor."""
+    """Schedule of half a cosine down to the floor."""
 
     min_lr_ratio: float
 
@@ -32,7 +34,7 @@ class Cosine(Schedule):
 
 @dataclass(frozen=True)
 class WSD(Schedule):
-    """Warm-up, stable, decay: the peak, and a straight line to the floor at the end."""
+    """Schedule warm-up, stable, decay: the peak, then a straight line to the floor at the end."""
 
     min_lr_ratio: float
     decay_ratio: float
@@ -48,7 +50,7 @@ class WSD(Schedule):
 
 @dataclass(frozen=True)
 class Constant(Schedule):
-    """The peak."""
+    """Schedule that stays at the peak."""
 
     def share(self, warmup: int, max_steps: int, step: int) -> float:
         """See :class:`Schedule`."""

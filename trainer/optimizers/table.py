@@ -1,4 +1,4 @@
-"""Optimizers: one class per ``optim.name``, with the fields that it reads, its paper, and what its state holds.
+"""Optimizers: one class per ``optim.name``, with the fields that it reads, its paper, and the content of its state.
 
 The fields of a class are the fields of ``optim`` that it reads; all read the learning rate, its schedule and the clip
 norm. Light on purpose: configs read this table before torch is loaded, so each class imports torch where it builds.
@@ -22,18 +22,18 @@ OptimizerName = Literal["adamw", "nadam", "sgd", "adafactor", "muon", "lion", "s
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """One optimizer and its settings; the base of the rows of :data:`OPTIMIZERS`."""
+    """An optimizer and its settings; the base of the rows of :data:`OPTIMIZERS`."""
 
     weight_decay: float
 
     elementwise: ClassVar[bool] = True
-    """Whether the step of an element depends on its own gradients only, so that each process can step its shard."""
+    """True if the step of an element depends only on its own gradients, so that each process can step its shard."""
 
     gathers: ClassVar[bool] = False
-    """Where it is not elementwise: whether its step gathers what FSDP2 has sharded (DTensors) by itself."""
+    """For optimizers that are not elementwise: True if the step itself gathers tensors sharded by FSDP2 (DTensors)."""
 
     steps_matrices: ClassVar[bool] = False
-    """Whether it steps matrices alone, and AdamW the rest: their groups come first."""
+    """True if it steps matrices alone, and AdamW the rest: their groups come first."""
 
     @property
     def sharded_state(self) -> tuple[str, ...]:
@@ -47,20 +47,20 @@ class OptimizerConfig:
 
     @property
     def weight_decay_of_rest(self) -> float:
-        """Weight decay of the tables and the head, where matrices have their own."""
+        """Weight decay of the tables and the head, if matrices have a separate one."""
         return self.weight_decay
 
     def state_elements(self, shape: tuple[int, ...], is_matrix: bool) -> int:
-        """Elements of the state of one parameter, without single numbers.
+        """Count the elements of one parameter's state, without single numbers.
 
         Args:
-            shape: the parameter's.
-            is_matrix: whether its role is that of a matrix.
+            shape: the parameter's shape.
+            is_matrix: True if its role is that of a matrix.
         """
         return len(self.sharded_state) * math.prod(shape)
 
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
-        """Torch's optimizer over these groups, which state their own weight decay."""
+        """Build torch's optimizer over these groups, which state their own weight decay."""
         raise NotImplementedError
 
 
@@ -74,12 +74,12 @@ class AdamW(OptimizerConfig):
 
     @property
     def sharded_state(self) -> tuple[str, ...]:
-        """Both moments."""
+        """Keys of both moments."""
         return ("exp_avg", "exp_avg_sq")
 
     @property
     def replicated_state(self) -> tuple[str, ...]:
-        """Steps taken."""
+        """Key of the steps taken."""
         return ("step",)
 
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
@@ -95,7 +95,7 @@ class NAdam(AdamW):
 
     @property
     def replicated_state(self) -> tuple[str, ...]:
-        """Steps taken, and the product of their momentum factors."""
+        """Keys of the steps taken and of the product of their momentum factors."""
         return ("step", "mu_product")
 
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
@@ -114,7 +114,7 @@ class SGD(OptimizerConfig):
 
     @property
     def sharded_state(self) -> tuple[str, ...]:
-        """The momentum, where there is one."""
+        """Key of the momentum, if there is one."""
         return ("momentum_buffer",) if self.beta1 else ()
 
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
@@ -134,7 +134,7 @@ class Adafactor(OptimizerConfig):
     elementwise: ClassVar[bool] = False
 
     def state_elements(self, shape: tuple[int, ...], is_matrix: bool) -> int:
-        """One per row and one per column; of a vector all."""
+        """Count one element per row and one per column; all elements of a vector."""
         return sum(math.prod(shape) // shape[axis] for axis in (-1, -2)) if len(shape) > 1 else math.prod(shape)
 
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
@@ -153,7 +153,7 @@ class Lion(OptimizerConfig):
 
     @property
     def sharded_state(self) -> tuple[str, ...]:
-        """The momentum."""
+        """Key of the momentum."""
         return ("exp_avg",)
 
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
@@ -165,7 +165,7 @@ class Lion(OptimizerConfig):
 
 @dataclass(frozen=True)
 class MatrixOptimizer(OptimizerConfig):
-    """Steps matrices; tables, the output head, gains and biases are stepped by AdamW. The base of such rows."""
+    """Base of optimizers that step matrices; AdamW steps tables, the output head, gains and biases."""
 
     beta1: float
     beta2: float
@@ -178,19 +178,19 @@ class MatrixOptimizer(OptimizerConfig):
 
     @property
     def weight_decay_of_rest(self) -> float:
-        """What AdamW takes."""
+        """Weight decay of AdamW's groups."""
         return self.weight_decay if self.adamw_weight_decay is None else self.adamw_weight_decay
 
     def matrix_elements(self, rows: int, columns: int) -> int:
-        """Elements of the state of one matrix."""
+        """Count the elements of one matrix's state."""
         raise NotImplementedError
 
     def build_for_matrices(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
-        """The optimizer of the matrices' groups."""
+        """Build the optimizer of the matrices' groups."""
         raise NotImplementedError
 
     def state_elements(self, shape: tuple[int, ...], is_matrix: bool) -> int:
-        """Of a matrix this row's own, of the rest AdamW's two moments."""
+        """Count the elements of this row's state for a matrix, of AdamW's two moments for the rest."""
         return self.matrix_elements(*shape) if is_matrix else 2 * math.prod(shape)
 
     def build(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
@@ -213,7 +213,7 @@ class Muon(MatrixOptimizer):
     gathers: ClassVar[bool] = True
 
     def matrix_elements(self, rows: int, columns: int) -> int:
-        """The momentum."""
+        """Count the elements of the momentum."""
         return rows * columns
 
     def build_for_matrices(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
@@ -236,7 +236,7 @@ class SOAP(MatrixOptimizer):
     longest_side: ClassVar[int] = 10_000
 
     def matrix_elements(self, rows: int, columns: int) -> int:
-        """Both moments, and of each side a covariance and its eigenvectors."""
+        """Count the elements of both moments, and of a covariance and its eigenvectors for each side."""
         return 2 * rows * columns + sum(2 * side**2 for side in (rows, columns) if side <= self.longest_side)
 
     def build_for_matrices(self, groups: list[dict[str, Any]], lr: float) -> Optimizer:
@@ -276,7 +276,7 @@ OPTIMIZERS: dict[OptimizerName, type[OptimizerConfig]] = {
 
 
 def optimizer_strategy_problem(name: OptimizerName, strategy: StrategyName) -> str | None:
-    """Why this strategy cannot run this optimizer, and the mend; None where it can."""
+    """Say why this strategy cannot run this optimizer, with the remedy; None if it can."""
     row, facts = OPTIMIZERS[name], STRATEGIES[strategy]
     if row.elementwise or not facts.shards_optimizer or (row.gathers and not facts.engine):
         return None

@@ -1,1 +1,1 @@
-"""The processes of a run: what the launcher says of them, their group, and how they fail together."""
+"""The processes of a run: the launcher's facts about them, their group, and joint failure."""

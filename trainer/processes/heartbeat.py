@@ -1,14 +1,14 @@
-"""A run that hangs ends by itself, and says which process does not go on, where that is, and what it was doing.
+"""Watch over a run: one that hangs ends by itself, and names the process that is stuck, its host, and its activity.
 
-Two threads in every process see to it; none takes part in a collective, so that a hung one cannot hold them up.
+Two threads in every process do this; neither takes part in a collective, so that a hung one cannot block them.
 
-- One looks at its own process: whether the main thread still moves from place to place (phases.py), and whether the
-  store at the run's port still answers.
-- The other posts what that finds in the store, and reads the others' posts. A process whose posts stop does not answer:
-  it is stopped, or its machine is. Where all post and none moves, those furthest behind hold up the others.
+- One checks its own process: that the main thread still moves from place to place (phases.py), and that the store at
+  the run's port still answers.
+- The other posts these findings in the store, and reads the others' posts. If the posts of a process end, it or its
+  machine has stopped. If all post and none moves, those furthest behind block the others.
 
-Whoever finds a fault leaves word in the store; then every process writes its stacks and ends. Only time in which a
-thread itself ran is counted: after a pause of the process or the machine nobody is late.
+The process that finds a fault notes it in the store; then every process writes its stacks and ends. Only time in which
+a thread itself ran counts, so that nobody is late after a pause of the process or the machine.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ T = TypeVar("T")
 _EXAMINERS = 8
 #: Frames of a stack that are shown, from the innermost; processes that a line names.
 _FRAMES, _NAMED = 12, 8
-#: How long the end waits for files, and for who is told of it, in seconds.
+#: Time, in seconds, that the end waits for files, and for those that are told.
 _FILES_S = 10.0
 #: Runs that this process has watched: a new one must not read the posts of the last.
 _watches = count()
 
 
 class RunningClock:
-    """Seconds in which its thread was running: of a gap between two looks, no more than ``longest``."""
+    """Clock of the seconds in which its thread was running: a gap between two ticks counts at most ``longest``."""
 
     def __init__(self, longest: float) -> None:
         self.longest, self.seconds, self._last = longest, 0.0, time.monotonic()
 
     def tick(self) -> float:
-        """Look at the clock; the seconds that this adds."""
+        """Read the clock; return the seconds that this adds."""
         now = time.monotonic()
         gap, self._last = min(now - self._last, self.longest), now
         self.seconds += gap
@@ -67,45 +67,47 @@ class RunningClock:
 
 
 class Post(NamedTuple):
-    """What a process says of itself in the store."""
+    """Report of a process about itself in the store."""
 
     beat: int
     """Counts its posts."""
     number: int
-    """Its place; see :class:`Place`."""
+    """Number of its place; see :class:`Place`."""
     phase: str
     step: int
     seconds: float
     """For how long it has been there."""
     late: bool
-    """Whether that is longer than it may be."""
+    """True if that is longer than allowed."""
     waiting: int
-    """What its main thread's stack says where it is late: 2 in a collective, 1 perhaps in one, 0 elsewhere."""
+    """State of the main thread's stack when it is late: 2 in a collective, 1 perhaps in one, 0 elsewhere."""
     left: bool = False
-    """Whether its run is over."""
+    """True if its run is over."""
 
     @property
     def place(self) -> Place:
-        """Where it is."""
+        """Place of the process."""
         return Place(self.number, self.phase, self.step)
 
 
 class Peer(NamedTuple):
-    """A process of the run, as the others find it."""
+    """A process of the run, as seen by the others."""
 
     host: str
     pid: int
     born: str | None
-    """When the system started it, on its own clock; None where that is not told."""
+    """Start time by the system's own clock; None if unknown."""
 
     @classmethod
     def this(cls) -> Peer:
-        """This process."""
+        """Describe this process."""
         return cls(socket.gethostname(), os.getpid(), _born(os.getpid()))
 
     def kill(self) -> None:
-        """End it, if it is on this host: a stopped process ends of no other signal, and launchers try others first."""
-        # Where it is gone, its number may be another's.
+        """Kill the process if it is on this host: a stopped process reacts to no other signal, and launchers try others
+        first.
+        """
+        # Once it is gone, its number may belong to another process.
         if self.host == socket.gethostname() and self.born is not None and self.born == _born(self.pid):
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(self.pid, signal.SIGKILL)
@@ -120,21 +122,21 @@ def _born(pid: int) -> str | None:
 
 @dataclass(frozen=True)
 class Fault:
-    """What holds a run up."""
+    """Fault that blocks a run."""
 
     ranks: tuple[int, ...]
     """The processes that do not go on."""
     silent: bool
-    """Whether they do not answer; else they answer, but do not move."""
+    """True if they do not answer; otherwise they answer, but do not move."""
 
 
 def find_fault(posts: Sequence[Post], silent_s: Sequence[float], timeout_s: float) -> Fault | None:
-    """Who holds the run up, if anybody does.
+    """Find the processes that block the run; None if none does.
 
     Args:
         posts: the last post of every rank.
-        silent_s: for how long each has been the last one.
-        timeout_s: from when a rank that posts nothing new does not answer.
+        silent_s: seconds since each of these posts.
+        timeout_s: seconds after which a rank without a new post counts as silent.
     """
     there = [rank for rank, post in enumerate(posts) if not post.left]
     if silent := tuple(rank for rank in there if silent_s[rank] > timeout_s):
@@ -151,7 +153,7 @@ def find_fault(posts: Sequence[Post], silent_s: Sequence[float], timeout_s: floa
 def _waiting(stack: traceback.StackSummary) -> int:
     """See :attr:`Post.waiting`."""
     innermost = [frame.filename.replace(os.sep, "/") for frame in stack[-3:]]
-    # What is agreed upon beside the steps is waited for without a word of torch's.
+    # Agreements outside of steps wait without a message from torch.
     if any("/torch/distributed/" in name for name in innermost) or innermost[-1:] == [ranks.__file__]:
         return 2
     # Gradients are reduced inside the backward pass.
@@ -163,14 +165,14 @@ def _in_debugger(stack: traceback.StackSummary) -> bool:
 
 
 def _names(ranks: Sequence[int], peers: Sequence[Peer]) -> str:
-    """``rank 3 on host a``, or several."""
+    """Name the ranks: ``rank 3 on host a``, or several."""
     named = [f"rank {rank} on host {peers[rank].host}" for rank in ranks[:_NAMED]]
     more = len(ranks) - len(named)
     return " and ".join([", ".join(named), *([f"{more} more"] if more else [])])
 
 
 def _in_time(act: Callable[[], T], otherwise: T) -> T:
-    """What ``act`` returns, or ``otherwise`` if that takes too long: a file system may be what hangs."""
+    """Return the result of ``act``, or ``otherwise`` if it takes too long: the file system itself may hang."""
     found = [otherwise]
 
     def run() -> None:
@@ -184,7 +186,7 @@ def _in_time(act: Callable[[], T], otherwise: T) -> T:
 
 @dataclass
 class _Own:
-    """What the thread that looks at its own process has found."""
+    """Findings of the thread that checks its own process."""
 
     place: Place
     seconds: float = 0.0
@@ -193,7 +195,7 @@ class _Own:
 
 
 class _Watch:
-    """The two threads of one process, from the birth of a run's model to the run's end."""
+    """Watch by the two threads of one process, from the birth of a run's model to the run's end."""
 
     def __init__(self, progress: Progress, timeout_s: float, run: RunDir, process: LaunchedProcess | None) -> None:
         self.progress, self.timeout_s, self.run, self.process = progress, timeout_s, run, process
@@ -220,7 +222,7 @@ class _Watch:
             thread.start()
 
     def leave(self) -> None:
-        """The run is over for this process."""
+        """Leave the watch: the run is over for this process."""
         self._over.set()
         for thread in self._threads:
             thread.join(self.interval)
@@ -228,7 +230,7 @@ class _Watch:
     # ---------------------------------------------------------------- this process
 
     def _look(self) -> None:
-        """Whether the main thread moves on, and whether the store answers."""
+        """Check repeatedly that the main thread moves on, and that the store answers."""
         clock = RunningClock(2 * self.interval)
         moved = answered = 0.0
         exchanges = 0
@@ -249,7 +251,7 @@ class _Watch:
                 self._end_without_store(clock.seconds - answered)
 
     def _stack(self) -> traceback.StackSummary:
-        """Where the main thread is, or the one that it waits for."""
+        """Return the stack of the main thread, or of the thread that it waits for."""
         frame = sys._current_frames().get(self.progress.waits_for or self._main)
         # Without the lines of the files, whose file system may be what hangs.
         stack = traceback.StackSummary.extract(traceback.walk_stack(frame), lookup_lines=False)
@@ -278,7 +280,7 @@ class _Watch:
         self._store.set(f"post/{self.rank}", json.dumps(post))
 
     def _exchange(self) -> None:
-        """Post, and read what others have posted, for as long as the store answers."""
+        """Post, and read the others' posts, while the store answers."""
         clock = RunningClock(2 * self.interval)
         examines = self.rank % max(1, self.n_ranks // _EXAMINERS) == 0
         keys = [f"post/{rank}" for rank in range(self.n_ranks)]
@@ -288,7 +290,7 @@ class _Watch:
             # A store that fails is one that does not answer: see _look.
             with suppress(RuntimeError):
                 self._post()
-                # Who serves the store cannot be asked when it has gone silent.
+                # The server of the store cannot be asked once it is silent.
                 self._of_rank_0 = Post(*json.loads(self._store.get("post/0"))).place
                 if self._store.check(["fault"]):
                     line, silent = json.loads(self._store.get("fault"))
@@ -308,7 +310,7 @@ class _Watch:
             self._post(left=True)
 
     def _leave_word(self, fault: Fault, posts: Sequence[Post], silent_s: Sequence[float]) -> None:
-        """Tell all processes, unless another one has begun to, and is still there to do it."""
+        """Tell all processes, unless another one has begun to and is still alive to finish."""
         if 1 < self._store.add("finders", 1) < 4 * _EXAMINERS:
             return
         for rank in fault.ranks[:_NAMED]:
@@ -321,7 +323,7 @@ class _Watch:
     # ---------------------------------------------------------------- the end
 
     def _line(self, fault: Fault, posts: Sequence[Post], silent_s: Sequence[float]) -> str:
-        """What is said of a fault."""
+        """Describe a fault in one line."""
         who, post = _names(fault.ranks, self.peers), posts[fault.ranks[0]]
         if fault.silent:
             return (
@@ -339,14 +341,14 @@ class _Watch:
         return f"{where}; --resume goes on from the last checkpoint"
 
     def _has_folder(self) -> bool:
-        """Whether the run's folder is there, as far as can be told without the file system, which may be what hangs."""
+        """Return True if the run's folder exists, as known without the file system, which may be what hangs."""
         return self.progress.place.phase != "birth"
 
     def _show(self, rank: int, stack: str) -> None:
         print(f"rank {rank} on host {self.peers[rank].host} is here:\n{stack}", end="", file=sys.stderr, flush=True)
 
     def _end(self, line: str, silent: Sequence[int]) -> None:
-        """End this process, and those of this host that do not answer; one process prints the line."""
+        """End this process, and silent ones on this host; one process prints the line."""
         with self._ending:
             try:
                 line = f"birthmark: error: {line}"
@@ -358,7 +360,7 @@ class _Watch:
                 self._exit(line, silent)
 
     def _end_without_store(self, seconds: float) -> None:
-        """The same, where the store does not answer either: its process is the one that holds all up."""
+        """End this process when the store does not answer either: the store's process is the one that blocks all."""
         with self._ending:
             seen = ""
             if launchers_store():
@@ -380,7 +382,9 @@ class _Watch:
                 self._exit(line, [] if launchers_store() else [0])
 
     def _is_first(self) -> bool:
-        """Whether this process says what all find at once. Without a store the file system is what they share."""
+        """Return True if this process is the one to report a fault that all find at once. Without a store they agree
+        through the file system.
+        """
         if not self._has_folder():
             return self.rank == 1
         try:
@@ -391,7 +395,7 @@ class _Watch:
         return True
 
     def _write_stacks(self) -> None:
-        """All threads of this process, and what it last sent, beside the run."""
+        """Write the stacks of all threads of this process, and its last collectives, beside the run."""
         # The line is printed; a full disk is not what the run ends of.
         with suppress(OSError):
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -423,9 +427,8 @@ class _Watch:
 
 @contextmanager
 def watched(timeout_s: float, run: RunDir, process: LaunchedProcess | None) -> Iterator[Progress]:
-    """Watch over a run for as long as this lasts; the main thread must say where it is, in what is yielded.
-
-    Every process of the run must call, in the process group. With ``timeout_s`` 0 nobody watches.
+    """Watch over a run within the context; the main thread must report its place to the yielded object. Collective:
+    call on every rank of the process group. With ``timeout_s`` 0 nobody watches.
 
     Args:
         timeout_s: see :attr:`~birthmark.trainer.config.TrainerConfig.timeout_s`.

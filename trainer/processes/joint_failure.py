@@ -1,4 +1,4 @@
-"""Failing together: all processes of a run fail of what one of them fails of, and one of them prints why."""
+"""Failing together: an error of one process ends all processes of a run, and one of them prints the reason."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from .launched_process import LaunchedProcess, start_name
 # After a failure: how long rank 0 has to print what all ranks fail of, and how long failing processes wait for another.
 _RANK_0_FIRST, _OTHERS = timedelta(seconds=2), timedelta(seconds=3)
 
-# How long a process lets the first of its node say what both have found, in seconds.
+# Time, in seconds, that a process gives the first one of its node to report a common finding.
 _ALIKE_S = 30.0
 
-# How long the store at the run's port has to answer, in seconds.
+# Time, in seconds, that the store at the run's port has to answer.
 _ANSWER_S = 5
 
 
 def raise_on_every_rank(error: Exception | None) -> None:
-    """Raise if ``error`` is given on any rank: one's own, or else a RunError of the first rank that has one.
-
-    In a group every rank must call.
+    """Raise if ``error`` is given on any rank: a rank's own error, else a RunError for the first rank that has one.
+    Collective: call on every rank.
     """
     if world_size() > 1:
         known = isinstance(error, (UsageError, RunError))
@@ -46,7 +45,7 @@ def raise_on_every_rank(error: Exception | None) -> None:
 
 
 def common_store() -> dist.Store | None:
-    """Where the processes can leave word without a group, on a connection of its own; None if that is gone."""
+    """Connect to the store through which processes communicate without a group; None if it is gone."""
     try:
         host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
         # Asked first, because the store itself prints pages where there is none.
@@ -67,7 +66,8 @@ def common_store() -> dist.Store | None:
 
 
 def report_failure(line: str, status: int, process: LaunchedProcess, *, rank_0_first: bool = True) -> tuple[str, int]:
-    """Print why this process fails, unless another process of the run has printed why; returns that, and its status.
+    """Print why this process fails, unless another process has printed the reason; return the reason and the exit
+    status.
 
     The first to fail knows the cause; the others fail because it is gone. Rank 0 prints what all fail of, unless it is
     known to be silent.
@@ -101,7 +101,7 @@ def report_failure(line: str, status: int, process: LaunchedProcess, *, rank_0_f
 
 
 def tell_launcher(line: str) -> None:
-    """Leave ``line`` where torchrun looks for why a process has failed, so that its summary ends with it."""
+    """Write ``line`` where torchrun looks for the reason of a failure, so that its summary ends with it."""
     if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
         extra = {"py_callstack": line, "timestamp": str(int(time.time()))}
         Path(file).write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The processes of a run as Lightning asks for them, whatever launched them."""
+"""Processes of a run for Lightning, whatever launched them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from .launched_process import LaunchedProcess
 
 
 class LauncherEnvironment(ClusterEnvironment):
-    """What the launcher has said (``launched_process.py``); Lightning by itself knows torchrun's variables only."""
+    """Environment from the launcher's facts (``launched_process.py``); Lightning itself knows only torchrun's
+    variables.
+    """
 
     def __init__(self, process: LaunchedProcess) -> None:
         super().__init__()
@@ -18,7 +20,7 @@ class LauncherEnvironment(ClusterEnvironment):
 
     @property
     def creates_processes_externally(self) -> bool:
-        """They are there already."""
+        """Always True: the processes exist already."""
         return True
 
     @property
@@ -33,7 +35,7 @@ class LauncherEnvironment(ClusterEnvironment):
 
     @staticmethod
     def detect() -> bool:
-        """Never by itself: it is given."""
+        """Return False: the environment is passed explicitly."""
         return False
 
     def world_size(self) -> int:
@@ -41,19 +43,19 @@ class LauncherEnvironment(ClusterEnvironment):
         return self.process.world_size
 
     def set_world_size(self, size: int) -> None:
-        """Nothing: it is known."""
+        """Do nothing: the size is fixed."""
 
     def global_rank(self) -> int:
-        """This process among all."""
+        """Return this process's rank among all."""
         return self.process.rank
 
     def set_global_rank(self, rank: int) -> None:
-        """Nothing: it is known."""
+        """Do nothing: the rank is fixed."""
 
     def local_rank(self) -> int:
-        """This process among those of its node."""
+        """Return this process's rank on its node."""
         return self.process.local_rank
 
     def node_rank(self) -> int:
-        """Its node among all."""
+        """Return the number of its node."""
         return self.process.rank // self.process.local_world_size

@@ -1,4 +1,4 @@
-"""This process among those that a launcher started for one run, as the launcher's environment says."""
+"""This process among those that a launcher started for one run, from the launcher's environment."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from ...errors import UsageError
 from .srun import is_srun_task, torch_variables
 
-#: Of Linux's prctl: the signal that a process gets when its parent dies.
+#: Option of Linux's prctl: the signal that a process gets when its parent dies.
 _PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
 class LaunchedProcess:
-    """This process among those of its launcher."""
+    """Place of this process among those of its launcher."""
 
     rank: int
     world_size: int
@@ -26,17 +26,17 @@ class LaunchedProcess:
 
     @property
     def n_nodes(self) -> int:
-        """Machines, each with as many processes."""
+        """Number of machines, each with the same number of processes."""
         return self.world_size // self.local_world_size
 
 
 def launched_process() -> LaunchedProcess | None:
-    """This process, as the launcher's environment variables say; None where there was no launcher.
+    """Read this process's place from the launcher's environment variables; None without a launcher.
 
-    srun's are given their names in torch first, so that torch and DeepSpeed read them too.
+    srun's variables are first copied to their names in torch, so that torch and DeepSpeed read them too.
 
     Raises:
-        UsageError: what it says makes no sense.
+        UsageError: the variables contradict each other.
     """
     if "RANK" not in os.environ and is_srun_task(os.environ):
         os.environ.update(torch_variables(os.environ))
@@ -72,10 +72,11 @@ def stop_with_agent() -> None:
 
 
 def start_name() -> str:
-    """A name for this start of the run's processes: what earlier ones left in the launcher's store is not ours.
+    """Return a name for this start of the run's processes, which separates it from earlier ones in the launcher's
+    store.
 
-    It is torchrun's count of restarts. Several agents each count by themselves, and may differ; but where a process of
-    the run serves the store, and not an agent, every start has a new one and needs no name.
+    It is torchrun's count of restarts. Several agents count separately, and may differ; but if a process of the run
+    serves the store, not an agent, every start has a new store and needs no name.
     """
     if os.environ.get("GROUP_WORLD_SIZE", "1") != "1" and not launchers_store():
         return "any"
@@ -83,17 +84,20 @@ def start_name() -> str:
 
 
 def launchers_store() -> bool:
-    """Whether the store at MASTER_PORT is in the launcher's own process; else it is in that of rank 0."""
+    """Return True if the store at MASTER_PORT is in the launcher's process; otherwise it is in that of rank 0."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)
 
 
 def restarted() -> bool:
-    """Whether a launcher started this process in the place of one that is gone: torchrun after a failure, SLURM after
-    a requeue."""
+    """Return True if a launcher started this process to replace one that is gone: torchrun after a failure, SLURM after
+    a requeue.
+    """
     counts = (os.environ.get(name, "0") for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"))
     return any(count not in ("", "0") for count in counts)
 
 
 def restarts_are_counted() -> bool:
-    """Whether :func:`restarted` knows of all: torchrun counts no start that a node's joining or leaving makes."""
+    """Return True if :func:`restarted` sees all restarts: torchrun does not count those caused by a node that joins or
+    leaves.
+    """
     return "TORCHELASTIC_RUN_ID" not in os.environ

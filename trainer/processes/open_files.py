@@ -1,4 +1,4 @@
-"""How many files and sockets a process may have open: joining takes sockets for every other process of the run."""
+"""Limit of open files and sockets of a process: joining takes sockets for every other process of the run."""
 
 from __future__ import annotations
 
@@ -7,25 +7,23 @@ import sys
 from ...errors import RunError
 from .launched_process import LaunchedProcess, launchers_store
 
-# What a process has open besides: libraries, data, logs, checkpoints.
+# Other open files of a process: libraries, data, logs, checkpoints.
 _ROOM = 128
 
 
 def sockets(process: LaunchedProcess, *, engine: bool) -> int:
-    """Sockets that a process of a run needs, beside a few that do not grow with the run.
+    """Count the sockets that a process of a run needs, beside a few that do not grow with the run.
 
-    Gloo connects every process of a group to every other. An engine (DeepSpeed) makes a group of its own. If the
-    launcher has no store, rank 0 has two connections of every process to its own.
+    Gloo connects every process of a group to every other. An engine (DeepSpeed) makes another group. If the launcher
+    has no store, rank 0 holds two connections from every process.
     """
     groups = 2 if engine else 1
     return process.world_size * (groups + (2 if process.rank == 0 and not launchers_store() else 0))
 
 
 def allow_sockets(process: LaunchedProcess, *, engine: bool) -> None:
-    """Raise this process's own limit of open files to what the run takes, as far as the system lets it.
-
-    Raises:
-        RunError: it does not.
+    """Raise this process's limit of open files to the number that the run needs, as far as the system allows. Raises:
+    RunError: it does not.
     """
     if sys.platform == "win32":
         return

@@ -1,11 +1,11 @@
-"""What a process of a run is doing, and how long that may take before the run counts as hung (heartbeat.py)."""
+"""Activity of a process of a run, and the time that it may take before the run counts as hung (heartbeat.py)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import NamedTuple
 
-#: What takes longer than a step may take this many times ``trainer.timeout_s``: by default half an hour.
+#: Factor on ``trainer.timeout_s`` for phases that take longer than a step: by default half an hour.
 LONGER = 15
 
 #: Phase → how many times ``trainer.timeout_s`` a process may be in one. The first step of a start compiles.
@@ -25,10 +25,10 @@ PHASES = {
 
 
 class Place(NamedTuple):
-    """Where a process is in its run. All processes of a run come by the same places."""
+    """Place of a process in its run. All processes of a run pass the same places."""
 
     number: int
-    """Of all that it has come by, from 1."""
+    """Number of the place among all that the process has passed, from 1."""
     phase: str
     """A key of ``PHASES``."""
     step: int
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 
 class Progress:
-    """Where this process is. Moving on costs an assignment; other threads read it."""
+    """Current place of this process. Moving on costs an assignment; other threads read it."""
 
     def __init__(self) -> None:
         self.place = Place(1, "birth", 0)
@@ -51,5 +51,5 @@ class Progress:
         """Told why this process ends, where it hangs or another does: by a thread of the watch, with little time."""
 
     def enter(self, phase: str, step: int) -> None:
-        """A new place. Every rank must call, in the same order."""
+        """Enter a new place. Every rank must call, in the same order."""
         self.place = Place(self.place.number + 1, phase, step)

@@ -1,4 +1,4 @@
-"""The process group of a run: how its processes join, and what it means when one is gone."""
+"""The process group of a run: joining of its processes, and errors when one is gone."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from ...files import one_line
 from .launched_process import LaunchedProcess, start_name
 from .phases import LONGER
 
-#: How long processes that start wait for one another, and at least in a collective: rank 0 may verify a large corpus.
+#: Time that starting processes wait for one another, and least time in a collective: rank 0 may verify a large corpus.
 TIMEOUT = timedelta(minutes=30)
 
-# How long gloo's threads are given to release their last tensors, in seconds.
+# Time, in seconds, that gloo's threads get to release their last tensors.
 _RELEASE_S = 0.2
 
 #: Groups that this process has joined: a new one must not find the addresses that the last one left.
@@ -33,37 +33,38 @@ _groups = count()
 
 
 def _lost(error: RuntimeError) -> bool:
-    """Whether it says that another process is gone."""
+    """Return True if an error says that another process is gone."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def collective_timeout(timeout_s: float) -> timedelta:
-    """How long torch lets a process wait for the others in one collective: longer than those allow who watch
-    (heartbeat.py), and a day where nobody watches."""
+    """Return torch's limit of the wait in one collective: longer than the watch allows (heartbeat.py), and a day
+    without a watch.
+    """
     return max(TIMEOUT, timedelta(seconds=(LONGER + 2) * timeout_s)) if timeout_s else timedelta(days=1)
 
 
 def record_collectives(folder: Path) -> None:
     """Have NCCL keep its last collectives, and write them beside the run if one of them takes too long.
 
-    To be called before processes join. What the user's environment says is left as it is.
+    Call it before processes join. Variables set by the user are kept.
 
     Args:
-        folder: of the run; files ``nccl_trace_rank_R`` go there, for ``torch.distributed.flight_recorder``.
+        folder: folder of the run; files ``nccl_trace_rank_R`` go there, for ``torch.distributed.flight_recorder``.
     """
     found = {
         ("TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"): "2000",
         ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"): str(folder.absolute() / "nccl_trace_rank_"),
         ("TORCH_NCCL_DUMP_ON_TIMEOUT",): "1",
     }
-    # Of the two names of a variable the second is that of older versions of torch.
+    # The second of a variable's two names is that of older versions of torch.
     for names, value in found.items():
         if not any(name in os.environ for name in names):
             os.environ.update(dict.fromkeys(names, value))
 
 
 def _leave() -> None:
-    """Destroy the group. DeepSpeed, where it has joined, forgets what it made of it: the next run starts anew."""
+    """Destroy the group. DeepSpeed, if it has joined, drops its groups too, so that the next run starts afresh."""
     deepspeed_comm: Any = sys.modules.get("deepspeed.comm")
     joined = deepspeed_comm is not None and deepspeed_comm.is_initialized()
     (deepspeed_comm if joined else dist).destroy_process_group()
@@ -73,9 +74,8 @@ def _leave() -> None:
 def join_process_group(
     process: LaunchedProcess | None, device: torch.device, timeout: timedelta = TIMEOUT
 ) -> Iterator[None]:
-    """Stand in one process group with the others; a process that no launcher started is alone.
-
-    A group that this process has joined before is used, and left as it is: several runs of one launch may share it.
+    """Join one process group with the others within the context; a process without a launcher is alone. A group that
+    this process joined before is used, and kept: several runs of one launch may share it.
 
     Args:
         process: this process among those of its launcher.

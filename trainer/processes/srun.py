@@ -1,4 +1,4 @@
-"""srun as a launcher: what SLURM says of a task of its own, in the names that torch reads."""
+"""srun as a launcher: SLURM's variables of a task under the names that torch reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from ...errors import UsageError
 
-# What is read: rank, ranks, place on its node, its node.
+# Variables that are read: rank, ranks, rank on its node, number of its node.
 _READ = (
     "SLURM_PROCID",
     "SLURM_STEP_NUM_TASKS",
@@ -26,13 +26,13 @@ _PORTS = range(15000, 30000)
 
 
 def is_srun_task(variables: Mapping[str, str]) -> bool:
-    """Whether srun started a process with these variables; a shell inside an allocation has most of them too."""
+    """Return True if srun started a process with these variables; a shell inside an allocation has most of them too."""
     step = variables.get("SLURM_STEP_ID", "")
     return "SLURM_STEP_NUM_TASKS" in variables and step.isdecimal() and int(step) < _SHELLS
 
 
 def torch_variables(variables: Mapping[str, str]) -> dict[str, str]:
-    """RANK, WORLD_SIZE and so on of a task that srun started, from SLURM's own variables.
+    """Return RANK, WORLD_SIZE and so on of a task that srun started, from SLURM's variables.
 
     Raises:
         UsageError: one of them is missing, or tasks are not spread evenly and in blocks.

@@ -1,1 +1,1 @@
-"""How a run is spread over processes."""
+"""Distribution of a run over processes."""

@@ -1,4 +1,4 @@
-"""DeepSpeed's operators, compiled on first use: what is built is said, and no dead build is waited for."""
+"""DeepSpeed's operators, compiled on first use: builds are announced, and dead builds are not waited for."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _say(line: str) -> None:
 
 
 def _held(lock: Path) -> bool:
-    """Whether somebody may be building: a process that can be seen here has the lock open, or it is not ours to judge.
+    """Return True if a build may be running: a visible process has the lock open, or this process cannot tell.
 
     Torch's lock is a file that exists while a build runs, open in the process that builds; a killed one leaves it.
     """
@@ -38,7 +38,7 @@ def _held(lock: Path) -> bool:
 
 
 def load_operator(builder: Any) -> None:
-    """Load one of DeepSpeed's operators, after it is built if need be. DeepSpeed itself then finds it loaded.
+    """Load one of DeepSpeed's operators, building it if needed. DeepSpeed itself then finds it loaded.
 
     Processes do so one after another, under a lock that ends with its process, so that the lock that torch's own
     builds leave when they are killed can be told from that of a build that runs.

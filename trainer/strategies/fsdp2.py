@@ -40,11 +40,12 @@ def _policy(param_dtype: torch.dtype, reduce_dtype: torch.dtype) -> MixedPrecisi
 
 
 def sharder(config: TrainerConfig, device: torch.device) -> Sharder:
-    """A function that shards a model on the meta device over the processes of the run; every process must call it.
+    """Return a function that shards a model on the meta device over the processes of the run. Collective: call it on
+    every rank.
 
-    What is gathered at once is a group: the embedding, a block, or the last norm with the head. While one computes the
-    next is gathered, so that a process holds two of them at most. A parameter lies in one group: a table that is head
-    too stays with the last norm in the outermost group, which is gathered once for the whole pass, and so do learned
+    Weights are gathered by groups: the embedding, a block, or the last norm with the head. While one computes the next
+    is gathered, so that a process holds two of them at most. A parameter lies in one group: a table that is head too
+    stays with the last norm in the outermost group, which is gathered once for the whole pass, and so do learned
     positions, which no module's own pass reads.
     """
     mesh = _mesh(device, config.replicas)
@@ -75,14 +76,14 @@ def sharder(config: TrainerConfig, device: torch.device) -> Sharder:
 
 
 def reduce_gradients(module: nn.Module, wanted: bool) -> None:
-    """Whether the backward passes to come reduce gradients, or each process sums its own, unsharded."""
+    """Set if the coming backward passes reduce gradients, or each process sums its own, unsharded."""
     for part in module.modules():
         if isinstance(part, FSDPModule):
             part.set_requires_gradient_sync(wanted, recurse=False)
 
 
 def unsharded_gradients(module: nn.Module) -> list[Tensor]:
-    """What this process has summed of gradients that are not reduced yet."""
+    """Return the gradients that this process has summed and that are not reduced yet."""
     found: list[Tensor] = []
     for part in module.modules():
         if isinstance(part, FSDPModule):
@@ -108,7 +109,9 @@ class FSDP2Strategy(ShardedCheckpoints, ModelParallelStrategy):
 
     @contextmanager
     def block_backward_sync(self) -> Iterator[None]:
-        """Around a micro-batch that is not the last of its step. Lightning's own knows DDP alone."""
+        """Skip the reduction of gradients for a micro-batch that is not the last of its step. Lightning's version
+        supports only DDP.
+        """
         assert self.lightning_module is not None
         reduce_gradients(self.lightning_module, self._reduces_each)
         try:

@@ -1,4 +1,4 @@
-"""How each strategy is set up: from ``trainer.strategy`` to Lightning's strategy and what shards a model."""
+"""Set-up of each strategy: from ``trainer.strategy`` to Lightning's strategy and the function that shards a model."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from .table import STRATEGIES, StrategyName
 
 @dataclass(frozen=True)
 class StrategySetup:
-    """What a run needs of its strategy, once its processes have joined."""
+    """Parts of a strategy that a run needs, once its processes have joined."""
 
     lightning: Strategy | str
-    """What ``lightning.Trainer`` takes."""
+    """Strategy argument for ``lightning.Trainer``."""
     shard: Sharder | None = None
     """Shards the model that is trained while it is on the meta device; None where every process holds all of it."""
     shard_reference: Sharder | None = None
@@ -70,12 +70,12 @@ SETUPS: dict[StrategyName, Callable[[TrainerConfig, float, torch.device], Strate
 
 
 def set_up_strategy(config: TrainerConfig, grad_clip: float, device: torch.device) -> StrategySetup:
-    """What a run needs of ``trainer.strategy``. Every process of the run must call, after they have joined.
+    """Set up ``trainer.strategy`` for a run. Collective: call on every rank, after the processes have joined.
 
     Args:
         config: the strategy and its fields.
         grad_clip: clip norm, for engines that clip.
-        device: where this process computes.
+        device: device of this process.
 
     Raises:
         UsageError: DeepSpeed is not installed, or its drive cannot be written to.
@@ -84,10 +84,10 @@ def set_up_strategy(config: TrainerConfig, grad_clip: float, device: torch.devic
 
 
 def check_launch(config: TrainerConfig, process: LaunchedProcess | None) -> LaunchedProcess | None:
-    """The process that joins a group; None where the strategy has one process without a group.
+    """Return the process that joins a group; None if the strategy has one process without a group.
 
     Raises:
-        UsageError: strategy, processes and batch do not go together.
+        UsageError: strategy, processes and batch do not fit together.
     """
     if not STRATEGIES[config.strategy].launched:
         if process is not None and process.world_size > 1:

@@ -17,7 +17,7 @@ from ..checkpoints.stored_tensors import StoredTensor, load_into
 
 
 def _like(parameter: Tensor, value: Any) -> Any:
-    """Optimizer state of ``parameter``, sharded as it is where it has its shape."""
+    """Load optimizer state for ``parameter``, sharded like it if it has the same shape."""
     if not isinstance(value, StoredTensor):
         return value
     if value.shape != tuple(parameter.shape) or not value.shape:
@@ -28,7 +28,7 @@ def _like(parameter: Tensor, value: Any) -> Any:
 
 
 class ShardedCheckpoints(Strategy):
-    """Mix into a Lightning strategy, before it, so that it saves and loads through :class:`FolderCheckpointIO`.
+    """Mixin for a Lightning strategy, listed before it, that saves and loads through :class:`FolderCheckpointIO`.
 
     The trainer must have been given one as a plugin. A strategy whose tensors are no DTensors overrides
     :meth:`lightning_module_state_dict` and :meth:`optimizer_state` with :class:`TensorShard` in place of tensors, under
@@ -37,7 +37,7 @@ class ShardedCheckpoints(Strategy):
 
     @property
     def folder_io(self) -> FolderCheckpointIO:
-        """What writes and reads the folders."""
+        """Writer and reader of the folders."""
         io = self.checkpoint_io
         if not isinstance(io, FolderCheckpointIO):
             raise TypeError(f"the trainer needs plugins=[FolderCheckpointIO()], it has {type(io).__name__}")
@@ -45,37 +45,37 @@ class ShardedCheckpoints(Strategy):
 
     @property
     def restore_checkpoint_after_setup(self) -> bool:
-        """Shards are read into the memory in which they stay."""
+        """Always True: shards are read into the memory in which they stay."""
         return True
 
     @property
     def lightning_restore_optimizer(self) -> bool:
-        """Lightning calls :meth:`load_optimizer_state_dict`."""
+        """Always True, so that Lightning calls :meth:`load_optimizer_state_dict`."""
         return True
 
     def lightning_module_state_dict(self) -> dict[str, Any]:
-        """The module's own names; this rank's part of each tensor."""
+        """Return the module's own names, with this rank's part of each tensor."""
         assert self.lightning_module is not None
         # The parameters themselves: a strategy keeps what it knows of its shards on them.
         return self.lightning_module.state_dict(keep_vars=True)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Any]:
-        """Torch's own form, parameters by number; this rank's part of each tensor."""
+        """Return torch's own form, parameters by number, with this rank's part of each tensor."""
         return Strategy.optimizer_state(self, optimizer)
 
     def save_checkpoint(self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any | None = None) -> None:
-        """Every rank saves what it holds."""
+        """Save every rank's shards."""
         self.folder_io.save_sharded(checkpoint, filepath)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """The checkpoint, with weights and optimizer state not yet read."""
+        """Load the checkpoint, with weights and optimizer state not yet read."""
         return self.folder_io.load_sharded(checkpoint_path)
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Fill this rank's part of the model, in place.
 
         Raises:
-            RunError: the checkpoint is of another model.
+            RunError: the checkpoint belongs to another model.
         """
         stored, ours = checkpoint["state_dict"], self.lightning_module_state_dict()
         if strict and (odd := sorted(ours.keys() ^ stored.keys())):
@@ -97,6 +97,6 @@ class ShardedCheckpoints(Strategy):
             optimizer.load_state_dict({**stored, "state": state})
 
     def teardown(self) -> None:
-        """Wait for what is still being written."""
+        """Wait for unfinished writes."""
         super().teardown()
         self.checkpoint_io.teardown()

@@ -1,7 +1,7 @@
-"""How a run is spread over processes: one row per strategy with all that other code may ask about it.
+"""Distribution strategies: one row each, with all facts that other code may ask for.
 
-Light on purpose: configs and the command line read it before torch is loaded. How each strategy is set up stands beside
-it, in ``lightning_setup.py``.
+Light on purpose: configs and the command line read it before torch is loaded. The set-up of each strategy is in
+``lightning_setup.py``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ StrategyName = Literal["single", "ddp", "fsdp2", "zero1", "zero2", "zero3"]
 
 @dataclass(frozen=True)
 class StrategyFacts:
-    """What one strategy does, reads and refuses."""
+    """Features of a strategy, and the fields that it reads and refuses."""
 
     launched: bool = True
-    """Whether a launcher starts its processes."""
+    """True if a launcher starts its processes."""
     shards_weights: bool = False
-    """Whether each process holds a part of the weights, so that passes gather them."""
+    """True if each process holds a part of the weights, so that passes gather them."""
     zero_stage: int | None = None
     """Stage of DeepSpeed's ZeRO; None where torch steps the optimizer."""
     reads: frozenset[str] = frozenset()
@@ -30,12 +30,12 @@ class StrategyFacts:
 
     @property
     def engine(self) -> bool:
-        """Whether DeepSpeed's engine steps the optimizer, clips and knows the gradient's norm."""
+        """True if DeepSpeed's engine steps the optimizer, clips and knows the gradient's norm."""
         return self.zero_stage is not None
 
     @property
     def shards_optimizer(self) -> bool:
-        """Whether each process holds a part of the optimizer's state."""
+        """True if each process holds a part of the optimizer's state."""
         return self.engine or self.shards_weights
 
 
@@ -83,16 +83,16 @@ STRATEGY_FIELDS: dict[str, Any] = {
 
 
 def _says_nothing(name: str, values: Mapping[str, Any]) -> bool:
-    """Whether a strategy that does not read this field does as it says all the same.
+    """Return True if a strategy that ignores this field acts as the field says anyway.
 
-    One that gathers nothing uses weights in the run's precision, or as they are.
+    A strategy that gathers nothing uses weights in the run's precision, or unchanged.
     """
     as_it_is = (STRATEGY_FIELDS[name], "fp32", values["precision"]) if name == "gather" else (STRATEGY_FIELDS[name],)
     return values[name] in as_it_is
 
 
 def strategy_problems(strategy: StrategyName, values: Mapping[str, Any]) -> list[str]:
-    """What a strategy does not read or cannot do of these values of ``trainer``'s fields, one line each."""
+    """List values of ``trainer``'s fields that a strategy does not read or support, one line each."""
     facts = STRATEGIES[strategy]
     found = [
         f"trainer.{name} is {values[name]}, which strategy {strategy} does not read: remove it"

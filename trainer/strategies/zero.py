@@ -1,4 +1,4 @@
-"""DeepSpeed's ZeRO as a strategy: its config, how it shards a model on the meta device, its engine on GPU and CPU."""
+"""DeepSpeed's ZeRO as a strategy: its config, its sharding of a model on the meta device, its engine on GPU and CPU."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from .zero_optimizer_state import EngineState, in_number_order
 
 
 def prepare_deepspeed(device: torch.device) -> None:
-    """Import DeepSpeed for this kind of device, and have it join the process group that there is.
+    """Import DeepSpeed for this kind of device, and let it join the existing process group.
 
     Raises:
         UsageError: it is not installed.
@@ -51,8 +51,8 @@ def prepare_deepspeed(device: torch.device) -> None:
         raise UsageError(
             "trainer.strategy zero1 to zero3 need DeepSpeed: DS_BUILD_OPS=0 pip install 'birthmark[deepspeed]'"
         ) from None
-    # What its operators are built with lies beside Python, where a shell that did not activate .venv does not look. It
-    # comes before the system's: another version of ninja does not read its log, and builds everything again.
+    # The build tool is installed beside Python, where a shell without an activated .venv does not look. It comes before
+    # the system's: another version of ninja does not read its log, and rebuilds everything.
     beside = Path(sys.executable).parent
     if (beside / "ninja").is_file():
         os.environ["PATH"] = f"{beside}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -74,10 +74,10 @@ def prepare_deepspeed(device: torch.device) -> None:
 
 
 def check_drive(folder: Path) -> None:
-    """Whether optimizer state can be kept on this node's drive.
+    """Check that optimizer state can be kept on this node's drive.
 
     Raises:
-        UsageError: nothing can be written to ``folder``, or DeepSpeed's operator for it cannot be built.
+        UsageError: ``folder`` is not writable, or DeepSpeed's operator for it cannot be built.
     """
     from deepspeed.ops.op_builder import AsyncIOBuilder
 
@@ -104,7 +104,7 @@ def _class_names(kinds: list[type[Linear]]) -> list[str]:
 
 
 def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
-    """DeepSpeed's own config of a run: stage, precision, offload."""
+    """Build DeepSpeed's config of a run: stage, precision, offload."""
     stage = STRATEGIES[config.strategy].zero_stage
     assert stage is not None, config.strategy
     zero: dict[str, Any] = {"stage": stage, "contiguous_gradients": True, "overlap_comm": stage > 1}
@@ -139,7 +139,7 @@ def engine_config(config: TrainerConfig, grad_clip: float) -> dict[str, Any]:
 
 
 def sharder(config: TrainerConfig, grad_clip: float) -> Sharder:
-    """A function that shards a model on the meta device as ZeRO 3 does; every process must call it.
+    """Return a function that shards a model on the meta device like ZeRO 3. Collective: call it on every rank.
 
     Stages 1 and 2 shard no weights.
     """
@@ -159,7 +159,7 @@ def sharder(config: TrainerConfig, grad_clip: float) -> Sharder:
                     taken[parameter] = nn.Parameter(whole, requires_grad=parameter.requires_grad)
                     context._zero_init_param(taken[parameter])
                 module.register_parameter(name, taken[parameter])
-        # A module's weights are gathered for its own pass; of tied embeddings the decoder uses another's.
+        # A module's weights are gathered for its own pass; with tied embeddings the decoder uses another module's.
         deepspeed.zero.register_external_parameter(model, model.embed.weight)
 
     return shard
@@ -167,40 +167,40 @@ def sharder(config: TrainerConfig, grad_clip: float) -> Sharder:
 
 @runtime_checkable
 class EngineModule(Protocol):
-    """What the strategy asks of the LightningModule that it trains."""
+    """The part of the trained LightningModule that the strategy uses."""
 
     optimizer_config: OptimizerConfig
     """The optimizer, which says what of its state is sharded."""
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """The optimizer's groups, in the order of a single process."""
+        """Return the optimizer's groups, in the order of a single process."""
 
     def see_gradient_norm(self, norm: torch.Tensor) -> None:
-        """Receives the norm of the whole gradient after every step, before clipping."""
+        """Receive the norm of the whole gradient after every step, before clipping."""
 
 
 class ZeroStrategy(ShardedCheckpoints, DeepSpeedStrategy):
-    """Lightning's strategy, and for processes without a GPU too, which Lightning's own refuses."""
+    """Lightning's strategy for DeepSpeed, extended to processes without a GPU, which the original refuses."""
 
     def __init__(self, config: TrainerConfig, grad_clip: float) -> None:
         super().__init__(config=engine_config(config, grad_clip), timeout=TIMEOUT, logging_level=logging.ERROR)
 
     @property
     def root_device(self) -> torch.device:
-        """Where this process computes."""
+        """Device of this process."""
         assert self.parallel_devices is not None
         on_cpu = self.parallel_devices[0].type == "cpu"
         # DeepSpeed wants a number of every device.
         return torch.device("cpu", self.local_rank) if on_cpu else super().root_device
 
     def setup_environment(self) -> None:
-        """Without the check for a GPU."""
+        """Set up the environment without the check for a GPU."""
         assert self.accelerator is not None
         self.accelerator.setup_device(torch.device("cpu") if self.root_device.type == "cpu" else self.root_device)
         self.setup_distributed()
 
     def setup_distributed(self) -> None:
-        """The processes have joined already."""
+        """Set the ranks; the processes have joined already."""
         self.set_world_ranks()
 
     @property
@@ -214,7 +214,7 @@ class ZeroStrategy(ShardedCheckpoints, DeepSpeedStrategy):
         return EngineState(self.deepspeed_engine, parameters, self._module.optimizer_config)
 
     def optimizer_state(self, optimizer: Any) -> dict[str, Any]:
-        """As torch's optimizer has it in a single process; this process's shard of each tensor."""
+        """Return the state like torch's optimizer in a single process, with this process's shard of each tensor."""
         numbers = iter(count())
         groups = [
             {
@@ -226,20 +226,22 @@ class ZeroStrategy(ShardedCheckpoints, DeepSpeedStrategy):
         return {"state": self._state().shards(), "param_groups": groups}
 
     def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
-        """Fill the engine, whose weights have been filled by now."""
+        """Load the state into the engine, whose weights are loaded by now."""
         (stored,) = checkpoint["optimizer_states"]
         self._state().load(stored["state"])
         for group, theirs in zip(self.optimizers[0].param_groups, stored["param_groups"], strict=True):
             group.update({name: value for name, value in theirs.items() if name != "params"})
 
     def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
-        """Lightning has divided the loss by the micro-batches of a step; DeepSpeed would divide it again."""
+        """Run the backward pass without DeepSpeed's division by the micro-batches of a step: Lightning has divided the
+        loss already.
+        """
         return super().backward(closure_loss, optimizer, *args, scale_wrt_gas=False, **kwargs)
 
     def optimizer_step(self, *args: Any, **kwargs: Any) -> Any:
-        """The engine clips, and knows the norm when it has stepped.
+        """Step the engine, which clips, and report its norm afterwards.
 
-        It skips a step whose gradient is not finite by itself, and waits for the device to know: its norm is inf then.
+        The engine itself skips a step whose gradient is not finite, after waiting for the device: its norm is inf then.
         """
         steps = self.deepspeed_engine.is_gradient_accumulation_boundary()
         result = super().optimizer_step(*args, **kwargs)

@@ -1,7 +1,7 @@
-"""The optimizer's state inside a DeepSpeed engine, as shards of parameters: to be saved, and loaded from a checkpoint.
+"""Optimizer state inside a DeepSpeed engine, as shards of parameters, for saving to and loading from a checkpoint.
 
-ZeRO keeps one flat tensor per group of parameters and process. Which range of which parameter is where in it is
-DeepSpeed's to say.
+ZeRO keeps one flat tensor per group of parameters and process. DeepSpeed decides the place of each parameter's range in
+it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..optimizers.table import OptimizerConfig
 
 
 class EngineState:
-    """State of one of our optimizers under ZeRO.
+    """State of an optimizer of this package under ZeRO.
 
     Args:
         engine: DeepSpeed's.
@@ -31,7 +31,7 @@ class EngineState:
         self.parameters, self.config = parameters, config
 
     def _flat(self) -> Sequence[Tensor]:
-        """The flat tensors of this process, which the inner optimizer steps."""
+        """Return the flat tensors of this process, which the inner optimizer steps."""
         zero = self.optimizer
         return zero.fp32_partitioned_groups_flat if self.stage == 3 else zero.single_partition_of_fp32_groups
 
@@ -51,7 +51,7 @@ class EngineState:
         return TensorShard(local, mapping.lp_fragment_address.start, full_shape(parameter))
 
     def shards(self) -> dict[int, dict[str, Any]]:
-        """This process's part of every parameter's state, by number."""
+        """Return this process's part of every parameter's state, by number."""
         inner = self.optimizer.optimizer.state
         if not any(inner.get(flat) for flat in self._flat()):
             return {}  # no step yet
@@ -63,7 +63,7 @@ class EngineState:
         }
 
     def load(self, stored: Mapping[int, Mapping[str, Any]]) -> None:
-        """Take this process's part of every parameter's state from a checkpoint, and the weights as they are now."""
+        """Load this process's part of every parameter's state from a checkpoint, with the current weights."""
         from deepspeed.utils import safe_set_local_optimizer_state
 
         self.optimizer.refresh_fp32_params()
@@ -86,12 +86,12 @@ class EngineState:
 
 
 def _number(stored: Any) -> Tensor:
-    """A number of a checkpoint, as an optimizer keeps it."""
+    """Convert a number of a checkpoint to the form that an optimizer keeps."""
     value = stored.whole() if isinstance(stored, StoredTensor) else stored
     return torch.as_tensor(value, dtype=torch.float32).clone()
 
 
 def in_number_order(groups: Sequence[Mapping[str, Any]]) -> Iterator[nn.Parameter]:
-    """Parameters of an optimizer's groups in their numbers' order."""
+    """Yield the parameters of an optimizer's groups in their numbers' order."""
     for group in groups:
         yield from group["params"]
