@@ -133,7 +133,7 @@ class NamedArray:
 def no_such(what: str, name: str, known: Iterable[str]) -> UsageError:
     """The error for a name that is not among those known."""
     close = difflib.get_close_matches(name, list(known), n=1)
-    hint = f"did you mean {close[0]}?" if close else "docs/run-directory.md lists them"
+    hint = f"did you mean {close[0]}?" if close else "docs/quantities.md lists them"
     return UsageError(f"{name}: no such {what}; {hint}")
 
 

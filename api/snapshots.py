@@ -35,7 +35,7 @@ class Snapshot:
 
     @property
     def scalars(self) -> dict[str, float]:
-        """Scalars of the random probe by name (docs/run-directory.md)."""
+        """Scalars of the random probe by name (docs/quantities.md)."""
         return self.record.bias
 
     @property

@@ -1,4 +1,4 @@
-"""The W&B run of a run of ours: how it starts, what each of its rows has, what it is given at the end (docs/wandb.md).
+"""The W&B run of a run of ours: how it starts, what each of its rows has, what it is given at the end.
 
 wandb is loaded where a run starts, and nowhere else.
 """

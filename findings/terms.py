@@ -1,4 +1,4 @@
-"""Words that a reader may not know, each explained once: pages say it on hover, docs/glossary.md lists them."""
+"""Words that a reader may not know, each explained once: pages say it on hover, docs/quantities.md lists them."""
 
 from __future__ import annotations
 

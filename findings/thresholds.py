@@ -1,4 +1,4 @@
-"""From where on the page says that an effect is there, each with its source (docs/verdicts.md is made of it).
+"""From where on the page says that an effect is there, each with its source (docs/quantities.md is made of it).
 
 Effects are judged by their size and by their control. A threshold is a judgement of ours where the source says so.
 """

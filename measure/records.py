@@ -183,7 +183,7 @@ class Birth(TypedDict):
 class Snapshot:
     """A measurement of one model: scalars and ranked tokens (``summary``), arrays by name (``arrays``).
 
-    Names, shapes and units: docs/run-directory.md.
+    Names, shapes and units: docs/quantities.md.
     """
 
     summary: dict[str, Any]

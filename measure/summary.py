@@ -16,7 +16,7 @@ from .observed import Arrays, Observed, Scalars, SelfObserving, Setting, blanked
 
 @dataclass(frozen=True)
 class Measurement:
-    """All results of one pass. Names, shapes and units: docs/run-directory.md."""
+    """All results of one pass. Names, shapes and units: docs/quantities.md."""
 
     scalars: dict[str, float]
     arrays: dict[str, np.ndarray]

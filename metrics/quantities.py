@@ -1,4 +1,4 @@
-"""Declarations of all quantities of snapshots and of the training log, each once (docs/run-directory.md is made of it).
+"""Declarations of all quantities of snapshots and of the training log, each once (docs/quantities.md is made of it).
 
 A new quantity is a metric, its declaration in ``declarations/`` and a row of `METRICS`: a metric's key is
 ``module:Class`` in this folder, and its class observes the pass itself (docs/extending.md). Keys without a class are

@@ -1,7 +1,7 @@
 """Declaration of a quantity of a snapshot: its name, dimensions, label, unit, format, control, section and definition.
 
 One declaration drives ``summary.json``, ``arrays.safetensors``, ``metrics.jsonl``, W&B, tables, pages, CSV files and
-docs/run-directory.md. Built-in ones are in :mod:`.quantities`; a user's metric brings its own. Nothing here loads
+docs/quantities.md. Built-in ones are in :mod:`.quantities`; a user's metric brings its own. Nothing here loads
 torch.
 """
 
@@ -203,7 +203,7 @@ class Quantity:
     label: str = ""
     """Name on axes and in tables; default: its name with spaces."""
     definition: str = ""
-    """Definition in one plain sentence, as docs/run-directory.md has it."""
+    """Definition in one plain sentence, as docs/quantities.md has it."""
     unit: str = ""
     """Unit; "" for a plain number."""
     format: str = ".3f"

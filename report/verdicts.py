@@ -1,4 +1,4 @@
-"""What the numbers of a run say, in sentences that are never stronger than the numbers (docs/verdicts.md).
+"""What the numbers of a run say, in sentences that are never stronger than the numbers (docs/quantities.md).
 
 Every sentence names its control, or says that there is none. What it calls large or small stands in
 :mod:`birthmark.findings.thresholds`.

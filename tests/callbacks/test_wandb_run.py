@@ -1,4 +1,4 @@
-"""What W&B is told, and what the environment decides of it (docs/wandb.md)."""
+"""What W&B is told, and what the environment decides of it (docs/run-directory.md)."""
 
 from pathlib import Path
 
@@ -135,7 +135,7 @@ def test_what_a_run_is_called(tiny, folder, fields, name, group, job_type):
 
 @pytest.fixture(scope="module")
 def sweep():
-    page = (Path(birthmark.__file__).parent / "docs" / "wandb.md").read_text()
+    page = (Path(birthmark.__file__).parent / "docs" / "run-directory.md").read_text()
     (text,) = [block for block in page.split("```yaml\n")[1:] if block.startswith("# sweep.yaml")]
     return yaml.safe_load(text.partition("```")[0])
 

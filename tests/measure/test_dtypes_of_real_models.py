@@ -1,6 +1,6 @@
 """Every quantity of a snapshot of real, trained models, against eager ``transformers`` of the same dtype.
 
-The slow way keeps whole tensors of one eager pass and applies the definitions in float64. docs/measurements.md says how
+The slow way keeps whole tensors of one eager pass and applies the definitions in float64. docs/measuring.md says how
 far a snapshot may be from it.
 """
 
@@ -37,7 +37,7 @@ NAMED = {
 }  # fmt: skip
 #: Roots of small eigenvalues beside one of massive activations.
 SPECTRAL = {"effective_rank", "singular_values"}
-#: What docs/measurements.md states for each dtype: largest differences of these kinds, and of all other quantities.
+#: What docs/measuring.md states for each dtype: largest differences of these kinds, and of all other quantities.
 STATED = {
     torch.float32: {"chosen": 1e-3, "named": 0.02, "spectral": 0.05, "other": 1e-4},
     torch.bfloat16: {"chosen": 0.5, "named": 0.5, "spectral": 0.05, "other": 0.5},

@@ -30,7 +30,7 @@ from ...options import (
     tell,
 )
 
-SUMMARY = "Measure a model's biases, ours or of transformers (docs/measurements.md)."
+SUMMARY = "Measure a model's biases, ours or of transformers (docs/quantities.md)."
 
 
 def add_options(parser: Parser) -> None:

@@ -1,21 +1,32 @@
-"""The tables of docs/run-directory.md are true of a run."""
+"""The tables of docs/quantities.md and of docs/run-directory.md are true of a run."""
 
 import re
 
 import pytest
 
-from birthmark.launch.reference.run_directory import FILE
+from birthmark.launch.reference import quantities_page, run_directory
 from birthmark.measure.records import RunDir, read_metrics
+from birthmark.metrics.quantities import MEASURED
 from birthmark.report.csv_files import COLUMNS
 from birthmark.trainer.run import pretrain
 
-PAGE = FILE.read_text(encoding="utf-8")
+
+def rows(page, table):
+    """Cells of a table of a page."""
+    text = page.FILE.read_text(encoding="utf-8").split(f"<!-- table: {table} -->\n")[1].split("<!-- end -->")[0]
+    return [[cell.strip() for cell in line.strip("|").split(" | ")] for line in text.splitlines()[2:]]
 
 
-def names(table):
-    """First cells of a table of the page."""
-    text = PAGE.split(f"<!-- table: {table} -->\n")[1].split("<!-- end -->")[0]
-    return [re.search(r"`([^`]+)`", line)[1] for line in text.splitlines()[2:]]
+def names(page, table):
+    """First cells of a table of a page."""
+    return [re.search(r"`([^`]+)`", cells[0])[1] for cells in rows(page, table)]
+
+
+def measured(column):
+    """Names of the quantities of a snapshot that have a scalar or an array, by the column that says so."""
+    tables = set(quantities_page.TABLES) - {"logged", "thresholds", "terms"}
+    every = [cells for table in tables for cells in rows(quantities_page, table)]
+    return {cells[0].strip("`") for cells in every if cells[column] != "–"}
 
 
 @pytest.fixture(scope="module")
@@ -29,12 +40,17 @@ def run(tiny, tmp_path_factory):
 
 def test_everything_that_a_run_holds_is_in_the_tables(run):
     for snapshot in run.snapshots():
-        assert set(snapshot.bias) <= set(names("scalars"))
-        assert set(snapshot.arrays) <= set(names("arrays"))
+        assert set(snapshot.bias) <= measured(column=2)
+        assert set(snapshot.arrays) <= measured(column=1)
     logged = {key for line in read_metrics(run.metrics) for key in line} - {"step"}
-    assert {key for key in logged if not key.startswith("bias/")} <= set(names("logged"))
+    assert {key for key in logged if not key.startswith("bias/")} <= set(names(quantities_page, "logged"))
     assert {"train/loss", "val/loss", "seedprint/z"} <= logged
 
 
 def test_csv_columns_are_those_of_the_report():
-    assert names("columns") == list(COLUMNS)
+    assert names(run_directory, "columns") == list(COLUMNS)
+
+
+def test_every_quantity_of_a_snapshot_is_in_a_table_with_what_it_gives():
+    assert measured(column=1) == {q.name for q in MEASURED.values() if q.has_array}
+    assert measured(column=2) == {q.name for q in MEASURED.values() if q.has_scalar}
